@@ -78,6 +78,10 @@ index!(
     WeightId, "weight "
 );
 index!(
+    /// One carried buffer of a session, by its place in [`crate::plan::carried`].
+    CarriedId, "carried buffer "
+);
+index!(
     /// One program of a session, in the order in which they were given.
     ProgramId, "program "
 );

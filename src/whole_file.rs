@@ -1,10 +1,10 @@
 //! Files that are replaced whole.
 //!
-//! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over
-//! it; so the name holds the old content or the new, also after the loss of power, and of writers at the same
-//! time one is kept whole: the last, or, where nothing may be replaced, the first. (Where files have one name
-//! only, that one is empty for a moment.) What failed, or was dropped, leaves nothing behind. A symbolic link
-//! is followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is
+//! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over it; so
+//! the name holds the old content or the new, also after the loss of power, and of writers at the same time one is kept
+//! whole: the last, or, where nothing may be replaced, the first. (Where files have one name only, that one is empty
+//! for a moment, and stays so if the process is killed then.) What failed, or was dropped, leaves nothing behind. A
+//! symbolic link is followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is
 //! refused: a rename would take its place. A new file has the mode of any new file.
 
 use std::fs::File;
@@ -111,6 +111,22 @@ impl Drop for WholeFile {
     }
 }
 
+/// Removes a file, so that it stays away after the loss of power.
+///
+/// # Errors
+/// What the file system refuses; the file may be there then.
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
+    std::fs::remove_file(path)?;
+    settle_folder_of(path)
+}
+
+/// Waits until names that were given or taken in the folder of `path` are on the disk.
+fn settle_folder_of(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    // Only Unix opens folders; elsewhere a name lasts without.
+    if cfg!(unix) { File::open(folder.unwrap_or(Path::new(".")))?.sync_all() } else { Ok(()) }
+}
+
 /// Makes a folder and those above it that are missing, so that they survive the loss of power.
 ///
 /// # Errors
@@ -123,11 +139,7 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
             // Somebody else was quicker.
             Err(_) if made.is_dir() => {}
             Err(error) => return Err(error),
-            Ok(()) if cfg!(unix) => {
-                let above = made.parent().filter(|above| !above.as_os_str().is_empty());
-                File::open(above.unwrap_or(Path::new(".")))?.sync_all()?;
-            }
-            Ok(()) => {}
+            Ok(()) => settle_folder_of(made)?,
         }
     }
     Ok(())

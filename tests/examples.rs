@@ -147,8 +147,16 @@ fn the_main_job_goes_on_from_parts_with_the_losses_of_a_run_that_was_not_interru
     assert!(said.contains("--resume: ") && said.contains("ask for more steps"), "{said}");
     let said = refusal(&["--resume", &runs]);
     assert!(said.contains("--resume: ") && said.contains("no checkpoint.json"), "{said}");
-    let said = refusal(&["--save", &runs]);
-    assert!(said.contains("--save: ") && said.contains("step-6 holds a checkpoint"), "{said}");
+    for damaged in [false, true] {
+        if damaged {
+            std::fs::write(folder.path().join("runs/step-6/checkpoint.json"), "{").unwrap();
+        }
+        let said = refusal(&["--save", &runs]);
+        assert!(
+            said.contains("--save: ") && said.contains("step-6 holds a checkpoint or what is left"),
+            "{said}"
+        );
+    }
     assert!(refusal(&["--save-every", "2"]).contains("--save <FOLDER>"));
 }
 

@@ -95,9 +95,6 @@ pub(crate) struct Arguments {
     /// Go on from a checkpoint of --save, on any number of ranks; --steps counts those made before.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) resume: Option<PathBuf>,
-    /// Steps that were made before, according to the checkpoint that the run goes on from.
-    #[arg(skip)]
-    pub(crate) steps_before: u32,
     /// Print the plan of the training step and stop; no file is written.
     #[arg(long, conflicts_with_all = ["trace", "losses", "save", "resume"])]
     pub(crate) plan: bool,

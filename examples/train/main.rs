@@ -51,7 +51,7 @@ use outputs::Outputs;
 use placement::Wish;
 use say::{complain, say};
 use start::Job;
-use summary::{conclude, introduce, leave, picture};
+use summary::{conclude, introduce, leave, note_short_trace, picture};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -72,10 +72,10 @@ async fn main() -> ExitCode {
 }
 
 async fn run() -> Result<ExitCode, Box<dyn Error>> {
-    let mut arguments = Arguments::parse();
+    let arguments = Arguments::parse();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let settings = settings(&arguments, root)?;
-    arguments.steps_before = saving::steps_before(&arguments)?;
+    let steps_before = saving::steps_before(&arguments)?;
     let config = Config::default().check()?;
     let text = if arguments.text.is_empty() { vec![root.to_owned()] } else { arguments.text.clone() };
     let corpus = Corpus::read(&text, config.sequence)?;
@@ -112,7 +112,7 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let prepare = || {
         let inputs = arguments.inputs(root, corpus.files());
         let inputs: Vec<_> = inputs.iter().map(|(name, path)| (*name, path.as_path())).collect();
-        saving::prepare(&arguments)?;
+        saving::prepare(&arguments, steps_before)?;
         Outputs::prepare(&arguments.out, arguments.losses.as_deref(), arguments.trace(&settings), &inputs)
     };
     let outputs = (writes && !arguments.plan).then(prepare).transpose()?;
@@ -128,11 +128,13 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     }
     if reports {
         introduce(&arguments, &settings, &config, &corpus, &declared.train, &session, &placement)?;
+        note_short_trace(&arguments, &settings, steps_before);
     }
     let watch = watch(ranks)?;
     let interrupt = if process.is_none() { Interrupt::listen() } else { Interrupt::default() };
     let job = Training {
         reports,
+        steps_before,
         settings: &settings,
         config: &config,
         corpus: &corpus,
@@ -163,6 +165,8 @@ const SPLIT: u32 = 20;
 
 /// What training left behind.
 struct Run {
+    /// Steps that were made before.
+    steps_before: u32,
     losses: Vec<f32>,
     exposure: Exposure,
     stepping: Duration,
@@ -192,6 +196,8 @@ const EARLY: u32 = 10;
 struct Training<'a> {
     /// Does this process tell of it?
     reports: bool,
+    /// Steps that were made before, according to the checkpoint that the run goes on from.
+    steps_before: u32,
     settings: &'a Settings,
     config: &'a Config,
     corpus: &'a Corpus,
@@ -200,7 +206,7 @@ struct Training<'a> {
 
 async fn train(
     arguments: &Arguments,
-    Training { reports, settings, config, corpus, interrupt }: Training<'_>,
+    Training { reports, steps_before, settings, config, corpus, interrupt }: Training<'_>,
     mut watch: Option<Watch>,
     session: &mut Session,
 ) -> Result<Run, Box<dyn Error>> {
@@ -209,6 +215,7 @@ async fn train(
     let template = "{wide_bar} {pos}/{len}  {msg}  {elapsed} (left {eta})";
     bar.set_style(ProgressStyle::with_template(template)?);
     let mut run = Run {
+        steps_before,
         losses: Vec::new(),
         exposure: Exposure::default(),
         stepping: Duration::ZERO,
@@ -221,8 +228,8 @@ async fn train(
     };
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
-    bar.set_position(u64::from(arguments.steps_before));
-    for step in arguments.steps_before..arguments.steps {
+    bar.set_position(u64::from(steps_before));
+    for step in steps_before..arguments.steps {
         if interrupt.came() {
             run.stopped = true;
             break;

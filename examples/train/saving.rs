@@ -1,7 +1,8 @@
 //! Checkpoints of the run, in parts, and the one that it goes on from.
 //!
 //! Law: what a run needs beside its weights to go on is the number of its steps, which is in the notes; batches and
-//! learning rates follow from it. A folder that is taken is refused before anything is trained.
+//! learning rates follow from it. A folder that is taken, be it by a damaged checkpoint, is refused before anything is
+//! trained.
 
 use std::path::{Path, PathBuf};
 
@@ -47,13 +48,16 @@ pub(crate) fn steps_before(arguments: &Arguments) -> Result<u32, String> {
 ///
 /// # Errors
 /// One line with the flag, the path, and what to do.
-pub(crate) fn prepare(arguments: &Arguments) -> Result<(), String> {
+pub(crate) fn prepare(arguments: &Arguments, steps_before: u32) -> Result<(), String> {
     let Some(folder) = &arguments.save else { return Ok(()) };
-    let mut kept = (arguments.steps_before + 1..=arguments.steps).filter(|steps| is_due(arguments, *steps));
-    let taken = kept.find(|steps| files(folder, *steps).saved().is_ok());
+    let mut kept = (steps_before + 1..=arguments.steps).filter(|steps| is_due(arguments, *steps));
+    let taken = kept.find(|steps| files(folder, *steps).is_taken());
     taken.map_or(Ok(()), |steps| {
         let taken: PathBuf = files(folder, steps).folder().to_owned();
-        Err(format!("--save: {} holds a checkpoint; name another folder, or remove it", taken.display()))
+        Err(format!(
+            "--save: {} holds a checkpoint or what is left of one; name another folder, or remove it",
+            taken.display()
+        ))
     })
 }
 

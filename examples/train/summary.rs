@@ -97,9 +97,17 @@ pub(crate) fn introduce(
         #[cfg(not(feature = "cuda"))]
         Placement::Cuda { .. } => {}
     }
-    // Now, while another run costs nothing yet.
+    say!(
+        "settings\n{}",
+        settings.effective().lines().map(|line| format!("          {line}\n")).collect::<String>()
+    );
+    Ok(())
+}
+
+/// Says of a trace that will lack steps so now, while another run costs nothing yet.
+pub(crate) fn note_short_trace(arguments: &Arguments, settings: &Settings, steps_before: u32) {
     if arguments.trace(settings).is_some() {
-        let steps = (arguments.steps - arguments.steps_before) as usize;
+        let steps = (arguments.steps - steps_before) as usize;
         let Window { first, wanted } = Window::of(settings);
         if steps < first + wanted {
             let asked = count(wanted, "step");
@@ -108,17 +116,12 @@ pub(crate) fn introduce(
             );
         }
     }
-    say!(
-        "settings\n{}",
-        settings.effective().lines().map(|line| format!("          {line}\n")).collect::<String>()
-    );
-    Ok(())
 }
 
 /// The closing summary.
 pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_out: Option<f32>) {
     if run.stopped {
-        let done = arguments.steps_before as usize + run.losses.len();
+        let done = run.steps_before as usize + run.losses.len();
         say!(
             "\nstopped   by an interrupt after {done} of {}; what was done follows",
             count(arguments.steps as usize, "step")

@@ -169,6 +169,16 @@ pub enum ExecError {
         /// The value.
         value: f32,
     },
+    /// Nobody was named that keeps parts of checkpoints.
+    #[error(
+        "{rank} was asked for a part of a checkpoint and has no {what} of parts; put one into its exchange first"
+    )]
+    NoParts {
+        /// The rank.
+        rank: RankId,
+        /// Who is missing.
+        what: &'static str,
+    },
     /// No program with this number.
     #[error("{rank} was asked for {program} and has {programs}; count them from 0")]
     NoProgram {

@@ -4,19 +4,15 @@
 //! at a time, so a part is never whole in memory; what it takes in is its own rows, which are. Whoever keeps parts
 //! says in words why it cannot, and never ends the world.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-use super::paces::Paces;
-use super::{ExecError, Rank, WeightShard};
-use crate::backend::Backend;
+use super::WeightShard;
 use crate::digest::Digest;
 use crate::errors::shown;
 use crate::format::DelayedState;
-use crate::id::{RankId, WeightId};
-use crate::layout::Content;
+use crate::id::{CarriedId, RankId, WeightId};
 
 /// Which save a part is of. No two saves have the same one, but for a chance of 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -31,7 +27,7 @@ impl SaveId {
     }
 }
 
-/// Sixteen digits.
+/// Sixteen hexadecimal digits.
 impl fmt::Display for SaveId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{:016x}", self.0)
@@ -44,7 +40,7 @@ impl FromStr for SaveId {
     fn from_str(text: &str) -> Result<Self, String> {
         let number = u64::from_str_radix(text, 16).ok().map(Self);
         let save = number.filter(|save| save.to_string() == text);
-        save.ok_or_else(|| format!("`{}` does not name a save by sixteen digits", shown(text)))
+        save.ok_or_else(|| format!("`{}` does not name a save by sixteen hexadecimal digits", shown(text)))
     }
 }
 
@@ -64,8 +60,8 @@ pub trait RankState {
     fn moment(&self, weight: WeightId, which: Moment) -> io::Result<Vec<f32>>;
     /// Scale in use and amax history, where scaling is delayed.
     fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>>;
-    /// A carried buffer, by its place in [`crate::plan::carried`].
-    fn carried(&self, place: usize) -> io::Result<Vec<u8>>;
+    /// A carried buffer; of one that is not there it is empty.
+    fn carried(&self, buffer: CarriedId) -> io::Result<Vec<u8>>;
     /// As [`Alive`].
     fn alive(&self) -> io::Result<()>;
 }
@@ -94,10 +90,19 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone.
     ///
     /// # Errors
-    /// Why not.
-    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), String>;
+    /// Why not, and whether parts may go.
+    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), Incomplete>;
     /// Forgets the part of one rank, if there is one, because the save failed.
     fn withdraw(&self, save: SaveId, rank: RankId);
+}
+
+/// Why parts did not become a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Incomplete {
+    /// There is none, so parts are withdrawn.
+    Refused(String),
+    /// There may be one, now or after a loss of power, so parts stay.
+    Uncertain(String),
 }
 
 /// What a rank takes in: its own rows of every weight, and its carried buffers.
@@ -120,67 +125,4 @@ pub trait PartReader: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why it cannot be imported.
     fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String>;
-}
-
-/// A rank that refuses, and why.
-pub type Refusal = (RankId, String);
-
-/// What `rank` hands out; the first failure of the rank or the world is kept, whatever becomes of it on the way.
-pub(super) struct Handed<'r, B: Backend> {
-    pub(super) rank: &'r Rank<B>,
-    pub(super) paces: &'r Paces<'r>,
-    pub(super) failure: RefCell<Option<ExecError>>,
-}
-
-impl<'r, B: Backend> Handed<'r, B> {
-    pub(super) fn new(rank: &'r Rank<B>, paces: &'r Paces<'r>) -> Self {
-        Self { rank, paces, failure: RefCell::new(None) }
-    }
-
-    /// The failure of the rank or of its world, if there was one.
-    pub(super) fn failure(&self) -> Result<(), ExecError> {
-        self.failure.borrow_mut().take().map_or(Ok(()), Err)
-    }
-
-    fn kept<T>(&self, outcome: Result<T, ExecError>) -> io::Result<T> {
-        outcome.map_err(|error| {
-            let words = io::Error::other(error.to_string());
-            self.failure.borrow_mut().get_or_insert(error);
-            words
-        })
-    }
-}
-
-impl<B: Backend> RankState for Handed<'_, B> {
-    fn rank(&self) -> RankId {
-        self.rank.id()
-    }
-
-    fn optimizer_step(&self) -> io::Result<u32> {
-        self.kept(self.rank.steps_taken())
-    }
-
-    fn master(&self, weight: WeightId) -> io::Result<Vec<f32>> {
-        self.kept(self.rank.master(weight))
-    }
-
-    fn moment(&self, weight: WeightId, which: Moment) -> io::Result<Vec<f32>> {
-        let content = match which {
-            Moment::First => Content::ExpAvg(weight),
-            Moment::Second => Content::ExpAvgSq(weight),
-        };
-        self.kept(self.rank.moment(content, weight))
-    }
-
-    fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>> {
-        self.kept(self.rank.delayed(weight))
-    }
-
-    fn carried(&self, place: usize) -> io::Result<Vec<u8>> {
-        self.kept(self.rank.carried_bytes(place))
-    }
-
-    fn alive(&self) -> io::Result<()> {
-        self.kept(self.paces.alive())
-    }
 }

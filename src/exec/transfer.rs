@@ -11,7 +11,7 @@ use super::{Exchange, ExecError, Rank, ShardPlanes, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
 use crate::format::{DelayedState, Orientation, join_master, split_master};
-use crate::id::WeightId;
+use crate::id::{CarriedId, WeightId};
 use crate::layout::{Content, PlaneRegions, Region};
 use crate::model::Placement;
 use crate::plan::EdgeState;
@@ -45,8 +45,9 @@ impl<B: Backend> Rank<B> {
             });
         }
         exchange.optimizer_step = self.steps_taken()?;
-        exchange.carried =
-            (0..self.carried.len()).map(|place| self.carried_bytes(place)).collect::<Result<_, _>>()?;
+        exchange.carried = (0..self.carried.len())
+            .map(|place| self.carried_bytes(CarriedId::at(place)))
+            .collect::<Result<_, _>>()?;
         self.world.gather_weights(self.id(), exchange)
     }
 
@@ -107,9 +108,9 @@ impl<B: Backend> Rank<B> {
         Ok(u32::from_le_bytes(step))
     }
 
-    /// A carried buffer, by its place in [`crate::plan::carried`]; of no place it is empty.
-    pub(super) fn carried_bytes(&self, place: usize) -> Result<Vec<u8>, ExecError> {
-        let Some(region) = self.carried.get(place) else { return Ok(Vec::new()) };
+    /// A carried buffer; of one that is not there it is empty.
+    pub(super) fn carried_bytes(&self, buffer: CarriedId) -> Result<Vec<u8>, ExecError> {
+        let Some(region) = self.carried.get(buffer.index()) else { return Ok(Vec::new()) };
         let mut bytes = vec![0; region.bytes];
         self.backend.download(&self.memory, *region, &mut bytes)?;
         Ok(bytes)

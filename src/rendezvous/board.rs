@@ -34,7 +34,7 @@ pub enum Topic {
     /// The parts have been taken.
     Taken,
     /// That a rank still works on something long, or how it ended.
-    Paces,
+    Work,
     /// Nobody touches the memory of others any more. Ranks that left still come here.
     Closing,
 }
@@ -54,7 +54,7 @@ impl Topic {
         Self::Amounts,
         Self::Shards,
         Self::Taken,
-        Self::Paces,
+        Self::Work,
         Self::Closing,
     ];
 

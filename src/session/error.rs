@@ -184,7 +184,7 @@ pub enum SessionError {
     },
     /// A whole checkpoint was asked for, and this process has a part of the ranks.
     #[error(
-        "this process owns a part of the ranks; call `Session::export_to_first` in every process, which gives the checkpoint to that of rank 0"
+        "this process owns a part of the ranks; call `Session::export_to_first` in every process, which gives the checkpoint to that of rank 0, or `Session::save_parts`, by which each writes its own part"
     )]
     Partial,
     /// The processes could not meet.
@@ -278,7 +278,7 @@ pub enum SessionError {
     /// A step left a master or a moment that is not finite, as it is kept or, of a master, as it is cast: no training
     /// goes on from it. No later step runs and nothing is exported until an import has put other weights in place.
     #[error(
-        "{}; no training goes on from that, so the session runs no step and exports nothing until `Session::import` brings the last good checkpoint; then lower the learning rate or let it warm up, clip gradients (optimizer.max_norm), and look at optimizer.weight_decay and optimizer.eps",
+        "{}; no training goes on from that, so the session runs no step and exports nothing until `Session::import` brings the last good checkpoint, or `Session::import_parts` one in parts; then lower the learning rate or let it warm up, clip gradients (optimizer.max_norm), and look at optimizer.weight_decay and optimizer.eps",
         described(*step, *rank, value.as_ref())
     )]
     Diverged {
@@ -321,7 +321,7 @@ pub enum SessionError {
         reason: String,
     },
     /// A checkpoint in parts that was not saved.
-    #[error("the checkpoint was not saved, because {rank} could not: {reason}; the session goes on")]
+    #[error("the checkpoint was not saved, because {rank} could not: {reason}")]
     Parts {
         /// The first rank that could not.
         rank: RankId,

@@ -91,7 +91,8 @@ impl Claims<'_> {
         if self.optimizer_step > MOST_STEPS {
             return Err(format!(
                 "the checkpoint counts {} optimizer steps, and {MOST_STEPS} is the most it may, so that steps can \
-                 still be counted; import one that is not damaged, or `checkpoint.restart_optimizer()`",
+                 still be counted; import one that is not damaged, or `checkpoint.restart_optimizer()`, or of \
+                 parts `PartFiles::restart_optimizer`",
                 self.optimizer_step
             ));
         }
@@ -117,7 +118,8 @@ impl Claims<'_> {
         if !claim.has_moments && !layout.frozen && self.optimizer_step > 0 {
             return Err(format!(
                 "`{name}` trains here, was frozen there and has no moments, after {} optimizer steps; import \
-                 `checkpoint.restart_optimizer()`, by which all moments begin anew, or freeze it here too",
+                 `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which all moments \
+                 begin anew, or freeze it here too",
                 self.optimizer_step
             ));
         }

@@ -41,6 +41,7 @@ mod simulation;
 mod sound;
 mod store;
 mod tensor_file;
+mod tensor_header;
 mod tensors;
 mod tuning;
 mod weights;

@@ -52,7 +52,7 @@ pub(super) fn check_moments(
         };
         return Err(format!(
             "the {which} of `{name}` is {value:?} {at}, which {what} and from which no training goes on; \
-             {instead}, or import `checkpoint.restart_optimizer()`"
+             {instead}, or import `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`"
         ));
     }
     Ok(())
@@ -71,7 +71,7 @@ pub(super) fn check_delayed(weight: &str, delayed: &DelayedState) -> Result<(), 
     };
     Err(format!(
         "{what}; import a checkpoint that is not damaged, or set the weight's `delayed` to `None`, by which its \
-         scale and history begin anew"
+         scale and history begin anew (of parts, in what `PartFiles::load` gives, and import that)"
     ))
 }
 

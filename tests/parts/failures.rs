@@ -74,11 +74,30 @@ fn a_folder_that_cannot_be_made_or_holds_something_in_the_indexs_place_is_refuse
         }
         let taken = folder.path().join("taken");
         std::fs::create_dir_all(taken.join("checkpoint.json")).unwrap();
+        assert!(PartFiles::new(&taken).is_taken() && !PartFiles::new(folder.path()).is_taken());
         let said = session.save_parts(&PartFiles::new(&taken), &notes(&[])).await.unwrap_err().to_string();
         assert!(said.contains("checkpoint.json is there"), "{said}");
         assert_eq!(std::fs::read(&file).unwrap(), b"notes");
         assert_eq!(files(&taken).len(), 1);
         losses(&mut session, 2, 0..1).await;
+    });
+}
+
+/// Where files have one name only, a process that is killed at the end of its save leaves one.
+#[test]
+fn an_empty_index_is_in_the_way_of_a_save_until_it_is_removed_as_the_refusal_says() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        let index = folder.path().join("checkpoint.json");
+        std::fs::write(&index, "").unwrap();
+        let mut session = Trainer::new(1, Format::F32).start(config(), 2).await.unwrap();
+        let said = session.save_parts(&parts, &notes(&[])).await.unwrap_err().to_string();
+        assert!(said.contains("it is empty") && said.contains("remove this file"), "{said}");
+        assert!(!said.contains("holds a checkpoint"), "{said}");
+        std::fs::remove_file(&index).unwrap();
+        session.save_parts(&parts, &notes(&[])).await.unwrap();
+        assert!(parts.is_taken());
     });
 }
 
@@ -195,7 +214,10 @@ fn a_save_whose_future_was_dropped_is_whole_or_told_to_whoever_asks_next() {
 }
 
 fn is_of_a_closed_session(error: SessionError) -> bool {
-    matches!(&error, SessionError::Parts { reason, .. } if reason.contains("the session is closed"))
+    let said = error.to_string();
+    matches!(error, SessionError::Parts { .. })
+        && said.contains("the session is closed")
+        && !said.contains("goes on")
 }
 
 /// What a future has after its first poll, and then it is dropped.

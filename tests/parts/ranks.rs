@@ -6,10 +6,11 @@ use std::time::Duration;
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft::exec::{
-    Alive, CaptureMode, Exchange, Moment, PartReader, PartWriter, Rank, RankPart, RankState, SaveId, World,
+    Alive, CaptureMode, Exchange, Incomplete, Moment, PartReader, PartWriter, Rank, RankPart, RankState,
+    SaveId, World,
 };
 use warpweft::format::Format;
-use warpweft::id::{RankId, WeightId};
+use warpweft::id::{CarriedId, RankId, WeightId};
 use warpweft::layout::Weights;
 use warpweft::model::{Call, Mesh};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
@@ -26,6 +27,7 @@ enum Fails {
     Begin,
     Write,
     Complete,
+    Doubt,
     Read,
 }
 
@@ -45,7 +47,8 @@ struct Keeper {
 
 impl Keeper {
     fn refuses(&self, fails: Fails, rank: RankId) -> Result<(), String> {
-        let at = if fails == Fails::Complete { RankId::new(0) } else { RankId::new(1) };
+        let at =
+            if [Fails::Complete, Fails::Doubt].contains(&fails) { RankId::new(0) } else { RankId::new(1) };
         if (self.fails, rank) == (fails, at) { Err(format!("no {fails:?} today")) } else { Ok(()) }
     }
 
@@ -67,14 +70,15 @@ impl PartWriter for Keeper {
         assert_eq!(state.moment(weight, Moment::First).unwrap().len(), values);
         assert_eq!(state.moment(weight, Moment::Second).unwrap(), vec![0.0; values]);
         assert_eq!((state.optimizer_step().unwrap(), state.delayed(weight).unwrap()), (0, None));
-        assert!(state.carried(9).unwrap().is_empty());
+        assert!(state.carried(CarriedId::new(9)).unwrap().is_empty());
         state.alive().unwrap();
         self.note(|asked| asked.written.push(state.rank()));
         Ok(())
     }
 
-    fn complete(&self, _: SaveId, state: &dyn RankState) -> Result<(), String> {
-        self.refuses(Fails::Complete, state.rank())?;
+    fn complete(&self, _: SaveId, state: &dyn RankState) -> Result<(), Incomplete> {
+        self.refuses(Fails::Complete, state.rank()).map_err(Incomplete::Refused)?;
+        self.refuses(Fails::Doubt, state.rank()).map_err(Incomplete::Uncertain)?;
         self.note(|asked| asked.completed.push(state.rank()));
         Ok(())
     }
@@ -151,7 +155,7 @@ fn asked<T: Send + 'static>(
 
 /// CK-1, CK-2.
 #[test]
-fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_no_part_is_left() {
+fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_only_in_doubt() {
     let all: Vec<RankId> = (0..RANKS).map(RankId::new).collect();
     let [first, one] = [0, 1].map(RankId::new);
     for (fails, written, withdrawn, named) in [
@@ -159,6 +163,7 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_no_part_is_left
         (Fails::Begin, vec![], vec![], Some((one, "no Begin today"))),
         (Fails::Write, vec![first, RankId::new(2)], all.clone(), Some((one, "no Write today"))),
         (Fails::Complete, all.clone(), all.clone(), Some((first, "no Complete today"))),
+        (Fails::Doubt, all.clone(), vec![], Some((first, "no Doubt today"))),
     ] {
         let (told, found) = asked(fails, |rank, exchange, keeper| {
             exchange.part_writer = Some(keeper);
@@ -191,4 +196,16 @@ fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
         rank.import_part(exchange).unwrap_err().to_string()
     });
     assert!(told.iter().all(|said| said.contains("0 weights of a checkpoint, and place for 3")), "{told:?}");
+}
+
+/// A save that never happened is no success.
+#[test]
+fn a_rank_that_nobody_keeps_parts_for_says_so() {
+    let (told, _) = asked(Fails::Never, |rank, exchange, _| {
+        [rank.save_part(exchange), rank.import_part(exchange)].map(|told| told.unwrap_err().to_string())
+    });
+    for [saved, imported] in told {
+        assert!(saved.contains("no writer of parts") && saved.contains("exchange first"), "{saved}");
+        assert!(imported.contains("no reader of parts"), "{imported}");
+    }
 }

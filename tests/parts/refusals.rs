@@ -102,6 +102,12 @@ const CASES: &[(&str, Damage, &[&str], bool)] = &[
     ),
     ("a torn index", |folder, _| edit_index(folder, "\n}", ""), &["checkpoint.json: it is no index"], true),
     (
+        "an empty index",
+        |folder, _| std::fs::write(folder.join("checkpoint.json"), "").unwrap(),
+        &["checkpoint.json: it is empty", "remove this file"],
+        true,
+    ),
+    (
         "a later version",
         |folder, _| edit_index(folder, "\"warpweft_parts\": 1", "\"warpweft_parts\": 9"),
         &["version 9", "newer build"],
@@ -129,7 +135,7 @@ const CASES: &[(&str, Damage, &[&str], bool)] = &[
     (
         "no such save",
         |folder, _| edit_index(folder, "\"save\": \"", "\"save\": \"x"),
-        &["name a save by sixteen digits"],
+        &["name a save by sixteen hexadecimal digits"],
         true,
     ),
     (
@@ -219,7 +225,10 @@ const CASES: &[(&str, Damage, &[&str], bool)] = &[
     (
         "a moment that is no number",
         |folder, _| edit(&part(folder, 1), |content| content.set("layer0.exp_avg", 3, f32::INFINITY)),
-        &["rank 1: the first moment of `layer0` is inf in row 32, column 3"],
+        &[
+            "rank 1: the first moment of `layer0` is inf in row 32, column 3",
+            "`PartFiles::restart_optimizer`",
+        ],
         false,
     ),
     (
@@ -231,7 +240,7 @@ const CASES: &[(&str, Damage, &[&str], bool)] = &[
     (
         "too many steps",
         |folder, _| edit_index(folder, "\"optimizer_step\": 2", "\"optimizer_step\": 3000000000"),
-        &["counts 3000000000 optimizer steps"],
+        &["counts 3000000000 optimizer steps", "`PartFiles::restart_optimizer`"],
         false,
     ),
     (
@@ -289,27 +298,27 @@ fn delayed_scales_that_no_cast_can_use_are_refused_where_scaling_is_delayed() {
         let mut session = trainer.start(delayed, RANKS).await.unwrap();
         losses(&mut session, RANKS, 0..2).await;
         session.save_parts(&PartFiles::new(good.path()), &notes(&[])).await.unwrap();
-        let damages: [(Damage, &str); 3] = [
+        let damages: [(Damage, &[&str]); 3] = [
             (
                 |folder, _| edit(&part(folder, 0), |content| content.set("layer0.delayed_scale", 0, 0.0)),
-                "delayed scale 0, which no cast can use",
+                &["delayed scale 0, which no cast can use", "`PartFiles::load`"],
             ),
             (
                 |folder, _| edit(&part(folder, 0), |content| content.set("layer1.amax_history", 1, f32::NAN)),
-                "the amax history of `layer1` has NaN",
+                &["the amax history of `layer1` has NaN"],
             ),
             (
                 |folder, _| {
                     edit(&part(folder, 0), |content| drop(content.tensors.remove("layer0.amax_history")))
                 },
-                "`layer0.amax_history` is no list of F32",
+                &["`layer0.amax_history` is no list of F32"],
             ),
         ];
         for (damage, words) in damages {
             let folder = tempfile::tempdir().unwrap();
             copy(good.path(), folder.path());
             damage(folder.path(), good.path());
-            refused(&mut session, &PartFiles::new(folder.path()), &[words]).await;
+            refused(&mut session, &PartFiles::new(folder.path()), words).await;
         }
     });
 }

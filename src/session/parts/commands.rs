@@ -26,8 +26,9 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Parts`] in every process with the first rank that could not save and why: a folder that holds
-    /// a checkpoint, cannot be written or is not shared by all hosts. The session goes on, files of this save are
-    /// removed, and other files are as they were. [`SessionError::Diverged`]; [`SessionError::DroppedStep`];
+    /// a checkpoint, cannot be written or is not shared by all hosts. The session is as it was, files of this save are
+    /// removed, and other files are as they were. (Parts stay where the disk failed so that the index may be there
+    /// all the same; the error says so.) [`SessionError::Diverged`]; [`SessionError::DroppedStep`];
     /// [`SessionError::Poisoned`] after a rank died or failed otherwise.
     pub async fn save_parts(
         &mut self,
@@ -56,9 +57,9 @@ impl Session {
     }
 
     /// Puts in place what [`Session::save_parts`] saved, on any number of ranks and processes: every rank reads the
-    /// rows that it owns, and nothing else. Called in every process, with a folder of the same files. Planes are
-    /// quantized anew before the next step. A session that waits for weights after a [`SessionError::Diverged`] goes
-    /// on from here. Returns what the checkpoint says of itself.
+    /// rows that it owns and nothing else, but delayed scales from the part of rank 0. Called in every process, with a
+    /// folder of the same files. Planes are quantized anew before the next step. A session that waits for weights after
+    /// a [`SessionError::Diverged`] goes on from here. Returns what the checkpoint says of itself.
     ///
     /// Carried buffers need as many ranks as saved them, as with [`Session::import`]; see
     /// [`PartFiles::carried_zeros`]. A dropped future takes nothing back, as there.

@@ -1,7 +1,8 @@
 //! The file that makes a checkpoint of the parts in a folder.
 //!
 //! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
-//! without opening the parts that it does not need. What was read is sound: every name is there once, and the parts
+//! without opening the parts that it does not need: those with its rows, and, for delayed scaling, that of rank 0.
+//! (Whoever completes a save opens all of them.) What was read is sound: every name is there once, and the parts
 //! of a weight are all of its rows, each once.
 
 use std::collections::{BTreeMap, HashSet};
@@ -21,6 +22,10 @@ use crate::session::StoreError;
 
 /// The name of the file.
 pub(super) const NAME: &str = "checkpoint.json";
+
+/// What is said of an index without a byte. Where files have one name only, it takes its name before its content.
+pub(super) const EMPTY: &str = "it is empty, as a save leaves it that was killed at its end, and so no checkpoint; \
+                                remove this file to save there, or name another folder";
 
 /// The version that is written, and the only one that is read.
 pub(super) const VERSION: u32 = 1;
@@ -81,6 +86,11 @@ impl Index {
         folder.join(NAME)
     }
 
+    /// Is its name taken? A link that leads nowhere, and what is no sound index, is in the way as well.
+    pub(super) fn is_there(folder: &Path) -> bool {
+        std::fs::symlink_metadata(Self::path(folder)).is_ok()
+    }
+
     /// Reads it, with a number that says which it is.
     ///
     /// # Errors
@@ -103,6 +113,9 @@ impl Index {
     }
 
     fn parsed(bytes: &[u8]) -> Result<Self, String> {
+        if bytes.is_empty() {
+            return Err(EMPTY.to_owned());
+        }
         #[derive(Deserialize)]
         struct Version {
             warpweft_parts: u32,

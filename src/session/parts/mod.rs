@@ -31,19 +31,19 @@ const PIECE: usize = 16 << 20;
 
 /// A checkpoint in a folder, in one file for each rank that saved it, and an index.
 ///
-/// It is for models whose state does not fit into one process, and for saves that are to take as long as the
-/// slowest rank's part. [`Session::save_parts`](super::Session::save_parts) writes it, and
-/// [`Session::import_parts`](super::Session::import_parts) reads it on any number of ranks: each rank reads the
-/// rows that it owns, from the files that have them. Where processes are on several hosts, the folder is on a file
-/// system that all of them share.
+/// It is for models whose state does not fit into one process, and for saves that are to take as long as the slowest
+/// rank's part. [`Session::save_parts`](super::Session::save_parts) writes it, and
+/// [`Session::import_parts`](super::Session::import_parts) reads it on any number of ranks: each rank reads the rows
+/// that it owns, from the files that have them, and opens no others, but that of rank 0 where scaling is delayed. Where
+/// processes are on several hosts, the folder is on a file system that all of them share.
 ///
 /// A folder holds one checkpoint and is never written over; keep one for each saved step, and remove old ones.
-/// `checkpoint.json` is the index: without it, the folder is no checkpoint, but what an interrupted save left. The
-/// part of a rank is `rank-<N>-of-<ranks>-<save>.safetensors`, where `<save>` is the same sixteen digits for all
-/// files of a save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the
-/// rank's rows. The rows of all parts, one after the other in rank order, are the weight. That of rank 0 also has
-/// `.delayed_scale` and `.amax_history` where scaling is delayed. Per carried buffer there is
-/// `carried.<buffer>.rank<N>`, bytes.
+/// `checkpoint.json` is the index: without it, or with an empty one, the folder is no checkpoint, but what an
+/// interrupted save left. An empty one is in the way of a save; remove it. The part of a rank is
+/// `rank-<N>-of-<ranks>-<save>.safetensors`, where `<save>` is the same sixteen hexadecimal digits for all files of a
+/// save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the rank's rows. The
+/// rows of all parts, one after the other in rank order, are the weight. That of rank 0 also has `.delayed_scale` and
+/// `.amax_history` where scaling is delayed. Per carried buffer there is `carried.<buffer>.rank<N>`, bytes.
 ///
 /// ```
 /// use warpweft::prelude::*;
@@ -123,6 +123,13 @@ impl PartFiles {
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Is a checkpoint there, or something in the place of its index, so that no save can go into this folder? Whether
+    /// it can be read says [`PartFiles::saved`].
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        Index::is_there(&self.folder)
     }
 
     /// What the checkpoint says of itself. Reads the index and no part.

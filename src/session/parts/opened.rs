@@ -1,7 +1,7 @@
 //! A checkpoint in parts that is read.
 //!
 //! Law: a part is opened when something of it is asked for, and read where that is; so what is in memory is what
-//! was asked for, the index, and the headers of the parts that it came from.
+//! was asked for, the index, and the headers of the parts that it came from. No file stays open.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -145,5 +145,75 @@ impl Opened {
         let mut bytes = vec![0; buffer.bytes];
         part.read(begin, &mut bytes, alive)?;
         Ok(bytes)
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::exec::SaveId;
+    use crate::format::Format;
+    use crate::session::parts::{index, part};
+    use crate::session::tensor_file;
+    use crate::session::tensors::Tensor;
+
+    const RANKS: u32 = 5;
+
+    /// Ranks with a row each of a weight of one column.
+    fn saved(folder: &Path) {
+        let save = SaveId::of(&[1]);
+        for rank in (0..RANKS).map(RankId::new) {
+            let row = move || Ok(vec![rank.number() as f32]);
+            let tensor = Tensor::later(Kind::Master.of("w"), Dtype::F32, vec![1, 1], row);
+            let mut file = std::fs::File::create(index::part(folder, save, rank, RANKS)).unwrap();
+            tensor_file::write(vec![tensor], part::about(save, rank, RANKS), &mut file).unwrap();
+        }
+        let weight = IndexedWeight {
+            name: "w".to_owned(),
+            format: Format::F32,
+            rows: RANKS as usize,
+            cols: 1,
+            parts: RANKS,
+            rows_per_part: 1,
+            moments: false,
+            delayed: false,
+        };
+        let index = Index {
+            warpweft_parts: index::VERSION,
+            save,
+            optimizer_step: 0,
+            ranks: RANKS,
+            weights: vec![weight],
+            carried: Vec::new(),
+            notes: BTreeMap::new(),
+        };
+        std::fs::write(Index::path(folder), serde_json::to_vec(&index).unwrap()).unwrap();
+    }
+
+    /// Files in `folder` that this process has open.
+    fn open_in(folder: &Path) -> usize {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let leads = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        leads.filter(|path| path.starts_with(folder)).count()
+    }
+
+    /// A process may open a thousand files or so, and a checkpoint has as many parts as ranks saved it.
+    #[test]
+    fn of_many_parts_that_are_read_one_file_is_open_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        saved(&folder);
+        let opened = Opened::open(&folder).unwrap();
+        let all = ShardRows { begin: 0, rows: RANKS as usize };
+        let alive = || {
+            assert_eq!(open_in(&folder), 1);
+            Ok(())
+        };
+        let rows = opened.rows(&opened.index.weights[0], Kind::Master, all, &alive).unwrap();
+        assert_eq!(rows, [0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert_eq!(open_in(&folder), 0);
     }
 }

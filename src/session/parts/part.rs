@@ -2,13 +2,13 @@
 //!
 //! Law: a part that was opened is the one that was asked for, of this save and this rank, with all of its bytes. A
 //! tensor of it is read only if it has the type and shape that the index says; so nothing is read twice or beyond
-//! its end.
+//! its end. Its file is open only while something of it is read, so a checkpoint may have more parts than a process
+//! may open files.
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use safetensors::tensor::Dtype;
 
@@ -16,7 +16,7 @@ use super::PIECE;
 use crate::exec::{Alive, SaveId};
 use crate::id::RankId;
 use crate::session::StoreError;
-use crate::session::pretrained::{PretrainedError, header};
+use crate::session::tensor_header::{self, Unsound};
 
 /// The version of a part, and the keys of what it says of itself.
 pub(super) const ABOUT: [&str; 4] = ["warpweft_part", "save", "rank", "ranks"];
@@ -28,11 +28,10 @@ pub(super) fn about(save: SaveId, rank: RankId, ranks: u32) -> HashMap<String, S
     ABOUT.map(str::to_owned).into_iter().zip(values).collect()
 }
 
-/// An open part.
+/// A part whose header was read.
 #[derive(Debug)]
 pub(super) struct Part {
     path: PathBuf,
-    file: Mutex<File>,
     /// By name: type, shape, first byte.
     tensors: HashMap<String, (Dtype, Vec<usize>, u64)>,
 }
@@ -43,15 +42,14 @@ impl Part {
     /// # Errors
     /// [`StoreError`] when it is missing, torn, or another.
     pub(super) fn open(path: PathBuf, save: SaveId, rank: RankId, ranks: u32) -> Result<Self, StoreError> {
-        let described = header::read(&path).map_err(|error| match error {
-            PretrainedError::File { path, source } => StoreError::File { path, source },
-            PretrainedError::Content { path, reason } => {
+        let described = tensor_header::read(&path).map_err(|error| match error {
+            Unsound::File(source) => StoreError::File { path: path.clone(), source },
+            Unsound::Content(reason) => {
                 let reason = format!(
                     "the part of {rank} is not whole: {reason}; copy it again, or load another checkpoint"
                 );
-                StoreError::Content { path, reason }
+                StoreError::Content { path: path.clone(), reason }
             }
-            other => StoreError::Content { path: path.clone(), reason: other.to_string() },
         })?;
         let expected = about(save, rank, ranks);
         if let Some(key) = ABOUT.into_iter().find(|key| described.about.get(*key) != expected.get(*key)) {
@@ -72,7 +70,7 @@ impl Part {
             (name, (info.dtype, info.shape, data + info.data_offsets.0 as u64))
         };
         let tensors = described.tensors.into_iter().map(tensor).collect();
-        Ok(Self { path, file: Mutex::new(described.file), tensors })
+        Ok(Self { path, tensors })
     }
 
     /// Where the bytes of a tensor begin, which must be of this type and shape.
@@ -104,22 +102,12 @@ impl Part {
 
     /// Fills `bytes` from the file's byte `at` on.
     pub(super) fn read(&self, at: u64, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), StoreError> {
-        let mut at = at;
-        for piece in bytes.chunks_mut(PIECE) {
-            self.piece(at, piece).and_then(|()| alive()).map_err(|source| self.failed(source))?;
-            at += piece.len() as u64;
-        }
-        Ok(())
-    }
-
-    fn piece(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(at))?;
-        file.read_exact(bytes)
-    }
-
-    fn failed(&self, source: io::Error) -> StoreError {
-        StoreError::File { path: self.path.clone(), source }
+        let failed = |source| StoreError::File { path: self.path.clone(), source };
+        let mut file = File::open(&self.path).map_err(failed)?;
+        file.seek(SeekFrom::Start(at)).map_err(failed)?;
+        bytes
+            .chunks_mut(PIECE)
+            .try_for_each(|piece| file.read_exact(piece).and_then(|()| alive()).map_err(failed))
     }
 
     fn content(&self, reason: String) -> StoreError {

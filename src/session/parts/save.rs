@@ -2,7 +2,7 @@
 //!
 //! Law: every rank writes its own file, from its memory, one list of values at a time. The index comes last, when
 //! every part was seen in the folder by the process that writes it; so a folder that hosts do not share is found out.
-//! A save that fails removes its own files, and touches no others.
+//! A save that fails removes its own files, and touches no others; but where its index may be there, parts stay.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -17,13 +17,13 @@ use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::opened::Kind;
 use super::{PIECE, in_words, part};
 use crate::digest::Digest;
-use crate::exec::{Moment, PartWriter, RankState, SaveId};
-use crate::id::{RankId, WeightId};
+use crate::exec::{Incomplete, Moment, PartWriter, RankState, SaveId};
+use crate::id::{CarriedId, RankId, WeightId};
 use crate::plan::{StepPlan, carried};
 use crate::session::StoreError;
 use crate::session::tensor_file;
 use crate::session::tensors::{self, Tensor};
-use crate::whole_file::{WholeFile, make_folder};
+use crate::whole_file::{WholeFile, make_folder, remove};
 
 /// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
 const UNSETTLED: usize = 16 * PIECE;
@@ -78,9 +78,26 @@ impl Save {
         }
         for (place, (name, region)) in carried(&self.programs).into_iter().enumerate() {
             let name = tensors::carried_name(name, rank.index());
-            tensors.push(Tensor::later(name, Dtype::U8, vec![region.bytes], move || state.carried(place)));
+            let fetch = move || state.carried(CarriedId::at(place));
+            tensors.push(Tensor::later(name, Dtype::U8, vec![region.bytes], fetch));
         }
         Ok(tensors)
+    }
+
+    /// The index, once every part was seen.
+    fn checked(&self, save: SaveId, state: &dyn RankState) -> Result<Vec<u8>, String> {
+        for rank in (0..self.ranks()?).map(RankId::new) {
+            part::check(&self.folder, save, rank, self.ranks()?).map_err(|error| {
+                format!(
+                    "the part that {rank} wrote is not where {} looks for it: {}; name a folder that all hosts share",
+                    state.rank(),
+                    in_words(&error)
+                )
+            })?;
+            state.alive().map_err(|error| error.to_string())?;
+        }
+        let index = self.index(save, state.optimizer_step().map_err(|error| error.to_string())?)?;
+        serde_json::to_vec_pretty(&index).map_err(|error| failed(&Index::path(&self.folder), error.into()))
     }
 
     fn index(&self, save: SaveId, optimizer_step: u32) -> Result<Index, String> {
@@ -113,8 +130,7 @@ impl Save {
 impl PartWriter for Save {
     fn begin(&self, rank: RankId) -> Result<u64, String> {
         let path = Index::path(&self.folder);
-        // A link that leads nowhere is in the way as well.
-        if std::fs::symlink_metadata(&path).is_ok() {
+        if Index::is_there(&self.folder) {
             return Err(taken(&path));
         }
         make_folder(&self.folder).map_err(|source| {
@@ -143,34 +159,19 @@ impl PartWriter for Save {
         steady.file.commit().map_err(|source| failed(&path, source))
     }
 
-    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), String> {
-        let (ranks, path) = (self.ranks()?, Index::path(&self.folder));
-        for rank in (0..ranks).map(RankId::new) {
-            part::check(&self.folder, save, rank, ranks).map_err(|error| {
-                format!(
-                    "the part that {rank} wrote is not where {} looks for it: {}; name a folder that all hosts share",
-                    state.rank(),
-                    in_words(&error)
-                )
-            })?;
-            state.alive().map_err(|error| error.to_string())?;
-        }
-        let index = self.index(save, state.optimizer_step().map_err(|error| error.to_string())?)?;
-        let text = serde_json::to_vec_pretty(&index).map_err(|error| failed(&path, error.into()))?;
+    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), Incomplete> {
+        let path = Index::path(&self.folder);
+        let text = self.checked(save, state).map_err(Incomplete::Refused)?;
         let put = || {
             let mut file = WholeFile::begin(&path)?;
             file.write_all(&text)?;
             file.commit_as(false)
         };
-        put().map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => taken(&path),
-            _ => {
-                // It may have its name already. With its parts removed, it would be no checkpoint.
-                if std::fs::read(&path).is_ok_and(|found| found == text) {
-                    let _ = std::fs::remove_file(&path);
-                }
-                failed(&path, source)
-            }
+        put().map_err(|source| {
+            let is_taken = source.kind() == io::ErrorKind::AlreadyExists;
+            let reason = if is_taken { taken(&path) } else { failed(&path, source) };
+            // Also one that is taken, by this save itself: a file system may do a thing twice that it did not hear of.
+            taken_back(&path, &text, reason)
         })
     }
 
@@ -182,8 +183,30 @@ impl PartWriter for Save {
     }
 }
 
+/// Removes the index of a save that failed at its end, where it has its name already: with its parts withdrawn, it
+/// would be no checkpoint.
+fn taken_back(index: &Path, text: &[u8], reason: String) -> Incomplete {
+    let gone = match std::fs::read(index) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Of another save.
+        Ok(found) if found != text => Ok(()),
+        Ok(_) => remove(index),
+        Err(error) => Err(error),
+    };
+    match gone {
+        Ok(()) => Incomplete::Refused(reason),
+        Err(error) => Incomplete::Uncertain(format!(
+            "{reason}; its index may be there all the same, since it could not be removed ({error}), so parts stay: \
+             import from the folder to see, or remove it"
+        )),
+    }
+}
+
 /// What is said of a folder that has a checkpoint.
 fn taken(index: &Path) -> String {
+    if std::fs::symlink_metadata(index).is_ok_and(|about| about.is_file() && about.len() == 0) {
+        return format!("{} is there: {}", index.display(), index::EMPTY);
+    }
     format!(
         "{} is there, so its folder holds a checkpoint, and no save replaces one; name another folder, such as one for \
          each step, and remove those you do not need",
@@ -216,5 +239,34 @@ impl Write for Steady<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CK-1.
+    #[test]
+    fn parts_may_go_once_the_index_of_their_save_is_surely_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = Index::path(folder.path());
+        let refused = Incomplete::Refused("the disk".to_owned());
+        assert_eq!(taken_back(&index, b"mine", "the disk".to_owned()), refused);
+        std::fs::write(&index, "of another").unwrap();
+        assert_eq!(taken_back(&index, b"mine", "the disk".to_owned()), refused);
+        assert_eq!(std::fs::read(&index).unwrap(), b"of another");
+        std::fs::write(&index, "mine").unwrap();
+        assert_eq!(taken_back(&index, b"mine", "the disk".to_owned()), refused);
+        assert!(!index.exists());
+        // A file that nobody can remove, and one that nobody can read.
+        let stays = Path::new("/proc/version");
+        for (index, text) in [(stays, std::fs::read(stays).unwrap()), (folder.path(), Vec::new())] {
+            let told = taken_back(index, &text, "the disk".to_owned());
+            let Incomplete::Uncertain(reason) = told else { panic!("{told:?}") };
+            assert!(reason.starts_with("the disk; its index may be there"), "{reason}");
+        }
+        assert!(stays.exists());
     }
 }

@@ -5,7 +5,6 @@
 //! what fails later is an error, and never a zero.
 
 mod error;
-pub(super) mod header;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -17,6 +16,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::initial::MasterRows;
+use super::tensor_header::{self, Unsound};
 use crate::config::near;
 use crate::errors::shown;
 use crate::format::Shape;
@@ -116,7 +116,10 @@ impl PretrainedFiles {
         let (mut files, mut tensors) = (Vec::<Source>::new(), BTreeMap::<String, Tensor>::new());
         for path in paths {
             let path = path.as_ref();
-            let described = header::read(path)?;
+            let described = tensor_header::read(path).map_err(|error| match error {
+                Unsound::File(source) => PretrainedError::File { path: path.to_owned(), source },
+                Unsound::Content(reason) => PretrainedError::Content { path: path.to_owned(), reason },
+            })?;
             for (name, about) in described.tensors {
                 if let Some(first) = tensors.get(&name) {
                     let (first, second) = (files[first.file].path.clone(), path.to_owned());

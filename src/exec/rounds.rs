@@ -7,7 +7,6 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::parts::Refusal;
 use super::world::{failed, misfit};
 use super::{ExecError, World};
 use crate::id::RankId;
@@ -15,6 +14,9 @@ use crate::rendezvous::{Reader, Topic, Truncated, Writer};
 
 /// The part of the deadline after which a rank that works comes to a round.
 const PART_OF_DEADLINE: u32 = 4;
+
+/// A rank that refuses, and why.
+pub type Refusal = (RankId, String);
 
 /// What a rank says in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,14 +27,14 @@ enum Said {
 }
 
 /// One rank's way through the rounds.
-pub(super) struct Paces<'w> {
+pub(super) struct Rounds<'w> {
     world: &'w World,
     rank: RankId,
     every: Duration,
     last: Cell<Instant>,
 }
 
-impl<'w> Paces<'w> {
+impl<'w> Rounds<'w> {
     /// Of a rank that says that it does `doing`, until this is dropped.
     pub(super) fn new(world: &'w World, rank: RankId, doing: &str) -> Self {
         world.stand(rank, doing);
@@ -54,29 +56,27 @@ impl<'w> Paces<'w> {
     /// The end of the world.
     pub(super) fn agree(&self, own: Result<u64, String>) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
         let own = own.map_or_else(Said::Refuses, Said::Done);
-        let all = loop {
-            let all = self.round(&own)?;
-            if !all.contains(&Said::Works) {
-                break all;
+        loop {
+            let ended = self.round(&own)?.into_iter().enumerate().map(|(rank, said)| match said {
+                Said::Works => None,
+                Said::Done(number) => Some(Ok(number)),
+                Said::Refuses(reason) => Some(Err((RankId::at(rank), reason))),
+            });
+            if let Some(ended) = ended.collect::<Option<Vec<_>>>() {
+                return Ok(ended.into_iter().collect());
             }
-        };
-        let ended = all.into_iter().enumerate().map(|(rank, said)| match said {
-            Said::Refuses(reason) => Err((RankId::at(rank), reason)),
-            Said::Done(number) => Ok(number),
-            Said::Works => Ok(0),
-        });
-        Ok(ended.collect())
+        }
     }
 
     fn round(&self, own: &Said) -> Result<Vec<Said>, ExecError> {
         let failed = |error| failed(self.rank, error);
-        let all = self.world.rendezvous().exchange(self.rank, Topic::Paces, &encode(own)).map_err(failed)?;
+        let all = self.world.rendezvous().exchange(self.rank, Topic::Work, &encode(own)).map_err(failed)?;
         self.last.set(Instant::now());
         all.iter().map(|bytes| decode(bytes).map_err(|_| failed(misfit("how a part ended")))).collect()
     }
 }
 
-impl Drop for Paces<'_> {
+impl Drop for Rounds<'_> {
     fn drop(&mut self) {
         self.world.stand(self.rank, "");
     }
@@ -108,39 +108,46 @@ fn decode(bytes: &[u8]) -> Result<Said, Truncated> {
 mod tests {
     use super::*;
 
-    const DEADLINE: Duration = Duration::from_secs(2);
+    /// More than any test takes.
+    const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// What two ranks hear, of which the second works for so many pieces of 100 ms before it ends so.
-    fn heard(
-        pieces: u32,
-        alive: bool,
-        ends: Result<u64, String>,
-    ) -> Vec<Result<Result<Vec<u64>, Refusal>, String>> {
-        let world = World::new(2, DEADLINE);
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let paces = Paces::new(&world, RankId::new(1), "it writes");
-                for _ in 0..pieces {
-                    std::thread::sleep(Duration::from_millis(100));
-                    if alive {
-                        paces.alive()?;
-                    }
-                }
-                paces.agree(ends)
+    fn of(world: &World, rank: u32) -> Rounds<'_> {
+        Rounds::new(world, RankId::new(rank), "it writes")
+    }
+
+    /// RV-2: every sign of life is a round, after which who is done waits on.
+    #[test]
+    fn a_rank_that_works_is_waited_for_as_long_as_it_gives_signs_of_life() {
+        for ends in [Ok(8), Err("the disk is full".to_owned())] {
+            let world = World::new(2, DEADLINE);
+            let [first, other] = std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    let mut rounds = of(&world, 1);
+                    rounds.every = Duration::ZERO;
+                    (0..3).try_for_each(|_| rounds.alive()).unwrap();
+                    rounds.agree(ends.clone()).unwrap()
+                });
+                let rounds = of(&world, 0);
+                assert_eq!(rounds.round(&Said::Done(7)).unwrap(), [Said::Done(7), Said::Works]);
+                [rounds.agree(Ok(7)).unwrap(), other.join().unwrap()]
             });
-            let first = Paces::new(&world, RankId::new(0), "it writes").agree(Ok(7));
-            [first, other.join().unwrap()].map(|heard| heard.map_err(|error| error.to_string())).to_vec()
-        })
+            let expected = ends.map(|number| vec![7, number]).map_err(|reason| (RankId::new(1), reason));
+            assert_eq!((first, other), (expected.clone(), expected));
+        }
+    }
+
+    #[test]
+    fn nobody_is_met_before_a_sign_of_life_is_due() {
+        let world = World::new(2, DEADLINE);
+        of(&world, 1).alive().unwrap();
     }
 
     /// RV-2.
     #[test]
-    fn a_rank_that_works_for_several_deadlines_is_waited_for_as_long_as_it_gives_signs_of_life() {
-        assert_eq!(heard(30, true, Ok(8)), vec![Ok(Ok(vec![7, 8])); 2]);
-        let refusal = (RankId::new(1), "the disk is full".to_owned());
-        assert_eq!(heard(0, true, Err(refusal.1.clone())), vec![Ok(Err(refusal)); 2]);
-        // Who comes too late still finds what the others said; it hears of the end in its next round.
-        let reason = heard(30, false, Ok(8)).swap_remove(0).unwrap_err();
+    fn a_rank_that_gives_no_sign_of_life_is_named_with_what_it_does() {
+        let world = World::new(2, Duration::from_millis(50));
+        let _stands_still = of(&world, 1);
+        let reason = of(&world, 0).agree(Ok(7)).unwrap_err().to_string();
         assert!(reason.contains("rank 1 did not come") && reason.contains("it writes"), "{reason}");
     }
 

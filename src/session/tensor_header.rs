@@ -1,4 +1,4 @@
-//! What a safetensors file of somebody else's holds, by its header alone.
+//! What a safetensors file holds, by its header alone, whoever wrote it.
 //!
 //! Law: memory is in proportion to the header, and a header is no longer than its file. The tensors of one
 //! that was read tile the rest of the file: each has the bytes of its dtype and shape, no two share one, none
@@ -7,35 +7,45 @@
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
-use super::PretrainedError;
+use super::tensor_file::{METADATA, MOST_HEADER};
 use crate::errors::shown;
-use crate::session::tensor_file::{METADATA, MOST_HEADER};
 
 /// Bytes of the length that a file begins with.
 const LENGTH: u64 = 8;
 
 /// A file whose header is sound.
-pub(in crate::session) struct Described {
-    pub(in crate::session) file: File,
+pub(super) struct Described {
+    pub(super) file: File,
     /// Where the bytes of tensors begin.
-    pub(in crate::session) data: u64,
+    pub(super) data: u64,
     /// The tensors by name; offsets count from `data`.
-    pub(in crate::session) tensors: Vec<(String, TensorInfo)>,
+    pub(super) tensors: Vec<(String, TensorInfo)>,
     /// What the file says of itself, as far as it is text.
-    pub(in crate::session) about: HashMap<String, String>,
+    pub(super) about: HashMap<String, String>,
+}
+
+/// Why a file has no sound header. Which file it is, and what to do about it, says whoever asked.
+#[derive(Debug)]
+pub(super) enum Unsound {
+    /// The file system refused.
+    File(io::Error),
+    /// What is wrong with the content.
+    Content(String),
 }
 
 /// Opens `path` and reads its header.
-pub(in crate::session) fn read(path: &Path) -> Result<Described, PretrainedError> {
-    let failed = |source| PretrainedError::File { path: path.to_owned(), source };
-    let unsound = |reason: String| PretrainedError::Content { path: path.to_owned(), reason };
+///
+/// # Errors
+/// [`Unsound`].
+pub(super) fn read(path: &Path) -> Result<Described, Unsound> {
+    let (failed, unsound) = (Unsound::File, Unsound::Content);
     // Asked before opening: opening a pipe waits for its writer.
     if !std::fs::metadata(path).map_err(failed)?.is_file() {
         return Err(unsound("it is no plain file".to_owned()));

@@ -1,0 +1,169 @@
+//! A rank that saves its part of a checkpoint, or takes in what it owns of one.
+//!
+//! Law: all ranks save or none does, and all know who refused and why. A save begins on every rank before any
+//! writes, and becomes a checkpoint once every part is kept. An import is read and judged by every rank before any
+//! changes anything. Neither ends the world, unless a rank, a device or a process fails.
+
+use std::cell::RefCell;
+use std::io;
+
+use super::parts::{Incomplete, Moment, PartWriter, RankPart, RankState, SaveId};
+use super::rounds::{Refusal, Rounds};
+use super::spread::DIFFERENT_CHECKPOINTS;
+use super::{Exchange, ExecError, Rank};
+use crate::backend::Backend;
+use crate::format::DelayedState;
+use crate::id::{CarriedId, RankId, WeightId};
+use crate::layout::Content;
+
+/// What a rank says it is doing meanwhile, for those that wait for it.
+const WRITES: &str = "it writes its part of a checkpoint; write to a faster disk, or raise deadline_s";
+const READS: &str = "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s";
+
+/// The number of a rank that does not know whether the save became a checkpoint. Why comes in a meeting of its own.
+const UNCERTAIN: u64 = 1;
+
+impl<B: Backend> Rank<B> {
+    /// Hands the rank's state to the writer in `exchange`, which then says who could not save, if anybody could not.
+    ///
+    /// # Errors
+    /// What the backend refuses, and the end of the world.
+    pub fn save_part(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+        exchange.refusal = None;
+        let Some(writer) = exchange.part_writer.take() else {
+            return Err(ExecError::NoParts { rank: self.id(), what: "writer" });
+        };
+        self.quantize_new_masters()?;
+        exchange.refusal = self.save_to(writer.as_ref())?;
+        Ok(())
+    }
+
+    fn save_to(&self, writer: &dyn PartWriter) -> Result<Option<Refusal>, ExecError> {
+        let rank = self.id();
+        let rounds = Rounds::new(&self.world, rank, WRITES);
+        let save = match rounds.agree(writer.begin(rank))? {
+            Ok(numbers) => SaveId::of(&numbers),
+            Err(refusal) => return Ok(Some(refusal)),
+        };
+        let state = LiveState::new(self, &rounds);
+        let written = writer.write(save, &state);
+        state.failure()?;
+        let mut agreed = rounds.agree(written.map(|()| 0))?;
+        if agreed.is_ok() {
+            let completed = if rank == RankId::new(0) { writer.complete(save, &state) } else { Ok(()) };
+            state.failure()?;
+            let (own, why) = match completed {
+                Ok(()) => (Ok(0), Ok(0)),
+                Err(Incomplete::Refused(reason)) => (Err(reason), Ok(0)),
+                Err(Incomplete::Uncertain(reason)) => (Ok(UNCERTAIN), Err(reason)),
+            };
+            agreed = rounds.agree(own)?;
+            // An index that may be there needs all parts.
+            if agreed.as_ref().is_ok_and(|numbers| numbers.contains(&UNCERTAIN)) {
+                return Ok(rounds.agree(why)?.err());
+            }
+        }
+        // Only what was agreed is known to all: where the world ended, rank 0 may have made a checkpoint of this part.
+        if agreed.is_err() {
+            writer.withdraw(save, rank);
+        }
+        Ok(agreed.err())
+    }
+
+    /// Takes in what the rank owns of a checkpoint, from the reader in `exchange`; or nothing, if any rank refuses
+    /// or processes read different ones, and then `exchange` says why.
+    ///
+    /// # Errors
+    /// What the backend refuses, and the end of the world.
+    pub fn import_part(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+        exchange.import_refused = None;
+        let Some(reader) = exchange.part_reader.take() else {
+            return Err(ExecError::NoParts { rank: self.id(), what: "reader" });
+        };
+        let (part, agreed) = {
+            let rounds = Rounds::new(&self.world, self.id(), READS);
+            let state = LiveState::new(self, &rounds);
+            let read = reader.read(self.id(), &|| state.alive());
+            state.failure()?;
+            let (part, own) = match read {
+                Ok(part) => (part, Ok(reader.digest())),
+                Err(reason) => (RankPart::default(), Err(reason)),
+            };
+            (part, rounds.agree(own)?)
+        };
+        exchange.import_refused = match agreed {
+            Err((rank, reason)) => Some(format!("{rank}: {reason}")),
+            Ok(digests) if digests.windows(2).any(|pair| pair[0] != pair[1]) => {
+                Some(DIFFERENT_CHECKPOINTS.to_owned())
+            }
+            Ok(_) => None,
+        };
+        if exchange.import_refused.is_some() {
+            return Ok(());
+        }
+        let RankPart { shards, carried, optimizer_step } = part;
+        (exchange.shards, exchange.carried, exchange.optimizer_step) = (shards, carried, optimizer_step);
+        self.import(exchange)
+    }
+}
+
+/// The state of a rank that works on its part. The first failure of the rank or the world is kept, whatever becomes of
+/// it on the way.
+struct LiveState<'r, B: Backend> {
+    rank: &'r Rank<B>,
+    rounds: &'r Rounds<'r>,
+    failure: RefCell<Option<ExecError>>,
+}
+
+impl<'r, B: Backend> LiveState<'r, B> {
+    fn new(rank: &'r Rank<B>, rounds: &'r Rounds<'r>) -> Self {
+        Self { rank, rounds, failure: RefCell::new(None) }
+    }
+
+    /// The failure of the rank or of its world, if there was one.
+    fn failure(&self) -> Result<(), ExecError> {
+        self.failure.borrow_mut().take().map_or(Ok(()), Err)
+    }
+
+    fn kept<T>(&self, outcome: Result<T, ExecError>) -> io::Result<T> {
+        outcome.map_err(|error| {
+            let words = io::Error::other(error.to_string());
+            self.failure.borrow_mut().get_or_insert(error);
+            words
+        })
+    }
+}
+
+impl<B: Backend> RankState for LiveState<'_, B> {
+    fn rank(&self) -> RankId {
+        self.rank.id()
+    }
+
+    fn optimizer_step(&self) -> io::Result<u32> {
+        self.kept(self.rank.steps_taken())
+    }
+
+    fn master(&self, weight: WeightId) -> io::Result<Vec<f32>> {
+        self.kept(self.rank.master(weight))
+    }
+
+    fn moment(&self, weight: WeightId, which: Moment) -> io::Result<Vec<f32>> {
+        let content = match which {
+            Moment::First => Content::ExpAvg(weight),
+            Moment::Second => Content::ExpAvgSq(weight),
+        };
+        self.kept(self.rank.moment(content, weight))
+    }
+
+    fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>> {
+        self.kept(self.rank.delayed(weight))
+    }
+
+    fn carried(&self, buffer: CarriedId) -> io::Result<Vec<u8>> {
+        self.kept(self.rank.carried_bytes(buffer))
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        self.kept(self.rounds.alive())
+    }
+}
