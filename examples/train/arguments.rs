@@ -86,7 +86,8 @@ pub(crate) struct Arguments {
     /// Write the loss of every step to this file, one a line, with all its digits.
     #[arg(long)]
     pub(crate) losses: Option<PathBuf>,
-    /// Keep checkpoints in parts below this folder: `step-<N>` after the last step. [default: none]
+    /// Keep checkpoints in parts below this folder: `step-<N>` after the last step. A run that is interrupted keeps
+    /// those of --save-every. [default: none]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) save: Option<PathBuf>,
     /// Keep one after every so many steps too.

@@ -39,7 +39,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
 use warpweft::id::{ProcessId, RankId};
 use warpweft::rendezvous::ProcessEnvironment;
-use warpweft::session::{HostTime, Outcome, Session, StepReport, plan_program};
+use warpweft::session::{HostTime, Outcome, Session, SessionError, StepReport, plan_program};
 use warpweft::trace::{Exposure, Nanoseconds};
 
 use arguments::{Arguments, settings};
@@ -141,22 +141,24 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
         interrupt: interrupt.clone(),
     };
     saving::resume(&arguments, &mut session).await?;
-    let run = train(&arguments, job, watch, &mut session).await?;
+    let mut run = train(&arguments, job, watch, &mut session).await?;
     let held_out = match run.stopped {
         true => None,
         false => Some(evaluate(&config, &corpus, &mut session).await?),
     };
     // Also one that came in the evaluation, which went on to its end.
     let code = if interrupt.came() { ExitCode::from(Interrupt::EXIT_CODE) } else { ExitCode::SUCCESS };
-    // A trace that could not be written takes no result away.
+    // A trace that could not be written takes no result away, nor does a checkpoint that could not be kept.
     let closed = session.close().await;
-    let Some(outputs) = &outputs else { return Ok(closed.map(|()| code)?) };
+    let is_traced = closed.is_ok();
+    let ended = run.unsaved.take().map_or(closed, Err);
+    let Some(outputs) = &outputs else { return Ok(ended.map(|()| code)?) };
     conclude(&arguments, &corpus, &run, held_out);
-    let trace = arguments.trace(&settings).filter(|_| closed.is_ok());
+    let trace = arguments.trace(&settings).filter(|_| is_traced);
     let left = leave(outputs, &settings, trace, &run, &picture(&arguments, ranks, &corpus, &run.losses));
-    match (left, closed) {
-        (Err(left), Err(closed)) => Err(format!("{left}; and {closed}").into()),
-        (left, closed) => Ok(left.map(|()| closed)?.map(|()| code)?),
+    match (left, ended) {
+        (Err(left), Err(ended)) => Err(format!("{left}; and {ended}").into()),
+        (left, ended) => Ok(left.map(|()| ended)?.map(|()| code)?),
     }
 }
 
@@ -174,6 +176,8 @@ struct Run {
     last: Option<StepReport>,
     /// Whether an interrupt ended it early.
     stopped: bool,
+    /// Why a checkpoint was not kept, which ended the training.
+    unsaved: Option<SessionError>,
     /// Where the host's time of the last steps went.
     hosts: Vec<HostTime>,
     /// What a step was expected to take, if a cluster was named.
@@ -223,6 +227,7 @@ async fn train(
         hosts: Vec::new(),
         last: None,
         stopped: false,
+        unsaved: None,
         forecast: None,
         tuning: None,
     };
@@ -268,7 +273,10 @@ async fn train(
         bar.set_message(message);
         bar.inc(1);
         run.last = Some(report);
-        saving::save(arguments, step + 1, session).await?;
+        if let Err(error) = saving::save(arguments, step + 1, session).await {
+            run.unsaved = Some(error);
+            break;
+        }
     }
     if run.stopped {
         bar.abandon()

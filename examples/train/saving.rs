@@ -44,12 +44,15 @@ pub(crate) fn steps_before(arguments: &Arguments) -> Result<u32, String> {
     }
 }
 
-/// Are the places of all checkpoints free?
+/// Makes the folder of all checkpoints. Are their places free?
 ///
 /// # Errors
 /// One line with the flag, the path, and what to do.
 pub(crate) fn prepare(arguments: &Arguments, steps_before: u32) -> Result<(), String> {
     let Some(folder) = &arguments.save else { return Ok(()) };
+    std::fs::create_dir_all(folder).map_err(|error| {
+        format!("--save: {}: {error}; name a folder in which this user can write", folder.display())
+    })?;
     let mut kept = (steps_before + 1..=arguments.steps).filter(|steps| is_due(arguments, *steps));
     let taken = kept.find(|steps| files(folder, *steps).is_taken());
     taken.map_or(Ok(()), |steps| {

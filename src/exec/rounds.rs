@@ -5,6 +5,7 @@
 //! piece is named at the deadline, with what it was doing. At the end every rank knows how each of them ended.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::world::{failed, misfit};
@@ -18,6 +19,36 @@ const PART_OF_DEADLINE: u32 = 4;
 /// A rank that refuses, and why.
 pub type Refusal = (RankId, String);
 
+/// What ranks do in rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    SavesItsPart,
+    ReadsItsPart,
+}
+
+impl Work {
+    /// What a rank says that it is doing, for those that wait for it.
+    const fn in_words(self) -> &'static str {
+        match self {
+            Self::SavesItsPart => {
+                "it writes its part of a checkpoint; write to a faster disk, or raise deadline_s"
+            }
+            Self::ReadsItsPart => {
+                "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s"
+            }
+        }
+    }
+
+    /// Why two ranks cannot go on together.
+    fn against(self, other: Self) -> String {
+        let does = |work| match work {
+            Self::SavesItsPart => "saves parts",
+            Self::ReadsItsPart => "imports parts",
+        };
+        format!("it {} where another rank {}; call the same in every process", does(other), does(self))
+    }
+}
+
 /// What a rank says in a round.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
@@ -30,16 +61,17 @@ enum Said {
 pub(super) struct Rounds<'w> {
     world: &'w World,
     rank: RankId,
+    work: Work,
     every: Duration,
     last: Cell<Instant>,
 }
 
 impl<'w> Rounds<'w> {
-    /// Of a rank that says that it does `doing`, until this is dropped.
-    pub(super) fn new(world: &'w World, rank: RankId, doing: &str) -> Self {
-        world.stand(rank, doing);
+    /// Of a rank that says that it does `work`, until this is dropped; but not while it waits for others.
+    pub(super) fn new(world: &'w World, rank: RankId, work: Work) -> Self {
+        world.stand(rank, work.in_words());
         let every = world.rendezvous().deadline() / PART_OF_DEADLINE;
-        Self { world, rank, every, last: Cell::new(Instant::now()) }
+        Self { world, rank, work, every, last: Cell::new(Instant::now()) }
     }
 
     /// Comes to a round if one is due. Called between two pieces of work.
@@ -56,8 +88,15 @@ impl<'w> Rounds<'w> {
     /// The end of the world.
     pub(super) fn agree(&self, own: Result<u64, String>) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
         let own = own.map_or_else(Said::Refuses, Said::Done);
+        self.world.stand(self.rank, "");
+        let agreed = self.wait(&own);
+        self.world.stand(self.rank, self.work.in_words());
+        agreed
+    }
+
+    fn wait(&self, own: &Said) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
         loop {
-            let ended = self.round(&own)?.into_iter().enumerate().map(|(rank, said)| match said {
+            let ended = self.round(own)?.into_iter().enumerate().map(|(rank, said)| match said {
                 Said::Works => None,
                 Said::Done(number) => Some(Ok(number)),
                 Said::Refuses(reason) => Some(Err((RankId::at(rank), reason))),
@@ -70,9 +109,15 @@ impl<'w> Rounds<'w> {
 
     fn round(&self, own: &Said) -> Result<Vec<Said>, ExecError> {
         let failed = |error| failed(self.rank, error);
-        let all = self.world.rendezvous().exchange(self.rank, Topic::Work, &encode(own)).map_err(failed)?;
+        let said = encode(self.work, own);
+        let all = self.world.rendezvous().exchange(self.rank, Topic::Work, &said).map_err(failed)?;
         self.last.set(Instant::now());
-        all.iter().map(|bytes| decode(bytes).map_err(|_| failed(misfit("how a part ended")))).collect()
+        let said = |bytes: &Arc<[u8]>| match decode(bytes) {
+            Ok((work, said)) if work == self.work || said == Said::Works => Ok(said),
+            Ok((other, _)) => Ok(Said::Refuses(self.work.against(other))),
+            Err(Truncated) => Err(failed(misfit("how a part ended"))),
+        };
+        all.iter().map(said).collect()
     }
 }
 
@@ -82,8 +127,9 @@ impl Drop for Rounds<'_> {
     }
 }
 
-fn encode(said: &Said) -> Vec<u8> {
+fn encode(work: Work, said: &Said) -> Vec<u8> {
     let mut writer = Writer::default();
+    writer.byte(work as u8);
     match said {
         Said::Works => writer.byte(0),
         Said::Done(number) => writer.byte(1).long(*number),
@@ -92,8 +138,13 @@ fn encode(said: &Said) -> Vec<u8> {
     writer.take()
 }
 
-fn decode(bytes: &[u8]) -> Result<Said, Truncated> {
+fn decode(bytes: &[u8]) -> Result<(Work, Said), Truncated> {
     let mut reader = Reader::new(bytes);
+    let work = match reader.byte()? {
+        0 => Work::SavesItsPart,
+        1 => Work::ReadsItsPart,
+        _ => return Err(Truncated),
+    };
     let said = match reader.byte()? {
         0 => Said::Works,
         1 => Said::Done(reader.long()?),
@@ -101,7 +152,7 @@ fn decode(bytes: &[u8]) -> Result<Said, Truncated> {
         _ => return Err(Truncated),
     };
     reader.end()?;
-    Ok(said)
+    Ok((work, said))
 }
 
 #[cfg(test)]
@@ -112,7 +163,7 @@ mod tests {
     const DEADLINE: Duration = Duration::from_secs(60);
 
     fn of(world: &World, rank: u32) -> Rounds<'_> {
-        Rounds::new(world, RankId::new(rank), "it writes")
+        Rounds::new(world, RankId::new(rank), Work::SavesItsPart)
     }
 
     /// RV-2: every sign of life is a round, after which who is done waits on.
@@ -153,13 +204,35 @@ mod tests {
 
     #[test]
     fn what_is_said_arrives_and_what_is_torn_is_refused() {
-        for said in [Said::Works, Said::Done(u64::MAX), Said::Refuses("é".to_owned())] {
-            let bytes = encode(&said);
-            assert_eq!(decode(&bytes), Ok(said));
-            for end in 0..bytes.len() {
-                assert_eq!(decode(&bytes[..end]), Err(Truncated));
+        for work in [Work::SavesItsPart, Work::ReadsItsPart] {
+            for said in [Said::Works, Said::Done(u64::MAX), Said::Refuses("é".to_owned())] {
+                let bytes = encode(work, &said);
+                assert_eq!(decode(&bytes), Ok((work, said)));
+                for end in 0..bytes.len() {
+                    assert_eq!(decode(&bytes[..end]), Err(Truncated));
+                }
             }
         }
-        assert_eq!(decode(&[3]), Err(Truncated));
+        assert_eq!(decode(&[2, 0]), Err(Truncated));
+        assert_eq!(decode(&[0, 3]), Err(Truncated));
+    }
+
+    /// CK-2: one process saves where another imports.
+    #[test]
+    fn ranks_that_do_different_work_refuse_each_other_by_name() {
+        let world = World::new(2, DEADLINE);
+        let [saves, reads] = std::thread::scope(|scope| {
+            let reads = scope.spawn(|| {
+                let mut rounds = Rounds::new(&world, RankId::new(1), Work::ReadsItsPart);
+                rounds.every = Duration::ZERO;
+                rounds.alive().unwrap();
+                rounds.agree(Ok(1)).unwrap()
+            });
+            [of(&world, 0).agree(Ok(0)).unwrap(), reads.join().unwrap()]
+        });
+        let words = "; call the same in every process";
+        let expected = |does: &str, other: &str| format!("it {does} where another rank {other}{words}");
+        assert_eq!(saves, Err((RankId::new(1), expected("imports parts", "saves parts"))));
+        assert_eq!(reads, Err((RankId::new(0), expected("saves parts", "imports parts"))));
     }
 }

@@ -8,17 +8,13 @@ use std::cell::RefCell;
 use std::io;
 
 use super::parts::{Incomplete, Moment, PartWriter, RankPart, RankState, SaveId};
-use super::rounds::{Refusal, Rounds};
+use super::rounds::{Refusal, Rounds, Work};
 use super::spread::DIFFERENT_CHECKPOINTS;
 use super::{Exchange, ExecError, Rank};
 use crate::backend::Backend;
 use crate::format::DelayedState;
 use crate::id::{CarriedId, RankId, WeightId};
 use crate::layout::Content;
-
-/// What a rank says it is doing meanwhile, for those that wait for it.
-const WRITES: &str = "it writes its part of a checkpoint; write to a faster disk, or raise deadline_s";
-const READS: &str = "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s";
 
 /// The number of a rank that does not know whether the save became a checkpoint. Why comes in a meeting of its own.
 const UNCERTAIN: u64 = 1;
@@ -40,7 +36,7 @@ impl<B: Backend> Rank<B> {
 
     fn save_to(&self, writer: &dyn PartWriter) -> Result<Option<Refusal>, ExecError> {
         let rank = self.id();
-        let rounds = Rounds::new(&self.world, rank, WRITES);
+        let rounds = Rounds::new(&self.world, rank, Work::SavesItsPart);
         let save = match rounds.agree(writer.begin(rank))? {
             Ok(numbers) => SaveId::of(&numbers),
             Err(refusal) => return Ok(Some(refusal)),
@@ -81,7 +77,7 @@ impl<B: Backend> Rank<B> {
             return Err(ExecError::NoParts { rank: self.id(), what: "reader" });
         };
         let (part, agreed) = {
-            let rounds = Rounds::new(&self.world, self.id(), READS);
+            let rounds = Rounds::new(&self.world, self.id(), Work::ReadsItsPart);
             let state = LiveState::new(self, &rounds);
             let read = reader.read(self.id(), &|| state.alive());
             state.failure()?;

@@ -344,7 +344,8 @@ impl SessionError {
     /// What whoever asked meanwhile is to do, after a step that failed so.
     const fn advice_to_ask(&self) -> &'static str {
         match self {
-            Self::Closure { panicked: true, .. } | Self::Diverged { .. } => "",
+            Self::Closure { panicked: true, .. } => "",
+            Self::Diverged { .. } => "; if it was an import, ask again",
             _ => ", ask again",
         }
     }

@@ -198,9 +198,9 @@ impl Session {
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.settle().await?;
         self.check_usable()?;
-        self.check_sound()?;
         let begun = Instant::now();
         let number = self.position(program)?;
+        self.check_sound()?;
         self.check_inputs(number)?;
         let adoption = self.tuning.as_mut().and_then(|tuning| tuning.before_step(number));
         if let Some(adoption) = &adoption {

@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
-use std::task::{Context, Poll};
 
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{PartFiles, SessionError, block_on};
 
 use crate::meddler::{Switch, failing_at};
+use crate::polled::polled_once;
 use crate::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use crate::wrapped::Moment;
 use crate::{config, files, notes};
@@ -218,16 +218,6 @@ fn is_of_a_closed_session(error: SessionError) -> bool {
     matches!(error, SessionError::Parts { .. })
         && said.contains("the session is closed")
         && !said.contains("goes on")
-}
-
-/// What a future has after its first poll, and then it is dropped.
-async fn polled_once<T>(future: impl Future<Output = T>) -> Option<T> {
-    let mut future = std::pin::pin!(future);
-    let poll = |context: &mut Context<'_>| match future.as_mut().poll(context) {
-        Poll::Ready(told) => Poll::Ready(Some(told)),
-        Poll::Pending => Poll::Ready(None),
-    };
-    std::future::poll_fn(poll).await
 }
 
 /// EX-5: weights from which no training goes on are not saved, and parts bring back good ones.

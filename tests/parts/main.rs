@@ -7,6 +7,8 @@ mod cuts;
 mod failures;
 #[path = "../meddler/mod.rs"]
 mod meddler;
+#[path = "../polled/mod.rs"]
+mod polled;
 #[path = "../port/mod.rs"]
 mod port;
 mod processes;

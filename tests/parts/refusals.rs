@@ -141,7 +141,7 @@ const CASES: &[(&str, Damage, &[&str], bool)] = &[
     (
         "a part that is missing",
         |folder, _| std::fs::remove_file(part(folder, 1)).unwrap(),
-        &["rank 1: ", "rank-00001-of-00003-", "check the path"],
+        &["rank 1: ", "rank-00001-of-00003-", "the part of rank 1 is missing; copy it there"],
         true,
     ),
     (
@@ -183,7 +183,7 @@ const CASES: &[(&str, Damage, &[&str], bool)] = &[
     (
         "an index of another save",
         |folder, other| put(&other.join("checkpoint.json"), &folder.join("checkpoint.json")),
-        &["rank-0000", "check the path"],
+        &["rank-0000", "is missing; copy it there"],
         true,
     ),
     (
@@ -298,7 +298,7 @@ fn delayed_scales_that_no_cast_can_use_are_refused_where_scaling_is_delayed() {
         let mut session = trainer.start(delayed, RANKS).await.unwrap();
         losses(&mut session, RANKS, 0..2).await;
         session.save_parts(&PartFiles::new(good.path()), &notes(&[])).await.unwrap();
-        let damages: [(Damage, &[&str]); 3] = [
+        let damages: [(Damage, &[&str]); 4] = [
             (
                 |folder, _| edit(&part(folder, 0), |content| content.set("layer0.delayed_scale", 0, 0.0)),
                 &["delayed scale 0, which no cast can use", "`PartFiles::load`"],
@@ -311,7 +311,16 @@ fn delayed_scales_that_no_cast_can_use_are_refused_where_scaling_is_delayed() {
                 |folder, _| {
                     edit(&part(folder, 0), |content| drop(content.tensors.remove("layer0.amax_history")))
                 },
-                &["`layer0.amax_history` is no list of F32"],
+                &["`layer0.amax_history` is no list of up to 65536 F32"],
+            ),
+            (
+                |folder, _| {
+                    let longer = (Dtype::F32, vec![65_537], vec![0; 4 * 65_537]);
+                    edit(&part(folder, 0), |content| {
+                        drop(content.tensors.insert("layer0.amax_history".to_owned(), longer));
+                    });
+                },
+                &["`layer0.amax_history` is no list of up to 65536 F32"],
             ),
         ];
         for (damage, words) in damages {
@@ -319,6 +328,22 @@ fn delayed_scales_that_no_cast_can_use_are_refused_where_scaling_is_delayed() {
             copy(good.path(), folder.path());
             damage(folder.path(), good.path());
             refused(&mut session, &PartFiles::new(folder.path()), words).await;
+        }
+    });
+}
+
+/// What is no plain file may have no end, or wait for who writes to it.
+#[cfg(unix)]
+#[test]
+fn an_index_that_is_no_plain_file_is_refused_unread() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let files = PartFiles::new(folder.path());
+        let mut session = Trainer::new(1, Format::F32).start(config(), 1).await.unwrap();
+        for other in ["/dev/null", "/dev/zero"] {
+            std::os::unix::fs::symlink(other, folder.path().join("checkpoint.json")).unwrap();
+            refused(&mut session, &files, &["checkpoint.json", "it is no plain file"]).await;
+            std::fs::remove_file(folder.path().join("checkpoint.json")).unwrap();
         }
     });
 }

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -97,8 +98,8 @@ impl Index {
     /// [`StoreError`] when it is not there or not sound.
     pub(super) fn read(folder: &Path) -> Result<(Self, u64), StoreError> {
         let path = Self::path(folder);
-        let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound if folder.is_dir() => StoreError::Content {
+        let bytes = read(&path).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound if folder.is_dir() => StoreError::Content {
                 path: folder.to_owned(),
                 reason: format!(
                     "the folder has no {NAME}, with which every save into parts ends: it is no such checkpoint, or its \
@@ -138,7 +139,11 @@ impl Index {
     /// Does it describe a checkpoint?
     fn check(&self) -> Result<(), String> {
         if !(1..=Mesh::MAX_RANKS).contains(&self.ranks) {
-            return Err(format!("it is of {} ranks, and 1 to {} can be", self.ranks, Mesh::MAX_RANKS));
+            return Err(format!(
+                "it is of {} ranks, and 1 to {} can be; load a checkpoint that is not damaged",
+                self.ranks,
+                Mesh::MAX_RANKS
+            ));
         }
         once("weight", self.weights.iter().map(|weight| &weight.name))?;
         once("carried buffer", self.carried.iter().map(|buffer| &buffer.name))?;
@@ -170,10 +175,23 @@ pub(super) fn part(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> Pat
     folder.join(format!("rank-{:05}-of-{ranks:05}-{save}.safetensors", rank.number()))
 }
 
+/// The bytes of a plain file. Asked before it is opened: opening a pipe waits for who writes to it.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no plain file; load another checkpoint",
+        ));
+    }
+    std::fs::read(path)
+}
+
 fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(), String> {
     let mut seen = HashSet::new();
     match names.find(|name| !seen.insert(*name)) {
-        Some(name) => Err(format!("it lists the {kind} `{}` twice", shown(name))),
+        Some(name) => {
+            Err(format!("it lists the {kind} `{}` twice; load a checkpoint that is not damaged", shown(name)))
+        }
         None => Ok(()),
     }
 }

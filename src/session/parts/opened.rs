@@ -16,6 +16,9 @@ use crate::id::RankId;
 use crate::model::ShardRows;
 use crate::session::{StoreError, tensors};
 
+/// Amaxes that a configuration can ask to be remembered.
+const LONGEST_HISTORY: usize = 1 << 16;
+
 /// What there is of every row of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -121,7 +124,7 @@ impl Opened {
         }
         let part = self.part(RankId::new(0))?;
         let [scale, history] = tensors::delayed_names(&weight.name);
-        let mut state = DelayedState::new(part.length(&history)?);
+        let mut state = DelayedState::new(part.length(&history, LONGEST_HISTORY)?);
         let begin = part.tensor(&scale, Dtype::F32, &[1])?;
         part.read(begin, bytemuck::bytes_of_mut(&mut state.scale), alive)?;
         let begin = part.tensor(&history, Dtype::F32, &[state.history.len()])?;

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::Dtype;
@@ -43,6 +43,11 @@ impl Part {
     /// [`StoreError`] when it is missing, torn, or another.
     pub(super) fn open(path: PathBuf, save: SaveId, rank: RankId, ranks: u32) -> Result<Self, StoreError> {
         let described = tensor_header::read(&path).map_err(|error| match error {
+            Unsound::File(source) if source.kind() == ErrorKind::NotFound => {
+                let reason =
+                    format!("the part of {rank} is missing; copy it there, or load another checkpoint");
+                StoreError::Content { path: path.clone(), reason }
+            }
             Unsound::File(source) => StoreError::File { path: path.clone(), source },
             Unsound::Content(reason) => {
                 let reason = format!(
@@ -89,14 +94,13 @@ impl Part {
         }
     }
 
-    /// The extent of a list in f32.
-    pub(super) fn length(&self, name: &str) -> Result<usize, StoreError> {
+    /// The extent of a list in f32, which is no longer than `most`.
+    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, StoreError> {
         match self.tensors.get(name) {
-            Some((Dtype::F32, extents, _)) if extents.len() == 1 => Ok(extents[0]),
-            _ => {
-                Err(self
-                    .content(format!("`{name}` is no list of F32; load a checkpoint that is not damaged")))
-            }
+            Some((Dtype::F32, extents, _)) if extents.len() == 1 && extents[0] <= most => Ok(extents[0]),
+            _ => Err(self.content(format!(
+                "`{name}` is no list of up to {most} F32; load a checkpoint that is not damaged"
+            ))),
         }
     }
 

@@ -5,6 +5,7 @@
 //! A save that fails removes its own files, and touches no others; but where its index may be there, parts stay.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -137,7 +138,10 @@ impl PartWriter for Save {
             format!("{}: {source}; name a folder in which this user can write", self.folder.display())
         })?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // The standard library's keys, which are random and others for every call: clocks may stand still.
+        let random = RandomState::new().build_hasher().finish();
         let mut digest = Digest::default();
+        digest.add(&random.to_le_bytes());
         digest.add(&now.as_nanos().to_le_bytes());
         digest.add(&std::process::id().to_le_bytes());
         digest.add(&rank.number().to_le_bytes());
