@@ -9,33 +9,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::{ExecError, Rank};
+use super::{ExecError, Rank, StatePart};
 use crate::backend::Backend;
 use crate::id::WeightId;
-use crate::layout::Content;
 use crate::rendezvous::{Reader, Truncated, Writer};
-
-/// What the optimizer keeps of every element of a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StatePart {
-    /// The FP32 master.
-    Master,
-    /// The first moment.
-    FirstMoment,
-    /// The second moment.
-    SecondMoment,
-}
-
-impl std::fmt::Display for StatePart {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.write_str(match self {
-            Self::Master => "master",
-            Self::FirstMoment => "first moment",
-            Self::SecondMoment => "second moment",
-        })
-    }
-}
 
 /// One value that a rank found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -115,8 +92,7 @@ impl<B: Backend> Rank<B> {
         let (begun, looks) =
             (Instant::now(), LOOKS.min(self.world.rendezvous().deadline() / LOOKS_OF_DEADLINE));
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
-        let parts = [StatePart::Master, StatePart::FirstMoment, StatePart::SecondMoment];
-        let lists = weights.flat_map(|weight| parts.map(|part| (weight, part)));
+        let lists = weights.flat_map(|weight| StatePart::ALL.map(|part| (weight, part)));
         for (weight, part) in lists.take_while(|_| begun.elapsed() < looks) {
             if let Some(stray) = self.stray_of(weight, part)? {
                 return Ok(Some(Diverged { stray: Some(stray) }));
@@ -128,11 +104,10 @@ impl<B: Backend> Rank<B> {
     /// The first of the rank's values of one kind from which no training goes on.
     fn stray_of(&self, weight: WeightId, part: StatePart) -> Result<Option<Stray>, ExecError> {
         let plan = &self.prologue.plan;
-        let (layout, moment) = (plan.weights.layout(weight), plan.weights.state.largest_moment());
-        let (values, largest) = match part {
-            StatePart::Master => (self.master(weight)?, plan.policy.settings.via.largest(layout.format)),
-            StatePart::FirstMoment => (self.moment(Content::ExpAvg(weight), weight)?, moment),
-            StatePart::SecondMoment => (self.moment(Content::ExpAvgSq(weight), weight)?, moment),
+        let (layout, values) = (plan.weights.layout(weight), self.rows(weight, part)?);
+        let largest = match part {
+            StatePart::Master => plan.policy.settings.via.largest(layout.format),
+            StatePart::FirstMoment | StatePart::SecondMoment => plan.weights.state.largest_moment(),
         };
         let goes_on = |value: &f32| value.abs() <= largest;
         let Some(at) = values.iter().position(|value| !goes_on(value)) else { return Ok(None) };
@@ -155,8 +130,7 @@ mod tests {
             column: 7,
             value: f32::NEG_INFINITY,
         };
-        let kinds = [StatePart::Master, StatePart::FirstMoment, StatePart::SecondMoment]
-            .map(|part| Some(stray(part)));
+        let kinds = StatePart::ALL.map(|part| Some(stray(part)));
         let all = kinds.into_iter().chain([None]).map(|stray| Some(Diverged { stray })).chain([None]);
         for told in all {
             let mut writer = Writer::default();

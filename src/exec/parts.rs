@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-use super::WeightShard;
+use super::{StatePart, WeightShard};
 use crate::digest::Digest;
 use crate::errors::shown;
 use crate::format::DelayedState;
@@ -54,25 +54,14 @@ pub trait RankState {
     fn rank(&self) -> RankId;
     /// Optimizer steps taken.
     fn optimizer_step(&self) -> io::Result<u32>;
-    /// Its rows of a master, as f32.
-    fn master(&self, weight: WeightId) -> io::Result<Vec<f32>>;
-    /// Its rows of both moments, one at a time, as f32; empty for a frozen weight.
-    fn moment(&self, weight: WeightId, which: Moment) -> io::Result<Vec<f32>>;
+    /// Its rows of a master or a moment, as f32; no moments of a frozen weight.
+    fn rows(&self, weight: WeightId, part: StatePart) -> io::Result<Vec<f32>>;
     /// Scale in use and amax history, where scaling is delayed.
     fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>>;
     /// A carried buffer; of one that is not there it is empty.
     fn carried(&self, buffer: CarriedId) -> io::Result<Vec<u8>>;
     /// As [`Alive`].
     fn alive(&self) -> io::Result<()>;
-}
-
-/// One of Adam's moments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// The mean.
-    First,
-    /// The mean of squares.
-    Second,
 }
 
 /// Keeps the parts of one save.

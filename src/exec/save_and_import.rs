@@ -7,14 +7,13 @@
 use std::cell::RefCell;
 use std::io;
 
-use super::parts::{Incomplete, Moment, PartWriter, RankPart, RankState, SaveId};
+use super::parts::{Incomplete, PartWriter, RankPart, RankState, SaveId};
 use super::rounds::{Refusal, Rounds, Work};
 use super::spread::DIFFERENT_CHECKPOINTS;
-use super::{Exchange, ExecError, Rank};
+use super::{Exchange, ExecError, Rank, StatePart};
 use crate::backend::Backend;
 use crate::format::DelayedState;
 use crate::id::{CarriedId, RankId, WeightId};
-use crate::layout::Content;
 
 /// The number of a rank that does not know whether the save became a checkpoint. Why comes in a meeting of its own.
 const UNCERTAIN: u64 = 1;
@@ -139,16 +138,8 @@ impl<B: Backend> RankState for LiveState<'_, B> {
         self.kept(self.rank.steps_taken())
     }
 
-    fn master(&self, weight: WeightId) -> io::Result<Vec<f32>> {
-        self.kept(self.rank.master(weight))
-    }
-
-    fn moment(&self, weight: WeightId, which: Moment) -> io::Result<Vec<f32>> {
-        let content = match which {
-            Moment::First => Content::ExpAvg(weight),
-            Moment::Second => Content::ExpAvgSq(weight),
-        };
-        self.kept(self.rank.moment(content, weight))
+    fn rows(&self, weight: WeightId, part: StatePart) -> io::Result<Vec<f32>> {
+        self.kept(self.rank.rows(weight, part))
     }
 
     fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>> {

@@ -7,7 +7,7 @@
 use bytemuck::Pod;
 use half::bf16;
 
-use super::{Exchange, ExecError, Rank, ShardPlanes, WeightShard};
+use super::{Exchange, ExecError, Rank, ShardPlanes, StatePart, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
 use crate::format::{DelayedState, Orientation, join_master, split_master};
@@ -36,9 +36,9 @@ impl<B: Backend> Rank<B> {
                 continue;
             }
             exchange.shards.push(WeightShard {
-                master: self.master(weight)?,
-                exp_avg: self.moment(Content::ExpAvg(weight), weight)?,
-                exp_avg_sq: self.moment(Content::ExpAvgSq(weight), weight)?,
+                master: self.rows(weight, StatePart::Master)?,
+                exp_avg: self.rows(weight, StatePart::FirstMoment)?,
+                exp_avg_sq: self.rows(weight, StatePart::SecondMoment)?,
                 planes: self.planes(weight)?,
                 tensor_scale: self.tensor_scale(weight)?,
                 delayed: self.delayed(weight)?,
@@ -116,6 +116,15 @@ impl<B: Backend> Rank<B> {
         Ok(bytes)
     }
 
+    /// The rank's rows of a master or a moment, as f32; no moments of a frozen weight.
+    pub(super) fn rows(&self, weight: WeightId, part: StatePart) -> Result<Vec<f32>, ExecError> {
+        match part {
+            StatePart::Master => self.master(weight),
+            StatePart::FirstMoment => self.moment(Content::ExpAvg(weight), weight),
+            StatePart::SecondMoment => self.moment(Content::ExpAvgSq(weight), weight),
+        }
+    }
+
     /// The rank's real elements of `weight`, as `T` is stored in the arena.
     fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
@@ -125,7 +134,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// The master as f32, joined if it is stored in halves.
-    pub(super) fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+    fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
         if !self.splits_master(weight) {
             return self.values(Content::Master(weight), weight);
         }
@@ -153,7 +162,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// A moment as f32, whatever it is stored as; empty where there is none.
-    pub(super) fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+    fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
         if self.is_frozen(weight) {
             return Ok(Vec::new());
         }

@@ -15,6 +15,7 @@ use safetensors::tensor::{Dtype, SafeTensors};
 use super::store::{CheckpointStore, StoreError};
 use super::tensor_file::{self, MOST_HEADER};
 use super::{Carried, CarriedBuffer, Checkpoint, WeightState, tensors};
+use crate::exec::StatePart;
 use crate::format::{DelayedState, Format, Shape};
 use crate::whole_file::WholeFile;
 
@@ -112,18 +113,18 @@ impl FileStore {
         let mut weights = Vec::new();
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
-            let (shape, master) = self.values(&tensors, &format!("{name}.master"))?;
-            let moment = |kind: &str| {
+            let (shape, master) = self.values(&tensors, &tensors::state_name(&name, StatePart::Master))?;
+            let moment = |part| {
                 if frozen.contains(&name) {
                     return Ok(Vec::new());
                 }
-                let tensor = format!("{name}.{kind}");
+                let tensor = tensors::state_name(&name, part);
                 match self.values(&tensors, &tensor)? {
                     (found, values) if found == shape => Ok(values),
                     (found, _) => Err(self.content(format!("`{tensor}` is {found} and its master {shape}"))),
                 }
             };
-            let (exp_avg, exp_avg_sq) = (moment("exp_avg")?, moment("exp_avg_sq")?);
+            let (exp_avg, exp_avg_sq) = (moment(StatePart::FirstMoment)?, moment(StatePart::SecondMoment)?);
             let (planes, tensor_scale) = (Vec::new(), 1.0);
             let delayed = self.delayed(&tensors, &name)?;
             weights.push(WeightState {

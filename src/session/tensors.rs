@@ -11,6 +11,7 @@ use half::bf16;
 use safetensors::tensor::Dtype;
 
 use super::{Carried, Checkpoint, WeightState};
+use crate::exec::StatePart;
 use crate::format::{ElementType, Format};
 
 /// One tensor of a file. What it holds is the checkpoint's own, but for single numbers.
@@ -107,6 +108,16 @@ pub(super) fn carried_name(buffer: &str, rank: usize) -> String {
     format!("carried.{buffer}.rank{rank}")
 }
 
+/// The name of a master or a moment.
+pub(super) fn state_name(weight: &str, part: StatePart) -> String {
+    let suffix = match part {
+        StatePart::Master => "master",
+        StatePart::FirstMoment => "exp_avg",
+        StatePart::SecondMoment => "exp_avg_sq",
+    };
+    format!("{weight}.{suffix}")
+}
+
 /// The names of a weight's scale in use and amax history, where scaling is delayed.
 pub(super) fn delayed_names(weight: &str) -> [String; 2] {
     ["delayed_scale", "amax_history"].map(|suffix| format!("{weight}.{suffix}"))
@@ -129,13 +140,12 @@ pub(super) fn of(checkpoint: &Checkpoint) -> Vec<Tensor<'_>> {
 }
 
 fn weight(state: &WeightState) -> Vec<Tensor<'_>> {
-    let parts = [("master", &state.master), ("exp_avg", &state.exp_avg), ("exp_avg_sq", &state.exp_avg_sq)];
+    let parts = StatePart::ALL.into_iter().zip([&state.master, &state.exp_avg, &state.exp_avg_sq]);
     let mut tensors: Vec<Tensor<'_>> = parts
-        .into_iter()
         .filter(|(_, values)| !values.is_empty())
-        .map(|(suffix, values)| {
+        .map(|(part, values)| {
             let shape = vec![state.shape.rows, state.shape.cols];
-            Tensor::values(format!("{}.{suffix}", state.name), shape, values)
+            Tensor::values(state_name(&state.name, part), shape, values)
         })
         .collect();
     if let Some(delayed) = &state.delayed {

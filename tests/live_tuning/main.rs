@@ -15,6 +15,8 @@ mod meddler;
 mod port;
 mod processes;
 mod simulated;
+#[path = "../split/mod.rs"]
+mod split;
 #[path = "../trainer/mod.rs"]
 mod trainer;
 #[path = "../wrapped/mod.rs"]

@@ -1,18 +1,11 @@
 //! TU-8: the same trials and decisions on every rank, in however many processes.
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::format::Format;
-use warpweft::id::ProcessId;
-use warpweft::model::Mesh;
-use warpweft::rendezvous::{Launcher, ProcessEnvironment, Rendezvous, Secret};
 use warpweft::session::Session;
 use warpweft::tune::{Choice, Decision};
 
 use crate::dictated::{Watch, config, dictated, start};
-use crate::port::Port;
+use crate::split::in_processes_on;
 use crate::trainer::{Mischief, Trainer, ended, input, losses, within_a_minute};
 
 /// Losses, decisions, choice and the fingerprint of the plan that stays.
@@ -39,39 +32,9 @@ async fn train(mut session: Session) -> Found {
 }
 
 fn in_processes(trainer: &Trainer, ranks: &[u32]) -> Vec<Found> {
-    let device = CpuWorld::new(Mesh::new(ranks.iter().sum()).unwrap(), CpuOptions::default()).unwrap();
-    let device = Arc::new(device);
-    let claimed = Port::claim();
-    let port = claimed.number();
-    let processes = ranks.len() as u32;
-    let threads: Vec<_> = (0..processes)
-        .zip(ranks.to_vec())
-        .map(|(process, ranks)| {
-            let (device, builder) =
-                (Arc::clone(&device), trainer.builder(config(1, None), &Mischief::default()));
-            std::thread::spawn(move || {
-                let environment = ProcessEnvironment {
-                    process: ProcessId::new(process),
-                    processes,
-                    local: process,
-                    locals: Some(processes),
-                    address: "127.0.0.1".into(),
-                    port,
-                    launcher: Launcher::Torchrun,
-                };
-                let secret = Secret::new("a secret of trials").unwrap();
-                let deadline = Duration::from_secs(60);
-                let world = Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap();
-                let backend = |rank| dictated(device.backend(rank).unwrap(), faster, &Watch::default());
-                let backends = world.own().map(backend).collect();
-                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-                runtime.block_on(async {
-                    train(builder.start_in(Arc::new(world), backends).await.unwrap()).await
-                })
-            })
-        })
-        .collect();
-    threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    let dictated = |backend| dictated(backend, faster, &Watch::default());
+    let (config, mischief) = (config(1, None), Mischief::default());
+    in_processes_on(dictated, &config, trainer, ranks, &mischief, |_, session| train(session))
 }
 
 /// TU-6, TU-8

@@ -6,8 +6,8 @@ use std::time::Duration;
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft::exec::{
-    Alive, CaptureMode, Exchange, Incomplete, Moment, PartReader, PartWriter, Rank, RankPart, RankState,
-    SaveId, World,
+    Alive, CaptureMode, Exchange, Incomplete, PartReader, PartWriter, Rank, RankPart, RankState, SaveId,
+    StatePart, World,
 };
 use warpweft::format::Format;
 use warpweft::id::{CarriedId, RankId, WeightId};
@@ -66,9 +66,9 @@ impl PartWriter for Keeper {
         assert_eq!(save, SaveId::of(&[0, 1, 2]), "it follows from what all said");
         self.refuses(Fails::Write, state.rank())?;
         let weight = WeightId::new(0);
-        let values = state.master(weight).unwrap().len();
-        assert_eq!(state.moment(weight, Moment::First).unwrap().len(), values);
-        assert_eq!(state.moment(weight, Moment::Second).unwrap(), vec![0.0; values]);
+        let values = state.rows(weight, StatePart::Master).unwrap().len();
+        assert_eq!(state.rows(weight, StatePart::FirstMoment).unwrap().len(), values);
+        assert_eq!(state.rows(weight, StatePart::SecondMoment).unwrap(), vec![0.0; values]);
         assert_eq!((state.optimizer_step().unwrap(), state.delayed(weight).unwrap()), (0, None));
         assert!(state.carried(CarriedId::new(9)).unwrap().is_empty());
         state.alive().unwrap();

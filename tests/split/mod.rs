@@ -6,7 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::backend::cpu::{CpuOptions, CpuWorld};
+use warpweft::backend::Backend;
+use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::config::{Capture, Config};
 use warpweft::id::ProcessId;
 use warpweft::rendezvous::{Launcher, ProcessEnvironment, Rendezvous, Secret};
@@ -24,31 +25,36 @@ pub fn config() -> Config {
 }
 
 /// As [`in_processes_with`], with the usual configuration.
-pub fn in_processes<T: Send + 'static, W, F>(
+pub fn in_processes<T: Send + 'static, F: Future<Output = T>>(
     trainer: &Trainer,
     ranks: &[u32],
     mischief: &Mischief,
-    work: W,
-) -> Vec<T>
-where
-    W: Fn(usize, Session) -> F + Clone + Send + 'static,
-    F: Future<Output = T>,
-{
+    work: impl Fn(usize, Session) -> F + Clone + Send + 'static,
+) -> Vec<T> {
     in_processes_with(&config(), trainer, ranks, mischief, work)
 }
 
-/// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime.
-pub fn in_processes_with<T: Send + 'static, W, F>(
+/// As [`in_processes_on`], on the backends as they are.
+pub fn in_processes_with<T: Send + 'static, F: Future<Output = T>>(
     config: &Config,
     trainer: &Trainer,
     ranks: &[u32],
     mischief: &Mischief,
-    work: W,
-) -> Vec<T>
-where
-    W: Fn(usize, Session) -> F + Clone + Send + 'static,
-    F: Future<Output = T>,
-{
+    work: impl Fn(usize, Session) -> F + Clone + Send + 'static,
+) -> Vec<T> {
+    in_processes_on(|backend| backend, config, trainer, ranks, mischief, work)
+}
+
+/// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime. `wrap` makes
+/// of a rank's backend what it runs on.
+pub fn in_processes_on<T: Send + 'static, F: Future<Output = T>, B: Backend<Surface = CpuSurface>>(
+    wrap: impl Fn(CpuBackend) -> B + Clone + Send + 'static,
+    config: &Config,
+    trainer: &Trainer,
+    ranks: &[u32],
+    mischief: &Mischief,
+    work: impl Fn(usize, Session) -> F + Clone + Send + 'static,
+) -> Vec<T> {
     let all: u32 = ranks.iter().sum();
     let device = Arc::new(CpuWorld::new(config.mesh_of(all).unwrap(), CpuOptions::default()).unwrap());
     let claimed = Port::claim();
@@ -57,8 +63,8 @@ where
     let threads: Vec<_> = (0..processes)
         .zip(ranks.to_vec())
         .map(|(process, ranks)| {
-            let (device, builder, work) =
-                (Arc::clone(&device), trainer.builder(config.clone(), mischief), work.clone());
+            let (device, builder) = (Arc::clone(&device), trainer.builder(config.clone(), mischief));
+            let (wrap, work) = (wrap.clone(), work.clone());
             std::thread::spawn(move || {
                 let environment = ProcessEnvironment {
                     process: ProcessId::new(process),
@@ -73,7 +79,7 @@ where
                 let deadline = Duration::from_secs(60);
                 let world = Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap();
                 let world = Arc::new(world);
-                let backends = world.own().map(|rank| device.backend(rank).unwrap()).collect();
+                let backends = world.own().map(|rank| wrap(device.backend(rank).unwrap())).collect();
                 let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
                 runtime.block_on(async {
                     let session = builder.start_in(world, backends).await.unwrap();

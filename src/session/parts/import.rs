@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::index::IndexedWeight;
-use super::opened::{Kind, Opened};
+use super::opened::Opened;
 use super::{PartFiles, in_words};
-use crate::exec::{Alive, MasterRows, PartReader, RankPart, WeightShard};
+use crate::exec::{Alive, MasterRows, PartReader, RankPart, StatePart, WeightShard};
 use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::layout::{WeightLayout, Weights};
@@ -82,14 +82,14 @@ impl Import {
         let wanted = layout.shard.rows_of(rank);
         let rows =
             MasterRows { weight: &layout.name, first_row: wanted.begin, columns: layout.shard.shape.cols };
-        let read = |kind| self.opened.rows(saved, kind, wanted, alive).map_err(|error| in_words(&error));
+        let read = |part| self.opened.rows(saved, part, wanted, alive).map_err(|error| in_words(&error));
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
-        let master = read(Kind::Master)?;
+        let master = read(StatePart::Master)?;
         sound::check_master(rows, &master, layout.format, via)?;
         let [exp_avg, exp_avg_sq] = match layout.frozen {
             true => [Vec::new(), Vec::new()],
             false if self.restarts || !saved.moments => [vec![0.0; master.len()], vec![0.0; master.len()]],
-            false => [read(Kind::ExpAvg)?, read(Kind::ExpAvgSq)?],
+            false => [read(StatePart::FirstMoment)?, read(StatePart::SecondMoment)?],
         };
         sound::check_moments(rows, [&exp_avg, &exp_avg_sq], weights.state)?;
         let delayed = self.delayed(weights, layout, saved, alive)?;

@@ -10,7 +10,7 @@ use safetensors::tensor::Dtype;
 
 use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::part::Part;
-use crate::exec::Alive;
+use crate::exec::{Alive, StatePart};
 use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::model::ShardRows;
@@ -18,26 +18,6 @@ use crate::session::{StoreError, tensors};
 
 /// Amaxes that a configuration can ask to be remembered.
 const LONGEST_HISTORY: usize = 1 << 16;
-
-/// What there is of every row of a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Master,
-    ExpAvg,
-    ExpAvgSq,
-}
-
-impl Kind {
-    /// The name of such a tensor, in a part as in a whole checkpoint.
-    pub(super) fn of(self, weight: &str) -> String {
-        let suffix = match self {
-            Self::Master => "master",
-            Self::ExpAvg => "exp_avg",
-            Self::ExpAvgSq => "exp_avg_sq",
-        };
-        format!("{weight}.{suffix}")
-    }
-}
 
 /// A folder whose index was read.
 #[derive(Debug)]
@@ -83,11 +63,11 @@ impl Opened {
     pub(super) fn rows(
         &self,
         weight: &IndexedWeight,
-        kind: Kind,
+        state: StatePart,
         wanted: ShardRows,
         alive: &Alive<'_>,
     ) -> Result<Vec<f32>, StoreError> {
-        let (cut, cols, name) = (weight.cut(), weight.cols, kind.of(&weight.name));
+        let (cut, cols, name) = (weight.cut(), weight.cols, tensors::state_name(&weight.name, state));
         let end = (wanted.begin + wanted.rows).min(weight.rows);
         let (mut places, mut row) = (Vec::new(), wanted.begin);
         while row < end {
@@ -170,7 +150,8 @@ mod tests {
         let save = SaveId::of(&[1]);
         for rank in (0..RANKS).map(RankId::new) {
             let row = move || Ok(vec![rank.number() as f32]);
-            let tensor = Tensor::later(Kind::Master.of("w"), Dtype::F32, vec![1, 1], row);
+            let tensor =
+                Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
             let mut file = std::fs::File::create(index::part(folder, save, rank, RANKS)).unwrap();
             tensor_file::write(vec![tensor], part::about(save, rank, RANKS), &mut file).unwrap();
         }
@@ -215,7 +196,7 @@ mod tests {
             assert_eq!(open_in(&folder), 1);
             Ok(())
         };
-        let rows = opened.rows(&opened.index.weights[0], Kind::Master, all, &alive).unwrap();
+        let rows = opened.rows(&opened.index.weights[0], StatePart::Master, all, &alive).unwrap();
         assert_eq!(rows, [0.0, 1.0, 2.0, 3.0, 4.0]);
         assert_eq!(open_in(&folder), 0);
     }

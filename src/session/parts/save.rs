@@ -15,10 +15,9 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
-use super::opened::Kind;
 use super::{PIECE, in_words, part};
 use crate::digest::Digest;
-use crate::exec::{Incomplete, Moment, PartWriter, RankState, SaveId};
+use crate::exec::{Incomplete, PartWriter, RankState, SaveId, StatePart};
 use crate::id::{CarriedId, RankId, WeightId};
 use crate::plan::{StepPlan, carried};
 use crate::session::StoreError;
@@ -57,15 +56,11 @@ impl Save {
                 continue;
             }
             let (rows, cols) = (layout.shard.rows_of(rank).rows, layout.shard.shape.cols);
-            let mut add = |kind: Kind, fetch: Box<dyn Fn() -> io::Result<Vec<f32>> + 'a>| {
-                if rows > 0 {
-                    tensors.push(Tensor::later(kind.of(&layout.name), Dtype::F32, vec![rows, cols], fetch));
-                }
-            };
-            add(Kind::Master, Box::new(move || state.master(weight)));
-            if !layout.frozen {
-                add(Kind::ExpAvg, Box::new(move || state.moment(weight, Moment::First)));
-                add(Kind::ExpAvgSq, Box::new(move || state.moment(weight, Moment::Second)));
+            let is_kept = |part: &StatePart| rows > 0 && (!layout.frozen || *part == StatePart::Master);
+            for part in StatePart::ALL.into_iter().filter(is_kept) {
+                let (name, fetch) =
+                    (tensors::state_name(&layout.name, part), move || state.rows(weight, part));
+                tensors.push(Tensor::later(name, Dtype::F32, vec![rows, cols], fetch));
             }
             if rank == RankId::new(0)
                 && let Some(delayed) = state.delayed(weight).map_err(|error| error.to_string())?

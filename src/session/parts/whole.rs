@@ -3,7 +3,8 @@
 //! Law: every part is read, and what comes out is what an export would have given, but for the planes.
 
 use super::PartFiles;
-use super::opened::{Kind, Opened};
+use super::opened::Opened;
+use crate::exec::StatePart;
 use crate::id::RankId;
 use crate::model::ShardRows;
 use crate::session::{Carried, CarriedBuffer, Checkpoint, StoreError, WeightState};
@@ -31,17 +32,17 @@ impl PartFiles {
         let mut weights = Vec::with_capacity(index.weights.len());
         for weight in &index.weights {
             let all = ShardRows { begin: 0, rows: weight.rows };
-            let moment = |kind| match weight.moments {
-                true => opened.rows(weight, kind, all, alive),
+            let moment = |part| match weight.moments {
+                true => opened.rows(weight, part, all, alive),
                 false => Ok(Vec::new()),
             };
             weights.push(WeightState {
                 name: weight.name.clone(),
                 shape: weight.shape(),
                 format: weight.format,
-                master: opened.rows(weight, Kind::Master, all, alive)?,
-                exp_avg: moment(Kind::ExpAvg)?,
-                exp_avg_sq: moment(Kind::ExpAvgSq)?,
+                master: opened.rows(weight, StatePart::Master, all, alive)?,
+                exp_avg: moment(StatePart::FirstMoment)?,
+                exp_avg_sq: moment(StatePart::SecondMoment)?,
                 planes: Vec::new(),
                 tensor_scale: 1.0,
                 delayed: opened.delayed(weight, alive)?,
