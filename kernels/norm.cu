@@ -7,7 +7,7 @@
 // - The last block to start adds the partial sums: all others are running or done, so it can wait for
 //   them. A partial sum says by itself that it is there, and no block waits for a fence. What is counted and
 //   summed is left at zero.
-// - Ranks are added in rank order in f64, and the norm is rounded once, when its loss scale is taken away: every
+// - Ranks are added in rank order in f64, and the norm is rounded once, when their scale is taken away: every
 //   rank computes the same vote from the same records.
 // - Gradients whose squares would overflow f32 once they are clipped are faults, like those that are not finite:
 //   their second moment would stay infinite. A closure's fault outweighs both, which it may have caused.
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_
 struct VoteArguments {
     const NormRecord* records;
     u32* optimizer_step;
-    const float* loss_scale;
+    const float* gradient_scale;
     Vote* vote;
     u32 ranks;
     float max_norm;
@@ -165,7 +165,7 @@ constexpr u32 CLOSURE = 2;
 
 // One thread. Clipping is min(max_norm / (norm + 1e-6), 1); a max_norm of 0 turns it off.
 extern "C" __global__ void cast_vote(const __grid_constant__ VoteArguments all) {
-    float unscale = 1.0f / *all.loss_scale;
+    float unscale = 1.0f / *all.gradient_scale;
     double squares = 0.0;
     u32 faulted = all.ranks;
     for (u32 rank = 0; rank < all.ranks; ++rank) {

@@ -85,6 +85,16 @@ pub enum ExecError {
         /// What the plan says.
         promised: EdgeState,
     },
+    /// A plan that continues a sum of gradients, where none is open (PL-9).
+    #[error(
+        "{rank}: `{program}` continues a sum of gradients, and main grads hold none that is open; run the first step of an accumulation before it"
+    )]
+    NoSum {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+    },
     /// The optimizer counts a different number of steps than the rank issued (PL-7).
     #[error(
         "{rank}: the optimizer counts {counted} steps after `{program}`, but {issued} were issued; some step ran that nobody asked for, such as a warm-up of a recording, so weights and main grads are not those of this training: import the last export, and issue or launch every step through the rank"

@@ -70,6 +70,8 @@ pub struct Exchange {
     pub learning_rate: f32,
     /// Loss scale of the coming step.
     pub loss_scale: f32,
+    /// The loss scale, times the number of steps whose gradients main grads hold at its end.
+    pub gradient_scale: f32,
     /// Whether the coming step is recorded for a trace.
     pub recorded: bool,
     /// The plan that the coming step's program runs from now on, if it is a new one; the rank takes it out.
@@ -80,7 +82,7 @@ pub struct Exchange {
     /// tasks if the backend timed them.
     pub agreed: Vec<u64>,
     /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
-    /// buffers.
+    /// buffers. Plans of one name are one program.
     pub staged: Vec<Vec<Vec<u8>>>,
     /// The vote of the last step that had one.
     pub vote: Option<Vote>,

@@ -3,7 +3,8 @@
 //! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies happen only
 //! at edges. A rank that cannot go on aborts the world before it reports, so that no peer waits for it. The
 //! rank knows what its weights hold (**PL-9**): a plan runs only if that is what it needs at its entry, and
-//! what its actors leave must be what it promised. It counts the optimizer steps it issued (**PL-7**): if the
+//! what its actors leave must be what it promised. One that continues a sum of gradients runs only where a step
+//! before left one open. It counts the optimizer steps it issued (**PL-7**): if the
 //! arena's count differs, a step ran that was not requested, such as a warm-up of a recording, and with it
 //! weights and gradients changed that were not to change.
 
@@ -40,6 +41,8 @@ pub struct Rank<B: Backend> {
     streams: Vec<B::Stream>,
     pub(super) prologue: Installed<B>,
     pub(super) programs: Vec<Installed<B>>,
+    /// For each of them, the first of its name, whose inputs and outputs are its own.
+    staging: Vec<ProgramId>,
     /// What was reserved, which every plan must fit.
     pub(super) room: Room,
     /// Whether steps of programs are recorded, except for trials.
@@ -50,6 +53,8 @@ pub struct Rank<B: Backend> {
     pub(super) carried: Vec<Region>,
     /// What the weights hold, counted from the masters that were set last.
     pub(super) edge: EdgeState,
+    /// Do main grads hold a sum that the next step may continue?
+    pub(super) sum_is_open: bool,
     /// Optimizer steps taken, those of an import included.
     pub(super) optimizer_steps: u32,
     pub(super) poison: Poison,
@@ -57,8 +62,8 @@ pub struct Rank<B: Backend> {
     /// The backend's.
     meter: Arc<Meter>,
     gauge: Gauge,
-    /// Learning rate and loss scale as they are in the arena, where only the host writes them.
-    scalars: Option<[u32; 2]>,
+    /// Learning rate, loss scale and gradient scale as they are in the arena, where only the host writes them.
+    scalars: Option<[u32; 3]>,
     /// Is a step on its way to the lanes, and not waited for yet?
     is_issuing: bool,
 }
@@ -120,6 +125,7 @@ impl<B: Backend> Rank<B> {
             .collect::<Result<_, _>>()?;
         world.stand(backend.rank(), "");
         let (poison, meter) = (Poison::default(), backend.meter());
+        let staging = staging(&programs);
         let carried = carried(&programs).into_iter().map(|(_, region)| region).collect();
         let places = places(&prologue);
         let prologue = install(&backend, &memory, prologue, CaptureMode::Off, false, &poison)?;
@@ -135,11 +141,13 @@ impl<B: Backend> Rank<B> {
             streams,
             prologue,
             programs,
+            staging,
             room,
             capture,
             places,
             carried,
             edge,
+            sum_is_open: false,
             optimizer_steps,
             poison,
             world,
@@ -220,7 +228,7 @@ impl<B: Backend> Rank<B> {
             if exchange.measures {
                 exchange.agreed = self.world.agree_on_times(self.id(), &exchange.intervals, driven.step)?;
             }
-            self.world.spread_report(self.id(), plan, program, exchange)
+            self.world.spread_report(self.id(), plan, self.staging[program.index()], exchange)
         })?;
         exchange.edges += self.meter.lap();
         Ok(())
@@ -240,6 +248,7 @@ impl<B: Backend> Rank<B> {
     /// One step between two edges, of a program or of the prologue.
     fn run(&mut self, program: Option<ProgramId>) -> Result<Driven, ExecError> {
         let Self { backend, streams, prologue, programs, edge, poison, world, meter, is_issuing, .. } = self;
+        let sum_is_open = &mut self.sum_is_open;
         let installed = program.map_or(prologue, |program| &mut programs[program.index()]);
         let rank = backend.rank();
         poison.check(rank)?;
@@ -247,6 +256,11 @@ impl<B: Backend> Rank<B> {
         if !held.admits(needed) {
             return Err(ExecError::Entry { rank, program: installed.plan.name.clone(), needed, held });
         }
+        let accumulation = installed.plan.accumulation;
+        if accumulation.continues() && !*sum_is_open {
+            return Err(ExecError::NoSum { rank, program: installed.plan.name.clone() });
+        }
+        *sum_is_open &= !installed.plan.writes_gradients();
         *is_issuing = true;
         let driven = installed.drive(backend, streams, world, meter);
         *is_issuing = false;
@@ -257,6 +271,7 @@ impl<B: Backend> Rank<B> {
             return Err(ExecError::Exit { rank, program: installed.plan.name.clone(), found, promised });
         }
         *edge = held.after(promised);
+        *sum_is_open |= accumulation.stays_open();
         Ok(driven)
     }
 
@@ -273,22 +288,26 @@ impl<B: Backend> Rank<B> {
     }
 
     fn upload_inputs(&mut self, program: ProgramId, exchange: &Exchange) -> Result<(), ExecError> {
-        let scalars = [exchange.learning_rate.to_bits(), exchange.loss_scale.to_bits()];
+        let Exchange { learning_rate, loss_scale, gradient_scale, .. } = *exchange;
+        let scalars = [learning_rate, loss_scale, gradient_scale].map(f32::to_bits);
         if self.scalars != Some(scalars) {
-            self.write(Content::LearningRate, &exchange.learning_rate.to_le_bytes())?;
-            self.write(Content::LossScale, &exchange.loss_scale.to_le_bytes())?;
+            self.write(Content::LearningRate, &learning_rate.to_le_bytes())?;
+            self.write(Content::LossScale, &loss_scale.to_le_bytes())?;
+            self.write(Content::GradientScale, &gradient_scale.to_le_bytes())?;
             self.scalars = Some(scalars);
         }
+        let staging = self.staging[program.index()];
         for Staged { region, buffer, bytes } in &self.programs[program.index()].inputs {
-            let bytes = &exchange.staged[program.index()][buffer.index()][bytes.clone()];
+            let bytes = &exchange.staged[staging.index()][buffer.index()][bytes.clone()];
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         Ok(())
     }
 
     fn download_outputs(&self, program: ProgramId, exchange: &mut Exchange) -> Result<(), ExecError> {
+        let staging = self.staging[program.index()];
         for Staged { region, buffer, bytes } in &self.programs[program.index()].outputs {
-            let bytes = &mut exchange.staged[program.index()][buffer.index()][bytes.clone()];
+            let bytes = &mut exchange.staged[staging.index()][buffer.index()][bytes.clone()];
             self.backend.download(&self.memory, *region, bytes)?;
         }
         Ok(())
@@ -308,6 +327,12 @@ impl<B: Backend> Rank<B> {
         self.backend.abort(reason);
         self.world.end(reason);
     }
+}
+
+/// For every plan, the first of its name: parts of an accumulation are plans of one program.
+fn staging(plans: &[Arc<StepPlan>]) -> Vec<ProgramId> {
+    let first = |plan: &Arc<StepPlan>| plans.iter().position(|other| other.name == plan.name);
+    plans.iter().filter_map(first).map(ProgramId::at).collect()
 }
 
 /// Where the resident slots of a plan are.

@@ -98,6 +98,7 @@ impl<B: Backend> Rank<B> {
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         self.edge = EdgeState::NEW_MASTERS;
+        self.sum_is_open = false;
         Ok(())
     }
 

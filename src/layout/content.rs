@@ -46,6 +46,9 @@ pub enum Content {
     LearningRate,
     /// Loss scale of the coming step, one f32, written by the trainer.
     LossScale,
+    /// What main grads are a multiple of at the end of the coming step, one f32, written by the session: the loss
+    /// scale, times the number of steps whose gradients they add up.
+    GradientScale,
     /// Amax of the rank's rows, f32, one per weight of the bucket.
     LocalAmax(BucketId),
     /// The maximum of the ranks' amaxes, f32, one per weight of the bucket.
@@ -123,6 +126,7 @@ impl Content {
             | Self::FaultWord
             | Self::LearningRate
             | Self::LossScale
+            | Self::GradientScale
             | Self::LocalAmax(_)
             | Self::ReducedAmax(_)
             | Self::BlockAmax(_)
@@ -190,7 +194,11 @@ impl Content {
             | Self::DelayedScale(bucket) => f32s(weights.bucket(bucket).weights.len()),
             Self::BlockAmax(bucket) => blocks(bucket, Format::amax_blocks),
             Self::Encode(bucket) => blocks(bucket, Format::encode_blocks),
-            Self::OptimizerStep | Self::FaultWord | Self::LearningRate | Self::LossScale => f32s(1),
+            Self::OptimizerStep
+            | Self::FaultWord
+            | Self::LearningRate
+            | Self::LossScale
+            | Self::GradientScale => f32s(1),
             Self::Buffer(buffer) | Self::Staging(buffer, _) => buffer_bytes(buffer),
             Self::NormRecord => size_of::<NormRecord>(),
             Self::NormRecords => size_of::<NormRecord>().saturating_mul(weights.mesh.ranks() as usize),

@@ -275,6 +275,14 @@ pub enum DeclareError {
         /// The call's name.
         call: String,
     },
+    /// A program without an optimizer, for which gradients of several steps would be added up.
+    #[error(
+        "program `{program}` does not end in an optimizer step, so nothing would use gradients added up over several of its steps; build it by build_training"
+    )]
+    NothingAccumulates {
+        /// The program's name.
+        program: String,
+    },
     /// A step of no micro-batches, or of more than there may be.
     #[error("a step of {count} micro-batches is none; take 1 to {most}")]
     MicroBatches {

@@ -24,7 +24,8 @@ pub use layers::{Layer, LayerStack};
 pub use mesh::{Group, Mesh};
 pub use parameter_group::{NonNegative, ParameterGroup};
 pub use program::{
-    Call, CallBuilder, CostHint, Form, Gradient, Math, Phase, ProgramBuilder, Reuse, StepProgram, Use,
+    Accumulation, Call, CallBuilder, CostHint, Form, Gradient, Math, Phase, ProgramBuilder, Reuse,
+    StepProgram, Use,
 };
 pub use shard::{ShardLayout, ShardRows};
 pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

@@ -111,8 +111,8 @@ impl Op {
                 all.extend([(*fault, Read), (*record, Write)]);
                 all
             }
-            Self::Vote { records, optimizer_step, loss_scale, vote } => {
-                vec![(*records, Read), (*optimizer_step, Update), (*loss_scale, Read), (*vote, Write)]
+            Self::Vote { records, optimizer_step, gradient_scale, vote } => {
+                vec![(*records, Read), (*optimizer_step, Update), (*gradient_scale, Read), (*vote, Write)]
             }
             Self::Adam { states, vote, learning_rate, .. } => {
                 let mut all = vec![(*vote, Read), (*learning_rate, Read)];

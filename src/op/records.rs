@@ -35,7 +35,7 @@ pub struct Vote {
     pub fault_rank: u32,
     /// That rank's faulted call.
     pub fault_call: u32,
-    /// One over the loss scale: what takes a main grad to the unscaled gradient.
+    /// One over the gradient scale: what takes a main grad to the unscaled gradient.
     pub unscale: f32,
     /// Zero; keeps votes 32 bytes long.
     pub reserved: u32,

@@ -235,7 +235,7 @@ pub enum Op {
         /// Step count of the optimizer.
         optimizer_step: SlotId,
         /// Loss scale.
-        loss_scale: SlotId,
+        gradient_scale: SlotId,
         /// The vote.
         vote: SlotId,
     },

@@ -18,7 +18,7 @@ use super::{Costs, GatherStart, PlanError, verify};
 use crate::config::{AcrossMicroBatches, ByteSize, Config};
 use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
-use crate::model::{Call, Mesh, StepProgram, WeightSpec};
+use crate::model::{Accumulation, Call, Mesh, StepProgram, WeightSpec};
 use crate::op::Op;
 
 impl StepPlan {
@@ -105,6 +105,7 @@ impl StepPlan {
             calls: &[],
             buffers: &[],
             updates_weights: false,
+            accumulation: Accumulation::Whole,
             weights,
             resident,
             policy,
@@ -148,6 +149,7 @@ fn request<'a>(
         calls,
         buffers: program.buffers(),
         updates_weights: program.updates_weights(),
+        accumulation: program.accumulation(),
         weights,
         resident,
         policy,
@@ -224,6 +226,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
         calls: request.calls.to_vec(),
         buffers: request.buffers.to_vec(),
         updates_weights: request.updates_weights,
+        accumulation: request.accumulation,
         weights: request.weights.clone(),
         policy: *request.policy,
         lanes,

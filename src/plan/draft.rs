@@ -136,6 +136,8 @@ pub(super) struct Draft<'a> {
     pub(super) buffers: &'a [BufferSpec],
     pub(super) weights: &'a Weights,
     pub(super) policy: &'a Policy,
+    /// Are gradients added to what the step before left in main grads?
+    pub(super) continues: bool,
     slots: Vec<Slot>,
     /// The first slot of every content.
     places: HashMap<Content, SlotId>,
@@ -157,6 +159,7 @@ impl<'a> Draft<'a> {
             buffers,
             weights,
             policy,
+            continues: false,
             places: first_places(&residents),
             slots: residents,
             supplies: calls.iter().map(|call| vec![None; call.uses.len()]).collect(),

@@ -13,7 +13,7 @@ use super::step_plan::Policy;
 use super::{Costs, PlanError, passes};
 use crate::id::{LaneId, TaskId};
 use crate::layout::{Lane, Residency, Slot, Weights};
-use crate::model::{BufferSpec, Call};
+use crate::model::{Accumulation, BufferSpec, Call};
 use crate::op::Op;
 
 /// What is asked of the planner.
@@ -24,6 +24,7 @@ pub(super) struct Request<'a> {
     pub(super) calls: &'a [Call],
     pub(super) buffers: &'a [BufferSpec],
     pub(super) updates_weights: bool,
+    pub(super) accumulation: Accumulation,
     pub(super) weights: &'a Weights,
     pub(super) resident: &'a ResidentLayout,
     pub(super) policy: &'a Policy,
@@ -61,6 +62,7 @@ pub(super) fn place(
     let residents =
         if is_prologue { request.resident.common() } else { request.resident.slots(request.name) };
     let mut draft = Draft::new(request.calls, request.buffers, request.weights, policy, residents);
+    draft.continues = request.accumulation.continues();
     if !is_prologue {
         passes::gather(&mut draft, demands, timetable);
         passes::columnwise(&mut draft);

@@ -40,6 +40,7 @@ impl ResidentLayout {
         add("optimizer step".into(), Content::OptimizerStep);
         add("learning rate".into(), Content::LearningRate);
         add("loss scale".into(), Content::LossScale);
+        add("gradient scale".into(), Content::GradientScale);
         for (bucket, members) in weights.entries() {
             if members.has_scales() {
                 add(format!("{bucket} ({}) tensor scales", members.format), Content::TensorScale(bucket));

@@ -10,7 +10,7 @@ use crate::config::{AcrossMicroBatches, Backward, Columnwise, Reduce, ReduceDtyp
 use crate::format::ElementType;
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
-use crate::model::{BufferSpec, Call};
+use crate::model::{Accumulation, BufferSpec, Call};
 use crate::op::Op;
 
 /// What the planner may choose by; every field is a decision of the embedder.
@@ -169,6 +169,9 @@ pub struct StepPlan {
     pub buffers: Vec<BufferSpec>,
     /// Does the step end in an optimizer step?
     pub updates_weights: bool,
+    /// What the step is of a step of the optimizer.
+    #[serde(skip_serializing_if = "Accumulation::is_whole")]
+    pub accumulation: Accumulation,
     /// Weights, buckets, mesh.
     pub weights: Weights,
     /// What was asked of the planner.
@@ -204,6 +207,12 @@ impl StepPlan {
     /// Every task with its id, in issue order.
     pub fn entries(&self) -> impl Iterator<Item = (TaskId, &Task)> {
         self.tasks.iter().enumerate().map(|(position, task)| (TaskId::at(position), task))
+    }
+
+    /// Does some call write a gradient, and so the step main grads?
+    #[must_use]
+    pub fn writes_gradients(&self) -> bool {
+        self.calls.iter().any(|call| !call.gradients.is_empty())
     }
 
     /// A task as messages name it: `task 12 (all-gather of blocks.0.up)`.

@@ -13,15 +13,15 @@ use std::time::Duration;
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::tuning::Tuning;
-use super::{Program, Session, SessionError, Staged, Unseen, costs};
+use super::{Part, Program, Session, SessionError, Staged, Sum, Unseen, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Pace};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
 use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::MasterRows;
 use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
-use crate::id::RankId;
-use crate::model::{Mesh, Role, StepProgram};
+use crate::id::{ProgramId, RankId};
+use crate::model::{Accumulation, Mesh, Role, StepProgram};
 use crate::plan::{Costs, StepPlan};
 use crate::rendezvous::Rendezvous;
 use crate::trace::HostTrace;
@@ -183,24 +183,27 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         let tuning = Tuning::new(&self.config, &self.programs, &plans, costs)?;
         let foreseen = tuning.as_ref().map_or_else(Vec::new, Tuning::foreseen);
         let landing_bytes = match backends.first() {
-            Some(backend) => landing_bytes(backend, &plans.prologue, plans.programs.iter().chain(&foreseen))?,
+            Some(backend) => landing_bytes(backend, &plans.prologue, plans.all().chain(&foreseen))?,
             None => 0,
         };
         let recorder = self.recorder(&backends, &device, &rendezvous)?;
         let world = Arc::new(World::over(Arc::clone(&rendezvous)));
         let inbox = Arc::new(Inbox::new(backends.len()));
         let programs = plans.programs.iter().map(|plan| Program::new(plan, backends.len()));
-        let programs = programs.collect::<Result<_, _>>()?;
+        let mut programs: Vec<Program> = programs.collect::<Result<_, _>>()?;
+        let parts = number_parts(&self.programs, &mut programs, &plans);
         let exchanges =
             backends.iter().map(|_| plans.exchange()).collect::<Result<Vec<_>, SessionError>>()?;
         let mut session = Session {
             ranks: Vec::new(),
             inbox: Arc::clone(&inbox),
             programs,
+            parts,
             learning_rate: self.config.optimizer.lr as f32,
             loss_scale: 1.0,
             steps: 0,
             has_gradients: false,
+            sum: Sum::default(),
             pending: None,
             unseen: Unseen::default(),
             refused: None,
@@ -219,7 +222,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
                 backend,
                 world: Arc::clone(&world),
                 prologue: Arc::clone(&plans.prologue),
-                programs: plans.programs.clone(),
+                programs: plans.all().cloned().collect(),
                 foreseen: foreseen.clone(),
                 capture: CaptureMode::from(&self.config),
                 closures: Arc::clone(&self.closures),
@@ -291,8 +294,22 @@ impl Program {
             let buffers = host_buffers(plan, |role| role == Role::Input)?;
             Ok(buffers.into_iter().map(|bytes| Staged { bytes, is_written: false }).collect())
         });
-        Ok(Self { plan: Arc::clone(plan), inputs: inputs.collect::<Result<_, SessionError>>()? })
+        Ok(Self { plan: Arc::clone(plan), parts: None, inputs: inputs.collect::<Result<_, SessionError>>()? })
     }
+}
+
+/// The plans of parts in the order of their numbers, which come after those of the programs.
+fn number_parts(declared: &[StepProgram], programs: &mut [Program], plans: &Plans) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut made = plans.parts.chunks_exact(Accumulation::PARTS.len());
+    let first = programs.len();
+    for (number, (declared, program)) in declared.iter().zip(programs).enumerate() {
+        let Some(of_program) = declared.is_accumulating().then(|| made.next()).flatten() else { continue };
+        program.parts = Some(ProgramId::at(first + parts.len()));
+        let part = |plan| Part { program: ProgramId::at(number), plan: Arc::clone(plan) };
+        parts.extend(of_program.iter().map(part));
+    }
+    parts
 }
 
 /// The mesh of `backends`, if they are all ranks of this process, in rank order.

@@ -26,18 +26,18 @@ impl Session {
 
     /// How the last step ended on every rank of the world, in rank order.
     fn rank_reports(&self, number: ProgramId) -> Vec<RankReport> {
-        let plan = &self.programs[number.index()].plan;
+        let (plan, program) = (self.plan_of(number), self.program_of(number));
         let mut all: Vec<(RankId, RankReport)> = Vec::new();
         for thread in &self.ranks {
             let mut exchange = thread.exchange();
-            all.push((thread.rank(), RankReport::of(plan, number, &exchange)));
+            all.push((thread.rank(), RankReport::of(plan, program, &exchange)));
             all.append(&mut exchange.elsewhere);
         }
         all.sort_by_key(|(rank, _)| *rank);
         all.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// The report of the last step, of program number `number`. What it says of steps nobody saw is said once.
+    /// The report of the last step, by the plan numbered `number`. What it says of steps nobody saw is said once.
     ///
     /// # Errors
     /// [`SessionError::Closure`] if a closure failed; the session goes on, and has counted the step.
@@ -50,7 +50,7 @@ impl Session {
     ) -> Result<StepReport, SessionError> {
         let ranks = self.rank_reports(number);
         self.note_panics(&ranks);
-        let plan = Arc::clone(&self.programs[number.index()].plan);
+        let plan = Arc::clone(self.plan_of(number));
         self.unseen.not_recorded.extend(report::not_recorded(&plan.name, &ranks));
         let step = self.steps;
         self.steps += 1;
@@ -67,9 +67,11 @@ impl Session {
         }
         let faulted = (ranks.iter().enumerate())
             .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
-        if plan.calls.iter().any(|call| !call.gradients.is_empty()) {
+        if plan.writes_gradients() {
             self.has_gradients = faulted.is_none();
         }
+        let loss_scale = exchanges.first().map_or(1.0, |exchange| exchange.loss_scale);
+        self.sum = self.sum.after(&plan, faulted.is_some(), loss_scale);
         if let Some((rank, fault)) = faulted {
             let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
             let (message, panicked) = (fault.message.clone(), fault.panicked);
@@ -77,7 +79,7 @@ impl Session {
         }
         self.check_sound()?;
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
-        let unseen = std::mem::take(&mut self.unseen);
+        let unseen = (std::mem::take(&mut self.unseen), self.sum.steps);
         report::build(&plan, step, duration, device, unseen, (first, &exchanges), ranks)
     }
 }

@@ -131,6 +131,24 @@ pub enum SessionError {
         /// The value given.
         given: f32,
     },
+    /// Gradients are added up, and what was asked for would lose them or make the sum wrong.
+    #[error(
+        "gradients of {steps} steps are added up, and {refused}; end the sum by `step` of a program that accumulates, or drop it by `discard_gradients`"
+    )]
+    Accumulating {
+        /// Of how many steps.
+        steps: u32,
+        /// What would go wrong.
+        refused: &'static str,
+    },
+    /// Gradients of a program are to be added up that was not declared for it.
+    #[error(
+        "program `{program}` was not declared to add up gradients over several steps; declare it by `StepProgram::accumulating`, so that the session plans for it"
+    )]
+    NotAccumulating {
+        /// The program.
+        program: String,
+    },
     /// No such program.
     #[error("no program is named `{name}`; the session has: {declared}")]
     NoProgram {

@@ -52,7 +52,7 @@ impl Session {
         let number = self.position(program)?;
         self.check_own(rank)?;
         let (first, ranks) = (self.rendezvous.range().start, self.rendezvous.ranks());
-        let Program { plan, inputs } = &mut self.programs[number.index()];
+        let Program { plan, inputs, .. } = &mut self.programs[number.index()];
         let named = || (program.to_owned(), buffer.to_owned());
         let is_input = |spec: &BufferSpec| spec.role == Role::Input;
         let mut found = plan.buffers.iter().enumerate().filter(|(_, spec)| is_input(spec));
@@ -96,7 +96,7 @@ impl Session {
 
     /// Were all inputs of program number `number` written, on the ranks of this process?
     pub(super) fn check_inputs(&self, number: ProgramId) -> Result<(), SessionError> {
-        let Program { plan, inputs } = &self.programs[number.index()];
+        let Program { plan, inputs, .. } = &self.programs[number.index()];
         for (rank, inputs) in self.own_ranks().zip(inputs) {
             let mut all = plan.buffers.iter().zip(inputs);
             if let Some((spec, _)) = all.find(|(spec, input)| spec.role == Role::Input && !input.is_written) {

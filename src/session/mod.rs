@@ -12,6 +12,7 @@
 //! nothing, it still exports. Where the configuration asks for it, the first steps choose the plan
 //! ([`Tuning`]). Nothing here is global: two sessions live side by side.
 
+mod accumulation;
 mod block_on;
 mod builder;
 mod checkpoint;
@@ -73,6 +74,7 @@ pub use crate::exec::{ExecError, StatePart};
 use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
+use accumulation::{Part, Sum};
 use diverged::Divergence;
 use error::Asks;
 use recorder::Recorder;
@@ -116,11 +118,14 @@ pub struct Session {
     ranks: Vec<RankThread>,
     inbox: Arc<Inbox>,
     programs: Vec<Program>,
+    /// Plans of parts of accumulations, numbered behind the programs.
+    parts: Vec<Part>,
     learning_rate: f32,
     loss_scale: f32,
     steps: u64,
     /// Did the last step that writes gradients leave all of them?
     has_gradients: bool,
+    sum: Sum,
     pending: Option<Pending>,
     unseen: Unseen,
     /// Why this process refuses the checkpoint of the import that was commanded last, until its caller is told.
@@ -141,6 +146,8 @@ pub struct Session {
 #[derive(Debug)]
 struct Program {
     plan: Arc<StepPlan>,
+    /// The number of its first part, if it accumulates.
+    parts: Option<ProgramId>,
     /// Per rank of this process, per buffer; empty for buffers that are no inputs.
     inputs: Vec<Vec<Staged>>,
 }
@@ -189,6 +196,8 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;
+    /// [`SessionError::Accumulating`] where gradients are added up ([`Session::accumulate`]) and this step would lose
+    /// them or mix loss scales;
     /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
     /// [`SessionError::Diverged`] when this step or one before it left a master or a moment that is not finite and
     /// nothing was imported since,
@@ -197,11 +206,18 @@ impl Session {
     /// non-finite gradient is no error: see [`StepReport::outcome`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.settle().await?;
+        let number = self.position(program)?;
+        self.run(number, self.ending(number)?).await
+    }
+
+    /// Runs one step of program number `number`, by the plan `by` of it.
+    async fn run(&mut self, number: ProgramId, by: ProgramId) -> Result<StepReport, SessionError> {
         self.check_usable()?;
         let begun = Instant::now();
-        let number = self.position(program)?;
         self.check_sound()?;
         self.check_inputs(number)?;
+        self.check_sum(self.plan_of(by))?;
+        let gradient_scale = self.gradient_scale();
         let adoption = self.tuning.as_mut().and_then(|tuning| tuning.before_step(number));
         if let Some(adoption) = &adoption {
             self.programs[number.index()].plan = Arc::clone(&adoption.plan);
@@ -211,6 +227,7 @@ impl Session {
             let mut exchange = thread.exchange();
             exchange.learning_rate = self.learning_rate;
             exchange.loss_scale = self.loss_scale;
+            exchange.gradient_scale = gradient_scale;
             exchange.adoption.clone_from(&adoption);
             exchange.measures = measures;
             exchange.splits = self.splits;
@@ -223,11 +240,11 @@ impl Session {
                 }
             }
         }
-        self.command(Command::Step(number));
+        self.command(Command::Step(by));
         let before = begun.elapsed();
         let duration = self.finish().await?;
         let replied = Instant::now();
-        let mut report = self.report(number, duration)?;
+        let mut report = self.report(by, duration)?;
         if let Some(host) = &mut report.host {
             host.caller = before + replied.elapsed();
         }

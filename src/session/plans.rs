@@ -1,6 +1,6 @@
 //! The plans of a session, made once; those of trials over the same resident layout.
 //!
-//! Law: plans name no rank (PL-1), so one set serves all ranks of a process; everything a session begins with
+//! Law: a program has one plan, and one more for each part of an accumulation if it accumulates. Plans name no rank (PL-1), so one set serves all ranks of a process; everything a session begins with
 //! is planned and proved before the first thread starts. Ranks still compare fingerprints with each other,
 //! because those of other processes make their own.
 
@@ -10,7 +10,7 @@ use super::{SessionError, costs};
 use crate::config::{Capture, Config};
 use crate::exec::Exchange;
 use crate::layout::{StateLayout, Weights};
-use crate::model::{BufferSpec, Mesh, Role, StepProgram};
+use crate::model::{Accumulation, BufferSpec, Mesh, Role, StepProgram};
 use crate::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
 
 /// One plan per program, and the one that quantizes masters.
@@ -18,6 +18,8 @@ use crate::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
 pub(super) struct Plans {
     pub(super) prologue: Arc<StepPlan>,
     pub(super) programs: Vec<Arc<StepPlan>>,
+    /// Of every program that accumulates in turn, those of its parts.
+    pub(super) parts: Vec<Arc<StepPlan>>,
     pub(super) planner: Planner,
 }
 
@@ -79,19 +81,28 @@ impl Plans {
         let prologue = StepPlan::prologue(&weights, &resident, &policy).map(Arc::new);
         let planner = Planner { weights, resident, policy };
         let plan = |program| planner.plan(program, &policy, costs);
+        let accumulating = programs.iter().filter(|program| program.is_accumulating());
+        let parts = accumulating.flat_map(|program| Accumulation::PARTS.map(|part| program.part(part)));
+        let parts: Vec<_> = parts.map(|part| planner.plan(&part, &policy, costs)).collect();
         let programs: Vec<_> = declared.into_iter().map(plan).collect();
-        if let Some(error) = refusal(&programs, &prologue) {
+        if let Some(error) = refusal(programs.iter().chain(&parts), &prologue) {
             return Err(error.into());
         }
         let programs = programs.into_iter().collect::<Result<_, _>>()?;
-        Ok(Self { prologue: prologue?, programs, planner })
+        let parts = parts.into_iter().collect::<Result<_, _>>()?;
+        Ok(Self { prologue: prologue?, programs, parts, planner })
+    }
+
+    /// Every plan of a program or of a part of one, in the order of their numbers.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<StepPlan>> {
+        self.programs.iter().chain(&self.parts)
     }
 
     /// An exchange with room for everything a step of any program stages.
     pub(super) fn exchange(&self) -> Result<Exchange, SessionError> {
         let is_staged = |role| matches!(role, Role::Input | Role::Output);
         let staged = self.programs.iter().map(|plan| host_buffers(plan, is_staged));
-        let longest = self.programs.iter().map(|plan| plan.tasks.len()).max().unwrap_or(0);
+        let longest = self.all().map(|plan| plan.tasks.len()).max().unwrap_or(0);
         Ok(Exchange {
             staged: staged.collect::<Result<_, _>>()?,
             intervals: Vec::with_capacity(longest),
@@ -102,11 +113,11 @@ impl Plans {
 
 /// Why a session cannot start, if not all plans could be made. Of several that do not fit the budget the one that
 /// needs most is named: whoever raises the budget to that has room for all.
-fn refusal(
-    programs: &[Result<Arc<StepPlan>, PlanError>],
-    prologue: &Result<Arc<StepPlan>, PlanError>,
+fn refusal<'plans>(
+    programs: impl Iterator<Item = &'plans Result<Arc<StepPlan>, PlanError>> + Clone,
+    prologue: &'plans Result<Arc<StepPlan>, PlanError>,
 ) -> Option<PlanError> {
-    let refused = || [prologue].into_iter().chain(programs).filter_map(|plan| plan.as_ref().err());
+    let refused = || [prologue].into_iter().chain(programs.clone()).filter_map(|plan| plan.as_ref().err());
     let needed = |error: &&PlanError| match error {
         PlanError::Budget { needed, .. } => Some(*needed),
         _ => None,

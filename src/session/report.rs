@@ -19,7 +19,7 @@ use crate::op::Vote;
 use crate::plan::{PlanBounds, StepPlan};
 use crate::trace::Exposure;
 
-/// How a step ended. There are three ways; what is told of one may become more.
+/// How a step ended. There are four ways; what is told of one may become more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     /// The optimizer rewrote the weights.
@@ -42,6 +42,12 @@ pub enum Outcome {
     },
     /// The program has no optimizer.
     Evaluated,
+    /// Gradients were added up ([`Session::accumulate`](super::Session::accumulate)); no weight changed.
+    #[non_exhaustive]
+    Accumulated {
+        /// How many steps' gradients main grads hold now.
+        steps: u32,
+    },
 }
 
 /// Why steps of a program are issued although the configuration asks for a recording.
@@ -207,12 +213,13 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
     step: u64,
     duration: Duration,
     device: String,
-    unseen: Unseen,
+    (unseen, accumulated): (Unseen, u32),
     (first, exchanges): (RankId, &[E]),
     ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
     let exposure = exchanges.iter().map(|exchange| exchange.exposure).sum();
     let outcome = match exchanges.first().and_then(|exchange| exchange.vote) {
+        None if plan.accumulation.stays_open() => Outcome::Accumulated { steps: accumulated },
         None => Outcome::Evaluated,
         Some(vote) if vote.verdict == Vote::CLEAN => {
             Outcome::Updated { optimizer_step: vote.step, norm: vote.norm, clip: vote.clip }

@@ -165,7 +165,7 @@ pub fn simulate_program_with(
     let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
     let mut exchange = plans.exchange()?;
     exchange.learning_rate = config.optimizer.lr as f32;
-    exchange.loss_scale = 1.0;
+    (exchange.loss_scale, exchange.gradient_scale) = (1.0, 1.0);
     let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
     let backend = world.backend()?;
     let device = backend.describe();

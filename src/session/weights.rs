@@ -3,7 +3,7 @@
 //! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
 //! that was refused is told once, to whoever awaits it.
 
-use super::{Checkpoint, Session, SessionError};
+use super::{Checkpoint, Session, SessionError, Sum};
 use crate::exec::{Command, Exchange, RankThread};
 
 impl Session {
@@ -102,6 +102,7 @@ impl Session {
             Some(refused) => Err(refused),
             None => {
                 self.diverged = None;
+                self.sum = Sum::default();
                 Ok(())
             }
         }

@@ -38,7 +38,7 @@ struct Verdict {
 }
 
 /// Norm, records and vote over these main grads.
-fn vote(plan: &mut Plan, main_grads: Vec<(WeightId, SlotId)>, loss_scale: SlotId) -> Verdict {
+fn vote(plan: &mut Plan, main_grads: Vec<(WeightId, SlotId)>, gradient_scale: SlotId) -> Verdict {
     let fault = plan.resident("fault", Content::FaultWord);
     let record = plan.resident("record", Content::NormRecord);
     let records = plan.resident("records", Content::NormRecords);
@@ -48,7 +48,7 @@ fn vote(plan: &mut Plan, main_grads: Vec<(WeightId, SlotId)>, loss_scale: SlotId
     plan.fence(QUANTIZE, LINK);
     plan.op(LINK, Op::GatherRecords { from: record, to: records });
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Vote { records, optimizer_step, loss_scale, vote });
+    plan.op(QUANTIZE, Op::Vote { records, optimizer_step, gradient_scale, vote });
     Verdict { records, vote }
 }
 
@@ -76,15 +76,15 @@ fn d3_contributions_of_any_size_and_precision_are_scaled_and_no_fault_is_raised(
             }
             slots.push((from, into));
         }
-        let loss_scale = plan.resident("loss scale", Content::LossScale);
+        let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
         let main_grads = slots.iter().enumerate().map(|(number, (_, into))| (weight(number), *into));
-        let verdict = vote(&mut plan, main_grads.collect(), loss_scale);
+        let verdict = vote(&mut plan, main_grads.collect(), gradient_scale);
         run(plan, move |rank| {
             let values = |number: usize| -> Vec<f32> {
                 let noise = noise(sizes[number], number as u32);
                 noise.into_iter().map(ROUNDINGS[number % 3]).collect()
             };
-            rank.put(loss_scale, &[1.0_f32]);
+            rank.put(gradient_scale, &[1.0_f32]);
             for (number, (from, into)) in slots.iter().enumerate() {
                 rank.put(*from, &values(number));
                 rank.put(*into, &vec![f32::NAN; sizes[number]]);
@@ -310,10 +310,10 @@ fn h13_the_norm_is_close_to_the_one_in_f64_for_one_tensor_and_for_many() {
             .iter()
             .map(|number| (weight(*number), plan.resident("main grad", Content::MainGrad(weight(*number)))))
             .collect();
-        let loss_scale = plan.resident("loss scale", Content::LossScale);
-        let verdict = vote(&mut plan, main_grads.clone(), loss_scale);
+        let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
+        let verdict = vote(&mut plan, main_grads.clone(), gradient_scale);
         run(plan, move |rank| {
-            rank.put(loss_scale, &[1.0_f32]);
+            rank.put(gradient_scale, &[1.0_f32]);
             let mut squares = 0.0;
             for (number, (_, slot)) in tensors.iter().zip(&main_grads) {
                 let values: Vec<f32> =

@@ -136,18 +136,18 @@ fn a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_told() {
         let record = plan.resident("record", Content::NormRecord);
         let records = plan.resident("records", Content::NormRecords);
         let optimizer_step = plan.resident("step", Content::OptimizerStep);
-        let loss_scale = plan.resident("loss scale", Content::LossScale);
+        let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
         plan.op(QUANTIZE, Op::GradNorm { main_grads: vec![(W, optimizer.main_grad)], fault, record });
         plan.fence(QUANTIZE, LINK);
         plan.op(LINK, Op::GatherRecords { from: record, to: records });
         plan.fence(LINK, QUANTIZE);
-        plan.op(QUANTIZE, Op::Vote { records, optimizer_step, loss_scale, vote: optimizer.vote });
+        plan.op(QUANTIZE, Op::Vote { records, optimizer_step, gradient_scale, vote: optimizer.vote });
         optimizer.update();
         let Optimizer { plan, master, main_grad, vote, learning_rate, .. } = optimizer;
         run(plan, move |rank| {
             rank.put(master, &[0.5_f32]);
             rank.put(main_grad, &[1.8439e19_f32]);
-            rank.put(loss_scale, &[1.0_f32]);
+            rank.put(gradient_scale, &[1.0_f32]);
             rank.put(learning_rate, &[1e-3_f32]);
             rank.step().unwrap();
             assert_eq!(rank.get::<Vote>(vote)[0].verdict, Vote::CLEAN);

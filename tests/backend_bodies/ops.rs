@@ -278,20 +278,20 @@ fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let record = plan.transient("record", Content::NormRecord);
     let records = plan.transient("records", Content::NormRecords);
     let step = plan.resident("step", Content::OptimizerStep);
-    let loss_scale = plan.resident("loss scale", Content::LossScale);
+    let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
     let vote = plan.transient("vote", Content::Vote);
     plan.op(QUANTIZE, Op::GradNorm { main_grads: main_grads.clone(), fault, record });
     plan.fence(QUANTIZE, LINK);
     plan.op(LINK, Op::GatherRecords { from: record, to: records });
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Vote { records, optimizer_step: step, loss_scale, vote });
+    plan.op(QUANTIZE, Op::Vote { records, optimizer_step: step, gradient_scale, vote });
     let votes = run(plan, move |rank| {
         let mut votes = Vec::new();
         for (gradient, word) in [(1.0, 0), (f32::NAN, 0), (1.0, 3)] {
             // Rank 1 holds one real row; the row behind it is padding and must not count.
             rank.put(main_grads[0].1, &[[1.0, 1.0, 1.0, 1.0], [gradient, 1.0, 9.0, 9.0]][rank.number()]);
             rank.put(main_grads[1].1, &[1.0_f32; 6]);
-            rank.put(loss_scale, &[1.0_f32]);
+            rank.put(gradient_scale, &[1.0_f32]);
             rank.put(fault, &[if rank.number() == 1 { word } else { 0_u32 }]);
             rank.step().unwrap();
             votes.push((

@@ -226,15 +226,15 @@ fn tail(elements: usize) -> (Optimizer, SlotId) {
     let record = state.plan.resident("record", Content::NormRecord);
     let records = state.plan.resident("records", Content::NormRecords);
     let optimizer_step = state.plan.resident("step", Content::OptimizerStep);
-    let loss_scale = state.plan.resident("loss scale", Content::LossScale);
+    let gradient_scale = state.plan.resident("gradient scale", Content::GradientScale);
     let norm = Op::GradNorm { main_grads: vec![(W, state.main_grad)], fault, record };
     state.plan.op(QUANTIZE, norm);
     state.plan.fence(QUANTIZE, LINK);
     state.plan.op(LINK, Op::GatherRecords { from: record, to: records });
     state.plan.fence(LINK, QUANTIZE);
-    state.plan.op(QUANTIZE, Op::Vote { records, optimizer_step, loss_scale, vote: state.vote });
+    state.plan.op(QUANTIZE, Op::Vote { records, optimizer_step, gradient_scale, vote: state.vote });
     state.plan.op(QUANTIZE, adam.0);
-    (state, loss_scale)
+    (state, gradient_scale)
 }
 
 /// Conformance H9: a hundred steps with every scalar in device memory, the loss scale found by doubling and
@@ -242,7 +242,7 @@ fn tail(elements: usize) -> (Optimizer, SlotId) {
 fn h9_a_loss_scaler_trains_as_no_scaler_does() {
     let count = 64;
     let trained = |scaled: bool| {
-        let (state, loss_scale) = tail(count);
+        let (state, gradient_scale) = tail(count);
         let Optimizer { mut plan, master, main_grad, learning_rate, vote, .. } = state;
         plan.settings.optimizer.max_norm = 1.0;
         plan.settings.optimizer.weight_decay = 0.01;
@@ -255,7 +255,7 @@ fn h9_a_loss_scaler_trains_as_no_scaler_does() {
                 let gradient = values.iter().zip(&target).map(|(value, target)| (value - target) * scale);
                 let short: Vec<f32> = gradient.map(|value| half::f16::from_f32(value).to_f32()).collect();
                 rank.put(main_grad, &short);
-                rank.put(loss_scale, &[scale]);
+                rank.put(gradient_scale, &[scale]);
                 rank.put(learning_rate, &[1e-2_f32 / (1.0 + taken as f32)]);
                 rank.step().unwrap();
                 let verdict = rank.get::<Vote>(vote)[0];

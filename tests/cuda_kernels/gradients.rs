@@ -225,8 +225,8 @@ fn a_record_without_main_grads_is_zero_and_one_with_a_nan_is_found() {
 }
 
 /// What the CPU backend votes.
-fn count(records: &[NormRecord], taken: u32, loss_scale: f32, max_norm: f32) -> Vote {
-    let unscale = 1.0 / loss_scale;
+fn count(records: &[NormRecord], taken: u32, gradient_scale: f32, max_norm: f32) -> Vote {
+    let unscale = 1.0 / gradient_scale;
     let squares = records.iter().fold(0.0, |sum, record| sum + record.squares);
     let norm = (squares.sqrt() * f64::from(unscale)) as f32;
     let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };
@@ -262,20 +262,20 @@ fn votes_are_the_cpus() {
             _ => {}
         }
         let taken = if case % 7 == 0 { u32::MAX } else { case };
-        let loss_scale = [1.0, 1024.0, 3.0][random.below(3)];
+        let gradient_scale = [1.0, 1024.0, 3.0][random.below(3)];
         let max_norm = [0.0, 0.5, 100.0][random.below(3)];
         let (on_records, on_step) = (gpu.buffer(&records), gpu.buffer(&[taken]));
         let (on_scale, on_vote) =
-            (gpu.buffer(&[loss_scale]), gpu.buffer(&[Vote { reserved: 9, ..Vote::default() }]));
+            (gpu.buffer(&[gradient_scale]), gpu.buffer(&[Vote { reserved: 9, ..Vote::default() }]));
         gpu.run(gpu.kernels.vote(&VoteOperand {
             records: on_records.address(),
             ranks,
             optimizer_step: on_step.address(),
-            loss_scale: on_scale.address(),
+            gradient_scale: on_scale.address(),
             vote: on_vote.address(),
             max_norm,
         }));
-        let expected = count(&records, taken, loss_scale, max_norm);
+        let expected = count(&records, taken, gradient_scale, max_norm);
         let found = on_vote.read()[0];
         if expected.norm.is_nan() {
             assert!(found.norm.is_nan());

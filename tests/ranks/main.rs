@@ -208,7 +208,13 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
             if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] }
         };
         let staged = vec![plan.buffers.iter().map(staged).collect()];
-        let mut exchange = Exchange { staged, learning_rate: 1e-3, loss_scale: 1.0, ..Exchange::default() };
+        let mut exchange = Exchange {
+            staged,
+            learning_rate: 1e-3,
+            loss_scale: 1.0,
+            gradient_scale: 1.0,
+            ..Exchange::default()
+        };
         (0..3).try_for_each(|number| {
             step.store(number, Ordering::SeqCst);
             rank.step(ProgramId::new(0), &mut exchange)

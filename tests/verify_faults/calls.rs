@@ -242,13 +242,13 @@ fn a_vote_counts_the_optimizer_s_step_once() {
 
 /// PL-10
 #[test]
-fn the_vote_needs_the_loss_scale() {
+fn the_vote_needs_the_gradient_scale() {
     let mut plan = nvfp4_training();
     let vote = position(&plan, 0, |op| matches!(op, Op::Vote { .. }));
     let wrong = slot(&plan, Content::LearningRate);
-    let Op::Vote { loss_scale, .. } = &mut plan.tasks[vote].op else { unreachable!() };
-    *loss_scale = wrong;
-    refused(&plan, &["PL-10", "needs the loss scale", "learning rate"]);
+    let Op::Vote { gradient_scale, .. } = &mut plan.tasks[vote].op else { unreachable!() };
+    *gradient_scale = wrong;
+    refused(&plan, &["PL-10", "needs the gradient scale", "learning rate"]);
 }
 
 /// PL-4: one task of the optimizer has one weight decay and one learning rate.

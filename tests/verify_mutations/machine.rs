@@ -192,7 +192,7 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
                 put(rank, slot.region, bytemuck::cast_slice(&vec![1.0f32; slot.region.bytes / 4]))
             }
             Content::LearningRate => put(rank, slot.region, &1e-3f32.to_ne_bytes()),
-            Content::LossScale => put(rank, slot.region, &1.0f32.to_ne_bytes()),
+            Content::LossScale | Content::GradientScale => put(rank, slot.region, &1.0f32.to_ne_bytes()),
             _ => {}
         }
     }

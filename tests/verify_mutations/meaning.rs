@@ -332,8 +332,9 @@ impl<'p> Memory<'p> {
                 self.write(*record, Cell::of((name, read, self.read(*fault))));
             }
             Op::GatherRecords { from, to } => self.write(*to, Cell::of((name, self.read(*from)))),
-            Op::Vote { records, optimizer_step, loss_scale, vote } => {
-                let made = (name, self.read(*records), self.read(*optimizer_step), self.read(*loss_scale));
+            Op::Vote { records, optimizer_step, gradient_scale, vote } => {
+                let made =
+                    (name, self.read(*records), self.read(*optimizer_step), self.read(*gradient_scale));
                 self.write(*optimizer_step, Cell::of((&made, "count")));
                 self.write(*vote, Cell::of((&made, "vote")));
             }

@@ -62,8 +62,8 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         Op::GradNorm { main_grads, fault, record } => {
             main_grads.iter_mut().map(|(_, slot)| slot).chain([fault, record]).collect()
         }
-        Op::Vote { records, optimizer_step, loss_scale, vote } => {
-            vec![records, optimizer_step, loss_scale, vote]
+        Op::Vote { records, optimizer_step, gradient_scale, vote } => {
+            vec![records, optimizer_step, gradient_scale, vote]
         }
         Op::Adam { states, vote, learning_rate, .. } => {
             let mut slots = vec![vote, learning_rate];

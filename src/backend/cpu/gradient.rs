@@ -5,7 +5,7 @@
 //!   is then made of a block is what accumulating the finished sum would make of it. Squares are added in f64
 //!   over eight fixed strides of the rank's real rows, weight after weight; ranks are added in rank order in
 //!   f64, and the norm is rounded once. So every rank computes the same vote from the same records.
-//! - Main grads stay multiplied by the loss scale. The vote carries what undoes it, and it is undone in two
+//! - Main grads stay multiplied by the gradient scale. The vote carries what undoes it, and it is undone in two
 //!   places: the norm in the vote, and the gradient where the optimizer reads it. A value that is
 //!   not finite is looked for among the scaled ones: an overflow that scaling caused skips the step, and
 //!   lowering the scale cures it. A norm too large by itself is judged unscaled and clipped, and no scale cures
@@ -117,10 +117,10 @@ fn squares(values: &[f32]) -> f64 {
 /// The verdict over the step.
 pub(super) fn vote(op: &CastVote, arena: &Arena) -> Result<(), OpError> {
     let records = arena.read::<NormRecord>(op.records)?;
-    let loss_scale = arena.read::<f32>(op.loss_scale)?.first().copied().unwrap_or(1.0);
+    let gradient_scale = arena.read::<f32>(op.gradient_scale)?.first().copied().unwrap_or(1.0);
     let mut steps = arena.write::<u32>(op.optimizer_step)?;
     for step in steps.iter_mut() {
-        let vote = count(&records, *step, loss_scale, op.max_norm);
+        let vote = count(&records, *step, gradient_scale, op.max_norm);
         *step = vote.step;
         arena.write::<Vote>(op.vote)?.fill(vote);
     }
@@ -128,15 +128,15 @@ pub(super) fn vote(op: &CastVote, arena: &Arena) -> Result<(), OpError> {
 }
 
 /// The vote over the ranks' records, after `taken` optimizer steps, of gradients of a loss multiplied by
-/// `loss_scale`.
+/// `gradient_scale`.
 ///
-/// Squares are added in f64 in rank order, and the norm is rounded once, when its loss scale is taken away.
+/// Squares are added in f64 in rank order, and the norm is rounded once, when their scale is taken away.
 /// Clipping is the device variant: `min(max_norm / (norm + 1e-6), 1)`, always multiplied; a `max_norm` of 0
 /// turns it off. Gradients whose squares would overflow f32 after that are faults, like those that are not
 /// finite: their second moment would stay infinite. A closure's fault outweighs both, which it may have
 /// caused.
-fn count(records: &[NormRecord], taken: u32, loss_scale: f32, max_norm: f32) -> Vote {
-    let unscale = 1.0 / loss_scale;
+fn count(records: &[NormRecord], taken: u32, gradient_scale: f32, max_norm: f32) -> Vote {
+    let unscale = 1.0 / gradient_scale;
     let squares = records.iter().fold(0.0, |sum, record| sum + record.squares);
     let norm = (squares.sqrt() * f64::from(unscale)) as f32;
     let clip = if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 };

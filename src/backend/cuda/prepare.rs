@@ -245,7 +245,7 @@ impl Preparation<'_> {
             records: self.at(op.records),
             ranks: op.records.bytes / size_of::<crate::op::NormRecord>(),
             optimizer_step: self.at(op.optimizer_step),
-            loss_scale: self.at(op.loss_scale),
+            gradient_scale: self.at(op.gradient_scale),
             vote: self.at(op.vote),
             max_norm: op.max_norm,
         })

@@ -189,7 +189,7 @@ impl GradNorm {
 pub(in crate::backend) struct CastVote {
     pub(in crate::backend) records: Region,
     pub(in crate::backend) optimizer_step: Region,
-    pub(in crate::backend) loss_scale: Region,
+    pub(in crate::backend) gradient_scale: Region,
     pub(in crate::backend) vote: Region,
     pub(in crate::backend) max_norm: f32,
 }
@@ -199,13 +199,13 @@ impl CastVote {
         binder: &Binder<'_>,
         records: SlotId,
         optimizer_step: SlotId,
-        loss_scale: SlotId,
+        gradient_scale: SlotId,
         vote: SlotId,
     ) -> Result<Self, Refusal> {
         Ok(Self {
             records: binder.elements::<NormRecord>(records, binder.ranks())?,
             optimizer_step: binder.elements::<u32>(optimizer_step, 1)?,
-            loss_scale: binder.elements::<f32>(loss_scale, 1)?,
+            gradient_scale: binder.elements::<f32>(gradient_scale, 1)?,
             vote: binder.elements::<Vote>(vote, 1)?,
             max_norm: binder.binding.settings.optimizer.max_norm,
         })

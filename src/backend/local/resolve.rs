@@ -114,8 +114,8 @@ impl Binder<'_> {
             Op::GradNorm { main_grads, fault, record } => {
                 LocalOp::GradNorm(GradNorm::resolve(self, main_grads, *fault, *record)?)
             }
-            Op::Vote { records, optimizer_step, loss_scale, vote } => {
-                LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *loss_scale, *vote)?)
+            Op::Vote { records, optimizer_step, gradient_scale, vote } => {
+                LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *gradient_scale, *vote)?)
             }
             Op::Adam { states, vote, learning_rate, .. } => LocalOp::Adam(Adam::resolve(
                 self,

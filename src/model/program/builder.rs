@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 
+use super::accumulation::Accumulation;
 use super::call::{Call, Gradient};
 use super::step::StepProgram;
 use crate::format::ElementType;
@@ -225,6 +226,8 @@ impl ProgramBuilder {
             buffer_names: self.buffer_names,
             call_names: self.call_names,
             updates_weights,
+            accumulates: false,
+            accumulation: Accumulation::Whole,
         };
         if program.run_count() > StepProgram::MAX_RUNS {
             return Err(DeclareError::TooManyRuns {

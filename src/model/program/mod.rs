@@ -4,12 +4,14 @@
 //! weights, replayed layers, recompute); nothing links weights to each other. Calls run in the
 //! order they were added. A program is checked when it is built and never again.
 
+mod accumulation;
 mod builder;
 mod call;
 mod call_builder;
 mod cost;
 mod step;
 
+pub use accumulation::Accumulation;
 pub use builder::ProgramBuilder;
 pub use call::{Call, Form, Gradient, Phase, Reuse, Use};
 pub use call_builder::CallBuilder;

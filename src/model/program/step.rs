@@ -5,6 +5,7 @@
 
 use serde::Serialize;
 
+use super::accumulation::Accumulation;
 use super::call::Call;
 use crate::id::{BufferId, CallId};
 use crate::model::names::NameIndex;
@@ -24,6 +25,8 @@ pub struct StepProgram {
     #[serde(skip)]
     pub(super) call_names: NameIndex,
     pub(super) updates_weights: bool,
+    pub(super) accumulates: bool,
+    pub(super) accumulation: Accumulation,
 }
 
 impl StepProgram {

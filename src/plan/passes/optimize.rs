@@ -33,8 +33,8 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     let gathered = Op::GatherRecords { from: record, to: records };
     draft.add(tail, Section::Tail, DraftTask::collective(gathered, "norm records", Carrier::Reduce, bytes));
     let optimizer_step = draft.slot(Content::OptimizerStep);
-    let loss_scale = draft.slot(Content::LossScale);
-    let cast = Op::Vote { records, optimizer_step, loss_scale, vote };
+    let gradient_scale = draft.slot(Content::GradientScale);
+    let cast = Op::Vote { records, optimizer_step, gradient_scale, vote };
     draft.add(tail, Section::Tail, DraftTask::local(cast, "step", Carrier::Quantize));
     let learning_rate = draft.slot(Content::LearningRate);
     for (bucket, members) in draft.weights.entries().filter(|(_, members)| !members.frozen) {

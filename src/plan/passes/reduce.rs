@@ -12,7 +12,8 @@
 //! collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum
 //! over the replicas stands right behind it, and accumulation one call further. A replica of one rank
 //! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
-//! ranks carries all of them together. The first contribution of a step overwrites. Gradients of one group
+//! ranks carries all of them together. The first contribution of a step overwrites, unless the step
+//! continues a sum that steps before it began: then none does. Gradients of one group
 //! that one call completes are one collective, and one sum.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
@@ -68,7 +69,10 @@ struct Rows {
 /// As the timetable says.
 pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
     let spans = spans(draft);
-    let mut begun = BTreeSet::new();
+    let mut begun: BTreeSet<WeightId> = BTreeSet::new();
+    if draft.continues {
+        begun.extend((0..draft.weights.layouts.len()).map(WeightId::at));
+    }
     for (stage, id, call) in draft.stages_of_calls() {
         let mut collected: Vec<Collected> = Vec::new();
         for Gradient { weight, element } in call.gradients.iter().copied() {

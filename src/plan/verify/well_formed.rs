@@ -170,6 +170,7 @@ impl Ids<'_> {
             | Content::FaultWord
             | Content::LearningRate
             | Content::LossScale
+            | Content::GradientScale
             | Content::NormRecord
             | Content::NormRecords
             | Content::Vote => Ok(()),

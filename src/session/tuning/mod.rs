@@ -78,6 +78,13 @@ impl Tuning {
         costs: Option<&Costs>,
     ) -> Result<Option<Self>, SessionError> {
         let Some(costs) = costs.filter(|_| config.tune.steps > 0) else { return Ok(None) };
+        if programs.iter().any(StepProgram::is_accumulating) {
+            return Err(SessionError::Unsupported {
+                key: "tune.steps",
+                value: "above 0",
+                reason: "trials are of whole steps, and a program accumulates gradients; tune a session without `StepProgram::accumulating`, and set what it chose",
+            });
+        }
         let program = programs
             .iter()
             .position(StepProgram::updates_weights)

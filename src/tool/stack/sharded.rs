@@ -170,7 +170,7 @@ impl Times {
             row.loss = Some(loss);
             row.norm = match report.outcome {
                 Outcome::Updated { norm, .. } | Outcome::Skipped { norm } => Some(norm),
-                Outcome::Evaluated => None,
+                Outcome::Evaluated | Outcome::Accumulated { .. } => None,
             };
             if matches!(report.outcome, Outcome::Skipped { .. }) {
                 row.remark("the last step was skipped: a gradient is not finite".to_owned());

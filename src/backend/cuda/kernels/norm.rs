@@ -29,7 +29,7 @@ pub struct VoteOperand {
     /// Optimizer steps taken, one u32, updated.
     pub optimizer_step: DeviceAddress,
     /// One f32.
-    pub loss_scale: DeviceAddress,
+    pub gradient_scale: DeviceAddress,
     /// The [`op::Vote`](crate::op::Vote), written.
     pub vote: DeviceAddress,
     /// Gradients are scaled down to this norm; 0 turns clipping off.
@@ -65,7 +65,7 @@ struct Arguments {
 struct VoteArguments {
     records: DeviceAddress,
     optimizer_step: DeviceAddress,
-    loss_scale: DeviceAddress,
+    gradient_scale: DeviceAddress,
     vote: DeviceAddress,
     ranks: u32,
     max_norm: f32,
@@ -143,18 +143,18 @@ impl Kernels {
     /// # Errors
     /// [`CudaFailure::Refused`] for an address that is missing or misaligned.
     pub fn vote(&self, operand: &VoteOperand) -> Result<KernelLaunch, CudaFailure> {
-        let VoteOperand { records, ranks, optimizer_step, loss_scale, vote, max_norm } = *operand;
+        let VoteOperand { records, ranks, optimizer_step, gradient_scale, vote, max_norm } = *operand;
         for (what, address) in [
             ("the records", records),
             ("the step count", optimizer_step),
-            ("the loss scale", loss_scale),
+            ("the gradient scale", gradient_scale),
             ("the vote", vote),
         ] {
             present(what, address)?;
             element_aligned(what, address, 4)?;
         }
         let ranks = narrow("ranks", ranks)?;
-        let arguments = VoteArguments { records, optimizer_step, loss_scale, vote, ranks, max_norm };
+        let arguments = VoteArguments { records, optimizer_step, gradient_scale, vote, ranks, max_norm };
         let function = self.function(Family::Norm, c"cast_vote")?;
         Ok(KernelLaunch::new(function, 1, 1, arguments, None))
     }

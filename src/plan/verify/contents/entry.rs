@@ -2,11 +2,15 @@
 //!
 //! Law: before the step, resident slots hold what the plan's entry state promises, inputs, learning rate
 //! and loss scale what the trainer put there, and nothing else holds anything of this step. What
-//! the entry state promises is for the session to keep; every plan's exit is checked against it.
+//! the entry state promises is for the session to keep; every plan's exit is checked against it. A step that
+//! continues a sum of gradients finds in main grads, and in what a rank adds up of replicated weights, what the step
+//! before left there; to any other these hold nothing.
+
+use std::collections::BTreeSet;
 
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
-use crate::id::{Version, WeightId};
-use crate::layout::{Content, Residency, Slot};
+use crate::id::{CallId, Version, WeightId};
+use crate::layout::{Content, Residency, Slot, WeightLayout};
 use crate::model::{Lifetime, Role};
 use crate::plan::{EdgeState, StepPlan};
 
@@ -15,6 +19,7 @@ impl Run<'_> {
         self.check_declared()?;
         self.check_micro_batches()?;
         self.nothing_frozen_has_a_gradient()?;
+        self.check_accumulation()?;
         for (id, slot) in self.plan.arena.entries() {
             let held = self.initial(slot);
             if held != Held::Nothing {
@@ -68,6 +73,32 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// What an accumulation leaves to the next step is a sum for every weight that trains, and no optimizer has used
+    /// it.
+    fn check_accumulation(&self) -> Verdict<()> {
+        let StepPlan { accumulation, updates_weights, weights, .. } = self.plan;
+        if accumulation.is_whole() {
+            return Ok(());
+        }
+        let lacks = |(layout, calls): (&WeightLayout, &Vec<CallId>)| {
+            (!layout.frozen && calls.is_empty())
+                .then(|| format!("no call writes a gradient of `{}`", layout.name))
+        };
+        let lacking = weights.layouts.iter().zip(&self.contributors).find_map(lacks);
+        let optimizer = || if *updates_weights { "it has an optimizer" } else { "it has none" };
+        let finds = match lacking {
+            Some(lacking) => lacking,
+            None if accumulation.stays_open() == *updates_weights => optimizer().to_owned(),
+            None => return Ok(()),
+        };
+        Err(Box::new(VerifyError::Edge {
+            subject: format!("plan `{}`, the {accumulation} step of an accumulation,", self.plan.name),
+            needs: "a gradient of every weight that trains, and an optimizer in the last step alone".into(),
+            finds,
+            remedy: "make the parts of an accumulation of one program that trains".into(),
+        }))
+    }
+
     /// The version of a weight's shards at an edge. A shard that is half of a master is never behind it.
     pub(super) fn shard_version(&self, weight: WeightId, edge: EdgeState) -> Option<Version> {
         let bucket = self.plan.weights.layout(weight).bucket;
@@ -106,9 +137,16 @@ impl Run<'_> {
             }
             (Content::AmaxHistory(bucket), _) => Held::AmaxHistory(bucket, masters),
             (Content::DelayedScale(bucket), _) => Held::DelayedScale(bucket, masters),
+            (Content::MainGrad(weight), _) if self.plan.accumulation.continues() => {
+                Held::MainGrad(weight, BTreeSet::new())
+            }
+            (Content::LocalGrad(weight), _) if self.plan.accumulation.continues() => {
+                Held::LocalSum(weight, BTreeSet::new())
+            }
             (Content::OptimizerStep, _) => Held::OptimizerStep { votes: 0 },
             (Content::LearningRate, _) => Held::LearningRate,
             (Content::LossScale, _) => Held::LossScale,
+            (Content::GradientScale, _) => Held::GradientScale,
             (Content::Buffer(buffer), _)
                 if self.plan.buffers[buffer.index()].lifetime == Lifetime::Carried =>
             {

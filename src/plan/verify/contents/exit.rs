@@ -55,6 +55,7 @@ impl Run<'_> {
         }
         for (number, contributors) in self.contributors.iter().enumerate() {
             let weight = WeightId::at(number);
+            self.own_sum_stays(weight, contributors)?;
             let main_grad = main_grads.get(&weight).map(|slot| self.slots.held(*slot));
             let is_in_sum = |call: &CallId| matches!(main_grad, Some(Held::MainGrad(of, sum)) if *of == weight && sum.contains(call));
             if let Some(call) = contributors.iter().find(|call| !is_in_sum(call)) {
@@ -67,6 +68,24 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The next step of an accumulation goes on from what the rank itself added up of a replicated weight.
+    fn own_sum_stays(&self, weight: WeightId, contributors: &[CallId]) -> Verdict<()> {
+        let layout = self.plan.weights.layout(weight);
+        if !self.plan.accumulation.stays_open() || layout.placement == Placement::Sharded || layout.frozen {
+            return Ok(());
+        }
+        let needs = Held::LocalSum(weight, contributors.iter().copied().collect());
+        if self.slots.all().any(|(_, held)| *held == needs) {
+            return Ok(());
+        }
+        Err(Box::new(VerifyError::Edge {
+            subject: format!("the end of {}, whose sum of gradients stays open,", self.plan_name()),
+            needs: needs.describe(self.plan),
+            finds: "has it nowhere".into(),
+            remedy: "keep the rank's own sum of a replicated weight to the step's edge".into(),
+        }))
     }
 
     /// The session reads fault word and vote when the step is over.

@@ -384,6 +384,16 @@ impl Run<'_> {
             }
             _ => false,
         };
+        if first && self.plan.accumulation.continues() {
+            return self.wrong_accumulation(
+                task,
+                format!(
+                    "begins the sum of `{}` anew and loses what earlier steps added up",
+                    self.name(weight)
+                ),
+                "in a step that continues an accumulation no contribution overwrites",
+            );
+        }
         match (begun, first) {
             (false, true) => Ok(BTreeSet::new()),
             (true, false) => Ok(self.slots.take_sum(into)),

@@ -95,6 +95,8 @@ pub(super) enum Held {
     LearningRate,
     /// The loss scale of the step.
     LossScale,
+    /// What main grads are a multiple of at the end of the step.
+    GradientScale,
     /// The optimizer's step count, counted on by this many votes.
     OptimizerStep { votes: u32 },
     /// A buffer, in its own slot or in staging.
@@ -152,6 +154,7 @@ impl Held {
             Self::Vote => content == Content::Vote,
             Self::LearningRate => content == Content::LearningRate,
             Self::LossScale => content == Content::LossScale,
+            Self::GradientScale => content == Content::GradientScale,
             Self::OptimizerStep { .. } => content == Content::OptimizerStep,
             Self::Buffer(buffer, _) => {
                 matches!(content, Content::Buffer(other) | Content::Staging(other, _) if other == *buffer)
@@ -262,6 +265,7 @@ impl Held {
             Self::Vote => "the vote of the step".into(),
             Self::LearningRate => "the learning rate".into(),
             Self::LossScale => "the loss scale".into(),
+            Self::GradientScale => "the gradient scale".into(),
             Self::OptimizerStep { votes } => {
                 format!("the optimizer's step count, after {votes} votes of this step")
             }

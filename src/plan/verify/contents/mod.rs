@@ -138,8 +138,8 @@ impl<'p> Run<'p> {
             }
             Op::GradNorm { main_grads, fault, record } => self.grad_norm(task, main_grads, *fault, *record),
             Op::GatherRecords { from, to } => self.gather_records(task, *from, *to),
-            Op::Vote { records, optimizer_step, loss_scale, vote } => {
-                self.vote(task, *records, *optimizer_step, *loss_scale, *vote)
+            Op::Vote { records, optimizer_step, gradient_scale, vote } => {
+                self.vote(task, *records, *optimizer_step, *gradient_scale, *vote)
             }
             Op::Adam { bucket, states, vote, learning_rate } => {
                 self.adam(task, *bucket, states, *vote, *learning_rate)

@@ -60,7 +60,7 @@ impl Run<'_> {
         task: TaskId,
         records: SlotId,
         optimizer_step: SlotId,
-        loss_scale: SlotId,
+        gradient_scale: SlotId,
         vote: SlotId,
     ) -> Verdict<()> {
         if *self.slots.held(records) != Held::Records {
@@ -71,8 +71,13 @@ impl Run<'_> {
                 "gather the records before the vote",
             );
         }
-        if *self.slots.held(loss_scale) != Held::LossScale {
-            return self.wrong_operand(task, loss_scale, "the loss scale", "name the loss scale's slot");
+        if *self.slots.held(gradient_scale) != Held::GradientScale {
+            return self.wrong_operand(
+                task,
+                gradient_scale,
+                "the gradient scale",
+                "name the slot of the gradient scale",
+            );
         }
         let Held::OptimizerStep { votes } = *self.slots.held(optimizer_step) else {
             return self.wrong_operand(

@@ -1,0 +1,181 @@
+//! Gradients added up over several steps, for one step of the optimizer.
+//!
+//! Law: a sum belongs to the session, not to a program: any program that accumulates may begin, continue or end it,
+//! and programs without gradients may run in between. What would lose it or mix two loss scales is refused before
+//! anything runs. A step that fails, ends or skips it, an import, and whoever asks for it drop it whole.
+
+use std::sync::Arc;
+
+use super::{Session, SessionError, StepReport};
+use crate::id::ProgramId;
+use crate::model::Accumulation;
+use crate::plan::StepPlan;
+
+/// A plan for one part of an accumulation.
+#[derive(Debug)]
+pub(super) struct Part {
+    /// The program whose calls it runs.
+    pub(super) program: ProgramId,
+    pub(super) plan: Arc<StepPlan>,
+}
+
+/// What is added up so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sum {
+    /// Of how many steps; of none, there is no sum.
+    pub(super) steps: u32,
+    /// By what their closures multiplied the loss.
+    pub(super) loss_scale: f32,
+}
+
+impl Sum {
+    /// What a step by `plan` leaves of it, whose closures multiplied the loss by `loss_scale`.
+    pub(super) fn after(self, plan: &StepPlan, failed: bool, loss_scale: f32) -> Self {
+        if !plan.writes_gradients() {
+            return self;
+        }
+        if failed || !plan.accumulation.stays_open() {
+            return Self::default();
+        }
+        let before = if plan.accumulation.continues() { self.steps } else { 0 };
+        Self { steps: before.saturating_add(1), loss_scale }
+    }
+}
+
+impl Session {
+    /// The most steps whose gradients are added up: f32 represents every number up to it.
+    pub const MOST_ACCUMULATED: u32 = 1 << 24;
+
+    /// Runs one step of the program called `program` up to its gradients, and adds these to those of the calls
+    /// of this method before it. No weight changes. The next [`Session::step`] of a program that accumulates
+    /// adds its own gradients, divides the sum by the number of steps, and runs norm, clip and optimizer on this mean:
+    ///
+    /// ```
+    /// use warpweft::{prelude::*, session::block_on};
+    ///
+    /// let mut model = Model::builder();
+    /// let w = model.sharded("w", 16, 16, Format::Bf16)?;
+    /// let mut program = StepProgram::builder("train", &model.build());
+    /// let x = program.input("x", 1, ElementType::F32)?;
+    /// program.call("fit", Phase::Backward).reads(x).gradient(w).add()?;
+    /// let program = program.build_training()?.accumulating()?;
+    /// let fit = on_cpu(move |_, context| {
+    ///     let x = context.read::<f32>(x)?[0];
+    ///     context.gradient(w)?.fill(x);
+    ///     Ok(())
+    /// });
+    /// let builder = Session::builder(Config::default(), move |_| fit).program(program);
+    /// let mut session = block_on(builder.start_cpu(1))?;
+    /// for x in [1.0_f32, 2.0, 6.0] {
+    ///     session.write_input("train", RankId::new(0), "x", &[x])?;
+    ///     if x < 6.0 {
+    ///         block_on(session.accumulate("train"))?; // two steps without the optimizer
+    ///     } else {
+    ///         let report = block_on(session.step("train"))?; // and the one that ends the sum
+    ///         let Outcome::Updated { norm, .. } = report.outcome else { panic!() };
+    ///         assert_eq!(norm, 3.0 * 16.0); // of 16 × 16 gradients of (1 + 2 + 6) / 3
+    ///     }
+    /// }
+    /// block_on(session.close())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// Every step counts the same, whatever its micro-batches. Steps of other programs that accumulate may
+    /// take part, and steps without gradients may come in between. A sum of a power of two of steps has the bits of
+    /// one step with as many micro-batches, where these are reduced call by call or by the micro-batch. The sum is
+    /// in no checkpoint. A step that fails drops it, and the next one begins anew; so do [`Outcome::Skipped`], an
+    /// import, and [`Session::discard_gradients`].
+    ///
+    /// Dropping the future does what it does in [`Session::step`]. With several processes all call it.
+    ///
+    /// [`Outcome::Skipped`]: super::Outcome::Skipped
+    ///
+    /// # Errors
+    /// [`SessionError::NotAccumulating`] unless the program was declared by
+    /// [`StepProgram::accumulating`](crate::model::StepProgram::accumulating); [`SessionError::Accumulating`] where
+    /// the loss scale is not the one the sum began with, or after [`Session::MOST_ACCUMULATED`] steps; otherwise as
+    /// [`Session::step`].
+    pub async fn accumulate(&mut self, program: &str) -> Result<StepReport, SessionError> {
+        self.settle().await?;
+        let number = self.position(program)?;
+        let Some(parts) = self.programs[number.index()].parts else {
+            return Err(SessionError::NotAccumulating { program: program.to_owned() });
+        };
+        let part = if self.sum.steps == 0 { Accumulation::First } else { Accumulation::Next };
+        self.run(number, numbered(parts, part)).await
+    }
+
+    /// How many steps' gradients are added up, and not used by the optimizer yet.
+    #[must_use]
+    pub const fn accumulated(&self) -> u32 {
+        self.sum.steps
+    }
+
+    /// Drops the gradients that are added up: the next step begins anew. Main grads keep their values until then.
+    ///
+    /// # Errors
+    /// What a step left whose future was dropped, as [`Session::step`].
+    pub async fn discard_gradients(&mut self) -> Result<(), SessionError> {
+        let settled = self.settle().await;
+        self.sum = Sum::default();
+        settled
+    }
+
+    /// The plan by which a step of program number `number` with its optimizer runs now.
+    pub(super) fn ending(&self, number: ProgramId) -> Result<ProgramId, SessionError> {
+        let program = &self.programs[number.index()];
+        match program.parts {
+            _ if self.sum.steps == 0 || !program.plan.writes_gradients() => Ok(number),
+            Some(parts) => Ok(numbered(parts, Accumulation::Last)),
+            None => Err(self.accumulating("a program that does not accumulate would begin main grads anew")),
+        }
+    }
+
+    /// May a step by this plan add its gradients?
+    pub(super) fn check_sum(&self, plan: &StepPlan) -> Result<(), SessionError> {
+        let Sum { steps, loss_scale } = self.sum;
+        if !plan.accumulation.continues() {
+            return Ok(());
+        }
+        if loss_scale != self.loss_scale {
+            return Err(self.accumulating("the loss scale is not the one that the sum began with"));
+        }
+        let scale = self.gradient_scale();
+        if steps >= Self::MOST_ACCUMULATED || !scale.is_normal() || !(1.0 / scale).is_normal() {
+            return Err(self.accumulating("the loss scale times another step is more than f32 can undo"));
+        }
+        Ok(())
+    }
+
+    /// What main grads are a multiple of behind the coming step, if it adds to them.
+    pub(super) fn gradient_scale(&self) -> f32 {
+        self.loss_scale * self.sum.steps.saturating_add(1) as f32
+    }
+
+    /// The plan numbered `number`: that of a program, or of a part of one.
+    pub(super) fn plan_of(&self, number: ProgramId) -> &Arc<StepPlan> {
+        match self.part_of(number) {
+            Some(part) => &part.plan,
+            None => &self.programs[number.index()].plan,
+        }
+    }
+
+    /// The program whose calls the plan numbered `number` runs.
+    pub(super) fn program_of(&self, number: ProgramId) -> ProgramId {
+        self.part_of(number).map_or(number, |part| part.program)
+    }
+
+    fn part_of(&self, number: ProgramId) -> Option<&Part> {
+        number.index().checked_sub(self.programs.len()).and_then(|part| self.parts.get(part))
+    }
+
+    fn accumulating(&self, refused: &'static str) -> SessionError {
+        SessionError::Accumulating { steps: self.sum.steps, refused }
+    }
+}
+
+/// The number of the plan of a part, if the first has the number `parts`.
+fn numbered(parts: ProgramId, part: Accumulation) -> ProgramId {
+    let place = Accumulation::PARTS.iter().position(|other| *other == part).unwrap_or_default();
+    ProgramId::at(parts.index() + place)
+}
