@@ -1,6 +1,6 @@
 //! Main grads, for a trainer that looks at them.
 //!
-//! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended well, on
+//! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended well, or of several that were added up, on
 //! every rank. Nothing else of a session changes. Other processes are not asked: each has its ranks' rows.
 
 use super::{Session, SessionError};
@@ -20,7 +20,8 @@ pub struct MainGrad {
     /// Which of its rows.
     pub rows: ShardRows,
     /// `[rows, columns]`, row-major: the mean over all ranks and micro-batches of what calls wrote, not clipped,
-    /// and still times the loss scale where they multiplied with one.
+    /// and still times the loss scale where they multiplied with one. Where gradients of several steps are added up
+    /// ([`Session::accumulate`]), the sum of their means.
     pub values: Vec<f32>,
 }
 

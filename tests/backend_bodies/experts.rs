@@ -61,6 +61,11 @@ fn per_expert(name: &str, role: Role, program: &mut ProgramBuilder) -> Vec<Buffe
 
 /// The program; these calls are dynamic.
 pub(crate) fn declare(dynamic: &[&str]) -> Declared {
+    declare_with(dynamic, MICRO_BATCHES as u32)
+}
+
+/// The program with so many micro-batches in a step.
+pub(crate) fn declare_with(dynamic: &[&str], micro_batches: u32) -> Declared {
     let formats = formats();
     let mut model = Model::builder();
     let blocks: Vec<Vec<WeightId>> = formats
@@ -74,7 +79,7 @@ pub(crate) fn declare(dynamic: &[&str]) -> Declared {
         })
         .collect();
     let mut program = StepProgram::builder("train", &model.build());
-    program.micro_batches(MICRO_BATCHES as u32).unwrap();
+    program.micro_batches(micro_batches).unwrap();
     let last = blocks.len() - 1;
     let mut x = vec![per_expert("input", Role::Input, &mut program)];
     x.extend((1..=last).map(|block| per_expert(&format!("x{block}"), Role::Internal, &mut program)));

@@ -19,6 +19,7 @@ macro_rules! bodies {
     };
 }
 
+pub(crate) mod accumulated;
 pub(crate) mod collectives;
 pub(crate) mod conformance;
 pub(crate) mod delayed;

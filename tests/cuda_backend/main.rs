@@ -28,6 +28,7 @@ fn main() {
         bodies::optimizer::ALL,
         bodies::parts::ALL,
         bodies::recorded::ALL,
+        bodies::accumulated::ALL,
         bodies::replicas::ALL,
         bodies::replay::ALL,
         bodies::scales::ALL,
