@@ -17,6 +17,7 @@ mod block_on;
 mod builder;
 mod checkpoint;
 mod columnwise;
+mod commanding;
 mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -38,6 +39,7 @@ mod policy;
 mod pretrained;
 mod recorder;
 mod report;
+mod scalars;
 mod simulation;
 mod sound;
 mod store;
@@ -65,7 +67,7 @@ pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::backend::TaskInterval;
 use crate::exec::{Command, Inbox, RankThread};
@@ -75,6 +77,7 @@ use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
 use accumulation::{Part, Sum};
+use commanding::{Pending, Poison};
 use diverged::Divergence;
 use error::Asks;
 use recorder::Recorder;
@@ -160,24 +163,6 @@ struct Staged {
     is_written: bool,
 }
 
-/// Why the session runs no further steps.
-#[derive(Debug)]
-struct Poison {
-    reason: String,
-    /// Do all ranks live, with whole weights?
-    exports: bool,
-}
-
-/// A command some ranks still owe a reply to.
-#[derive(Debug)]
-struct Pending {
-    /// `None` while the ranks are set up.
-    command: Option<Command>,
-    owed: usize,
-    failure: Option<ExecError>,
-    started: Instant,
-}
-
 impl Session {
     /// Runs one step of the program called `program` with the inputs written so far, and waits
     /// until all ranks have drained their lanes.
@@ -255,49 +240,6 @@ impl Session {
     /// first: asking costs about 50 ns for each call of the driver, which the report tells apart.
     pub fn split_host_time(&mut self, splits: bool) {
         self.splits = splits;
-    }
-
-    /// Sets the learning rate of the coming steps, at first `optimizer.lr` of the configuration.
-    ///
-    /// # Errors
-    /// [`SessionError::LearningRate`] unless it is a finite number from 0 on; it stays as it was.
-    pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
-        if learning_rate.is_finite() && learning_rate >= 0.0 {
-            self.learning_rate = learning_rate;
-            return Ok(());
-        }
-        Err(SessionError::LearningRate { given: learning_rate })
-    }
-
-    /// The learning rate of the coming steps.
-    #[must_use]
-    pub const fn learning_rate(&self) -> f32 {
-        self.learning_rate
-    }
-
-    /// The factor by which the closures multiply the loss of the coming steps, 1 at first. They read it by
-    /// [`ComputeContext::loss_scale`](crate::compute::ComputeContext::loss_scale).
-    ///
-    /// Gradients are divided by it before norm, clip and update. A step whose scaled gradients overflow is
-    /// skipped ([`Outcome::Skipped`]): the trainer lowers the scale and goes on. A power of two changes no
-    /// bit of a step that does not overflow or underflow. While gradients are added up over steps
-    /// ([`Session::accumulate`]) the next one is refused under another scale than theirs.
-    ///
-    /// # Errors
-    /// [`SessionError::LossScale`] unless it and its reciprocal are positive normal numbers; the scale stays
-    /// as it was.
-    pub fn set_loss_scale(&mut self, loss_scale: f32) -> Result<(), SessionError> {
-        if loss_scale > 0.0 && loss_scale.is_normal() && (1.0 / loss_scale).is_normal() {
-            self.loss_scale = loss_scale;
-            return Ok(());
-        }
-        Err(SessionError::LossScale { given: loss_scale })
-    }
-
-    /// The loss scale of the coming steps.
-    #[must_use]
-    pub const fn loss_scale(&self) -> f32 {
-        self.loss_scale
     }
 
     /// The plan of a program; while the session tunes itself, that of its last step.
@@ -405,85 +347,6 @@ impl Session {
     /// The plans of the programs.
     fn plans(&self) -> Vec<Arc<StepPlan>> {
         self.programs.iter().map(|program| Arc::clone(&program.plan)).collect()
-    }
-
-    fn check_usable(&self) -> Result<(), SessionError> {
-        match &self.poisoned {
-            Some(Poison { reason, exports }) => {
-                Err(SessionError::Poisoned { reason: reason.clone(), exports: *exports })
-            }
-            None => Ok(()),
-        }
-    }
-
-    fn command(&mut self, command: Command) {
-        let mut pending = Pending { command: Some(command), owed: 0, failure: None, started: Instant::now() };
-        for thread in &self.ranks {
-            match thread.command(command) {
-                Ok(()) => pending.owed += 1,
-                Err(error) => pending.failure = Some(error),
-            }
-        }
-        self.pending = Some(pending);
-    }
-
-    /// Waits for all replies owed. Of several failures the one that is no echo of another stands.
-    async fn replies(&mut self) -> Result<Duration, ExecError> {
-        let Some(pending) = &mut self.pending else { return Ok(Duration::ZERO) };
-        while pending.owed > 0 {
-            let reply = self.inbox.next().await;
-            pending.owed -= 1;
-            if let Err(error) = reply.outcome
-                && pending.failure.as_ref().is_none_or(ExecError::is_consequence)
-            {
-                pending.failure = Some(error);
-            }
-        }
-        let duration = pending.started.elapsed();
-        self.pending.take().and_then(|pending| pending.failure).map_or(Ok(duration), Err)
-    }
-
-    /// Waits for all replies owed; a failure of any rank poisons the session.
-    async fn finish(&mut self) -> Result<Duration, SessionError> {
-        self.replies().await.map_err(|error| {
-            let (reason, exports) = (error.to_string(), false);
-            self.poisoned = Some(Poison { reason: reason.clone(), exports });
-            SessionError::Poisoned { reason, exports }
-        })
-    }
-
-    /// Awaits every rank's first reply.
-    async fn await_setup(&mut self) -> Result<(), SessionError> {
-        let owed = self.ranks.len();
-        self.pending = Some(Pending { command: None, owed, failure: None, started: Instant::now() });
-        Ok(self.replies().await.map(|_| ())?)
-    }
-
-    /// Lets a command whose future was dropped come to its end. How a step ended is told by the next
-    /// report, or right now if it failed; so is an import that was refused.
-    async fn settle(&mut self) -> Result<(), SessionError> {
-        self.settle_for(Asks::More).await
-    }
-
-    /// As [`Session::settle`], for a call that asks this.
-    async fn settle_for(&mut self, asks: Asks) -> Result<(), SessionError> {
-        let Some(command) = self.pending.as_ref().and_then(|pending| pending.command) else { return Ok(()) };
-        let duration = self.finish().await?;
-        match command {
-            Command::Step(number) => {
-                let report = self.report(number, duration).map_err(|error| error.of_dropped_step(asks))?;
-                self.unseen = Unseen { outcomes: report.unobserved, not_recorded: report.not_recorded };
-                self.unseen.outcomes.push(report.outcome);
-            }
-            Command::Import | Command::ImportPart => {
-                self.imported().map_err(|error| error.of_dropped_command(asks))?;
-            }
-            Command::SavePart => self.saved().map_err(|error| error.of_dropped_command(asks))?,
-            Command::Export | Command::MainGrads => {
-                self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
-            }
-        }
-        Ok(())
     }
 }
 
