@@ -477,3 +477,72 @@ fn a_file_of_weights_that_is_no_checkpoint_is_told_where_it_is_read() {
     let error = block_on(FileStore::new(&shards(folder.path())[0]).load()).unwrap_err().to_string();
     assert!(error.contains("no session saved it") && error.contains("`PretrainedFiles`"), "{error}");
 }
+
+/// The index of the hub for these tensors and files.
+fn write_index(folder: &Path, entries: &[(&str, &str)]) {
+    let map: serde_json::Map<String, serde_json::Value> =
+        entries.iter().map(|(tensor, file)| ((*tensor).to_owned(), (*file).into())).collect();
+    let json = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": map });
+    std::fs::write(folder.join("model.safetensors.index.json"), json.to_string()).unwrap();
+}
+
+#[test]
+fn a_folder_of_the_hub_is_opened_by_its_index_or_by_its_only_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    shards(folder.path());
+    // A file that the index does not name is none of the model's.
+    write(
+        &folder.path().join("other.safetensors"),
+        &[given("model.layer0.weight", Dtype::F32, &[1], &[0.0])],
+    );
+    let listed = [
+        ("model.layer0.weight", first),
+        ("model.layer1.weight", first),
+        ("model.layer2.weight", second),
+        ("model.bias.weight", second),
+    ];
+    write_index(folder.path(), &listed);
+    let files = PretrainedFiles::open_model(folder.path()).unwrap();
+    assert_eq!(files.tensor_names().len(), 5, "and the tensor that is no weight");
+    let mut values = [0.0; SIZE];
+    files.rows("model.layer0.weight", 0, SIZE, &mut values).unwrap();
+    assert_eq!(bits(&values), bits(&masters("layer0", 1)));
+
+    let alone = tempfile::tempdir().unwrap();
+    let missing = PretrainedFiles::open_model(alone.path()).unwrap_err();
+    assert!(matches!(&missing, PretrainedError::File { path, .. } if path.ends_with("model.safetensors")));
+    write(&alone.path().join("model.safetensors"), &[given("w", Dtype::F32, &[2], &[1.0, 2.0])]);
+    assert_eq!(PretrainedFiles::open_model(alone.path()).unwrap().shape("w").unwrap(), [2]);
+}
+
+#[test]
+fn an_index_that_is_wrong_about_its_folder_is_refused_with_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    shards(folder.path());
+    let refused = |parts: &[&str]| {
+        let error = PretrainedFiles::open_model(folder.path()).unwrap_err();
+        assert!(matches!(error, PretrainedError::Index { .. }), "{error}");
+        for part in parts.iter().chain(&["model.safetensors.index.json", "fetch"]) {
+            assert!(error.to_string().contains(part), "{part}: {error}");
+        }
+    };
+    for outside in ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", ""] {
+        write_index(folder.path(), &[("model.layer0.weight", outside)]);
+        refused(&["no file of this folder"]);
+    }
+    write_index(folder.path(), &[("model.layer0.weight", second)]);
+    refused(&["model.layer0.weight", second]);
+    write_index(folder.path(), &[("model.layer0.weight", first), ("model.head.weight", first)]);
+    refused(&["model.head.weight", first]);
+    write_index(folder.path(), &[]);
+    refused(&["no tensor"]);
+    write_index(folder.path(), &[("model.layer0.weight", "model-00003-of-00002.safetensors")]);
+    let error = PretrainedFiles::open_model(folder.path()).unwrap_err();
+    assert!(matches!(error, PretrainedError::File { .. }), "{error}");
+    for text in ["", "{", "[]", "{\"weight_map\": 3}", "{\"weight_map\": {\"a\": null}}"] {
+        std::fs::write(folder.path().join("model.safetensors.index.json"), text).unwrap();
+        refused(&[]);
+    }
+}

@@ -30,6 +30,14 @@ pub enum PretrainedError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The index of a model's folder does not say which files it has, or not what they have.
+    #[error("{}: {reason}; fetch the whole folder of the model again, or name its files by PretrainedFiles::open", path.display())]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Two files have a tensor of one name.
     #[error(
         "tensor `{}` is both in {} and in {}; open the files of one model, each once",

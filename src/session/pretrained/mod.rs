@@ -5,6 +5,7 @@
 //! what fails later is an error, and never a zero.
 
 mod error;
+mod model_folder;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -108,6 +109,7 @@ struct Tensor {
 
 impl PretrainedFiles {
     /// Opens files and reads their headers: all shards of a model, in any order.
+    /// [`PretrainedFiles::open_model`] finds them in a model's folder.
     ///
     /// # Errors
     /// [`PretrainedError::File`], [`PretrainedError::Content`] for what is no sound safetensors file, and

@@ -1,0 +1,101 @@
+//! A model's folder, as the Hugging Face hub lays it out.
+//!
+//! Law: the folder's index says which files there are, and no file is opened that is not directly in the folder. What
+//! the index promises, the files have: a tensor that is not where it says is an error at once, not a surprise later.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Component, Path};
+
+use serde::Deserialize;
+
+use super::{PretrainedError, PretrainedFiles};
+use crate::errors::shown;
+
+/// The file that lists the shards.
+const INDEX: &str = "model.safetensors.index.json";
+/// The only file of a model without shards.
+const WHOLE: &str = "model.safetensors";
+/// More than the index of any model takes: a hundred bytes for each of 600,000 tensors.
+const MOST_INDEX: u64 = 1 << 26;
+
+/// What is used of an index.
+#[derive(Deserialize)]
+struct Index {
+    /// The file of every tensor.
+    weight_map: BTreeMap<String, String>,
+}
+
+impl PretrainedFiles {
+    /// Opens a model's folder, as the Hugging Face hub lays it out: all files that
+    /// `model.safetensors.index.json` lists, or `model.safetensors` where there is no such index.
+    ///
+    /// # Errors
+    /// As [`PretrainedFiles::open`]; [`PretrainedError::Index`] for an index that is none, that names a file outside of
+    /// the folder, or that promises a tensor which its file does not have.
+    pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, PretrainedError> {
+        let folder = folder.as_ref();
+        let path = folder.join(INDEX);
+        if !path.exists() {
+            return Self::open([folder.join(WHOLE)]);
+        }
+        let wrong = |reason| PretrainedError::Index { path: path.clone(), reason };
+        let Index { weight_map } = read(&path)?;
+        // Each once, in the order of their names.
+        let mut files: Vec<&String> = weight_map.values().collect();
+        files.sort_unstable();
+        files.dedup();
+        if let Some(name) = files.iter().find(|name| !is_of_folder(name)) {
+            return Err(wrong(format!("it names `{}`, which is no file of this folder", shown(name))));
+        }
+        if files.is_empty() {
+            return Err(wrong("it lists no tensor".to_owned()));
+        }
+        let opened = Self::open(files.iter().map(|name| folder.join(name)))?;
+        let is_there = |tensor: &str, file: &String| {
+            let found = opened.opened.tensors.get(tensor);
+            found.is_some_and(|found| files.get(found.file).is_some_and(|name| *name == file))
+        };
+        match weight_map.iter().find(|(tensor, file)| !is_there(tensor, file)) {
+            None => Ok(opened),
+            Some((tensor, file)) => {
+                Err(wrong(format!("{} does not have the tensor `{}`", shown(file), shown(tensor))))
+            }
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Index, PretrainedError> {
+    let failed = |source| PretrainedError::File { path: path.to_owned(), source };
+    let wrong = |reason| PretrainedError::Index { path: path.to_owned(), reason };
+    // Asked before opening: opening a pipe waits for its writer.
+    if !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(wrong("it is no plain file".to_owned()));
+    }
+    let mut json = Vec::new();
+    File::open(path).map_err(failed)?.take(MOST_INDEX + 1).read_to_end(&mut json).map_err(failed)?;
+    if json.len() as u64 > MOST_INDEX {
+        return Err(wrong(format!("it has more than {MOST_INDEX} bytes")));
+    }
+    serde_json::from_slice(&json).map_err(|error| wrong(shown(&error.to_string())))
+}
+
+/// Is it the plain name of a file?
+fn is_of_folder(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_a_folder_is_no_file_of_this_folder() {
+        assert!(is_of_folder("model-00001-of-00002.safetensors"));
+        for name in ["", ".", "..", "../a", "/a", "a/b", "a/", "./a", "a/../b"] {
+            assert!(!is_of_folder(name), "{name}");
+        }
+    }
+}
