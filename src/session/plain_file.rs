@@ -2,17 +2,20 @@
 //!
 //! Law: the file has no word of this library: one tensor per weight, under the name and in the element type
 //! that the caller chooses. It is replaced whole or not at all, and takes next to no memory beside the
-//! checkpoint.
+//! checkpoint, or beside one weight of a checkpoint in parts.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
+use half::bf16;
 use safetensors::SafeTensorError;
+use safetensors::tensor::Dtype;
 
 use super::tensor_file::METADATA;
 use super::tensors::Tensor;
 use super::{Checkpoint, StoreError, WeightState, tensor_file};
-use crate::format::{ElementType, Format, Via};
+use crate::format::{ElementType, Format, Shape, Via};
 use crate::whole_file::WholeFile;
 
 impl Checkpoint {
@@ -49,55 +52,123 @@ impl Checkpoint {
         element: ElementType,
         tensor_of: impl Fn(&str) -> Option<String>,
     ) -> Result<(), StoreError> {
-        let path = path.into();
-        let content = |reason: String| StoreError::Content { path: path.clone(), reason };
-        let failed = |source| StoreError::File { path: path.clone(), source };
-        let mut names = HashSet::new();
-        let mut tensors = Vec::new();
-        for state in &self.weights {
-            let Some(name) = tensor_of(&state.name) else { continue };
-            if name == METADATA {
-                return Err(content(format!(
-                    "`{}` cannot be called `{METADATA}`; name it otherwise",
-                    state.name
-                )));
-            }
-            if !names.insert(name.clone()) {
-                return Err(content(format!(
-                    "two weights would be called `{name}`; give each a name of its own"
-                )));
-            }
-            tensors.push(tensor(name, state, element).map_err(content)?);
-        }
-        let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-        let mut file = WholeFile::begin(&path).map_err(failed)?;
-        tensor_file::write(tensors, about, &mut file).map_err(|error| match error {
-            SafeTensorError::IoError(source) => failed(source),
-            error => content(error.to_string()),
-        })?;
-        file.commit().map_err(failed)
+        let weights = self.weights.iter().map(|WeightState { name, shape, master, .. }| PlainWeight {
+            name,
+            shape: *shape,
+            master: Master::Held(master),
+        });
+        write(path.into(), element, weights, tensor_of)
     }
 }
 
-/// The master of a weight as a tensor, or why there is none.
-fn tensor(name: String, state: &WeightState, element: ElementType) -> Result<Tensor<'_>, String> {
-    let (shape, master) = (state.shape, &state.master);
+/// A weight for a file of weights alone.
+pub(super) struct PlainWeight<'a> {
+    pub(super) name: &'a str,
+    pub(super) shape: Shape,
+    pub(super) master: Master<'a>,
+}
+
+/// Where its master is.
+pub(super) enum Master<'a> {
+    /// In memory.
+    Held(&'a [f32]),
+    /// Elsewhere, and read when it is its turn.
+    Read(Box<dyn Fn() -> Result<Vec<f32>, StoreError> + 'a>),
+}
+
+/// Writes a file of these weights, in place of what was there.
+pub(super) fn write<'a>(
+    path: PathBuf,
+    element: ElementType,
+    weights: impl Iterator<Item = PlainWeight<'a>>,
+    tensor_of: impl Fn(&str) -> Option<String>,
+) -> Result<(), StoreError> {
+    let content = |reason: String| StoreError::Content { path: path.clone(), reason };
+    let failed = |source| StoreError::File { path: path.clone(), source };
+    let mut names = HashSet::new();
+    let mut tensors = Vec::new();
+    for weight in weights {
+        let Some(name) = tensor_of(weight.name) else { continue };
+        if name == METADATA {
+            return Err(content(format!(
+                "`{}` cannot be called `{METADATA}`; name it otherwise",
+                weight.name
+            )));
+        }
+        if !names.insert(name.clone()) {
+            return Err(content(format!(
+                "two weights would be called `{name}`; give each a name of its own"
+            )));
+        }
+        tensors.push(tensor(name, weight, element, &path).map_err(content)?);
+    }
+    let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let mut file = WholeFile::begin(&path).map_err(failed)?;
+    tensor_file::write(tensors, about, &mut file).map_err(|error| match error {
+        SafeTensorError::IoError(source) => source.downcast::<StoreError>().unwrap_or_else(failed),
+        error => content(error.to_string()),
+    })?;
+    file.commit().map_err(failed)
+}
+
+/// A weight as a tensor of the file `path`, or why there is none.
+fn tensor<'a>(
+    name: String,
+    weight: PlainWeight<'a>,
+    element: ElementType,
+    path: &'a Path,
+) -> Result<Tensor<'a>, String> {
+    let PlainWeight { name: of, shape, master } = weight;
+    let dimensions = if shape.rows == 1 { vec![shape.cols] } else { vec![shape.rows, shape.cols] };
+    match (element, master) {
+        (ElementType::F32, Master::Held(master)) => {
+            check(of, shape, element, master)?;
+            Ok(Tensor::values(name, dimensions, master))
+        }
+        (ElementType::Bf16, Master::Held(master)) => {
+            check(of, shape, element, master)?;
+            Ok(Tensor::rounded(name, dimensions, master))
+        }
+        (ElementType::F32, Master::Read(read)) => {
+            Ok(Tensor::later(name, Dtype::F32, dimensions, move || fetch(&read, (of, shape), element, path)))
+        }
+        (ElementType::Bf16, Master::Read(read)) => {
+            let rounded = move || {
+                let values = fetch(&read, (of, shape), element, path)?;
+                Ok(values.into_iter().map(bf16::from_f32).collect())
+            };
+            Ok(Tensor::later::<bf16>(name, Dtype::BF16, dimensions, rounded))
+        }
+        (other, _) => Err(format!("weights are not written in {other}; write them in f32 or bf16")),
+    }
+}
+
+/// A master that is read now. What is wrong with it comes through the file's writer as what the system says does.
+fn fetch(
+    read: &dyn Fn() -> Result<Vec<f32>, StoreError>,
+    (weight, shape): (&str, Shape),
+    element: ElementType,
+    path: &Path,
+) -> io::Result<Vec<f32>> {
+    let master = read().map_err(io::Error::other)?;
+    let content = |reason| StoreError::Content { path: path.to_owned(), reason };
+    check(weight, shape, element, &master).map_err(content).map_err(io::Error::other)?;
+    Ok(master)
+}
+
+/// All of a master must be there, and finite as it is written.
+fn check(weight: &str, shape: Shape, element: ElementType, master: &[f32]) -> Result<(), String> {
     if master.len() != shape.elements() {
-        let (weight, values, elements) = (&state.name, master.len(), shape.elements());
+        let (values, elements) = (master.len(), shape.elements());
         return Err(format!("`{weight}` has {values} values of its master, and its shape {elements}"));
     }
     let format = if element == ElementType::Bf16 { Format::Bf16 } else { Format::F32 };
-    if let Some(at) = master.iter().position(|value| !Via::None.round(format, *value).is_finite()) {
-        let (weight, value, row, column) = (&state.name, master[at], at / shape.cols, at % shape.cols);
-        return Err(format!(
-            "`{weight}` holds {value:?} in row {row}, column {column}, which is not finite in {element}; save a \
-             checkpoint of before it diverged, or write it in f32 if it is finite there"
-        ));
-    }
-    let dimensions = if shape.rows == 1 { vec![shape.cols] } else { vec![shape.rows, shape.cols] };
-    match element {
-        ElementType::F32 => Ok(Tensor::values(name, dimensions, master)),
-        ElementType::Bf16 => Ok(Tensor::rounded(name, dimensions, master)),
-        other => Err(format!("weights are not written in {other}; write them in f32 or bf16")),
-    }
+    let Some(at) = master.iter().position(|value| !Via::None.round(format, *value).is_finite()) else {
+        return Ok(());
+    };
+    let (value, row, column) = (master[at], at / shape.cols, at % shape.cols);
+    Err(format!(
+        "`{weight}` holds {value:?} in row {row}, column {column}, which is not finite in {element}; save a \
+         checkpoint of before it diverged, or write it in f32 if it is finite there"
+    ))
 }

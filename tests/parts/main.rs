@@ -12,6 +12,7 @@ mod polled;
 #[path = "../port/mod.rs"]
 mod port;
 mod processes;
+mod published;
 mod ranks;
 mod refusals;
 mod round_trips;

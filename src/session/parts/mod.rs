@@ -16,6 +16,7 @@ mod import;
 mod index;
 mod opened;
 mod part;
+mod publish;
 mod save;
 mod whole;
 

@@ -1,0 +1,46 @@
+//! The weights of a checkpoint in parts alone, in a file for other tools.
+//!
+//! Law: one weight is in memory at a time, so a model that fits into no process is published all the same.
+
+use std::path::PathBuf;
+
+use super::PartFiles;
+use super::opened::Opened;
+use crate::exec::StatePart;
+use crate::format::ElementType;
+use crate::model::ShardRows;
+use crate::session::StoreError;
+use crate::session::plain_file::{self, Master, PlainWeight};
+
+impl PartFiles {
+    /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there: the file
+    /// that [`Checkpoint::save_weights`](super::super::Checkpoint::save_weights) makes of the same checkpoint, byte for
+    /// byte. In memory is one weight at a time. It blocks the thread, and needs no session.
+    ///
+    /// ```no_run
+    /// use warpweft::prelude::*;
+    ///
+    /// let name = |weight: &str| Some(format!("model.{weight}.weight"));
+    /// PartFiles::new("runs/step-1000").save_weights("model.safetensors", ElementType::Bf16, name)?;
+    /// # Ok::<(), StoreError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`PartFiles::load`] and [`Checkpoint::save_weights`](super::super::Checkpoint::save_weights). What was there
+    /// is kept then.
+    pub fn save_weights(
+        &self,
+        path: impl Into<PathBuf>,
+        element: ElementType,
+        tensor_of: impl Fn(&str) -> Option<String>,
+    ) -> Result<(), StoreError> {
+        let opened = Opened::open(&self.folder)?;
+        let opened = &opened;
+        let weights = opened.index.weights.iter().map(|weight| {
+            let all = ShardRows { begin: 0, rows: weight.rows };
+            let read = move || opened.rows(weight, StatePart::Master, all, &|| Ok(()));
+            PlainWeight { name: &weight.name, shape: weight.shape(), master: Master::Read(Box::new(read)) }
+        });
+        plain_file::write(path.into(), element, weights, tensor_of)
+    }
+}
