@@ -124,6 +124,23 @@ fn the_main_job_trains_traces_and_explains_itself() {
     }
 }
 
+#[test]
+fn the_main_job_adds_up_gradients_with_the_same_losses_issued_and_recorded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (out, losses) = (path("out"), path("losses"));
+    let flags = ["--device", "cpu", "--ranks", "2", "--steps", "4", "--out", &out, "--losses", &losses];
+    let train = |more: &[&str]| {
+        let text = run("train", &[&flags[..], more].concat());
+        assert!(text.contains("received per batch") || !more.contains(&"3"), "{text}");
+        std::fs::read_to_string(&losses).unwrap()
+    };
+    let issued = train(&["--accumulate", "3"]);
+    assert_eq!(issued.lines().count(), 4, "a loss for each step of the optimizer");
+    assert_eq!(train(&["--accumulate", "3", "--capture", "--check"]), issued);
+    assert_ne!(train(&[]), issued, "of other batches");
+}
+
 /// With the batches and learning rates of the run that was not interrupted, and so its losses.
 #[test]
 fn the_main_job_goes_on_from_parts_with_the_losses_of_a_run_that_was_not_interrupted() {

@@ -55,6 +55,10 @@ pub(crate) struct Arguments {
     /// Training steps, at least one.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
+    /// Batches whose gradients are added up for each step of the optimizer, one session step each.
+    #[arg(long, value_name = "BATCHES", default_value_t = 1, conflicts_with_all = ["tune", "cluster"],
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub(crate) accumulate: u32,
     /// Configuration file. [default: examples/train/train.toml]
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,

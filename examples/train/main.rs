@@ -81,7 +81,10 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let corpus = Corpus::read(&text, config.sequence)?;
 
     let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
-    let declared = program::declare(&config, &declared)?;
+    let mut declared = program::declare(&config, &declared)?;
+    if arguments.accumulate > 1 {
+        declared.train = declared.train.accumulating()?;
+    }
     let started = ProcessEnvironment::of_this_process()?;
     if let (None, Some(processes)) = (&started, start::world_without_rank()) {
         complain!(
@@ -239,23 +242,34 @@ async fn train(
             run.stopped = true;
             break;
         }
-        for rank in session.own_ranks() {
-            let draw =
-                Draw { split: Split::Training, seed: arguments.seed, step: step.into(), rank: rank.index() };
-            corpus.batch(config, draw, &mut tokens, &mut targets);
-            session.write_input("train", rank, "tokens", &tokens)?;
-            session.write_input("train", rank, "targets", &targets)?;
-        }
         session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps))?;
         session.split_host_time(step.saturating_add(SPLIT) >= arguments.steps);
-        let report = session.step("train").await?;
+        let mut losses = 0.0;
+        let report = loop {
+            let batch = session.accumulated();
+            let number = u64::from(step) * u64::from(arguments.accumulate) + u64::from(batch);
+            for rank in session.own_ranks() {
+                let draw =
+                    Draw { split: Split::Training, seed: arguments.seed, step: number, rank: rank.index() };
+                corpus.batch(config, draw, &mut tokens, &mut targets);
+                session.write_input("train", rank, "tokens", &tokens)?;
+                session.write_input("train", rank, "targets", &targets)?;
+            }
+            let is_last = batch + 1 == arguments.accumulate;
+            let report =
+                if is_last { session.step("train").await? } else { session.accumulate("train").await? };
+            losses += report.mean_output("loss")?;
+            run.exposure = [run.exposure, report.exposure].into_iter().sum();
+            run.stepping += report.duration;
+            if is_last {
+                break report;
+            }
+        };
         run.hosts.extend(report.host);
         if let Some(watch) = &mut watch {
             watch.add(session, &report);
         }
-        run.losses.push(report.mean_output("loss")?);
-        run.exposure = [run.exposure, report.exposure].into_iter().sum();
-        run.stepping += report.duration;
+        run.losses.push(losses / arguments.accumulate as f32);
         run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
         for refusal in report.not_recorded.iter().filter(|_| reports) {
             bar.suspend(|| say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason));

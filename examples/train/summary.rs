@@ -54,7 +54,7 @@ pub(crate) fn introduce(
         (VOCABULARY as f64).ln(),
     );
     say!(
-        "model     {} layers, width {}, {} parameters in {}, batch {} × {} bytes on {}{}",
+        "model     {} layers, width {}, {} parameters in {}, batch {} × {} bytes on {}{}{}",
         config.layers,
         config.width,
         elements,
@@ -63,17 +63,19 @@ pub(crate) fn introduce(
         config.sequence,
         if session.ranks() == 1 { "" } else { "each of " },
         count(session.ranks() as usize, "rank"),
+        if arguments.accumulate == 1 { String::new() } else { format!(", {} a step", arguments.accumulate) },
     );
     if let Ok(plan) = session.plan("train") {
         let bounds = &plan.bounds;
         say!(
-            "plan      {} tasks, {}; {} transient (live bound {}), {} resident, {} received per step, per rank",
+            "plan      {} tasks, {}; {} transient (live bound {}), {} resident, {} received per {}, per rank",
             plan.tasks.len(),
             settings.prefetch,
             size(bounds.transient_bytes),
             size(bounds.live_bytes),
             size(bounds.resident_bytes),
             size(bounds.wire_bytes),
+            unit(arguments),
         );
         if let Some(saved) = columnwise_saving(plan, program, settings, None)?.filter(|saved| *saved > 0) {
             say!("          columnwise planes on demand save {} transient over keeping them", size(saved));
@@ -104,10 +106,15 @@ pub(crate) fn introduce(
     Ok(())
 }
 
+/// What one step of the session is to this run.
+fn unit(arguments: &Arguments) -> &'static str {
+    if arguments.accumulate == 1 { "step" } else { "batch" }
+}
+
 /// Says of a trace that will lack steps so now, while another run costs nothing yet.
 pub(crate) fn note_short_trace(arguments: &Arguments, settings: &Settings, steps_before: u32) {
     if arguments.trace(settings).is_some() {
-        let steps = (arguments.steps - steps_before) as usize;
+        let steps = (arguments.steps - steps_before) as usize * arguments.accumulate as usize;
         let Window { first, wanted } = Window::of(settings);
         if steps < first + wanted {
             let asked = count(wanted, "step");
@@ -167,8 +174,9 @@ pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_o
         say!("overlap   {:.1} % of all communication ran behind compute", 100.0 * overlap);
     }
     say!(
-        "bytes     {} received per step and rank; arena {} transient, {} live at most, {} resident",
+        "bytes     {} received per {} and rank; arena {} transient, {} live at most, {} resident",
         size(report.bounds.wire_bytes),
+        unit(arguments),
         size(report.bounds.transient_bytes),
         size(report.bounds.live_bytes),
         size(report.bounds.resident_bytes),

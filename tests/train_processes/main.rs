@@ -9,6 +9,7 @@
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod accumulated;
 mod ends;
 mod losses;
 mod parts;
