@@ -9,6 +9,7 @@ use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::kernels::KernelLaunch;
 use super::nccl::{Communicator, Transfer};
+use super::rows::Rows;
 use super::signal::MemoryOperations;
 use super::stream::Stream;
 use crate::layout::Region;
@@ -20,6 +21,8 @@ pub(super) enum Command {
     Kernel(Box<KernelLaunch>),
     /// Copies bytes within the rank's own memory.
     Copy { from: DeviceAddress, to: DeviceAddress, bytes: usize },
+    /// Copies bytes into a peer's memory.
+    Push(Rows),
     /// Zeroes.
     Zero { to: DeviceAddress, bytes: usize },
     /// Words written and waited for.
@@ -36,6 +39,7 @@ impl Command {
             // orders all other accesses to them.
             Self::Kernel(launch) => stream.meter().driver(|| unsafe { launch.enqueue(stream.handle()) }),
             Self::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
+            Self::Push(rows) => stream.copy_rows(rows),
             Self::Zero { to, bytes } => stream.zero(*to, *bytes),
             Self::Memory(operations) => operations.enqueue(stream),
             Self::Group { communicator, transfers } => communicator.enqueue(stream, transfers),

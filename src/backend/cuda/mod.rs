@@ -57,6 +57,7 @@ mod ranks;
 mod recording;
 mod release;
 mod released;
+mod rows;
 mod script;
 mod signal;
 mod stream;

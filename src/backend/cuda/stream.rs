@@ -12,6 +12,7 @@ use cudarc::driver::{result, sys};
 use super::address::DeviceAddress;
 use super::context::Context;
 use super::failure::CudaFailure;
+use super::rows::Rows;
 use crate::backend::{Activity, Meter};
 
 /// How urgent a stream's work is when streams compete.
@@ -104,7 +105,7 @@ impl Stream {
             .map_err(CudaFailure::driver("cuStreamWaitEvent"))
     }
 
-    /// Copies within this device.
+    /// Copies within this device, or into a peer's memory.
     pub(super) fn copy(
         &self,
         from: DeviceAddress,
@@ -115,6 +116,37 @@ impl Stream {
         self.meter
             .driver(|| unsafe { result::memcpy_dtod_async(to.number(), from.number(), bytes, self.handle) })
             .map_err(CudaFailure::driver("cuMemcpyDtoDAsync"))
+    }
+
+    /// Copies rows, which may go to a peer's memory.
+    pub(super) fn copy_rows(&self, rows: &Rows) -> Result<(), CudaFailure> {
+        let Rows { from, to, bytes, count, from_pitch, to_pitch } = *rows;
+        if count == 1 {
+            return self.copy(from, to, bytes);
+        }
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: from.number(),
+            srcArray: std::ptr::null_mut(),
+            srcPitch: from_pitch,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: to.number(),
+            dstArray: std::ptr::null_mut(),
+            dstPitch: to_pitch,
+            WidthInBytes: bytes,
+            Height: count,
+        };
+        // SAFETY: as for `copy`, of every row; the driver has read `copy` when it returns.
+        self.meter
+            .driver(|| unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, self.handle) })
+            .result()
+            .map_err(CudaFailure::driver("cuMemcpy2DAsync"))
     }
 
     /// Sets bytes to zero.

@@ -45,6 +45,7 @@ use super::failure::CudaFailure;
 use super::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
 use super::nccl::Transfer;
 use super::options::Transport;
+use super::rows::Rows;
 use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
 use super::team::Team;
 use crate::backend::local::{Collective, Move, PlanePiece, Pull, Scatter};
@@ -72,7 +73,7 @@ enum Stage {
 /// What carries bytes into the memory of neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrier {
-    /// One command per operand, no multiprocessor: for few, large operands.
+    /// One command for operands at even distances, no multiprocessor: for few, large operands.
     Engines,
     /// One launch for all, meetings included: for many, small operands.
     Kernel,
@@ -232,9 +233,13 @@ impl Route<'_> {
         Ok(commands)
     }
 
-    /// Copies to neighbours, in their order.
+    /// Copies to neighbours, in the order of these.
     fn carried(&self, kernels: &Kernels, copies: Vec<CopyOperand>) -> Result<Vec<Command>, CudaFailure> {
-        if self.has_engines { Ok(by_engines(copies)) } else { by_kernel(kernels, copies) }
+        if !self.has_engines {
+            return by_kernel(kernels, copies);
+        }
+        let owner = |address| self.view.owner(address);
+        Ok(Rows::of(copies, owner).into_iter().map(Command::Push).collect())
     }
 
     fn shared(&self, neighbours: &[RankId], meeting: Meeting) -> Result<Vec<Shared>, CudaFailure> {
@@ -289,10 +294,6 @@ fn alone(view: &View<'_>, parts: &[Scatter]) -> Vec<Stage> {
         bytes: from.bytes,
     };
     vec![Stage::Place(parts.iter().map(|part| copy(part.own)).collect())]
-}
-
-fn by_engines(copies: Vec<CopyOperand>) -> Vec<Command> {
-    copies.into_iter().filter_map(|copy| Command::copy(copy.from, copy.to, copy.bytes)).collect()
 }
 
 fn by_kernel(kernels: &Kernels, mut copies: Vec<CopyOperand>) -> Result<Vec<Command>, CudaFailure> {

@@ -41,6 +41,11 @@ impl View<'_> {
         self.homes[holder.index()].landing.plus(self.landing + ahead + stride(bytes) * number)
     }
 
+    /// Whose memory it is. That of a rank is one allocation, which begins with its arena.
+    pub(super) fn owner(&self, address: DeviceAddress) -> Option<DeviceAddress> {
+        self.homes.iter().map(|home| home.arena).filter(|arena| *arena <= address).max()
+    }
+
     pub(super) fn ranks(&self) -> impl Iterator<Item = RankId> + use<> {
         (0..self.homes.len()).map(RankId::at)
     }
