@@ -73,7 +73,7 @@ fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> 
     repeated_reference(format, delayed, steps, Shaped::default(), Reducing::default())
 }
 
-/// The same with weights replayed and calls repeated.
+/// The same with weights replayed, calls repeated and gradients added up over steps.
 fn repeated_reference(
     format: Format,
     delayed: Option<(AmaxChoice, u32)>,
@@ -88,7 +88,7 @@ fn repeated_reference(
         (0..count).map(|layer| Parameter::new(&format!("layer{layer}"), SIZE, SIZE * SIZE)).collect();
     let mut bias = Parameter::new("bias", SIZE, SIZE);
     let mut found = Vec::new();
-    for step in 0..steps {
+    for step in 0..steps / reducing.steps {
         let (mut weights, mut transposed) = (Vec::new(), Vec::new());
         for (Parameter { master, .. }, scaling) in layers.iter().zip(&mut scalings) {
             let [rows, columns] = match scaling {
@@ -101,42 +101,53 @@ fn repeated_reference(
         }
         let replay = |all: &[Vec<f32>]| all.iter().cycle().take(depth).cloned().collect::<Vec<_>>();
         let (weights, transposed) = (replay(&weights), replay(&transposed));
-        // Per rank, per micro-batch.
-        let ranks: Vec<Vec<_>> = (0..reducing.ranks)
+        // Per rank, per step whose gradients are added up, per micro-batch.
+        let added = step * reducing.steps..(step + 1) * reducing.steps;
+        let ranks: Vec<Vec<Vec<_>>> = (0..reducing.ranks)
             .map(|rank| {
-                let batch = |number| {
+                let batch = |step, number| {
                     one_rank(&weights, &transposed, &bias.master, &trainer::input(step, rank, number))
                 };
-                (0..micro_batches).map(batch).collect()
+                let of_step = |step| (0..micro_batches).map(|number| batch(step, number)).collect();
+                added.clone().map(of_step).collect()
             })
             .collect();
-        let losses = ranks.iter().flatten().map(|(loss, ..)| loss);
-        let mean =
-            losses.map(|loss| f64::from(*loss)).sum::<f64>() / f64::from(reducing.ranks * micro_batches);
-        found.push((mean as f32).to_bits());
+        for number in 0..reducing.steps as usize {
+            let losses = ranks.iter().flat_map(|steps| &steps[number]).map(|(loss, ..)| loss);
+            let mean =
+                losses.map(|loss| f64::from(*loss)).sum::<f64>() / f64::from(reducing.ranks * micro_batches);
+            found.push((mean as f32).to_bits());
+        }
+        // Sums of several steps become means where the optimizer reads them.
+        let of_steps = |mut sum: Vec<f32>| {
+            let factor = 1.0 / reducing.steps as f32;
+            sum.iter_mut().for_each(|value| *value *= factor);
+            sum
+        };
         for (number, layer) in layers.iter_mut().enumerate() {
             // Layers are replayed forward, so the last of them has its backward first.
             let replays = |gradients: &Vec<Vec<f32>>| {
                 gradients.iter().skip(number).step_by(count).rev().cloned().collect::<Vec<_>>()
             };
-            let contributions = ranks.iter().map(|batches| {
+            let of_step = |batches: &Vec<(_, Vec<Vec<f32>>, _)>| {
                 let batches = batches.iter().map(|(_, gradients, _)| replays(gradients));
                 match reducing.every {
                     ReduceEvery::Call => batches.flatten().collect(),
                     ReduceEvery::MicroBatch => batches.map(|calls| sum(calls.into_iter())).collect(),
                     ReduceEvery::Step => vec![sum(batches.flatten())],
                 }
-            });
-            let contributions: Vec<_> = contributions.collect();
+            };
+            let contributions: Vec<Vec<_>> =
+                ranks.iter().map(|steps| steps.iter().flat_map(of_step).collect()).collect();
             let Reducing { dtype, replicas, .. } = reducing;
             let gradient = mean_over_replicas(&contributions, replicas, micro_batches, dtype);
-            layer.update(&gradient, step as i32 + 1);
+            layer.update(&of_steps(gradient), step as i32 + 1);
         }
         let of_bias = ranks
             .iter()
-            .map(|batches| batches.iter().flat_map(|(_, _, of_bias)| of_bias.clone()).collect())
+            .map(|steps| steps.iter().flatten().flat_map(|(_, _, of_bias)| of_bias.clone()).collect())
             .collect::<Vec<_>>();
-        bias.update(&replicated_mean(&of_bias, micro_batches), step as i32 + 1);
+        bias.update(&of_steps(replicated_mean(&of_bias, micro_batches)), step as i32 + 1);
     }
     found
 }
@@ -202,9 +213,21 @@ fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
                 }
                 config.optimizer.lr = f64::from(RATE);
                 config.prefetch.depth = Some(depth);
-                let trainer = Trainer::shaped(shaped, format, &config);
+                let mut trainer = Trainer::shaped(shaped, format, &config);
+                if reducing.steps > 1 {
+                    trainer.train = trainer.train.accumulating().unwrap();
+                }
                 let mut session = trainer.start(config, reducing.ranks).await.unwrap();
-                let found = losses(&mut session, reducing.ranks, 0..STEPS).await;
+                let mut found = Vec::new();
+                for step in 0..STEPS {
+                    if (step + 1) % reducing.steps == 0 {
+                        found.extend(losses(&mut session, reducing.ranks, step..step + 1).await);
+                    } else {
+                        trainer::feed(&mut session, "train", reducing.ranks, step);
+                        let report = session.accumulate("train").await.unwrap();
+                        found.push(report.mean_output("loss").unwrap().to_bits());
+                    }
+                }
                 assert_eq!(found, expected, "{format}, depth {depth}, {capture:?}");
             }
         }
@@ -263,6 +286,16 @@ fn replicas_of_a_sharded_model_learn_what_an_unsharded_one_does() {
 fn replicas_go_together_with_tied_weights_micro_batches_and_gradients_in_bf16() {
     let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
     for (every, dtype) in [(ReduceEvery::Call, ReduceDtype::Bf16), (ReduceEvery::Step, ReduceDtype::F32)] {
-        equals_the_reference(shaped, Reducing { every, dtype, ranks: 4, replicas: 2 });
+        let reducing = Reducing { every, dtype, ranks: 4, replicas: 2, ..Reducing::default() };
+        equals_the_reference(shaped, reducing);
+    }
+}
+
+/// PL-4. Every step's gradients are in the sum once, a mean comes of it, and weights stay as they are until then.
+#[test]
+fn gradients_added_up_over_steps_train_as_their_mean_does() {
+    let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
+    for (every, dtype) in [(ReduceEvery::Call, ReduceDtype::Bf16), (ReduceEvery::Step, ReduceDtype::F32)] {
+        equals_the_reference(shaped, Reducing { every, dtype, ranks: 4, replicas: 2, steps: 3 });
     }
 }

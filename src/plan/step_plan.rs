@@ -224,6 +224,15 @@ impl StepPlan {
         }
     }
 
+    /// The plan as messages name it, and which of its program's it is, if there are several.
+    pub(super) fn title(&self) -> String {
+        let Self { name, accumulation, .. } = self;
+        if accumulation.is_whole() {
+            return format!("plan `{name}`");
+        }
+        format!("plan `{name}` (the {accumulation} step of an accumulation)")
+    }
+
     /// The lane that runs closures.
     #[must_use]
     pub fn compute_lane(&self) -> LaneId {

@@ -13,8 +13,8 @@ impl Display for StepPlan {
     fn fmt(&self, out: &mut Formatter<'_>) -> Result {
         writeln!(
             out,
-            "plan `{}`: {} tasks on {} lanes for {}, fingerprint {:016x}",
-            self.name,
+            "{}: {} tasks on {} lanes for {}, fingerprint {:016x}",
+            self.title(),
             self.tasks.len(),
             self.lanes.len(),
             self.weights.mesh,

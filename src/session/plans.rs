@@ -1,8 +1,9 @@
 //! The plans of a session, made once; those of trials over the same resident layout.
 //!
-//! Law: a program has one plan, and one more for each part of an accumulation if it accumulates. Plans name no rank (PL-1), so one set serves all ranks of a process; everything a session begins with
-//! is planned and proved before the first thread starts. Ranks still compare fingerprints with each other,
-//! because those of other processes make their own.
+//! Law: a program has one plan, and one more for each part of an accumulation if it accumulates. Plans name no
+//! rank (PL-1), so one set serves all ranks of a process; everything a session begins with is planned and proved
+//! before the first thread starts. Ranks still compare fingerprints with each other, because those of other
+//! processes make their own.
 
 use std::sync::Arc;
 

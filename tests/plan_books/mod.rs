@@ -1,10 +1,11 @@
 //! What a plan says about itself, stated anew behind an edit.
 //!
-//! Law: nothing here changes what a plan does, but that [`serialize`] orders it by its tasks' places in T.
+//! Law: nothing here changes what a plan does, but that [`serialize`] orders it by its tasks' places in T. A slot
+//! that [`twin`] adds is used by no task.
 //! Counted slot by slot and task by task, without the planner.
 
-use warpweft::id::{CommSeq, EventId, TaskId};
-use warpweft::layout::{ALIGNMENT, Content, Residency};
+use warpweft::id::{CommSeq, EventId, SlotId, TaskId};
+use warpweft::layout::{ALIGNMENT, Content, Region, Residency, Slot};
 use warpweft::plan::StepPlan;
 
 /// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
@@ -37,6 +38,16 @@ pub(crate) fn spread(plan: &mut StepPlan) {
         end += slot.region.bytes.next_multiple_of(ALIGNMENT);
     }
     plan.arena.transient_bytes = end - plan.arena.resident_bytes;
+}
+
+/// A transient slot for the content of `slot`, in bytes of its own.
+pub(crate) fn twin(plan: &mut StepPlan, slot: SlotId) -> SlotId {
+    let Slot { name, content, region, .. } = plan.arena.slot(slot).clone();
+    let region = Region { offset: plan.arena.bytes(), ..region };
+    plan.arena.transient_bytes += region.bytes.next_multiple_of(ALIGNMENT);
+    let name = format!("{name} elsewhere");
+    plan.arena.slots.push(Slot { name, content, residency: Residency::Transient, region });
+    SlotId::at(plan.arena.slots.len() - 1)
 }
 
 /// States the byte counts anew: transient bytes between first and last access, and where their sum is largest.

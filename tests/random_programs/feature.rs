@@ -7,7 +7,9 @@ use warpweft::config::{
 };
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::SlotId;
-use warpweft::model::{Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role, WeightSpec};
+use warpweft::model::{
+    Accumulation, Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role, WeightSpec,
+};
 use warpweft::op::{DequantizePart, Op, SumTarget};
 use warpweft::plan::{GatherStart, StepPlan};
 
@@ -68,7 +70,24 @@ pub(crate) fn features() -> Vec<Feature> {
             all.push((format!("a sum of {of} as {target:?}"), Box::new(has)));
         }
     }
+    for part in [Accumulation::First, Accumulation::Next, Accumulation::Last] {
+        let has = move |_: &Sample, plan: &StepPlan| plan.accumulation == part;
+        all.push((format!("the {part} step of an accumulation"), Box::new(has)));
+    }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("a whole step of a program that accumulates", |sample, plan| {
+        sample.program.is_accumulating() && plan.accumulation == Accumulation::Whole
+    });
+    add("a rank's own sum of a replicated weight that is continued", |_, plan| {
+        continues(plan, Placement::Replicated)
+    });
+    add("reduced rows added to a sum that is continued", |_, plan| continues(plan, Placement::Sharded));
+    add("a sum that is continued, with replicas", |_, plan| {
+        plan.accumulation.continues() && plan.weights.mesh.replicas() > 1
+    });
+    add("a sum that stays open, with a frozen weight", |_, plan| {
+        plan.accumulation.stays_open() && plan.weights.layouts.iter().any(|layout| layout.frozen)
+    });
     add("a replicated weight", |sample, _| {
         sample.program.model().weights().iter().any(|spec| spec.placement == Placement::Replicated)
     });
@@ -222,6 +241,12 @@ pub(crate) fn features() -> Vec<Feature> {
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all
+}
+
+/// Does a task add a gradient of a weight placed so to what earlier steps added up?
+fn continues(plan: &StepPlan, placement: Placement) -> bool {
+    let adds = |op: &Op| matches!(op, Op::Accumulate { weight, .. } if plan.weights.layout(*weight).placement == placement);
+    plan.accumulation.continues() && plan.tasks.iter().any(|task| adds(&task.op))
 }
 
 /// Does a plan dequantize such a part?

@@ -19,8 +19,8 @@ use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft::id::WeightId;
 use warpweft::layout::{StateLayout, Weights};
 use warpweft::model::{
-    Access, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, NonNegative, ParameterGroup,
-    Phase, Placement, Reuse, Role, StepProgram, Use, WeightSpec,
+    Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, NonNegative,
+    ParameterGroup, Phase, Placement, Reuse, Role, StepProgram, Use, WeightSpec,
 };
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft::session::costs_of;
@@ -37,6 +37,9 @@ const FORMATS: [Format; 6] = [
 /// Tells the draw of what is frozen from the others of a seed.
 const FROZEN: u64 = 1 << 60;
 
+/// Tells the draw of what a step is of a step of the optimizer from the others.
+const PART: u64 = 1 << 61;
+
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
@@ -46,6 +49,8 @@ pub(crate) struct Sample {
     pub(crate) ranks: u32,
     /// Who sums gradients in the plans: a session on the CPU knows one way, but its backend both.
     pub(crate) reduce: Reduce,
+    /// What the planned step is of a step of the optimizer.
+    pub(crate) part: Accumulation,
 }
 
 impl Sample {
@@ -56,7 +61,12 @@ impl Sample {
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
         // Drawn beside the others, as it changes no plan.
         let dynamic = &mut Draw::new(mix(seed));
-        let program = program(draw, dynamic, &model, ending);
+        let mut program = program(draw, dynamic, &model, ending);
+        let (parts, mut part) = (&mut Draw::new(mix(seed ^ PART)), Accumulation::Whole);
+        if ending == Ending::Optimizer && parts.one_in(2) {
+            program = program.accumulating().unwrap();
+            part = parts.among(&PARTS);
+        }
         let mut config = config(draw, &model);
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
         config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
@@ -65,18 +75,20 @@ impl Sample {
         }
         let ranks = shards * config.mesh.replicate;
         let reduce = if draw.one_in(4) { Reduce::Nccl } else { Reduce::Ordered };
-        let mut sample = Self { program, config, ranks, reduce };
+        let mut sample = Self { program, config, ranks, reduce, part };
         if draw.one_in(4) {
             sample.config.memory.budget = sample.tight_budget(draw);
         }
         sample
     }
 
-    /// A budget that the plan keeps only where tasks wait for memory; `None` where it could not be smaller,
-    /// or is no plan.
+    /// A budget that some plan of the program keeps only where tasks wait for memory; `None` where it could not be
+    /// smaller, or one is no plan.
     fn tight_budget(&self, draw: &mut Draw) -> Option<ByteSize> {
-        let (_, free) = self.plans().ok()?;
-        let (live, transient) = (free.bounds.live_bytes, free.arena.transient_bytes);
+        let free: Vec<StepPlan> =
+            self.parts().map(|part| part.plans().map(|(_, step)| step)).collect::<Result<_, _>>().ok()?;
+        let live = free.iter().map(|plan| plan.bounds.live_bytes).max()?;
+        let transient = free.iter().map(|plan| plan.arena.transient_bytes).max()?;
         (live < transient).then(|| ByteSize::new((live + draw.below(transient - live)) as u64))
     }
 
@@ -85,6 +97,12 @@ impl Sample {
         let mut free = self.clone();
         free.config.memory.budget = None;
         free.plans().ok().map(|(_, step)| step)
+    }
+
+    /// The same program, once for each step that it has a plan for.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = Self> {
+        let of = if self.program.is_accumulating() { &PARTS[..] } else { &PARTS[..1] };
+        of.iter().map(|part| Self { part: *part, ..self.clone() })
     }
 
     pub(crate) fn mesh(&self) -> Mesh {
@@ -102,7 +120,7 @@ impl Sample {
         let policy = Policy { reduce: self.reduce, ..Policy::from(&self.config) };
         let cluster = preset("h100x8-ib").unwrap().unwrap();
         let costs = costs_of(&self.config, &cluster, self.ranks).unwrap();
-        let step = StepPlan::timed(&self.program, &weights, &resident, &policy, &costs)?;
+        let step = StepPlan::timed(&self.program.part(self.part), &weights, &resident, &policy, &costs)?;
         Ok((StepPlan::prologue(&weights, &resident, &policy)?, step))
     }
 }
@@ -121,6 +139,10 @@ pub(crate) fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan,
         }
     })
 }
+
+/// What a step of a program that accumulates may be.
+const PARTS: [Accumulation; 4] =
+    [Accumulation::Whole, Accumulation::First, Accumulation::Next, Accumulation::Last];
 
 /// How a program ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -111,11 +111,13 @@ pub struct Reducing {
     /// In all replicas.
     pub ranks: u32,
     pub replicas: u32,
+    /// Of how many steps the gradients are added up for one of the optimizer.
+    pub steps: u32,
 }
 
 impl Default for Reducing {
     fn default() -> Self {
-        Self { every: ReduceEvery::default(), dtype: ReduceDtype::default(), ranks: 3, replicas: 1 }
+        Self { every: ReduceEvery::default(), dtype: ReduceDtype::default(), ranks: 3, replicas: 1, steps: 1 }
     }
 }
 

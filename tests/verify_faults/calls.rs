@@ -240,15 +240,19 @@ fn a_vote_counts_the_optimizer_s_step_once() {
     );
 }
 
-/// PL-10
+/// PL-10. The loss scale alone would make the mean of several steps their sum.
 #[test]
 fn the_vote_needs_the_gradient_scale() {
-    let mut plan = nvfp4_training();
-    let vote = position(&plan, 0, |op| matches!(op, Op::Vote { .. }));
-    let wrong = slot(&plan, Content::LearningRate);
-    let Op::Vote { gradient_scale, .. } = &mut plan.tasks[vote].op else { unreachable!() };
-    *gradient_scale = wrong;
-    refused(&plan, &["PL-10", "needs the gradient scale", "learning rate"]);
+    for (wrong, holds) in
+        [(Content::LearningRate, "holds the learning rate"), (Content::LossScale, "holds the loss scale")]
+    {
+        let mut plan = nvfp4_training();
+        let vote = position(&plan, 0, |op| matches!(op, Op::Vote { .. }));
+        let wrong = slot(&plan, wrong);
+        let Op::Vote { gradient_scale, .. } = &mut plan.tasks[vote].op else { unreachable!() };
+        *gradient_scale = wrong;
+        refused(&plan, &["PL-10", "needs the gradient scale", holds]);
+    }
 }
 
 /// PL-4: one task of the optimizer has one weight decay and one learning rate.

@@ -11,6 +11,7 @@
 //! | gradient overwritten while its reduction reads it | PL-3 | `verify_faults/races.rs` | `a_gradient_overwritten_while_its_reduction_reads_it_is_refused` |
 //! | buffer freed for a stream that still uses it | PL-3 | `verify_faults/classes.rs` | `a_buffer_freed_for_a_stream_that_still_uses_it_is_refused` |
 //! | only the last of several gradients of a tied weight surviving | PL-4 | `verify_faults/gradients.rs` | `only_the_last_of_several_gradients_of_a_tied_weight_surviving_is_refused` |
+//! | gradients of earlier steps of a sum overwritten by a later one | PL-4 | `verify_faults/accumulations.rs` | `a_contribution_that_overwrites_what_earlier_steps_added_is_refused` |
 //! | gradients summed before all of them are there, or when some are gone | PL-4 | `verify_faults/exchanged.rs` | `a_sum_before_its_exchange_is_refused` |
 //! | a rank's own share of a sum overwritten while peers have theirs | PL-4 | `verify_faults/exchanged.rs` | `an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ordered` |
 //! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `verify_faults/replicas.rs` | `a_gradient_summed_over_the_replicas_twice_is_refused` |
@@ -26,6 +27,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod accumulations;
 mod arrived;
 mod assembles;
 mod bf16;
@@ -82,5 +84,5 @@ fn every_class_of_the_table_has_the_test_it_names() {
         assert!(text.contains(&format!("#[test]\nfn {test}() {{")), "{file} has no test `{test}`");
         classes += 1;
     }
-    assert_eq!(classes, 13);
+    assert_eq!(classes, 14);
 }

@@ -6,7 +6,7 @@ use warpweft::config::{
 use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
 use warpweft::id::{BufferId, SlotId, WeightId};
 use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
-use warpweft::model::{Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
+use warpweft::model::{Accumulation, Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
 
@@ -68,6 +68,10 @@ pub(crate) mod by_collectives {
     pub(crate) fn mxfp8_training() -> StepPlan {
         plan(&training_program(Format::Mxfp8), 4)
     }
+
+    pub(crate) fn part(part: Accumulation) -> StepPlan {
+        plan(&training_part(part), 4)
+    }
 }
 
 /// A training step in f32 on 2 ranks: uneven rows, a replicated bias with two gradients, an input,
@@ -114,6 +118,20 @@ pub(crate) fn mxfp8_training() -> StepPlan {
     plan(&training_program(Format::Mxfp8), 4)
 }
 
+/// The training step in NVFP4 as one of several whose gradients are added up.
+pub(crate) fn part(part: Accumulation) -> StepPlan {
+    plan(&training_part(part), 4)
+}
+
+/// The same on 2 shards × 2 replicas.
+pub(crate) fn replicated_part(part: Accumulation) -> StepPlan {
+    StepPlan::build(&training_part(part), &policy(), Mesh::hybrid(4, 2).unwrap()).unwrap()
+}
+
+fn training_part(part: Accumulation) -> StepProgram {
+    training_program(Format::NVFP4_2D).accumulating().unwrap().part(part)
+}
+
 /// Forward only, in NVFP4, on 3 ranks.
 pub(crate) fn evaluation() -> StepPlan {
     plan(&evaluation_program(), 3)
@@ -137,6 +155,9 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("chunked training", chunked_training()),
         ("accumulating training", accumulating_training()),
         ("replicated training", replicated_training()),
+        ("first step of a sum", part(Accumulation::First)),
+        ("next step of a sum", part(Accumulation::Next)),
+        ("last step of a sum", part(Accumulation::Last)),
         ("split training", split_training()),
         ("delayed training", delayed_training()),
         ("delayed prologue", delayed_prologue()),

@@ -5,12 +5,13 @@
 //! are kinds of their own.
 
 use warpweft::id::{CommSeq, LaneId, SlotId, TaskId, Version};
-use warpweft::layout::ALIGNMENT;
+use warpweft::layout::{ALIGNMENT, Content, Residency, Slot};
+use warpweft::model::Accumulation;
 use warpweft::plan::StepPlan;
 
 use crate::books::{drop_task, duplicate, move_task, signal};
 use crate::operands::{change_phase, change_subject, lose_operand, slots_of};
-use crate::plan_books::{recount, renumber_collectives};
+use crate::plan_books::{recount, renumber_collectives, twin};
 use crate::random_programs::Draw;
 
 /// What an edit does.
@@ -37,10 +38,12 @@ pub(crate) enum Edit {
     ChangeVersion,
     ChangeNumber,
     ForgetRelease,
+    ChangePart,
+    UseTwin,
 }
 
 impl Edit {
-    pub(crate) const ALL: [Self; 21] = [
+    pub(crate) const ALL: [Self; 23] = [
         Self::DropFence,
         Self::RedirectFence,
         Self::DropEvent,
@@ -62,6 +65,8 @@ impl Edit {
         Self::ChangeVersion,
         Self::ChangeNumber,
         Self::ForgetRelease,
+        Self::ChangePart,
+        Self::UseTwin,
     ];
 
     /// Does the edit touch nothing but what a plan says about itself? It may do no harm then.
@@ -215,6 +220,32 @@ impl Edit {
                 let task = *draw.of(&released)?;
                 let release = plan.tasks[task].release.take();
                 plan.tasks[task].waits.retain(|wait| Some(*wait) != release);
+            }
+            Self::ChangePart => {
+                let parts =
+                    [Accumulation::Whole, Accumulation::First, Accumulation::Next, Accumulation::Last];
+                plan.accumulation = draw.among(&parts);
+            }
+            Self::UseTwin => {
+                let is_sum =
+                    |slot: &Slot| matches!(slot.content, Content::MainGrad(_) | Content::LocalGrad(_));
+                // Half of them where gradients are added up.
+                let wanted = draw.one_in(2);
+                let of =
+                    |slot: &Slot| if wanted { is_sum(slot) } else { slot.residency == Residency::Transient };
+                let slots: Vec<SlotId> =
+                    plan.arena.entries().filter(|(_, slot)| of(slot)).map(|(id, _)| id).collect();
+                let slot = *draw.of(&slots)?;
+                let twin = twin(&mut plan, slot);
+                let bytes = plan.arena.transient_bytes;
+                plan.policy.budget.is_none_or(|budget| bytes <= budget).then_some(())?;
+                let from = if draw.one_in(2) { 0 } else { draw.below(plan.tasks.len()) };
+                for task in &mut plan.tasks[from..] {
+                    slots_of(&mut task.op)
+                        .into_iter()
+                        .filter(|named| **named == slot)
+                        .for_each(|named| *named = twin);
+                }
             }
         }
         recount(&mut plan);

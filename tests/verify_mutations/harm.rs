@@ -2,13 +2,16 @@
 //!
 //! Law: a plan is harmful if on some machine it does something else than the plan it was made from: a rank
 //! stands still, two tasks meet on a byte in no order, a slot is too small for what is written, or a call, an
-//! output, a main grad or what the step leaves has another content. Everything else is harmless, however odd.
+//! output, a main grad or what the step leaves has another content; or if it is not what it says it is of a sum of
+//! gradients. Everything else is harmless, however odd.
 
 use warpweft::layout::Content;
+use warpweft::model::Accumulation;
 use warpweft::plan::StepPlan;
 
 use crate::happens_before::Before;
 use crate::meaning::{Meaning, meaning};
+use crate::part::keeps_its_word;
 
 /// What is wrong with an edited plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,11 +29,13 @@ pub(crate) enum Harm {
 /// What a valid plan means: the measure for its edits.
 pub(crate) struct Original {
     meaning: Meaning,
+    part: Accumulation,
 }
 
 impl Original {
     pub(crate) fn new(plan: &StepPlan) -> Self {
-        Self { meaning: meaning(plan, &(0..plan.tasks.len()).collect::<Vec<_>>()) }
+        let order: Vec<usize> = (0..plan.tasks.len()).collect();
+        Self { meaning: meaning(plan, &order), part: plan.accumulation }
     }
 
     /// What `edited` does wrong.
@@ -45,12 +50,16 @@ impl Original {
         if before.conflict(edited).is_some() {
             return Some(Harm::Race);
         }
-        (!self.is_meant_by(edited, &before.order())).then_some(Harm::Content)
+        let order = before.order();
+        // Where the terms are the same ones, the word is as good as the original's.
+        let is_another = edited.accumulation != self.part;
+        (!self.is_meant_by(edited, &order) || is_another && !keeps_its_word(edited, &order))
+            .then_some(Harm::Content)
     }
 
     /// Do these tasks of `edited` do in this order what the plan it was made from does?
     pub(crate) fn is_meant_by(&self, edited: &StepPlan, order: &[usize]) -> bool {
-        meaning(edited, order) == self.meaning
+        meaning(edited, order).is(&self.meaning, edited.accumulation.stays_open())
     }
 }
 

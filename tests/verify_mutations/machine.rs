@@ -10,9 +10,9 @@ use std::sync::Arc;
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
-use warpweft::id::{RankId, TaskId};
-use warpweft::layout::{Content, Region, Residency};
-use warpweft::model::{Call, Group, Role};
+use warpweft::id::{RankId, TaskId, WeightId};
+use warpweft::layout::{Content, Region, Residency, Slot, WeightLayout};
+use warpweft::model::{Call, Group, Placement, Role};
 use warpweft::plan::StepPlan;
 use warpweft::session::initial::MasterRows;
 
@@ -27,21 +27,22 @@ struct Rank {
     streams: Vec<<CpuBackend as Backend>::Stream>,
 }
 
-/// What stays behind a run: per rank, the bytes of each resident slot, but of no input and of no main grad
+/// What stays behind a run: per rank, the bytes of each resident slot, but of no input and of no sum of gradients
 /// that the plan leaves alone.
 pub(crate) type Left = Vec<Vec<Vec<u8>>>;
 
-/// Runs the prologue and `steps` steps of `plan`, in orders drawn from `draw`.
+/// Runs the prologue and a step of each of `plans`, of which there are some, in orders drawn from `draw`. They are of
+/// one session: their resident slots are the same ones. If the first goes on with a sum, there is one.
 pub(crate) fn run(
     sample: &Sample,
     prologue: &StepPlan,
-    plan: &StepPlan,
-    steps: u32,
+    plans: &[&StepPlan],
     draw: &mut Draw,
 ) -> Result<Left, String> {
     let mesh = sample.mesh();
     let world = CpuWorld::new(mesh, CpuOptions::default()).unwrap();
-    let bytes = plan.arena.bytes().max(prologue.arena.bytes());
+    let bytes = plans.iter().map(|plan| plan.arena.bytes()).fold(prologue.arena.bytes(), usize::max);
+    let (plan, last) = (plans[0], plans[plans.len() - 1]);
     let mut ranks: Vec<Rank> = mesh
         .iter()
         .map(|rank| {
@@ -54,19 +55,25 @@ pub(crate) fn run(
             };
             let streams = plan.lanes.iter().map(open).collect();
             let rank = Rank { backend, memory, streams };
-            litter(&rank, plan, draw);
+            litter(&rank, plan, bytes, draw);
             set_up(&rank, plan);
             rank
         })
         .collect();
     drive(&mut ranks, prologue, &Before::of(prologue), draw)?;
-    let before = Before::of(plan);
-    for step in 0..steps {
-        ranks.iter().for_each(|rank| stage(rank, plan, step));
-        drive(&mut ranks, plan, &before, draw)?;
+    // Of how many steps main grads hold the gradients behind the coming one.
+    let mut steps = 1.0f32;
+    for (step, plan) in (0..).zip(plans) {
+        steps = if plan.accumulation.continues() { steps + 1.0 } else { 1.0 };
+        let scale = plan.arena.region(plan.arena.find(Content::GradientScale).unwrap());
+        ranks.iter().for_each(|rank| {
+            put(rank, scale, &steps.to_ne_bytes());
+            stage(rank, plan, step);
+        });
+        drive(&mut ranks, plan, &Before::of(plan), draw)?;
     }
-    ranks.iter().try_for_each(|rank| is_like_its_twins(rank, &ranks, plan))?;
-    Ok(ranks.iter().map(|rank| left(rank, plan)).collect())
+    ranks.iter().try_for_each(|rank| is_like_its_twins(rank, &ranks, last))?;
+    Ok(ranks.iter().map(|rank| left(rank, last)).collect())
 }
 
 /// Ranks that hold the same shards hold the same bits of them, whatever replica they are of and however far
@@ -85,7 +92,7 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
                 | Content::AmaxHistory(_)
                 | Content::DelayedScale(_)
                 | Content::OptimizerStep
-        ) || matches!(content, Content::MainGrad(_)) && plan.updates_weights
+        ) || matches!(content, Content::MainGrad(_)) && plan.writes_gradients()
     };
     let bytes = |rank: &Rank, region: Region| {
         let mut bytes = vec![0; region.bytes];
@@ -95,7 +102,8 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
     let own = rank.backend.rank();
     let twins = mesh.members(own, Group::Replicate).filter(|twin| *twin != own);
     for twin in twins.map(|twin| &ranks[twin.index()]) {
-        for slot in plan.arena.slots.iter().filter(|slot| is_of_weights(slot.content)) {
+        let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
+        for slot in resident.filter(|slot| is_of_weights(slot.content)) {
             if bytes(rank, slot.region) != bytes(twin, slot.region) {
                 return Err(format!("{own} and {} differ in `{}`", twin.backend.rank(), slot.name));
             }
@@ -159,18 +167,22 @@ fn put(rank: &Rank, region: Region, bytes: &[u8]) {
     rank.backend.upload(&rank.memory, region, bytes).unwrap();
 }
 
-/// What earlier programs, or a warm-up of a recording, may have left: anything, in all transient bytes and in
-/// every main grad.
-fn litter(rank: &Rank, plan: &StepPlan, draw: &mut Draw) {
-    let transient = Region { offset: plan.arena.resident_bytes, bytes: plan.arena.transient_bytes };
-    let main_grads = plan.arena.slots.iter().filter(|slot| matches!(slot.content, Content::MainGrad(_)));
-    for region in main_grads.map(|slot| slot.region).chain([transient]) {
+/// What earlier programs, or a warm-up of a recording, may have left: anything, in all transient bytes and where
+/// gradients are added up, unless the plan goes on with such a sum. The arena has so many bytes.
+fn litter(rank: &Rank, plan: &StepPlan, bytes: usize, draw: &mut Draw) {
+    let offset = plan.arena.resident_bytes;
+    let transient = Region { offset, bytes: bytes - offset };
+    let is_sum = |content| matches!(content, Content::MainGrad(_) | Content::LocalGrad(_));
+    let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
+    let sums = resident.filter(|slot| is_sum(slot.content) && !plan.accumulation.continues());
+    for region in sums.map(|slot| slot.region).chain([transient]) {
         let bytes: Vec<u8> = (0..region.bytes).map(|_| draw.below(256) as u8).collect();
         put(rank, region, &bytes);
     }
 }
 
-/// Masters and the scalars of the optimizer; what is neither these nor litter begins as zeros.
+/// Masters, the scalars of the optimizer, and the sum that a plan goes on with; what is neither these nor litter begins
+/// as zeros.
 fn set_up(rank: &Rank, plan: &StepPlan) {
     for slot in plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident) {
         let rows = |weight| {
@@ -191,8 +203,17 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
             Content::DelayedScale(_) => {
                 put(rank, slot.region, bytemuck::cast_slice(&vec![1.0f32; slot.region.bytes / 4]))
             }
+            // Any sum would do that is the same on ranks with the same rows.
+            Content::MainGrad(weight) if plan.accumulation.continues() => {
+                put(rank, slot.region, bytemuck::cast_slice(&rows(weight)));
+            }
+            Content::LocalGrad(weight) if plan.accumulation.continues() => {
+                let own =
+                    rows(weight).into_iter().map(|value| value * (1 + rank.backend.rank().number()) as f32);
+                put(rank, slot.region, bytemuck::cast_slice(&own.collect::<Vec<f32>>()));
+            }
             Content::LearningRate => put(rank, slot.region, &1e-3f32.to_ne_bytes()),
-            Content::LossScale | Content::GradientScale => put(rank, slot.region, &1.0f32.to_ne_bytes()),
+            Content::LossScale => put(rank, slot.region, &1.0f32.to_ne_bytes()),
             _ => {}
         }
     }
@@ -211,22 +232,46 @@ fn stage(rank: &Rank, plan: &StepPlan, step: u32) {
     }
 }
 
-fn left(rank: &Rank, plan: &StepPlan) -> Vec<Vec<u8>> {
+/// Slots that somebody reads behind the step.
+fn kept(plan: &StepPlan) -> impl Iterator<Item = &Slot> {
     let is_read = |content| match content {
         Content::Buffer(buffer) => plan.buffers[buffer.index()].role != Role::Input,
-        Content::MainGrad(_) => plan.updates_weights,
+        Content::MainGrad(_) => plan.writes_gradients(),
+        Content::LocalGrad(_) => plan.accumulation.stays_open(),
+        // What the driver puts there.
+        Content::GradientScale => false,
         _ => true,
     };
-    let stays =
-        |slot: &&warpweft::layout::Slot| slot.residency == Residency::Resident && is_read(slot.content);
-    plan.arena
-        .slots
-        .iter()
-        .filter(stays)
+    let stays = move |slot: &&Slot| slot.residency == Residency::Resident && is_read(slot.content);
+    plan.arena.slots.iter().filter(stays)
+}
+
+fn left(rank: &Rank, plan: &StepPlan) -> Vec<Vec<u8>> {
+    kept(plan)
         .map(|slot| {
             let mut bytes = vec![0; slot.region.bytes];
             rank.backend.download(&rank.memory, slot.region, &mut bytes).unwrap();
             bytes
         })
         .collect()
+}
+
+/// Bits of every weight's master, whole: of what ranks of the first replica left behind `plan`.
+pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
+    let weights =
+        plan.weights.layouts.iter().enumerate().map(|(number, layout)| (WeightId::at(number), layout));
+    let whole = |(weight, layout): (WeightId, &WeightLayout)| {
+        let place = kept(plan).position(|slot| slot.content == Content::Master(weight)).unwrap();
+        let holders = match layout.placement {
+            Placement::Replicated => 1,
+            Placement::Sharded => plan.weights.mesh.shards() as usize,
+        };
+        let rows = |rank: usize| {
+            let elements = layout.shard.rows_of(RankId::at(rank)).rows * layout.shard.shape.cols;
+            let bits: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank][place]);
+            bits.into_iter().take(elements)
+        };
+        (0..holders).flat_map(rows).collect()
+    };
+    weights.map(whole).collect()
 }

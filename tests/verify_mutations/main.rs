@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `tests/random_programs` | random programs, planned in random ways |
 //! | `damage`, `operands`, `books`, `tests/plan_books` | one random edit of a plan |
-//! | `happens_before`, `meaning`, `harm` | is the edited plan harmful? by brute force, without the verifier |
+//! | `happens_before`, `meaning`, `part`, `harm` | is the edited plan harmful? by brute force, without the verifier |
 //! | `conservative`, `declared` | why the verifier may refuse what is harmless |
 //! | `properties` | what holds of random plans, and of families of edits |
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
@@ -26,6 +26,7 @@ mod harm;
 mod machine;
 mod meaning;
 mod operands;
+mod part;
 mod peers;
 #[path = "../plan_books/mod.rs"]
 mod plan_books;
@@ -43,6 +44,7 @@ use std::collections::BTreeMap;
 use conservative::Class;
 use damage::Edit;
 use harm::{Harm, Original};
+use part::keeps_its_word;
 use random_programs::{Draw, samples};
 use warpweft::model::Call;
 use warpweft::plan::verify;
@@ -67,6 +69,8 @@ fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
             assert_eq!(proof.gradients, declared(|call| call.gradients.len()), "seed {seed}");
             assert_eq!(proof.buffers, declared(|call| call.buffers.len()), "seed {seed}");
             assert_eq!(Original::new(&plan).harm(&plan), None, "seed {seed}");
+            let order: Vec<usize> = (0..plan.tasks.len()).collect();
+            assert!(keeps_its_word(&plan, &order), "seed {seed}: it is not the {} step", plan.accumulation);
         }
     }
     println!("{} random programs, {tasks} tasks: no false alarm", wanted());

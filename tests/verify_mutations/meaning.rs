@@ -12,11 +12,11 @@
 //! same one; scales matter to formats that have some; and nobody reads what a step leaves in an input, which
 //! is staged anew before every step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use warpweft::id::{RankId, SlotId, WeightId};
-use warpweft::layout::{Content, Region, Residency};
+use warpweft::layout::{Content, Region, Residency, Slot};
 use warpweft::model::Role;
 use warpweft::op::{AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, SumTarget};
 use warpweft::plan::StepPlan;
@@ -52,8 +52,10 @@ impl Cell {
 pub(crate) struct Meaning {
     /// What each call computed with, in the order in which calls ran.
     calls: Vec<Term>,
-    /// What lies in the slots that stay, by slot; and in fault word and vote.
-    left: BTreeMap<SlotId, Term>,
+    /// What lies in the slots that stay, and in fault word and vote, by what they are declared for.
+    left: BTreeMap<Content, BTreeSet<Term>>,
+    /// What a rank added up by itself, which nobody looks into unless a sum stays open.
+    own_sums: BTreeMap<SlotId, Term>,
     /// What the plan says it needs and leaves.
     edges: Term,
 }
@@ -62,11 +64,46 @@ pub(crate) struct Meaning {
 pub(crate) fn meaning(plan: &StepPlan, order: &[usize]) -> Meaning {
     let mut memory = Memory::before_the_step(plan);
     order.iter().for_each(|task| memory.run(&plan.tasks[*task].op));
-    let left = remaining(plan).into_iter().map(|slot| (slot, term(memory.read(slot)))).collect();
-    Meaning { calls: memory.calls, left, edges: term((plan.entry, plan.exit, plan.micro_batches)) }
+    let read = |slot: SlotId| (slot, term(memory.read(slot)));
+    let mut left: BTreeMap<Content, BTreeSet<Term>> = BTreeMap::new();
+    for slot in remaining(plan) {
+        left.entry(plan.arena.slot(slot).content).or_default().insert(read(slot).1);
+    }
+    let own_sums = sums(plan).filter(|slot| is_own_sum(plan, *slot)).map(read).collect();
+    let edges = term((plan.entry, plan.exit, plan.micro_batches));
+    Meaning { calls: memory.calls, left, own_sums, edges }
 }
 
-/// The slots that somebody looks into when the step is over.
+impl Meaning {
+    /// Is this what `expected` means, to whoever goes on from it?
+    pub(crate) fn is(&self, expected: &Self, stays_open: bool) -> bool {
+        (&self.calls, &self.left, self.edges) == (&expected.calls, &expected.left, expected.edges)
+            && (!stays_open || self.own_sums == expected.own_sums)
+    }
+}
+
+/// What lies in each slot of a sum of gradients behind a step that found this in all of them.
+pub(crate) fn sums_behind(plan: &StepPlan, order: &[usize], found: &str) -> BTreeMap<SlotId, Term> {
+    let mut memory = Memory::before_the_step(plan);
+    for slot in sums(plan) {
+        memory.write(slot, Cell::of((found, plan.arena.slot(slot).content)));
+    }
+    order.iter().for_each(|task| memory.run(&plan.tasks[*task].op));
+    sums(plan).map(|slot| (slot, term(memory.read(slot)))).collect()
+}
+
+/// The slots in which gradients are added up, beyond a step: main grads, and what a rank adds up of replicated weights.
+fn sums(plan: &StepPlan) -> impl Iterator<Item = SlotId> {
+    let is_sum = |content| matches!(content, Content::MainGrad(_) | Content::LocalGrad(_));
+    let stays = plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident);
+    stays.filter(move |(_, slot)| is_sum(slot.content)).map(|(id, _)| id)
+}
+
+fn is_own_sum(plan: &StepPlan, slot: SlotId) -> bool {
+    matches!(plan.arena.slot(slot).content, Content::LocalGrad(_))
+}
+
+/// The slots that somebody looks into when the step is over, whatever it is of a sum of gradients.
 pub(crate) fn remaining(plan: &StepPlan) -> Vec<SlotId> {
     let outcome = plan.tasks.iter().filter_map(|task| match task.op {
         Op::Vote { vote, .. } => Some(vote),
@@ -78,7 +115,8 @@ pub(crate) fn remaining(plan: &StepPlan) -> Vec<SlotId> {
         Content::Buffer(buffer) => plan.buffers[buffer.index()].role == Role::Input,
         _ => false,
     };
-    stays.filter(|(_, slot)| !is_input(slot.content)).map(|(id, _)| id).chain(outcome).collect()
+    let is_left = |(id, slot): &(SlotId, &Slot)| !is_input(slot.content) && !is_own_sum(plan, *id);
+    stays.filter(is_left).map(|(id, _)| id).chain(outcome).collect()
 }
 
 /// Bytes that were written together.

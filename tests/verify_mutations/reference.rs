@@ -2,12 +2,12 @@
 //!
 //! Law: nothing of planner, actors and backends is used. Weights are quantized whole, ranks are a loop, and
 //! sums are written as the specification words them: over the ranks of a replica in rank order in f32, over
-//! the replicas in their order, scaled, then added in program order.
+//! the replicas in their order, scaled, then added in program order, step after step until the optimizer's.
 
 use std::collections::HashMap;
 
 use half::bf16;
-use warpweft::config::{ReduceDtype, ReduceEvery};
+use warpweft::config::{Masters, Moments, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Form, Gradient, Lifetime, NonNegative, ParameterGroup, Placement, Role};
@@ -36,10 +36,19 @@ struct Parameter {
 /// Buffers of one rank.
 type Buffers = HashMap<BufferId, Vec<f32>>;
 
-/// Gradients of one weight, in program order: micro-batch and values.
-type Gradients = Vec<(u32, Vec<f32>)>;
+/// Gradients of one weight, in program order: step, micro-batch and values.
+type Gradients = Vec<(u32, u32, Vec<f32>)>;
 
-pub(crate) fn run(sample: &Sample, steps: u32) -> Outcome {
+/// Is it a program that this trainer can run? It keeps its state in f32 and its scales current.
+pub(crate) fn is_plain(sample: &Sample) -> bool {
+    let config = &sample.config;
+    (config.optimizer.moments, config.optimizer.masters, config.quantize.scaling)
+        == (Moments::F32, Masters::F32, Scaling::Current)
+}
+
+/// As many steps of the optimizer, if the program has one, as there are numbers; each for the gradients of so many
+/// steps of the program.
+pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
     let model = sample.program.model();
     let mut parameters: Vec<Parameter> = model
         .weights()
@@ -52,23 +61,31 @@ pub(crate) fn run(sample: &Sample, steps: u32) -> Outcome {
         .collect();
     let mut memories: Vec<Buffers> = (0..sample.ranks).map(|_| carried(sample)).collect();
     let mut outcome = Outcome::default();
-    for step in 0..steps {
+    let mut step = 0;
+    for (number, added) in sums.iter().copied().enumerate() {
         let stored = stored(sample, &parameters);
-        let mut gradients: Vec<Vec<Gradients>> = Vec::new();
-        let mut outputs = Vec::new();
-        for (rank, memory) in memories.iter_mut().enumerate() {
-            let (of_rank, written) = one_rank(sample, step, RankId::at(rank), &stored, &parameters, memory);
-            gradients.push(of_rank);
-            outputs.push(written);
+        let mut gradients = vec![vec![Gradients::new(); model.weights().len()]; memories.len()];
+        for _ in 0..added {
+            let mut outputs = Vec::new();
+            for (rank, memory) in memories.iter_mut().enumerate() {
+                let of_rank = &mut gradients[rank];
+                let rank = RankId::at(rank);
+                outputs.push(one_rank(sample, step, rank, (&stored, &parameters), memory, of_rank));
+            }
+            outcome.outputs.push(outputs);
+            step += 1;
         }
-        outcome.outputs.push(outputs);
+        let taken = number as i32 + 1;
         if sample.program.updates_weights() {
             let trained =
                 parameters.iter_mut().enumerate().filter(|(number, _)| !model.weights()[*number].frozen);
             for (number, parameter) in trained {
                 let of: Vec<&Gradients> = gradients.iter().map(|rank| &rank[number]).collect();
                 let group = model.weights()[number].parameters;
-                parameter.update(&mean(sample, WeightId::at(number), &of), step as i32 + 1, group);
+                let mut gradient = mean(sample, WeightId::at(number), &of);
+                let undone = 1.0 / added as f32;
+                gradient.iter_mut().for_each(|value| *value *= undone);
+                parameter.update(&gradient, taken, group);
             }
         }
     }
@@ -104,17 +121,16 @@ fn stored(sample: &Sample, parameters: &[Parameter]) -> Vec<Option<Quantized>> {
         .collect()
 }
 
-/// One rank's gradients by weight, and its outputs.
+/// Adds one rank's gradients of a step to those of each weight, and returns its outputs.
 fn one_rank(
     sample: &Sample,
     step: u32,
     rank: RankId,
-    stored: &[Option<Quantized>],
-    parameters: &[Parameter],
+    (stored, parameters): (&[Option<Quantized>], &[Parameter]),
     memory: &mut Buffers,
-) -> (Vec<Gradients>, HashMap<String, Vec<u32>>) {
+    gradients: &mut [Gradients],
+) -> HashMap<String, Vec<u32>> {
     let (program, model) = (&sample.program, sample.program.model());
-    let mut gradients: Vec<Gradients> = vec![Vec::new(); model.weights().len()];
     let mut outputs: HashMap<String, Vec<u32>> = HashMap::new();
     for micro_batch in 0..program.micro_batches() {
         for (number, spec) in
@@ -144,7 +160,7 @@ fn one_rank(
                 if *element == ElementType::Bf16 {
                     round(&mut values);
                 }
-                gradients[weight.index()].push((micro_batch, values));
+                gradients[weight.index()].push((step, micro_batch, values));
             }
             for (position, access) in
                 call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes())
@@ -161,7 +177,7 @@ fn one_rank(
             outputs.entry(spec.name.clone()).or_default().extend(values);
         }
     }
-    (gradients, outputs)
+    outputs
 }
 
 /// What a call reads of a weight.
@@ -209,26 +225,22 @@ fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
     values.reduce(add).unwrap()
 }
 
-/// The mean over ranks and micro-batches of one weight's gradients, given per rank.
+/// The mean over ranks and micro-batches of one weight's gradients, given per rank; those of several steps added up.
 fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     let factor = 1.0 / (sample.ranks * sample.program.micro_batches()) as f32;
     let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * factor).collect::<Vec<f32>>();
     if sample.program.model().weight(weight).placement == Placement::Replicated {
-        return sum(ranks.iter().map(|of| sum(of.iter().map(|(_, values)| scaled(values.clone())))));
+        return sum(ranks.iter().map(|of| sum(of.iter().map(|(.., values)| scaled(values.clone())))));
     }
     // What a rank adds before anything is reduced.
     let together = |of: &Gradients| -> Vec<Vec<f32>> {
-        let all = |wanted: Option<u32>| {
-            let chosen = of.iter().filter(|(batch, _)| wanted.is_none_or(|wanted| *batch == wanted));
-            sum(chosen.map(|(_, values)| values.clone()))
-        };
-        match sample.config.reduce_every {
-            ReduceEvery::Call => of.iter().map(|(_, values)| values.clone()).collect(),
-            ReduceEvery::MicroBatch => {
-                (0..sample.program.micro_batches()).map(|batch| all(Some(batch))).collect()
-            }
-            ReduceEvery::Step => vec![all(None)],
-        }
+        let is_one =
+            |one: &(u32, u32, Vec<f32>), other: &(u32, u32, Vec<f32>)| match sample.config.reduce_every {
+                ReduceEvery::Call => false,
+                ReduceEvery::MicroBatch => (one.0, one.1) == (other.0, other.1),
+                ReduceEvery::Step => one.0 == other.0,
+            };
+        of.chunk_by(is_one).map(|all| sum(all.iter().map(|(.., values)| values.clone()))).collect()
     };
     let sent = |mut values: Vec<f32>| {
         if sample.config.reduce_dtype == ReduceDtype::Bf16 {

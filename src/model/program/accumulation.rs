@@ -83,8 +83,10 @@ impl StepProgram {
         self.accumulation
     }
 
-    /// The program of which a step is this part.
-    pub(crate) fn part(&self, accumulation: Accumulation) -> Self {
+    /// The program of which a step is this part; what a session plans beside whole steps.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn part(&self, accumulation: Accumulation) -> Self {
         let updates_weights = self.updates_weights && !accumulation.stays_open();
         Self { accumulation, updates_weights, ..self.clone() }
     }

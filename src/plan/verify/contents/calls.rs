@@ -114,7 +114,7 @@ impl Run<'_> {
         let problem =
             format!("has {} calls, which are not the same ones {micro_batches} times over", calls.len());
         let remedy = "repeat all calls once for each micro-batch, numbered in order";
-        self.wrong_program(format!("plan `{}`", self.plan.name), problem, remedy)
+        self.wrong_program(self.plan.title(), problem, remedy)
     }
 
     /// Exactly the declared operands, each once and in the declared way.

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
 use crate::id::{CallId, Version, WeightId};
 use crate::layout::{Content, Residency, Slot, WeightLayout};
-use crate::model::{Lifetime, Role};
+use crate::model::{Accumulation, Lifetime, Role};
 use crate::plan::{EdgeState, StepPlan};
 
 impl Run<'_> {
@@ -34,7 +34,7 @@ impl Run<'_> {
         let EdgeState { masters, shards } = self.plan.entry;
         if shards.is_some_and(|shards| shards > masters) {
             return Err(Box::new(VerifyError::Edge {
-                subject: format!("plan `{}`", self.plan.name),
+                subject: self.plan.title(),
                 needs: "shards cast from masters that there are".into(),
                 finds: format!("declares {} at its entry", describe(self.plan.entry)),
                 remedy: "declare the version the shards were cast from".into(),
@@ -48,7 +48,7 @@ impl Run<'_> {
             return Ok(());
         }
         Err(Box::new(VerifyError::Edge {
-            subject: format!("plan `{}`", self.plan.name),
+            subject: self.plan.title(),
             needs: format!("to declare {} at its exit", describe(exit)),
             finds: format!("declares {}", describe(self.plan.exit)),
             remedy: "a step with an optimizer ends one version on, a prologue with shards of the masters' version, \
@@ -73,30 +73,29 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What an accumulation leaves to the next step is a sum for every weight that trains, and no optimizer has used
-    /// it.
+    /// PL-4: what an accumulation leaves to the next step is a sum for every weight that trains, which no optimizer
+    /// has used; its last step uses it.
     fn check_accumulation(&self) -> Verdict<()> {
         let StepPlan { accumulation, updates_weights, weights, .. } = self.plan;
-        if accumulation.is_whole() {
-            return Ok(());
-        }
-        let lacks = |(layout, calls): (&WeightLayout, &Vec<CallId>)| {
-            (!layout.frozen && calls.is_empty())
-                .then(|| format!("no call writes a gradient of `{}`", layout.name))
+        let lacks = |(layout, calls): &(&WeightLayout, &Vec<CallId>)| !layout.frozen && calls.is_empty();
+        let lacking = weights.layouts.iter().zip(&self.contributors).find(lacks);
+        let (problem, remedy) = match (accumulation, lacking) {
+            (Accumulation::Whole, _) => return Ok(()),
+            (_, Some((layout, _))) => (
+                format!("has no call that writes a gradient of `{}`, which trains", layout.name),
+                "make the parts of an accumulation of one program that trains",
+            ),
+            (Accumulation::First | Accumulation::Next, _) if *updates_weights => (
+                "runs the optimizer on a sum that stays open for later steps".to_owned(),
+                "run the optimizer in the last step alone",
+            ),
+            (Accumulation::Last, _) if !updates_weights => (
+                "has no optimizer, and no later step has one for its sum".to_owned(),
+                "run the optimizer in the last step",
+            ),
+            _ => return Ok(()),
         };
-        let lacking = weights.layouts.iter().zip(&self.contributors).find_map(lacks);
-        let optimizer = || if *updates_weights { "it has an optimizer" } else { "it has none" };
-        let finds = match lacking {
-            Some(lacking) => lacking,
-            None if accumulation.stays_open() == *updates_weights => optimizer().to_owned(),
-            None => return Ok(()),
-        };
-        Err(Box::new(VerifyError::Edge {
-            subject: format!("plan `{}`, the {accumulation} step of an accumulation,", self.plan.name),
-            needs: "a gradient of every weight that trains, and an optimizer in the last step alone".into(),
-            finds,
-            remedy: "make the parts of an accumulation of one program that trains".into(),
-        }))
+        Err(Box::new(VerifyError::Accumulation { task: self.plan.title(), problem, remedy: remedy.into() }))
     }
 
     /// The version of a weight's shards at an edge. A shard that is half of a master is never behind it.

@@ -1,8 +1,9 @@
 //! The edge at which a step ends.
 //!
-//! Law: every call ran; every gradient is in its main grad; resident slots hold what the plan's exit state
-//! declares; outputs lie in staging as the last call that wrote them left them; the vote and the fault word
-//! are there for the session to read.
+//! Law: every call ran; every gradient is in its main grad, where the session and the next step of a sum look for
+//! it, and so is what a rank added up of a replicated weight if the sum stays open; resident slots hold what the
+//! plan's exit state declares; outputs lie in staging as the last call that wrote them left them; the vote and the
+//! fault word are there for the session to read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,10 +27,6 @@ impl Run<'_> {
         self.outputs_are_staged()
     }
 
-    fn plan_name(&self) -> String {
-        format!("plan `{}`", self.plan.name)
-    }
-
     fn all_calls_ran(&self) -> Verdict<()> {
         let calls = &self.plan.calls;
         match calls.get(self.calls) {
@@ -49,18 +46,17 @@ impl Run<'_> {
         }
         let mut main_grads: BTreeMap<WeightId, SlotId> = BTreeMap::new();
         for (id, slot) in self.plan.arena.entries() {
-            if let Content::MainGrad(weight) = slot.content {
-                main_grads.entry(weight).or_insert(id);
+            if let (Content::MainGrad(weight), Residency::Resident) = (slot.content, slot.residency) {
+                main_grads.insert(weight, id);
             }
         }
         for (number, contributors) in self.contributors.iter().enumerate() {
             let weight = WeightId::at(number);
-            self.own_sum_stays(weight, contributors)?;
             let main_grad = main_grads.get(&weight).map(|slot| self.slots.held(*slot));
             let is_in_sum = |call: &CallId| matches!(main_grad, Some(Held::MainGrad(of, sum)) if *of == weight && sum.contains(call));
             if let Some(call) = contributors.iter().find(|call| !is_in_sum(call)) {
                 return Err(Box::new(VerifyError::LostGradient {
-                    task: format!("the end of {}", self.plan_name()),
+                    task: format!("the end of {}", self.plan.title()),
                     weight: self.name(weight).into(),
                     call: self.call_name(*call),
                     whereabouts: self.whereabouts(weight, *call),
@@ -70,24 +66,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The next step of an accumulation goes on from what the rank itself added up of a replicated weight.
-    fn own_sum_stays(&self, weight: WeightId, contributors: &[CallId]) -> Verdict<()> {
-        let layout = self.plan.weights.layout(weight);
-        if !self.plan.accumulation.stays_open() || layout.placement == Placement::Sharded || layout.frozen {
-            return Ok(());
-        }
-        let needs = Held::LocalSum(weight, contributors.iter().copied().collect());
-        if self.slots.all().any(|(_, held)| *held == needs) {
-            return Ok(());
-        }
-        Err(Box::new(VerifyError::Edge {
-            subject: format!("the end of {}, whose sum of gradients stays open,", self.plan_name()),
-            needs: needs.describe(self.plan),
-            finds: "has it nowhere".into(),
-            remedy: "keep the rank's own sum of a replicated weight to the step's edge".into(),
-        }))
-    }
-
     /// The session reads fault word and vote when the step is over.
     fn outcome_is_known(&self) -> Verdict<()> {
         let calls = self.plan.calls.len();
@@ -95,7 +73,7 @@ impl Run<'_> {
         if calls > 0 && !remains(Held::FaultWord { calls }) {
             let problem = "ends without a fault word that has seen all calls".into();
             return self.wrong_program(
-                self.plan_name(),
+                self.plan.title(),
                 problem,
                 "keep the fault word until the step's edge",
             );
@@ -103,7 +81,7 @@ impl Run<'_> {
         if self.plan.updates_weights && !remains(Held::Vote) {
             let problem = "ends without the vote, from which the session reports the outcome".into();
             return self.wrong_program(
-                self.plan_name(),
+                self.plan.title(),
                 problem,
                 "vote, and keep the vote's bytes to the end",
             );
@@ -131,6 +109,12 @@ impl Run<'_> {
                 let stored = layout.format.stored_orientations().iter();
                 needed.extend(stored.map(|side| (format!("{side} shard"), Content::Shard(weight, *side))));
             }
+            if !self.contributors[number].is_empty() {
+                needed.push(("main grad".to_owned(), Content::MainGrad(weight)));
+                if self.plan.accumulation.stays_open() && layout.placement == Placement::Replicated {
+                    needed.push(("rank's own gradient sum".to_owned(), Content::LocalGrad(weight)));
+                }
+            }
             if self.plan.weights.delayed(layout.bucket).is_some() {
                 needed.extend([
                     ("amax history".to_owned(), Content::AmaxHistory(layout.bucket)),
@@ -139,7 +123,7 @@ impl Run<'_> {
             }
             if let Some((absent, _)) = needed.iter().find(|(_, content)| !resident.contains(content)) {
                 return Err(Box::new(VerifyError::Edge {
-                    subject: self.plan_name(),
+                    subject: self.plan.title(),
                     needs: format!("a resident slot for the {absent} of `{}`", layout.name),
                     finds: "has none".into(),
                     remedy: "lay out every weight's state before planning".into(),
@@ -167,6 +151,9 @@ impl Run<'_> {
             }
             Content::AmaxHistory(bucket) => Held::AmaxHistory(bucket, exit.masters),
             Content::DelayedScale(bucket) => Held::DelayedScale(bucket, exit.masters),
+            Content::MainGrad(weight) | Content::LocalGrad(weight) => {
+                return self.sum_stays(slot, content, weight);
+            }
             Content::OptimizerStep => Held::OptimizerStep { votes: u32::from(self.plan.updates_weights) },
             Content::Buffer(buffer) => match self.value(buffer, self.last_micro_batch()) {
                 // A carried input that no call read need not have been copied in.
@@ -179,10 +166,38 @@ impl Run<'_> {
             return Ok(());
         }
         Err(Box::new(VerifyError::Edge {
-            subject: format!("the end of plan `{}`, which declares {},", self.plan.name, describe(exit)),
+            subject: format!("the end of {}, which declares {},", self.plan.title(), describe(exit)),
             needs: needs.describe(self.plan),
             finds: self.finds(slot),
             remedy: "let exactly one task bring each resident slot to the declared state".into(),
+        }))
+    }
+
+    /// PL-4: what was added up lies where it is looked for: main grads behind every step that writes gradients, a
+    /// rank's own sum of a replicated weight where the next step goes on from it.
+    fn sum_stays(&self, slot: SlotId, content: Content, weight: WeightId) -> Verdict<()> {
+        let calls: BTreeSet<CallId> = self.contributors[weight.index()].iter().copied().collect();
+        let stays_open = self.plan.accumulation.stays_open();
+        let (needs, remedy) = match content {
+            _ if calls.is_empty() => return Ok(()),
+            Content::MainGrad(_) => {
+                (Held::MainGrad(weight, calls), "leave the sum in the slot where it is looked for")
+            }
+            _ if stays_open => (
+                Held::LocalSum(weight, calls),
+                "leave the sum there: the next step of the accumulation adds to it",
+            ),
+            _ => return Ok(()),
+        };
+        if *self.slots.held(slot) == needs {
+            return Ok(());
+        }
+        Err(Box::new(VerifyError::Gradient {
+            task: format!("the end of {}", self.plan.title()),
+            slot: self.slot_name(slot),
+            needs: needs.describe(self.plan),
+            holds: self.slots.describe(slot),
+            remedy: remedy.into(),
         }))
     }
 
@@ -205,7 +220,7 @@ impl Run<'_> {
                     let holds = staging.map_or("no slot".into(), |slot| self.slots.describe(slot));
                     let problem = format!("ends with {holds} in the staging of output `{}`", spec.name);
                     let remedy = "copy every output behind the last call that writes it";
-                    return self.wrong_program(self.plan_name(), problem, remedy);
+                    return self.wrong_program(self.plan.title(), problem, remedy);
                 }
             }
         }

@@ -391,7 +391,7 @@ impl Run<'_> {
                     "begins the sum of `{}` anew and loses what earlier steps added up",
                     self.name(weight)
                 ),
-                "in a step that continues an accumulation no contribution overwrites",
+                "in a step that continues an accumulation let no contribution overwrite",
             );
         }
         match (begun, first) {
@@ -424,9 +424,15 @@ impl Run<'_> {
         };
         let lost = |held: &Held| matches!(held, Held::Overwritten { .. });
         if let Some(slot) =
+            find(&|_, held| matches!(held, Held::MainGrad(w, sum) if *w == weight && sum.contains(&call)))
+        {
+            return format!("it was added up in slot `{}`", self.slot_name(slot));
+        }
+        if let Some(slot) =
             find(&|_, held| matches!(held, Held::LocalSum(w, sum) if *w == weight && sum.contains(&call)))
         {
-            return format!("it was added to slot `{}` behind the all-reduce", self.slot_name(slot));
+            let slot = self.slot_name(slot);
+            return format!("it was added to slot `{slot}`, and no all-reduce behind that brings it further");
         }
         let summed = |held: &Held| matches!(held, Held::SummedGradient(w, calls) if *w == weight && calls.contains(&call));
         if let Some(slot) = find(&|_, held| summed(held)) {

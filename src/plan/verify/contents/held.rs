@@ -166,7 +166,11 @@ impl Held {
     pub(super) fn describe(&self, plan: &StepPlan) -> String {
         let name = |weight: &WeightId| format!("`{}`", plan.weights.layout(*weight).name);
         let call = |call: &CallId| format!("call `{}`", plan.calls[call.index()].label());
-        let calls = |calls: &BTreeSet<CallId>| calls.iter().map(call).collect::<Vec<_>>().join(", ");
+        let calls = |calls: &BTreeSet<CallId>| match calls.is_empty() {
+            // A sum that a step goes on with begins so.
+            true => "no call of this step".to_owned(),
+            false => calls.iter().map(call).collect::<Vec<_>>().join(", "),
+        };
         match self {
             Self::Nothing => "nothing: no earlier task of the step writes it".into(),
             Self::Overwritten { by, through } => {
