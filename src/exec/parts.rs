@@ -2,13 +2,13 @@
 //!
 //! Law: this room knows no files, and who keeps parts knows no memory. What a rank hands out is one list of values
 //! at a time, so a part is never whole in memory; what it takes in is its own rows, which are. Whoever keeps parts
-//! says in words why it cannot, and never ends the world.
+//! says by a [`PartError`] why it cannot, and never ends the world.
 
 use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-use super::{StatePart, WeightShard};
+use super::{PartError, StatePart, WeightShard};
 use crate::digest::Digest;
 use crate::errors::shown;
 use crate::format::DelayedState;
@@ -70,12 +70,12 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why nothing can be saved, as of the others.
-    fn begin(&self, rank: RankId) -> Result<u64, String>;
+    fn begin(&self, rank: RankId) -> Result<u64, PartError>;
     /// Keeps the part of one rank for good.
     ///
     /// # Errors
     /// Why not.
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), String>;
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), PartError>;
     /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone.
     ///
     /// # Errors
@@ -86,12 +86,12 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
 }
 
 /// Why parts did not become a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Incomplete {
     /// There is none, so parts are withdrawn.
-    Refused(String),
+    Refused(PartError),
     /// There may be one, now or after a loss of power, so parts stay.
-    Uncertain(String),
+    Uncertain(PartError),
 }
 
 /// What a rank takes in: its own rows of every weight, and its carried buffers.
@@ -113,5 +113,5 @@ pub trait PartReader: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why it cannot be imported.
-    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String>;
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError>;
 }

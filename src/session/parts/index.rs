@@ -15,11 +15,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::errors::shown;
-use crate::exec::SaveId;
+use crate::exec::{FileTask, PartError, SaveId};
 use crate::format::{Format, Shape};
 use crate::id::RankId;
 use crate::model::{Mesh, ShardLayout};
-use crate::session::StoreError;
 
 /// The name of the file.
 pub(super) const NAME: &str = "checkpoint.json";
@@ -95,27 +94,28 @@ impl Index {
     /// Reads it, with a number that says which it is.
     ///
     /// # Errors
-    /// [`StoreError`] when it is not there or not sound.
-    pub(super) fn read(folder: &Path) -> Result<(Self, u64), StoreError> {
+    /// [`PartError`] when it is not there or not sound.
+    pub(super) fn read(folder: &Path) -> Result<(Self, u64), PartError> {
         let path = Self::path(folder);
         let bytes = read(&path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound if folder.is_dir() => StoreError::Content {
+            io::ErrorKind::NotFound if folder.is_dir() => PartError::Missing {
                 path: folder.to_owned(),
                 reason: format!(
                     "the folder has no {NAME}, with which every save into parts ends: it is no such checkpoint, or its \
                      save did not come to its end; load another one"
                 ),
             },
-            _ => StoreError::File { path: path.clone(), source },
+            _ => PartError::file(&path, FileTask::Read, source),
         })?;
-        let sound = Self::parsed(&bytes).and_then(|index| index.check().map(|()| index));
-        let index = sound.map_err(|reason| StoreError::Content { path, reason })?;
+        let index = Self::parsed(&path, &bytes)?;
+        index.check().map_err(|reason| PartError::Damaged { path, reason })?;
         Ok((index, Digest::from_iter([bytes.as_slice()]).short()))
     }
 
-    fn parsed(bytes: &[u8]) -> Result<Self, String> {
+    fn parsed(path: &Path, bytes: &[u8]) -> Result<Self, PartError> {
+        let damaged = |reason| PartError::Damaged { path: path.to_owned(), reason };
         if bytes.is_empty() {
-            return Err(EMPTY.to_owned());
+            return Err(damaged(EMPTY.to_owned()));
         }
         #[derive(Deserialize)]
         struct Version {
@@ -123,15 +123,13 @@ impl Index {
         }
         let wrong = |error: serde_json::Error| {
             let what = shown(&error.to_string());
-            format!(
+            damaged(format!(
                 "it is no index of a checkpoint in parts ({what}); load one that `Session::save_parts` wrote"
-            )
+            ))
         };
         let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;
         if version != VERSION {
-            return Err(format!(
-                "it has version {version}, and version {VERSION} is known; load it by a newer build"
-            ));
+            return Err(PartError::Version { path: path.to_owned(), version, known: VERSION });
         }
         serde_json::from_slice(bytes).map_err(wrong)
     }

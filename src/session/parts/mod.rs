@@ -23,7 +23,6 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::StoreError;
-use crate::whole_file::next_step;
 use index::Index;
 
 /// Bytes that are read or written at once.
@@ -135,7 +134,7 @@ impl PartFiles {
     /// What the checkpoint says of itself. Reads the index and no part.
     ///
     /// # Errors
-    /// [`StoreError`] when there is no checkpoint in the folder, or its index is damaged.
+    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or its index is damaged.
     pub fn saved(&self) -> Result<SavedParts, StoreError> {
         Ok(SavedParts::of(Index::read(&self.folder)?.0))
     }
@@ -144,13 +143,5 @@ impl PartFiles {
 impl SavedParts {
     fn of(index: Index) -> Self {
         Self { optimizer_step: index.optimizer_step, ranks: index.ranks, notes: index.notes }
-    }
-}
-
-/// As a rank tells it to others.
-fn in_words(error: &StoreError) -> String {
-    match error {
-        StoreError::File { path, source } => format!("{}: {source}; {}", path.display(), next_step(source)),
-        StoreError::Content { path, reason } => format!("{}: {reason}", path.display()),
     }
 }

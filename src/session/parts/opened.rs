@@ -10,11 +10,11 @@ use safetensors::tensor::Dtype;
 
 use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::part::Part;
-use crate::exec::{Alive, StatePart};
+use crate::exec::{Alive, PartError, StatePart};
 use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::model::ShardRows;
-use crate::session::{StoreError, tensors};
+use crate::session::tensors;
 
 /// Amaxes that a configuration can ask to be remembered.
 const LONGEST_HISTORY: usize = 1 << 16;
@@ -34,16 +34,16 @@ impl Opened {
     ///
     /// # Errors
     /// As [`Index::read`].
-    pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
+    pub(super) fn open(folder: &Path) -> Result<Self, PartError> {
         let (index, digest) = Index::read(folder)?;
         let parts = (0..index.ranks).map(|_| OnceLock::new()).collect();
         Ok(Self { folder: folder.to_owned(), index, digest, parts })
     }
 
     /// The part of a rank, opened if it was not yet.
-    fn part(&self, rank: RankId) -> Result<&Part, StoreError> {
+    fn part(&self, rank: RankId) -> Result<&Part, PartError> {
         let path = self.index.part(&self.folder, rank);
-        let none = || StoreError::Content {
+        let none = || PartError::Damaged {
             path: path.clone(),
             reason: format!("the checkpoint is of {} ranks", self.index.ranks),
         };
@@ -59,14 +59,14 @@ impl Opened {
     /// Rows of a weight, from whichever parts have them.
     ///
     /// # Errors
-    /// [`StoreError`] of the part that is not as it should be.
+    /// [`PartError`] of the part that is not as it should be.
     pub(super) fn rows(
         &self,
         weight: &IndexedWeight,
         state: StatePart,
         wanted: ShardRows,
         alive: &Alive<'_>,
-    ) -> Result<Vec<f32>, StoreError> {
+    ) -> Result<Vec<f32>, PartError> {
         let (cut, cols, name) = (weight.cut(), weight.cols, tensors::state_name(&weight.name, state));
         let end = (wanted.begin + wanted.rows).min(weight.rows);
         let (mut places, mut row) = (Vec::new(), wanted.begin);
@@ -98,7 +98,7 @@ impl Opened {
         &self,
         weight: &IndexedWeight,
         alive: &Alive<'_>,
-    ) -> Result<Option<DelayedState>, StoreError> {
+    ) -> Result<Option<DelayedState>, PartError> {
         if !weight.delayed {
             return Ok(None);
         }
@@ -121,7 +121,7 @@ impl Opened {
         buffer: &IndexedBuffer,
         rank: RankId,
         alive: &Alive<'_>,
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> Result<Vec<u8>, PartError> {
         let part = self.part(rank)?;
         let name = tensors::carried_name(&buffer.name, rank.index());
         let begin = part.tensor(&name, Dtype::U8, &[buffer.bytes])?;

@@ -13,9 +13,8 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::Dtype;
 
 use super::PIECE;
-use crate::exec::{Alive, SaveId};
+use crate::exec::{Alive, FileTask, PartError, SaveId};
 use crate::id::RankId;
-use crate::session::StoreError;
 use crate::session::tensor_header::{self, Unsound};
 
 /// The version of a part, and the keys of what it says of itself.
@@ -40,20 +39,20 @@ impl Part {
     /// Opens the file `path`, which must be this part.
     ///
     /// # Errors
-    /// [`StoreError`] when it is missing, torn, or another.
-    pub(super) fn open(path: PathBuf, save: SaveId, rank: RankId, ranks: u32) -> Result<Self, StoreError> {
+    /// [`PartError`] when it is missing, torn, or another.
+    pub(super) fn open(path: PathBuf, save: SaveId, rank: RankId, ranks: u32) -> Result<Self, PartError> {
         let described = tensor_header::read(&path).map_err(|error| match error {
             Unsound::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
                     format!("the part of {rank} is missing; copy it there, or load another checkpoint");
-                StoreError::Content { path: path.clone(), reason }
+                PartError::Missing { path: path.clone(), reason }
             }
-            Unsound::File(source) => StoreError::File { path: path.clone(), source },
+            Unsound::File(source) => PartError::file(&path, FileTask::Read, source),
             Unsound::Content(reason) => {
                 let reason = format!(
                     "the part of {rank} is not whole: {reason}; copy it again, or load another checkpoint"
                 );
-                StoreError::Content { path: path.clone(), reason }
+                PartError::Damaged { path: path.clone(), reason }
             }
         })?;
         let expected = about(save, rank, ranks);
@@ -68,7 +67,7 @@ impl Part {
                 "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and {expected} in the index; \
                  put back the file that was saved with it, or load another checkpoint"
             );
-            return Err(StoreError::Content { path, reason });
+            return Err(PartError::Foreign { path, reason });
         }
         let data = described.data;
         let tensor = |(name, info): (String, safetensors::tensor::TensorInfo)| {
@@ -79,7 +78,7 @@ impl Part {
     }
 
     /// Where the bytes of a tensor begin, which must be of this type and shape.
-    pub(super) fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<u64, StoreError> {
+    pub(super) fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<u64, PartError> {
         match self.tensors.get(name) {
             Some((found, extents, begin)) if *found == dtype && extents == shape => Ok(*begin),
             found => {
@@ -87,7 +86,7 @@ impl Part {
                     || "is not there".to_owned(),
                     |(dtype, extents, _)| format!("is {dtype} {extents:?}"),
                 );
-                Err(self.content(format!(
+                Err(self.damaged(format!(
                     "`{name}` {what} and should be {dtype} {shape:?}; load a checkpoint that is not damaged"
                 )))
             }
@@ -95,18 +94,18 @@ impl Part {
     }
 
     /// The extent of a list in f32, which is no longer than `most`.
-    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, StoreError> {
+    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, PartError> {
         match self.tensors.get(name) {
             Some((Dtype::F32, extents, _)) if extents.len() == 1 && extents[0] <= most => Ok(extents[0]),
-            _ => Err(self.content(format!(
+            _ => Err(self.damaged(format!(
                 "`{name}` is no list of up to {most} F32; load a checkpoint that is not damaged"
             ))),
         }
     }
 
     /// Fills `bytes` from the file's byte `at` on.
-    pub(super) fn read(&self, at: u64, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), StoreError> {
-        let failed = |source| StoreError::File { path: self.path.clone(), source };
+    pub(super) fn read(&self, at: u64, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), PartError> {
+        let failed = |source| PartError::file(&self.path, FileTask::Read, source);
         let mut file = File::open(&self.path).map_err(failed)?;
         file.seek(SeekFrom::Start(at)).map_err(failed)?;
         bytes
@@ -114,8 +113,8 @@ impl Part {
             .try_for_each(|piece| file.read_exact(piece).and_then(|()| alive()).map_err(failed))
     }
 
-    fn content(&self, reason: String) -> StoreError {
-        StoreError::Content { path: self.path.clone(), reason }
+    fn damaged(&self, reason: String) -> PartError {
+        PartError::Damaged { path: self.path.clone(), reason }
     }
 }
 
@@ -123,6 +122,6 @@ impl Part {
 ///
 /// # Errors
 /// As [`Part::open`].
-pub(super) fn check(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> Result<(), StoreError> {
+pub(super) fn check(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> Result<(), PartError> {
     Part::open(super::index::part(folder, save, rank, ranks), save, rank, ranks).map(drop)
 }

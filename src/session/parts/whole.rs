@@ -4,7 +4,7 @@
 
 use super::PartFiles;
 use super::opened::Opened;
-use crate::exec::StatePart;
+use crate::exec::{PartError, StatePart};
 use crate::id::RankId;
 use crate::model::ShardRows;
 use crate::session::{Carried, CarriedBuffer, Checkpoint, StoreError, WeightState};
@@ -25,7 +25,7 @@ impl PartFiles {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`] when there is no checkpoint in the folder, or a part is missing, torn or of another save.
+    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or a part is missing, torn or of another save.
     pub fn load(&self) -> Result<Checkpoint, StoreError> {
         let opened = Opened::open(&self.folder)?;
         let (index, alive) = (&opened.index, &|| Ok(()));
@@ -54,7 +54,7 @@ impl PartFiles {
         };
         let carried = match self.zeros {
             true => Carried::Zeros,
-            false => Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, StoreError>>()?),
+            false => Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, PartError>>()?),
         };
         let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
         let checkpoint = Checkpoint { optimizer_step, weights, carried, notes };
