@@ -63,6 +63,17 @@ fn edit_index(folder: &Path, from: &str, to: &str) {
     std::fs::write(path, text.replacen(from, to, 1)).unwrap();
 }
 
+/// A part as version 1 wrote it: it does not know its step.
+fn outdate_part(content: &mut Content) {
+    content.about.insert("warpweft_part".to_owned(), "1".to_owned());
+    content.about.remove("optimizer_step").unwrap();
+}
+
+/// The index as version 1 wrote it.
+fn outdate_index(folder: &Path) {
+    edit_index(folder, "\"warpweft_parts\": 2", "\"warpweft_parts\": 1");
+}
+
 fn copy(from: &Path, to: &Path) {
     for file in files(from) {
         put(&file, &to.join(file.file_name().unwrap()));
@@ -144,8 +155,8 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
     ),
     (
         "a later version",
-        |folder, _| edit_index(folder, "\"warpweft_parts\": 1", "\"warpweft_parts\": 9"),
-        &["version 9", "newer build"],
+        |folder, _| edit_index(folder, "\"warpweft_parts\": 2", "\"warpweft_parts\": 9"),
+        &["version 9, and versions 1 to 2 are known", "newer build"],
         Version,
         true,
     ),
@@ -247,6 +258,38 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
         true,
     ),
     (
+        "an index edited to another step",
+        |folder, _| edit_index(folder, "\"optimizer_step\": 2", "\"optimizer_step\": 1"),
+        &["it is not the part of rank 0", "its `optimizer_step` is `2`, and `1` in the index"],
+        Foreign,
+        true,
+    ),
+    (
+        "a part of another step",
+        |folder, _| {
+            edit(&part(folder, 1), |content| {
+                content.about.insert("optimizer_step".to_owned(), "7".to_owned());
+            });
+        },
+        &["rank 1: ", "rank-00001-of-00003-", "its `optimizer_step` is `7`, and `2` in the index"],
+        Foreign,
+        true,
+    ),
+    (
+        "a part of an earlier version",
+        |folder, _| edit(&part(folder, 1), outdate_part),
+        &["rank 1: ", "it is not the part of rank 1", "its `warpweft_part` is `1`, and `2` in the index"],
+        Foreign,
+        true,
+    ),
+    (
+        "an index of an earlier version",
+        |folder, _| outdate_index(folder),
+        &["it is not the part of rank 0", "its `warpweft_part` is `2`, and `1` in the index"],
+        Foreign,
+        true,
+    ),
+    (
         "a weight that a part lacks",
         |folder, _| edit(&part(folder, 1), |content| drop(content.tensors.remove("layer0.exp_avg"))),
         &["rank-00001-of-00003-", "`layer0.exp_avg` is not there"],
@@ -302,7 +345,7 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
         |folder, _| edit_index(folder, "\"optimizer_step\": 2", "\"optimizer_step\": 3000000000"),
         &["counts 3000000000 optimizer steps", "`PartFiles::restart_optimizer`"],
         Unfit,
-        false,
+        true,
     ),
     (
         "another model",
@@ -392,6 +435,26 @@ fn delayed_scales_that_no_cast_can_use_are_refused_where_scaling_is_delayed() {
             damage(folder.path(), good.path());
             refused(&mut session, &PartFiles::new(folder.path()), words).await;
         }
+    });
+}
+
+/// Files of version 1 are read; what says of which step a part is came later.
+#[test]
+fn a_checkpoint_that_an_earlier_build_saved_is_read() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::F32);
+        let folder = tempfile::tempdir().unwrap();
+        let files = PartFiles::new(folder.path());
+        let mut session = trainer.start(config(), RANKS).await.unwrap();
+        losses(&mut session, RANKS, 0..2).await;
+        session.save_parts(&files, &notes(&[("step", "2")])).await.unwrap();
+        let (saved, whole) = (files.saved().unwrap(), files.load().unwrap());
+        let expected = losses(&mut session, RANKS, 2..4).await;
+        (0..RANKS as usize).for_each(|rank| edit(&part(folder.path(), rank), outdate_part));
+        outdate_index(folder.path());
+        assert!(files.load().unwrap() == whole);
+        assert_eq!(session.import_parts(&files).await.unwrap(), saved);
+        assert_eq!(losses(&mut session, RANKS, 2..4).await, expected);
     });
 }
 

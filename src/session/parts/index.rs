@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::part::Origin;
 use crate::digest::Digest;
 use crate::errors::shown;
 use crate::exec::{FileTask, PartError, SaveId};
@@ -27,8 +28,10 @@ pub(super) const NAME: &str = "checkpoint.json";
 pub(super) const EMPTY: &str = "it is empty, as a save leaves it that was killed at its end, and so no checkpoint; \
                                 remove this file to save there, or name another folder";
 
-/// The version that is written, and the only one that is read.
-pub(super) const VERSION: u32 = 1;
+/// The version that is written. Earlier ones are read:
+///
+/// - 1: parts do not say of which optimizer step they are.
+pub(super) const VERSION: u32 = 2;
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -128,7 +131,7 @@ impl Index {
             ))
         };
         let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;
-        if version != VERSION {
+        if !(1..=VERSION).contains(&version) {
             return Err(PartError::Version { path: path.to_owned(), version, known: VERSION });
         }
         serde_json::from_slice(bytes).map_err(wrong)
@@ -160,6 +163,12 @@ impl Index {
                 weight.shape()
             )),
         }
+    }
+
+    /// What its parts say of themselves.
+    pub(super) const fn origin(&self) -> Origin {
+        let Self { warpweft_parts: version, save, ranks, optimizer_step, .. } = *self;
+        Origin { version, save, ranks, optimizer_step }
     }
 
     /// The file of a rank's part.

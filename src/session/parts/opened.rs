@@ -49,7 +49,7 @@ impl Opened {
         };
         let place = self.parts.get(rank.index()).ok_or_else(none)?;
         if place.get().is_none() {
-            let part = Part::open(path.clone(), self.index.save, rank, self.index.ranks)?;
+            let part = Part::open(path.clone(), self.index.origin(), rank)?;
             // Another rank may have been quicker; either will do.
             let _ = place.set(part);
         }
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
     use crate::exec::SaveId;
     use crate::format::Format;
-    use crate::session::parts::{index, part};
+    use crate::session::parts::index;
     use crate::session::tensor_file;
     use crate::session::tensors::Tensor;
 
@@ -147,14 +147,6 @@ mod tests {
 
     /// Ranks with a row each of a weight of one column.
     fn saved(folder: &Path) {
-        let save = SaveId::of(&[1]);
-        for rank in (0..RANKS).map(RankId::new) {
-            let row = move || Ok(vec![rank.number() as f32]);
-            let tensor =
-                Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
-            let mut file = std::fs::File::create(index::part(folder, save, rank, RANKS)).unwrap();
-            tensor_file::write(vec![tensor], part::about(save, rank, RANKS), &mut file).unwrap();
-        }
         let weight = IndexedWeight {
             name: "w".to_owned(),
             format: Format::F32,
@@ -167,13 +159,22 @@ mod tests {
         };
         let index = Index {
             warpweft_parts: index::VERSION,
-            save,
+            save: SaveId::of(&[1]),
             optimizer_step: 0,
             ranks: RANKS,
             weights: vec![weight],
             carried: Vec::new(),
             notes: BTreeMap::new(),
         };
+        for rank in (0..RANKS).map(RankId::new) {
+            let row = move || Ok(vec![rank.number() as f32]);
+            let tensor =
+                Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
+            let about =
+                index.origin().about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            let mut file = std::fs::File::create(index.part(folder, rank)).unwrap();
+            tensor_file::write(vec![tensor], about, &mut file).unwrap();
+        }
         std::fs::write(Index::path(folder), serde_json::to_vec(&index).unwrap()).unwrap();
     }
 

@@ -1,30 +1,46 @@
 //! One file of a checkpoint in parts.
 //!
-//! Law: a part that was opened is the one that was asked for, of this save and this rank, with all of its bytes. A
-//! tensor of it is read only if it has the type and shape that the index says; so nothing is read twice or beyond
+//! Law: a part that was opened is the one that was asked for, of this save, this optimizer step and this rank, with all
+//! of its bytes. A tensor of it is read only if it has the type and shape that the index says; so nothing is read twice or beyond
 //! its end. Its file is open only while something of it is read, so a checkpoint may have more parts than a process
 //! may open files.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use safetensors::tensor::Dtype;
 
 use super::PIECE;
+use crate::errors::shown;
 use crate::exec::{Alive, FileTask, PartError, SaveId};
 use crate::id::RankId;
 use crate::session::tensor_header::{self, Unsound};
 
-/// The version of a part, and the keys of what it says of itself.
-pub(super) const ABOUT: [&str; 4] = ["warpweft_part", "save", "rank", "ranks"];
+/// What all parts of a save say of themselves, beside whose they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) version: u32,
+    pub(super) save: SaveId,
+    pub(super) ranks: u32,
+    pub(super) optimizer_step: u32,
+}
 
-/// What a part says of itself.
-pub(super) fn about(save: SaveId, rank: RankId, ranks: u32) -> HashMap<String, String> {
-    let values =
-        [super::index::VERSION.to_string(), save.to_string(), rank.number().to_string(), ranks.to_string()];
-    ABOUT.map(str::to_owned).into_iter().zip(values).collect()
+impl Origin {
+    /// What the part of a rank says of itself. Those of version 1 do not know their step.
+    pub(super) fn about(self, rank: RankId) -> Vec<(&'static str, String)> {
+        let mut about = vec![
+            ("warpweft_part", self.version.to_string()),
+            ("save", self.save.to_string()),
+            ("rank", rank.number().to_string()),
+            ("ranks", self.ranks.to_string()),
+        ];
+        if self.version > 1 {
+            about.push(("optimizer_step", self.optimizer_step.to_string()));
+        }
+        about
+    }
 }
 
 /// A part whose header was read.
@@ -40,7 +56,7 @@ impl Part {
     ///
     /// # Errors
     /// [`PartError`] when it is missing, torn, or another.
-    pub(super) fn open(path: PathBuf, save: SaveId, rank: RankId, ranks: u32) -> Result<Self, PartError> {
+    pub(super) fn open(path: PathBuf, origin: Origin, rank: RankId) -> Result<Self, PartError> {
         let described = tensor_header::read(&path).map_err(|error| match error {
             Unsound::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
@@ -55,16 +71,12 @@ impl Part {
                 PartError::Damaged { path: path.clone(), reason }
             }
         })?;
-        let expected = about(save, rank, ranks);
-        if let Some(key) = ABOUT.into_iter().find(|key| described.about.get(*key) != expected.get(*key)) {
-            let said = |about: &HashMap<String, String>| {
-                about
-                    .get(key)
-                    .map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", crate::errors::shown(text)))
-            };
-            let (found, expected) = (said(&described.about), said(&expected));
+        let other = |(key, expected): &(&str, String)| described.about.get(*key) != Some(expected);
+        if let Some((key, expected)) = origin.about(rank).into_iter().find(other) {
+            let found = described.about.get(key);
+            let found = found.map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", shown(text)));
             let reason = format!(
-                "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and {expected} in the index; \
+                "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and `{expected}` in the index; \
                  put back the file that was saved with it, or load another checkpoint"
             );
             return Err(PartError::Foreign { path, reason });
@@ -116,12 +128,4 @@ impl Part {
     fn damaged(&self, reason: String) -> PartError {
         PartError::Damaged { path: self.path.clone(), reason }
     }
-}
-
-/// Is this file that part? Asked where it was just written.
-///
-/// # Errors
-/// As [`Part::open`].
-pub(super) fn check(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> Result<(), PartError> {
-    Part::open(super::index::part(folder, save, rank, ranks), save, rank, ranks).map(drop)
 }

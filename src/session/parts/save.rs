@@ -14,8 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
+use super::PIECE;
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
-use super::{PIECE, part};
+use super::part::{Origin, Part};
 use crate::digest::Digest;
 use crate::exec::{FileTask, Incomplete, PartError, PartWriter, RankState, SaveId, StatePart};
 use crate::id::{CarriedId, RankId, WeightId};
@@ -43,6 +44,12 @@ impl Save {
 
     fn ranks(&self) -> Result<u32, PartError> {
         Ok(self.plan()?.weights.mesh.ranks())
+    }
+
+    /// What the parts of this save say of themselves.
+    fn origin(&self, save: SaveId, state: &dyn RankState) -> Result<Origin, PartError> {
+        let optimizer_step = state.optimizer_step().map_err(PartError::other)?;
+        Ok(Origin { version: index::VERSION, save, ranks: self.ranks()?, optimizer_step })
     }
 
     /// What `state` has, as the tensors of its part.
@@ -82,19 +89,21 @@ impl Save {
 
     /// The index, once every part was seen.
     fn checked(&self, save: SaveId, state: &dyn RankState) -> Result<Vec<u8>, PartError> {
-        for rank in (0..self.ranks()?).map(RankId::new) {
-            part::check(&self.folder, save, rank, self.ranks()?).map_err(|error| PartError::NotShared {
+        let origin = self.origin(save, state)?;
+        for rank in (0..origin.ranks).map(RankId::new) {
+            let path = index::part(&self.folder, save, rank, origin.ranks);
+            Part::open(path, origin, rank).map_err(|error| PartError::NotShared {
                 wrote: rank,
                 looks: state.rank(),
                 source: Box::new(error),
             })?;
             state.alive().map_err(PartError::other)?;
         }
-        let index = self.index(save, state.optimizer_step().map_err(PartError::other)?)?;
+        let index = self.index(origin)?;
         serde_json::to_vec_pretty(&index).map_err(|error| failed(&Index::path(&self.folder), error.into()))
     }
 
-    fn index(&self, save: SaveId, optimizer_step: u32) -> Result<Index, PartError> {
+    fn index(&self, origin: Origin) -> Result<Index, PartError> {
         let weights = &self.plan()?.weights;
         let indexed = weights.layouts.iter().map(|layout| IndexedWeight {
             name: layout.name.clone(),
@@ -108,10 +117,10 @@ impl Save {
         });
         let buffers = carried(&self.programs).into_iter();
         Ok(Index {
-            warpweft_parts: index::VERSION,
-            save,
-            optimizer_step,
-            ranks: self.ranks()?,
+            warpweft_parts: origin.version,
+            save: origin.save,
+            optimizer_step: origin.optimizer_step,
+            ranks: origin.ranks,
             weights: indexed.collect(),
             carried: buffers
                 .map(|(name, region)| IndexedBuffer { name: name.to_owned(), bytes: region.bytes })
@@ -141,17 +150,16 @@ impl PartWriter for Save {
     }
 
     fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), PartError> {
-        let (rank, ranks) = (state.rank(), self.ranks()?);
-        let path = index::part(&self.folder, save, rank, ranks);
+        let (rank, origin) = (state.rank(), self.origin(save, state)?);
+        let path = index::part(&self.folder, save, rank, origin.ranks);
         let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
         let mut steady = Steady { file, state, unsettled: 0 };
         let tensors = self.tensors(state)?;
-        tensor_file::write(tensors, part::about(save, rank, ranks), &mut steady).map_err(
-            |error| match error {
-                SafeTensorError::IoError(source) => failed(&path, source),
-                error => PartError::other(format!("{} cannot be written: {error}", path.display())),
-            },
-        )?;
+        let about = origin.about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        tensor_file::write(tensors, about, &mut steady).map_err(|error| match error {
+            SafeTensorError::IoError(source) => failed(&path, source),
+            error => PartError::other(format!("{} cannot be written: {error}", path.display())),
+        })?;
         steady.file.commit().map_err(|source| failed(&path, source))
     }
 
