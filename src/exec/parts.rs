@@ -71,16 +71,17 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why nothing can be saved, as of the others.
     fn begin(&self, rank: RankId) -> Result<u64, PartError>;
-    /// Keeps the part of one rank for good.
+    /// Keeps the part of one rank for good, and gives a number by which it is known again, such as a digest.
     ///
     /// # Errors
     /// Why not.
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), PartError>;
-    /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone.
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError>;
+    /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone. `parts` is what writing each of
+    /// them gave, in rank order.
     ///
     /// # Errors
     /// Why not, and whether parts may go.
-    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), Incomplete>;
+    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete>;
     /// Forgets the part of one rank, if there is one, because the save failed.
     fn withdraw(&self, save: SaveId, rank: RankId);
 }

@@ -43,9 +43,10 @@ impl<B: Backend> Rank<B> {
         let state = LiveState::new(self, &rounds);
         let written = writer.write(save, &state);
         state.failure()?;
-        let mut agreed = rounds.agree(written.map(|()| 0))?;
-        if agreed.is_ok() {
-            let completed = if rank == RankId::new(0) { writer.complete(save, &state) } else { Ok(()) };
+        let mut agreed = rounds.agree(written)?;
+        if let Ok(parts) = &agreed {
+            let completed =
+                if rank == RankId::new(0) { writer.complete(save, parts, &state) } else { Ok(()) };
             state.failure()?;
             let (own, why) = match completed {
                 Ok(()) => (Ok(0), Ok(0)),

@@ -93,7 +93,7 @@ impl PartWriter for Keeper {
         self.refuses(Fails::Begin, rank).map(|()| u64::from(rank.number()))
     }
 
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), PartError> {
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
         assert_eq!(save, SaveId::of(&[0, 1, 2]), "it follows from what all said");
         self.refuses(Fails::Write, state.rank())?;
         let weight = WeightId::new(0);
@@ -104,10 +104,11 @@ impl PartWriter for Keeper {
         assert!(state.carried(CarriedId::new(9)).unwrap().is_empty());
         state.alive().unwrap();
         self.note(|asked| asked.written.push(state.rank()));
-        Ok(())
+        Ok(u64::from(10 + state.rank().number()))
     }
 
-    fn complete(&self, _: SaveId, state: &dyn RankState) -> Result<(), Incomplete> {
+    fn complete(&self, _: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
+        assert_eq!(parts, [10, 11, 12], "what writing each of them gave");
         self.refuses(Fails::Complete, state.rank()).map_err(Incomplete::Refused)?;
         self.refuses(Fails::Doubt, state.rank()).map_err(Incomplete::Uncertain)?;
         self.note(|asked| asked.completed.push(state.rank()));

@@ -1,16 +1,16 @@
 //! What is no whole checkpoint of this model is refused by name, on all ranks, and nothing is changed.
 
-use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use warpweft::config::Scaling;
 use warpweft::format::Format;
 use warpweft::session::{PartError, PartFiles, Session, SessionError, StoreError};
 
+use crate::by_hand::{copy, edit, edit_index, outdate_index, outdate_part};
+use crate::carried::counting;
 use crate::trainer::{SIZE, Trainer, losses, within_a_minute};
-use crate::{config, files, notes, part};
+use crate::{config, notes, part};
 
 use Kind::{Damaged, File, Foreign, Missing, Unfit, Version};
 
@@ -18,67 +18,6 @@ const RANKS: u32 = 3;
 
 /// Rows of a weight in each part.
 const ROWS: usize = SIZE / RANKS as usize;
-
-/// Tensors of a file by name, and what it says of itself.
-#[derive(Default)]
-struct Content {
-    tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,
-    about: HashMap<String, String>,
-}
-
-impl Content {
-    fn read(path: &Path) -> Self {
-        let bytes = std::fs::read(path).unwrap();
-        let about = SafeTensors::read_metadata(&bytes).unwrap().1.metadata().clone().unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let tensor = |(name, view): (String, TensorView<'_>)| {
-            (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
-        };
-        Self { tensors: file.tensors().into_iter().map(tensor).collect(), about }
-    }
-
-    fn write(&self, path: &Path) {
-        let views = self.tensors.iter().map(|(name, (dtype, shape, bytes))| {
-            (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-        });
-        std::fs::write(path, safetensors::serialize(views, Some(self.about.clone())).unwrap()).unwrap();
-    }
-
-    fn set(&mut self, tensor: &str, element: usize, value: f32) {
-        let bytes = &mut self.tensors.get_mut(tensor).unwrap().2;
-        bytes[4 * element..4 * element + 4].copy_from_slice(&value.to_le_bytes());
-    }
-}
-
-fn edit(path: &Path, change: impl FnOnce(&mut Content)) {
-    let mut content = Content::read(path);
-    change(&mut content);
-    content.write(path);
-}
-
-fn edit_index(folder: &Path, from: &str, to: &str) {
-    let path = folder.join("checkpoint.json");
-    let text = std::fs::read_to_string(&path).unwrap();
-    assert!(text.contains(from), "{text}");
-    std::fs::write(path, text.replacen(from, to, 1)).unwrap();
-}
-
-/// A part as version 1 wrote it: it does not know its step.
-fn outdate_part(content: &mut Content) {
-    content.about.insert("warpweft_part".to_owned(), "1".to_owned());
-    content.about.remove("optimizer_step").unwrap();
-}
-
-/// The index as version 1 wrote it.
-fn outdate_index(folder: &Path) {
-    edit_index(folder, "\"warpweft_parts\": 2", "\"warpweft_parts\": 1");
-}
-
-fn copy(from: &Path, to: &Path) {
-    for file in files(from) {
-        put(&file, &to.join(file.file_name().unwrap()));
-    }
-}
 
 /// One file in place of another.
 fn put(from: &Path, to: &Path) {
@@ -189,6 +128,13 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
         true,
     ),
     (
+        "more rows in a part than can be counted",
+        |folder, _| edit_index(folder, "\"rows_per_part\": 32", "\"rows_per_part\": 18446744073709551615"),
+        &["`layer0.master` is F32 [32, 96] and should be F32 [96, 96]"],
+        Damaged,
+        true,
+    ),
+    (
         "no such save",
         |folder, _| edit_index(folder, "\"save\": \"", "\"save\": \"x"),
         &["name a save by sixteen hexadecimal digits"],
@@ -287,6 +233,35 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
         |folder, _| outdate_index(folder),
         &["it is not the part of rank 0", "its `warpweft_part` is `2`, and `1` in the index"],
         Foreign,
+        true,
+    ),
+    (
+        "digests of other parts",
+        |folder, _| edit_index(folder, "\"digests\": \"", "\"digests\": \"0123456789abcdef"),
+        &["checkpoint.json: its `digests` are not those of 3 parts"],
+        Damaged,
+        true,
+    ),
+    (
+        "a header that is sound and was not saved",
+        |folder, _| {
+            let path = part(folder, 1);
+            let bytes = std::fs::read(&path).unwrap();
+            let header = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+            // Two weights that are as large change places.
+            let told = String::from_utf8(bytes[8..8 + header].to_vec()).unwrap();
+            let told = told
+                .replace("layer0.", "layerX.")
+                .replace("layer1.", "layer0.")
+                .replace("layerX.", "layer1.");
+            std::fs::write(&path, [&bytes[..8], told.as_bytes(), &bytes[8 + header..]].concat()).unwrap();
+        },
+        &[
+            "rank-00001-of-00003-",
+            "the header of the part of rank 1 is not the one that was saved",
+            "copy it again",
+        ],
+        Damaged,
         true,
     ),
     (
@@ -438,7 +413,7 @@ fn delayed_scales_that_no_cast_can_use_are_refused_where_scaling_is_delayed() {
     });
 }
 
-/// Files of version 1 are read; what says of which step a part is came later.
+/// Files of version 1 are read; what says of which step a part is, and digests, came later.
 #[test]
 fn a_checkpoint_that_an_earlier_build_saved_is_read() {
     within_a_minute(async {
@@ -486,6 +461,13 @@ fn an_index_that_claims_a_huge_weight_is_refused_without_memory_for_it() {
         edit_index(folder.path(), "\"rows_per_part\": 96", "\"rows_per_part\": 9000000000000000000");
         let said = files.load().unwrap_err().to_string();
         assert!(said.contains("should be F32 [9000000000000000000, 96]"), "{said}");
+        let other = tempfile::tempdir().unwrap();
+        let carries = PartFiles::new(other.path());
+        let mut counts = counting(1, 1, "counts").await;
+        counts.save_parts(&carries, &notes(&[])).await.unwrap();
+        edit_index(other.path(), "\"bytes\": 12", "\"bytes\": 9000000000000000000");
+        let said = carries.load().unwrap_err().to_string();
+        assert!(said.contains("is U8 [12] and should be U8 [9000000000000000000]"), "{said}");
         edit_index(folder.path(), "\"bias\"", "\"\\u001b[2Jbias\"");
         assert!(!files.load().unwrap_err().to_string().contains('\u{1b}'));
     });

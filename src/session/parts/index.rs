@@ -2,8 +2,8 @@
 //!
 //! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
 //! without opening the parts that it does not need: those with its rows, and, for delayed scaling, that of rank 0.
-//! (Whoever completes a save opens all of them.) What was read is sound: every name is there once, and the parts
-//! of a weight are all of its rows, each once.
+//! (Whoever completes a save opens all of them.) What was read is what was written, by the digest at its end (CK-4).
+//! It is sound: every name is there once, and the parts of a weight are all of its rows, each once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::blocks;
 use super::part::Origin;
 use crate::digest::Digest;
 use crate::errors::shown;
@@ -30,7 +31,7 @@ pub(super) const EMPTY: &str = "it is empty, as a save leaves it that was killed
 
 /// The version that is written. Earlier ones are read:
 ///
-/// - 1: parts do not say of which optimizer step they are.
+/// - 1: parts do not say of which optimizer step they are, and nothing has a digest.
 pub(super) const VERSION: u32 = 2;
 
 /// What the file says.
@@ -46,6 +47,9 @@ pub(super) struct Index {
     pub(super) weights: Vec<IndexedWeight>,
     pub(super) carried: Vec<IndexedBuffer>,
     pub(super) notes: BTreeMap<String, String>,
+    /// Those of the headers of all parts, in rank order; none in version 1.
+    #[serde(default)]
+    pub(super) digests: String,
 }
 
 /// One weight. Its first `parts` ranks have its rows, `rows_per_part` each, the last ones fewer or none.
@@ -134,6 +138,13 @@ impl Index {
         if !(1..=VERSION).contains(&version) {
             return Err(PartError::Version { path: path.to_owned(), version, known: VERSION });
         }
+        if version > 1 && !is_sealed(bytes) {
+            return Err(damaged(
+                "it is not as it was saved, for the digest at its end is not that of what stands before it; copy it \
+                 again, or load another checkpoint"
+                    .to_owned(),
+            ));
+        }
         serde_json::from_slice(bytes).map_err(wrong)
     }
 
@@ -144,6 +155,12 @@ impl Index {
                 "it is of {} ranks, and 1 to {} can be; load a checkpoint that is not damaged",
                 self.ranks,
                 Mesh::MAX_RANKS
+            ));
+        }
+        if self.warpweft_parts > 1 && blocks::digests(&self.digests, self.ranks as usize).is_none() {
+            return Err(format!(
+                "its `digests` are not those of {} parts; load a checkpoint that is not damaged",
+                self.ranks
             ));
         }
         once("weight", self.weights.iter().map(|weight| &weight.name))?;
@@ -165,6 +182,20 @@ impl Index {
         }
     }
 
+    /// The content of its file.
+    ///
+    /// # Errors
+    /// It has no JSON.
+    pub(super) fn text(&self) -> serde_json::Result<Vec<u8>> {
+        let text = serde_json::to_vec_pretty(self)?;
+        Ok(sealed(text.strip_suffix(END).unwrap_or(&text)))
+    }
+
+    /// That of the header of a rank's part; `None` in version 1.
+    pub(super) fn digest(&self, rank: RankId) -> Option<u64> {
+        if self.warpweft_parts > 1 { blocks::digest_at(&self.digests, rank.index()) } else { None }
+    }
+
     /// What its parts say of themselves.
     pub(super) const fn origin(&self) -> Origin {
         let Self { warpweft_parts: version, save, ranks, optimizer_step, .. } = *self;
@@ -175,6 +206,24 @@ impl Index {
     pub(super) fn part(&self, folder: &Path, rank: RankId) -> PathBuf {
         part(folder, self.save, rank, self.ranks)
     }
+}
+
+/// What the file ends with.
+const END: &[u8] = b"\n}";
+
+/// What stands before the digest at its end. No text in JSON has a line break, so it is there once.
+const SEAL: &[u8] = b",\n  \"digest\": \"";
+
+/// An index that lacks its end, with the digest of all before and the end.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let digest = blocks::text(&[blocks::digest(body)]);
+    [body, SEAL, digest.as_bytes(), b"\"", END].concat()
+}
+
+/// Is every byte the one that was written?
+fn is_sealed(bytes: &[u8]) -> bool {
+    let place = bytes.windows(SEAL.len()).rposition(|found| found == SEAL);
+    place.is_some_and(|place| sealed(&bytes[..place]) == bytes)
 }
 
 /// The file of a rank's part. No other save has one of its name, so none is ever written over another.

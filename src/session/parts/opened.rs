@@ -1,7 +1,8 @@
 //! A checkpoint in parts that is read.
 //!
 //! Law: a part is opened when something of it is asked for, and read where that is; so what is in memory is what
-//! was asked for, the index, and the headers of the parts that it came from. No file stays open.
+//! was asked for, the index, and the headers of the parts that it came from. Memory is taken once the parts were seen
+//! to hold as much, each tensor once; so it is bounded by their length, whatever the index says. No file stays open.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -49,7 +50,7 @@ impl Opened {
         };
         let place = self.parts.get(rank.index()).ok_or_else(none)?;
         if place.get().is_none() {
-            let part = Part::open(path.clone(), self.index.origin(), rank)?;
+            let part = Part::open(path.clone(), self.index.origin(), rank, self.index.digest(rank))?;
             // Another rank may have been quicker; either will do.
             let _ = place.set(part);
         }
@@ -74,17 +75,17 @@ impl Opened {
             let rank = RankId::at(row / cut.rows_per_rank);
             let held = cut.rows_of(rank);
             let part = self.part(rank)?;
-            let begin = part.tensor(&name, Dtype::F32, &[held.rows, cols])?;
+            let tensor = part.tensor(&name, Dtype::F32, &[held.rows, cols])?;
             let rows = (held.begin + held.rows).min(end) - row;
-            places.push((part, begin + ((row - held.begin) * cols * size_of::<f32>()) as u64, rows * cols));
+            places.push((tensor, (row - held.begin) * cols * size_of::<f32>(), rows * cols));
             row += rows;
         }
         // All of it is there, so it may be asked memory for.
         let mut values = vec![0.0; places.iter().map(|(_, _, elements)| elements).sum()];
         let mut rest = values.as_mut_slice();
-        for (part, at, elements) in places {
+        for (tensor, from, elements) in places {
             let (piece, more) = rest.split_at_mut(elements);
-            part.read(at, bytemuck::cast_slice_mut(piece), alive)?;
+            tensor.read(from, bytemuck::cast_slice_mut(piece), alive)?;
             rest = more;
         }
         Ok(values)
@@ -105,10 +106,10 @@ impl Opened {
         let part = self.part(RankId::new(0))?;
         let [scale, history] = tensors::delayed_names(&weight.name);
         let mut state = DelayedState::new(part.length(&history, LONGEST_HISTORY)?);
-        let begin = part.tensor(&scale, Dtype::F32, &[1])?;
-        part.read(begin, bytemuck::bytes_of_mut(&mut state.scale), alive)?;
-        let begin = part.tensor(&history, Dtype::F32, &[state.history.len()])?;
-        part.read(begin, bytemuck::cast_slice_mut(&mut state.history), alive)?;
+        let tensor = part.tensor(&scale, Dtype::F32, &[1])?;
+        tensor.read(0, bytemuck::bytes_of_mut(&mut state.scale), alive)?;
+        let tensor = part.tensor(&history, Dtype::F32, &[state.history.len()])?;
+        tensor.read(0, bytemuck::cast_slice_mut(&mut state.history), alive)?;
         Ok(Some(state))
     }
 
@@ -124,9 +125,9 @@ impl Opened {
     ) -> Result<Vec<u8>, PartError> {
         let part = self.part(rank)?;
         let name = tensors::carried_name(&buffer.name, rank.index());
-        let begin = part.tensor(&name, Dtype::U8, &[buffer.bytes])?;
+        let tensor = part.tensor(&name, Dtype::U8, &[buffer.bytes])?;
         let mut bytes = vec![0; buffer.bytes];
-        part.read(begin, &mut bytes, alive)?;
+        tensor.read(0, &mut bytes, alive)?;
         Ok(bytes)
     }
 }
@@ -139,8 +140,7 @@ mod tests {
     use super::*;
     use crate::exec::SaveId;
     use crate::format::Format;
-    use crate::session::parts::index;
-    use crate::session::tensor_file;
+    use crate::session::parts::{blocks, index, sealed};
     use crate::session::tensors::Tensor;
 
     const RANKS: u32 = 5;
@@ -157,7 +157,7 @@ mod tests {
             moments: false,
             delayed: false,
         };
-        let index = Index {
+        let mut index = Index {
             warpweft_parts: index::VERSION,
             save: SaveId::of(&[1]),
             optimizer_step: 0,
@@ -165,6 +165,7 @@ mod tests {
             weights: vec![weight],
             carried: Vec::new(),
             notes: BTreeMap::new(),
+            digests: String::new(),
         };
         for rank in (0..RANKS).map(RankId::new) {
             let row = move || Ok(vec![rank.number() as f32]);
@@ -173,9 +174,10 @@ mod tests {
             let about =
                 index.origin().about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
             let mut file = std::fs::File::create(index.part(folder, rank)).unwrap();
-            tensor_file::write(vec![tensor], about, &mut file).unwrap();
+            let digest = sealed::write(vec![tensor], about, &mut file).unwrap();
+            index.digests.push_str(&blocks::text(&[digest]));
         }
-        std::fs::write(Index::path(folder), serde_json::to_vec(&index).unwrap()).unwrap();
+        std::fs::write(Index::path(folder), index.text().unwrap()).unwrap();
     }
 
     /// Files in `folder` that this process has open.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,14 +14,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
-use super::PIECE;
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::part::{Origin, Part};
+use super::{PIECE, blocks, sealed};
 use crate::digest::Digest;
 use crate::exec::{FileTask, Incomplete, PartError, PartWriter, RankState, SaveId, StatePart};
 use crate::id::{CarriedId, RankId, WeightId};
 use crate::plan::{StepPlan, carried};
-use crate::session::tensor_file;
 use crate::session::tensors::{self, Tensor};
 use crate::whole_file::{WholeFile, make_folder, remove};
 
@@ -88,22 +87,22 @@ impl Save {
     }
 
     /// The index, once every part was seen.
-    fn checked(&self, save: SaveId, state: &dyn RankState) -> Result<Vec<u8>, PartError> {
+    fn checked(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<Vec<u8>, PartError> {
         let origin = self.origin(save, state)?;
-        for rank in (0..origin.ranks).map(RankId::new) {
+        for (rank, digest) in (0..origin.ranks).map(RankId::new).zip(parts) {
             let path = index::part(&self.folder, save, rank, origin.ranks);
-            Part::open(path, origin, rank).map_err(|error| PartError::NotShared {
+            Part::open(path, origin, rank, Some(*digest)).map_err(|error| PartError::NotShared {
                 wrote: rank,
                 looks: state.rank(),
                 source: Box::new(error),
             })?;
             state.alive().map_err(PartError::other)?;
         }
-        let index = self.index(origin)?;
-        serde_json::to_vec_pretty(&index).map_err(|error| failed(&Index::path(&self.folder), error.into()))
+        let index = self.index(origin, parts)?;
+        index.text().map_err(|error| failed(&Index::path(&self.folder), error.into()))
     }
 
-    fn index(&self, origin: Origin) -> Result<Index, PartError> {
+    fn index(&self, origin: Origin, parts: &[u64]) -> Result<Index, PartError> {
         let weights = &self.plan()?.weights;
         let indexed = weights.layouts.iter().map(|layout| IndexedWeight {
             name: layout.name.clone(),
@@ -126,6 +125,7 @@ impl Save {
                 .map(|(name, region)| IndexedBuffer { name: name.to_owned(), bytes: region.bytes })
                 .collect(),
             notes: self.notes.clone(),
+            digests: blocks::text(parts),
         })
     }
 }
@@ -149,23 +149,24 @@ impl PartWriter for Save {
         Ok(digest.short())
     }
 
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), PartError> {
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
         let (rank, origin) = (state.rank(), self.origin(save, state)?);
         let path = index::part(&self.folder, save, rank, origin.ranks);
         let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
         let mut steady = Steady { file, state, unsettled: 0 };
         let tensors = self.tensors(state)?;
         let about = origin.about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        tensor_file::write(tensors, about, &mut steady).map_err(|error| match error {
+        let digest = sealed::write(tensors, about, &mut steady).map_err(|error| match error {
             SafeTensorError::IoError(source) => failed(&path, source),
             error => PartError::other(format!("{} cannot be written: {error}", path.display())),
         })?;
-        steady.file.commit().map_err(|source| failed(&path, source))
+        steady.file.commit().map_err(|source| failed(&path, source))?;
+        Ok(digest)
     }
 
-    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), Incomplete> {
+    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
         let path = Index::path(&self.folder);
-        let text = self.checked(save, state).map_err(Incomplete::Refused)?;
+        let text = self.checked(save, parts, state).map_err(Incomplete::Refused)?;
         let put = || {
             let mut file = WholeFile::begin(&path)?;
             file.write_all(&text)?;
@@ -244,6 +245,13 @@ impl Write for Steady<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.file.flush()
+    }
+}
+
+/// For the header, which is written once more at the end.
+impl Seek for Steady<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
     }
 }
 

@@ -1,6 +1,7 @@
 //! A checkpoint in parts, put together.
 //!
-//! Law: every part is read, and what comes out is what an export would have given, but for the planes.
+//! Law: every part is read, and what comes out is what an export would have given, but for the planes. No more memory
+//! is asked for than the parts have bytes, whatever the index says.
 
 use super::PartFiles;
 use super::opened::Opened;
