@@ -1,8 +1,8 @@
 //! Numbers that say whether bytes are the same, also to another process or another build.
 //!
 //! Law: the number follows from the parts alone, in their order and with their lengths, so no two lists of parts run
-//! together. Other parts have another number, but for a chance of 2^-64 or 2^-128. It is about mistakes and worn
-//! disks, not about forgery.
+//! together; but what `Digest::more` takes is one part. Other parts have another number, but for a chance of 2^-64 or
+//! 2^-128. It is about mistakes and worn disks, not about forgery.
 
 use sha2::{Digest as _, Sha256};
 
@@ -15,6 +15,12 @@ impl Digest {
     pub(crate) fn add(&mut self, part: &[u8]) {
         self.0.update((part.len() as u64).to_le_bytes());
         self.0.update(part);
+    }
+
+    /// More bytes, without how many they are. For what is one piece of a length that is known otherwise, and comes in
+    /// pieces of any size.
+    pub(crate) fn more(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
     }
 
     /// The number of what was added.
@@ -55,6 +61,19 @@ mod tests {
         for (place, digest) in numbers.iter().enumerate() {
             assert!(numbers[..place].iter().all(|other| other.clone().short() != digest.clone().short()));
         }
+    }
+
+    #[test]
+    fn one_piece_has_the_same_number_in_whatever_pieces_it_comes() {
+        let more = |pieces: &[&[u8]]| {
+            let mut digest = Digest::default();
+            pieces.iter().for_each(|piece| digest.more(piece));
+            digest.short()
+        };
+        assert_eq!(more(&[b"ab", b"", b"c"]), more(&[b"abc"]));
+        assert_ne!(more(&[b"abc"]), more(&[b"abd"]));
+        // The length goes before a part.
+        assert_eq!(more(&[&3_u64.to_le_bytes(), b"abc"]), of(&[b"abc"]).short());
     }
 
     /// SHA-256 of eight zero bytes, as `printf '\0\0\0\0\0\0\0\0' | sha256sum` prints it. It must not change from

@@ -16,7 +16,7 @@ use warpweft::id::RankId;
 use warpweft::model::DeclareError;
 use warpweft::plan::{PlanError, VerifyError};
 use warpweft::rendezvous::RendezvousError;
-use warpweft::session::{PretrainedError, SessionError, StoreError};
+use warpweft::session::{FileTask, PartError, PretrainedError, SessionError, StoreError};
 use warpweft::trace::TraceError;
 use warpweft::tune::LimitsError;
 
@@ -53,6 +53,8 @@ fn one_of_each() -> Vec<(Box<dyn Error>, &'static str)> {
         (Box::new(LimitsError::Hysteresis { value: 2.0 }), "such as 0.01"),
         (Box::new(TraceError::NoAnchor), "max_level_off"),
         (Box::new(SessionError::NoGradients), "run one, then ask again"),
+        (Box::new(PartError::file("x", FileTask::Write, missing())), "its folder is there"),
+        (Box::new(StoreError::from(PartError::other("the bucket is gone"))), "the bucket is gone"),
         (Box::new(PretrainedError::NoName { weight: "w".into() }), "name one for it"),
     ];
     let program = "train".to_owned();

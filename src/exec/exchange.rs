@@ -124,12 +124,12 @@ pub struct Exchange {
     /// Which checkpoint is being imported, where other processes must import the same; `None` for one this
     /// process refuses.
     pub checkpoint: Option<u64>,
-    /// Why nothing was imported, if processes did not agree or, of parts, some rank refused.
+    /// Why nothing was imported, if processes did not agree.
     pub import_refused: Option<String>,
     /// Where the rank's part of a checkpoint goes; the rank takes it out.
     pub part_writer: Option<Arc<dyn PartWriter>>,
     /// Where what the rank owns of a checkpoint in parts comes from; the rank takes it out.
     pub part_reader: Option<Arc<dyn PartReader>>,
-    /// The first rank that could not save its part, and why.
+    /// The first rank that could not save its part, or read what it owns, and why.
     pub refusal: Option<Refusal>,
 }

@@ -2,13 +2,13 @@
 //!
 //! Law: this room knows no files, and who keeps parts knows no memory. What a rank hands out is one list of values
 //! at a time, so a part is never whole in memory; what it takes in is its own rows, which are. Whoever keeps parts
-//! says in words why it cannot, and never ends the world.
+//! says by a [`PartError`] why it cannot, and never ends the world.
 
 use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-use super::{StatePart, WeightShard};
+use super::{PartError, StatePart, WeightShard};
 use crate::digest::Digest;
 use crate::errors::shown;
 use crate::format::DelayedState;
@@ -70,28 +70,29 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why nothing can be saved, as of the others.
-    fn begin(&self, rank: RankId) -> Result<u64, String>;
-    /// Keeps the part of one rank for good.
+    fn begin(&self, rank: RankId) -> Result<u64, PartError>;
+    /// Keeps the part of one rank for good, and gives a number by which it is known again, such as a digest.
     ///
     /// # Errors
     /// Why not.
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), String>;
-    /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone.
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError>;
+    /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone. `parts` is what writing each of
+    /// them gave, in rank order.
     ///
     /// # Errors
     /// Why not, and whether parts may go.
-    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), Incomplete>;
+    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete>;
     /// Forgets the part of one rank, if there is one, because the save failed.
     fn withdraw(&self, save: SaveId, rank: RankId);
 }
 
 /// Why parts did not become a checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Incomplete {
     /// There is none, so parts are withdrawn.
-    Refused(String),
+    Refused(PartError),
     /// There may be one, now or after a loss of power, so parts stay.
-    Uncertain(String),
+    Uncertain(PartError),
 }
 
 /// What a rank takes in: its own rows of every weight, and its carried buffers.
@@ -113,5 +114,5 @@ pub trait PartReader: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why it cannot be imported.
-    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String>;
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError>;
 }

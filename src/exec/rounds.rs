@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::world::{failed, misfit};
-use super::{ExecError, World};
+use super::{ExecError, PartError, World};
 use crate::id::RankId;
 use crate::rendezvous::{Reader, Topic, Truncated, Writer};
 
 /// The part of the deadline after which a rank that works comes to a round.
 const PART_OF_DEADLINE: u32 = 4;
 
-/// A rank that refuses, and why.
-pub type Refusal = (RankId, String);
+/// A rank that refuses, and why. What another rank said is [`PartError::Told`]: words travel, not kinds.
+pub type Refusal = (RankId, PartError);
 
 /// What ranks do in rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,12 +86,18 @@ impl<'w> Rounds<'w> {
     ///
     /// # Errors
     /// The end of the world.
-    pub(super) fn agree(&self, own: Result<u64, String>) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
-        let own = own.map_or_else(Said::Refuses, Said::Done);
+    pub(super) fn agree(&self, own: Result<u64, PartError>) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
+        let said = match &own {
+            Ok(number) => Said::Done(*number),
+            Err(error) => Said::Refuses(error.to_string()),
+        };
         self.world.stand(self.rank, "");
-        let agreed = self.wait(&own);
+        let agreed = self.wait(&said);
         self.world.stand(self.rank, self.work.in_words());
-        agreed
+        Ok(agreed?.map_err(|(rank, told)| match own {
+            Err(error) if rank == self.rank => (rank, error),
+            _ => (rank, told),
+        }))
     }
 
     fn wait(&self, own: &Said) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
@@ -99,7 +105,7 @@ impl<'w> Rounds<'w> {
             let ended = self.round(own)?.into_iter().enumerate().map(|(rank, said)| match said {
                 Said::Works => None,
                 Said::Done(number) => Some(Ok(number)),
-                Said::Refuses(reason) => Some(Err((RankId::at(rank), reason))),
+                Said::Refuses(reason) => Some(Err((RankId::at(rank), PartError::Told { reason }))),
             });
             if let Some(ended) = ended.collect::<Option<Vec<_>>>() {
                 return Ok(ended.into_iter().collect());
@@ -166,25 +172,44 @@ mod tests {
         Rounds::new(world, RankId::new(rank), Work::SavesItsPart)
     }
 
+    /// How ranks ended, with the words of the one that refuses.
+    fn in_words(agreed: Result<Vec<u64>, Refusal>) -> Result<Vec<u64>, (RankId, String)> {
+        agreed.map_err(|(rank, error)| (rank, error.to_string()))
+    }
+
     /// RV-2: every sign of life is a round, after which who is done waits on.
     #[test]
     fn a_rank_that_works_is_waited_for_as_long_as_it_gives_signs_of_life() {
-        for ends in [Ok(8), Err("the disk is full".to_owned())] {
+        for ends in [Ok(8), Err("the disk is full")] {
             let world = World::new(2, DEADLINE);
             let [first, other] = std::thread::scope(|scope| {
                 let other = scope.spawn(|| {
                     let mut rounds = of(&world, 1);
                     rounds.every = Duration::ZERO;
                     (0..3).try_for_each(|_| rounds.alive()).unwrap();
-                    rounds.agree(ends.clone()).unwrap()
+                    in_words(rounds.agree(ends.map_err(PartError::other)).unwrap())
                 });
                 let rounds = of(&world, 0);
                 assert_eq!(rounds.round(&Said::Done(7)).unwrap(), [Said::Done(7), Said::Works]);
-                [rounds.agree(Ok(7)).unwrap(), other.join().unwrap()]
+                [in_words(rounds.agree(Ok(7)).unwrap()), other.join().unwrap()]
             });
-            let expected = ends.map(|number| vec![7, number]).map_err(|reason| (RankId::new(1), reason));
+            let expected =
+                ends.map(|number| vec![7, number]).map_err(|reason| (RankId::new(1), reason.to_owned()));
             assert_eq!((first, other), (expected.clone(), expected));
         }
+    }
+
+    /// Two refuse, and all hear of the first: whoever it is by its kind, the others by its words.
+    #[test]
+    fn the_rank_that_refuses_first_knows_the_kind_and_the_others_its_words() {
+        let world = World::new(2, DEADLINE);
+        let refuses = |rank: u32| of(&world, rank).agree(Err(PartError::other(rank.to_string()))).unwrap();
+        let agreed = std::thread::scope(|scope| {
+            [0, 1].map(|rank| scope.spawn(move || refuses(rank))).map(|thread| thread.join().unwrap())
+        });
+        let [first, other] = agreed.map(Result::unwrap_err);
+        assert!(matches!(first.1, PartError::Other { .. }) && matches!(other.1, PartError::Told { .. }));
+        assert_eq!(in_words(Err(first)), in_words(Err(other)));
     }
 
     #[test]
@@ -226,9 +251,9 @@ mod tests {
                 let mut rounds = Rounds::new(&world, RankId::new(1), Work::ReadsItsPart);
                 rounds.every = Duration::ZERO;
                 rounds.alive().unwrap();
-                rounds.agree(Ok(1)).unwrap()
+                in_words(rounds.agree(Ok(1)).unwrap())
             });
-            [of(&world, 0).agree(Ok(0)).unwrap(), reads.join().unwrap()]
+            [in_words(of(&world, 0).agree(Ok(0)).unwrap()), reads.join().unwrap()]
         });
         let words = "; call the same in every process";
         let expected = |does: &str, other: &str| format!("it {does} where another rank {other}{words}");

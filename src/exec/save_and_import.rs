@@ -43,9 +43,10 @@ impl<B: Backend> Rank<B> {
         let state = LiveState::new(self, &rounds);
         let written = writer.write(save, &state);
         state.failure()?;
-        let mut agreed = rounds.agree(written.map(|()| 0))?;
-        if agreed.is_ok() {
-            let completed = if rank == RankId::new(0) { writer.complete(save, &state) } else { Ok(()) };
+        let mut agreed = rounds.agree(written)?;
+        if let Ok(parts) = &agreed {
+            let completed =
+                if rank == RankId::new(0) { writer.complete(save, parts, &state) } else { Ok(()) };
             state.failure()?;
             let (own, why) = match completed {
                 Ok(()) => (Ok(0), Ok(0)),
@@ -66,12 +67,12 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Takes in what the rank owns of a checkpoint, from the reader in `exchange`; or nothing, if any rank refuses
-    /// or processes read different ones, and then `exchange` says why.
+    /// or processes read different ones, and then `exchange` says why, as `refusal` or `import_refused`.
     ///
     /// # Errors
     /// What the backend refuses, and the end of the world.
     pub fn import_part(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
-        exchange.import_refused = None;
+        (exchange.import_refused, exchange.refusal) = (None, None);
         let Some(reader) = exchange.part_reader.take() else {
             return Err(ExecError::NoParts { rank: self.id(), what: "reader" });
         };
@@ -86,16 +87,17 @@ impl<B: Backend> Rank<B> {
             };
             (part, rounds.agree(own)?)
         };
-        exchange.import_refused = match agreed {
-            Err((rank, reason)) => Some(format!("{rank}: {reason}")),
+        match agreed {
+            Err(refusal) => exchange.refusal = Some(refusal),
             Ok(digests) if digests.windows(2).any(|pair| pair[0] != pair[1]) => {
-                Some(DIFFERENT_CHECKPOINTS.to_owned())
+                exchange.import_refused = Some(DIFFERENT_CHECKPOINTS.to_owned());
             }
-            Ok(_) => None,
-        };
-        if exchange.import_refused.is_some() {
-            return Ok(());
+            Ok(_) => return self.take_in(part, exchange),
         }
+        Ok(())
+    }
+
+    fn take_in(&mut self, part: RankPart, exchange: &mut Exchange) -> Result<(), ExecError> {
         let RankPart { shards, carried, optimizer_step } = part;
         (exchange.shards, exchange.carried, exchange.optimizer_step) = (shards, carried, optimizer_step);
         self.import(exchange)

@@ -4,7 +4,7 @@ use super::diverged::{StrayValue, described};
 use crate::backend::cpu::CpuWorldError;
 use crate::backend::sim::SimError;
 use crate::config::ConfigError;
-use crate::exec::ExecError;
+use crate::exec::{ExecError, PartError};
 use crate::format::{ElementType, FormatError};
 use crate::id::RankId;
 use crate::model::DeclareError;
@@ -337,14 +337,22 @@ pub enum SessionError {
     Import {
         /// What differs.
         reason: String,
+        /// Of a checkpoint in parts, what its first rank that refuses says; `reason` has its words. `None` of a whole
+        /// checkpoint, and where processes read different ones.
+        source: Option<PartError>,
     },
     /// A checkpoint in parts that was not saved.
-    #[error("the checkpoint was not saved, because {rank} could not: {reason}")]
+    #[error(
+        "the checkpoint was not saved, because {rank} could not: {source}{}",
+        dropped.map(|now| format!(" (this is said of the save whose future was dropped; {now})")).unwrap_or_default()
+    )]
     Parts {
         /// The first rank that could not.
         rank: RankId,
-        /// Why, and what to do.
-        reason: String,
+        /// Why, and what to do. It is [`PartError::Told`] if the rank is of another process.
+        source: PartError,
+        /// Of a save whose future was dropped: what became of what was asked now. `None` of the save that was awaited.
+        dropped: Option<&'static str>,
     },
     /// The trace could not be made or written.
     #[error("trace `{path}`: {reason}")]
@@ -394,13 +402,11 @@ impl SessionError {
             Asks::ToClose => "the session is closed",
         };
         match self {
-            Self::Import { reason } => Self::Import {
+            Self::Import { reason, source } => Self::Import {
                 reason: format!("{reason} (this is said of the import whose future was dropped; {now})"),
+                source,
             },
-            Self::Parts { rank, reason } => Self::Parts {
-                rank,
-                reason: format!("{reason} (this is said of the save whose future was dropped; {now})"),
-            },
+            Self::Parts { rank, source, .. } => Self::Parts { rank, source, dropped: Some(now) },
             other => other,
         }
     }

@@ -159,7 +159,7 @@ impl Checkpoint {
             None => Ok(()),
         };
         let fits = self.claims().check(programs, ranks).and_then(|()| values());
-        fits.map_err(|reason| SessionError::Import { reason })
+        fits.map_err(|reason| SessionError::Import { reason, source: None })
     }
 
     fn claims(&self) -> Claims<'_> {

@@ -72,7 +72,7 @@ use std::time::Instant;
 use crate::backend::TaskInterval;
 use crate::exec::{Command, Inbox, RankThread};
 #[doc(inline)]
-pub use crate::exec::{ExecError, StatePart};
+pub use crate::exec::{ExecError, FileTask, PartError, StatePart};
 use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;

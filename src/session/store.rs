@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use super::Checkpoint;
+use crate::exec::PartError;
 use crate::whole_file::next_step;
 
 /// Why a checkpoint could not be saved or loaded.
@@ -21,6 +22,13 @@ pub enum StoreError {
         path: PathBuf,
         /// What the system says.
         source: std::io::Error,
+    },
+    /// Of a checkpoint in parts: what is wrong, by its kind.
+    #[error("cannot load the checkpoint in parts: {source}; nothing was loaded")]
+    Parts {
+        /// What is wrong, and what to do.
+        #[from]
+        source: PartError,
     },
     /// The file is no checkpoint of this library.
     #[error("checkpoint {path}: {reason}; nothing was loaded or saved")]

@@ -24,11 +24,11 @@ pub(super) const METADATA: &str = "__metadata__";
 /// # Errors
 /// What `file` refuses; a tensor whose bytes are not those of its shape; a header that no reader takes.
 pub(super) fn write(
-    mut tensors: Vec<Tensor<'_>>,
+    tensors: Vec<Tensor<'_>>,
     about: HashMap<String, String>,
     file: &mut impl Write,
 ) -> Result<(), SafeTensorError> {
-    tensors.sort_by(|one, other| other.dtype.cmp(&one.dtype).then_with(|| one.name.cmp(&other.name)));
+    let tensors = ordered(tensors);
     let header = header(&tensors, about)?;
     // What is large goes past its buffer.
     let mut file = BufWriter::new(file);
@@ -40,8 +40,17 @@ pub(super) fn write(
     Ok(file.flush()?)
 }
 
+/// Tensors in the order of a file.
+pub(super) fn ordered(mut tensors: Vec<Tensor<'_>>) -> Vec<Tensor<'_>> {
+    tensors.sort_by(|one, other| other.dtype.cmp(&one.dtype).then_with(|| one.name.cmp(&other.name)));
+    tensors
+}
+
 /// The header of these tensors in this order. That it is made of each tensor's shape and bytes checks both.
-fn header(tensors: &[Tensor<'_>], about: HashMap<String, String>) -> Result<Vec<u8>, SafeTensorError> {
+pub(super) fn header(
+    tensors: &[Tensor<'_>],
+    about: HashMap<String, String>,
+) -> Result<Vec<u8>, SafeTensorError> {
     let mut end = 0;
     let described = tensors.iter().map(|Tensor { name, dtype, shape, content }| {
         let begin = end;

@@ -29,6 +29,8 @@ pub(super) struct Described {
     pub(super) tensors: Vec<(String, TensorInfo)>,
     /// What the file says of itself, as far as it is text.
     pub(super) about: HashMap<String, String>,
+    /// The bytes of the header, behind its length.
+    pub(super) header: Vec<u8>,
 }
 
 /// Why a file has no sound header. Which file it is, and what to do about it, says whoever asked.
@@ -67,7 +69,7 @@ pub(super) fn read(path: &Path) -> Result<Described, Unsound> {
     let mut json = vec![0; length as usize];
     file.read_exact(&mut json).map_err(failed)?;
     let Entries { tensors, about } = entries(&json, available - length).map_err(unsound)?;
-    Ok(Described { file, data: LENGTH + length, tensors, about })
+    Ok(Described { file, data: LENGTH + length, tensors, about, header: json })
 }
 
 /// The tensors that `json` describes, which tile `available` bytes.

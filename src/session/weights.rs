@@ -90,14 +90,17 @@ impl Session {
 
     /// What became of an import that all ranks have replied to. That it was refused is said once.
     pub(super) fn imported(&mut self) -> Result<(), SessionError> {
+        let of_rank = self.refusal().map(|(rank, source)| (format!("{rank}: {source}"), Some(source)));
         let mut told = None;
         for thread in &self.ranks {
             let mut exchange = thread.exchange();
             exchange.forget_weights();
             told = told.or(exchange.import_refused.take());
         }
+        let told = of_rank.or(told.map(|reason| (reason, None)));
         // What this process found says more than what it told the others.
-        let refused = self.refused.take().or(told.map(|reason| SessionError::Import { reason }));
+        let refused =
+            self.refused.take().or(told.map(|(reason, source)| SessionError::Import { reason, source }));
         match refused {
             Some(refused) => Err(refused),
             None => {

@@ -11,7 +11,7 @@ use crate::trainer::within_a_minute;
 use crate::{notes, replicated};
 
 /// A session that counts, from every rank's number on, in a buffer of three.
-async fn counting(ranks: u32, replicas: u32, name: &str) -> Session {
+pub(crate) async fn counting(ranks: u32, replicas: u32, name: &str) -> Session {
     let mut model = Model::builder();
     let weight = model.sharded("w", 32, 16, Format::NVFP4_2D).unwrap();
     let mut program = StepProgram::builder("train", &model.build());

@@ -12,10 +12,10 @@ use crate::trainer::initial;
 use crate::{notes, replicated, without_planes};
 
 /// A weight: rows, columns, format, sharded or replicated.
-type Drawn = (usize, usize, Format, bool);
+pub(crate) type Drawn = (usize, usize, Format, bool);
 
 /// A session whose gradients are its weights.
-fn start(weights: &[Drawn], (shards, replicas): (u32, u32)) -> Session {
+pub(crate) fn start(weights: &[Drawn], (shards, replicas): (u32, u32)) -> Session {
     let mut model = Model::builder();
     let ids: Vec<_> = (weights.iter().enumerate())
         .map(|(number, (rows, cols, format, sharded))| {

@@ -1,11 +1,12 @@
 //! Saves that fail: every rank says so, the session goes on, and what was there stays.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{PartFiles, SessionError, block_on};
+use warpweft::session::{FileTask, PartError, PartFiles, SessionError, block_on};
 
 use crate::meddler::{Switch, failing_at};
 use crate::polled::polled_once;
@@ -30,7 +31,7 @@ fn a_folder_that_holds_a_checkpoint_is_refused_and_stays_as_it_is() {
         let found = losses(&mut session, 3, 0..2).await;
         let error = session.save_parts(&parts, &notes(&[("which", "another")])).await.unwrap_err();
         let said = error.to_string();
-        assert!(matches!(error, SessionError::Parts { .. }), "{said}");
+        assert!(matches!(error, SessionError::Parts { source: PartError::Taken { .. }, .. }), "{said}");
         assert!(said.contains("checkpoint.json is there") && said.contains("name another folder"), "{said}");
         assert!(contents(folder.path()) == before);
         let mut undisturbed = trainer.start(config(), 3).await.unwrap();
@@ -69,8 +70,9 @@ fn a_folder_that_cannot_be_made_or_holds_something_in_the_indexs_place_is_refuse
         for (name, words) in [("file", "name a folder"), ("file/below", "name a folder")] {
             let parts = PartFiles::new(folder.path().join(name));
             let error = session.save_parts(&parts, &notes(&[])).await.unwrap_err();
-            let SessionError::Parts { rank, reason } = &error else { panic!("{error}") };
-            assert!(*rank == RankId::new(0) && reason.contains(words), "{error}");
+            let SessionError::Parts { rank, source, .. } = &error else { panic!("{error}") };
+            assert!(*rank == RankId::new(0) && source.to_string().contains(words), "{error}");
+            assert!(matches!(source, PartError::File { task: FileTask::MakeFolder, .. }), "{error}");
         }
         let taken = folder.path().join("taken");
         std::fs::create_dir_all(taken.join("checkpoint.json")).unwrap();
@@ -117,8 +119,13 @@ fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on
         let mut session = trainer.start(config(), 3).await.unwrap();
         let mut found = losses(&mut session, 3, 0..1).await;
         let error = session.save_parts(&PartFiles::new(&refuses), &notes(&[])).await.unwrap_err();
-        let SessionError::Parts { rank, reason } = &error else { panic!("{error}") };
-        assert!(*rank == RankId::new(0) && reason.contains("rank-00000-of-00003-"), "{error}");
+        let SessionError::Parts { rank, source: PartError::File { path, task, source }, .. } = &error else {
+            panic!("{error}")
+        };
+        assert!(*rank == RankId::new(0) && *task == FileTask::Write, "{error}");
+        assert!(path.to_string_lossy().contains("rank-00000-of-00003-"), "{error}");
+        let kinds = [ErrorKind::PermissionDenied, ErrorKind::NotFound, ErrorKind::ReadOnlyFilesystem];
+        assert!(kinds.contains(&source.kind()), "{error}");
         found.extend(losses(&mut session, 3, 1..3).await);
         let mut undisturbed = trainer.start(config(), 3).await.unwrap();
         assert_eq!(found, losses(&mut undisturbed, 3, 0..3).await);

@@ -2,9 +2,12 @@
 //! ever taken for a checkpoint.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod by_hand;
 mod carried;
 mod cuts;
 mod failures;
+#[cfg(unix)]
+mod flips;
 #[path = "../meddler/mod.rs"]
 mod meddler;
 #[path = "../polled/mod.rs"]

@@ -1,7 +1,7 @@
 //! Parts that several processes write and read, each those of its ranks.
 
 use warpweft::format::Format;
-use warpweft::session::{PartFiles, Session, SessionError};
+use warpweft::session::{PartError, PartFiles, Session, SessionError};
 
 use crate::split::{config, in_processes, in_processes_with, train};
 use crate::trainer::{Mischief, Trainer, losses, within_a_minute};
@@ -111,7 +111,12 @@ fn a_process_that_cannot_save_or_import_is_named_in_all_and_training_goes_on() {
                 let mine = root.join(format!("host-{process}"));
                 let error = session.save_parts(&PartFiles::new(&mine), &notes(&[])).await.unwrap_err();
                 let said = error.to_string();
-                assert!(matches!(error, SessionError::Parts { .. }), "{said}");
+                // The kind does not travel from one process to another.
+                let SessionError::Parts { source, .. } = &error else { panic!("{said}") };
+                match process {
+                    0 => assert!(matches!(source, PartError::NotShared { .. }), "{said}"),
+                    _ => assert!(matches!(source, PartError::Told { .. }), "{said}"),
+                }
                 assert!(
                     said.contains("the part that rank 1 wrote is not where rank 0 looks for it"),
                     "{said}"
@@ -159,7 +164,13 @@ fn a_value_that_one_process_reads_is_refused_in_all_by_its_rank() {
                 if process == 1 {
                     std::fs::write(part(parts.folder(), 1), "torn").unwrap();
                 }
-                let said = session.import_parts(&parts).await.unwrap_err().to_string();
+                let error = session.import_parts(&parts).await.unwrap_err();
+                let said = error.to_string();
+                let SessionError::Import { source: Some(source), .. } = &error else { panic!("{said}") };
+                match process {
+                    0 => assert!(matches!(source, PartError::Told { .. }), "{said}"),
+                    _ => assert!(matches!(source, PartError::Damaged { .. }), "{said}"),
+                }
                 assert!(
                     said.contains("rank 1: ") && said.contains("the part of rank 1 is not whole"),
                     "{said}"

@@ -1,13 +1,15 @@
 //! Ranks that save and import through a keeper of parts that fails at one of them: all do the same, and hear why.
 
+use std::error::Error;
+use std::fmt::{Display, Formatter};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft::exec::{
-    Alive, CaptureMode, Exchange, Incomplete, PartReader, PartWriter, Rank, RankPart, RankState, SaveId,
-    StatePart, World,
+    Alive, CaptureMode, Exchange, Incomplete, PartError, PartReader, PartWriter, Rank, RankPart, RankState,
+    Refusal, SaveId, StatePart, World,
 };
 use warpweft::format::Format;
 use warpweft::id::{CarriedId, RankId, WeightId};
@@ -31,6 +33,35 @@ enum Fails {
     Read,
 }
 
+/// Why a keeper refuses: a kind of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Closed(Fails);
+
+impl Display for Closed {
+    fn fmt(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(out, "no {:?} today", self.0)
+    }
+}
+
+impl Error for Closed {}
+
+/// What a rank says of a refusal: who, in which words, and, by the kind, at what, where it is the rank's own.
+fn said(refusal: Refusal) -> (RankId, String, Option<Fails>) {
+    let (rank, error) = refusal;
+    let kind = match &error {
+        PartError::Other { source } => source.downcast_ref::<Closed>().map(|closed| closed.0),
+        _ => None,
+    };
+    (rank, error.to_string(), kind)
+}
+
+/// What all ranks say that hear of one that fails.
+fn heard(named: Option<(RankId, Fails)>) -> Vec<Option<(RankId, String, Option<Fails>)>> {
+    let of_rank =
+        |rank| named.map(|(at, fails)| (at, Closed(fails).to_string(), (at == rank).then_some(fails)));
+    (0..RANKS).map(RankId::new).map(of_rank).collect()
+}
+
 /// What a keeper was asked, in any order.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Asked {
@@ -46,10 +77,10 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn refuses(&self, fails: Fails, rank: RankId) -> Result<(), String> {
+    fn refuses(&self, fails: Fails, rank: RankId) -> Result<(), PartError> {
         let at =
             if [Fails::Complete, Fails::Doubt].contains(&fails) { RankId::new(0) } else { RankId::new(1) };
-        if (self.fails, rank) == (fails, at) { Err(format!("no {fails:?} today")) } else { Ok(()) }
+        if (self.fails, rank) == (fails, at) { Err(PartError::other(Closed(fails))) } else { Ok(()) }
     }
 
     fn note(&self, note: impl FnOnce(&mut Asked)) {
@@ -58,11 +89,11 @@ impl Keeper {
 }
 
 impl PartWriter for Keeper {
-    fn begin(&self, rank: RankId) -> Result<u64, String> {
+    fn begin(&self, rank: RankId) -> Result<u64, PartError> {
         self.refuses(Fails::Begin, rank).map(|()| u64::from(rank.number()))
     }
 
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), String> {
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
         assert_eq!(save, SaveId::of(&[0, 1, 2]), "it follows from what all said");
         self.refuses(Fails::Write, state.rank())?;
         let weight = WeightId::new(0);
@@ -73,10 +104,11 @@ impl PartWriter for Keeper {
         assert!(state.carried(CarriedId::new(9)).unwrap().is_empty());
         state.alive().unwrap();
         self.note(|asked| asked.written.push(state.rank()));
-        Ok(())
+        Ok(u64::from(10 + state.rank().number()))
     }
 
-    fn complete(&self, _: SaveId, state: &dyn RankState) -> Result<(), Incomplete> {
+    fn complete(&self, _: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
+        assert_eq!(parts, [10, 11, 12], "what writing each of them gave");
         self.refuses(Fails::Complete, state.rank()).map_err(Incomplete::Refused)?;
         self.refuses(Fails::Doubt, state.rank()).map_err(Incomplete::Uncertain)?;
         self.note(|asked| asked.completed.push(state.rank()));
@@ -93,7 +125,7 @@ impl PartReader for Keeper {
         7
     }
 
-    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String> {
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError> {
         alive().unwrap();
         self.refuses(Fails::Read, rank)?;
         // Of rows that no rank has: it would be refused with the end of the world if any took it in.
@@ -160,18 +192,17 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
     let [first, one] = [0, 1].map(RankId::new);
     for (fails, written, withdrawn, named) in [
         (Fails::Never, all.clone(), vec![], None),
-        (Fails::Begin, vec![], vec![], Some((one, "no Begin today"))),
-        (Fails::Write, vec![first, RankId::new(2)], all.clone(), Some((one, "no Write today"))),
-        (Fails::Complete, all.clone(), all.clone(), Some((first, "no Complete today"))),
-        (Fails::Doubt, all.clone(), vec![], Some((first, "no Doubt today"))),
+        (Fails::Begin, vec![], vec![], Some((one, Fails::Begin))),
+        (Fails::Write, vec![first, RankId::new(2)], all.clone(), Some((one, Fails::Write))),
+        (Fails::Complete, all.clone(), all.clone(), Some((first, Fails::Complete))),
+        (Fails::Doubt, all.clone(), vec![], Some((first, Fails::Doubt))),
     ] {
         let (told, found) = asked(fails, |rank, exchange, keeper| {
             exchange.part_writer = Some(keeper);
             rank.save_part(exchange).unwrap();
-            exchange.refusal.take()
+            exchange.refusal.take().map(said)
         });
-        let named = named.map(|(rank, reason)| (rank, reason.to_owned()));
-        assert_eq!(told, vec![named; RANKS as usize], "{fails:?}");
+        assert_eq!(told, heard(named), "{fails:?}");
         let completed = if fails == Fails::Never { vec![first] } else { vec![] };
         assert_eq!(found, Asked { written, completed, withdrawn }, "{fails:?}");
     }
@@ -183,14 +214,14 @@ fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
     let (told, _) = asked(Fails::Read, |rank, exchange, keeper| {
         exchange.part_reader = Some(keeper);
         rank.import_part(exchange).unwrap();
-        let refused = exchange.import_refused.take();
+        let refused = exchange.refusal.take().map(said);
         rank.export(exchange).unwrap();
         let masters: f32 =
             exchange.shards.iter().flat_map(|shard| &shard.master).map(|value| value.abs()).sum();
         assert!(masters > 0.0, "they are as they were");
         refused
     });
-    assert_eq!(told, vec![Some("rank 1: no Read today".to_owned()); RANKS as usize]);
+    assert_eq!(told, heard(Some((RankId::new(1), Fails::Read))));
     let (told, _) = asked(Fails::Never, |rank, exchange, keeper| {
         exchange.part_reader = Some(keeper);
         rank.import_part(exchange).unwrap_err().to_string()

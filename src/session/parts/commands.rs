@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::import::{Import, Refused};
 use super::save::Save;
 use super::{PartFiles, SavedParts};
-use crate::exec::{Command, PartReader, PartWriter};
+use crate::exec::{Command, PartError, PartReader, PartWriter, Refusal};
 use crate::session::{Session, SessionError};
 
 impl Session {
@@ -25,11 +25,12 @@ impl Session {
     /// goes on in the background; if it fails then, whatever is asked next is not done and says so.
     ///
     /// # Errors
-    /// [`SessionError::Parts`] in every process with the first rank that could not save and why: a folder that holds
-    /// a checkpoint, cannot be written or is not shared by all hosts. The session is as it was, files of this save are
-    /// removed, and other files are as they were. (Parts stay where the disk failed so that the index may be there
-    /// all the same; the error says so.) [`SessionError::Diverged`]; [`SessionError::DroppedStep`];
-    /// [`SessionError::Poisoned`] after a rank died or failed otherwise.
+    /// [`SessionError::Parts`] in every process with the first rank that could not save and why, by its kind
+    /// ([`PartError`]) in the process of that rank: a folder that holds a checkpoint, cannot be written or is not
+    /// shared by all hosts. The session is as it was, files of this save are removed, and other files are as they
+    /// were. (Parts stay where the disk failed so that the index may be there all the same; the error says so.)
+    /// [`SessionError::Diverged`]; [`SessionError::DroppedStep`]; [`SessionError::Poisoned`] after a rank died or
+    /// failed otherwise.
     pub async fn save_parts(
         &mut self,
         files: &PartFiles,
@@ -49,11 +50,15 @@ impl Session {
 
     /// What became of a save that all ranks have replied to. That it failed is said once.
     pub(in crate::session) fn saved(&mut self) -> Result<(), SessionError> {
-        let mut told = None;
-        for thread in &self.ranks {
-            told = told.or(thread.exchange().refusal.take());
-        }
-        told.map_or(Ok(()), |(rank, reason)| Err(SessionError::Parts { rank, reason }))
+        let refused = |(rank, source)| Err(SessionError::Parts { rank, source, dropped: None });
+        self.refusal().map_or(Ok(()), refused)
+    }
+
+    /// The first rank that refused what all ranks have replied to: by its kind, where it is of this process.
+    pub(in crate::session) fn refusal(&mut self) -> Option<Refusal> {
+        let refusals = self.ranks.iter().filter_map(|thread| thread.exchange().refusal.take());
+        // Of one that was told to several, all say the same.
+        refusals.reduce(|one, other| if matches!(one.1, PartError::Told { .. }) { other } else { one })
     }
 
     /// Puts in place what [`Session::save_parts`] saved, on any number of ranks and processes: every rank reads the
@@ -66,8 +71,8 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Import`] in every process, as of [`Session::import`], and when there is no checkpoint in the
-    /// folder, or a part that a rank needs is missing, torn or of another save; nothing is changed then, in no
-    /// process. [`SessionError::DroppedStep`], a poisoned session.
+    /// folder, or a part that a rank needs is missing, torn or of another save; its source is then a [`PartError`].
+    /// Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session.
     pub async fn import_parts(&mut self, files: &PartFiles) -> Result<SavedParts, SessionError> {
         self.settle().await?;
         self.check_usable()?;
@@ -77,11 +82,11 @@ impl Session {
                 let saved = SavedParts::of(import.opened().index.clone());
                 (Arc::new(import), Ok(saved))
             }
-            Err(reason) if self.rendezvous.is_whole() => return Err(SessionError::Import { reason }),
+            Err(error) if self.rendezvous.is_whole() => return Err(refused(error)),
             // Other processes wait for this one's word.
-            Err(reason) => {
-                self.refused = Some(SessionError::Import { reason: reason.clone() });
-                (Arc::new(Refused(reason.clone())), Err(SessionError::Import { reason }))
+            Err(error) => {
+                self.refused = Some(refused(error.clone()));
+                (Arc::new(Refused(error.clone())), Err(refused(error)))
             }
         };
         for thread in &self.ranks {
@@ -95,4 +100,9 @@ impl Session {
         let saved = saved?;
         imported.map(|()| saved)
     }
+}
+
+/// What an import says that found no checkpoint, or none that fits.
+fn refused(error: PartError) -> SessionError {
+    SessionError::Import { reason: error.to_string(), source: Some(error) }
 }

@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::PartFiles;
 use super::index::IndexedWeight;
 use super::opened::Opened;
-use super::{PartFiles, in_words};
-use crate::exec::{Alive, MasterRows, PartReader, RankPart, StatePart, WeightShard};
+use crate::exec::{Alive, MasterRows, PartError, PartReader, RankPart, StatePart, WeightShard};
 use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::layout::{WeightLayout, Weights};
@@ -36,10 +36,10 @@ impl Import {
         files: &PartFiles,
         programs: Vec<Arc<StepPlan>>,
         ranks: usize,
-    ) -> Result<Self, String> {
-        let opened = Opened::open(&files.folder).map_err(|error| in_words(&error))?;
+    ) -> Result<Self, PartError> {
+        let opened = Opened::open(&files.folder)?;
         let import = Self { opened, programs, restarts: files.restarts, zeros: files.zeros };
-        import.claims().check(&import.programs, ranks)?;
+        import.claims().check(&import.programs, ranks).map_err(unfit)?;
         Ok(import)
     }
 
@@ -78,20 +78,20 @@ impl Import {
         saved: &IndexedWeight,
         rank: RankId,
         alive: &Alive<'_>,
-    ) -> Result<WeightShard, String> {
+    ) -> Result<WeightShard, PartError> {
         let wanted = layout.shard.rows_of(rank);
         let rows =
             MasterRows { weight: &layout.name, first_row: wanted.begin, columns: layout.shard.shape.cols };
-        let read = |part| self.opened.rows(saved, part, wanted, alive).map_err(|error| in_words(&error));
+        let read = |part| self.opened.rows(saved, part, wanted, alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(StatePart::Master)?;
-        sound::check_master(rows, &master, layout.format, via)?;
+        sound::check_master(rows, &master, layout.format, via).map_err(unfit)?;
         let [exp_avg, exp_avg_sq] = match layout.frozen {
             true => [Vec::new(), Vec::new()],
             false if self.restarts || !saved.moments => [vec![0.0; master.len()], vec![0.0; master.len()]],
             false => [read(StatePart::FirstMoment)?, read(StatePart::SecondMoment)?],
         };
-        sound::check_moments(rows, [&exp_avg, &exp_avg_sq], weights.state)?;
+        sound::check_moments(rows, [&exp_avg, &exp_avg_sq], weights.state).map_err(unfit)?;
         let delayed = self.delayed(weights, layout, saved, alive)?;
         Ok(WeightShard { master, exp_avg, exp_avg_sq, delayed, ..WeightShard::default() })
     }
@@ -102,15 +102,15 @@ impl Import {
         layout: &WeightLayout,
         saved: &IndexedWeight,
         alive: &Alive<'_>,
-    ) -> Result<Option<DelayedState>, String> {
+    ) -> Result<Option<DelayedState>, PartError> {
         // A session without delayed scaling ignores it.
         if weights.delayed(layout.bucket).is_none() {
             return Ok(None);
         }
-        let Some(state) = self.opened.delayed(saved, alive).map_err(|error| in_words(&error))? else {
+        let Some(state) = self.opened.delayed(saved, alive)? else {
             return Ok(None);
         };
-        sound::check_delayed(&layout.name, &state)?;
+        sound::check_delayed(&layout.name, &state).map_err(unfit)?;
         Ok(Some(delayed_here(&state, saved.format, layout, weights)))
     }
 }
@@ -120,7 +120,7 @@ impl PartReader for Import {
         self.opened.digest ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
     }
 
-    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, String> {
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError> {
         let mut part = RankPart { optimizer_step: self.optimizer_step(), ..RankPart::default() };
         let index = &self.opened.index;
         let saved: HashMap<&str, &IndexedWeight> =
@@ -128,13 +128,12 @@ impl PartReader for Import {
         let Some(plan) = self.programs.first() else { return Ok(part) };
         for layout in &plan.weights.layouts {
             let saved = saved.get(layout.name.as_str());
-            let saved = saved.ok_or_else(|| format!("`{}` is not in the checkpoint", layout.name))?;
+            let saved = saved.ok_or_else(|| unfit(format!("`{}` is not in the checkpoint", layout.name)))?;
             part.shards.push(self.shard(&plan.weights, layout, saved, rank, alive)?);
         }
         for (name, region) in carried(&self.programs) {
             let saved = index.carried.iter().find(|buffer| buffer.name == name).filter(|_| !self.zeros);
-            let bytes = saved.map(|buffer| self.opened.carried(buffer, rank, alive)).transpose();
-            let bytes = bytes.map_err(|error| in_words(&error))?;
+            let bytes = saved.map(|buffer| self.opened.carried(buffer, rank, alive)).transpose()?;
             part.carried.push(bytes.unwrap_or_else(|| vec![0; region.bytes]));
         }
         Ok(part)
@@ -143,14 +142,18 @@ impl PartReader for Import {
 
 /// What a process hands its ranks that refuses: others wait for their word.
 #[derive(Debug)]
-pub(super) struct Refused(pub(super) String);
+pub(super) struct Refused(pub(super) PartError);
 
 impl PartReader for Refused {
     fn digest(&self) -> u64 {
         0
     }
 
-    fn read(&self, _: RankId, _: &Alive<'_>) -> Result<RankPart, String> {
+    fn read(&self, _: RankId, _: &Alive<'_>) -> Result<RankPart, PartError> {
         Err(self.0.clone())
     }
+}
+
+fn unfit(reason: String) -> PartError {
+    PartError::Unfit { reason }
 }

@@ -2,8 +2,8 @@
 //!
 //! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
 //! without opening the parts that it does not need: those with its rows, and, for delayed scaling, that of rank 0.
-//! (Whoever completes a save opens all of them.) What was read is sound: every name is there once, and the parts
-//! of a weight are all of its rows, each once.
+//! (Whoever completes a save opens all of them.) What was read is what was written, by the digest at its end (CK-4).
+//! It is sound: every name is there once, and the parts of a weight are all of its rows, each once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -13,13 +13,14 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::blocks;
+use super::part::Origin;
 use crate::digest::Digest;
 use crate::errors::shown;
-use crate::exec::SaveId;
+use crate::exec::{FileTask, PartError, SaveId};
 use crate::format::{Format, Shape};
 use crate::id::RankId;
 use crate::model::{Mesh, ShardLayout};
-use crate::session::StoreError;
 
 /// The name of the file.
 pub(super) const NAME: &str = "checkpoint.json";
@@ -28,8 +29,10 @@ pub(super) const NAME: &str = "checkpoint.json";
 pub(super) const EMPTY: &str = "it is empty, as a save leaves it that was killed at its end, and so no checkpoint; \
                                 remove this file to save there, or name another folder";
 
-/// The version that is written, and the only one that is read.
-pub(super) const VERSION: u32 = 1;
+/// The version that is written. Earlier ones are read:
+///
+/// - 1: parts do not say of which optimizer step they are, and nothing has a digest.
+pub(super) const VERSION: u32 = 2;
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +47,9 @@ pub(super) struct Index {
     pub(super) weights: Vec<IndexedWeight>,
     pub(super) carried: Vec<IndexedBuffer>,
     pub(super) notes: BTreeMap<String, String>,
+    /// Those of the headers of all parts, in rank order; none in version 1.
+    #[serde(default)]
+    pub(super) digests: String,
 }
 
 /// One weight. Its first `parts` ranks have its rows, `rows_per_part` each, the last ones fewer or none.
@@ -95,27 +101,28 @@ impl Index {
     /// Reads it, with a number that says which it is.
     ///
     /// # Errors
-    /// [`StoreError`] when it is not there or not sound.
-    pub(super) fn read(folder: &Path) -> Result<(Self, u64), StoreError> {
+    /// [`PartError`] when it is not there or not sound.
+    pub(super) fn read(folder: &Path) -> Result<(Self, u64), PartError> {
         let path = Self::path(folder);
         let bytes = read(&path).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound if folder.is_dir() => StoreError::Content {
+            io::ErrorKind::NotFound if folder.is_dir() => PartError::Missing {
                 path: folder.to_owned(),
                 reason: format!(
                     "the folder has no {NAME}, with which every save into parts ends: it is no such checkpoint, or its \
                      save did not come to its end; load another one"
                 ),
             },
-            _ => StoreError::File { path: path.clone(), source },
+            _ => PartError::file(&path, FileTask::Read, source),
         })?;
-        let sound = Self::parsed(&bytes).and_then(|index| index.check().map(|()| index));
-        let index = sound.map_err(|reason| StoreError::Content { path, reason })?;
+        let index = Self::parsed(&path, &bytes)?;
+        index.check().map_err(|reason| PartError::Damaged { path, reason })?;
         Ok((index, Digest::from_iter([bytes.as_slice()]).short()))
     }
 
-    fn parsed(bytes: &[u8]) -> Result<Self, String> {
+    fn parsed(path: &Path, bytes: &[u8]) -> Result<Self, PartError> {
+        let damaged = |reason| PartError::Damaged { path: path.to_owned(), reason };
         if bytes.is_empty() {
-            return Err(EMPTY.to_owned());
+            return Err(damaged(EMPTY.to_owned()));
         }
         #[derive(Deserialize)]
         struct Version {
@@ -123,14 +130,19 @@ impl Index {
         }
         let wrong = |error: serde_json::Error| {
             let what = shown(&error.to_string());
-            format!(
+            damaged(format!(
                 "it is no index of a checkpoint in parts ({what}); load one that `Session::save_parts` wrote"
-            )
+            ))
         };
         let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;
-        if version != VERSION {
-            return Err(format!(
-                "it has version {version}, and version {VERSION} is known; load it by a newer build"
+        if !(1..=VERSION).contains(&version) {
+            return Err(PartError::Version { path: path.to_owned(), version, known: VERSION });
+        }
+        if version > 1 && !is_sealed(bytes) {
+            return Err(damaged(
+                "it is not as it was saved, for the digest at its end is not that of what stands before it; copy it \
+                 again, or load another checkpoint"
+                    .to_owned(),
             ));
         }
         serde_json::from_slice(bytes).map_err(wrong)
@@ -143,6 +155,12 @@ impl Index {
                 "it is of {} ranks, and 1 to {} can be; load a checkpoint that is not damaged",
                 self.ranks,
                 Mesh::MAX_RANKS
+            ));
+        }
+        if self.warpweft_parts > 1 && blocks::digests(&self.digests, self.ranks as usize).is_none() {
+            return Err(format!(
+                "its `digests` are not those of {} parts; load a checkpoint that is not damaged",
+                self.ranks
             ));
         }
         once("weight", self.weights.iter().map(|weight| &weight.name))?;
@@ -164,10 +182,48 @@ impl Index {
         }
     }
 
+    /// The content of its file.
+    ///
+    /// # Errors
+    /// It has no JSON.
+    pub(super) fn text(&self) -> serde_json::Result<Vec<u8>> {
+        let text = serde_json::to_vec_pretty(self)?;
+        Ok(sealed(text.strip_suffix(END).unwrap_or(&text)))
+    }
+
+    /// That of the header of a rank's part; `None` in version 1.
+    pub(super) fn digest(&self, rank: RankId) -> Option<u64> {
+        if self.warpweft_parts > 1 { blocks::digest_at(&self.digests, rank.index()) } else { None }
+    }
+
+    /// What its parts say of themselves.
+    pub(super) const fn origin(&self) -> Origin {
+        let Self { warpweft_parts: version, save, ranks, optimizer_step, .. } = *self;
+        Origin { version, save, ranks, optimizer_step }
+    }
+
     /// The file of a rank's part.
     pub(super) fn part(&self, folder: &Path, rank: RankId) -> PathBuf {
         part(folder, self.save, rank, self.ranks)
     }
+}
+
+/// What the file ends with.
+const END: &[u8] = b"\n}";
+
+/// What stands before the digest at its end. No text in JSON has a line break, so it is there once.
+const SEAL: &[u8] = b",\n  \"digest\": \"";
+
+/// An index that lacks its end, with the digest of all before and the end.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let digest = blocks::text(&[blocks::digest(body)]);
+    [body, SEAL, digest.as_bytes(), b"\"", END].concat()
+}
+
+/// Is every byte the one that was written?
+fn is_sealed(bytes: &[u8]) -> bool {
+    let place = bytes.windows(SEAL.len()).rposition(|found| found == SEAL);
+    place.is_some_and(|place| sealed(&bytes[..place]) == bytes)
 }
 
 /// The file of a rank's part. No other save has one of its name, so none is ever written over another.

@@ -6,11 +6,15 @@
 //! - **CK-2** All ranks, in all processes, save or none does, and all import or none does. An import is judged whole
 //!   before it changes anything, and who refused is named to all.
 //! - **CK-3** No process holds more than what its ranks own: a save has one list of values of each of its ranks in
-//!   memory, an import the rows of its ranks.
+//!   memory, an import the rows of its ranks and, of each, a block.
+//! - **CK-4** What is imported or loaded is what was saved, byte for byte. The index has a digest of itself and of the
+//!   header of every part, and a header one of every block of its tensors; whoever reads compares. What changed on the
+//!   way is refused by file and tensor, before anything is changed. (A checkpoint of version 1 has no digests.)
 //!
 //! It does not matter how many ranks wrote a checkpoint, or in how many replicas: it has the first replica's rows,
 //! and of every rank its carried buffers. Quantized planes are not in it, because a session makes them again.
 
+mod blocks;
 mod commands;
 mod import;
 mod index;
@@ -18,16 +22,16 @@ mod opened;
 mod part;
 mod publish;
 mod save;
+mod sealed;
 mod whole;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::StoreError;
-use crate::whole_file::next_step;
 use index::Index;
 
-/// Bytes that are read or written at once.
+/// Bytes that are written at once.
 const PIECE: usize = 16 << 20;
 
 /// A checkpoint in a folder, in one file for each rank that saved it, and an index.
@@ -45,6 +49,13 @@ const PIECE: usize = 16 << 20;
 /// save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the rank's rows. The
 /// rows of all parts, one after the other in rank order, are the weight. That of rank 0 also has `.delayed_scale` and
 /// `.amax_history` where scaling is delayed. Per carried buffer there is `carried.<buffer>.rank<N>`, bytes.
+///
+/// Every file says of which save and optimizer step it is, and has digests, so a bit that changed is refused by file
+/// and tensor. The metadata of a part has `digests`: of every 2^20 bytes of each tensor, in the order of the file, the
+/// first eight bytes of SHA-256, as sixteen hexadecimal digits from the last byte to the first. The index has such
+/// `digests` of the headers of all parts (what a safetensors file holds between its length and its tensors), and as its
+/// last line the `digest` of all bytes before the comma that precedes that line. They are against worn disks and torn
+/// copies, and no signature. Version 1 had none; such files are read as they are.
 ///
 /// ```
 /// use warpweft::prelude::*;
@@ -136,7 +147,7 @@ impl PartFiles {
     /// What the checkpoint says of itself. Reads the index and no part.
     ///
     /// # Errors
-    /// [`StoreError`] when there is no checkpoint in the folder, or its index is damaged.
+    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or its index is damaged.
     pub fn saved(&self) -> Result<SavedParts, StoreError> {
         Ok(SavedParts::of(Index::read(&self.folder)?.0))
     }
@@ -145,13 +156,5 @@ impl PartFiles {
 impl SavedParts {
     fn of(index: Index) -> Self {
         Self { optimizer_step: index.optimizer_step, ranks: index.ranks, notes: index.notes }
-    }
-}
-
-/// As a rank tells it to others.
-fn in_words(error: &StoreError) -> String {
-    match error {
-        StoreError::File { path, source } => format!("{}: {source}; {}", path.display(), next_step(source)),
-        StoreError::Content { path, reason } => format!("{}: {reason}", path.display()),
     }
 }

@@ -1,7 +1,8 @@
 //! A checkpoint in parts that is read.
 //!
 //! Law: a part is opened when something of it is asked for, and read where that is; so what is in memory is what
-//! was asked for, the index, and the headers of the parts that it came from. No file stays open.
+//! was asked for, the index, and the headers of the parts that it came from. Memory is taken once the parts were seen
+//! to hold as much, each tensor once; so it is bounded by their length, whatever the index says. No file stays open.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -10,11 +11,11 @@ use safetensors::tensor::Dtype;
 
 use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::part::Part;
-use crate::exec::{Alive, StatePart};
+use crate::exec::{Alive, PartError, StatePart};
 use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::model::ShardRows;
-use crate::session::{StoreError, tensors};
+use crate::session::tensors;
 
 /// Amaxes that a configuration can ask to be remembered.
 const LONGEST_HISTORY: usize = 1 << 16;
@@ -34,22 +35,22 @@ impl Opened {
     ///
     /// # Errors
     /// As [`Index::read`].
-    pub(super) fn open(folder: &Path) -> Result<Self, StoreError> {
+    pub(super) fn open(folder: &Path) -> Result<Self, PartError> {
         let (index, digest) = Index::read(folder)?;
         let parts = (0..index.ranks).map(|_| OnceLock::new()).collect();
         Ok(Self { folder: folder.to_owned(), index, digest, parts })
     }
 
     /// The part of a rank, opened if it was not yet.
-    fn part(&self, rank: RankId) -> Result<&Part, StoreError> {
+    fn part(&self, rank: RankId) -> Result<&Part, PartError> {
         let path = self.index.part(&self.folder, rank);
-        let none = || StoreError::Content {
+        let none = || PartError::Damaged {
             path: path.clone(),
             reason: format!("the checkpoint is of {} ranks", self.index.ranks),
         };
         let place = self.parts.get(rank.index()).ok_or_else(none)?;
         if place.get().is_none() {
-            let part = Part::open(path.clone(), self.index.save, rank, self.index.ranks)?;
+            let part = Part::open(path.clone(), self.index.origin(), rank, self.index.digest(rank))?;
             // Another rank may have been quicker; either will do.
             let _ = place.set(part);
         }
@@ -59,14 +60,14 @@ impl Opened {
     /// Rows of a weight, from whichever parts have them.
     ///
     /// # Errors
-    /// [`StoreError`] of the part that is not as it should be.
+    /// [`PartError`] of the part that is not as it should be.
     pub(super) fn rows(
         &self,
         weight: &IndexedWeight,
         state: StatePart,
         wanted: ShardRows,
         alive: &Alive<'_>,
-    ) -> Result<Vec<f32>, StoreError> {
+    ) -> Result<Vec<f32>, PartError> {
         let (cut, cols, name) = (weight.cut(), weight.cols, tensors::state_name(&weight.name, state));
         let end = (wanted.begin + wanted.rows).min(weight.rows);
         let (mut places, mut row) = (Vec::new(), wanted.begin);
@@ -74,17 +75,17 @@ impl Opened {
             let rank = RankId::at(row / cut.rows_per_rank);
             let held = cut.rows_of(rank);
             let part = self.part(rank)?;
-            let begin = part.tensor(&name, Dtype::F32, &[held.rows, cols])?;
+            let tensor = part.tensor(&name, Dtype::F32, &[held.rows, cols])?;
             let rows = (held.begin + held.rows).min(end) - row;
-            places.push((part, begin + ((row - held.begin) * cols * size_of::<f32>()) as u64, rows * cols));
+            places.push((tensor, (row - held.begin) * cols * size_of::<f32>(), rows * cols));
             row += rows;
         }
         // All of it is there, so it may be asked memory for.
         let mut values = vec![0.0; places.iter().map(|(_, _, elements)| elements).sum()];
         let mut rest = values.as_mut_slice();
-        for (part, at, elements) in places {
+        for (tensor, from, elements) in places {
             let (piece, more) = rest.split_at_mut(elements);
-            part.read(at, bytemuck::cast_slice_mut(piece), alive)?;
+            tensor.read(from, bytemuck::cast_slice_mut(piece), alive)?;
             rest = more;
         }
         Ok(values)
@@ -98,17 +99,17 @@ impl Opened {
         &self,
         weight: &IndexedWeight,
         alive: &Alive<'_>,
-    ) -> Result<Option<DelayedState>, StoreError> {
+    ) -> Result<Option<DelayedState>, PartError> {
         if !weight.delayed {
             return Ok(None);
         }
         let part = self.part(RankId::new(0))?;
         let [scale, history] = tensors::delayed_names(&weight.name);
         let mut state = DelayedState::new(part.length(&history, LONGEST_HISTORY)?);
-        let begin = part.tensor(&scale, Dtype::F32, &[1])?;
-        part.read(begin, bytemuck::bytes_of_mut(&mut state.scale), alive)?;
-        let begin = part.tensor(&history, Dtype::F32, &[state.history.len()])?;
-        part.read(begin, bytemuck::cast_slice_mut(&mut state.history), alive)?;
+        let tensor = part.tensor(&scale, Dtype::F32, &[1])?;
+        tensor.read(0, bytemuck::bytes_of_mut(&mut state.scale), alive)?;
+        let tensor = part.tensor(&history, Dtype::F32, &[state.history.len()])?;
+        tensor.read(0, bytemuck::cast_slice_mut(&mut state.history), alive)?;
         Ok(Some(state))
     }
 
@@ -121,12 +122,12 @@ impl Opened {
         buffer: &IndexedBuffer,
         rank: RankId,
         alive: &Alive<'_>,
-    ) -> Result<Vec<u8>, StoreError> {
+    ) -> Result<Vec<u8>, PartError> {
         let part = self.part(rank)?;
         let name = tensors::carried_name(&buffer.name, rank.index());
-        let begin = part.tensor(&name, Dtype::U8, &[buffer.bytes])?;
+        let tensor = part.tensor(&name, Dtype::U8, &[buffer.bytes])?;
         let mut bytes = vec![0; buffer.bytes];
-        part.read(begin, &mut bytes, alive)?;
+        tensor.read(0, &mut bytes, alive)?;
         Ok(bytes)
     }
 }
@@ -139,22 +140,13 @@ mod tests {
     use super::*;
     use crate::exec::SaveId;
     use crate::format::Format;
-    use crate::session::parts::{index, part};
-    use crate::session::tensor_file;
+    use crate::session::parts::{blocks, index, sealed};
     use crate::session::tensors::Tensor;
 
     const RANKS: u32 = 5;
 
     /// Ranks with a row each of a weight of one column.
     fn saved(folder: &Path) {
-        let save = SaveId::of(&[1]);
-        for rank in (0..RANKS).map(RankId::new) {
-            let row = move || Ok(vec![rank.number() as f32]);
-            let tensor =
-                Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
-            let mut file = std::fs::File::create(index::part(folder, save, rank, RANKS)).unwrap();
-            tensor_file::write(vec![tensor], part::about(save, rank, RANKS), &mut file).unwrap();
-        }
         let weight = IndexedWeight {
             name: "w".to_owned(),
             format: Format::F32,
@@ -165,16 +157,27 @@ mod tests {
             moments: false,
             delayed: false,
         };
-        let index = Index {
+        let mut index = Index {
             warpweft_parts: index::VERSION,
-            save,
+            save: SaveId::of(&[1]),
             optimizer_step: 0,
             ranks: RANKS,
             weights: vec![weight],
             carried: Vec::new(),
             notes: BTreeMap::new(),
+            digests: String::new(),
         };
-        std::fs::write(Index::path(folder), serde_json::to_vec(&index).unwrap()).unwrap();
+        for rank in (0..RANKS).map(RankId::new) {
+            let row = move || Ok(vec![rank.number() as f32]);
+            let tensor =
+                Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
+            let about =
+                index.origin().about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            let mut file = std::fs::File::create(index.part(folder, rank)).unwrap();
+            let digest = sealed::write(vec![tensor], about, &mut file).unwrap();
+            index.digests.push_str(&blocks::text(&[digest]));
+        }
+        std::fs::write(Index::path(folder), index.text().unwrap()).unwrap();
     }
 
     /// Files in `folder` that this process has open.

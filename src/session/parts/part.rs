@@ -1,128 +1,295 @@
 //! One file of a checkpoint in parts.
 //!
-//! Law: a part that was opened is the one that was asked for, of this save and this rank, with all of its bytes. A
-//! tensor of it is read only if it has the type and shape that the index says; so nothing is read twice or beyond
-//! its end. Its file is open only while something of it is read, so a checkpoint may have more parts than a process
-//! may open files.
+//! Law: a part that was opened is the one that was asked for, of this save, this optimizer step and this rank, with all
+//! of its bytes and the header that was saved. A tensor of it is read only if it has the type and shape that the index
+//! says; so nothing is read twice or beyond its end. What was read is what was saved: blocks are compared with their
+//! digests before anybody sees them (CK-4). Its file is open only while something of it is read, so a checkpoint may
+//! have more parts than a process may open files. Parts of version 1 have no digests.
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use safetensors::tensor::Dtype;
 
-use super::PIECE;
-use crate::exec::{Alive, SaveId};
+use super::blocks::{self, BLOCK};
+use super::sealed::DIGESTS;
+use crate::errors::shown;
+use crate::exec::{Alive, FileTask, PartError, SaveId};
 use crate::id::RankId;
-use crate::session::StoreError;
 use crate::session::tensor_header::{self, Unsound};
 
-/// The version of a part, and the keys of what it says of itself.
-pub(super) const ABOUT: [&str; 4] = ["warpweft_part", "save", "rank", "ranks"];
+/// What all parts of a save say of themselves, beside whose they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) version: u32,
+    pub(super) save: SaveId,
+    pub(super) ranks: u32,
+    pub(super) optimizer_step: u32,
+}
 
-/// What a part says of itself.
-pub(super) fn about(save: SaveId, rank: RankId, ranks: u32) -> HashMap<String, String> {
-    let values =
-        [super::index::VERSION.to_string(), save.to_string(), rank.number().to_string(), ranks.to_string()];
-    ABOUT.map(str::to_owned).into_iter().zip(values).collect()
+impl Origin {
+    /// What the part of a rank says of itself. Those of version 1 do not know their step.
+    pub(super) fn about(self, rank: RankId) -> Vec<(&'static str, String)> {
+        let mut about = vec![
+            ("warpweft_part", self.version.to_string()),
+            ("save", self.save.to_string()),
+            ("rank", rank.number().to_string()),
+            ("ranks", self.ranks.to_string()),
+        ];
+        if self.version > 1 {
+            about.push(("optimizer_step", self.optimizer_step.to_string()));
+        }
+        about
+    }
 }
 
 /// A part whose header was read.
 #[derive(Debug)]
 pub(super) struct Part {
     path: PathBuf,
-    /// By name: type, shape, first byte.
-    tensors: HashMap<String, (Dtype, Vec<usize>, u64)>,
+    tensors: HashMap<String, Held>,
+    /// Of the blocks of all tensors in the order of the file. Parts of version 1 have none.
+    digests: Option<Vec<u64>>,
+}
+
+/// A tensor of a part.
+#[derive(Debug)]
+struct Held {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: usize,
+    /// Its first byte in the file.
+    begin: u64,
+    /// Blocks of the tensors before it.
+    first_block: usize,
+}
+
+/// A tensor that has the type and shape that it should have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found<'part> {
+    part: &'part Part,
+    name: &'part str,
+    held: &'part Held,
 }
 
 impl Part {
-    /// Opens the file `path`, which must be this part.
+    /// Opens the file `path`, which must be this part, with the header that has this digest.
     ///
     /// # Errors
-    /// [`StoreError`] when it is missing, torn, or another.
-    pub(super) fn open(path: PathBuf, save: SaveId, rank: RankId, ranks: u32) -> Result<Self, StoreError> {
+    /// [`PartError`] when it is missing, torn, or another.
+    pub(super) fn open(
+        path: PathBuf,
+        origin: Origin,
+        rank: RankId,
+        digest: Option<u64>,
+    ) -> Result<Self, PartError> {
         let described = tensor_header::read(&path).map_err(|error| match error {
             Unsound::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
                     format!("the part of {rank} is missing; copy it there, or load another checkpoint");
-                StoreError::Content { path: path.clone(), reason }
+                PartError::Missing { path: path.clone(), reason }
             }
-            Unsound::File(source) => StoreError::File { path: path.clone(), source },
+            Unsound::File(source) => PartError::file(&path, FileTask::Read, source),
             Unsound::Content(reason) => {
                 let reason = format!(
                     "the part of {rank} is not whole: {reason}; copy it again, or load another checkpoint"
                 );
-                StoreError::Content { path: path.clone(), reason }
+                PartError::Damaged { path: path.clone(), reason }
             }
         })?;
-        let expected = about(save, rank, ranks);
-        if let Some(key) = ABOUT.into_iter().find(|key| described.about.get(*key) != expected.get(*key)) {
-            let said = |about: &HashMap<String, String>| {
-                about
-                    .get(key)
-                    .map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", crate::errors::shown(text)))
-            };
-            let (found, expected) = (said(&described.about), said(&expected));
+        let other = |(key, expected): &(&str, String)| described.about.get(*key) != Some(expected);
+        if let Some((key, expected)) = origin.about(rank).into_iter().find(other) {
+            let found = described.about.get(key);
+            let found = found.map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", shown(text)));
             let reason = format!(
-                "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and {expected} in the index; \
+                "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and `{expected}` in the index; \
                  put back the file that was saved with it, or load another checkpoint"
             );
-            return Err(StoreError::Content { path, reason });
+            return Err(PartError::Foreign { path, reason });
         }
-        let data = described.data;
-        let tensor = |(name, info): (String, safetensors::tensor::TensorInfo)| {
-            (name, (info.dtype, info.shape, data + info.data_offsets.0 as u64))
+        let damaged = |what: &str| PartError::Damaged {
+            path: path.clone(),
+            reason: format!("{what}; copy it again, or load another checkpoint"),
         };
-        let tensors = described.tensors.into_iter().map(tensor).collect();
-        Ok(Self { path, tensors })
+        if digest.is_some_and(|digest| digest != blocks::digest(&described.header)) {
+            return Err(damaged(&format!("the header of the part of {rank} is not the one that was saved")));
+        }
+        let (mut tensors, mut count) = (HashMap::new(), 0);
+        for (name, info) in described.tensors {
+            let (begin, end) = info.data_offsets;
+            let (bytes, begin) = (end - begin, described.data + begin as u64);
+            let held = Held { dtype: info.dtype, shape: info.shape, bytes, begin, first_block: count };
+            count += blocks::count(bytes);
+            tensors.insert(name, held);
+        }
+        let listed = described.about.get(DIGESTS).and_then(|listed| blocks::digests(listed, count));
+        if digest.is_some() && listed.is_none() {
+            return Err(damaged(&format!("its `{DIGESTS}` are not those of {count} blocks")));
+        }
+        let digests = listed.filter(|_| digest.is_some());
+        Ok(Self { path, tensors, digests })
     }
 
-    /// Where the bytes of a tensor begin, which must be of this type and shape.
-    pub(super) fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<u64, StoreError> {
-        match self.tensors.get(name) {
-            Some((found, extents, begin)) if *found == dtype && extents == shape => Ok(*begin),
+    /// A tensor, which must be of this type and shape.
+    pub(super) fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Found<'_>, PartError> {
+        match self.tensors.get_key_value(name) {
+            Some((name, held)) if held.dtype == dtype && held.shape == shape => {
+                Ok(Found { part: self, name, held })
+            }
             found => {
                 let what = found.map_or_else(
                     || "is not there".to_owned(),
-                    |(dtype, extents, _)| format!("is {dtype} {extents:?}"),
+                    |(_, held)| format!("is {} {:?}", held.dtype, held.shape),
                 );
-                Err(self.content(format!(
-                    "`{name}` {what} and should be {dtype} {shape:?}; load a checkpoint that is not damaged"
+                Err(self.damaged(format!(
+                    "`{}` {what} and should be {dtype} {shape:?}; load a checkpoint that is not damaged",
+                    shown(name)
                 )))
             }
         }
     }
 
     /// The extent of a list in f32, which is no longer than `most`.
-    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, StoreError> {
+    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, PartError> {
         match self.tensors.get(name) {
-            Some((Dtype::F32, extents, _)) if extents.len() == 1 && extents[0] <= most => Ok(extents[0]),
-            _ => Err(self.content(format!(
+            Some(Held { dtype: Dtype::F32, shape, .. }) if shape.len() == 1 && shape[0] <= most => {
+                Ok(shape[0])
+            }
+            _ => Err(self.damaged(format!(
                 "`{name}` is no list of up to {most} F32; load a checkpoint that is not damaged"
             ))),
         }
     }
 
-    /// Fills `bytes` from the file's byte `at` on.
-    pub(super) fn read(&self, at: u64, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), StoreError> {
-        let failed = |source| StoreError::File { path: self.path.clone(), source };
-        let mut file = File::open(&self.path).map_err(failed)?;
-        file.seek(SeekFrom::Start(at)).map_err(failed)?;
-        bytes
-            .chunks_mut(PIECE)
-            .try_for_each(|piece| file.read_exact(piece).and_then(|()| alive()).map_err(failed))
-    }
-
-    fn content(&self, reason: String) -> StoreError {
-        StoreError::Content { path: self.path.clone(), reason }
+    fn damaged(&self, reason: String) -> PartError {
+        PartError::Damaged { path: self.path.clone(), reason }
     }
 }
 
-/// Is this file that part? Asked where it was just written.
-///
-/// # Errors
-/// As [`Part::open`].
-pub(super) fn check(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> Result<(), StoreError> {
-    Part::open(super::index::part(folder, save, rank, ranks), save, rank, ranks).map(drop)
+impl Found<'_> {
+    /// Fills `bytes` from the tensor's byte `from` on, once the blocks that they lie in were compared with their
+    /// digests.
+    ///
+    /// # Errors
+    /// [`PartError::File`]; [`PartError::Damaged`] for a block that is not as it was saved.
+    pub(super) fn read(self, from: usize, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), PartError> {
+        let failed = |source| PartError::file(&self.part.path, FileTask::Read, source);
+        if self.held.bytes.checked_sub(from).is_none_or(|held| held < bytes.len()) {
+            return Err(self.part.damaged(format!(
+                "`{}` ends before its rows; load a checkpoint that is not damaged",
+                shown(self.name)
+            )));
+        }
+        let mut file = File::open(&self.part.path).map_err(failed)?;
+        let first = from / BLOCK;
+        file.seek(SeekFrom::Start(self.held.begin + (first * BLOCK) as u64)).map_err(failed)?;
+        let (mut rest, mut skipped, mut edge) = (bytes, from % BLOCK, Vec::new());
+        for number in first..blocks::count(self.held.bytes) {
+            if rest.is_empty() {
+                break;
+            }
+            let length = (self.held.bytes - number * BLOCK).min(BLOCK);
+            let wanted = (length - skipped).min(rest.len());
+            let (piece, more) = rest.split_at_mut(wanted);
+            if wanted == length {
+                file.read_exact(piece).map_err(failed)?;
+                self.check(number, piece)?;
+            } else {
+                edge.resize(length, 0);
+                file.read_exact(&mut edge).map_err(failed)?;
+                self.check(number, &edge)?;
+                piece.copy_from_slice(&edge[skipped..skipped + wanted]);
+            }
+            alive().map_err(failed)?;
+            (rest, skipped) = (more, 0);
+        }
+        Ok(())
+    }
+
+    fn check(self, number: usize, block: &[u8]) -> Result<(), PartError> {
+        let Some(digests) = &self.part.digests else { return Ok(()) };
+        if digests.get(self.held.first_block + number) == Some(&blocks::digest(block)) {
+            return Ok(());
+        }
+        let begin = number * BLOCK;
+        Err(self.part.damaged(format!(
+            "bytes {begin} to {} of `{}` are not those that were saved, so the disk or a copy changed them; copy it \
+             again, or load another checkpoint",
+            begin + block.len(),
+            shown(self.name)
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::session::parts::sealed;
+    use crate::session::tensors::{Content, Tensor};
+
+    fn origin() -> Origin {
+        Origin { version: 2, save: SaveId::of(&[1]), ranks: 1, optimizer_step: 3 }
+    }
+
+    fn open(path: &std::path::Path, digest: Option<u64>) -> Part {
+        Part::open(path.to_owned(), origin(), RankId::new(0), digest).unwrap()
+    }
+
+    /// CK-4: rows are read by the blocks that they lie in, and by no others.
+    #[test]
+    fn any_bytes_of_a_tensor_are_read_and_a_block_that_changed_is_refused_by_who_reads_of_it_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("part");
+        let bytes: Vec<u8> = (0..2 * BLOCK + BLOCK / 2).map(|at| ((at * at) >> 9) as u8).collect();
+        let tensor = |name: &str, bytes: &[u8]| Tensor {
+            name: name.to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![bytes.len()],
+            content: Content::Bytes(bytes.to_vec().into()),
+        };
+        // The tensor before it ends within a block of its own.
+        let tensors = vec![tensor("a", &bytes[..BLOCK + 9]), tensor("b", &bytes)];
+        let about =
+            origin().about(RankId::new(0)).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let mut file = File::create(&path).unwrap();
+        let digest = sealed::write(tensors, about, &mut file).unwrap();
+
+        let edges =
+            [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, bytes.len() - 1, bytes.len()];
+        let ranges =
+            || edges.into_iter().flat_map(|from| edges.map(|to| (from, to))).filter(|(from, to)| from < to);
+        let read = |part: &Part, (from, to): (usize, usize)| {
+            let mut read = vec![0; to - from];
+            let tensor = part.tensor("b", Dtype::U8, &[bytes.len()]).unwrap();
+            tensor.read(from, &mut read, &|| Ok(())).map(|()| read)
+        };
+        let part = open(&path, Some(digest));
+        ranges().for_each(|(from, to)| assert!(read(&part, (from, to)).unwrap() == bytes[from..to]));
+
+        let mut changed = std::fs::read(&path).unwrap();
+        let end = changed.len();
+        changed[end - bytes.len() + BLOCK + 7] ^= 16;
+        std::fs::write(&path, changed).unwrap();
+        let part = open(&path, Some(digest));
+        for (from, to) in ranges() {
+            match read(&part, (from, to)) {
+                Ok(read) => assert!((to <= BLOCK || from >= 2 * BLOCK) && read == bytes[from..to]),
+                Err(error) => {
+                    let said = error.to_string();
+                    assert!(from < 2 * BLOCK && to > BLOCK, "{said}");
+                    assert!(matches!(error, PartError::Damaged { .. }), "{said}");
+                    assert!(said.contains("bytes 1048576 to 2097152 of `b`"), "{said}");
+                }
+            }
+        }
+        // Without digests, as in version 1, it is not noticed.
+        let part = open(&path, None);
+        assert!(ranges().all(|range| read(&part, range).is_ok()));
+        assert!(
+            read(&part, (0, bytes.len() + 1)).is_err()
+                && read(&part, (bytes.len() + 1, bytes.len() + 2)).is_err()
+        );
+    }
 }

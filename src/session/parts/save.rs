@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,13 +15,12 @@ use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
-use super::{PIECE, in_words, part};
+use super::part::{Origin, Part};
+use super::{PIECE, blocks, sealed};
 use crate::digest::Digest;
-use crate::exec::{Incomplete, PartWriter, RankState, SaveId, StatePart};
+use crate::exec::{FileTask, Incomplete, PartError, PartWriter, RankState, SaveId, StatePart};
 use crate::id::{CarriedId, RankId, WeightId};
 use crate::plan::{StepPlan, carried};
-use crate::session::StoreError;
-use crate::session::tensor_file;
 use crate::session::tensors::{self, Tensor};
 use crate::whole_file::{WholeFile, make_folder, remove};
 
@@ -37,16 +36,23 @@ pub(super) struct Save {
 }
 
 impl Save {
-    fn plan(&self) -> Result<&StepPlan, String> {
-        self.programs.first().map(AsRef::as_ref).ok_or_else(|| "the session has no program".to_owned())
+    fn plan(&self) -> Result<&StepPlan, PartError> {
+        let none = || PartError::other("the session has no program");
+        self.programs.first().map(AsRef::as_ref).ok_or_else(none)
     }
 
-    fn ranks(&self) -> Result<u32, String> {
+    fn ranks(&self) -> Result<u32, PartError> {
         Ok(self.plan()?.weights.mesh.ranks())
     }
 
+    /// What the parts of this save say of themselves.
+    fn origin(&self, save: SaveId, state: &dyn RankState) -> Result<Origin, PartError> {
+        let optimizer_step = state.optimizer_step().map_err(PartError::other)?;
+        Ok(Origin { version: index::VERSION, save, ranks: self.ranks()?, optimizer_step })
+    }
+
     /// What `state` has, as the tensors of its part.
-    fn tensors<'a>(&'a self, state: &'a dyn RankState) -> Result<Vec<Tensor<'a>>, String> {
+    fn tensors<'a>(&'a self, state: &'a dyn RankState) -> Result<Vec<Tensor<'a>>, PartError> {
         let (rank, weights) = (state.rank(), &self.plan()?.weights);
         let mut tensors = Vec::new();
         for (number, layout) in weights.layouts.iter().enumerate() {
@@ -63,7 +69,7 @@ impl Save {
                 tensors.push(Tensor::later(name, Dtype::F32, vec![rows, cols], fetch));
             }
             if rank == RankId::new(0)
-                && let Some(delayed) = state.delayed(weight).map_err(|error| error.to_string())?
+                && let Some(delayed) = state.delayed(weight).map_err(PartError::other)?
             {
                 let [scale, history] = tensors::delayed_names(&layout.name);
                 let length = delayed.history.len();
@@ -81,22 +87,22 @@ impl Save {
     }
 
     /// The index, once every part was seen.
-    fn checked(&self, save: SaveId, state: &dyn RankState) -> Result<Vec<u8>, String> {
-        for rank in (0..self.ranks()?).map(RankId::new) {
-            part::check(&self.folder, save, rank, self.ranks()?).map_err(|error| {
-                format!(
-                    "the part that {rank} wrote is not where {} looks for it: {}; name a folder that all hosts share",
-                    state.rank(),
-                    in_words(&error)
-                )
+    fn checked(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<Vec<u8>, PartError> {
+        let origin = self.origin(save, state)?;
+        for (rank, digest) in (0..origin.ranks).map(RankId::new).zip(parts) {
+            let path = index::part(&self.folder, save, rank, origin.ranks);
+            Part::open(path, origin, rank, Some(*digest)).map_err(|error| PartError::NotShared {
+                wrote: rank,
+                looks: state.rank(),
+                source: Box::new(error),
             })?;
-            state.alive().map_err(|error| error.to_string())?;
+            state.alive().map_err(PartError::other)?;
         }
-        let index = self.index(save, state.optimizer_step().map_err(|error| error.to_string())?)?;
-        serde_json::to_vec_pretty(&index).map_err(|error| failed(&Index::path(&self.folder), error.into()))
+        let index = self.index(origin, parts)?;
+        index.text().map_err(|error| failed(&Index::path(&self.folder), error.into()))
     }
 
-    fn index(&self, save: SaveId, optimizer_step: u32) -> Result<Index, String> {
+    fn index(&self, origin: Origin, parts: &[u64]) -> Result<Index, PartError> {
         let weights = &self.plan()?.weights;
         let indexed = weights.layouts.iter().map(|layout| IndexedWeight {
             name: layout.name.clone(),
@@ -110,28 +116,28 @@ impl Save {
         });
         let buffers = carried(&self.programs).into_iter();
         Ok(Index {
-            warpweft_parts: index::VERSION,
-            save,
-            optimizer_step,
-            ranks: self.ranks()?,
+            warpweft_parts: origin.version,
+            save: origin.save,
+            optimizer_step: origin.optimizer_step,
+            ranks: origin.ranks,
             weights: indexed.collect(),
             carried: buffers
                 .map(|(name, region)| IndexedBuffer { name: name.to_owned(), bytes: region.bytes })
                 .collect(),
             notes: self.notes.clone(),
+            digests: blocks::text(parts),
         })
     }
 }
 
 impl PartWriter for Save {
-    fn begin(&self, rank: RankId) -> Result<u64, String> {
+    fn begin(&self, rank: RankId) -> Result<u64, PartError> {
         let path = Index::path(&self.folder);
         if Index::is_there(&self.folder) {
             return Err(taken(&path));
         }
-        make_folder(&self.folder).map_err(|source| {
-            format!("{}: {source}; name a folder in which this user can write", self.folder.display())
-        })?;
+        make_folder(&self.folder)
+            .map_err(|source| PartError::file(&self.folder, FileTask::MakeFolder, source))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // The standard library's keys, which are random and others for every call: clocks may stand still.
         let random = RandomState::new().build_hasher().finish();
@@ -143,24 +149,24 @@ impl PartWriter for Save {
         Ok(digest.short())
     }
 
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<(), String> {
-        let (rank, ranks) = (state.rank(), self.ranks()?);
-        let path = index::part(&self.folder, save, rank, ranks);
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
+        let (rank, origin) = (state.rank(), self.origin(save, state)?);
+        let path = index::part(&self.folder, save, rank, origin.ranks);
         let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
         let mut steady = Steady { file, state, unsettled: 0 };
         let tensors = self.tensors(state)?;
-        tensor_file::write(tensors, part::about(save, rank, ranks), &mut steady).map_err(
-            |error| match error {
-                SafeTensorError::IoError(source) => failed(&path, source),
-                error => in_words(&StoreError::Content { path: path.clone(), reason: error.to_string() }),
-            },
-        )?;
-        steady.file.commit().map_err(|source| failed(&path, source))
+        let about = origin.about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let digest = sealed::write(tensors, about, &mut steady).map_err(|error| match error {
+            SafeTensorError::IoError(source) => failed(&path, source),
+            error => PartError::other(format!("{} cannot be written: {error}", path.display())),
+        })?;
+        steady.file.commit().map_err(|source| failed(&path, source))?;
+        Ok(digest)
     }
 
-    fn complete(&self, save: SaveId, state: &dyn RankState) -> Result<(), Incomplete> {
+    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
         let path = Index::path(&self.folder);
-        let text = self.checked(save, state).map_err(Incomplete::Refused)?;
+        let text = self.checked(save, parts, state).map_err(Incomplete::Refused)?;
         let put = || {
             let mut file = WholeFile::begin(&path)?;
             file.write_all(&text)?;
@@ -184,7 +190,7 @@ impl PartWriter for Save {
 
 /// Removes the index of a save that failed at its end, where it has its name already: with its parts withdrawn, it
 /// would be no checkpoint.
-fn taken_back(index: &Path, text: &[u8], reason: String) -> Incomplete {
+fn taken_back(index: &Path, text: &[u8], reason: PartError) -> Incomplete {
     let gone = match std::fs::read(index) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Of another save.
@@ -194,27 +200,28 @@ fn taken_back(index: &Path, text: &[u8], reason: String) -> Incomplete {
     };
     match gone {
         Ok(()) => Incomplete::Refused(reason),
-        Err(error) => Incomplete::Uncertain(format!(
-            "{reason}; its index may be there all the same, since it could not be removed ({error}), so parts stay: \
-             import from the folder to see, or remove it"
-        )),
+        Err(error) => Incomplete::Uncertain(PartError::InDoubt {
+            path: index.to_owned(),
+            source: Box::new(reason),
+            removal: Arc::new(error),
+        }),
     }
 }
 
 /// What is said of a folder that has a checkpoint.
-fn taken(index: &Path) -> String {
-    if std::fs::symlink_metadata(index).is_ok_and(|about| about.is_file() && about.len() == 0) {
-        return format!("{} is there: {}", index.display(), index::EMPTY);
-    }
-    format!(
-        "{} is there, so its folder holds a checkpoint, and no save replaces one; name another folder, such as one for \
-         each step, and remove those you do not need",
-        index.display()
-    )
+fn taken(index: &Path) -> PartError {
+    let is_empty = std::fs::symlink_metadata(index).is_ok_and(|about| about.is_file() && about.len() == 0);
+    let reason = if is_empty {
+        index::EMPTY
+    } else {
+        "its folder holds a checkpoint, and no save replaces one; name another folder, such as one for \
+         each step, and remove those you do not need"
+    };
+    PartError::Taken { path: index.to_owned(), reason: reason.to_owned() }
 }
 
-fn failed(path: &Path, source: io::Error) -> String {
-    in_words(&StoreError::File { path: path.to_owned(), source })
+fn failed(path: &Path, source: io::Error) -> PartError {
+    PartError::file(path, FileTask::Write, source)
 }
 
 /// A file that is written in pieces, between which the rank tells that it lives and the disk catches up.
@@ -241,6 +248,13 @@ impl Write for Steady<'_> {
     }
 }
 
+/// For the header, which is written once more at the end.
+impl Seek for Steady<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[cfg(test)]
 mod tests {
@@ -251,20 +265,23 @@ mod tests {
     fn parts_may_go_once_the_index_of_their_save_is_surely_gone() {
         let folder = tempfile::tempdir().unwrap();
         let index = Index::path(folder.path());
-        let refused = Incomplete::Refused("the disk".to_owned());
-        assert_eq!(taken_back(&index, b"mine", "the disk".to_owned()), refused);
+        let why = || PartError::other("the disk");
+        let is_refused = |told| matches!(told, Incomplete::Refused(PartError::Other { .. }));
+        assert!(is_refused(taken_back(&index, b"mine", why())));
         std::fs::write(&index, "of another").unwrap();
-        assert_eq!(taken_back(&index, b"mine", "the disk".to_owned()), refused);
+        assert!(is_refused(taken_back(&index, b"mine", why())));
         assert_eq!(std::fs::read(&index).unwrap(), b"of another");
         std::fs::write(&index, "mine").unwrap();
-        assert_eq!(taken_back(&index, b"mine", "the disk".to_owned()), refused);
+        assert!(is_refused(taken_back(&index, b"mine", why())));
         assert!(!index.exists());
         // A file that nobody can remove, and one that nobody can read.
         let stays = Path::new("/proc/version");
         for (index, text) in [(stays, std::fs::read(stays).unwrap()), (folder.path(), Vec::new())] {
-            let told = taken_back(index, &text, "the disk".to_owned());
-            let Incomplete::Uncertain(reason) = told else { panic!("{told:?}") };
-            assert!(reason.starts_with("the disk; its index may be there"), "{reason}");
+            let told = taken_back(index, &text, why());
+            let Incomplete::Uncertain(error) = told else { panic!("{told:?}") };
+            let said = error.to_string();
+            assert!(said.starts_with("the disk; its index ") && said.contains(" may be there"), "{said}");
+            assert!(matches!(error, PartError::InDoubt { .. }), "{said}");
         }
         assert!(stays.exists());
     }

@@ -1,10 +1,11 @@
 //! A checkpoint in parts, put together.
 //!
-//! Law: every part is read, and what comes out is what an export would have given, but for the planes.
+//! Law: every part is read, and what comes out is what an export would have given, but for the planes. No more memory
+//! is asked for than the parts have bytes, whatever the index says.
 
 use super::PartFiles;
 use super::opened::Opened;
-use crate::exec::StatePart;
+use crate::exec::{PartError, StatePart};
 use crate::id::RankId;
 use crate::model::ShardRows;
 use crate::session::{Carried, CarriedBuffer, Checkpoint, StoreError, WeightState};
@@ -25,7 +26,7 @@ impl PartFiles {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`] when there is no checkpoint in the folder, or a part is missing, torn or of another save.
+    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or a part is missing, torn or of another save.
     pub fn load(&self) -> Result<Checkpoint, StoreError> {
         let opened = Opened::open(&self.folder)?;
         let (index, alive) = (&opened.index, &|| Ok(()));
@@ -54,7 +55,7 @@ impl PartFiles {
         };
         let carried = match self.zeros {
             true => Carried::Zeros,
-            false => Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, StoreError>>()?),
+            false => Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, PartError>>()?),
         };
         let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
         let checkpoint = Checkpoint { optimizer_step, weights, carried, notes };
