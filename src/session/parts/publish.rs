@@ -38,7 +38,7 @@ impl PartFiles {
         let opened = &opened;
         let weights = opened.index.weights.iter().map(|weight| {
             let all = ShardRows { begin: 0, rows: weight.rows };
-            let read = move || opened.rows(weight, StatePart::Master, all, &|| Ok(()));
+            let read = move || Ok(opened.rows(weight, StatePart::Master, all, &|| Ok(()))?);
             PlainWeight { name: &weight.name, shape: weight.shape(), master: Master::Read(Box::new(read)) }
         });
         plain_file::write(path.into(), element, weights, tensor_of)
