@@ -3,6 +3,7 @@
 
 mod trainer;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
@@ -11,7 +12,7 @@ use trainer::{Mischief, Shaped, Trainer, input, within_a_minute};
 use warpweft::config::{Backward, Capture, Config, Optimizer, Prefetch, ReduceDtype};
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{Checkpoint, Outcome, Session, SessionError, StepReport};
+use warpweft::session::{Checkpoint, Outcome, PartFiles, Session, SessionError, StepReport};
 
 const RANKS: u32 = 2;
 
@@ -218,11 +219,17 @@ fn what_would_lose_a_sum_or_make_it_wrong_is_refused_and_changes_nothing() {
 fn a_sum_whose_scale_f32_cannot_undo_is_refused() {
     within_a_minute(async {
         let (mut session, _) = usual().await;
-        session.set_loss_scale(f32::from_bits(0x7e80_0000)).unwrap(); // 2^126
         feed(&mut session, RANKS, 0, 0);
+        session.set_loss_scale(2f32.powi(126)).unwrap();
+        let error = session.accumulate("train").await.unwrap_err();
+        assert!(matches!(error, SessionError::Accumulating { steps: 0, .. }), "{error}");
+        // Two of these can be undone, and three cannot: what is begun can be ended.
+        session.set_loss_scale(2f32.powi(125)).unwrap();
         session.accumulate("train").await.unwrap();
         let error = session.accumulate("train").await.unwrap_err();
         assert!(matches!(error, SessionError::Accumulating { steps: 1, .. }), "{error}");
+        session.step("train").await.unwrap();
+        assert_eq!(session.accumulated(), 0);
     });
 }
 
@@ -248,13 +255,24 @@ fn a_sum_that_is_discarded_leaves_nothing() {
 }
 
 #[test]
-fn an_import_drops_the_sum() {
+fn an_import_drops_the_sum_and_one_that_is_refused_does_not() {
     within_a_minute(async {
         let (mut session, _) = usual().await;
         let checkpoint = session.export().await.unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        session.save_parts(&parts, &BTreeMap::new()).await.unwrap();
         feed(&mut session, RANKS, 0, 0);
         session.accumulate("train").await.unwrap();
+        let mut other = checkpoint.clone();
+        other.weights.pop();
+        session.import(&other).await.unwrap_err();
+        session.import_parts(&PartFiles::new(folder.path().join("none"))).await.unwrap_err();
+        assert_eq!(session.accumulated(), 1);
         session.import(&checkpoint).await.unwrap();
+        assert_eq!(session.accumulated(), 0);
+        session.accumulate("train").await.unwrap();
+        session.import_parts(&parts).await.unwrap();
         is_as_new(&mut session).await;
     });
 }

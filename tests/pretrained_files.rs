@@ -536,6 +536,10 @@ fn an_index_that_is_wrong_about_its_folder_is_refused_with_what_is_wrong() {
     refused(&["model.layer0.weight", second]);
     write_index(folder.path(), &[("model.layer0.weight", first), ("model.head.weight", first)]);
     refused(&["model.head.weight", first]);
+    let index = folder.path().join("model.safetensors.index.json");
+    let twice = format!("{{\"weight_map\": {{\"t\": \"{second}\", \"t\": \"{first}\"}}}}");
+    std::fs::write(&index, twice).unwrap();
+    refused(&["`t` twice"]);
     write_index(folder.path(), &[]);
     refused(&["no tensor"]);
     write_index(folder.path(), &[("model.layer0.weight", "model-00003-of-00002.safetensors")]);

@@ -172,6 +172,8 @@ const SPLIT: u32 = 20;
 struct Run {
     /// Steps that were made before.
     steps_before: u32,
+    /// Steps of the session, of which one of the optimizer may take several.
+    steps: u32,
     losses: Vec<f32>,
     exposure: Exposure,
     stepping: Duration,
@@ -223,6 +225,7 @@ async fn train(
     bar.set_style(ProgressStyle::with_template(template)?);
     let mut run = Run {
         steps_before,
+        steps: 0,
         losses: Vec::new(),
         exposure: Exposure::default(),
         stepping: Duration::ZERO,
@@ -237,15 +240,17 @@ async fn train(
     let (mut tokens, mut targets) = (vec![0u8; config.tokens()], vec![0u8; config.tokens()]);
     let mut told = Instant::now();
     bar.set_position(u64::from(steps_before));
-    for step in steps_before..arguments.steps {
-        if interrupt.came() {
-            run.stopped = true;
-            break;
-        }
+    'steps: for step in steps_before..arguments.steps {
         session.set_learning_rate(settings.optimizer.lr as f32 * schedule::factor(step, arguments.steps))?;
         session.split_host_time(step.saturating_add(SPLIT) >= arguments.steps);
         let mut losses = 0.0;
         let report = loop {
+            if interrupt.came() {
+                // A sum is in no checkpoint.
+                session.discard_gradients().await?;
+                run.stopped = true;
+                break 'steps;
+            }
             let batch = session.accumulated();
             let number = u64::from(step) * u64::from(arguments.accumulate) + u64::from(batch);
             for rank in session.own_ranks() {
@@ -258,22 +263,25 @@ async fn train(
             let is_last = batch + 1 == arguments.accumulate;
             let report =
                 if is_last { session.step("train").await? } else { session.accumulate("train").await? };
+            run.steps += 1;
             losses += report.mean_output("loss")?;
             run.exposure = [run.exposure, report.exposure].into_iter().sum();
             run.stepping += report.duration;
+            run.hosts.extend(report.host.clone());
+            for refusal in report.not_recorded.iter().filter(|_| reports) {
+                bar.suspend(|| {
+                    say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason)
+                });
+            }
             if is_last {
                 break report;
             }
         };
-        run.hosts.extend(report.host);
         if let Some(watch) = &mut watch {
             watch.add(session, &report);
         }
         run.losses.push(losses / arguments.accumulate as f32);
         run.skipped += u32::from(!matches!(report.outcome, Outcome::Updated { .. }));
-        for refusal in report.not_recorded.iter().filter(|_| reports) {
-            bar.suspend(|| say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason));
-        }
         let (loss, _) = schedule::recent(&run.losses);
         let mut message = format!("loss {loss:.3}");
         if run.is_timed() {

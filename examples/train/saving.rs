@@ -12,6 +12,8 @@ use crate::arguments::Arguments;
 
 /// The note that says how many steps were made.
 const STEPS: &str = "steps";
+/// The note that says of how many batches each was, without which a step is of one.
+const ACCUMULATE: &str = "accumulate";
 
 /// The checkpoint that is kept after so many steps.
 fn files(folder: &Path, steps: u32) -> PartFiles {
@@ -30,7 +32,14 @@ fn is_due(arguments: &Arguments, steps: u32) -> bool {
 pub(crate) fn steps_before(arguments: &Arguments) -> Result<u32, String> {
     let Some(folder) = &arguments.resume else { return Ok(0) };
     let saved = PartFiles::new(folder).saved().map_err(|error| format!("--resume: {error}"))?;
-    let steps: Option<u32> = saved.notes.get(STEPS).and_then(|steps| steps.parse().ok());
+    let noted = |name: &str| saved.notes.get(name).and_then(|note| note.parse::<u32>().ok());
+    let (steps, accumulated) = (noted(STEPS), noted(ACCUMULATE).unwrap_or(1));
+    if steps.is_some() && accumulated != arguments.accumulate {
+        return Err(format!(
+            "--resume: {} is of a run with --accumulate {accumulated}; go on with the same, or batches would be drawn twice or left out",
+            folder.display()
+        ));
+    }
     match steps {
         Some(steps) if steps < arguments.steps => Ok(steps),
         Some(steps) => Err(format!(
@@ -86,7 +95,8 @@ pub(crate) async fn save(
 ) -> Result<(), SessionError> {
     match &arguments.save {
         Some(folder) if is_due(arguments, steps) => {
-            let notes = [(STEPS.to_owned(), steps.to_string())].into();
+            let notes = [(STEPS, steps), (ACCUMULATE, arguments.accumulate)];
+            let notes = notes.map(|(name, note)| (name.to_owned(), note.to_string())).into();
             session.save_parts(&files(folder, steps), &notes).await
         }
         _ => Ok(()),

@@ -209,7 +209,8 @@ pub(crate) fn leave(
     say!("trace     {}  (open in https://ui.perfetto.dev or chrome://tracing)", path.display());
     // Steps of the evaluation are numbered on, after those of training.
     let Window { first, wanted } = Window::of(settings);
-    let (steps, traced) = (run.losses.len(), run.losses.len().saturating_sub(first));
+    let steps = run.steps as usize;
+    let traced = steps.saturating_sub(first);
     if traced < wanted {
         let holds = match traced {
             0 => "no training step".to_owned(),

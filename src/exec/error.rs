@@ -95,6 +95,20 @@ pub enum ExecError {
         /// The program.
         program: String,
     },
+    /// Processes were asked for different steps at one time.
+    #[error(
+        "{other} was asked for {unlike} than {rank} in the step of `{program}`; their weights may be different ones now: end all processes, import the last checkpoint, and call the same methods of the session with the same values in each (`step`, `accumulate`, `discard_gradients`, `set_learning_rate`, `set_loss_scale`)"
+    )]
+    StepsDiffer {
+        /// A rank of this process.
+        rank: RankId,
+        /// The program whose step it ran.
+        program: String,
+        /// A rank of the other process.
+        other: RankId,
+        /// What is different.
+        unlike: &'static str,
+    },
     /// The optimizer counts a different number of steps than the rank issued (PL-7).
     #[error(
         "{rank}: the optimizer counts {counted} steps after `{program}`, but {issued} were issued; some step ran that nobody asked for, such as a warm-up of a recording, so weights and main grads are not those of this training: import the last export, and issue or launch every step through the rank"

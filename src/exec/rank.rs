@@ -107,6 +107,7 @@ impl<B: Backend> Rank<B> {
         capture: CaptureMode,
         closures: &ComputeFactory<B::Surface>,
     ) -> Result<Self, ExecError> {
+        agree_on_count(&world, backend.rank(), programs.len())?;
         for plan in std::iter::once(&prologue).chain(&programs) {
             agree(&world, backend.rank(), plan)?;
         }
@@ -228,7 +229,8 @@ impl<B: Backend> Rank<B> {
             if exchange.measures {
                 exchange.agreed = self.world.agree_on_times(self.id(), &exchange.intervals, driven.step)?;
             }
-            self.world.spread_report(self.id(), plan, self.staging[program.index()], exchange)
+            let staging = self.staging[program.index()];
+            self.world.spread_report(self.id(), plan, (staging, program), exchange)
         })?;
         exchange.edges += self.meter.lap();
         Ok(())
@@ -247,8 +249,19 @@ impl<B: Backend> Rank<B> {
 
     /// One step between two edges, of a program or of the prologue.
     fn run(&mut self, program: Option<ProgramId>) -> Result<Driven, ExecError> {
-        let Self { backend, streams, prologue, programs, edge, poison, world, meter, is_issuing, .. } = self;
-        let sum_is_open = &mut self.sum_is_open;
+        let Self {
+            backend,
+            streams,
+            prologue,
+            programs,
+            edge,
+            sum_is_open,
+            poison,
+            world,
+            meter,
+            is_issuing,
+            ..
+        } = self;
         let installed = program.map_or(prologue, |program| &mut programs[program.index()]);
         let rank = backend.rank();
         poison.check(rank)?;
@@ -339,6 +352,18 @@ fn staging(plans: &[Arc<StepPlan>]) -> Vec<ProgramId> {
 fn places(plan: &StepPlan) -> HashMap<Content, Region> {
     let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
     resident.map(|slot| (slot.content, slot.region)).collect()
+}
+
+/// All ranks have as many plans, or they would wait for each other's.
+fn agree_on_count(world: &World, rank: RankId, plans: usize) -> Result<(), ExecError> {
+    let all = world.exchange(rank, plans as u64)?;
+    match all.iter().position(|other| *other != plans as u64) {
+        None => Ok(()),
+        Some(other) => Err(ExecError::PlansDiffer {
+            program: "the session".to_owned(),
+            fingerprints: format!("{rank} has {plans} plans, {} has {}", RankId::at(other), all[other]),
+        }),
+    }
 }
 
 pub(super) fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> {

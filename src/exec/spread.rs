@@ -3,7 +3,7 @@
 //! Laws:
 //! - **EX-2** every process knows of every rank what it knows of its own: fault, divergence, outputs, why a step was
 //!   not recorded.
-//! - What arrives is checked against the plan before it is kept.
+//! - What arrives is checked against the plan before it is kept. Processes that were asked for different steps end.
 //! - Values travel as they are in memory, little endian on every host this library is built for.
 //! - None of this happens in a world of one process.
 
@@ -93,13 +93,47 @@ impl RankReport {
     }
 }
 
+/// What a process had a rank do, which every other must have had its ranks do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Asked {
+    /// The number of the plan: that of a program, or of a part of a sum over steps.
+    plan: ProgramId,
+    /// Bits of the learning rate, the loss scale and the gradient scale.
+    scalars: [u32; 3],
+}
+
+impl Asked {
+    fn of(plan: ProgramId, exchange: &Exchange) -> Self {
+        let Exchange { learning_rate, loss_scale, gradient_scale, .. } = *exchange;
+        Self { plan, scalars: [learning_rate, loss_scale, gradient_scale].map(f32::to_bits) }
+    }
+
+    fn encode(self) -> [u32; 4] {
+        let Self { plan, scalars: [learning_rate, loss_scale, gradient_scale] } = self;
+        [plan.number(), learning_rate, loss_scale, gradient_scale]
+    }
+
+    /// What is different, in words.
+    fn unlike(self, other: [u32; 4]) -> Option<&'static str> {
+        const WORDS: [&str; 4] = [
+            "another program, or another step of a sum",
+            "another learning rate",
+            "another loss scale",
+            "a sum of another number of steps",
+        ];
+        let pairs = self.encode().into_iter().zip(other).zip(WORDS);
+        pairs.into_iter().find_map(|((own, theirs), words)| (own != theirs).then_some(words))
+    }
+}
+
 impl World {
-    /// Tells the ranks of other processes how a step ended here, and puts into `exchange` how it ended there.
+    /// Tells the ranks of other processes how a step by the plan numbered `by` ended here, and puts into `exchange` how
+    /// it ended there.
     pub(super) fn spread_report(
         &self,
         rank: RankId,
         plan: &StepPlan,
-        program: ProgramId,
+        (program, by): (ProgramId, ProgramId),
         exchange: &mut Exchange,
     ) -> Result<(), ExecError> {
         let rendezvous = self.rendezvous();
@@ -107,7 +141,9 @@ impl World {
         if rendezvous.is_whole() {
             return Ok(());
         }
-        let own = RankReport::of(plan, program, exchange).encode();
+        let asked = Asked::of(by, exchange);
+        let mut own = bytemuck::cast_slice(&asked.encode()).to_vec();
+        own.extend(RankReport::of(plan, program, exchange).encode());
         let all = rendezvous.exchange(rank, Topic::Reports, &own).map_err(|error| failed(rank, error))?;
         let here = rendezvous.range();
         // One rank of a process keeps it for all.
@@ -115,6 +151,13 @@ impl World {
             return Ok(());
         }
         for (other, bytes) in all.iter().enumerate().filter(|(other, _)| !here.contains(other)) {
+            let (theirs, bytes) = bytes
+                .split_first_chunk::<{ size_of::<[u32; 4]>() }>()
+                .ok_or_else(|| failed(rank, misfit("the report of a step")))?;
+            if let Some(unlike) = asked.unlike(bytemuck::cast(*theirs)) {
+                let (program, other) = (plan.name.clone(), RankId::at(other));
+                return Err(ExecError::StepsDiffer { rank, program, other, unlike });
+            }
             let report = RankReport::decode(plan, bytes);
             let report = report.map_err(|_| failed(rank, misfit("the report of a step")))?;
             exchange.elsewhere.push((RankId::at(other), report));

@@ -234,7 +234,7 @@ pub enum Op {
         records: SlotId,
         /// Step count of the optimizer.
         optimizer_step: SlotId,
-        /// Loss scale.
+        /// What main grads are a multiple of.
         gradient_scale: SlotId,
         /// The vote.
         vote: SlotId,

@@ -224,6 +224,13 @@ impl StepPlan {
         }
     }
 
+    /// The program's name, and of a sum over several steps which of them this is: `train (first)`.
+    #[must_use]
+    pub fn part_name(&self) -> String {
+        let Self { name, accumulation, .. } = self;
+        if accumulation.is_whole() { name.clone() } else { format!("{name} ({accumulation})") }
+    }
+
     /// The plan as messages name it, and which of its program's it is, if there are several.
     pub(super) fn title(&self) -> String {
         let Self { name, accumulation, .. } = self;

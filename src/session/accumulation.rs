@@ -2,18 +2,19 @@
 //!
 //! Law: a sum belongs to the session, not to a program: any program that accumulates may begin, continue or end it,
 //! and programs without gradients may run in between. What would lose it or mix two loss scales is refused before
-//! anything runs. A step that fails, ends or skips it, an import, and whoever asks for it drop it whole.
+//! anything runs, and so is a step after which nothing could end it. A step with gradients that fails, one that ends it,
+//! an import, and whoever asks for it drop it whole. Processes count it each for itself, and compare after every step
+//! which plan they ran and by what main grads are multiplied.
 
 use std::sync::Arc;
 
 use super::{Session, SessionError, StepReport};
 use crate::id::ProgramId;
-use crate::model::Accumulation;
 use crate::plan::StepPlan;
 
-/// A plan for one part of an accumulation.
+/// A plan for one part of a sum.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct SumPlan {
     /// The program whose calls it runs.
     pub(super) program: ProgramId,
     pub(super) plan: Arc<StepPlan>,
@@ -83,8 +84,8 @@ impl Session {
     /// Every step counts the same, whatever its micro-batches. Steps of other programs that accumulate may
     /// take part, and steps without gradients may come in between. A sum of a power of two of steps has the bits of
     /// one step with as many micro-batches, where these are reduced call by call or by the micro-batch. The sum is
-    /// in no checkpoint. A step that fails drops it, and the next one begins anew; so do [`Outcome::Skipped`], an
-    /// import, and [`Session::discard_gradients`].
+    /// in no checkpoint. A step with gradients that fails drops it, and the next one begins anew; so do
+    /// [`Outcome::Skipped`], an import, and [`Session::discard_gradients`].
     ///
     /// Dropping the future does what it does in [`Session::step`]. With several processes all call it.
     ///
@@ -93,16 +94,17 @@ impl Session {
     /// # Errors
     /// [`SessionError::NotAccumulating`] unless the program was declared by
     /// [`StepProgram::accumulating`](crate::model::StepProgram::accumulating); [`SessionError::Accumulating`] where
-    /// the loss scale is not the one the sum began with, or after [`Session::MOST_ACCUMULATED`] steps; otherwise as
+    /// the loss scale is not the one the sum began with, and where no step could end the sum behind this one: of
+    /// [`Session::MOST_ACCUMULATED`] steps, or because f32 cannot undo their number times the loss scale; otherwise as
     /// [`Session::step`].
     pub async fn accumulate(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.settle().await?;
+        self.check_usable()?;
         let number = self.position(program)?;
-        let Some(parts) = self.programs[number.index()].parts else {
+        let Some([first, next, _]) = self.programs[number.index()].sums else {
             return Err(SessionError::NotAccumulating { program: program.to_owned() });
         };
-        let part = if self.sum.steps == 0 { Accumulation::First } else { Accumulation::Next };
-        self.run(number, numbered(parts, part)).await
+        self.run(if self.sum.steps == 0 { first } else { next }).await
     }
 
     /// How many steps' gradients are added up, and not used by the optimizer yet.
@@ -112,37 +114,51 @@ impl Session {
     }
 
     /// Drops the gradients that are added up: the next step begins anew. Main grads keep their values until then.
+    /// With several processes all call it.
     ///
     /// # Errors
-    /// What a step left whose future was dropped, as [`Session::step`].
+    /// What a step left whose future was dropped, as [`Session::step`]; the sum is as that step left it then.
     pub async fn discard_gradients(&mut self) -> Result<(), SessionError> {
-        let settled = self.settle().await;
+        self.settle().await?;
         self.sum = Sum::default();
-        settled
+        Ok(())
     }
 
     /// The plan by which a step of program number `number` with its optimizer runs now.
     pub(super) fn ending(&self, number: ProgramId) -> Result<ProgramId, SessionError> {
         let program = &self.programs[number.index()];
-        match program.parts {
+        match program.sums {
             _ if self.sum.steps == 0 || !program.plan.writes_gradients() => Ok(number),
-            Some(parts) => Ok(numbered(parts, Accumulation::Last)),
-            None => Err(self.accumulating("a program that does not accumulate would begin main grads anew")),
+            Some([.., last]) => Ok(last),
+            None => Err(self.accumulating(
+                "a program that does not accumulate would begin main grads anew; end the sum by `step` of one that \
+                 does, or drop it by `discard_gradients`",
+            )),
         }
     }
 
-    /// May a step by this plan add its gradients?
+    /// May a step by this plan add its gradients, and can a step end the sum then?
     pub(super) fn check_sum(&self, plan: &StepPlan) -> Result<(), SessionError> {
         let Sum { steps, loss_scale } = self.sum;
-        if !plan.accumulation.continues() {
+        if plan.accumulation.is_whole() {
             return Ok(());
         }
-        if loss_scale != self.loss_scale {
-            return Err(self.accumulating("the loss scale is not the one that the sum began with"));
+        if plan.accumulation.continues() && loss_scale != self.loss_scale {
+            return Err(self.accumulating(
+                "the loss scale is not the one that the sum began with; set that one again, or drop the sum by \
+                 `discard_gradients`",
+            ));
         }
-        let scale = self.gradient_scale();
-        if steps >= Self::MOST_ACCUMULATED || !scale.is_normal() || !(1.0 / scale).is_normal() {
-            return Err(self.accumulating("the loss scale times another step is more than f32 can undo"));
+        let whole = steps.saturating_add(1 + u32::from(plan.accumulation.stays_open()));
+        let scale = self.loss_scale * whole as f32;
+        if whole > Self::MOST_ACCUMULATED {
+            return Err(self.accumulating("no more can be; end the sum by `step`"));
+        }
+        if !scale.is_normal() || !(1.0 / scale).is_normal() {
+            return Err(self.accumulating(
+                "f32 cannot undo the loss scale times their number with another one; end the sum by `step`, or begin \
+                 it under a smaller loss scale",
+            ));
         }
         Ok(())
     }
@@ -154,28 +170,22 @@ impl Session {
 
     /// The plan numbered `number`: that of a program, or of a part of one.
     pub(super) fn plan_of(&self, number: ProgramId) -> &Arc<StepPlan> {
-        match self.part_of(number) {
-            Some(part) => &part.plan,
+        match self.sum_plan(number) {
+            Some(of_sum) => &of_sum.plan,
             None => &self.programs[number.index()].plan,
         }
     }
 
     /// The program whose calls the plan numbered `number` runs.
     pub(super) fn program_of(&self, number: ProgramId) -> ProgramId {
-        self.part_of(number).map_or(number, |part| part.program)
+        self.sum_plan(number).map_or(number, |of_sum| of_sum.program)
     }
 
-    fn part_of(&self, number: ProgramId) -> Option<&Part> {
-        number.index().checked_sub(self.programs.len()).and_then(|part| self.parts.get(part))
+    fn sum_plan(&self, number: ProgramId) -> Option<&SumPlan> {
+        number.index().checked_sub(self.programs.len()).and_then(|place| self.sum_plans.get(place))
     }
 
     fn accumulating(&self, refused: &'static str) -> SessionError {
         SessionError::Accumulating { steps: self.sum.steps, refused }
     }
-}
-
-/// The number of the plan of a part, if the first has the number `parts`.
-fn numbered(parts: ProgramId, part: Accumulation) -> ProgramId {
-    let place = Accumulation::PARTS.iter().position(|other| *other == part).unwrap_or_default();
-    ProgramId::at(parts.index() + place)
 }

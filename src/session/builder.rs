@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::tuning::Tuning;
-use super::{Part, Program, Session, SessionError, Staged, Sum, Unseen, costs};
+use super::{Program, Session, SessionError, Staged, Sum, SumPlan, Unseen, costs};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Pace};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
@@ -191,14 +191,14 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         let inbox = Arc::new(Inbox::new(backends.len()));
         let programs = plans.programs.iter().map(|plan| Program::new(plan, backends.len()));
         let mut programs: Vec<Program> = programs.collect::<Result<_, _>>()?;
-        let parts = number_parts(&self.programs, &mut programs, &plans);
+        let sum_plans = number_sums(&self.programs, &mut programs, &plans);
         let exchanges =
             backends.iter().map(|_| plans.exchange()).collect::<Result<Vec<_>, SessionError>>()?;
         let mut session = Session {
             ranks: Vec::new(),
             inbox: Arc::clone(&inbox),
             programs,
-            parts,
+            sum_plans,
             learning_rate: self.config.optimizer.lr as f32,
             loss_scale: 1.0,
             steps: 0,
@@ -294,22 +294,22 @@ impl Program {
             let buffers = host_buffers(plan, |role| role == Role::Input)?;
             Ok(buffers.into_iter().map(|bytes| Staged { bytes, is_written: false }).collect())
         });
-        Ok(Self { plan: Arc::clone(plan), parts: None, inputs: inputs.collect::<Result<_, SessionError>>()? })
+        Ok(Self { plan: Arc::clone(plan), sums: None, inputs: inputs.collect::<Result<_, SessionError>>()? })
     }
 }
 
-/// The plans of parts in the order of their numbers, which come after those of the programs.
-fn number_parts(declared: &[StepProgram], programs: &mut [Program], plans: &Plans) -> Vec<Part> {
-    let mut parts = Vec::new();
-    let mut made = plans.parts.chunks_exact(Accumulation::PARTS.len());
-    let first = programs.len();
+/// The plans of parts of sums in the order of their numbers, which come after those of the programs.
+fn number_sums(declared: &[StepProgram], programs: &mut [Program], plans: &Plans) -> Vec<SumPlan> {
+    let (mut sum_plans, first) = (Vec::new(), programs.len());
+    let mut made = plans.sum_plans.as_chunks::<{ Accumulation::PARTS.len() }>().0.iter();
     for (number, (declared, program)) in declared.iter().zip(programs).enumerate() {
         let Some(of_program) = declared.is_accumulating().then(|| made.next()).flatten() else { continue };
-        program.parts = Some(ProgramId::at(first + parts.len()));
-        let part = |plan| Part { program: ProgramId::at(number), plan: Arc::clone(plan) };
-        parts.extend(of_program.iter().map(part));
+        let begin = first + sum_plans.len();
+        program.sums = Some([begin, begin + 1, begin + 2].map(ProgramId::at));
+        let of_sum = |plan| SumPlan { program: ProgramId::at(number), plan: Arc::clone(plan) };
+        sum_plans.extend(of_program.iter().map(of_sum));
     }
-    parts
+    sum_plans
 }
 
 /// The mesh of `backends`, if they are all ranks of this process, in rank order.

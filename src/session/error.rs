@@ -131,14 +131,12 @@ pub enum SessionError {
         /// The value given.
         given: f32,
     },
-    /// Gradients are added up, and what was asked for would lose them or make the sum wrong.
-    #[error(
-        "gradients of {steps} steps are added up, and {refused}; end the sum by `step` of a program that accumulates, or drop it by `discard_gradients`"
-    )]
+    /// Gradients are added up, and what was asked for would lose them, make the sum wrong or leave it without an end.
+    #[error("gradients of {steps} steps are added up: {refused}")]
     Accumulating {
         /// Of how many steps.
         steps: u32,
-        /// What would go wrong.
+        /// What would go wrong, and what to do.
         refused: &'static str,
     },
     /// Gradients of a program are to be added up that was not declared for it.

@@ -76,7 +76,7 @@ pub use crate::exec::{ExecError, FileTask, PartError, StatePart};
 use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
-use accumulation::{Part, Sum};
+use accumulation::{Sum, SumPlan};
 use commanding::{Pending, Poison};
 use diverged::Divergence;
 use error::Asks;
@@ -121,8 +121,8 @@ pub struct Session {
     ranks: Vec<RankThread>,
     inbox: Arc<Inbox>,
     programs: Vec<Program>,
-    /// Plans of parts of accumulations, numbered behind the programs.
-    parts: Vec<Part>,
+    /// Plans of parts of sums, numbered behind the programs.
+    sum_plans: Vec<SumPlan>,
     learning_rate: f32,
     loss_scale: f32,
     steps: u64,
@@ -149,8 +149,8 @@ pub struct Session {
 #[derive(Debug)]
 struct Program {
     plan: Arc<StepPlan>,
-    /// The number of its first part, if it accumulates.
-    parts: Option<ProgramId>,
+    /// The plans of the first, a next and the last step of a sum, if it accumulates.
+    sums: Option<[ProgramId; 3]>,
     /// Per rank of this process, per buffer; empty for buffers that are no inputs.
     inputs: Vec<Vec<Staged>>,
 }
@@ -191,13 +191,14 @@ impl Session {
     /// non-finite gradient is no error: see [`StepReport::outcome`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.settle().await?;
+        self.check_usable()?;
         let number = self.position(program)?;
-        self.run(number, self.ending(number)?).await
+        self.run(self.ending(number)?).await
     }
 
-    /// Runs one step of program number `number`, by the plan `by` of it.
-    async fn run(&mut self, number: ProgramId, by: ProgramId) -> Result<StepReport, SessionError> {
-        self.check_usable()?;
+    /// Runs one step by the plan numbered `by`.
+    async fn run(&mut self, by: ProgramId) -> Result<StepReport, SessionError> {
+        let number = self.program_of(by);
         let begun = Instant::now();
         self.check_sound()?;
         self.check_inputs(number)?;
@@ -242,7 +243,8 @@ impl Session {
         self.splits = splits;
     }
 
-    /// The plan of a program; while the session tunes itself, that of its last step.
+    /// The plan of a program; while the session tunes itself, that of its last step. Steps that add up gradients have
+    /// others ([`StepReport::plan`]).
     ///
     /// # Errors
     /// An unknown program.
@@ -281,7 +283,8 @@ impl Session {
         self.landing_bytes
     }
 
-    /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks;
+    /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks
+    /// ([`StepReport::plan`]);
     /// empty where the backend did not measure (GPUs do for a trace), and from when a command's future was
     /// dropped until the next command, which waits for it.
     ///

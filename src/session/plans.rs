@@ -19,8 +19,8 @@ use crate::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
 pub(super) struct Plans {
     pub(super) prologue: Arc<StepPlan>,
     pub(super) programs: Vec<Arc<StepPlan>>,
-    /// Of every program that accumulates in turn, those of its parts.
-    pub(super) parts: Vec<Arc<StepPlan>>,
+    /// Of every program that accumulates in turn, those of the parts of a sum.
+    pub(super) sum_plans: Vec<Arc<StepPlan>>,
     pub(super) planner: Planner,
 }
 
@@ -84,19 +84,19 @@ impl Plans {
         let plan = |program| planner.plan(program, &policy, costs);
         let accumulating = programs.iter().filter(|program| program.is_accumulating());
         let parts = accumulating.flat_map(|program| Accumulation::PARTS.map(|part| program.part(part)));
-        let parts: Vec<_> = parts.map(|part| planner.plan(&part, &policy, costs)).collect();
+        let sum_plans: Vec<_> = parts.map(|part| planner.plan(&part, &policy, costs)).collect();
         let programs: Vec<_> = declared.into_iter().map(plan).collect();
-        if let Some(error) = refusal(programs.iter().chain(&parts), &prologue) {
+        if let Some(error) = refusal(programs.iter().chain(&sum_plans), &prologue) {
             return Err(error.into());
         }
         let programs = programs.into_iter().collect::<Result<_, _>>()?;
-        let parts = parts.into_iter().collect::<Result<_, _>>()?;
-        Ok(Self { prologue: prologue?, programs, parts, planner })
+        let sum_plans = sum_plans.into_iter().collect::<Result<_, _>>()?;
+        Ok(Self { prologue: prologue?, programs, sum_plans, planner })
     }
 
     /// Every plan of a program or of a part of one, in the order of their numbers.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<StepPlan>> {
-        self.programs.iter().chain(&self.parts)
+        self.programs.iter().chain(&self.sum_plans)
     }
 
     /// An exchange with room for everything a step of any program stages.

@@ -125,7 +125,7 @@ pub(super) fn add_step(
     intervals: &[TaskInterval],
 ) {
     add_lanes(timeline, plan, rank);
-    timeline.programs.insert(step, plan.name.clone());
+    timeline.programs.insert(step, plan.part_name());
     // What was not timed is nowhere: at the clock's origin it would make the step begin there.
     for ((id, task), interval) in plan.entries().zip(intervals).filter(|(_, interval)| interval.ran()) {
         timeline.slices.push(Slice {

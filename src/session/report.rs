@@ -182,6 +182,12 @@ impl StepReport {
         Err(SessionError::Element { program, buffer, declared, asked })
     }
 
+    /// The plan by which the step ran.
+    #[must_use]
+    pub fn plan(&self) -> &Arc<StepPlan> {
+        &self.plan
+    }
+
     /// Exposed communication over step time, from 0 to 1.
     #[must_use]
     pub fn exposed(&self) -> f64 {

@@ -436,6 +436,15 @@ fn a_checkpoint_that_an_earlier_build_saved_is_read() {
 /// What is no plain file may have no end, or wait for who writes to it.
 #[cfg(unix)]
 #[test]
+fn an_index_larger_than_any_is_refused_without_memory_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    // A file of holes, which takes no room.
+    std::fs::File::create(folder.path().join("checkpoint.json")).unwrap().set_len(1 << 40).unwrap();
+    let error = PartFiles::new(folder.path()).saved().unwrap_err().to_string();
+    assert!(error.contains("256 MiB") && error.contains("checkpoint.json"), "{error}");
+}
+
+#[test]
 fn an_index_that_is_no_plain_file_is_refused_unread() {
     within_a_minute(async {
         let folder = tempfile::tempdir().unwrap();

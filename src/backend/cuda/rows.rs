@@ -34,23 +34,31 @@ const MOST_PITCH: usize = (1 << 31) - 1;
 
 impl Rows {
     /// These copies, in any order, and nothing for those of no bytes. `owner` tells allocations apart.
-    pub(super) fn of<O: Ord>(copies: Vec<CopyOperand>, owner: impl Fn(DeviceAddress) -> O) -> Vec<Self> {
-        let mut copies: Vec<_> =
-            copies.into_iter().filter(|copy| copy.bytes > 0 && copy.from != copy.to).collect();
-        // By where it is to begin with, so that engines go on serving peers in the order that was asked for.
-        let first = |copy: &CopyOperand| copies.iter().position(|other| owner(other.to) == owner(copy.to));
-        let mut placed: Vec<_> =
-            copies.iter().map(|copy| (first(copy), copy.bytes, copy.from, copy.to)).collect();
+    pub(super) fn of<O: PartialEq>(
+        copies: Vec<CopyOperand>,
+        owner: impl Fn(DeviceAddress) -> O,
+    ) -> Vec<Self> {
+        let mut owners: Vec<O> = Vec::new();
+        let mut numbered = |address| {
+            let found = owner(address);
+            owners.iter().position(|other| *other == found).unwrap_or_else(|| {
+                owners.push(found);
+                owners.len() - 1
+            })
+        };
+        // By whose the target is to begin with, so that engines serve peers in the order in which they come here.
+        let mut placed: Vec<_> = copies
+            .into_iter()
+            .filter(|copy| copy.bytes > 0 && copy.from != copy.to)
+            .map(|copy| (numbered(copy.to), numbered(copy.from), copy.bytes, copy.from, copy.to))
+            .collect();
         placed.sort_unstable();
-        copies = placed.into_iter().map(|(_, bytes, from, to)| CopyOperand { from, to, bytes }).collect();
-        let mut all: Vec<Self> = Vec::with_capacity(copies.len());
-        for copy in copies {
-            let taken = all.last_mut().is_some_and(|rows| {
-                let together = owner(rows.to) == owner(copy.to) && owner(rows.from) == owner(copy.from);
-                together && rows.take(&copy)
-            });
+        let mut all: Vec<Self> = Vec::with_capacity(placed.len());
+        let mut before = None;
+        for (target, source, bytes, from, to) in placed {
+            let together = before.replace((target, source)) == Some((target, source));
+            let taken = all.last_mut().is_some_and(|rows| together && rows.take(from, to, bytes));
             if !taken {
-                let CopyOperand { from, to, bytes } = copy;
                 all.push(Self { from, to, bytes, count: 1, from_pitch: bytes, to_pitch: bytes });
             }
         }
@@ -58,15 +66,15 @@ impl Rows {
     }
 
     /// Takes a copy that is the next row. The second says how far rows are apart.
-    fn take(&mut self, copy: &CopyOperand) -> bool {
-        let Some((from, to)) = self.distance(copy) else { return false };
+    fn take(&mut self, from: DeviceAddress, to: DeviceAddress, bytes: usize) -> bool {
+        let Some((from, to)) = self.distance(from, to) else { return false };
         let fits =
             |pitch: usize| pitch.is_multiple_of(ALIGNMENT) && (self.bytes..=MOST_PITCH).contains(&pitch);
         let is_next = match self.count {
             1 => fits(from) && fits(to),
             _ => (from, to) == (self.from_pitch, self.to_pitch),
         };
-        if copy.bytes != self.bytes || !is_next {
+        if bytes != self.bytes || !is_next {
             return false;
         }
         (self.count, self.from_pitch, self.to_pitch) = (self.count + 1, from, to);
@@ -74,13 +82,13 @@ impl Rows {
     }
 
     /// How far a copy is behind the last row, at its source and at its target.
-    fn distance(&self, copy: &CopyOperand) -> Option<(usize, usize)> {
+    fn distance(&self, from: DeviceAddress, to: DeviceAddress) -> Option<(usize, usize)> {
         let before = self.count - 1;
         let behind = |at: DeviceAddress, first: DeviceAddress, pitch: usize| {
             let distance = at.number().checked_sub(first.plus(pitch * before).number())?;
             usize::try_from(distance).ok()
         };
-        Some((behind(copy.from, self.from, self.from_pitch)?, behind(copy.to, self.to, self.to_pitch)?))
+        Some((behind(from, self.from, self.from_pitch)?, behind(to, self.to, self.to_pitch)?))
     }
 }
 

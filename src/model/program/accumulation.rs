@@ -44,7 +44,7 @@ impl Accumulation {
     }
 }
 
-/// In a sentence: `the first step`.
+/// In a sentence, `the first step`: `first`, and `only` of a whole one.
 impl std::fmt::Display for Accumulation {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(match self {

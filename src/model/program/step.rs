@@ -1,6 +1,7 @@
 //! The checked program.
 //!
-//! Law: a value of [`StepProgram`] has passed every check of its builder, and nobody changes it afterwards.
+//! Law: a value of [`StepProgram`] has passed every check of its builder, and nobody changes its buffers and calls
+//! afterwards.
 //! Buffers and calls keep the numbers under which they were added.
 
 use serde::Serialize;

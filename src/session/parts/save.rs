@@ -91,15 +91,21 @@ impl Save {
         let origin = self.origin(save, state)?;
         for (rank, digest) in (0..origin.ranks).map(RankId::new).zip(parts) {
             let path = index::part(&self.folder, save, rank, origin.ranks);
-            Part::open(path, origin, rank, Some(*digest)).map_err(|error| PartError::NotShared {
-                wrote: rank,
-                looks: state.rank(),
-                source: Box::new(error),
+            Part::open(path, origin, rank, Some(*digest)).map_err(|error| match error {
+                PartError::Missing { .. } => {
+                    PartError::NotShared { wrote: rank, looks: state.rank(), source: Box::new(error) }
+                }
+                error => error,
             })?;
             state.alive().map_err(PartError::other)?;
         }
-        let index = self.index(origin, parts)?;
-        index.text().map_err(|error| failed(&Index::path(&self.folder), error.into()))
+        let described = self.index(origin, parts)?;
+        let path = Index::path(&self.folder);
+        let text = described.text().map_err(|error| failed(&path, error.into()))?;
+        if text.len() as u64 > index::MOST_BYTES {
+            return Err(failed(&path, io::Error::new(io::ErrorKind::FileTooLarge, index::TOO_LARGE)));
+        }
+        Ok(text)
     }
 
     fn index(&self, origin: Origin, parts: &[u64]) -> Result<Index, PartError> {

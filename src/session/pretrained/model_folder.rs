@@ -3,12 +3,13 @@
 //! Law: the folder's index says which files there are, and no file is opened that is not directly in the folder. What
 //! the index promises, the files have: a tensor that is not where it says is an error at once, not a surprise later.
 
-use std::collections::BTreeMap;
+use std::collections::HashSet;
+use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Component, Path};
 
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::{PretrainedError, PretrainedFiles};
 use crate::errors::shown;
@@ -21,10 +22,37 @@ const WHOLE: &str = "model.safetensors";
 const MOST_INDEX: u64 = 1 << 26;
 
 /// What is used of an index.
-#[derive(Deserialize)]
+#[derive(serde::Deserialize)]
 struct Index {
     /// The file of every tensor.
-    weight_map: BTreeMap<String, String>,
+    weight_map: Listed,
+}
+
+/// Tensors and their files, as they are listed.
+struct Listed(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Listed {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ListVisitor)
+    }
+}
+
+struct ListVisitor;
+
+impl<'de> Visitor<'de> for ListVisitor {
+    type Value = Listed;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("the file of every tensor")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Listed, A::Error> {
+        let mut listed = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            listed.push(entry);
+        }
+        Ok(Listed(listed))
+    }
 }
 
 impl PretrainedFiles {
@@ -37,13 +65,19 @@ impl PretrainedFiles {
     pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, PretrainedError> {
         let folder = folder.as_ref();
         let path = folder.join(INDEX);
-        if !path.exists() {
+        // A link that leads nowhere, or what this user may not look at, is no reason to take another file.
+        let there = std::fs::symlink_metadata(&path);
+        if there.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Self::open([folder.join(WHOLE)]);
         }
         let wrong = |reason| PretrainedError::Index { path: path.clone(), reason };
-        let Index { weight_map } = read(&path)?;
+        let Index { weight_map: Listed(weight_map) } = read(&path)?;
+        let mut names = HashSet::new();
+        if let Some((tensor, _)) = weight_map.iter().find(|(tensor, _)| !names.insert(tensor)) {
+            return Err(wrong(format!("it lists the tensor `{}` twice", shown(tensor))));
+        }
         // Each once, in the order of their names.
-        let mut files: Vec<&String> = weight_map.values().collect();
+        let mut files: Vec<&String> = weight_map.iter().map(|(_, file)| file).collect();
         files.sort_unstable();
         files.dedup();
         if let Some(name) = files.iter().find(|name| !is_of_folder(name)) {
@@ -81,10 +115,12 @@ fn read(path: &Path) -> Result<Index, PretrainedError> {
     serde_json::from_slice(&json).map_err(|error| wrong(shown(&error.to_string())))
 }
 
-/// Is it the plain name of a file?
+/// Is it the plain name of a file, fit for a message?
 fn is_of_folder(name: &str) -> bool {
     let mut parts = Path::new(name).components();
-    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
+    let is_plain =
+        matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name);
+    is_plain && shown(name) == name
 }
 
 #[cfg(test)]
@@ -94,7 +130,7 @@ mod tests {
     #[test]
     fn a_name_with_a_folder_is_no_file_of_this_folder() {
         assert!(is_of_folder("model-00001-of-00002.safetensors"));
-        for name in ["", ".", "..", "../a", "/a", "a/b", "a/", "./a", "a/../b"] {
+        for name in ["", ".", "..", "../a", "/a", "a/b", "a/", "./a", "a/../b", "a\u{1b}[31m", "a\0"] {
             assert!(!is_of_folder(name), "{name}");
         }
     }

@@ -8,6 +8,7 @@ use crate::backend::cuda::landing::needed;
 use crate::backend::cuda::machine::Network;
 use crate::backend::cuda::nccl::Transfer;
 use crate::backend::cuda::options::Transport;
+use crate::backend::cuda::rows::Rows;
 use crate::backend::cuda::signal::Home;
 use crate::backend::cuda::team::Team;
 use crate::backend::cuda::transport::{Carrier, Stage, View, stages};
@@ -45,6 +46,35 @@ fn on_one_host_no_kernel_moves_a_gradient() {
     let once = [push(3, 2), push(0, 1), push(1, 1)];
     assert_eq!(*pushes, [once, once].concat());
     assert_eq!(needed(&Pull::Exchange(vec![slices()]), hosts(1, 4)), 0, "nothing lands beside the arena");
+}
+
+/// Weights of one shape travel as rows: one copy to each neighbour, within the memory of each.
+#[test]
+fn parts_of_one_length_are_one_copy_to_each_neighbour() {
+    let homes: Vec<_> = (0..4).map(home).collect();
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), landing: 0 };
+    let part = |number: usize| Slices {
+        source: Region { offset: 8192 + 2048 * number, bytes: 4 * 256 },
+        landed: Region { offset: 1024 * number, bytes: 3 * 256 },
+        bytes: 256,
+    };
+    let stages = stages(&view, Transport::Peer, &Pull::Exchange((0..3).map(part).collect()));
+    let [Stage::Push(Carrier::Engines, pushes), Stage::Exchange(_)] = &stages[..] else {
+        panic!("{stages:?}")
+    };
+    let rows = Rows::of(pushes.clone(), |address| view.owner(address));
+    let found: Vec<_> = rows
+        .iter()
+        .map(|rows| (Memory::place(rows.to).0, rows.count, rows.from_pitch, rows.to_pitch))
+        .collect();
+    assert_eq!(found, [(3, 3, 2048, 1024), (0, 3, 2048, 1024), (1, 3, 2048, 1024)]);
+    // Memory that is not reached has no address, and words and landing lie behind the arena.
+    let nowhere =
+        Home { arena: DeviceAddress::NULL, signals: DeviceAddress::NULL, landing: DeviceAddress::NULL };
+    let some = [home(0), nowhere, home(2), nowhere];
+    let view = View { rank: RankId::new(0), homes: &some, hosts: hosts(2, 2), landing: 0 };
+    assert_eq!(view.owner(home(2).landing.plus(5)), Some(home(2).arena));
+    assert_eq!(view.owner(home(0).arena), Some(home(0).arena));
 }
 
 /// The law that keeps gathers off multiprocessors: on one host there is nothing to exchange, and engines
