@@ -267,7 +267,7 @@ async fn train(
             losses += report.mean_output("loss")?;
             run.exposure = [run.exposure, report.exposure].into_iter().sum();
             run.stepping += report.duration;
-            run.hosts.extend(report.host.clone());
+            run.hosts.extend(report.host);
             for refusal in report.not_recorded.iter().filter(|_| reports) {
                 bar.suspend(|| {
                     say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason)

@@ -2,9 +2,9 @@
 //!
 //! Law: a sum belongs to the session, not to a program: any program that accumulates may begin, continue or end it,
 //! and programs without gradients may run in between. What would lose it or mix two loss scales is refused before
-//! anything runs, and so is a step after which nothing could end it. A step with gradients that fails, one that ends it,
-//! an import, and whoever asks for it drop it whole. Processes count it each for itself, and compare after every step
-//! which plan they ran and by what main grads are multiplied.
+//! anything runs, and so is a step after which nothing could end it. A step with gradients that fails, one that ends
+//! it, an import, and whoever asks for it drop it whole. Processes count it each for itself, and compare after every
+//! step which plan they ran and by what main grads are multiplied.
 
 use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Main grads, for a trainer that looks at them.
 //!
-//! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended well, or of several that were added up, on
-//! every rank. Nothing else of a session changes. Other processes are not asked: each has its ranks' rows.
+//! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended
+//! well, or of several that were added up, on every rank. Nothing else of a session changes. Other processes are not
+//! asked: each has its ranks' rows.
 
 use super::{Session, SessionError};
 use crate::exec::Command;

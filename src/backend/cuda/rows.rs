@@ -1,8 +1,8 @@
 //! Copies of one length at even distances, as one command.
 //!
-//! Law: rows are what the copies they stand for are, byte for byte. All sources are in one allocation and all targets in
-//! another, which the driver asks of a copy of rows. None of the copies touches what another writes, so they need no
-//! order.
+//! Law: rows are what the copies they stand for are, byte for byte. All sources are in one allocation and all
+//! targets in another, which the driver asks of a copy of rows. None of the copies touches what another writes, so
+//! they need no order.
 //!
 //! Weights of one shape lie at even distances wherever a plan puts them one after the other: those of a group, whose
 //! parts travel together, or experts. A command for each would cost the host 1.5 µs, in a recorded step too, and the

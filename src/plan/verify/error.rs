@@ -104,7 +104,8 @@ pub enum VerifyError {
         /// Where the gradient is instead.
         whereabouts: String,
     },
-    /// **PL-4** A gradient that is added again, or a sum that is begun again.
+    /// **PL-4** A gradient that is added again, a sum that is begun again, or parts of a sum over steps that do not fit
+    /// together.
     #[error("PL-4 (a gradient would be lost or wrong): {task} {problem}; {remedy}")]
     Accumulation {
         /// The task.

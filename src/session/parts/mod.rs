@@ -54,7 +54,7 @@ const PIECE: usize = 16 << 20;
 /// and tensor. The metadata of a part has `digests`: of every 2^20 bytes of each tensor, in the order of the file, the
 /// first eight bytes of SHA-256, as sixteen hexadecimal digits from the last byte to the first. The index has such
 /// `digests` of the headers of all parts (what a safetensors file holds between its length and its tensors), and as its
-/// last line the `digest` of all bytes before the comma that precedes that line. They are against worn disks and torn
+/// last entry the `digest` of all bytes before the comma that precedes that entry. They are against worn disks and torn
 /// copies, and no signature. Version 1 had none; such files are read as they are.
 ///
 /// ```

@@ -12,9 +12,9 @@ use crate::session::{Carried, CarriedBuffer, Checkpoint, StoreError, WeightState
 
 impl PartFiles {
     /// All of it in one [`Checkpoint`], for a [`FileStore`](super::super::FileStore), `warpweft quantize` or
-    /// whatever else needs it whole; the weights alone are published by [`PartFiles::save_weights`]. It must fit into memory. It blocks the thread,
-    /// and needs no session. Planes are not in it ([`WeightState::planes`] is empty). Values are not judged; an
-    /// import judges them.
+    /// whatever else needs it whole; the weights alone are published by [`PartFiles::save_weights`]. It must fit into
+    /// memory. It blocks the thread, and needs no session. Planes are not in it ([`WeightState::planes`] is empty).
+    /// Values are not judged; an import judges them.
     ///
     /// ```no_run
     /// use warpweft::prelude::*;

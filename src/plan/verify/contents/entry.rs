@@ -1,7 +1,7 @@
 //! The edge at which a step begins.
 //!
-//! Law: before the step, resident slots hold what the plan's entry state promises, inputs, learning rate
-//! and loss scale what the trainer put there, and nothing else holds anything of this step. What
+//! Law: before the step, resident slots hold what the plan's entry state promises, inputs, learning rate,
+//! loss scale and gradient scale what the session put there, and nothing else holds anything of this step. What
 //! the entry state promises is for the session to keep; every plan's exit is checked against it. A step that
 //! continues a sum of gradients finds in main grads, and in what a rank adds up of replicated weights, what the step
 //! before left there; to any other these hold nothing.
