@@ -28,8 +28,8 @@ impl Session {
     /// [`ComputeContext::loss_scale`](crate::compute::ComputeContext::loss_scale).
     ///
     /// Gradients are divided by it before norm, clip and update. A step whose scaled gradients overflow is
-    /// skipped ([`Outcome::Skipped`]): the trainer lowers the scale and goes on. A power of two changes no
-    /// bit of a step that does not overflow or underflow. While gradients are added up over steps
+    /// skipped ([`Outcome::Skipped`](super::Outcome::Skipped)): the trainer lowers the scale and goes on. A power
+    /// of two changes no bit of a step that does not overflow or underflow. While gradients are added up over steps
     /// ([`Session::accumulate`]) the next one is refused under another scale than theirs.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! weights, replayed layers, recompute); nothing links weights to each other. Calls run in the
 //! order they were added. A program is checked when it is built and never again.
 
+mod accumulating;
 mod accumulation;
 mod builder;
 mod call;
