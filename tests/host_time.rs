@@ -112,7 +112,7 @@ fn a_learning_rate_is_written_when_it_has_changed_and_not_before() {
             copies.push(step(&mut session, number, true).await.host.unwrap().edges.calls);
         }
         let usual = copies[1];
-        assert_eq!(copies, [usual + 2, usual, usual, usual + 2, usual], "with the loss scale beside it");
+        assert_eq!(copies, [usual + 3, usual, usual, usual + 1, usual], "at first with both scales");
         session.close().await.unwrap();
     });
 }

@@ -63,7 +63,7 @@ pub struct Rank<B: Backend> {
     meter: Arc<Meter>,
     gauge: Gauge,
     /// Learning rate, loss scale and gradient scale as they are in the arena, where only the host writes them.
-    scalars: Option<[u32; 3]>,
+    scalars: [Option<u32>; 3],
     /// Is a step on its way to the lanes, and not waited for yet?
     is_issuing: bool,
 }
@@ -155,7 +155,7 @@ impl<B: Backend> Rank<B> {
             meter,
             gauge: Gauge::default(),
             is_issuing: false,
-            scalars: None,
+            scalars: [None; 3],
         })
     }
 
@@ -302,12 +302,13 @@ impl<B: Backend> Rank<B> {
 
     fn upload_inputs(&mut self, program: ProgramId, exchange: &Exchange) -> Result<(), ExecError> {
         let Exchange { learning_rate, loss_scale, gradient_scale, .. } = *exchange;
-        let scalars = [learning_rate, loss_scale, gradient_scale].map(f32::to_bits);
-        if self.scalars != Some(scalars) {
-            self.write(Content::LearningRate, &learning_rate.to_le_bytes())?;
-            self.write(Content::LossScale, &loss_scale.to_le_bytes())?;
-            self.write(Content::GradientScale, &gradient_scale.to_le_bytes())?;
-            self.scalars = Some(scalars);
+        let contents = [Content::LearningRate, Content::LossScale, Content::GradientScale];
+        let values = [learning_rate, loss_scale, gradient_scale];
+        for (place, (content, value)) in contents.into_iter().zip(values).enumerate() {
+            if self.scalars[place] != Some(value.to_bits()) {
+                self.write(content, &value.to_le_bytes())?;
+                self.scalars[place] = Some(value.to_bits());
+            }
         }
         let staging = self.staging[program.index()];
         for Staged { region, buffer, bytes } in &self.programs[program.index()].inputs {
