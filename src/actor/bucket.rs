@@ -35,19 +35,22 @@ impl BucketActor {
     /// What the bucket's weights hold once `op`, which is about them, is done.
     fn follow(&mut self, op: &Op, plan: &StepPlan) {
         match op {
-            Op::Adam { states, .. } => {
-                let members = plan.weights.bucket(self.bucket);
-                self.updated += states.len();
-                if self.updated == members.weights.len() {
-                    self.state.masters = self.state.masters.next();
-                    let replicated = members.placement == Placement::Replicated;
-                    if replicated || plan.weights.splits_masters(self.bucket) {
-                        self.state.shards = Some(self.state.masters);
-                    }
-                }
-            }
+            Op::Adam { states, .. } => self.count_updated(states.len(), plan),
+            Op::Update { states, .. } => self.count_updated(states.len(), plan),
             Op::PartialCast { .. } => self.state.shards = Some(self.state.masters),
             _ => {}
+        }
+    }
+
+    fn count_updated(&mut self, weights: usize, plan: &StepPlan) {
+        let members = plan.weights.bucket(self.bucket);
+        self.updated += weights;
+        if self.updated == members.weights.len() {
+            self.state.masters = self.state.masters.next();
+            let replicated = members.placement == Placement::Replicated;
+            if replicated || plan.weights.splits_masters(self.bucket) {
+                self.state.shards = Some(self.state.masters);
+            }
         }
     }
 }

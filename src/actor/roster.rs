@@ -1,7 +1,8 @@
 //! Who owns which task.
 //!
 //! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run on one
-//! lane, except a bucket's, which run on two, since its gradients have another lane than its weights.
+//! lane, except a bucket's: its gradients have another lane than its weights, and where the trainer updates these by
+//! a rule of its own, that runs where its calls do.
 
 use super::{Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Worklist};
 use crate::backend::Backend;
@@ -107,7 +108,8 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         | Op::DelayedScale { bucket, .. }
         | Op::RecordAmax { bucket, .. }
         | Op::PartialCast { bucket, .. }
-        | Op::Adam { bucket, .. } => ActorKind::Bucket(*bucket),
+        | Op::Adam { bucket, .. }
+        | Op::Update { bucket, .. } => ActorKind::Bucket(*bucket),
         Op::AllReduce { .. }
         | Op::AllGather { .. }
         | Op::GatherChunk { .. }

@@ -12,7 +12,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::ClosureFault;
-use crate::compute::{BoundCall, Compute, ComputeFactory, Seat, Surface};
+use crate::compute::{BoundCall, BoundUpdate, Compute, ComputeFactory, Seat, Surface};
 use crate::id::RankId;
 use crate::panics::kept_words;
 
@@ -71,6 +71,41 @@ impl<S: Surface> Closures<S> {
             *self = Self::Broken(format!("call `{}` panicked before: {message}", bound.call.label()));
         }
         Ok(Some(ClosureFault { call: bound.id, message, panicked }))
+    }
+}
+
+/// Why an update was not carried out, or only in part.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UpdateFault {
+    #[error(transparent)]
+    NoClosures(#[from] NoClosures),
+    #[error(
+        "the rule of updates failed: {0}; some masters may be updated and others not, on some ranks, so begin a new session and import the last checkpoint"
+    )]
+    Failed(String),
+}
+
+impl<S: Surface> Closures<S> {
+    /// Carries out one update. Of closures that have panicked none runs again: in the step in which they did the vote
+    /// skips, and there is no other.
+    pub(super) fn update(
+        &mut self,
+        rank: RankId,
+        bound: &BoundUpdate,
+        surface: &S,
+    ) -> Result<(), UpdateFault> {
+        match self {
+            Self::None => Err(NoClosures.into()),
+            Self::Broken(_) => Ok(()),
+            Self::Ready(closures) => {
+                let run = || bound.run(rank, surface, closures.as_mut());
+                match catch_unwind(AssertUnwindSafe(run)) {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(error)) => Err(UpdateFault::Failed(error.to_string())),
+                    Err(panic) => Err(UpdateFault::Failed(format!("it panicked: {}", kept_words(panic)))),
+                }
+            }
+        }
     }
 }
 

@@ -134,7 +134,7 @@ impl BoundCall {
     }
 
     /// The operand of the call that begins where `region` does, by name, for messages.
-    pub(crate) fn name_at(&self, region: Region) -> String {
+    pub(super) fn operand_at(&self, region: Region) -> String {
         let begins = |other: &Region| other.bytes > 0 && other.offset == region.offset;
         let gradient = self
             .gradients

@@ -45,6 +45,19 @@ pub enum ComputeError {
         /// The first that was left.
         first: usize,
     },
+    /// The weights are to be updated by a rule that the closures do not have.
+    #[error(
+        "optimizer.own_states is set, and the closures have no rule of updates: give them one by compute::updating or Compute::update, or remove optimizer.own_states for Adam"
+    )]
+    NoRule,
+    /// The rule returned without asking for the master of a weight that it was to update.
+    #[error(
+        "the rule of updates returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
+    )]
+    NotUpdated {
+        /// The weight's name.
+        weight: String,
+    },
     /// No weight of the model has this name.
     #[error(
         "call `{call}` asked for weight `{weight}`, which the model does not declare; {}",

@@ -40,7 +40,7 @@ impl BoundCall {
         let Some(LeftOut { missing, first }) = surface.left_out(region, element.bytes())? else {
             return Ok(());
         };
-        let (call, what) = (self.call.name.clone(), self.name_at(region));
+        let (call, what) = (self.call.name.clone(), self.operand_at(region));
         let elements = region.bytes / element.bytes();
         Err(ComputeError::PartlyWritten { call, what, missing, elements, first })
     }

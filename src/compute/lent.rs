@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Whether the operand was lent for writing since the call began.
 #[derive(Debug, Default)]
-pub(super) struct Lent(AtomicBool);
+pub(crate) struct Lent(AtomicBool);
 
 impl Lent {
     /// Begins a run of the call.
-    pub(super) fn begin(&self) {
+    pub(crate) fn begin(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 

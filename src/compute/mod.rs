@@ -1,7 +1,7 @@
 //! The embedder's side: the trait a trainer implements and what its calls may touch.
 //!
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
-//! declared, in the way it was declared, and the loss scale to read. What a closure captures is constant over
+//! declared, in the way it was declared, and the loss scale to read; likewise a rule of updates. What a closure captures is constant over
 //! steps; whatever changes is in declared buffers. The type that lends memory is the backend's [`Surface`];
 //! nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose closure never
 //! asks for it, has failed: its readers would find what was in that memory before.
@@ -11,20 +11,28 @@ mod context;
 mod error;
 mod filled;
 mod left_out;
+mod lending;
 mod lent;
 mod program;
 mod run;
 mod seat;
 mod surface;
+mod update;
+mod updating;
 
 pub use bound::BoundCall;
 pub(crate) use bound::bound_planes;
 pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
 pub use left_out::LeftOut;
+pub use lending::Borrower;
+pub(crate) use lent::Lent;
 pub use program::BoundProgram;
 pub use seat::Seat;
 pub use surface::{LentSlice, Surface};
+pub(crate) use update::BoundState;
+pub use update::{BoundUpdate, UpdateContext, UpdatedWeight};
+pub use updating::{Updating, updating};
 
 use crate::model::Call;
 
@@ -77,6 +85,25 @@ pub trait Compute<S: Surface> {
     /// # Errors
     /// Any error skips the step on all ranks; the report names this rank and call.
     fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>;
+
+    /// Updates weights in place of Adam, where [`optimizer.own_states`](crate::config::Optimizer::own_states) is set.
+    /// In every step that has an optimizer it is called behind the vote, on every rank, once for each set of weights
+    /// of one format, placement and parameter group.
+    ///
+    /// A rule works element by element, or row by row: a rank has some of the rows of a weight, and which depends on
+    /// the number of ranks. Every rank of a replicated weight has all of it and must come to the same bits; so must
+    /// every replica.
+    ///
+    /// On the CPU it is not called in a step that is skipped. On a GPU it enqueues like [`Compute::run`], also in a
+    /// step that will turn out to be skipped: its kernels read the [vote](UpdateContext::vote), and where that
+    /// [skips](crate::op::Vote::skips) they change nothing.
+    ///
+    /// # Errors
+    /// Any error ends the session, because it comes too late to skip the step: some weights are updated by then, on
+    /// some ranks. The default says that there is no rule.
+    fn update(&mut self, _context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
+        Err(ComputeError::NoRule)
+    }
 }
 
 impl<S: Surface, F> Compute<S> for F

@@ -4,13 +4,14 @@ use toml::Value;
 
 use super::keys::{self, Entry};
 use super::shown::shown;
-use super::{Config, ConfigError, Moments, Optimizer, Origin, Prefetch};
+use super::{Config, ConfigError, Masters, Moments, Optimizer, Origin, Prefetch};
 
 impl Config {
     /// The first two keys that do not go together.
     pub(super) fn disagreement(&self, entries: &[Entry]) -> Option<ConfigError> {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
-        found.or_else(|| self.moments_that_stand_still(entries))
+        let found = found.or_else(|| self.moments_that_stand_still(entries));
+        found.or_else(|| self.own_rule_of_halves(entries))
     }
 
     /// A key that is sound, and whose value cannot be followed where it is to be used: what is wrong with it
@@ -51,6 +52,29 @@ impl Config {
                 self.origins.of(first)
             ),
             advice: advice.to_owned(),
+        })
+    }
+
+    /// A rule of the trainer's own gets masters and states as f32.
+    fn own_rule_of_halves(&self, entries: &[Entry]) -> Option<ConfigError> {
+        let Optimizer { own_states, moments, masters, .. } = self.optimizer;
+        own_states?;
+        let key = match (moments, masters) {
+            (Moments::F32, Masters::F32) => return None,
+            (Moments::Bf16, _) => "optimizer.moments",
+            (_, Masters::Bf16Remainder) => "optimizer.masters",
+        };
+        let entry = entries.iter().find(|entry| entry.path == key)?;
+        Some(ConfigError::Together {
+            origin: self.origins.of(entry),
+            key: entry.path.clone(),
+            problem: format!(
+                "is {}, and `optimizer.own_states` is set",
+                entry.value.as_ref().map(shown).unwrap_or_default()
+            ),
+            advice: "a rule of the trainer's own updates f32 values: set it to \"f32\", or remove \
+                     `optimizer.own_states` for Adam"
+                .to_owned(),
         })
     }
 

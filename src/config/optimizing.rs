@@ -2,6 +2,8 @@
 //!
 //! Law: as of [`super::choices`]: plain data, judged by [`Config::validate`](super::Config::validate).
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use crate::format::{AmaxChoice, Via};
@@ -104,8 +106,17 @@ pub struct Optimizer {
     pub moments: Moments,
     /// How the masters of sharded weights are stored.
     pub masters: Masters,
+    /// Unless set, Adam updates the weights. Otherwise a rule of the trainer's own does
+    /// ([`UpdateRule`](crate::compute::UpdateRule)), for which so many lists of f32 values are kept beside every
+    /// master, 0 to 2. Of Adam's settings learning rate, weight decay and `max_norm` are then for that rule.
+    pub own_states: Option<u8>,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
+}
+
+impl Optimizer {
+    /// How many lists of state a rule of the trainer's own may keep beside every master.
+    pub const OWN_STATES: RangeInclusive<u8> = 0..=2;
 }
 
 impl Default for Optimizer {
@@ -120,6 +131,7 @@ impl Default for Optimizer {
             bias_correction: true,
             moments: Moments::default(),
             masters: Masters::default(),
+            own_states: None,
             max_norm: 0.0,
         }
     }

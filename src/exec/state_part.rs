@@ -8,15 +8,21 @@ use std::fmt;
 pub enum StatePart {
     /// The FP32 master.
     Master,
-    /// The first moment.
+    /// Adam's first moment, or the first list that a rule of the trainer's own keeps.
     FirstMoment,
-    /// The second moment.
+    /// Adam's second moment, or the second list.
     SecondMoment,
 }
 
 impl StatePart {
-    /// All of them; of a frozen weight there is the master alone.
+    /// All of them. Of a frozen weight there is the master alone, and a rule of the trainer's own may keep fewer.
     pub const ALL: [Self; 3] = [Self::Master, Self::FirstMoment, Self::SecondMoment];
+
+    /// The master, and so many lists beside it.
+    #[must_use]
+    pub fn kept(lists: usize) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().take(1 + lists)
+    }
 }
 
 impl fmt::Display for StatePart {

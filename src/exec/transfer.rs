@@ -86,9 +86,8 @@ impl<B: Backend> Rank<B> {
         for (number, shard) in exchange.shards.iter().enumerate() {
             let weight = WeightId::at(number);
             self.write_master(weight, &shard.master)?;
-            if !self.is_frozen(weight) {
-                self.write_moment(Content::ExpAvg(weight), &shard.exp_avg)?;
-                self.write_moment(Content::ExpAvgSq(weight), &shard.exp_avg_sq)?;
+            for (list, values) in self.kept(weight).zip([&shard.exp_avg, &shard.exp_avg_sq]) {
+                self.write_moment(list, values)?;
             }
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
@@ -117,7 +116,7 @@ impl<B: Backend> Rank<B> {
         Ok(bytes)
     }
 
-    /// The rank's rows of a master or a moment, as f32; no moments of a frozen weight.
+    /// The rank's rows of a master or a moment, as f32; empty where there is no such list.
     pub(super) fn rows(&self, weight: WeightId, part: StatePart) -> Result<Vec<f32>, ExecError> {
         match part {
             StatePart::Master => self.master(weight),
@@ -162,9 +161,15 @@ impl<B: Backend> Rank<B> {
         self.prologue.plan.weights.layout(weight).frozen
     }
 
+    /// What is kept of a weight beside its master.
+    fn kept(&self, weight: WeightId) -> impl Iterator<Item = Content> {
+        let weights = &self.prologue.plan.weights;
+        weights.state.kept(weight).take(weights.lists_of(weights.layout(weight)))
+    }
+
     /// A moment as f32, whatever it is stored as; empty where there is none.
     fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
-        if self.is_frozen(weight) {
+        if !self.kept(weight).any(|kept| kept == content) {
             return Ok(Vec::new());
         }
         match self.prologue.plan.weights.state.moments {
@@ -283,23 +288,21 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    /// Checks that `exchange` has masters and moments of every weight, of the rank's rows. A frozen one has
-    /// no moments.
+    /// Checks that `exchange` has of every weight master and whatever is kept beside it, of the rank's rows.
     fn check_shards(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
-        let (rank, layouts) = (self.id(), &self.prologue.plan.weights.layouts);
+        let (rank, weights) = (self.id(), &self.prologue.plan.weights);
+        let layouts = &weights.layouts;
         let fits = |what: String, found: usize, expected: usize| {
             if found == expected { Ok(()) } else { Err(ExecError::Misfit { rank, what, found, expected }) }
         };
         fits("weights of a checkpoint".to_owned(), shards.len(), layouts.len())?;
         for (shard, layout) in shards.iter().zip(layouts) {
             let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
-            let moments = if layout.frozen { 0 } else { elements };
-            let parts = [
-                ("master", &shard.master, elements),
-                ("exp_avg", &shard.exp_avg, moments),
-                ("exp_avg_sq", &shard.exp_avg_sq, moments),
-            ];
-            for (name, values, expected) in parts {
+            let lists = weights.lists_of(layout);
+            let parts =
+                [("master", &shard.master), ("exp_avg", &shard.exp_avg), ("exp_avg_sq", &shard.exp_avg_sq)];
+            for (place, (name, values)) in parts.into_iter().enumerate() {
+                let expected = if place <= lists { elements } else { 0 };
                 fits(format!("elements of {name} of `{}`", layout.name), values.len(), expected)?;
             }
         }

@@ -21,9 +21,9 @@ pub enum Content {
     /// `[rows_per_rank, cols]`: see [`crate::format::split_master`].
     MasterRemainder(WeightId),
     /// First Adam moment, shaped as the master, in the element type of
-    /// [`StateLayout::moments`](super::StateLayout::moments).
+    /// [`StateLayout::moments`](super::StateLayout::moments); or the first list of a rule of the trainer's own.
     ExpAvg(WeightId),
-    /// Second Adam moment, like the first.
+    /// Second Adam moment, like the first; or the second list.
     ExpAvgSq(WeightId),
     /// FP32 main grad of the rank's rows, shaped as the master.
     MainGrad(WeightId),

@@ -6,18 +6,23 @@
 use half::bf16;
 use serde::Serialize;
 
+use super::content::Content;
 use crate::config::{Masters, Moments};
 use crate::format::{AmaxChoice, Format, Via};
+use crate::id::WeightId;
 
 /// Element types of the optimizer state, and what is kept for the scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct StateLayout {
-    /// Both Adam moments.
+    /// Adam's moments, both; f32 for a rule of the trainer's own.
     pub moments: Moments,
     /// Masters of sharded weights.
     pub masters: Masters,
     /// Delayed scaling of per-tensor FP8 weights; without it their scales are current.
     pub delayed: Option<Delayed>,
+    /// Unless set, Adam updates the weights. Otherwise a rule of the trainer's own does, which keeps so many lists of
+    /// values beside every master.
+    pub own_states: Option<u8>,
 }
 
 /// Delayed scaling: which amaxes are remembered, and which of them counts.
@@ -30,6 +35,17 @@ pub struct Delayed {
 }
 
 impl StateLayout {
+    /// Lists of values that are kept beside the master of every weight that trains: two moments for Adam.
+    #[must_use]
+    pub fn lists(self) -> usize {
+        self.own_states.map_or(2, usize::from)
+    }
+
+    /// The slots of these lists for one weight that trains.
+    pub fn kept(self, weight: WeightId) -> impl Iterator<Item = Content> {
+        [Content::ExpAvg(weight), Content::ExpAvgSq(weight)].into_iter().take(self.lists())
+    }
+
     /// Bytes of one element of a moment.
     #[must_use]
     pub const fn moment_bytes(self) -> usize {

@@ -158,4 +158,10 @@ impl Weights {
             _ => None,
         }
     }
+
+    /// Lists of state that are kept beside the master of a weight: none if it is frozen.
+    #[must_use]
+    pub fn lists_of(&self, weight: &WeightLayout) -> usize {
+        if weight.frozen { 0 } else { self.state.lists() }
+    }
 }

@@ -114,6 +114,15 @@ impl Op {
             Self::Vote { records, optimizer_step, gradient_scale, vote } => {
                 vec![(*records, Read), (*optimizer_step, Update), (*gradient_scale, Read), (*vote, Write)]
             }
+            Self::Update { states, vote, learning_rate, .. } => {
+                let mut all = vec![(*vote, Read), (*learning_rate, Read)];
+                for state in states {
+                    all.push((state.master, Update));
+                    all.extend(state.kept.iter().map(|slot| (*slot, Update)));
+                    all.push((state.main_grad, Read));
+                }
+                all
+            }
             Self::Adam { states, vote, learning_rate, .. } => {
                 let mut all = vec![(*vote, Read), (*learning_rate, Read)];
                 for state in states {

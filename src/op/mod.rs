@@ -13,7 +13,7 @@ mod vocabulary;
 
 pub use operands::{
     AdamOperand, Chunk, DequantizePart, GatherPart, MasterOperand, Operand, OperandRole, ReducePart,
-    ShardOperand, SumPart, SumTarget, TransposePart,
+    ShardOperand, SumPart, SumTarget, TransposePart, UpdateOperand,
 };
 pub use records::{NormRecord, Vote};
 pub use vocabulary::{Op, Reduction};

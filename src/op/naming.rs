@@ -62,6 +62,7 @@ impl Op {
             Self::GatherRecords { .. } => "gather records",
             Self::Vote { .. } => "vote",
             Self::Adam { .. } => "adam",
+            Self::Update { .. } => "update",
         }
     }
 }

@@ -160,6 +160,19 @@ impl MasterOperand {
     }
 }
 
+/// State of one weight that a rule of the trainer's own updates.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct UpdateOperand {
+    /// The weight.
+    pub weight: WeightId,
+    /// Its whole master, updated.
+    pub master: SlotId,
+    /// The lists that the rule keeps, updated: as many as [`StateLayout::lists`](crate::layout::StateLayout::lists).
+    pub kept: Vec<SlotId>,
+    /// Main grad, read.
+    pub main_grad: SlotId,
+}
+
 /// Optimizer state of one weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct AdamOperand {

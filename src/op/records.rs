@@ -50,6 +50,12 @@ impl Vote {
     /// A closure failed; the step is skipped.
     pub const CLOSURE: u32 = 2;
 
+    /// What takes a main grad to the gradient that an optimizer uses: unscaled and clipped.
+    #[must_use]
+    pub const fn factor(&self) -> f32 {
+        self.clip * self.unscale
+    }
+
     /// Whether everything after the vote must leave the weights alone.
     #[must_use]
     pub const fn skips(&self) -> bool {

@@ -6,7 +6,8 @@
 use serde::Serialize;
 
 use super::operands::{
-    AdamOperand, Chunk, DequantizePart, GatherPart, Operand, ReducePart, ShardOperand, SumPart, TransposePart,
+    AdamOperand, Chunk, DequantizePart, GatherPart, Operand, ReducePart, ShardOperand, SumPart,
+    TransposePart, UpdateOperand,
 };
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, CallId, SlotId, WeightId};
@@ -245,6 +246,18 @@ pub enum Op {
         bucket: BucketId,
         /// State of its weights.
         states: Vec<AdamOperand>,
+        /// The vote, which carries clip factor and step count.
+        vote: SlotId,
+        /// Learning rate.
+        learning_rate: SlotId,
+    },
+    /// Runs the trainer's own rule of updates on masters of a bucket. It has no effect when the vote says fault; on a
+    /// GPU the rule's kernels see to that.
+    Update {
+        /// The bucket.
+        bucket: BucketId,
+        /// State of its weights.
+        states: Vec<UpdateOperand>,
         /// The vote, which carries clip factor and step count.
         vote: SlotId,
         /// Learning rate.

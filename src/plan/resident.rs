@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use super::PlanError;
-use crate::config::Masters;
+use crate::config::{Masters, Moments, Optimizer};
 use crate::id::{BufferId, MicroBatchId};
 use crate::layout::{Content, MAX_ARENA, Region, Residency, Slot, WeightLayout, Weights, aligned};
 use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
@@ -32,6 +32,7 @@ impl ResidentLayout {
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
         check_masters(weights)?;
+        check_own_rule(weights)?;
         check_scaling(weights)?;
         let mut cursor = Cursor { bytes: 0 };
         let mut names: Vec<(String, Content)> = Vec::new();
@@ -58,8 +59,9 @@ impl ResidentLayout {
                     add(format!("{name} master"), Content::Master(*weight));
                 }
                 if !members.frozen {
-                    add(format!("{name} exp_avg"), Content::ExpAvg(*weight));
-                    add(format!("{name} exp_avg_sq"), Content::ExpAvgSq(*weight));
+                    for (kept, list) in weights.state.kept(*weight).zip(["exp_avg", "exp_avg_sq"]) {
+                        add(format!("{name} {list}"), kept);
+                    }
                     add(format!("{name} main grad"), Content::MainGrad(*weight));
                 }
                 match members.placement {
@@ -151,6 +153,20 @@ fn check_masters(weights: &Weights) -> Result<(), PlanError> {
         Some(layout) => {
             Err(PlanError::Masters { weight: layout.name.clone(), format: layout.format.to_string() })
         }
+    }
+}
+
+/// A rule of the trainer's own gets f32 values, in two lists at most.
+fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
+    let state = weights.state;
+    let is_f32 = (state.moments, state.masters) == (Moments::F32, Masters::F32);
+    match state.own_states {
+        Some(lists) if !is_f32 || !Optimizer::OWN_STATES.contains(&lists) => Err(PlanError::Policy {
+            key: "optimizer.own_states",
+            value: lists.to_string(),
+            advice: "keep at most 2 lists for a rule of your own, and masters and moments in f32",
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -42,9 +42,11 @@ pub struct WeightState {
     /// FP32 master, row-major.
     pub master: Vec<f32>,
     /// First moment; empty if the weight was frozen. A session in which it is frozen ignores moments. One in
-    /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`].
+    /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`]. Of a
+    /// rule of the trainer's own it is the first list of state, and empty if it keeps none. Which rule that was a
+    /// checkpoint does not say.
     pub exp_avg: Vec<f32>,
-    /// Second moment, there if the first is.
+    /// Second moment, there if the first is; or the second list of state.
     pub exp_avg_sq: Vec<f32>,
     /// Quantized planes, one entry per stored orientation; none for a replicated weight.
     pub planes: Vec<PlanesState>,
@@ -57,10 +59,15 @@ pub struct WeightState {
 }
 
 impl WeightState {
-    /// Has it as many values as its shape says, of both moments or of neither?
+    /// Has it as many values as its shape says, of both moments, of none, or of the first list alone?
     pub(super) fn is_whole(&self) -> bool {
         let (elements, moments) = (self.shape.elements(), [self.exp_avg.len(), self.exp_avg_sq.len()]);
-        self.master.len() == elements && (moments == [elements; 2] || moments == [0; 2])
+        self.master.len() == elements && [[elements; 2], [elements, 0], [0; 2]].contains(&moments)
+    }
+
+    /// Lists of state beside the master.
+    pub(super) fn lists(&self) -> usize {
+        [&self.exp_avg, &self.exp_avg_sq].into_iter().filter(|list| !list.is_empty()).count()
     }
 }
 
@@ -165,18 +172,19 @@ impl Checkpoint {
             .iter()
             .filter_map(|layout| by_name.get(layout.name.as_str()).map(|state| (*state, layout)))
             .map(|(state, layout)| {
+                let lists = weights.map_or(0, |weights| weights.lists_of(layout));
                 let rows = layout.shard.rows_of(rank);
                 let cols = layout.shard.shape.cols;
                 let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
-                let moment = |of: &[f32]| match of.get(range.clone()) {
-                    _ if layout.frozen => Vec::new(),
+                let list = |number: usize, of: &[f32]| match of.get(range.clone()) {
+                    _ if number >= lists => Vec::new(),
                     Some(values) => values.to_vec(),
                     None => vec![0.0; range.len()],
                 };
                 WeightShard {
                     master: state.master[range.clone()].to_vec(),
-                    exp_avg: moment(&state.exp_avg),
-                    exp_avg_sq: moment(&state.exp_avg_sq),
+                    exp_avg: list(0, &state.exp_avg),
+                    exp_avg_sq: list(1, &state.exp_avg_sq),
                     delayed: weights.and_then(|weights| {
                         Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
                     }),

@@ -27,7 +27,8 @@ use crate::whole_file::WholeFile;
 /// one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32
 /// `[1]`, by which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per
 /// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
-/// `zeros`. Weights that were frozen have no moments, and the metadata list them; they also hold
+/// `zeros`. Weights that were frozen have no moments, and the metadata list them as `frozen`, like all weights of a
+/// rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`. They also hold
 /// [`Checkpoint::notes`], a JSON object of strings. Version 1 had no carried
 /// buffers; such a file loads as a checkpoint without any.
 ///
@@ -97,11 +98,12 @@ impl FileStore {
             None => BTreeMap::new(),
             Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
         };
-        let frozen: Vec<String> = match about.get("frozen") {
-            None => Vec::new(),
-            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+        let names_in = |key: &str| match about.get(key) {
+            None => Ok(HashSet::new()),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error)),
         };
-        let frozen: HashSet<String> = frozen.into_iter().collect();
+        let (frozen, one_state): (HashSet<String>, HashSet<String>) =
+            (names_in("frozen")?, names_in("one_state")?);
         let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
             None if version == VERSION => return Err(self.content("it has no `carried`")),
             None => Some(Vec::new()),
@@ -114,8 +116,13 @@ impl FileStore {
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
             let (shape, master) = self.values(&tensors, &tensors::state_name(&name, StatePart::Master))?;
+            let lists = match (frozen.contains(&name), one_state.contains(&name)) {
+                (true, _) => 0,
+                (false, true) => 1,
+                (false, false) => 2,
+            };
             let moment = |part| {
-                if frozen.contains(&name) {
+                if !StatePart::kept(lists).any(|kept| kept == part) {
                     return Ok(Vec::new());
                 }
                 let tensor = tensors::state_name(&name, part);
@@ -232,15 +239,18 @@ impl FileStore {
         if let Some(state) = checkpoint.weights.iter().find(|state| !state.is_whole()) {
             let elements = state.shape.elements();
             return Err(self.content(format!(
-                "`{}` does not hold {elements} values of its master, and as many of both moments or none",
+                "`{}` does not hold {elements} values of its master, and as many of both moments, of none, or of the \
+                 first alone",
                 state.name
             )));
         }
-        let frozen = checkpoint.weights.iter().filter(|state| state.exp_avg.is_empty());
-        let frozen: Vec<&str> = frozen.map(|state| state.name.as_str()).collect();
-        if !frozen.is_empty() {
-            let listed = serde_json::to_string(&frozen).map_err(|error| self.content(error))?;
-            about.insert("frozen".to_owned(), listed);
+        for (key, lists) in [("frozen", 0), ("one_state", 1)] {
+            let some = checkpoint.weights.iter().filter(|state| state.lists() == lists);
+            let some: Vec<&str> = some.map(|state| state.name.as_str()).collect();
+            if !some.is_empty() {
+                let listed = serde_json::to_string(&some).map_err(|error| self.content(error))?;
+                about.insert(key.to_owned(), listed);
+            }
         }
         Ok(about)
     }

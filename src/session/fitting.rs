@@ -33,7 +33,8 @@ pub(super) struct Claims<'a> {
 pub(super) struct WeightClaim<'a> {
     pub(super) name: &'a str,
     pub(super) shape: Shape,
-    pub(super) has_moments: bool,
+    /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
+    pub(super) lists: usize,
 }
 
 /// What it says of a carried buffer.
@@ -102,12 +103,17 @@ impl Claims<'_> {
             let Some(claim) = by_name.get(layout.name.as_str()) else {
                 return Err(self.other_weights(weights));
             };
-            self.check_weight(**claim, layout)?;
+            self.check_weight(**claim, layout, weights.lists_of(layout))?;
         }
         Ok(())
     }
 
-    fn check_weight(&self, claim: WeightClaim<'_>, layout: &WeightLayout) -> Result<(), String> {
+    fn check_weight(
+        &self,
+        claim: WeightClaim<'_>,
+        layout: &WeightLayout,
+        lists: usize,
+    ) -> Result<(), String> {
         let name = claim.name;
         if claim.shape != layout.shard.shape {
             return Err(format!(
@@ -115,7 +121,16 @@ impl Claims<'_> {
                 claim.shape, layout.shard.shape
             ));
         }
-        if !claim.has_moments && !layout.frozen && self.optimizer_step > 0 {
+        let is_other = claim.lists != lists && !layout.frozen && self.optimizer_step > 0;
+        if is_other && claim.lists > 0 {
+            return Err(format!(
+                "of `{name}` the checkpoint has {} lists of state beside the master and the session keeps {lists} \
+                 (optimizer.own_states); update it by the same rule, or import `checkpoint.restart_optimizer()`, or of \
+                 parts `PartFiles::restart_optimizer`, by which all state begins anew",
+                claim.lists
+            ));
+        }
+        if is_other {
             return Err(format!(
                 "`{name}` trains here, was frozen there and has no moments, after {} optimizer steps; import \
                  `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which all moments \
@@ -166,7 +181,7 @@ impl Checkpoint {
         let weights = self.weights.iter().map(|state| WeightClaim {
             name: &state.name,
             shape: state.shape,
-            has_moments: !(state.exp_avg.is_empty() && state.exp_avg_sq.is_empty()),
+            lists: state.lists(),
         });
         let carried = match &self.carried {
             Carried::Zeros => None,
@@ -194,7 +209,9 @@ impl Checkpoint {
             let Some(state) = by_name.get(layout.name.as_str()) else { continue };
             if !state.is_whole() {
                 let (name, elements) = (&state.name, state.shape.elements());
-                return Err(format!("`{name}` does not hold {elements} values of master and moments"));
+                return Err(format!(
+                    "`{name}` does not hold {elements} values of its master and of the lists of state beside it"
+                ));
             }
             let place = MasterRows::from_the_first(&state.name, state.shape.cols);
             sound::check_master(place, &state.master, layout.format, via)?;

@@ -58,6 +58,7 @@ impl From<&Config> for StateLayout {
         Self {
             moments: config.optimizer.moments,
             masters: config.optimizer.masters,
+            own_states: config.optimizer.own_states,
             delayed: (quantize.scaling == Scaling::Delayed).then_some(delayed),
         }
     }

@@ -30,16 +30,19 @@ pub(super) fn check_master(
     ))
 }
 
-/// Moments, the first and the second, must be what Adam makes, and finite as they are kept.
+/// Moments, the first and the second, must be what Adam makes, and finite as they are kept. What a rule of the
+/// trainer's own keeps must be finite.
 pub(super) fn check_moments(
     rows: MasterRows<'_>,
     [first, second]: [&[f32]; 2],
     layout: StateLayout,
 ) -> Result<(), String> {
-    let moments = [
-        ("first moment", first, f32::NEG_INFINITY, "is not finite"),
-        ("second moment", second, 0.0, "is no mean of squares"),
-    ];
+    let (least, what) = match layout.own_states {
+        None => (0.0, "is no mean of squares"),
+        Some(_) => (f32::NEG_INFINITY, "is not finite"),
+    };
+    let moments =
+        [("first moment", first, f32::NEG_INFINITY, "is not finite"), ("second moment", second, least, what)];
     for (which, values, least, what) in moments {
         let is_sound = |value: f32| value >= least && layout.moment(value).is_finite();
         let Some(position) = values.iter().position(|value| !is_sound(*value)) else { continue };

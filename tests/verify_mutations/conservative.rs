@@ -162,7 +162,9 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     match kind {
         LaneKind::Communicator(_) => collective,
         LaneKind::Compute => !collective,
-        LaneKind::Quantize | LaneKind::Sum => !collective && !matches!(op, Op::Compute { .. }),
+        LaneKind::Quantize | LaneKind::Sum => {
+            !collective && !matches!(op, Op::Compute { .. } | Op::Update { .. })
+        }
     }
 }
 
@@ -177,7 +179,7 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
             };
             (pairs.iter().any(odd), *group)
         }
-        Op::GradNorm { .. } | Op::Adam { .. } => {
+        Op::GradNorm { .. } | Op::Adam { .. } | Op::Update { .. } => {
             let of_rank = |slot: &SlotId| matches!(content(slot), Content::LocalGrad(_));
             (op.accesses().iter().any(|(slot, _)| of_rank(slot)), Group::World)
         }

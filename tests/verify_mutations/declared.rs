@@ -141,6 +141,17 @@ fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Ve
             put(*optimizer_step, Content::OptimizerStep);
             put(*vote, Content::Vote);
         }
+        Op::Update { states, .. } => {
+            for state in states {
+                let weight = state.weight;
+                put(state.master, Content::Master(weight));
+                for (list, wanted) in
+                    state.kept.iter().zip([Content::ExpAvg(weight), Content::ExpAvgSq(weight)])
+                {
+                    put(*list, wanted);
+                }
+            }
+        }
         Op::Adam { states, .. } => {
             for state in states {
                 let weight = state.weight;

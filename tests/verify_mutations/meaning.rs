@@ -18,7 +18,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency, Slot};
 use warpweft::model::Role;
-use warpweft::op::{AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, SumTarget};
+use warpweft::op::{AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, SumTarget, UpdateOperand};
 use warpweft::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
@@ -382,6 +382,14 @@ impl<'p> Memory<'p> {
                 let by = term((name, bucket, group, self.read(*vote), self.read(*learning_rate)));
                 states.iter().for_each(|state| self.update(by, state));
             }
+            Op::Update { bucket, states, vote, learning_rate } => {
+                let group = states.first().map(|state| self.plan.weights.layout(state.weight).parameters);
+                let by = term((name, bucket, group, self.read(*vote), self.read(*learning_rate)));
+                for UpdateOperand { weight, master, kept, main_grad } in states {
+                    let state: Vec<SlotId> = [master].into_iter().chain(kept).copied().collect();
+                    self.rewrite(by, *weight, &state, *main_grad);
+                }
+            }
         }
     }
 
@@ -417,9 +425,13 @@ impl<'p> Memory<'p> {
             MasterOperand::Split { shard, remainder } => vec![shard, remainder],
         };
         let state: Vec<SlotId> = halves.into_iter().chain([exp_avg, exp_avg_sq]).collect();
-        let made = (by, weight, self.all(&state), self.read(main_grad));
-        for (position, slot) in state.into_iter().enumerate() {
-            self.write(slot, Cell::of((&made, position)));
+        self.rewrite(by, weight, &state, main_grad);
+    }
+
+    fn rewrite(&mut self, by: Term, weight: WeightId, state: &[SlotId], main_grad: SlotId) {
+        let made = (by, weight, self.all(state), self.read(main_grad));
+        for (position, slot) in state.iter().enumerate() {
+            self.write(*slot, Cell::of((&made, position)));
         }
     }
 }

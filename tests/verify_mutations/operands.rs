@@ -65,6 +65,13 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         Op::Vote { records, optimizer_step, gradient_scale, vote } => {
             vec![records, optimizer_step, gradient_scale, vote]
         }
+        Op::Update { states, vote, learning_rate, .. } => {
+            let mut slots = vec![vote, learning_rate];
+            for state in states {
+                slots.extend([&mut state.master, &mut state.main_grad].into_iter().chain(&mut state.kept));
+            }
+            slots
+        }
         Op::Adam { states, vote, learning_rate, .. } => {
             let mut slots = vec![vote, learning_rate];
             for state in states {
@@ -116,6 +123,8 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
         Op::SumGradient { parts, .. } => absent(&mut parts.first_mut()?.landed),
         Op::GradNorm { main_grads, .. } => one(main_grads, draw),
         Op::Adam { states, .. } => one(states, draw),
+        Op::Update { states, .. } if draw.one_in(2) => one(states, draw),
+        Op::Update { states, .. } => one(&mut states.first_mut()?.kept, draw),
         _ => None,
     }
 }
@@ -224,7 +233,8 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
         | Op::RecordAmax { bucket, .. }
         | Op::FusedScale { bucket, .. }
         | Op::PartialCast { bucket, .. }
-        | Op::Adam { bucket, .. } => *bucket = BucketId::at(draw.below(buckets)),
+        | Op::Adam { bucket, .. }
+        | Op::Update { bucket, .. } => *bucket = BucketId::at(draw.below(buckets)),
         _ => return None,
     }
     Some(())

@@ -2,7 +2,7 @@
 
 use super::memory::BorrowError;
 use crate::backend::BackendError;
-use crate::backend::closures::NoClosures;
+use crate::backend::closures::{NoClosures, UpdateFault};
 use crate::format::FormatError;
 use crate::id::RankId;
 
@@ -15,6 +15,8 @@ pub(super) enum OpError {
     Format(#[from] FormatError),
     #[error(transparent)]
     NoClosures(#[from] NoClosures),
+    #[error(transparent)]
+    Update(#[from] UpdateFault),
     #[error("this lane has no communicator; collectives belong on one")]
     NoCommunicator,
     #[error("{0} has not reserved its arena; reserve it before anything is enqueued")]

@@ -5,6 +5,7 @@
 //! goes on says so to the rank and is done as any other.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::bound::BoundTask;
 use super::context::LaneContext;
@@ -13,7 +14,8 @@ use super::surface::CpuSurface;
 use super::{collective, delayed, gradient, optimizer, planes, quantize};
 use crate::backend::ClosureFault;
 use crate::backend::closures::fault_word;
-use crate::backend::local::{ComputeCall, LocalOp};
+use crate::backend::local::{ComputeCall, LocalOp, Update};
+use crate::op::Vote;
 
 /// What remains to be reported of a finished task.
 #[derive(Debug, Default)]
@@ -47,6 +49,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         LocalOp::GradNorm(op) => gradient::grad_norm(op, arena)?,
         LocalOp::Vote(op) => gradient::vote(op, arena)?,
         LocalOp::Adam(op) => optimizer::adam(op, arena, &context.presence.diverged)?,
+        LocalOp::Update(op) => update(op, context)?,
         LocalOp::Collective(op) => {
             let joined = collective::collective(op, task, context)?;
             return Ok(Done { joined: Some(joined), ..Done::default() });
@@ -62,10 +65,26 @@ fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<Closure
     if arena.read::<u32>(op.fault)?.iter().any(|fault| *fault != 0) {
         return Ok(None);
     }
-    let surface = CpuSurface::new(Arc::clone(arena), Arc::clone(&op.call));
+    let surface = CpuSurface::new(Arc::clone(arena), op.call.clone());
     let fault = context.closures.run(context.presence.rank, &op.call, &surface)?;
     if let Some(fault) = &fault {
         arena.write::<u32>(op.fault)?.fill(fault_word(fault));
     }
     Ok(fault)
+}
+
+/// Runs the trainer's own rule, unless the vote skips the step, and looks at what it left.
+fn update(op: &Update, context: &mut LaneContext) -> Result<(), OpError> {
+    let arena = &context.arena;
+    if arena.read::<Vote>(op.vote)?.iter().any(Vote::skips) {
+        return Ok(());
+    }
+    let surface = CpuSurface::new(Arc::clone(arena), op.update.clone());
+    context.closures.update(context.presence.rank, &op.update, &surface)?;
+    for (values, largest) in &op.looked_at {
+        if !arena.read::<f32>(*values)?.iter().all(|value| value.abs() <= *largest) {
+            context.presence.diverged.store(true, Ordering::SeqCst);
+        }
+    }
+    Ok(())
 }

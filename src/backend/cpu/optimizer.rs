@@ -21,7 +21,7 @@ pub(super) fn adam(op: &Adam, arena: &Arena, diverged: &AtomicBool) -> Result<()
     }
     let learning_rate = arena.read::<f32>(op.learning_rate)?.first().copied().unwrap_or(0.0);
     let learning_rate = learning_rate * op.learning_rate_scale;
-    let step = AdamStep::new(&op.settings, op.largest, vote.step, vote.clip * vote.unscale, learning_rate);
+    let step = AdamStep::new(&op.settings, op.largest, vote.step, vote.factor(), learning_rate);
     for state in &op.states {
         let goes_on = match op.moments {
             Moments::F32 => update::<f32>(state, arena, &step)?,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytemuck::Pod;
 
 use super::memory::{Arena, BorrowError, ReadSlice, WriteSlice};
-use crate::compute::{BoundCall, ComputeContext, ComputeError, LeftOut, SPOILED, Surface};
+use crate::compute::{Borrower, ComputeContext, ComputeError, LeftOut, SPOILED, Surface};
 use crate::layout::Region;
 use crate::model::Call;
 
@@ -36,17 +36,17 @@ where
 #[derive(Debug)]
 pub struct CpuSurface {
     arena: Arc<Arena>,
-    call: Arc<BoundCall>,
+    borrower: Arc<dyn Borrower>,
 }
 
 impl CpuSurface {
-    pub(super) fn new(arena: Arc<Arena>, call: Arc<BoundCall>) -> Self {
-        Self { arena, call }
+    pub(super) fn new(arena: Arc<Arena>, borrower: Arc<dyn Borrower>) -> Self {
+        Self { arena, borrower }
     }
 
     fn refusal(&self, error: BorrowError) -> ComputeError {
-        let (call, reason) = (self.call.call.name.clone(), error.to_string());
-        let named = |region| self.call.name_at(region);
+        let (call, reason) = (self.borrower.name().to_owned(), error.to_string());
+        let named = |region| self.borrower.name_at(region);
         match error {
             BorrowError::Element { region, element } => {
                 ComputeError::Element { call, what: named(region), bytes: region.bytes, element }

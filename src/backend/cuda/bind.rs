@@ -112,6 +112,10 @@ impl Binder<'_> {
             Preparation { kernels: self.kernels, arena: self.arena, diverged: self.progress.diverged() };
         Ok(Work::Commands(match op {
             LocalOp::Compute(call) => return Ok(Work::Call(call)),
+            LocalOp::Update(op) => {
+                let look = Command::kernel(prepare.look(&op)?);
+                return Ok(Work::Update(op.update, look));
+            }
             LocalOp::ClearFault { fault } => {
                 return Ok(Work::ClearFault(Command::zero(self.arena, fault).into_iter().collect()));
             }

@@ -12,6 +12,7 @@ use super::script::Script;
 use super::stream::Event;
 use super::timeline::Timeline;
 use crate::backend::local::ComputeCall;
+use crate::compute::BoundUpdate;
 use crate::id::{EventId, TaskId};
 
 /// A plan bound to one rank.
@@ -46,6 +47,8 @@ pub(super) enum Work {
     Commands(Vec<Command>),
     /// Runs a closure, which enqueues.
     Call(ComputeCall),
+    /// Runs the trainer's own rule, which enqueues, and then looks at what that left.
+    Update(Arc<BoundUpdate>, Command),
     /// Sets the fault word, and what the host knows of it, to no fault.
     ClearFault(Vec<Command>),
 }

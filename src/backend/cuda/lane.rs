@@ -90,7 +90,7 @@ impl CudaStream {
                 all(commands)
             }
             Work::Call(call) if !*faulted => {
-                let surface = CudaSurface::new(*arena, handles.clone(), Arc::clone(&call.call));
+                let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());
                 let run = || closures.run(*rank, &call.call, &surface);
                 let failed = stream.meter().within(Activity::Closure, run);
                 let failed = failed.map_err(|error| CudaFailure::Refused(error.to_string()))?;
@@ -104,6 +104,13 @@ impl CudaStream {
                 Ok(())
             }
             Work::Call(_) => Ok(()),
+            Work::Update(update, look) => {
+                let surface = CudaSurface::new(*arena, handles.clone(), update.clone());
+                let run = || closures.update(*rank, update, &surface);
+                let updated = stream.meter().within(Activity::Closure, run);
+                updated.map_err(|error| CudaFailure::Refused(error.to_string()))?;
+                all(std::slice::from_ref(look))
+            }
         };
         match &bound.timeline {
             None => enqueue(),

@@ -9,13 +9,13 @@ use super::address::DeviceAddress;
 use super::failure::CudaFailure;
 use super::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
-    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LearningRate, MasterFragment, MasterState,
-    NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
-    ZeroOperand,
+    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LearningRate, LookOperand, MasterFragment,
+    MasterState, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand,
+    VoteOperand, ZeroOperand,
 };
 use crate::backend::local::{
     Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Largest, Master,
-    Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose,
+    Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose, Update,
 };
 use crate::format::{Format, Orientation, Shape, Via};
 use crate::layout::Region;
@@ -249,6 +249,17 @@ impl Preparation<'_> {
             vote: self.at(op.vote),
             max_norm: op.max_norm,
         })
+    }
+
+    /// What is looked at behind a rule of the trainer's own.
+    pub(super) fn look(&self, op: &Update) -> Result<KernelLaunch, CudaFailure> {
+        let operand = |(values, largest): &(Region, f32)| LookOperand {
+            values: self.at(*values),
+            elements: values.bytes / size_of::<f32>(),
+            largest: *largest,
+        };
+        let operands: Vec<_> = op.looked_at.iter().map(operand).collect();
+        self.kernels.look(&operands, self.at(op.vote), self.diverged)
     }
 
     pub(super) fn adam(&self, op: &Adam) -> Result<KernelLaunch, CudaFailure> {

@@ -16,7 +16,7 @@ use super::context::DeviceOrdinal;
 use super::holdings::Holdings;
 use super::stream::Stream;
 use crate::backend::Meter;
-use crate::compute::{BoundCall, ComputeContext, ComputeError, LentSlice, SPOILED, Surface};
+use crate::compute::{Borrower, ComputeContext, ComputeError, LentSlice, SPOILED, Surface};
 use crate::layout::Region;
 use crate::model::Call;
 
@@ -186,12 +186,12 @@ where
 pub struct CudaSurface {
     arena: DeviceAddress,
     handles: CudaHandles,
-    call: Arc<BoundCall>,
+    borrower: Arc<dyn Borrower>,
 }
 
 impl CudaSurface {
-    pub(super) const fn new(arena: DeviceAddress, handles: CudaHandles, call: Arc<BoundCall>) -> Self {
-        Self { arena, handles, call }
+    pub(super) fn new(arena: DeviceAddress, handles: CudaHandles, borrower: Arc<dyn Borrower>) -> Self {
+        Self { arena, handles, borrower }
     }
 
     fn elements<T>(&self, region: Region) -> Result<usize, ComputeError> {
@@ -203,8 +203,8 @@ impl CudaSurface {
             return Ok(region.bytes / element);
         }
         Err(ComputeError::Element {
-            call: self.call.call.name.clone(),
-            what: self.call.name_at(region),
+            call: self.borrower.name().to_owned(),
+            what: self.borrower.name_at(region),
             bytes: region.bytes,
             element,
         })
@@ -232,7 +232,7 @@ impl Surface for CudaSurface {
         // SAFETY: the region is the call's own in the rank's arena, and the stream is that of its lane.
         let fill = || unsafe { result::memset_d8_async(to, SPOILED, region.bytes, self.handles.stream) };
         self.handles.driver(fill).map_err(|error| ComputeError::Spoil {
-            call: self.call.call.name.clone(),
+            call: self.borrower.name().to_owned(),
             reason: format!("{error:?}"),
         })
     }

@@ -15,6 +15,7 @@ mod optimizer;
 mod planes;
 mod quantize;
 mod resolve;
+mod update;
 
 pub(super) use assemble::Assemble;
 #[cfg(feature = "cuda")]
@@ -28,6 +29,7 @@ pub(super) use optimizer::{Adam, Largest, Master, State};
 pub(super) use planes::{Dequantize, Transpose};
 pub(super) use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
 pub(super) use resolve::resolve;
+pub(super) use update::Update;
 
 use std::sync::Arc;
 
@@ -66,6 +68,7 @@ pub(super) enum LocalOp {
     GradNorm(GradNorm),
     Vote(CastVote),
     Adam(Adam),
+    Update(Update),
     Collective(Collective),
 }
 

@@ -11,6 +11,7 @@ use super::gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
 use super::quantize::{FusedScale, PartialAmax, PartialCast};
+use super::update::Update;
 use super::{ComputeCall, LocalOp};
 use crate::backend::BackendError;
 use crate::compute::{BoundCall, BoundProgram};
@@ -117,6 +118,14 @@ impl Binder<'_> {
             Op::Vote { records, optimizer_step, gradient_scale, vote } => {
                 LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *gradient_scale, *vote)?)
             }
+            Op::Update { bucket, states, vote, learning_rate } => LocalOp::Update(Update::resolve(
+                self,
+                (settings.optimizer, settings.via),
+                *bucket,
+                states,
+                *vote,
+                *learning_rate,
+            )?),
             Op::Adam { states, vote, learning_rate, .. } => LocalOp::Adam(Adam::resolve(
                 self,
                 (settings.optimizer, settings.via),

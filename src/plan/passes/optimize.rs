@@ -1,4 +1,4 @@
-//! Norm, vote and Adam.
+//! Norm, vote, and Adam or the trainer's own rule.
 //!
 //! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts every main
 //! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all
@@ -13,7 +13,7 @@ use crate::format::Orientation;
 use crate::id::{BucketId, SlotId, WeightId};
 use crate::layout::Content;
 use crate::model::{Group, ParameterGroup};
-use crate::op::{AdamOperand, MasterOperand, NormRecord, Op};
+use crate::op::{AdamOperand, MasterOperand, NormRecord, Op, UpdateOperand};
 
 /// Adds the optimizer and returns the slot of the vote.
 pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
@@ -36,30 +36,55 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     let gradient_scale = draft.slot(Content::GradientScale);
     let cast = Op::Vote { records, optimizer_step, gradient_scale, vote };
     draft.add(tail, Section::Tail, DraftTask::local(cast, "step", Carrier::Quantize));
+    update(draft, vote);
+    vote
+}
+
+/// One task for the weights of a bucket and parameter group: Adam, or the trainer's own rule, which runs where its
+/// calls do.
+fn update(draft: &mut Draft<'_>, vote: SlotId) {
     let learning_rate = draft.slot(Content::LearningRate);
     for (bucket, members) in draft.weights.entries().filter(|(_, members)| !members.frozen) {
-        let mut groups: BTreeMap<ParameterGroup, Vec<AdamOperand>> = BTreeMap::new();
+        let mut groups: BTreeMap<ParameterGroup, Vec<WeightId>> = BTreeMap::new();
         for weight in &members.weights {
-            groups.entry(draft.weights.layout(*weight).parameters).or_default().push(AdamOperand {
-                weight: *weight,
-                master: master(draft, bucket, *weight),
-                exp_avg: draft.slot(Content::ExpAvg(*weight)),
-                exp_avg_sq: draft.slot(Content::ExpAvgSq(*weight)),
-                main_grad: draft.slot(Content::MainGrad(*weight)),
-            });
+            groups.entry(draft.weights.layout(*weight).parameters).or_default().push(*weight);
         }
         let alone = groups.len() == 1;
-        for states in groups.into_values() {
+        for weights in groups.into_values() {
             // What is measured of a task goes by its name, so no two groups have one.
-            let subject = match states.first().filter(|_| !alone) {
-                Some(first) => of_group(draft.name(first.weight), states.len()),
+            let subject = match weights.first().filter(|_| !alone) {
+                Some(first) => of_group(draft.name(*first), weights.len()),
                 None => bucket.to_string(),
             };
-            let op = Op::Adam { bucket, states, vote, learning_rate };
-            draft.add(tail, Section::Tail, DraftTask::local(op, subject, Carrier::Quantize));
+            let (op, carrier) = if draft.weights.state.own_states.is_some() {
+                let states = weights.into_iter().map(|weight| own(draft, weight)).collect();
+                (Op::Update { bucket, states, vote, learning_rate }, Carrier::Compute)
+            } else {
+                let states = weights.into_iter().map(|weight| adam(draft, bucket, weight)).collect();
+                (Op::Adam { bucket, states, vote, learning_rate }, Carrier::Quantize)
+            };
+            draft.add(draft.tail(), Section::Tail, DraftTask::local(op, subject, carrier));
         }
     }
-    vote
+}
+
+fn adam(draft: &Draft<'_>, bucket: BucketId, weight: WeightId) -> AdamOperand {
+    AdamOperand {
+        weight,
+        master: master(draft, bucket, weight),
+        exp_avg: draft.slot(Content::ExpAvg(weight)),
+        exp_avg_sq: draft.slot(Content::ExpAvgSq(weight)),
+        main_grad: draft.slot(Content::MainGrad(weight)),
+    }
+}
+
+fn own(draft: &Draft<'_>, weight: WeightId) -> UpdateOperand {
+    UpdateOperand {
+        weight,
+        master: draft.slot(Content::Master(weight)),
+        kept: draft.weights.state.kept(weight).map(|list| draft.slot(list)).collect(),
+        main_grad: draft.slot(Content::MainGrad(weight)),
+    }
 }
 
 fn master(draft: &Draft<'_>, bucket: BucketId, weight: WeightId) -> MasterOperand {

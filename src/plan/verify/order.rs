@@ -94,8 +94,8 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
     for (id, task) in plan.entries() {
         let kind = plan.lanes[task.lane.index()].kind;
         let fits = match (&task.op, kind) {
-            (Op::Compute { .. }, LaneKind::Compute) => true,
-            (Op::Compute { .. }, _) => false,
+            (Op::Compute { .. } | Op::Update { .. }, LaneKind::Compute) => true,
+            (Op::Compute { .. } | Op::Update { .. }, _) => false,
             (op, LaneKind::Communicator(_)) => op.is_collective(),
             (op, LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum) => !op.is_collective(),
         };

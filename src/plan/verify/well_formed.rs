@@ -242,6 +242,10 @@ impl Ids<'_> {
                 self.bucket(*bucket, place)?;
                 states.iter().try_for_each(|state| self.weight(state.weight, place))
             }
+            Op::Update { bucket, states, .. } => {
+                self.bucket(*bucket, place)?;
+                states.iter().try_for_each(|state| self.weight(state.weight, place))
+            }
             Op::Compute { call, operands, .. } => {
                 self.call_id(*call, place)?;
                 operands.iter().try_for_each(|operand| match operand.role {

@@ -63,6 +63,7 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
         | Op::Accumulate { .. }
         | Op::GradNorm { .. }
         | Op::Vote { .. }
-        | Op::Adam { .. } => 0,
+        | Op::Adam { .. }
+        | Op::Update { .. } => 0,
     }
 }

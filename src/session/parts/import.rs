@@ -52,7 +52,7 @@ impl Import {
         let weights = index.weights.iter().map(|weight| WeightClaim {
             name: &weight.name,
             shape: weight.shape(),
-            has_moments: weight.moments,
+            lists: usize::from(weight.lists),
         });
         let carried = index.carried.iter().map(|buffer| CarriedClaim {
             name: &buffer.name,
@@ -86,11 +86,13 @@ impl Import {
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(StatePart::Master)?;
         sound::check_master(rows, &master, layout.format, via).map_err(unfit)?;
-        let [exp_avg, exp_avg_sq] = match layout.frozen {
-            true => [Vec::new(), Vec::new()],
-            false if self.restarts || !saved.moments => [vec![0.0; master.len()], vec![0.0; master.len()]],
-            false => [read(StatePart::FirstMoment)?, read(StatePart::SecondMoment)?],
-        };
+        let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
+        let mut lists = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
+            true => Ok(vec![0.0; master.len()]),
+            false => read(part),
+        });
+        let mut next = || lists.next().unwrap_or_else(|| Ok(Vec::new()));
+        let (exp_avg, exp_avg_sq) = (next()?, next()?);
         sound::check_moments(rows, [&exp_avg, &exp_avg_sq], weights.state).map_err(unfit)?;
         let delayed = self.delayed(weights, layout, saved, alive)?;
         Ok(WeightShard { master, exp_avg, exp_avg_sq, delayed, ..WeightShard::default() })

@@ -70,8 +70,9 @@ pub(super) struct IndexedWeight {
     pub(super) cols: usize,
     pub(super) parts: u32,
     pub(super) rows_per_part: usize,
-    /// Has it moments? A frozen weight has none.
-    pub(super) moments: bool,
+    /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
+    #[serde(rename = "moments", with = "lists")]
+    pub(super) lists: u8,
     /// Has it a delayed scale and an amax history? They are in the part of rank 0.
     pub(super) delayed: bool,
 }
@@ -282,5 +283,35 @@ mod as_text {
         D: Deserializer<'de>,
     {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// How many lists of state: two are `true` and none `false`, as of Adam's moments, which were all there were; else the
+/// number.
+mod lists {
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Lists {
+        Moments(bool),
+        Number(u8),
+    }
+
+    pub(super) fn serialize<S: Serializer>(lists: &u8, serializer: S) -> Result<S::Ok, S::Error> {
+        match lists {
+            0 => serializer.serialize_bool(false),
+            2 => serializer.serialize_bool(true),
+            other => serializer.serialize_u8(*other),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+        match Lists::deserialize(deserializer)? {
+            Lists::Moments(moments) => Ok(if moments { 2 } else { 0 }),
+            Lists::Number(number) if number <= 2 => Ok(number),
+            Lists::Number(number) => Err(D::Error::custom(format!("{number} lists of state, of at most 2"))),
+        }
     }
 }

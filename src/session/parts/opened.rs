@@ -154,7 +154,7 @@ mod tests {
             cols: 1,
             parts: RANKS,
             rows_per_part: 1,
-            moments: false,
+            lists: 0,
             delayed: false,
         };
         let mut index = Index {

@@ -62,8 +62,8 @@ impl Save {
                 continue;
             }
             let (rows, cols) = (layout.shard.rows_of(rank).rows, layout.shard.shape.cols);
-            let is_kept = |part: &StatePart| rows > 0 && (!layout.frozen || *part == StatePart::Master);
-            for part in StatePart::ALL.into_iter().filter(is_kept) {
+            let parts = StatePart::kept(weights.lists_of(layout));
+            for part in parts.filter(|_| rows > 0) {
                 let (name, fetch) =
                     (tensors::state_name(&layout.name, part), move || state.rows(weight, part));
                 tensors.push(Tensor::later(name, Dtype::F32, vec![rows, cols], fetch));
@@ -117,7 +117,7 @@ impl Save {
             cols: layout.shard.shape.cols,
             parts: layout.shard.ranks,
             rows_per_part: layout.shard.rows_per_rank,
-            moments: !layout.frozen,
+            lists: weights.lists_of(layout) as u8,
             delayed: weights.delayed(layout.bucket).is_some(),
         });
         let buffers = carried(&self.programs).into_iter();

@@ -33,7 +33,7 @@ impl PartFiles {
         let mut weights = Vec::with_capacity(index.weights.len());
         for weight in &index.weights {
             let all = ShardRows { begin: 0, rows: weight.rows };
-            let moment = |part| match weight.moments {
+            let list = |part| match StatePart::kept(usize::from(weight.lists)).any(|kept| kept == part) {
                 true => opened.rows(weight, part, all, alive),
                 false => Ok(Vec::new()),
             };
@@ -42,8 +42,8 @@ impl PartFiles {
                 shape: weight.shape(),
                 format: weight.format,
                 master: opened.rows(weight, StatePart::Master, all, alive)?,
-                exp_avg: moment(StatePart::FirstMoment)?,
-                exp_avg_sq: moment(StatePart::SecondMoment)?,
+                exp_avg: list(StatePart::FirstMoment)?,
+                exp_avg_sq: list(StatePart::SecondMoment)?,
                 planes: Vec::new(),
                 tensor_scale: 1.0,
                 delayed: opened.delayed(weight, alive)?,

@@ -25,6 +25,8 @@ pub enum Family {
     Norm,
     /// Adam and AdamW.
     Adam,
+    /// Looking for values that are not finite.
+    Look,
     /// Copies and zeroes.
     Memory,
     /// Bytes to peers, with meetings.
@@ -39,7 +41,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -50,6 +52,7 @@ impl Family {
         Self::Sum,
         Self::Norm,
         Self::Adam,
+        Self::Look,
         Self::Memory,
         Self::Exchange,
         Self::Activation,
@@ -69,6 +72,7 @@ impl Family {
             Self::Sum => (c"sum.cu", include_str!("../../../../kernels/sum.cu")),
             Self::Norm => (c"norm.cu", include_str!("../../../../kernels/norm.cu")),
             Self::Adam => (c"adam.cu", include_str!("../../../../kernels/adam.cu")),
+            Self::Look => (c"look.cu", include_str!("../../../../kernels/look.cu")),
             Self::Activation => (c"activation.cu", include_str!("../../../../kernels/activation.cu")),
             Self::BlockScaled => (c"block_scaled.cu", include_str!("../../../../kernels/block_scaled.cu")),
             Self::Elementwise => (c"elementwise.cu", include_str!("../../../../kernels/elementwise.cu")),

@@ -102,8 +102,9 @@ impl Run<'_> {
                 ("master".to_owned(), Content::Master(weight))
             }];
             if !layout.frozen {
-                needed.push(("first moment".to_owned(), Content::ExpAvg(weight)));
-                needed.push(("second moment".to_owned(), Content::ExpAvgSq(weight)));
+                let names = ["first moment", "second moment"];
+                let kept = self.plan.weights.state.kept(weight);
+                needed.extend(names.map(str::to_owned).into_iter().zip(kept));
             }
             if layout.placement == Placement::Sharded {
                 let stored = layout.format.stored_orientations().iter();

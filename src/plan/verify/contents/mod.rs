@@ -141,6 +141,9 @@ impl<'p> Run<'p> {
             Op::Vote { records, optimizer_step, gradient_scale, vote } => {
                 self.vote(task, *records, *optimizer_step, *gradient_scale, *vote)
             }
+            Op::Update { bucket, states, vote, learning_rate } => {
+                self.update(task, *bucket, states, *vote, *learning_rate)
+            }
             Op::Adam { bucket, states, vote, learning_rate } => {
                 self.adam(task, *bucket, states, *vote, *learning_rate)
             }

@@ -1,14 +1,14 @@
-//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam.
+//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam or the trainer's own rule.
 //!
 //! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of
-//! all calls; the vote sees all ranks' records and counts the step once; Adam rewrites every such weight
-//! once, and no other, from state and main grads of this step, under that vote; one task of it speaks of one
-//! parameter group.
+//! all calls; the vote sees all ranks' records and counts the step once; Adam, or the rule that stands in its place,
+//! rewrites every such weight once, and no other, from state and main grads of this step, under that vote; one task of
+//! it speaks of one parameter group.
 
 use super::{Held, Run, Verdict, VerifyError};
 use crate::format::Orientation;
-use crate::id::{BucketId, SlotId, TaskId, WeightId};
-use crate::op::{AdamOperand, MasterOperand};
+use crate::id::{BucketId, SlotId, TaskId, Version, WeightId};
+use crate::op::{AdamOperand, MasterOperand, UpdateOperand};
 
 impl Run<'_> {
     pub(super) fn grad_norm(
@@ -99,44 +99,15 @@ impl Run<'_> {
         vote: SlotId,
         learning_rate: SlotId,
     ) -> Verdict<()> {
-        self.is_vote(task, vote)?;
-        if *self.slots.held(learning_rate) != Held::LearningRate {
-            return self.wrong_operand(
-                task,
-                learning_rate,
-                "the learning rate",
-                "name the learning rate's slot",
-            );
-        }
-        let parameters = |state: &AdamOperand| self.plan.weights.layout(state.weight).parameters;
-        if let Some([first, other]) =
-            states.array_windows().find(|[first, other]| parameters(first) != parameters(other))
-        {
-            return Err(Box::new(VerifyError::Coverage {
-                task: self.plan.describe(task),
-                problem: format!(
-                    "updates `{}` and `{}`, whose weight decay or learning rate differ, as one; give each parameter \
-                     group a task of its own",
-                    self.name(first.weight),
-                    self.name(other.weight)
-                ),
-            }));
+        let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
+        self.is_update(task, bucket, &weights, vote, learning_rate)?;
+        if self.plan.weights.state.own_states.is_some() {
+            return self
+                .other_rule(task, "lets Adam update weights that the trainer updates by a rule of its own");
         }
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
         for state in states {
             let AdamOperand { weight, master, exp_avg, exp_avg_sq, main_grad } = *state;
-            if self.plan.weights.layout(weight).frozen {
-                return Err(Box::new(VerifyError::Coverage {
-                    task: self.plan.describe(task),
-                    problem: format!("updates `{}`, which is frozen; leave it out", self.name(weight)),
-                }));
-            }
-            if self.plan.weights.layout(weight).bucket != bucket {
-                return Err(Box::new(VerifyError::Coverage {
-                    task: self.plan.describe(task),
-                    problem: format!("updates `{}`, which is not of {bucket}", self.name(weight)),
-                }));
-            }
             self.complete(task, weight, main_grad)?;
             match master {
                 MasterOperand::Whole(master) => {
@@ -158,6 +129,86 @@ impl Run<'_> {
             self.rewrite(task, exp_avg_sq, Held::ExpAvgSq(weight, old), Held::ExpAvgSq(weight, new))?;
         }
         Ok(())
+    }
+
+    /// The trainer's own rule gets what Adam gets, and rewrites the master and every list that it keeps.
+    pub(super) fn update(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        states: &[UpdateOperand],
+        vote: SlotId,
+        learning_rate: SlotId,
+    ) -> Verdict<()> {
+        let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
+        self.is_update(task, bucket, &weights, vote, learning_rate)?;
+        if self.plan.weights.state.own_states.is_none() {
+            return self.other_rule(task, "runs a rule of the trainer's own on weights that Adam updates");
+        }
+        let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
+        for UpdateOperand { weight, master, kept, main_grad } in states {
+            self.complete(task, *weight, *main_grad)?;
+            self.rewrite(task, *master, Held::Master(*weight, old), Held::Master(*weight, new))?;
+            let lists = self.plan.weights.state.lists();
+            if kept.len() != lists {
+                let name = self.name(*weight);
+                let problem = format!("updates {} lists of state of `{name}`, which has {lists}", kept.len());
+                return self.other_rule(task, &problem);
+            }
+            let versions: [fn(WeightId, Version) -> Held; 2] = [Held::ExpAvg, Held::ExpAvgSq];
+            for (slot, held) in kept.iter().zip(versions) {
+                self.rewrite(task, *slot, held(*weight, old), held(*weight, new))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What holds of any update: it is under the vote and at the step's learning rate, of weights that train, of one
+    /// bucket and one parameter group.
+    fn is_update(
+        &self,
+        task: TaskId,
+        bucket: BucketId,
+        weights: &[WeightId],
+        vote: SlotId,
+        learning_rate: SlotId,
+    ) -> Verdict<()> {
+        self.is_vote(task, vote)?;
+        if *self.slots.held(learning_rate) != Held::LearningRate {
+            return self.wrong_operand(
+                task,
+                learning_rate,
+                "the learning rate",
+                "name the learning rate's slot",
+            );
+        }
+        let coverage =
+            |problem| Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }));
+        let parameters = |weight: &WeightId| self.plan.weights.layout(*weight).parameters;
+        if let Some([first, other]) =
+            weights.array_windows().find(|[first, other]| parameters(first) != parameters(other))
+        {
+            return coverage(format!(
+                "updates `{}` and `{}`, whose weight decay or learning rate differ, as one; give each parameter group \
+                 a task of its own",
+                self.name(*first),
+                self.name(*other)
+            ));
+        }
+        for weight in weights {
+            if self.plan.weights.layout(*weight).frozen {
+                return coverage(format!("updates `{}`, which is frozen; leave it out", self.name(*weight)));
+            }
+            if self.plan.weights.layout(*weight).bucket != bucket {
+                return coverage(format!("updates `{}`, which is not of {bucket}", self.name(*weight)));
+            }
+        }
+        Ok(())
+    }
+
+    fn other_rule(&self, task: TaskId, problem: &str) -> Verdict<()> {
+        let problem = format!("{problem}; update all weights by the rule that their state is laid out for");
+        Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }))
     }
 
     /// State goes from one version to the next, in place.

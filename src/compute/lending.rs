@@ -1,0 +1,38 @@
+//! On whose behalf a surface lends memory.
+//!
+//! Law: a borrower only gives names, for messages; what it may touch is its context's business.
+
+use std::fmt;
+
+use super::bound::BoundCall;
+use super::update::BoundUpdate;
+use crate::layout::Region;
+
+/// A call or an update, as a surface names it in its errors.
+pub trait Borrower: fmt::Debug + Send + Sync {
+    /// Its name.
+    fn name(&self) -> &str;
+
+    /// What of it begins where `region` does, by name.
+    fn name_at(&self, region: Region) -> String;
+}
+
+impl Borrower for BoundCall {
+    fn name(&self) -> &str {
+        &self.call.name
+    }
+
+    fn name_at(&self, region: Region) -> String {
+        self.operand_at(region)
+    }
+}
+
+impl Borrower for BoundUpdate {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn name_at(&self, region: Region) -> String {
+        self.operand_at(region)
+    }
+}

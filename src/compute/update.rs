@@ -1,0 +1,207 @@
+//! What the trainer's own rule of updates may touch, in place of Adam.
+//!
+//! Laws:
+//! - A rule gets the rank's rows of the weights of one bucket and one parameter group: masters and what is kept
+//!   beside them to update, main grads to read; besides these the vote and the learning rate. It gets no plane, no
+//!   buffer, and no row of another rank.
+//! - EX-4: it asks for the master of every weight that it gets.
+//! - What is decided from step to step is in memory, which a recorded step reads: the vote, with clip factor and step
+//!   count, and the learning rate.
+
+use super::error::ComputeError;
+use super::lent::Lent;
+use super::{Compute, Surface};
+use crate::id::{RankId, WeightId};
+use crate::layout::Region;
+use crate::op::Vote;
+
+/// A weight that a rule updates, as far as one rank has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct UpdatedWeight {
+    /// The weight.
+    pub id: WeightId,
+    /// Its name.
+    pub name: String,
+    /// The first of the rank's rows within the whole weight.
+    pub first_row: usize,
+    /// The rank's rows. A rank may have none.
+    pub rows: usize,
+    /// Columns of the weight.
+    pub columns: usize,
+}
+
+/// State of one weight, bound to memory.
+#[derive(Debug)]
+pub(crate) struct BoundState {
+    pub(crate) weight: UpdatedWeight,
+    pub(crate) master: Region,
+    pub(crate) kept: Vec<Region>,
+    pub(crate) main_grad: Region,
+    pub(crate) lent: Lent,
+}
+
+/// An update bound to the arena.
+#[derive(Debug)]
+pub struct BoundUpdate {
+    pub(crate) name: String,
+    pub(crate) states: Vec<BoundState>,
+    pub(crate) vote: Region,
+    pub(crate) learning_rate: Region,
+    pub(crate) learning_rate_scale: f32,
+    pub(crate) weight_decay: f32,
+}
+
+impl BoundUpdate {
+    /// Carries out the update on `rank` by the rule of its closures, which gets its memory from `surface`.
+    ///
+    /// # Errors
+    /// What the rule or the surface says, [`ComputeError::NotUpdated`] for a master that it did not ask for.
+    pub fn run<S: Surface>(
+        &self,
+        rank: RankId,
+        surface: &S,
+        closures: &mut dyn Compute<S>,
+    ) -> Result<(), ComputeError> {
+        self.states.iter().for_each(|state| state.lent.begin());
+        closures.update(&UpdateContext { rank, bound: self, surface })?;
+        match self.states.iter().find(|state| !state.lent.is_marked()) {
+            None => Ok(()),
+            Some(state) => Err(ComputeError::NotUpdated { weight: state.weight.name.clone() }),
+        }
+    }
+
+    /// The operand that begins where `region` does.
+    pub(super) fn operand_at(&self, region: Region) -> String {
+        let begins = |other: Region| other.bytes > 0 && other.offset == region.offset;
+        for BoundState { weight, master, kept, main_grad, .. } in &self.states {
+            let parts = [("master", Some(master)), ("main grad", Some(main_grad))];
+            let lists = ["first state", "second state"].into_iter().zip(kept.iter().map(Some));
+            let found =
+                parts.into_iter().chain(lists).find(|(_, part)| part.is_some_and(|part| begins(*part)));
+            if let Some((what, _)) = found {
+                return format!("the {what} of `{}`", weight.name);
+            }
+        }
+        format!("the memory at byte {}", region.offset)
+    }
+}
+
+/// What one update may touch, for as long as it runs. See [`Compute::update`].
+#[derive(Debug)]
+pub struct UpdateContext<'a, S: Surface> {
+    rank: RankId,
+    bound: &'a BoundUpdate,
+    surface: &'a S,
+}
+
+impl<'a, S: Surface> UpdateContext<'a, S> {
+    /// The rank whose rows are updated.
+    #[must_use]
+    pub fn rank(&self) -> RankId {
+        self.rank
+    }
+
+    /// The weights to update: those of one format, placement and parameter group. All others come with updates of
+    /// their own, in the same step.
+    pub fn weights(&self) -> impl Iterator<Item = &'a UpdatedWeight> {
+        self.bound.states.iter().map(|state| &state.weight)
+    }
+
+    /// The master to update, f32 `[rows, columns]`: the rank's rows.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] for a weight that is not of this update.
+    pub fn master(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
+        let state = self.state(weight)?;
+        state.lent.mark();
+        self.surface.write(state.master)
+    }
+
+    /// The gradient, f32 `[rows, columns]`: the mean over ranks and micro-batches, neither clipped nor unscaled. To
+    /// be multiplied by [`Vote::factor`].
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] for a weight that is not of this update.
+    pub fn main_grad(&self, weight: WeightId) -> Result<S::Read<'a, f32>, ComputeError> {
+        self.surface.read(self.state(weight)?.main_grad)
+    }
+
+    /// The first list that is kept beside the master, to update; f32 `[rows, columns]`, zeros before the first step.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] if `optimizer.own_states` asks for no list, or for a weight that is not of this
+    /// update.
+    pub fn first_state(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
+        self.kept(weight, 0)
+    }
+
+    /// The second list, like [`UpdateContext::first_state`].
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless `optimizer.own_states` is 2, or for a weight that is not of this update.
+    pub fn second_state(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
+        self.kept(weight, 1)
+    }
+
+    /// The verdict over the step, one value: whether it [skips](Vote::skips), the [factor](Vote::factor) on gradients,
+    /// and how many steps the optimizer has taken with this one.
+    ///
+    /// On the CPU a rule is not called in a step that is skipped. On a GPU it is, because the host does not know then:
+    /// its kernels read the vote and leave everything as it is.
+    ///
+    /// # Errors
+    /// What the surface says.
+    pub fn vote(&self) -> Result<S::Read<'a, Vote>, ComputeError> {
+        self.surface.read(self.bound.vote)
+    }
+
+    /// The learning rate of the step, one f32, to be multiplied by [`UpdateContext::learning_rate_scale`].
+    ///
+    /// # Errors
+    /// What the surface says.
+    pub fn learning_rate(&self) -> Result<S::Read<'a, f32>, ComputeError> {
+        self.surface.read(self.bound.learning_rate)
+    }
+
+    /// What the weights' parameter group has as a factor on the learning rate; constant over steps.
+    #[must_use]
+    pub fn learning_rate_scale(&self) -> f32 {
+        self.bound.learning_rate_scale
+    }
+
+    /// The weight decay λ of the weights: that of their parameter group, or `optimizer.weight_decay`; constant over
+    /// steps.
+    #[must_use]
+    pub fn weight_decay(&self) -> f32 {
+        self.bound.weight_decay
+    }
+
+    /// What the backend hands to closures besides memory: the stream of the compute lane on a GPU, `()` on the CPU.
+    #[must_use]
+    pub fn handles(&self) -> &'a S::Handles {
+        self.surface.handles()
+    }
+
+    fn kept(&self, weight: WeightId, list: usize) -> Result<S::Write<'a, f32>, ComputeError> {
+        let state = self.state(weight)?;
+        match state.kept.get(list) {
+            Some(region) => self.surface.write(*region),
+            None => Err(self.undeclared(format!(
+                "state number {} of `{}`, and optimizer.own_states is {}",
+                list + 1,
+                state.weight.name,
+                state.kept.len()
+            ))),
+        }
+    }
+
+    fn state(&self, weight: WeightId) -> Result<&'a BoundState, ComputeError> {
+        let found = self.bound.states.iter().find(|state| state.weight.id == weight);
+        found.ok_or_else(|| self.undeclared(format!("{weight}, which is not of this update")))
+    }
+
+    fn undeclared(&self, what: String) -> ComputeError {
+        ComputeError::NotDeclared { call: self.bound.name.clone(), what }
+    }
+}
