@@ -119,8 +119,14 @@ fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
         let model = model.clone();
         let run =
             move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context);
-        let update = move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context);
-        Ok(Box::new(updating(run, update)) as Box<dyn Compute<CpuSurface>>)
+        let boxed: Box<dyn Compute<CpuSurface>> = match lists {
+            None => Box::new(run),
+            Some(lists) => {
+                let update = move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context);
+                Box::new(updating(run, update))
+            }
+        };
+        Ok(boxed)
     })
 }
 

@@ -7,13 +7,13 @@
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeError, UpdateContext};
 
-/// Updates the weights of one task; `lists` are kept beside each, or Adam would have had to update them.
-pub(crate) fn run(lists: Option<u8>, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+/// Updates the weights of one task, beside each of which so many lists are kept.
+pub(crate) fn run(lists: u8, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     match lists {
-        Some(0) => descent(context),
-        Some(1) => momentum(context),
-        Some(2) => adam_w(context),
-        other => Err(ComputeError::closure(format!("{other:?} lists are for no rule"))),
+        0 => descent(context),
+        1 => momentum(context),
+        2 => adam_w(context),
+        other => Err(ComputeError::closure(format!("{other} lists are for no rule"))),
     }
 }
 

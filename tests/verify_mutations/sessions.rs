@@ -25,12 +25,16 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
     let (model, lists) = (sample.program.model().clone(), config.optimizer.own_states);
     let closures = move |_: RankId| {
         let model = model.clone();
-        let run =
-            move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context);
-        updating(run, move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context))
+        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context)
     };
-    let builder =
-        Session::builder(config, closures).program(sample.program.clone()).initialize(closure::initial);
+    let builder = match lists {
+        None => Session::builder(config, closures),
+        Some(lists) => Session::builder(config, move |rank: RankId| {
+            let update = move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context);
+            updating(closures(rank), update)
+        }),
+    };
+    let builder = builder.program(sample.program.clone()).initialize(closure::initial);
     let mut session = builder.start_cpu(sample.ranks).await.unwrap();
     let ranks: Vec<RankId> = (0..sample.ranks).map(RankId::new).collect();
     let of_role = |role: Role| sample.program.buffers().iter().filter(move |spec| spec.role == role);
