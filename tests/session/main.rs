@@ -6,6 +6,7 @@ mod elements;
 mod executors;
 mod frozen;
 mod loss_scale;
+mod own_rule;
 mod programs;
 mod states;
 #[path = "../trainer/mod.rs"]
