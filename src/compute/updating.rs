@@ -17,7 +17,6 @@ pub struct Updating<C, R> {
 /// This is gradient descent with momentum:
 ///
 /// ```
-/// use warpweft::compute::updating;
 /// use warpweft::prelude::*;
 ///
 /// fn descend(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
