@@ -1,17 +1,17 @@
 //! The embedder's side: the trait a trainer implements and what its calls may touch.
 //!
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
-//! declared, in the way it was declared, and the loss scale to read; likewise a rule of updates. What a closure captures is constant over
-//! steps; whatever changes is in declared buffers. The type that lends memory is the backend's [`Surface`];
-//! nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose closure never
+//! declared, in the way it was declared, and the loss scale to read. A rule of updates has a context of its own,
+//! which hands out the state it updates. What a closure captures is constant over steps; whatever changes is in
+//! declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose closure never
 //! asks for it, has failed: its readers would find what was in that memory before.
 
+mod borrower;
 mod bound;
 mod context;
 mod error;
 mod filled;
 mod left_out;
-mod lending;
 mod lent;
 mod program;
 mod run;
@@ -20,12 +20,12 @@ mod surface;
 mod update;
 mod updating;
 
+pub use borrower::Borrower;
 pub use bound::BoundCall;
 pub(crate) use bound::bound_planes;
 pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
 pub use left_out::LeftOut;
-pub use lending::Borrower;
 pub(crate) use lent::Lent;
 pub use program::BoundProgram;
 pub use seat::Seat;

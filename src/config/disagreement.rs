@@ -144,6 +144,25 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_rule_of_the_trainer_s_own_is_refused_where_masters_or_moments_are_not_f32() {
+        let with = |moments, masters| {
+            let mut config = Config::default();
+            config.optimizer.own_states = Some(1);
+            (config.optimizer.beta2, config.optimizer.moments, config.optimizer.masters) =
+                (0.99, moments, masters);
+            config.validate()
+        };
+        assert!(with(Moments::F32, Masters::F32).is_ok());
+        for (moments, masters, words) in [
+            (Moments::Bf16, Masters::F32, "`optimizer.moments` is \"bf16\""),
+            (Moments::F32, Masters::Bf16Remainder, "`optimizer.masters` is \"bf16_remainder\""),
+        ] {
+            let said = with(moments, masters).unwrap_err().to_string();
+            assert!(said.contains(words) && said.contains("`optimizer.own_states` is set"), "{said}");
+        }
+    }
+
     /// What the limit is for: with a decay this slow a moment of zero gradients never falls.
     #[test]
     fn a_moment_in_bf16_falls_at_the_limit_and_stands_still_beyond_it() {

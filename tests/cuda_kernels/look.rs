@@ -44,16 +44,17 @@ fn one_value_beyond_its_tensor_s_bound_sets_the_word_and_the_bound_itself_does_n
                         largest: bounds[number],
                     })
                     .collect();
+                let goes_on = value.abs() <= bound;
                 let what = format!("{value} at {at} of tensor {which}, {skewed} elements on");
                 for (vote, skips) in [(&on_vote, false), (&on_skip, true)] {
                     let on_word = gpu.buffer(&[0_u32]);
                     gpu.run(gpu.kernels.look(&operands, vote.address(), on_word.address()));
-                    let told = !(value.abs() <= bound) && !skips;
+                    let told = !goes_on && !skips;
                     assert_eq!(on_word.read(), [u32::from(told)], "{what}, skips {skips}");
                 }
                 let alone = gpu.buffer(&[0_u32]);
                 gpu.run(gpu.kernels.look(&operands[which..=which], on_vote.address(), alone.address()));
-                assert_eq!(alone.read(), [u32::from(!(value.abs() <= bound))], "{what}, alone");
+                assert_eq!(alone.read(), [u32::from(!goes_on)], "{what}, alone");
             }
         }
     }
