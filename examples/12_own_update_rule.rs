@@ -9,6 +9,7 @@
 mod print;
 
 use warpweft::prelude::*;
+use warpweft::session::SessionBuilder;
 
 use print::println;
 
@@ -63,12 +64,13 @@ fn fit(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     Ok(())
 }
 
-/// Trains by Adam, or by Lion, and returns the resident bytes of a rank.
-async fn train(name: &str, own_states: Option<u8>, rate: f32) -> Result<usize, Box<dyn std::error::Error>> {
-    let mut config = Config::default();
-    config.optimizer.own_states = own_states;
-    let closures = |_rank| updating(on_cpu(|_, context| fit(context)), lion);
-    let mut session = Session::builder(config, closures).program(declare()?).start_cpu(2).await?;
+/// Trains at a rate that falls to 0, and returns the resident bytes of a rank.
+async fn train(
+    name: &str,
+    builder: SessionBuilder<CpuSurface>,
+    rate: f32,
+) -> Result<usize, Box<dyn std::error::Error>> {
+    let mut session = builder.program(declare()?).start_cpu(2).await?;
     for step in 0..STEPS {
         session.set_learning_rate(rate * (1.0 - step as f32 / STEPS as f32))?;
         for rank in 0..2 {
@@ -88,8 +90,13 @@ async fn train(name: &str, own_states: Option<u8>, rate: f32) -> Result<usize, B
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let adamw = train("AdamW", None, 0.01).await?;
-    let lion = train("Lion", Some(1), 0.005).await?;
+    let closure = on_cpu(|_, context| fit(context));
+    let adamw = train("AdamW", Session::builder(Config::default(), move |_| closure), 0.01).await?;
+
+    let mut config = Config::default();
+    config.optimizer.own_states = Some(1); // the momentum
+    let builder = Session::builder(config, move |_| updating(closure, lion));
+    let lion = train("Lion", builder, 0.005).await?;
     println!("Lion takes {:.0} % of AdamW's resident memory", 100.0 * lion as f64 / adamw as f64);
     Ok(())
 }

@@ -10,8 +10,8 @@ impl Config {
     /// The first two keys that do not go together.
     pub(super) fn disagreement(&self, entries: &[Entry]) -> Option<ConfigError> {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
-        let found = found.or_else(|| self.moments_that_stand_still(entries));
-        found.or_else(|| self.own_rule_of_halves(entries))
+        let found = found.or_else(|| self.own_rule_of_halves(entries));
+        found.or_else(|| self.moments_that_stand_still(entries))
     }
 
     /// A key that is sound, and whose value cannot be followed where it is to be used: what is wrong with it
@@ -149,8 +149,7 @@ mod tests {
         let with = |moments, masters| {
             let mut config = Config::default();
             config.optimizer.own_states = Some(1);
-            (config.optimizer.beta2, config.optimizer.moments, config.optimizer.masters) =
-                (0.99, moments, masters);
+            (config.optimizer.moments, config.optimizer.masters) = (moments, masters);
             config.validate()
         };
         assert!(with(Moments::F32, Masters::F32).is_ok());

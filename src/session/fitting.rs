@@ -132,9 +132,9 @@ impl Claims<'_> {
         }
         if is_other && self.optimizer_step > 0 {
             return Err(format!(
-                "`{name}` trains here, was frozen there and has no moments, after {} optimizer steps; import \
-                 `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which all moments \
-                 begin anew, or freeze it here too",
+                "`{name}` trains here, and the checkpoint has no moments of it after {} optimizer steps, because it was \
+                 frozen there or updated by a rule that keeps none; import `checkpoint.restart_optimizer()`, or of \
+                 parts `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here too",
                 self.optimizer_step
             ));
         }

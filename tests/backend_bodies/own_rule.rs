@@ -23,16 +23,21 @@ async fn session(capture: Capture, own_states: Option<u8>) -> Session {
     config.optimizer.own_states = own_states;
     (config.optimizer.weight_decay, config.optimizer.max_norm) = (0.01, 1.0);
     let Declared { program, products } = declare_with(&[], 1);
-    let factory = move |rank: RankId| {
+    let closure = move |rank: RankId| {
         let (products, mut layers) = (products.clone(), Layers::new(rank, &formats()));
-        let run = move |call: &Call, context: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
+        move |call: &Call, context: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
             let (block, products) = &products[&call.name];
             products.iter().try_for_each(|product| layers.run(*block, context, *product).map(drop))
-        };
-        let mut rule = Rule::new();
-        updating(run, move |context: &UpdateContext<'_, Surface>| rule.adamw(context))
+        }
     };
-    start(Session::builder(config, factory).program(program).initialize(initial), most_recorded_ranks()).await
+    let builder = match own_states {
+        None => Session::builder(config, closure),
+        Some(_) => Session::builder(config, move |rank| {
+            let mut rule = Rule::new();
+            updating(closure(rank), move |context: &UpdateContext<'_, Surface>| rule.adamw(context))
+        }),
+    };
+    start(builder.program(program).initialize(initial), most_recorded_ranks()).await
 }
 
 fn feed(session: &mut Session, step: u32) {

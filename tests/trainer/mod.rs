@@ -121,8 +121,8 @@ impl Trainer {
 
     /// A session builder with this trainer's programs, masters and closures.
     pub fn builder(&self, config: Config, mischief: &Mischief) -> SessionBuilder<CpuSurface> {
-        let no_rule = |_: &UpdateContext<'_, CpuSurface>| Err(ComputeError::NoRule);
-        self.builder_updating(config, mischief, no_rule)
+        let run = self.closure(mischief);
+        self.with_programs(Session::builder(config, move |_: RankId| run.clone()))
     }
 
     /// The same with a rule of updates.
@@ -135,18 +135,24 @@ impl Trainer {
     where
         R: FnMut(&UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static,
     {
+        let run = self.closure(mischief);
+        self.with_programs(Session::builder(config, move |_: RankId| updating(run.clone(), rule.clone())))
+    }
+
+    fn closure(
+        &self,
+        mischief: &Mischief,
+    ) -> impl FnMut(&Call, &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError>
+    + Clone
+    + Send
+    + Sync
+    + 'static {
         let (trainer, mischief) = (self.clone(), mischief.clone());
-        let closures = move |_: RankId| {
-            let (trainer, mischief) = (trainer.clone(), mischief.clone());
-            let run = move |call: &Call, context: &ComputeContext<'_, CpuSurface>| {
-                trainer.run(call, context, &mischief)
-            };
-            updating(run, rule.clone())
-        };
-        Session::builder(config, closures)
-            .program(self.train.clone())
-            .program(self.evaluate.clone())
-            .initialize(initial)
+        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| trainer.run(call, context, &mischief)
+    }
+
+    fn with_programs(&self, builder: SessionBuilder<CpuSurface>) -> SessionBuilder<CpuSurface> {
+        builder.program(self.train.clone()).program(self.evaluate.clone()).initialize(initial)
     }
 
     /// A running session on `ranks` ranks.
