@@ -46,6 +46,14 @@ impl StateLayout {
         [Content::ExpAvg(weight), Content::ExpAvgSq(weight)].into_iter().take(self.lists())
     }
 
+    /// What these lists are, in words.
+    pub(crate) fn names_of_lists(self) -> [&'static str; 2] {
+        match self.own_states {
+            None => ["first moment", "second moment"],
+            Some(_) => ["first state", "second state"],
+        }
+    }
+
     /// Bytes of one element of a moment.
     #[must_use]
     pub const fn moment_bytes(self) -> usize {

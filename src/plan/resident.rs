@@ -28,6 +28,7 @@ impl ResidentLayout {
     /// # Errors
     /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size or type,
     /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16,
+    /// [`PlanError::Policy`] when a rule of the trainer's own is to have more than two lists, or other values than f32,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
@@ -59,7 +60,11 @@ impl ResidentLayout {
                     add(format!("{name} master"), Content::Master(*weight));
                 }
                 if !members.frozen {
-                    for (kept, list) in weights.state.kept(*weight).zip(["exp_avg", "exp_avg_sq"]) {
+                    let lists = match weights.state.own_states {
+                        None => ["exp_avg", "exp_avg_sq"],
+                        Some(_) => weights.state.names_of_lists(),
+                    };
+                    for (kept, list) in weights.state.kept(*weight).zip(lists) {
                         add(format!("{name} {list}"), kept);
                     }
                     add(format!("{name} main grad"), Content::MainGrad(*weight));

@@ -3,6 +3,7 @@
 
 mod ahead;
 mod joined;
+mod own_rule;
 mod parts;
 mod replicas;
 mod states;

@@ -126,6 +126,25 @@ pub(crate) fn features() -> Vec<Feature> {
         let adams = plan.tasks.iter().filter(|task| matches!(task.op, Op::Adam { .. }));
         adams.count() > plan.weights.buckets.len()
     });
+    for lists in 0..=2 {
+        let has = move |_: &Sample, plan: &StepPlan| updates(plan, |kept| kept == lists);
+        all.push((format!("a rule of its own with {lists} lists"), Box::new(has)));
+    }
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("a bucket of several parameter groups that a rule of its own updates", |_, plan| {
+        let updates = plan.tasks.iter().filter(|task| matches!(task.op, Op::Update { .. }));
+        updates.count() > plan.weights.buckets.len()
+    });
+    add("a rule of its own at the end of a sum, with replicas", |_, plan| {
+        let is_last = plan.accumulation == Accumulation::Last && plan.weights.mesh.replicas() > 1;
+        is_last && updates(plan, |_| true)
+    });
+    add("a rule of its own whose masters are cast by delayed scales", |sample, plan| {
+        sample.config.quantize.scaling == Scaling::Delayed && updates(plan, |_| true)
+    });
+    add("a rule of its own beside a frozen weight", |_, plan| {
+        plan.weights.layouts.iter().any(|layout| layout.frozen) && updates(plan, |_| true)
+    });
     add("a frozen weight that a step leaves as it is, sharded and not", |sample, plan| {
         let frozen = |placement| {
             let mut weights = sample.program.model().weights().iter();
@@ -247,6 +266,15 @@ pub(crate) fn features() -> Vec<Feature> {
 fn continues(plan: &StepPlan, placement: Placement) -> bool {
     let adds = |op: &Op| matches!(op, Op::Accumulate { weight, .. } if plan.weights.layout(*weight).placement == placement);
     plan.accumulation.continues() && plan.tasks.iter().any(|task| adds(&task.op))
+}
+
+/// Does a rule of the program's own update a weight beside which so many lists are kept?
+fn updates(plan: &StepPlan, wanted: impl Fn(usize) -> bool) -> bool {
+    let states = plan.tasks.iter().flat_map(|task| match &task.op {
+        Op::Update { states, .. } => states.as_slice(),
+        _ => &[],
+    });
+    states.into_iter().any(|state| wanted(state.kept.len()))
 }
 
 /// Does a plan dequantize such a part?

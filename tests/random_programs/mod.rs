@@ -40,6 +40,9 @@ const FROZEN: u64 = 1 << 60;
 /// Tells the draw of what a step is of a step of the optimizer from the others.
 const PART: u64 = 1 << 61;
 
+/// Tells the draw of who updates weights from the others.
+const RULE: u64 = 1 << 62;
+
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
@@ -68,6 +71,10 @@ impl Sample {
             part = parts.among(&PARTS);
         }
         let mut config = config(draw, &model);
+        let (rule, optimizer) = (&mut Draw::new(mix(seed ^ RULE)), &mut config.optimizer);
+        if (optimizer.moments, optimizer.masters) == (Moments::F32, Masters::F32) && rule.one_in(2) {
+            optimizer.own_states = Some(rule.below(3) as u8);
+        }
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
         config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
         if draw.one_in(4) {

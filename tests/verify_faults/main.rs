@@ -45,6 +45,7 @@ mod groups;
 mod malformed;
 mod micro_batches;
 mod order;
+mod own_rule;
 mod programs;
 mod races;
 mod replicas;

@@ -161,6 +161,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("split training", split_training()),
         ("delayed training", delayed_training()),
         ("delayed prologue", delayed_prologue()),
+        ("training by a rule of its own", own_training()),
         ("evaluation", evaluation()),
         ("prologue", prologue()),
         ("quantize then evaluate", quantize_then_evaluate()),
@@ -218,6 +219,17 @@ fn delayed() -> (StepPlan, StepPlan) {
     let settings = Delayed { history: 4, choice: AmaxChoice::Largest };
     let state = StateLayout { delayed: Some(settings), ..StateLayout::default() };
     plans_with(&mixed_program(Format::NVFP4_2D, Format::FP8_TENSOR_E4M3), state)
+}
+
+/// The training step in NVFP4, its weights updated by a rule of the trainer's own that keeps one list.
+pub(crate) fn own_training() -> StepPlan {
+    let state = StateLayout { own_states: Some(1), ..StateLayout::default() };
+    plan_of_state(&training_program(Format::NVFP4_2D), state)
+}
+
+/// The step of a program on four ranks that keep this state.
+pub(crate) fn plan_of_state(program: &StepProgram, state: StateLayout) -> StepPlan {
+    plans_with(program, state).1
 }
 
 /// Prologue and step.

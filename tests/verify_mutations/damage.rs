@@ -7,6 +7,7 @@
 use warpweft::id::{CommSeq, LaneId, SlotId, TaskId, Version};
 use warpweft::layout::{ALIGNMENT, Content, Residency, Slot};
 use warpweft::model::Accumulation;
+use warpweft::op::Op;
 use warpweft::plan::StepPlan;
 
 use crate::books::{drop_task, duplicate, move_task, signal};
@@ -40,10 +41,11 @@ pub(crate) enum Edit {
     ForgetRelease,
     ChangePart,
     UseTwin,
+    ChangeOptimizer,
 }
 
 impl Edit {
-    pub(crate) const ALL: [Self; 23] = [
+    pub(crate) const ALL: [Self; 24] = [
         Self::DropFence,
         Self::RedirectFence,
         Self::DropEvent,
@@ -67,6 +69,7 @@ impl Edit {
         Self::ForgetRelease,
         Self::ChangePart,
         Self::UseTwin,
+        Self::ChangeOptimizer,
     ];
 
     /// Does the edit touch nothing but what a plan says about itself? It may do no harm then.
@@ -148,14 +151,7 @@ impl Edit {
             }
             Self::ChangeOperand => {
                 let task = draw.below(plan.tasks.len());
-                let sizes: Vec<usize> = plan.arena.slots.iter().map(|slot| slot.region.bytes).collect();
-                let mut slots = slots_of(&mut plan.tasks[task].op);
-                let position = draw.below(slots.len());
-                let slot = &mut *slots[position];
-                let alike: Vec<usize> = (0..sizes.len())
-                    .filter(|other| sizes[*other] == sizes[slot.index()] && *other != slot.index())
-                    .collect();
-                *slot = SlotId::at(*draw.of(&alike)?);
+                change_operand(&mut plan, task, draw)?;
             }
             Self::ExchangeOperands => {
                 let sizes: Vec<usize> = plan.arena.slots.iter().map(|slot| slot.region.bytes).collect();
@@ -247,12 +243,41 @@ impl Edit {
                         .for_each(|named| *named = twin);
                 }
             }
+            // A task that updates weights, of which a plan has few: Adam's, or one of the trainer's own rule.
+            Self::ChangeOptimizer => {
+                let updates = |op: &Op| matches!(op, Op::Adam { .. } | Op::Update { .. });
+                let all: Vec<usize> =
+                    (0..plan.tasks.len()).filter(|task| updates(&plan.tasks[*task].op)).collect();
+                let task = *draw.of(&all)?;
+                match draw.below(7) {
+                    0 => drop_task(&mut plan, task),
+                    1 => duplicate(&mut plan, task, task + 1),
+                    2 => move_task(&mut plan, task, near(task, draw, original)),
+                    3 => change_operand(&mut plan, task, draw)?,
+                    4 => lose_operand(&mut plan.tasks[task].op, draw)?,
+                    5 => change_phase(&mut plan, task, draw)?,
+                    _ => change_subject(&mut plan, task, draw)?,
+                }
+            }
         }
         recount(&mut plan);
         let mut untouched = original.clone();
         recount(&mut untouched);
         (plan != untouched).then_some(plan)
     }
+}
+
+/// Lets an op name another slot of the same size.
+fn change_operand(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
+    let sizes: Vec<usize> = plan.arena.slots.iter().map(|slot| slot.region.bytes).collect();
+    let mut slots = slots_of(&mut plan.tasks[task].op);
+    let position = draw.below(slots.len());
+    let slot = &mut *slots[position];
+    let alike: Vec<usize> = (0..sizes.len())
+        .filter(|other| sizes[*other] == sizes[slot.index()] && *other != slot.index())
+        .collect();
+    *slot = SlotId::at(*draw.of(&alike)?);
+    Some(())
 }
 
 /// Every fence: task and place among its waits.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
-use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
+use warpweft::compute::{Compute, ComputeContext, ComputeFactory, UpdateContext, updating};
 use warpweft::id::{RankId, TaskId, WeightId};
 use warpweft::layout::{Content, Region, Residency, Slot, WeightLayout};
 use warpweft::model::{Call, Group, Placement, Role};
@@ -20,6 +20,7 @@ use crate::closure;
 use crate::happens_before::Before;
 use crate::random_programs::Draw;
 use crate::random_programs::Sample;
+use crate::rule;
 
 struct Rank {
     backend: CpuBackend,
@@ -113,12 +114,13 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
 }
 
 fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
-    let model = sample.program.model().clone();
+    let (model, lists) = (sample.program.model().clone(), sample.config.optimizer.own_states);
     Arc::new(move |_| {
         let model = model.clone();
         let run =
             move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context);
-        Ok(Box::new(run) as Box<dyn Compute<CpuSurface>>)
+        let update = move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context);
+        Ok(Box::new(updating(run, update)) as Box<dyn Compute<CpuSurface>>)
     })
 }
 

@@ -10,6 +10,7 @@
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
 //! | `peers` | no rank touches the memory of one that does not stand still |
 //! | `reference`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
+//! | `rule` | what updates weights where Adam does not |
 //!
 //! `cargo test` runs a share of seconds.
 //! `WARPWEFT_MUTANTS=10000 cargo test --test verify_mutations -- --nocapture` runs as many harmful mutants
@@ -34,6 +35,7 @@ mod properties;
 #[path = "../random_programs/mod.rs"]
 mod random_programs;
 mod reference;
+mod rule;
 mod schedules;
 mod sessions;
 #[path = "../trainer/mod.rs"]
@@ -46,8 +48,10 @@ use damage::Edit;
 use harm::{Harm, Original};
 use part::keeps_its_word;
 use random_programs::{Draw, samples};
+use warpweft::id::LaneId;
 use warpweft::model::Call;
-use warpweft::plan::verify;
+use warpweft::op::Op;
+use warpweft::plan::{StepPlan, verify};
 
 /// How many harmful mutants and valid programs a run takes.
 fn wanted() -> usize {
@@ -82,7 +86,7 @@ fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
 fn every_harmful_mutant_is_refused() {
     let mut caught: BTreeMap<(Edit, Harm), usize> = BTreeMap::new();
     let mut conservative: BTreeMap<Class, usize> = BTreeMap::new();
-    let (mut accepted, mut harmful, mut plans) = (0, 0, 0);
+    let (mut accepted, mut harmful, mut plans, mut of_rules) = (0, 0, 0, 0);
     for (seed, _, _, plan) in samples(0) {
         if harmful >= wanted() {
             break;
@@ -90,12 +94,15 @@ fn every_harmful_mutant_is_refused() {
         plans += 1;
         let original = Original::new(&plan);
         let draw = &mut Draw::new(!seed);
-        for edit in Edit::ALL {
+        // A rule's tasks are few among many, and each of their operands is to be hit.
+        let more = if updates(&plan).is_empty() { 0 } else { 10 };
+        for edit in Edit::ALL.into_iter().chain(std::iter::repeat_n(Edit::ChangeOptimizer, more)) {
             let Some(mutant) = edit.apply(&plan, draw) else { continue };
             match (original.harm(&mutant), verify(&mutant)) {
                 (Some(harm), Err(_)) => {
                     *caught.entry((edit, harm)).or_default() += 1;
                     harmful += 1;
+                    of_rules += usize::from(updates(&mutant) != updates(&plan));
                 }
                 (Some(harm), Ok(_)) => panic!("seed {seed}: {edit:?} does harm ({harm:?}) and is accepted"),
                 (None, Err(error)) => {
@@ -107,7 +114,7 @@ fn every_harmful_mutant_is_refused() {
             }
         }
     }
-    println!("{plans} plans; {harmful} harmful mutants, all refused:");
+    println!("{plans} plans; {harmful} harmful mutants, {of_rules} of rules of updates, all refused:");
     for edit in Edit::ALL {
         let of = |((_, harm), count): (&(Edit, Harm), &usize)| format!("{harm:?} {count}");
         let counts: Vec<String> = caught.iter().filter(|((other, _), _)| *other == edit).map(of).collect();
@@ -118,7 +125,14 @@ fn every_harmful_mutant_is_refused() {
     let silent: Vec<_> =
         Edit::ALL.iter().filter(|edit| !caught.keys().any(|(other, _)| other == *edit)).collect();
     assert!(silent.iter().all(|edit| edit.is_about_books()), "no harm came of {silent:?}");
+    assert!(of_rules >= wanted() / 20, "{of_rules}");
     for harm in [Harm::Space, Harm::Deadlock, Harm::Race, Harm::Content] {
         assert!(caught.keys().any(|(_, other)| *other == harm), "{harm:?} never came up");
     }
+}
+
+/// What a plan says of the trainer's own rule: its tasks, each with its lane and how many fences it waits for.
+fn updates(plan: &StepPlan) -> Vec<(&Op, LaneId, usize)> {
+    let tasks = plan.tasks.iter().filter(|task| matches!(task.op, Op::Update { .. }));
+    tasks.map(|task| (&task.op, task.lane, task.waits.len())).collect()
 }

@@ -6,7 +6,7 @@ use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
 use warpweft::layout::Content;
 use warpweft::model::Group;
-use warpweft::op::{DequantizePart, MasterOperand, Op, Reduction, SumTarget};
+use warpweft::op::{DequantizePart, MasterOperand, Op, Reduction, SumTarget, UpdateOperand};
 use warpweft::plan::StepPlan;
 
 use crate::random_programs::Draw;
@@ -189,6 +189,22 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
             _ => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
         },
+        // Both lists in each other's place, or one more than the rule keeps, in any slot that is as large.
+        Op::Update { states, .. } => {
+            let state = draw.below(states.len());
+            let UpdateOperand { master, kept, .. } = &mut states[state];
+            let bytes = plan.arena.region(*master).bytes;
+            let alike: Vec<SlotId> = plan
+                .arena
+                .entries()
+                .filter(|(slot, found)| found.region.bytes == bytes && slot != master)
+                .map(|(slot, _)| slot)
+                .collect();
+            match kept.len() {
+                2 if draw.one_in(2) => kept.reverse(),
+                _ => kept.push(*draw.of(&alike)?),
+            }
+        }
         Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
             let shard = draw.below(shards.len());
             turned(&mut shards[shard].orientation);
@@ -207,6 +223,8 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
 pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
     let weights = plan.weights.layouts.len();
     let buckets = plan.weights.buckets.len();
+    // What a rule updates has both.
+    let names_weight = draw.one_in(2);
     let StepPlan { tasks, weights: layouts, .. } = plan;
     // Of another shape the op would not fit its slots, which every backend refuses when it binds the plan.
     let mut rename = |weight: &mut WeightId| {
@@ -228,6 +246,7 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
         | Op::RoundGradient { weight, .. }
         | Op::AddGradient { weight, .. }
         | Op::Accumulate { weight, .. } => return rename(weight),
+        Op::Update { states, .. } if names_weight => return rename(&mut states.first_mut()?.weight),
         Op::PartialAmax { bucket, .. }
         | Op::DelayedScale { bucket, .. }
         | Op::RecordAmax { bucket, .. }

@@ -14,11 +14,11 @@ use crate::wanted;
 #[test]
 fn every_case_comes_up_among_random_programs() {
     let mut missing = features();
-    for (_, sample, _, plan) in samples(9 << 32).take(400) {
+    for (_, sample, _, plan) in samples(9 << 32).take(1000) {
         missing.retain(|(_, has)| !has(&sample, &plan));
     }
     let names: Vec<&str> = missing.iter().map(|(name, _)| name.as_str()).collect();
-    assert!(names.is_empty(), "among 400 programs there is none with {names:?}");
+    assert!(names.is_empty(), "among 1000 programs there is none with {names:?}");
 }
 
 /// PL-3, PL-5. With fences added and taken away at random, the verifier and a brute-force search over all

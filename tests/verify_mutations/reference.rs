@@ -10,7 +10,7 @@ use half::bf16;
 use warpweft::config::{Masters, Moments, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Form, Gradient, Lifetime, NonNegative, ParameterGroup, Placement, Role};
+use warpweft::model::{Form, Gradient, Lifetime, NonNegative, Placement, Role};
 use warpweft::session::initial::MasterRows;
 
 use crate::closure::{self, Digest, has_tensor_scale};
@@ -21,6 +21,8 @@ use crate::random_programs::Sample;
 pub(crate) struct Outcome {
     /// Bits of every weight's master.
     pub(crate) masters: Vec<Vec<u32>>,
+    /// Bits of what is kept beside each: two moments, or as many lists as the rule has.
+    pub(crate) lists: Vec<[Vec<u32>; 2]>,
     /// Bits of every carried buffer that calls write, by name, per rank.
     pub(crate) carried: HashMap<String, Vec<Vec<u32>>>,
     /// Per step, rank and output: `[micro_batches, elements]`.
@@ -29,8 +31,8 @@ pub(crate) struct Outcome {
 
 struct Parameter {
     master: Vec<f32>,
-    exp_avg: Vec<f32>,
-    exp_avg_sq: Vec<f32>,
+    /// What is kept beside it, in which position counts.
+    lists: [Vec<f32>; 2],
 }
 
 /// Buffers of one rank.
@@ -56,7 +58,9 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         .map(|spec| {
             let mut master = vec![0.0; spec.shape.elements()];
             closure::initial(MasterRows::from_the_first(&spec.name, spec.shape.cols), &mut master);
-            Parameter { exp_avg: vec![0.0; master.len()], exp_avg_sq: vec![0.0; master.len()], master }
+            let kept = if spec.frozen { 0 } else { sample.config.optimizer.own_states.unwrap_or(2) };
+            let lists = [0, 1].map(|list| vec![0.0; if list < kept { master.len() } else { 0 }]);
+            Parameter { master, lists }
         })
         .collect();
     let mut memories: Vec<Buffers> = (0..sample.ranks).map(|_| carried(sample)).collect();
@@ -85,12 +89,19 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
                 let mut gradient = mean(sample, WeightId::at(number), &of);
                 let undone = 1.0 / added as f32;
                 gradient.iter_mut().for_each(|value| *value *= undone);
-                parameter.update(&gradient, taken, group);
+                let decay = group.weight_decay.map_or(0.0, NonNegative::value);
+                let rate = 1e-3f32 * group.learning_rate_scale.map_or(1.0, NonNegative::value);
+                match sample.config.optimizer.own_states {
+                    None | Some(2) => parameter.update(&gradient, taken, rate, decay),
+                    Some(1) => parameter.roll(&gradient, rate, decay),
+                    _ => parameter.descend(&gradient, rate, decay),
+                }
             }
         }
     }
     let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
     outcome.masters = parameters.iter().map(|parameter| bits(&parameter.master)).collect();
+    outcome.lists = parameters.iter().map(|parameter| parameter.lists.each_ref().map(bits)).collect();
     for (number, spec) in sample.program.buffers().iter().enumerate() {
         if spec.lifetime == Lifetime::Carried && spec.role != Role::Input {
             let of = |memory: &Buffers| bits(&memory[&BufferId::at(number)]);
@@ -260,18 +271,33 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
 impl Parameter {
     /// AdamW with the defaults of the configuration but for the weight's own group, operation by operation as
     /// the specification writes it.
-    fn update(&mut self, gradient: &[f32], step: i32, group: ParameterGroup) {
+    fn update(&mut self, gradient: &[f32], step: i32, rate: f32, decay: f32) {
         let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
-        let decay = group.weight_decay.map_or(0.0, NonNegative::value);
-        let rate = 1e-3f32 * group.learning_rate_scale.map_or(1.0, NonNegative::value);
         let corrected = |beta: f32| (1.0 - f64::from(beta).powi(step)) as f32;
         let (c1, c2) = (corrected(beta1), corrected(beta2));
+        let [exp_avg, exp_avg_sq] = &mut self.lists;
         for (at, gradient) in gradient.iter().enumerate() {
-            let m = beta1 * self.exp_avg[at] + (1.0 - beta1) * gradient;
-            let v = beta2 * self.exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
+            let m = beta1 * exp_avg[at] + (1.0 - beta1) * gradient;
+            let v = beta2 * exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
             let update = (m / c1) / ((v / c2).sqrt() + epsilon);
             self.master[at] -= rate * (update + decay * self.master[at]);
-            (self.exp_avg[at], self.exp_avg_sq[at]) = (m, v);
+            (exp_avg[at], exp_avg_sq[at]) = (m, v);
+        }
+    }
+
+    /// Descent with a momentum.
+    fn roll(&mut self, gradient: &[f32], rate: f32, decay: f32) {
+        for (at, gradient) in gradient.iter().enumerate() {
+            let m = 0.9f32 * self.lists[0][at] + gradient;
+            self.master[at] -= rate * (m + decay * self.master[at]);
+            self.lists[0][at] = m;
+        }
+    }
+
+    /// Plain descent.
+    fn descend(&mut self, gradient: &[f32], rate: f32, decay: f32) {
+        for (master, gradient) in self.master.iter_mut().zip(gradient) {
+            *master -= rate * (gradient + decay * *master);
         }
     }
 }

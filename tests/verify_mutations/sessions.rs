@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::ComputeContext;
+use warpweft::compute::{ComputeContext, UpdateContext, updating};
 use warpweft::config::{Capture, Config, Reduce};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Role};
@@ -13,7 +13,7 @@ use crate::random_programs::Sample;
 use crate::random_programs::samples;
 use crate::reference::{self, Outcome, is_plain};
 use crate::trainer::within_a_minute;
-use crate::{closure, wanted};
+use crate::{closure, rule, wanted};
 
 /// For each step of the optimizer, of how many steps the gradients are: enough for a step that is issued, one that is
 /// recorded and one that is replayed.
@@ -22,10 +22,12 @@ fn sums(sample: &Sample) -> &'static [u32] {
 }
 
 async fn outcome(sample: &Sample, config: Config) -> Outcome {
-    let model = sample.program.model().clone();
+    let (model, lists) = (sample.program.model().clone(), config.optimizer.own_states);
     let closures = move |_: RankId| {
         let model = model.clone();
-        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context)
+        let run =
+            move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context);
+        updating(run, move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context))
     };
     let builder =
         Session::builder(config, closures).program(sample.program.clone()).initialize(closure::initial);
@@ -60,6 +62,8 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
     let state = session.export().await.unwrap();
     let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect();
     outcome.masters = state.weights.iter().map(|weight| bits(&weight.master)).collect();
+    outcome.lists =
+        state.weights.iter().map(|weight| [bits(&weight.exp_avg), bits(&weight.exp_avg_sq)]).collect();
     if let Carried::Buffers(buffers) = state.carried {
         for buffer in buffers {
             if of_role(Role::Input).all(|spec| spec.name != buffer.name) {
@@ -76,7 +80,7 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
 /// cannot run are passed over here.
 #[test]
 fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
-    let (programs, mut accumulating) = (wanted() / 25, 0);
+    let (programs, mut accumulating, mut by_rules) = (wanted() / 25, 0, 0);
     // A budget that was found for plans of another kind, or for some of them alone, is none for a session's.
     let starts =
         |sample: &Sample| sample.reduce == Reduce::Ordered && sample.parts().all(|part| part.plans().is_ok());
@@ -91,11 +95,14 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
         let config = Config { capture, ..sample.config.clone() };
         let expected = reference::run(&sample, sums(&sample));
         accumulating += usize::from(sample.program.is_accumulating());
+        let by_rule = sample.config.optimizer.own_states.is_some() && sample.program.updates_weights();
+        by_rules += usize::from(by_rule);
         let found = within_a_minute(async move { outcome(&sample, config).await });
         assert_eq!(found, expected, "seed {seed}, {capture:?}");
     }
     println!(
-        "{programs} random programs, {accumulating} of which add gradients of several steps: the bits of an unsharded trainer"
+        "{programs} random programs, {accumulating} of which add gradients of several steps and {by_rules} of which are trained by a rule of their own: the bits of an unsharded trainer"
     );
     assert!(accumulating > programs / 20, "{accumulating}");
+    assert!(by_rules > programs / 20, "{by_rules}");
 }

@@ -104,7 +104,8 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
                 plan,
                 id,
                 format!("runs on the {kind} lane"),
-                "closures run on the compute lane alone, collectives and only collectives on a communicator's",
+                "closures and the trainer's own rule run on the compute lane alone, collectives and only collectives on \
+                 a communicator's",
             );
         }
     }

@@ -102,9 +102,8 @@ impl Run<'_> {
                 ("master".to_owned(), Content::Master(weight))
             }];
             if !layout.frozen {
-                let names = ["first moment", "second moment"];
-                let kept = self.plan.weights.state.kept(weight);
-                needed.extend(names.map(str::to_owned).into_iter().zip(kept));
+                let state = self.plan.weights.state;
+                needed.extend(state.names_of_lists().map(str::to_owned).into_iter().zip(state.kept(weight)));
             }
             if layout.placement == Placement::Sharded {
                 let stored = layout.format.stored_orientations().iter();

@@ -171,6 +171,7 @@ impl Held {
             true => "no call of this step".to_owned(),
             false => calls.iter().map(call).collect::<Vec<_>>().join(", "),
         };
+        let lists = plan.weights.state.names_of_lists();
         match self {
             Self::Nothing => "nothing: no earlier task of the step writes it".into(),
             Self::Overwritten { by, through } => {
@@ -195,8 +196,8 @@ impl Held {
             Self::MasterRemainder(weight, version) => {
                 format!("the master remainder of {} at {version}", name(weight))
             }
-            Self::ExpAvg(weight, version) => format!("the first moment of {} at {version}", name(weight)),
-            Self::ExpAvgSq(weight, version) => format!("the second moment of {} at {version}", name(weight)),
+            Self::ExpAvg(weight, version) => format!("the {} of {} at {version}", lists[0], name(weight)),
+            Self::ExpAvgSq(weight, version) => format!("the {} of {} at {version}", lists[1], name(weight)),
             Self::Shard { weight, orientation, data, scale } => {
                 let of = |version: &Option<Version>| {
                     version.map_or("not written yet".into(), |at| format!("at {at}"))
