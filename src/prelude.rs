@@ -10,14 +10,15 @@
 //! | declaring a model and its programs | [`Model`], [`StepProgram`], [`Call`], [`Phase`], [`Form`], [`DeclareError`] |
 //! | what numbers are | [`Format`], [`Orientation`], [`ElementType`] |
 //! | numbers of ranks, weights and buffers | [`RankId`], [`WeightId`], [`BufferId`] |
-//! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], [`Seat`], [`UpdateContext`], and [`on_cpu`], [`CpuSurface`] or `on_cuda`, `CudaSurface` |
+//! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], [`Seat`], and [`on_cpu`], [`CpuSurface`] or `on_cuda`, `CudaSurface` |
+//! | a rule of updates in place of Adam | [`UpdateContext`], [`updating`] |
 //! | running | [`Config`], [`Session`], [`StepReport`], [`Outcome`], [`SessionError`], and `DeviceOrdinal` for GPUs |
 //! | keeping checkpoints | [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
 
 pub use crate::backend::cpu::{CpuSurface, on_cpu};
 #[cfg(feature = "cuda")]
 pub use crate::backend::cuda::{CudaSurface, DeviceOrdinal, on_cuda};
-pub use crate::compute::{Compute, ComputeContext, ComputeError, Seat, UpdateContext};
+pub use crate::compute::{Compute, ComputeContext, ComputeError, Seat, UpdateContext, updating};
 pub use crate::config::Config;
 pub use crate::format::{ElementType, Format, Orientation};
 pub use crate::id::{BufferId, RankId, WeightId};

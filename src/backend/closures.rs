@@ -3,11 +3,11 @@
 //! Laws:
 //! - Closures are made, run and dropped on one thread.
 //! - EX-4: a closure that returns without having asked for everything that its call overwrites has failed.
-//! - After a panic a closure's state is not trusted: none runs again, and every later call faults with the
-//!   name of the call that panicked and its words.
+//! - After a panic a closure's state is not trusted: none runs again, and neither does the rule of updates. Every later
+//!   call faults, and every later update fails, with the name of what panicked and its words.
 //!
-//! The caller sees to it that no closure runs while the fault word is set, because backends keep that word in
-//! different places.
+//! The caller sees to it that no closure runs while the fault word is set, and no rule in a step that is skipped as far
+//! as the host knows, because backends keep fault word and vote in different places.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -80,30 +80,30 @@ pub(super) enum UpdateFault {
     #[error(transparent)]
     NoClosures(#[from] NoClosures),
     #[error(
-        "the rule of updates failed: {0}; some masters may be updated and others not, on some ranks, so begin a new session and import the last checkpoint"
+        "the rule of updates failed: {0}; unless the step was only being recorded, some masters may be updated now and others not, on some ranks, so begin a new session and import the last checkpoint"
     )]
     Failed(String),
 }
 
 impl<S: Surface> Closures<S> {
-    /// Carries out one update. Of closures that have panicked none runs again: in the step in which they did the vote
-    /// skips, and there is no other.
+    /// Carries out one update by the rule of the closures.
     pub(super) fn update(
         &mut self,
         rank: RankId,
         bound: &BoundUpdate,
         surface: &S,
     ) -> Result<(), UpdateFault> {
-        match self {
-            Self::None => Err(NoClosures.into()),
-            Self::Broken(_) => Ok(()),
-            Self::Ready(closures) => {
-                let run = || bound.run(rank, surface, closures.as_mut());
-                match catch_unwind(AssertUnwindSafe(run)) {
-                    Ok(Ok(())) => Ok(()),
-                    Ok(Err(error)) => Err(UpdateFault::Failed(error.to_string())),
-                    Err(panic) => Err(UpdateFault::Failed(format!("it panicked: {}", kept_words(panic)))),
-                }
+        let closures = match self {
+            Self::None => return Err(NoClosures.into()),
+            Self::Broken(message) => return Err(UpdateFault::Failed(message.clone())),
+            Self::Ready(closures) => closures,
+        };
+        match catch_unwind(AssertUnwindSafe(|| bound.run(rank, surface, closures.as_mut()))) {
+            Ok(updated) => updated.map_err(|error| UpdateFault::Failed(error.to_string())),
+            Err(panic) => {
+                let message = format!("{} panicked: {}", bound.name, kept_words(panic));
+                *self = Self::Broken(message.clone());
+                Err(UpdateFault::Failed(message))
             }
         }
     }

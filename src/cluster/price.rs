@@ -163,6 +163,17 @@ impl Prices {
                 let element = content.gradient_element().map_or(0, ElementType::bytes);
                 cluster.memory_ns(rows.saturating_mul(shard.shape.cols * element) as u64)
             }
+            // What the rule leaves is read once more, by another kernel. Its own arithmetic nobody knows.
+            Op::Update { states, .. } => {
+                let mut touched = 0u64;
+                for state in states {
+                    for slot in state.kept.iter().chain([&state.master]) {
+                        touched = touched.saturating_add(bytes(*slot)?.saturating_mul(3));
+                    }
+                    touched = touched.saturating_add(bytes(state.main_grad)?);
+                }
+                cluster.memory_ns(touched) + cluster.kernels_ns(1)
+            }
             _ => {
                 let mut touched = 0u64;
                 for (slot, access) in op.accesses() {

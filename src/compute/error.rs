@@ -1,10 +1,11 @@
 //! Why a call could not be carried out.
 //!
-//! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on.
+//! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on. An error of an
+//! update comes too late for that and ends the session.
 
 use crate::errors::with_causes;
 use crate::format::ElementType;
-use crate::id::BufferId;
+use crate::id::{BufferId, WeightId};
 
 /// Why a call could not be carried out.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -50,6 +51,31 @@ pub enum ComputeError {
         "optimizer.own_states is set, and the closures have no rule of updates: give them one by compute::updating or Compute::update, or remove optimizer.own_states for Adam"
     )]
     NoRule,
+    /// The closures have a rule of updates, and Adam is to update the weights.
+    #[error(
+        "the closures have a rule of updates, which optimizer.own_states does not ask for: set it to the number of lists that the rule keeps, or leave the rule out for Adam"
+    )]
+    RuleUnused,
+    /// The rule asked for a weight that this update is not about.
+    #[error(
+        "the rule of updates asked for {weight}, which is not of this update; take the weights of UpdateContext::weights, of which every update has others"
+    )]
+    NotOfUpdate {
+        /// The weight.
+        weight: WeightId,
+    },
+    /// The rule asked for a list of state that is not kept.
+    #[error(
+        "the rule of updates asked for {wanted} lists of state of `{weight}`, and {kept} are kept; set optimizer.own_states to {wanted}"
+    )]
+    NoState {
+        /// The weight's name.
+        weight: String,
+        /// Lists that there would have to be.
+        wanted: usize,
+        /// Lists that there are.
+        kept: usize,
+    },
     /// The rule returned without asking for the master of a weight that it was to update.
     #[error(
         "the rule of updates returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"

@@ -1,17 +1,17 @@
 //! The embedder's side: the trait a trainer implements and what its calls may touch.
 //!
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
-//! declared, in the way it was declared, and the loss scale to read; likewise a rule of updates. What a closure captures is constant over
-//! steps; whatever changes is in declared buffers. The type that lends memory is the backend's [`Surface`];
-//! nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose closure never
+//! declared, in the way it was declared, and the loss scale to read. A rule of updates has a context of its own,
+//! which hands out the state it updates. What a closure captures is constant over steps; whatever changes is in
+//! declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose closure never
 //! asks for it, has failed: its readers would find what was in that memory before.
 
+mod borrower;
 mod bound;
 mod context;
 mod error;
 mod filled;
 mod left_out;
-mod lending;
 mod lent;
 mod program;
 mod run;
@@ -20,12 +20,12 @@ mod surface;
 mod update;
 mod updating;
 
+pub use borrower::Borrower;
 pub use bound::BoundCall;
 pub(crate) use bound::bound_planes;
 pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
 pub use left_out::LeftOut;
-pub use lending::Borrower;
 pub(crate) use lent::Lent;
 pub use program::BoundProgram;
 pub use seat::Seat;
@@ -87,8 +87,8 @@ pub trait Compute<S: Surface> {
     fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>;
 
     /// Updates weights in place of Adam, where [`optimizer.own_states`](crate::config::Optimizer::own_states) is set.
-    /// In every step that has an optimizer it is called behind the vote, on every rank, once for each set of weights
-    /// of one format, placement and parameter group.
+    /// In a step that has an optimizer it is called behind the vote, on every rank, once for each set of weights of one
+    /// format, placement and parameter group.
     ///
     /// A rule works element by element, or row by row: a rank has some of the rows of a weight, and which depends on
     /// the number of ranks. Every rank of a replicated weight has all of it and must come to the same bits; so must
@@ -98,11 +98,22 @@ pub trait Compute<S: Surface> {
     /// step that will turn out to be skipped: its kernels read the [vote](UpdateContext::vote), and where that
     /// [skips](crate::op::Vote::skips) they change nothing.
     ///
+    /// Where a step is recorded it is called to be recorded, like [`Compute::run`], before the step's dynamic calls run
+    /// and not in later steps.
+    ///
     /// # Errors
-    /// Any error ends the session, because it comes too late to skip the step: some weights are updated by then, on
-    /// some ranks. The default says that there is no rule.
-    fn update(&mut self, _context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
+    /// Any error ends the session, because it comes too late to skip the step: some weights may be updated by then, on
+    /// some ranks. While a step is recorded nothing has run yet: there is no recording, and the step is issued. The
+    /// default says that there is no rule.
+    fn update(&mut self, context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
+        let _ = context;
         Err(ComputeError::NoRule)
+    }
+
+    /// Whether there is a rule of updates. A session does not start if its configuration asks for one and there is
+    /// none, or the other way around.
+    fn has_rule(&self) -> bool {
+        false
     }
 }
 

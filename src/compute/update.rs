@@ -11,8 +11,10 @@
 use super::error::ComputeError;
 use super::lent::Lent;
 use super::{Compute, Surface};
+use crate::format::Shape;
 use crate::id::{RankId, WeightId};
 use crate::layout::Region;
+use crate::model::Placement;
 use crate::op::Vote;
 
 /// A weight that a rule updates, as far as one rank has it.
@@ -23,6 +25,10 @@ pub struct UpdatedWeight {
     pub id: WeightId,
     /// Its name.
     pub name: String,
+    /// The shape of the whole weight.
+    pub shape: Shape,
+    /// Whether the ranks of a replica share it, or each has all of it.
+    pub placement: Placement,
     /// The first of the rank's rows within the whole weight.
     pub first_row: usize,
     /// The rank's rows. A rank may have none.
@@ -44,7 +50,9 @@ pub(crate) struct BoundState {
 /// An update bound to the arena.
 #[derive(Debug)]
 pub struct BoundUpdate {
+    pub(crate) program: String,
     pub(crate) name: String,
+    /// In the order of the weights' ids.
     pub(crate) states: Vec<BoundState>,
     pub(crate) vote: Region,
     pub(crate) learning_rate: Region,
@@ -102,7 +110,13 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
         self.rank
     }
 
-    /// The weights to update: those of one format, placement and parameter group. All others come with updates of
+    /// The name of the program whose step it is.
+    #[must_use]
+    pub fn program(&self) -> &'a str {
+        &self.bound.program
+    }
+
+    /// The weights to update, in the order of their ids: those of one format, placement and parameter group. All others come with updates of
     /// their own, in the same step.
     pub fn weights(&self) -> impl Iterator<Item = &'a UpdatedWeight> {
         self.bound.states.iter().map(|state| &state.weight)
@@ -111,18 +125,19 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
     /// The master to update, f32 `[rows, columns]`: the rank's rows.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] for a weight that is not of this update.
+    /// [`ComputeError::NotOfUpdate`] for a weight that is not of this update.
     pub fn master(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
         let state = self.state(weight)?;
         state.lent.mark();
         self.surface.write(state.master)
     }
 
-    /// The gradient, f32 `[rows, columns]`: the mean over ranks and micro-batches, neither clipped nor unscaled. To
-    /// be multiplied by [`Vote::factor`].
+    /// The gradient, f32 `[rows, columns]`, once it is multiplied by [`Vote::factor`]: before that it is the mean over
+    /// ranks and micro-batches, added up over [accumulated](crate::session::Session::accumulate) steps, times the loss
+    /// scale, and not clipped.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] for a weight that is not of this update.
+    /// [`ComputeError::NotOfUpdate`] for a weight that is not of this update.
     pub fn main_grad(&self, weight: WeightId) -> Result<S::Read<'a, f32>, ComputeError> {
         self.surface.read(self.state(weight)?.main_grad)
     }
@@ -130,8 +145,8 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
     /// The first list that is kept beside the master, to update; f32 `[rows, columns]`, zeros before the first step.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] if `optimizer.own_states` asks for no list, or for a weight that is not of this
-    /// update.
+    /// [`ComputeError::NoState`] if `optimizer.own_states` asks for no list, [`ComputeError::NotOfUpdate`] for a weight
+    /// that is not of this update.
     pub fn first_state(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
         self.kept(weight, 0)
     }
@@ -139,7 +154,8 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
     /// The second list, like [`UpdateContext::first_state`].
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless `optimizer.own_states` is 2, or for a weight that is not of this update.
+    /// [`ComputeError::NoState`] unless `optimizer.own_states` is 2, [`ComputeError::NotOfUpdate`] for a weight that is
+    /// not of this update.
     pub fn second_state(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
         self.kept(weight, 1)
     }
@@ -184,24 +200,18 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
     }
 
     fn kept(&self, weight: WeightId, list: usize) -> Result<S::Write<'a, f32>, ComputeError> {
-        let state = self.state(weight)?;
-        match state.kept.get(list) {
+        let BoundState { weight, kept, .. } = self.state(weight)?;
+        match kept.get(list) {
             Some(region) => self.surface.write(*region),
-            None => Err(self.undeclared(format!(
-                "state number {} of `{}`, and optimizer.own_states is {}",
-                list + 1,
-                state.weight.name,
-                state.kept.len()
-            ))),
+            None => {
+                let (weight, kept) = (weight.name.clone(), kept.len());
+                Err(ComputeError::NoState { weight, wanted: list + 1, kept })
+            }
         }
     }
 
     fn state(&self, weight: WeightId) -> Result<&'a BoundState, ComputeError> {
-        let found = self.bound.states.iter().find(|state| state.weight.id == weight);
-        found.ok_or_else(|| self.undeclared(format!("{weight}, which is not of this update")))
-    }
-
-    fn undeclared(&self, what: String) -> ComputeError {
-        ComputeError::NotDeclared { call: self.bound.name.clone(), what }
+        let found = self.bound.states.binary_search_by_key(&weight, |state| state.weight.id);
+        found.map(|at| &self.bound.states[at]).map_err(|_| ComputeError::NotOfUpdate { weight })
     }
 }

@@ -17,7 +17,6 @@ pub struct Updating<C, R> {
 /// This is gradient descent with momentum:
 ///
 /// ```
-/// use warpweft::compute::updating;
 /// use warpweft::prelude::*;
 ///
 /// fn descend(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
@@ -40,7 +39,12 @@ pub struct Updating<C, R> {
 /// let builder = Session::builder(config, move |_rank| updating(calls, descend));
 /// # let _ = builder;
 /// ```
-pub const fn updating<C, R>(closures: C, rule: R) -> Updating<C, R> {
+pub const fn updating<S, C, R>(closures: C, rule: R) -> Updating<C, R>
+where
+    S: Surface,
+    C: Compute<S>,
+    R: FnMut(&UpdateContext<'_, S>) -> Result<(), ComputeError>,
+{
     Updating { closures, rule }
 }
 
@@ -55,5 +59,9 @@ where
 
     fn update(&mut self, context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
         (self.rule)(context)
+    }
+
+    fn has_rule(&self) -> bool {
+        true
     }
 }

@@ -10,8 +10,8 @@ impl Config {
     /// The first two keys that do not go together.
     pub(super) fn disagreement(&self, entries: &[Entry]) -> Option<ConfigError> {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
-        let found = found.or_else(|| self.moments_that_stand_still(entries));
-        found.or_else(|| self.own_rule_of_halves(entries))
+        let found = found.or_else(|| self.own_rule_of_halves(entries));
+        found.or_else(|| self.moments_that_stand_still(entries))
     }
 
     /// A key that is sound, and whose value cannot be followed where it is to be used: what is wrong with it
@@ -141,6 +141,24 @@ mod tests {
             let said = with(beta1, beta2).unwrap_err().to_string();
             assert!(said.contains(&format!("`optimizer.{key}` is 0.999")), "{said}");
             assert!(said.contains("to 0.996 or less"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_rule_of_the_trainer_s_own_is_refused_where_masters_or_moments_are_not_f32() {
+        let with = |moments, masters| {
+            let mut config = Config::default();
+            config.optimizer.own_states = Some(1);
+            (config.optimizer.moments, config.optimizer.masters) = (moments, masters);
+            config.validate()
+        };
+        assert!(with(Moments::F32, Masters::F32).is_ok());
+        for (moments, masters, words) in [
+            (Moments::Bf16, Masters::F32, "`optimizer.moments` is \"bf16\""),
+            (Moments::F32, Masters::Bf16Remainder, "`optimizer.masters` is \"bf16_remainder\""),
+        ] {
+            let said = with(moments, masters).unwrap_err().to_string();
+            assert!(said.contains(words) && said.contains("`optimizer.own_states` is set"), "{said}");
         }
     }
 

@@ -84,7 +84,7 @@ pub enum Masters {
     Bf16Remainder,
 }
 
-/// Adam and clipping. All numbers are used as f32, and validated as such.
+/// Adam, or what stands in its place, and clipping. All numbers are used as f32, and validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
@@ -107,8 +107,9 @@ pub struct Optimizer {
     /// How the masters of sharded weights are stored.
     pub masters: Masters,
     /// Unless set, Adam updates the weights. Otherwise a rule of the trainer's own does
-    /// ([`UpdateRule`](crate::compute::UpdateRule)), for which so many lists of f32 values are kept beside every
-    /// master, 0 to 2. Of Adam's settings learning rate, weight decay and `max_norm` are then for that rule.
+    /// ([`updating`](crate::compute::updating)), for which so many lists of f32 values are kept beside every master, 0
+    /// to 2. The rule gets learning rate, weight decay and gradients clipped by `max_norm`; mode, betas, eps and bias
+    /// correction are Adam's, and then without effect.
     pub own_states: Option<u8>,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,

@@ -19,7 +19,6 @@ impl StatePart {
     pub const ALL: [Self; 3] = [Self::Master, Self::FirstMoment, Self::SecondMoment];
 
     /// The master, and so many lists beside it.
-    #[must_use]
     pub fn kept(lists: usize) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().take(1 + lists)
     }

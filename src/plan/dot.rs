@@ -61,7 +61,7 @@ impl StepPlan {
 
 const fn color(op: &Op) -> &'static str {
     match op {
-        Op::Compute { .. } => "#cfe8cf",
+        Op::Compute { .. } | Op::Update { .. } => "#cfe8cf",
         Op::AllGather { .. } | Op::GatherChunk { .. } => "#cfdcf2",
         Op::ReduceScatter { .. }
         | Op::ExchangeGradient { .. }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
 use super::tuning::Tuning;
-use super::{Program, Session, SessionError, Staged, Sum, SumPlan, Unseen, costs};
+use super::{Program, Session, SessionError, Staged, Sum, SumPlan, Unseen, costs, rule};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Pace};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
@@ -137,7 +137,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         backends: Vec<B>,
     ) -> Result<Session, SessionError> {
         let told = Arc::clone(&rendezvous);
-        let session = self.start_ranks(rendezvous, backends).await;
+        let closures = rule::checked(Arc::clone(&self.closures), &self.config, &self.programs);
+        let session = Self { closures, ..self }.start_ranks(rendezvous, backends).await;
         session.inspect_err(|error| drop(told.end(&error.to_string())))
     }
 

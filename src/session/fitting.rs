@@ -121,7 +121,7 @@ impl Claims<'_> {
                 claim.shape, layout.shard.shape
             ));
         }
-        let is_other = claim.lists != lists && !layout.frozen && self.optimizer_step > 0;
+        let is_other = claim.lists != lists && !layout.frozen;
         if is_other && claim.lists > 0 {
             return Err(format!(
                 "of `{name}` the checkpoint has {} lists of state beside the master and the session keeps {lists} \
@@ -130,11 +130,11 @@ impl Claims<'_> {
                 claim.lists
             ));
         }
-        if is_other {
+        if is_other && self.optimizer_step > 0 {
             return Err(format!(
-                "`{name}` trains here, was frozen there and has no moments, after {} optimizer steps; import \
-                 `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which all moments \
-                 begin anew, or freeze it here too",
+                "`{name}` trains here, and the checkpoint has no moments of it after {} optimizer steps, because it was \
+                 frozen there or updated by a rule that keeps none; import `checkpoint.restart_optimizer()`, or of \
+                 parts `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here too",
                 self.optimizer_step
             ));
         }

@@ -39,6 +39,7 @@ mod policy;
 mod pretrained;
 mod recorder;
 mod report;
+mod rule;
 mod scalars;
 mod simulation;
 mod sound;

@@ -9,10 +9,11 @@ use super::svg::{FRAME, PALETTE};
 use crate::noise::mixed;
 
 /// Places in the palette of categories that take time. Two ways to do the same share one.
-const OWN: [(&str, usize); 13] = [
+const OWN: [(&str, usize); 14] = [
     ("accumulate", 0),
     ("sum gradient", 0),
     ("adam", 1),
+    ("update", 1),
     ("all-gather", 2),
     ("all-gather chunk", 2),
     ("all-reduce", 3),

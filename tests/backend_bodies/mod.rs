@@ -1,7 +1,7 @@
 //! What every backend must do, as bodies without a device. A test program names its device in
 //! `crate::device`: `Device`, `DeviceOptions`, `on_every_rank`, `most_recorded_ranks`, `HOST_SEES_MEMORY` and the
 //! `meshes` of replicas it is asked for; and in `crate::products` what whole sessions compute on it, and how they are
-//! started: `Surface`, `Layers`, `form`, `turned`, `settled` and `start`.
+//! started: `Surface`, `Layers`, `Rule`, `form`, `turned`, `settled` and `start`.
 
 /// Lists the bodies of a file, for programs with a runner of their own, and makes each a test for the others.
 macro_rules! bodies {
@@ -29,6 +29,7 @@ pub(crate) mod forgotten;
 pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod optimizer;
+pub(crate) mod own_rule;
 pub(crate) mod parts;
 #[path = "../polled/mod.rs"]
 mod polled;

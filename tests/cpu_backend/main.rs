@@ -10,6 +10,8 @@ mod checked;
 mod closures;
 mod device;
 mod link;
+#[path = "../own_adamw/mod.rs"]
+mod own_adamw;
 mod poison;
 mod products;
 mod reduce;

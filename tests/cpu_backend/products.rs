@@ -2,7 +2,7 @@
 
 use half::bf16;
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::compute::{ComputeContext, ComputeError, UpdateContext};
 use warpweft::config::Config;
 use warpweft::format::{Format, Orientation};
 use warpweft::id::RankId;
@@ -11,6 +11,7 @@ use warpweft::session::{Session, SessionBuilder};
 
 use crate::bodies::experts::{Product, WEIGHT};
 use crate::bodies::recorded::Addresses;
+use crate::own_adamw::adamw;
 
 pub(crate) type Surface = CpuSurface;
 
@@ -71,6 +72,20 @@ impl Layers {
                 Ok([turned.as_ptr().addr() as u64, dw.as_ptr().addr() as u64])
             }
         }
+    }
+}
+
+/// A rule of updates, which needs nothing either.
+pub(crate) struct Rule;
+
+impl Rule {
+    pub(crate) fn new() -> Self {
+        Self
+    }
+
+    #[allow(clippy::unused_self, reason = "rules of other devices have state")]
+    pub(crate) fn adamw(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        adamw(context)
     }
 }
 

@@ -26,6 +26,7 @@ fn main() {
         bodies::forgotten::ALL,
         bodies::ops::ALL,
         bodies::optimizer::ALL,
+        bodies::own_rule::ALL,
         bodies::parts::ALL,
         bodies::recorded::ALL,
         bodies::accumulated::ALL,

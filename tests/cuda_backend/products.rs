@@ -1,11 +1,20 @@
-//! Products of the experts of whole sessions, on a GPU: linear layers, native FP8 where there is such a product.
+//! Products of the experts of whole sessions, on a GPU: linear layers, native FP8 where there is such a product; and a
+//! rule of updates.
+
+#![allow(unsafe_code, reason = "a rule enqueues a launch, which says why it is sound")]
+
+use std::collections::BTreeMap;
 
 use half::bf16;
-use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{ByteSize, Config, SignalBy, Transport};
+use warpweft::backend::cuda::kernels::{
+    AdamOperand, Bounds, KernelLaunch, Kernels, LearningRate, MasterState,
+};
+use warpweft::backend::cuda::{CudaSurface, DeviceAddress, DeviceOrdinal, KernelCache};
+use warpweft::compute::{ComputeContext, ComputeError, UpdateContext};
+use warpweft::config::{AdamMode, ByteSize, Config, Moments, SignalBy, Transport};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{RankId, WeightId};
+use warpweft::layout::OptimizerSettings;
 use warpweft::linear::{BackwardOperands, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
 use warpweft::model::Form;
 use warpweft::session::{Session, SessionBuilder};
@@ -96,6 +105,69 @@ impl Layers {
                 Ok(addresses)
             }
         }
+    }
+}
+
+/// AdamW by the library's kernel, as an embedder's own rule enqueues it: one launch for the weights of an update, made
+/// when they first come.
+pub(crate) struct Rule {
+    kernels: Option<Kernels>,
+    /// By the first weight of an update and the vote of its plan.
+    launches: BTreeMap<(WeightId, u64), KernelLaunch>,
+}
+
+impl Rule {
+    pub(crate) fn new() -> Self {
+        Self { kernels: None, launches: BTreeMap::new() }
+    }
+
+    pub(crate) fn adamw(&mut self, context: &UpdateContext<'_, CudaSurface>) -> Result<(), ComputeError> {
+        let first = context.weights().next().map(|weight| weight.id).unwrap();
+        let key = (first, context.vote()?.address().number());
+        if !self.launches.contains_key(&key) {
+            let launch = self.launch(context)?;
+            self.launches.insert(key, launch);
+        }
+        // What the launch was made with: the addresses of a plan never move.
+        for weight in context.weights() {
+            context.master(weight.id)?;
+        }
+        // SAFETY: the stream is the session's, its context is current, and the launch touches what was lent for this
+        // plan. It lives as long as the rank, and no two of its runs overlap on one stream.
+        unsafe { self.launches[&key].enqueue(context.handles().stream()) }?;
+        Ok(())
+    }
+
+    fn launch(&mut self, context: &UpdateContext<'_, CudaSurface>) -> Result<KernelLaunch, ComputeError> {
+        let kernels = match &self.kernels {
+            Some(kernels) => kernels,
+            None => self.kernels.insert(Kernels::for_current_context(KernelCache::of_user())?),
+        };
+        let operand = |id: WeightId| -> Result<AdamOperand, ComputeError> {
+            Ok(AdamOperand {
+                master: MasterState::Whole(context.master(id)?.address()),
+                exp_avg: context.first_state(id)?.address(),
+                exp_avg_sq: context.second_state(id)?.address(),
+                main_grad: context.main_grad(id)?.address(),
+                elements: context.main_grad(id)?.len(),
+            })
+        };
+        let operands: Vec<_> =
+            context.weights().map(|weight| operand(weight.id)).collect::<Result<_, ComputeError>>()?;
+        let settings = OptimizerSettings {
+            mode: AdamMode::AdamW,
+            beta1: 0.9,
+            beta2: 0.999,
+            epsilon: 1e-8,
+            weight_decay: context.weight_decay(),
+            bias_correction: true,
+            max_norm: 0.0,
+        };
+        let rate =
+            LearningRate { at: context.learning_rate()?.address(), scale: context.learning_rate_scale() };
+        let any = Bounds { master: f32::MAX, moment: f32::MAX, diverged: DeviceAddress::NULL };
+        let vote = context.vote()?.address();
+        Ok(kernels.adam(&settings, Moments::F32, &operands, vote, rate, any)?)
     }
 }
 

@@ -19,6 +19,7 @@ mod fragments;
 mod golden;
 mod gpu;
 mod gradients;
+mod look;
 mod moves;
 mod planes;
 mod stages;

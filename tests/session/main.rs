@@ -6,6 +6,9 @@ mod elements;
 mod executors;
 mod frozen;
 mod loss_scale;
+#[path = "../own_adamw/mod.rs"]
+mod own_adamw;
+mod own_rule;
 mod programs;
 mod states;
 #[path = "../trainer/mod.rs"]

@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::compute::{ComputeContext, ComputeError, UpdateContext, updating};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
@@ -121,15 +121,38 @@ impl Trainer {
 
     /// A session builder with this trainer's programs, masters and closures.
     pub fn builder(&self, config: Config, mischief: &Mischief) -> SessionBuilder<CpuSurface> {
+        let run = self.closure(mischief);
+        self.with_programs(Session::builder(config, move |_: RankId| run.clone()))
+    }
+
+    /// The same with a rule of updates.
+    pub fn builder_updating<R>(
+        &self,
+        config: Config,
+        mischief: &Mischief,
+        rule: R,
+    ) -> SessionBuilder<CpuSurface>
+    where
+        R: FnMut(&UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static,
+    {
+        let run = self.closure(mischief);
+        self.with_programs(Session::builder(config, move |_: RankId| updating(run.clone(), rule.clone())))
+    }
+
+    fn closure(
+        &self,
+        mischief: &Mischief,
+    ) -> impl FnMut(&Call, &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError>
+    + Clone
+    + Send
+    + Sync
+    + 'static {
         let (trainer, mischief) = (self.clone(), mischief.clone());
-        let closures = move |_: RankId| {
-            let (trainer, mischief) = (trainer.clone(), mischief.clone());
-            move |call: &Call, context: &ComputeContext<'_, CpuSurface>| trainer.run(call, context, &mischief)
-        };
-        Session::builder(config, closures)
-            .program(self.train.clone())
-            .program(self.evaluate.clone())
-            .initialize(initial)
+        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| trainer.run(call, context, &mischief)
+    }
+
+    fn with_programs(&self, builder: SessionBuilder<CpuSurface>) -> SessionBuilder<CpuSurface> {
+        builder.program(self.train.clone()).program(self.evaluate.clone()).initialize(initial)
     }
 
     /// A running session on `ranks` ranks.

@@ -29,10 +29,10 @@ where
     closure
 }
 
-/// Lends slices of one rank's arena to one call. Slices are checked at run time: two that overlap, at least
+/// Lends slices of one rank's arena to one call or update. Slices are checked at run time: two that overlap, at least
 /// one of which is written, are a [`ComputeError::Race`].
 ///
-/// The CPU backend makes one for each call and gives it only to the call's context.
+/// The CPU backend makes one for each of them and gives it only to its context.
 #[derive(Debug)]
 pub struct CpuSurface {
     arena: Arc<Arena>,

@@ -2,8 +2,10 @@
 //!
 //! Laws:
 //! - **BK-2** Enqueuing neither allocates nor waits.
-//! - A closure that fails leaves its call in the fault word, and no closure runs again in this step. The host
-//!   knows of a fault as soon as the closure returns, because closures run while they are enqueued.
+//! - A closure that fails leaves its call in the fault word, and no closure runs again in this step, nor the rule of
+//!   updates. The host knows of a fault as soon as the closure returns, because closures run while they are enqueued.
+//!   Of another rank's fault, or of a gradient that is not finite, only the device knows: the rule's kernels read the
+//!   vote, as the library's own do.
 //! - A collective leaves the number of its task, counted from 1, in the lane's word of pinned memory once it
 //!   is done; so a lane that makes no progress can be reported by task.
 
@@ -89,7 +91,9 @@ impl CudaStream {
                 *faulted = false;
                 all(commands)
             }
-            Work::Call(call) if !*faulted => {
+            // The vote will skip the step, so a rule of updates has nothing to do either.
+            Work::Call(_) | Work::Update(..) if *faulted => Ok(()),
+            Work::Call(call) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());
                 let run = || closures.run(*rank, &call.call, &surface);
                 let failed = stream.meter().within(Activity::Closure, run);
@@ -103,7 +107,6 @@ impl CudaStream {
                 }
                 Ok(())
             }
-            Work::Call(_) => Ok(()),
             Work::Update(update, look) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), update.clone());
                 let run = || closures.update(*rank, update, &surface);

@@ -181,7 +181,7 @@ where
     closure
 }
 
-/// Lends the arena of one rank to one call.
+/// Lends the arena of one rank to one call or update.
 #[derive(Debug)]
 pub struct CudaSurface {
     arena: DeviceAddress,

@@ -8,7 +8,7 @@ use super::Refusal;
 use super::binder::Binder;
 use crate::config::Moments;
 use crate::format::Via;
-use crate::id::SlotId;
+use crate::id::{SlotId, WeightId};
 use crate::layout::{OptimizerSettings, Region};
 use crate::model::{NonNegative, ParameterGroup};
 use crate::op::{AdamOperand, MasterOperand, Vote};
@@ -59,13 +59,11 @@ impl Adam {
     ) -> Result<Self, Refusal> {
         let weights = binder.binding.weights;
         let mut states = Vec::new();
-        let mut parameters = None;
+        let (weight_decay, learning_rate_scale) =
+            parameters(binder, operands.iter().map(|operand| operand.weight), settings)?;
         let mut largest = Largest { master: f32::MAX, moment: weights.state.largest_moment() };
         for operand in operands {
             let layout = binder.weight(operand.weight)?;
-            if *parameters.get_or_insert(layout.parameters) != layout.parameters {
-                return Err(format!("{} is of another parameter group than those before it", layout.name));
-            }
             largest.master = largest.master.min(via.largest(layout.format));
             let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
@@ -86,11 +84,9 @@ impl Adam {
         }
         let (vote, learning_rate) =
             (binder.elements::<Vote>(vote, 1)?, binder.elements::<f32>(learning_rate, 1)?);
-        let ParameterGroup { weight_decay, learning_rate_scale } = parameters.unwrap_or_default();
-        let weight_decay = weight_decay.map_or(settings.weight_decay, NonNegative::value);
         Ok(Self {
             settings: OptimizerSettings { weight_decay, ..settings },
-            learning_rate_scale: learning_rate_scale.map_or(1.0, NonNegative::value),
+            learning_rate_scale,
             moments: weights.state.moments,
             largest,
             states,
@@ -98,4 +94,22 @@ impl Adam {
             learning_rate,
         })
     }
+}
+
+/// Weight decay and factor on the learning rate of weights of one parameter group.
+pub(super) fn parameters(
+    binder: &Binder<'_>,
+    weights: impl Iterator<Item = WeightId>,
+    settings: OptimizerSettings,
+) -> Result<(f32, f32), Refusal> {
+    let mut group = None;
+    for weight in weights {
+        let layout = binder.weight(weight)?;
+        if *group.get_or_insert(layout.parameters) != layout.parameters {
+            return Err(format!("{} is of another parameter group than those before it", layout.name));
+        }
+    }
+    let ParameterGroup { weight_decay, learning_rate_scale } = group.unwrap_or_default();
+    let weight_decay = weight_decay.map_or(settings.weight_decay, NonNegative::value);
+    Ok((weight_decay, learning_rate_scale.map_or(1.0, NonNegative::value)))
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use super::Refusal;
 use super::binder::Binder;
+use super::optimizer::parameters;
 use crate::compute::{BoundState, BoundUpdate, Lent, UpdatedWeight};
 use crate::format::Via;
 use crate::id::{BucketId, SlotId};
 use crate::layout::{OptimizerSettings, Region};
-use crate::model::{NonNegative, ParameterGroup};
 use crate::op::{UpdateOperand, Vote};
 
 /// The trainer's own rule, over weights of one bucket and parameter group.
@@ -35,12 +35,10 @@ impl Update {
     ) -> Result<Self, Refusal> {
         let weights = binder.binding.weights;
         let (mut states, mut looked_at) = (Vec::new(), Vec::new());
-        let mut parameters = None;
+        let (weight_decay, learning_rate_scale) =
+            parameters(binder, operands.iter().map(|operand| operand.weight), settings)?;
         for operand in operands {
             let layout = binder.weight(operand.weight)?;
-            if *parameters.get_or_insert(layout.parameters) != layout.parameters {
-                return Err(format!("{} is of another parameter group than those before it", layout.name));
-            }
             let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
             let master = real(operand.master)?;
@@ -52,6 +50,8 @@ impl Update {
                 weight: UpdatedWeight {
                     id: operand.weight,
                     name: layout.name.clone(),
+                    shape: layout.shard.shape,
+                    placement: layout.placement,
                     first_row: rows.begin,
                     rows: rows.rows,
                     columns: layout.shard.shape.cols,
@@ -62,15 +62,23 @@ impl Update {
                 lent: Lent::default(),
             });
         }
-        let ParameterGroup { weight_decay, learning_rate_scale } = parameters.unwrap_or_default();
+        states.sort_unstable_by_key(|state: &BoundState| state.weight.id);
         let vote = binder.elements::<Vote>(vote, 1)?;
+        let name = match &states[..] {
+            [] => format!("update of {bucket}"),
+            [only] => format!("update of `{}`", only.weight.name),
+            [first, others @ ..] => {
+                format!("update of `{}` and {} more weights", first.weight.name, others.len())
+            }
+        };
         let update = BoundUpdate {
-            name: format!("update of {bucket}"),
+            program: binder.binding.program.to_owned(),
+            name,
             states,
             vote,
             learning_rate: binder.elements::<f32>(learning_rate, 1)?,
-            learning_rate_scale: learning_rate_scale.map_or(1.0, NonNegative::value),
-            weight_decay: weight_decay.map_or(settings.weight_decay, NonNegative::value),
+            learning_rate_scale,
+            weight_decay,
         };
         Ok(Self { update: Arc::new(update), vote, looked_at })
     }

@@ -52,7 +52,7 @@ impl Import {
         let weights = index.weights.iter().map(|weight| WeightClaim {
             name: &weight.name,
             shape: weight.shape(),
-            lists: usize::from(weight.lists),
+            lists: if self.restarts { 0 } else { usize::from(weight.lists) },
         });
         let carried = index.carried.iter().map(|buffer| CarriedClaim {
             name: &buffer.name,

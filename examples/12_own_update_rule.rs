@@ -1,0 +1,102 @@
+//! Trains one weight by Lion in place of AdamW, on two ranks of this machine.
+//!
+//! `cargo run --example 12_own_update_rule`
+//!
+//! A rule of one's own gets a rank's rows of masters and main grads, and what it keeps beside them. Lion (Chen et al.,
+//! 2023) keeps one list where Adam has two moments, and goes by the sign of a blend of it and the gradient.
+
+#[path = "shared/print.rs"]
+mod print;
+
+use warpweft::prelude::*;
+use warpweft::session::SessionBuilder;
+
+use print::println;
+
+const SIZE: usize = 32;
+const STEPS: u32 = 200;
+
+/// One update of the weights of a set: this rank's rows of them.
+fn lion(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    const BLENDS: f32 = 0.9;
+    const KEEPS: f32 = 0.99;
+    let factor = context.vote()?[0].factor(); // unscales and clips
+    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
+    for weight in context.weights() {
+        let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
+        let mut momentum = context.first_state(weight.id)?;
+        for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
+            let g = factor * g;
+            let blend = BLENDS * *m + (1.0 - BLENDS) * g;
+            let sign = if blend == 0.0 { 0.0 } else { blend.signum() };
+            *m = KEEPS * *m + (1.0 - KEEPS) * g;
+            *p -= rate * (sign + context.weight_decay() * *p);
+        }
+    }
+    Ok(())
+}
+
+/// One weight, one call that computes loss and gradient at once.
+fn declare() -> Result<StepProgram, DeclareError> {
+    let mut model = Model::builder();
+    let weight = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
+    let mut program = StepProgram::builder("train", &model.build());
+    let input = program.input("input", SIZE, ElementType::F32)?;
+    let loss = program.output("loss", 1, ElementType::F32)?;
+    let call = program.call("fit", Phase::Backward).uses(weight, Orientation::Rowwise, Form::Dense);
+    call.gradient(weight).reads(input).writes(loss).add()?;
+    program.build_training()
+}
+
+/// The map to learn is y = 0.5 x.
+fn fit(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    let weight = context.weight_named("map")?;
+    let w = context.dense(weight, Orientation::Rowwise)?;
+    let x = context.read::<f32>(context.buffer_named("input")?)?;
+    let (mut gradient, mut sum) = (context.gradient(weight)?, 0.0);
+    for row in 0..SIZE {
+        let y: f32 = (0..SIZE).map(|col| w[row * SIZE + col] * x[col]).sum();
+        let error = y - 0.5 * x[row];
+        sum += error * error;
+        (0..SIZE).for_each(|col| gradient[row * SIZE + col] = 2.0 * error * x[col]);
+    }
+    context.write::<f32>(context.buffer_named("loss")?)?[0] = sum;
+    Ok(())
+}
+
+/// Trains at a rate that falls to 0, and returns the resident bytes of a rank.
+async fn train(
+    name: &str,
+    builder: SessionBuilder<CpuSurface>,
+    rate: f32,
+) -> Result<usize, Box<dyn std::error::Error>> {
+    let mut session = builder.program(declare()?).start_cpu(2).await?;
+    for step in 0..STEPS {
+        session.set_learning_rate(rate * (1.0 - step as f32 / STEPS as f32))?;
+        for rank in 0..2 {
+            let x: [f32; SIZE] =
+                std::array::from_fn(|at| ((step as usize * 7 + rank * 13 + at * 5) as f32).sin());
+            session.write_input("train", RankId::at(rank), "input", &x)?;
+        }
+        let report = session.step("train").await?;
+        if step % 50 == 0 || step + 1 == STEPS {
+            println!("{name:6} step {step:3}  loss {:.5}", report.mean_output("loss")?);
+        }
+    }
+    let resident = session.plan("train")?.arena.resident_bytes;
+    session.close().await?;
+    Ok(resident)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let closure = on_cpu(|_, context| fit(context));
+    let adamw = train("AdamW", Session::builder(Config::default(), move |_| closure), 0.01).await?;
+
+    let mut config = Config::default();
+    config.optimizer.own_states = Some(1); // the momentum
+    let builder = Session::builder(config, move |_| updating(closure, lion));
+    let lion = train("Lion", builder, 0.005).await?;
+    println!("Lion takes {:.0} % of AdamW's resident memory", 100.0 * lion as f64 / adamw as f64);
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! Do the closures have the rule of updates that the configuration asks for?
+//!
+//! Law: a session that would train by another optimizer than its closures were written for does not start.
+
+use std::sync::Arc;
+
+use crate::compute::{ComputeError, ComputeFactory, Surface};
+use crate::config::Config;
+use crate::model::StepProgram;
+
+/// The same factory; what it makes has a rule if `config` asks for one and a program updates weights, and has none if
+/// Adam updates them.
+pub(super) fn checked<S: Surface + 'static>(
+    closures: ComputeFactory<S>,
+    config: &Config,
+    programs: &[StepProgram],
+) -> ComputeFactory<S> {
+    let is_own = config.optimizer.own_states.is_some();
+    let updates = programs.iter().any(StepProgram::updates_weights);
+    Arc::new(move |seat| {
+        let made = closures(seat)?;
+        match (is_own, made.has_rule()) {
+            (true, false) if updates => Err(ComputeError::NoRule),
+            (false, true) => Err(ComputeError::RuleUnused),
+            _ => Ok(made),
+        }
+    })
+}

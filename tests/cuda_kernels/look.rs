@@ -1,0 +1,61 @@
+//! Looking for values from which no training goes on.
+
+use warpweft::backend::cuda::kernels::LookOperand;
+use warpweft::op::Vote;
+
+use crate::gpu::Gpu;
+
+const VOTE: Vote = Vote {
+    verdict: Vote::CLEAN,
+    clip: 1.0,
+    norm: 0.0,
+    step: 1,
+    fault_rank: 0,
+    fault_call: 0,
+    unscale: 1.0,
+    reserved: 0,
+};
+
+/// One value of three tensors, wherever it is: in whole tiles, behind them, and where no 16 bytes begin.
+#[test]
+fn one_value_beyond_its_tensor_s_bound_sets_the_word_and_the_bound_itself_does_not() {
+    let Some(gpu) = Gpu::open("looking for values that are not finite") else { return };
+    const LENGTHS: [usize; 3] = [10_000, 3, 4_097];
+    let bounds = [1.0_f32, f32::MAX, f32::from_bits(0x7F7F_7FFF)];
+    let on_vote = gpu.buffer(&[VOTE]);
+    let on_skip = gpu.buffer(&[Vote { verdict: Vote::NON_FINITE, ..VOTE }]);
+    for skewed in [0, 1] {
+        for (which, at) in [(0, 0), (0, 4_095), (0, 8_192), (0, 9_999), (1, 2), (2, 0), (2, 4_096)] {
+            let bound = bounds[which];
+            for value in [bound, -bound, bound.next_up(), f32::NEG_INFINITY, f32::NAN] {
+                let tensors: Vec<_> = (0..3)
+                    .map(|number| {
+                        let mut values = vec![0.5_f32; skewed + LENGTHS[number]];
+                        if number == which {
+                            values[skewed + at] = value;
+                        }
+                        gpu.buffer(&values)
+                    })
+                    .collect();
+                let operands: Vec<_> = (0..3)
+                    .map(|number| LookOperand {
+                        values: tensors[number].address().plus(4 * skewed),
+                        elements: LENGTHS[number],
+                        largest: bounds[number],
+                    })
+                    .collect();
+                let goes_on = value.abs() <= bound;
+                let what = format!("{value} at {at} of tensor {which}, {skewed} elements on");
+                for (vote, skips) in [(&on_vote, false), (&on_skip, true)] {
+                    let on_word = gpu.buffer(&[0_u32]);
+                    gpu.run(gpu.kernels.look(&operands, vote.address(), on_word.address()));
+                    let told = !goes_on && !skips;
+                    assert_eq!(on_word.read(), [u32::from(told)], "{what}, skips {skips}");
+                }
+                let alone = gpu.buffer(&[0_u32]);
+                gpu.run(gpu.kernels.look(&operands[which..=which], on_vote.address(), alone.address()));
+                assert_eq!(alone.read(), [u32::from(!goes_on)], "{what}, alone");
+            }
+        }
+    }
+}
