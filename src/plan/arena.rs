@@ -59,7 +59,12 @@ pub(super) fn holds(
         .iter()
         .zip(paces)
         .map(|(accesses, lane)| {
+            // What stays, as a main grad does, is read much later by whoever updates weights.
+            let is_result = |slot: SlotId| {
+                slots.get(slot.index()).is_some_and(|slot| slot.residency == Residency::Transient)
+            };
             let made = accesses.iter().filter(|(_, access)| *lane != compute && access.writes());
+            let made = made.filter(|(slot, _)| is_result(*slot));
             made.filter_map(|(slot, _)| first_consumer[slot.index()]).min()
         })
         .collect();

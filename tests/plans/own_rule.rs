@@ -76,6 +76,24 @@ fn each_list_fewer_saves_its_bytes_in_a_plan_and_nothing_else_moves() {
     }
 }
 
+/// A main grad is read where calls run, and what was summed into it is over before that: landed gradients do not keep
+/// their bytes until the weights are updated.
+#[test]
+fn gradients_on_their_way_to_a_rule_take_no_more_memory_than_to_adam() {
+    for (layers, ranks) in [(4, 2), (12, 4)] {
+        let transient = |own_states| {
+            let mut config = Config::default();
+            config.optimizer.own_states = own_states;
+            plan_program(&chain(layers, Format::NVFP4_2D), &config, ranks).unwrap().arena.transient_bytes
+        };
+        let by_adam = transient(None);
+        for lists in 0..=2 {
+            let by_rule = transient(Some(lists));
+            assert!(by_rule <= by_adam + by_adam / 20, "{layers} layers: {by_rule} bytes, {by_adam} by Adam");
+        }
+    }
+}
+
 /// PL-1: ranks that would update by other rules do not start.
 #[test]
 fn who_updates_and_with_how_many_lists_is_part_of_the_fingerprint() {
