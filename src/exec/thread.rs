@@ -124,6 +124,8 @@ impl RankThread {
     ///
     /// # Errors
     /// [`ExecError::Thread`] when the system gives no thread.
+    // Never inlined, so that for its own backends every crate takes what is compiled in this library.
+    #[inline(never)]
     pub fn start<B: Backend>(
         setup: Setup<B>,
         exchange: Exchange,

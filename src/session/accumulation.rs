@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::{Session, SessionError, StepReport};
+use super::{CompiledHere, Session, SessionError, StepReport};
 use crate::id::ProgramId;
 use crate::plan::StepPlan;
 
@@ -98,13 +98,19 @@ impl Session {
     /// [`Session::MOST_ACCUMULATED`] steps, or because f32 cannot undo their number times the loss scale; otherwise as
     /// [`Session::step`].
     pub async fn accumulate(&mut self, program: &str) -> Result<StepReport, SessionError> {
-        self.settle().await?;
-        self.check_usable()?;
-        let number = self.position(program)?;
-        let Some([first, next, _]) = self.programs[number.index()].sums else {
-            return Err(SessionError::NotAccumulating { program: program.to_owned() });
-        };
-        self.run(if self.sum.steps == 0 { first } else { next }).await
+        self.accumulate_here(program).await
+    }
+
+    fn accumulate_here<'a>(&'a mut self, program: &'a str) -> CompiledHere<'a, StepReport> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_usable()?;
+            let number = self.position(program)?;
+            let Some([first, next, _]) = self.programs[number.index()].sums else {
+                return Err(SessionError::NotAccumulating { program: program.to_owned() });
+            };
+            self.run(if self.sum.steps == 0 { first } else { next }).await
+        })
     }
 
     /// How many steps' gradients are added up, and not used by the optimizer yet.
@@ -119,9 +125,15 @@ impl Session {
     /// # Errors
     /// What a step left whose future was dropped, as [`Session::step`]; the sum is as that step left it then.
     pub async fn discard_gradients(&mut self) -> Result<(), SessionError> {
-        self.settle().await?;
-        self.sum = Sum::default();
-        Ok(())
+        self.discard_gradients_here().await
+    }
+
+    fn discard_gradients_here(&mut self) -> CompiledHere<'_, ()> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.sum = Sum::default();
+            Ok(())
+        })
     }
 
     /// The plan by which a step of program number `number` with its optimizer runs now.

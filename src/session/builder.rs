@@ -12,14 +12,15 @@ use std::time::Duration;
 
 use super::plans::{Plans, host_buffers};
 use super::recorder::Recorder;
+use super::startable::{Shared, Startable, Unstarted};
 use super::tuning::Tuning;
-use super::{Program, Session, SessionError, Staged, Sum, SumPlan, Unseen, costs, rule};
+use super::{CompiledHere, Program, Session, SessionError, Staged, Sum, SumPlan, Unseen, costs, rule};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Pace};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
 use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::MasterRows;
-use crate::exec::{CaptureMode, Inbox, Initializer, RankThread, Setup, World, landing_bytes, report_bytes};
+use crate::exec::{CaptureMode, Inbox, Initializer, World, report_bytes};
 use crate::id::{ProgramId, RankId};
 use crate::model::{Accumulation, Mesh, Role, StepProgram};
 use crate::plan::{Costs, StepPlan};
@@ -136,60 +137,97 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         rendezvous: Arc<Rendezvous>,
         backends: Vec<B>,
     ) -> Result<Session, SessionError> {
-        let told = Arc::clone(&rendezvous);
         let closures = rule::checked(Arc::clone(&self.closures), &self.config, &self.programs);
-        let session = Self { closures, ..self }.start_ranks(rendezvous, backends).await;
-        session.inspect_err(|error| drop(told.end(&error.to_string())))
+        let (start, ranks) = Self { closures, ..self }.of_any(backends);
+        start.start_in(rendezvous, ranks).await
     }
 
-    async fn start_ranks<B: Backend<Surface = S>>(
+    /// Forgets the type of the backends, which are inside the checking layer then if the configuration asks for it.
+    pub(super) fn of_any<B: Backend<Surface = S>>(
+        self,
+        backends: Vec<B>,
+    ) -> (Start, Vec<Box<dyn Startable>>) {
+        let Self { config, programs, initializer, closures, patience } = self;
+        let device = backends.first().map_or_else(String::new, Backend::describe);
+        let ranks = if config.check && !backends.iter().all(Backend::is_checked) {
+            unstarted(backends.into_iter().map(Checked::new), &closures)
+        } else {
+            unstarted(backends.into_iter(), &closures)
+        };
+        (Start { config, programs, initializer, patience, device }, ranks)
+    }
+}
+
+/// All backends with the factory of closures.
+fn unstarted<B: Backend>(
+    backends: impl Iterator<Item = B>,
+    closures: &ComputeFactory<B::Surface>,
+) -> Vec<Box<dyn Startable>> {
+    let unstarted = |backend| Unstarted { backend, closures: Arc::clone(closures) };
+    backends.map(|backend| Box::new(unstarted(backend)) as Box<dyn Startable>).collect()
+}
+
+/// A [`SessionBuilder`] without closures, and so without their surface.
+pub(super) struct Start {
+    config: Config,
+    programs: Vec<StepProgram>,
+    initializer: Initializer,
+    patience: Duration,
+    /// What the backends are, but for the checking layer.
+    device: String,
+}
+
+impl Start {
+    fn start_in(
         self,
         rendezvous: Arc<Rendezvous>,
-        backends: Vec<B>,
+        backends: Vec<Box<dyn Startable>>,
+    ) -> CompiledHere<'static, Session> {
+        Box::pin(async move {
+            let told = Arc::clone(&rendezvous);
+            let session = self.start_ranks(rendezvous, backends).await;
+            session.inspect_err(|error| drop(told.end(&error.to_string())))
+        })
+    }
+
+    async fn start_ranks(
+        self,
+        rendezvous: Arc<Rendezvous>,
+        backends: Vec<Box<dyn Startable>>,
     ) -> Result<Session, SessionError> {
         self.config.validate()?;
         check_reduce(&self.config, &backends)?;
         let mesh = one_world(&backends, &rendezvous)?;
-        check_replicas(&self.config, &backends, mesh)?;
+        check_replicas(&self.config, &self.device, mesh)?;
         let costs = costs::configured(&self.config, mesh.ranks())?;
         self.start_planned(mesh, costs.as_ref(), rendezvous, backends).await
     }
 
-    /// Plans for `mesh`, counting with `costs`, and starts the ranks of `backends`, inside the checking layer if
-    /// the configuration asks for it.
-    pub(super) async fn start_planned<B: Backend<Surface = S>>(
+    /// Plans for `mesh`, counting with `costs`, and starts the ranks of `backends`.
+    pub(super) async fn start_planned(
         self,
         mesh: Mesh,
         costs: Option<&Costs>,
         rendezvous: Arc<Rendezvous>,
-        backends: Vec<B>,
+        backends: Vec<Box<dyn Startable>>,
     ) -> Result<Session, SessionError> {
-        if self.config.check && !backends.iter().all(Backend::is_checked) {
-            let checked = backends.into_iter().map(Checked::new).collect();
-            return self.start_as_they_are(mesh, costs, rendezvous, checked).await;
-        }
-        self.start_as_they_are(mesh, costs, rendezvous, backends).await
-    }
-
-    async fn start_as_they_are<B: Backend<Surface = S>>(
-        self,
-        mesh: Mesh,
-        costs: Option<&Costs>,
-        rendezvous: Arc<Rendezvous>,
-        backends: Vec<B>,
-    ) -> Result<Session, SessionError> {
-        let device = backends.first().map_or_else(String::new, Backend::describe);
+        let device = backends.first().map_or_else(String::new, |backend| backend.describe());
         let plans = Plans::with_costs(&self.programs, &self.config, mesh, costs)?;
         check_outputs(&plans, &rendezvous)?;
         let tuning = Tuning::new(&self.config, &self.programs, &plans, costs)?;
-        let foreseen = tuning.as_ref().map_or_else(Vec::new, Tuning::foreseen);
-        let landing_bytes = match backends.first() {
-            Some(backend) => landing_bytes(backend, &plans.prologue, plans.all().chain(&foreseen))?,
-            None => 0,
-        };
-        let recorder = self.recorder(&backends, &device, &rendezvous)?;
-        let world = Arc::new(World::over(Arc::clone(&rendezvous)));
         let inbox = Arc::new(Inbox::new(backends.len()));
+        let shared = Shared {
+            world: Arc::new(World::over(Arc::clone(&rendezvous))),
+            prologue: Arc::clone(&plans.prologue),
+            programs: plans.all().cloned().collect(),
+            foreseen: tuning.as_ref().map_or_else(Vec::new, Tuning::foreseen),
+            capture: CaptureMode::from(&self.config),
+            initializer: Arc::clone(&self.initializer),
+            patience: self.patience,
+            inbox: Arc::clone(&inbox),
+        };
+        let landing_bytes = backends.first().map_or(Ok(0), |backend| backend.landing_bytes(&shared))?;
+        let recorder = self.recorder(&backends, &device, &rendezvous)?;
         let programs = plans.programs.iter().map(|plan| Program::new(plan, backends.len()));
         let mut programs: Vec<Program> = programs.collect::<Result<_, _>>()?;
         let sum_plans = number_sums(&self.programs, &mut programs, &plans);
@@ -197,7 +235,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             backends.iter().map(|_| plans.exchange()).collect::<Result<Vec<_>, SessionError>>()?;
         let mut session = Session {
             ranks: Vec::new(),
-            inbox: Arc::clone(&inbox),
+            inbox,
             programs,
             sum_plans,
             learning_rate: self.config.optimizer.lr as f32,
@@ -218,20 +256,10 @@ impl<S: Surface + 'static> SessionBuilder<S> {
             rendezvous,
         };
         for (backend, exchange) in backends.into_iter().zip(exchanges) {
-            let setup = Setup {
-                spans: recorder.as_ref().map(|recorder| recorder.lane(backend.rank())),
-                backend,
-                world: Arc::clone(&world),
-                prologue: Arc::clone(&plans.prologue),
-                programs: plans.all().cloned().collect(),
-                foreseen: foreseen.clone(),
-                capture: CaptureMode::from(&self.config),
-                closures: Arc::clone(&self.closures),
-                initializer: Arc::clone(&self.initializer),
-                patience: self.patience,
-            };
-            let thread = RankThread::start(setup, exchange, Arc::clone(&inbox))
-                .inspect_err(|error| world.end(&error.to_string()))?;
+            let spans = recorder.as_ref().map(|recorder| recorder.lane(backend.rank()));
+            let thread = backend
+                .start(&shared, spans, exchange)
+                .inspect_err(|error| shared.world.end(&error.to_string()))?;
             session.ranks.push(thread);
         }
         session.recorder = recorder;
@@ -239,9 +267,9 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         Ok(session)
     }
 
-    fn recorder<B: Backend>(
+    fn recorder(
         &self,
-        backends: &[B],
+        backends: &[Box<dyn Startable>],
         device: &str,
         rendezvous: &Rendezvous,
     ) -> Result<Option<Recorder>, SessionError> {
@@ -273,19 +301,28 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
     /// # Errors
     /// As [`SessionBuilder::start`]; [`SessionError::Config`] for a `transport` that only GPUs have.
     pub async fn start_cpu(self, ranks: u32) -> Result<Session, SessionError> {
-        self.config.validate()?;
-        if self.config.transport != Transport::Auto {
-            let advice = "remove it, or run on GPUs";
-            return Err(self.config.unsupported("transport", "which is a way between GPUs", advice).into());
-        }
-        let pace = &self.config.cpu.link;
-        let link = pace.bytes_per_s.map(|bytes_per_s| Pace {
-            bytes_per_s,
-            latency: Duration::from_secs_f64(pace.latency_us * 1e-6),
-        });
-        let world = CpuWorld::new(self.config.mesh_of(ranks)?, CpuOptions { link })?;
-        let backends = (0..ranks).map(RankId::new).map(|rank| world.backend(rank));
-        self.start(backends.collect::<Result<_, _>>()?).await
+        self.start_cpu_here(ranks).await
+    }
+
+    fn start_cpu_here(self, ranks: u32) -> CompiledHere<'static, Session> {
+        Box::pin(async move {
+            self.config.validate()?;
+            if self.config.transport != Transport::Auto {
+                let advice = "remove it, or run on GPUs";
+                return Err(self
+                    .config
+                    .unsupported("transport", "which is a way between GPUs", advice)
+                    .into());
+            }
+            let pace = &self.config.cpu.link;
+            let link = pace.bytes_per_s.map(|bytes_per_s| Pace {
+                bytes_per_s,
+                latency: Duration::from_secs_f64(pace.latency_us * 1e-6),
+            });
+            let world = CpuWorld::new(self.config.mesh_of(ranks)?, CpuOptions { link })?;
+            let backends = (0..ranks).map(RankId::new).map(|rank| world.backend(rank));
+            self.start(backends.collect::<Result<_, _>>()?).await
+        })
     }
 }
 
@@ -314,13 +351,13 @@ fn number_sums(declared: &[StepProgram], programs: &mut [Program], plans: &Plans
 }
 
 /// The mesh of `backends`, if they are all ranks of this process, in rank order.
-fn one_world<B: Backend>(backends: &[B], rendezvous: &Rendezvous) -> Result<Mesh, SessionError> {
+fn one_world(backends: &[Box<dyn Startable>], rendezvous: &Rendezvous) -> Result<Mesh, SessionError> {
     let Some(first) = backends.first() else {
         return Err(SessionError::Start { reason: "pass one backend per rank".into() });
     };
     let mesh = first.mesh();
     let own = rendezvous.own();
-    let misplaced = |(_, (expected, backend)): &(usize, (RankId, &B))| {
+    let misplaced = |(_, (expected, backend)): &(usize, (RankId, &Box<dyn Startable>))| {
         backend.rank() != *expected || backend.mesh() != mesh
     };
     let reason = match own.zip(backends).enumerate().find(misplaced) {
@@ -337,13 +374,13 @@ fn one_world<B: Backend>(backends: &[B], rendezvous: &Rendezvous) -> Result<Mesh
 }
 
 /// The backends' world has as many replicas as the configuration says.
-fn check_replicas<B: Backend>(config: &Config, backends: &[B], mesh: Mesh) -> Result<(), SessionError> {
+fn check_replicas(config: &Config, device: &str, mesh: Mesh) -> Result<(), SessionError> {
     let replicate = config.mesh.replicate;
     if mesh.replicas() == replicate {
         return Ok(());
     }
     config.mesh_of(mesh.ranks())?;
-    let device = backends.first().map_or_else(String::new, Backend::describe);
+    let device = device.to_owned();
     Err(SessionError::Replicas { replicate, replicas: mesh.replicas(), ranks: mesh.ranks(), device })
 }
 
@@ -365,7 +402,7 @@ fn check_outputs(plans: &Plans, rendezvous: &Rendezvous) -> Result<(), SessionEr
 }
 
 /// A backend sums as the configuration says, or says that it cannot.
-fn check_reduce<B: Backend>(config: &Config, backends: &[B]) -> Result<(), SessionError> {
+fn check_reduce(config: &Config, backends: &[Box<dyn Startable>]) -> Result<(), SessionError> {
     match backends.iter().find(|backend| backend.reduce() != config.reduce) {
         None => Ok(()),
         Some(backend) => Err(match backend.reduce() {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::{Session, SessionBuilder, SessionError};
+use super::{CompiledHere, Session, SessionBuilder, SessionError};
 use crate::backend::cuda::{CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
 use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
@@ -35,10 +35,16 @@ impl SessionBuilder<CudaSurface> {
     /// [`SessionError::Config`] before anything is opened,
     /// [`SessionError::Cuda`] when a library or a device is missing, then as [`SessionBuilder::start`].
     pub async fn start_cuda(self, devices: Vec<DeviceOrdinal>) -> Result<Session, SessionError> {
-        self.config.validate()?;
-        let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
-        let rendezvous = Arc::new(Rendezvous::of_threads(ranks, self.deadline()));
-        self.start_cuda_in(rendezvous, devices).await
+        self.start_cuda_here(devices).await
+    }
+
+    fn start_cuda_here(self, devices: Vec<DeviceOrdinal>) -> CompiledHere<'static, Session> {
+        Box::pin(async move {
+            self.config.validate()?;
+            let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+            let rendezvous = Arc::new(Rendezvous::of_threads(ranks, self.deadline()));
+            self.start_cuda_in(rendezvous, devices).await
+        })
     }
 
     /// As [`SessionBuilder::start_cuda`], as one of the processes that a launcher started: waits for the
@@ -52,13 +58,23 @@ impl SessionBuilder<CudaSurface> {
         environment: &ProcessEnvironment,
         devices: Vec<DeviceOrdinal>,
     ) -> Result<Session, SessionError> {
-        self.config.validate()?;
-        let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
-        let secret = Secret::of_environment()?;
-        let (environment, deadline) = (environment.clone(), self.deadline());
-        let meet = move || Rendezvous::of_processes(&environment, ranks, secret.as_ref(), deadline);
-        let rendezvous = beside(meet).await??;
-        self.start_cuda_in(Arc::new(rendezvous), devices).await
+        self.start_cuda_process_here(environment, devices).await
+    }
+
+    fn start_cuda_process_here(
+        self,
+        environment: &ProcessEnvironment,
+        devices: Vec<DeviceOrdinal>,
+    ) -> CompiledHere<'_, Session> {
+        Box::pin(async move {
+            self.config.validate()?;
+            let ranks = u32::try_from(devices.len()).unwrap_or(u32::MAX);
+            let secret = Secret::of_environment()?;
+            let (environment, deadline) = (environment.clone(), self.deadline());
+            let meet = move || Rendezvous::of_processes(&environment, ranks, secret.as_ref(), deadline);
+            let rendezvous = beside(meet).await??;
+            self.start_cuda_in(Arc::new(rendezvous), devices).await
+        })
     }
 
     /// As [`SessionBuilder::start_cuda`], for the ranks of this process in a world whose ranks meet at
@@ -67,36 +83,46 @@ impl SessionBuilder<CudaSurface> {
     /// # Errors
     /// [`SessionError::Cuda`], then as [`SessionBuilder::start_in`].
     pub async fn start_cuda_in(
-        mut self,
+        self,
         rendezvous: Arc<Rendezvous>,
         devices: Vec<DeviceOrdinal>,
     ) -> Result<Session, SessionError> {
-        let told = self.config.validate();
-        told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
-        let options = CudaOptions {
-            transport: match self.config.transport {
-                config::Transport::Auto => None,
-                config::Transport::Peer => Some(Transport::Peer),
-                config::Transport::Nccl => Some(Transport::Nccl),
-            },
-            reduce: self.config.reduce,
-            replicas: self.config.mesh.replicate,
-            kernel_bytes: self.kernel_bytes(),
-            signal_by: self.config.signal_by,
-            timeline: self.config.trace.enabled.then_some(self.config.trace.device),
-            deadline: self.deadline(),
-            ..CudaOptions::new(devices)
-        };
-        let met = Arc::clone(&rendezvous);
-        let opened = beside(move || {
-            let world = CudaWorld::within(Arc::clone(&met), options)?;
-            let backends = world.backends().inspect_err(|failure| drop(met.end(&failure.to_string())))?;
-            Ok::<_, CudaFailure>((backends, world.ranks_of_host()))
-        });
-        let (backends, ranks_of_host) = opened.await??;
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        self.patience = patience(ranks_of_host, cores);
-        self.start_in(rendezvous, backends).await
+        self.start_cuda_in_here(rendezvous, devices).await
+    }
+
+    fn start_cuda_in_here(
+        mut self,
+        rendezvous: Arc<Rendezvous>,
+        devices: Vec<DeviceOrdinal>,
+    ) -> CompiledHere<'static, Session> {
+        Box::pin(async move {
+            let told = self.config.validate();
+            told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
+            let options = CudaOptions {
+                transport: match self.config.transport {
+                    config::Transport::Auto => None,
+                    config::Transport::Peer => Some(Transport::Peer),
+                    config::Transport::Nccl => Some(Transport::Nccl),
+                },
+                reduce: self.config.reduce,
+                replicas: self.config.mesh.replicate,
+                kernel_bytes: self.kernel_bytes(),
+                signal_by: self.config.signal_by,
+                timeline: self.config.trace.enabled.then_some(self.config.trace.device),
+                deadline: self.deadline(),
+                ..CudaOptions::new(devices)
+            };
+            let met = Arc::clone(&rendezvous);
+            let opened = beside(move || {
+                let world = CudaWorld::within(Arc::clone(&met), options)?;
+                let backends = world.backends().inspect_err(|failure| drop(met.end(&failure.to_string())))?;
+                Ok::<_, CudaFailure>((backends, world.ranks_of_host()))
+            });
+            let (backends, ranks_of_host) = opened.await??;
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            self.patience = patience(ranks_of_host, cores);
+            self.start_in(rendezvous, backends).await
+        })
     }
 
     /// Up to how many bytes for a peer go by a kernel.

@@ -4,7 +4,7 @@
 //! well, or of several that were added up, on every rank. Nothing else of a session changes. Other processes are not
 //! asked: each has its ranks' rows.
 
-use super::{Session, SessionError};
+use super::{CompiledHere, Session, SessionError};
 use crate::exec::Command;
 use crate::id::RankId;
 use crate::model::ShardRows;
@@ -39,22 +39,28 @@ impl Session {
     /// [`SessionError::NoGradients`] before the first such step, and behind one whose closure failed;
     /// [`SessionError::DroppedStep`], a poisoned session.
     pub async fn main_grads(&mut self) -> Result<Vec<MainGrad>, SessionError> {
-        self.settle().await?;
-        self.check_usable()?;
-        if !self.has_gradients {
-            return Err(SessionError::NoGradients);
-        }
-        self.command(Command::MainGrads);
-        self.finish().await?;
-        let Some(program) = self.programs.first() else { return Ok(Vec::new()) };
-        let mut all = Vec::new();
-        for thread in &self.ranks {
-            let (rank, copied) = (thread.rank(), std::mem::take(&mut thread.exchange().main_grads));
-            all.extend(copied.into_iter().map(|(weight, values)| {
-                let layout = program.plan.weights.layout(weight);
-                MainGrad { rank, weight: layout.name.clone(), rows: layout.shard.rows_of(rank), values }
-            }));
-        }
-        Ok(all)
+        self.main_grads_here().await
+    }
+
+    fn main_grads_here(&mut self) -> CompiledHere<'_, Vec<MainGrad>> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_usable()?;
+            if !self.has_gradients {
+                return Err(SessionError::NoGradients);
+            }
+            self.command(Command::MainGrads);
+            self.finish().await?;
+            let Some(program) = self.programs.first() else { return Ok(Vec::new()) };
+            let mut all = Vec::new();
+            for thread in &self.ranks {
+                let (rank, copied) = (thread.rank(), std::mem::take(&mut thread.exchange().main_grads));
+                all.extend(copied.into_iter().map(|(weight, values)| {
+                    let layout = program.plan.weights.layout(weight);
+                    MainGrad { rank, weight: layout.name.clone(), rows: layout.shard.rows_of(rank), values }
+                }));
+            }
+            Ok(all)
+        })
     }
 }

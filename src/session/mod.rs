@@ -18,6 +18,7 @@ mod builder;
 mod checkpoint;
 mod columnwise;
 mod commanding;
+mod compiled_here;
 mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -43,6 +44,7 @@ mod rule;
 mod scalars;
 mod simulation;
 mod sound;
+mod startable;
 mod store;
 mod tensor_file;
 mod tensor_header;
@@ -79,6 +81,7 @@ use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;
 use accumulation::{Sum, SumPlan};
 use commanding::{Pending, Poison};
+use compiled_here::CompiledHere;
 use diverged::Divergence;
 use error::Asks;
 use recorder::Recorder;
@@ -191,10 +194,16 @@ impl Session {
     /// [`SessionError::Poisoned`] after a panic or the death of a rank. A step skipped for a
     /// non-finite gradient is no error: see [`StepReport::outcome`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
-        self.settle().await?;
-        self.check_usable()?;
-        let number = self.position(program)?;
-        self.run(self.ending(number)?).await
+        self.step_here(program).await
+    }
+
+    fn step_here<'a>(&'a mut self, program: &'a str) -> CompiledHere<'a, StepReport> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_usable()?;
+            let number = self.position(program)?;
+            self.run(self.ending(number)?).await
+        })
     }
 
     /// Runs one step by the plan numbered `by`.
@@ -305,9 +314,15 @@ impl Session {
     /// [`SessionError::LastStep`] or [`SessionError::Poisoned`] when a step still under way failed,
     /// [`SessionError::Import`] or [`SessionError::Parts`] when an import still under way was refused or a save failed,
     /// else [`SessionError::Trace`] when the trace cannot be written. The session has ended either way.
-    pub async fn close(mut self) -> Result<(), SessionError> {
-        let settled = self.settle_for(Asks::ToClose).await;
-        settled.and(self.end())
+    pub async fn close(self) -> Result<(), SessionError> {
+        self.close_here().await
+    }
+
+    fn close_here(mut self) -> CompiledHere<'static, ()> {
+        Box::pin(async move {
+            let settled = self.settle_for(Asks::ToClose).await;
+            settled.and(self.end())
+        })
     }
 
     /// Closes all ranks, waits for their threads and writes the trace; the second time it does nothing.

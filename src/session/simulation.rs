@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::costs::costs_of;
 use super::plans::Plans;
 use super::recorder::{add_step, causes};
-use super::{Session, SessionBuilder, SessionError};
+use super::{CompiledHere, Session, SessionBuilder, SessionError};
 use crate::backend::sim::{SimSurface, SimWorld};
 use crate::backend::{Backend, TaskInterval};
 use crate::cluster::Cluster;
@@ -108,17 +108,24 @@ impl SessionBuilder<SimSurface> {
     ///
     /// # Errors
     /// [`SessionError::Simulator`] when the ranks do not fit the cluster, then as [`SessionBuilder::start`].
-    pub async fn start_simulated(mut self, cluster: &Cluster, ranks: u32) -> Result<Session, SessionError> {
-        self.config.prefetch.cluster.clone_from(&cluster.name);
-        self.config.validate()?;
-        let mesh = self.config.mesh_of(ranks)?;
-        let costs = costs_of(&self.config, cluster, ranks)?;
-        let backend = SimWorld::new(mesh, cluster.clone(), self.config.reduce)?.backend()?;
-        // The one rank that is driven meets nobody on the host.
-        let alone = Rendezvous::of_threads(1, self.config.deadline());
-        let mut session = self.start_planned(mesh, Some(&costs), Arc::new(alone), vec![backend]).await?;
-        session.need_no_inputs();
-        Ok(session)
+    pub async fn start_simulated(self, cluster: &Cluster, ranks: u32) -> Result<Session, SessionError> {
+        self.start_simulated_here(cluster, ranks).await
+    }
+
+    fn start_simulated_here(mut self, cluster: &Cluster, ranks: u32) -> CompiledHere<'_, Session> {
+        Box::pin(async move {
+            self.config.prefetch.cluster.clone_from(&cluster.name);
+            self.config.validate()?;
+            let mesh = self.config.mesh_of(ranks)?;
+            let costs = costs_of(&self.config, cluster, ranks)?;
+            let backend = SimWorld::new(mesh, cluster.clone(), self.config.reduce)?.backend()?;
+            // The one rank that is driven meets nobody on the host.
+            let alone = Rendezvous::of_threads(1, self.config.deadline());
+            let (start, ranks) = self.of_any(vec![backend]);
+            let mut session = start.start_planned(mesh, Some(&costs), Arc::new(alone), ranks).await?;
+            session.need_no_inputs();
+            Ok(session)
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 //! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
 //! that was refused is told once, to whoever awaits it.
 
-use super::{Checkpoint, Session, SessionError, Sum};
+use super::{Checkpoint, CompiledHere, Session, SessionError, Sum};
 use crate::exec::{Command, Exchange, RankThread};
 
 impl Session {
@@ -19,11 +19,17 @@ impl Session {
     /// [`SessionError::Poisoned`] after a rank died or failed otherwise; [`SessionError::Diverged`] after a step that
     /// left a master or a moment that is not finite, until something is imported.
     pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
-        if !self.rendezvous.is_whole() {
-            return Err(SessionError::Partial);
-        }
-        let checkpoint = self.export_to_first().await?;
-        checkpoint.ok_or(SessionError::Partial)
+        self.export_here().await
+    }
+
+    fn export_here(&mut self) -> CompiledHere<'_, Checkpoint> {
+        Box::pin(async move {
+            if !self.rendezvous.is_whole() {
+                return Err(SessionError::Partial);
+            }
+            let checkpoint = self.export_to_first().await?;
+            checkpoint.ok_or(SessionError::Partial)
+        })
     }
 
     /// As [`Session::export`], called in every process: that of rank 0 gets the checkpoint of all ranks, the
@@ -34,21 +40,28 @@ impl Session {
     /// # Errors
     /// As [`Session::export`], without [`SessionError::Partial`].
     pub async fn export_to_first(&mut self) -> Result<Option<Checkpoint>, SessionError> {
-        self.settle().await?;
-        self.check_exports()?;
-        self.command(Command::Export);
-        self.finish().await?;
-        let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
-        let plans = self.plans();
-        let checkpoint = if self.rendezvous.is_whole() {
-            Some(Checkpoint::gather(&plans, &mut exchanges))
-        } else {
-            let gathered = exchanges.first_mut().map_or(&mut [][..], |first| first.gathered.as_mut_slice());
-            let mut gathered: Vec<&mut Exchange> = gathered.iter_mut().collect();
-            (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &mut gathered))
-        };
-        exchanges.iter_mut().for_each(|exchange| exchange.forget_weights());
-        Ok(checkpoint.transpose()?)
+        self.export_to_first_here().await
+    }
+
+    fn export_to_first_here(&mut self) -> CompiledHere<'_, Option<Checkpoint>> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_exports()?;
+            self.command(Command::Export);
+            self.finish().await?;
+            let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
+            let plans = self.plans();
+            let checkpoint = if self.rendezvous.is_whole() {
+                Some(Checkpoint::gather(&plans, &mut exchanges))
+            } else {
+                let gathered =
+                    exchanges.first_mut().map_or(&mut [][..], |first| first.gathered.as_mut_slice());
+                let mut gathered: Vec<&mut Exchange> = gathered.iter_mut().collect();
+                (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &mut gathered))
+            };
+            exchanges.iter_mut().for_each(|exchange| exchange.forget_weights());
+            Ok(checkpoint.transpose()?)
+        })
     }
 
     /// Puts weights in place: masters, moments and step count; planes are quantized anew before
@@ -64,28 +77,34 @@ impl Session {
     /// missing or of another number of ranks, or processes were given different checkpoints; nothing is
     /// changed then, in no process. [`SessionError::DroppedStep`], a poisoned session.
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
-        self.settle().await?;
-        self.check_usable()?;
-        let plans = self.plans();
-        let checked = checkpoint.check(&plans, self.rendezvous.ranks() as usize);
-        let is_whole = self.rendezvous.is_whole();
-        if is_whole && checked.is_err() {
-            return checked;
-        }
-        // Other processes wait for this one's word whatever it thinks of the checkpoint.
-        let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest());
-        for thread in &self.ranks {
-            let mut exchange = thread.exchange();
-            exchange.checkpoint = digest;
-            if checked.is_ok() {
-                checkpoint.scatter(&plans, thread.rank(), &mut exchange);
+        self.import_here(checkpoint).await
+    }
+
+    fn import_here<'a>(&'a mut self, checkpoint: &'a Checkpoint) -> CompiledHere<'a, ()> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_usable()?;
+            let plans = self.plans();
+            let checked = checkpoint.check(&plans, self.rendezvous.ranks() as usize);
+            let is_whole = self.rendezvous.is_whole();
+            if is_whole && checked.is_err() {
+                return checked;
             }
-        }
-        self.refused = checked.err();
-        self.command(Command::Import);
-        let outcome = self.finish().await;
-        let imported = self.imported();
-        outcome.and(imported)
+            // Other processes wait for this one's word whatever it thinks of the checkpoint.
+            let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest());
+            for thread in &self.ranks {
+                let mut exchange = thread.exchange();
+                exchange.checkpoint = digest;
+                if checked.is_ok() {
+                    checkpoint.scatter(&plans, thread.rank(), &mut exchange);
+                }
+            }
+            self.refused = checked.err();
+            self.command(Command::Import);
+            let outcome = self.finish().await;
+            let imported = self.imported();
+            outcome.and(imported)
+        })
     }
 
     /// What became of an import that all ranks have replied to. That it was refused is said once.

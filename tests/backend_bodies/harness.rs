@@ -1,6 +1,6 @@
 //! Drives backends by hand: a small plan, one thread per rank, a limit on how long anything takes.
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use bytemuck::Pod;
@@ -8,7 +8,9 @@ use warpweft::backend::{Backend, BackendError, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::config::AdamMode;
 use warpweft::format::{ElementType, Format, Orientation, Via};
-use warpweft::id::{BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, SlotId, TaskId, WeightId};
+use warpweft::id::{
+    BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, RankId, SlotId, TaskId, WeightId,
+};
 use warpweft::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, PlaneRegions, Region,
     Residency, Settings, Slot, Weights,
@@ -299,18 +301,72 @@ impl<B: Backend> Rank<B> {
 
 /// Fails loudly if `work` takes longer than any test may: a hang is a failure, not a stuck suite.
 pub(crate) fn within_limit<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
-    let (done, result) = mpsc::channel();
-    let worker = std::thread::spawn(move || done.send(work()));
-    match result.recv_timeout(LIMIT) {
-        Ok(result) => {
-            worker.join().unwrap().unwrap();
-            result
-        }
+    let result = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&result);
+    in_time(Box::new(move || {
+        let made = work();
+        *place.lock().unwrap() = Some(made);
+    }));
+    let made = result.lock().unwrap().take();
+    made.unwrap()
+}
+
+/// Of any work alike, so that threads and channels are not compiled anew for every test.
+fn in_time(work: Box<dyn FnOnce() + Send>) {
+    let (done, end) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        work();
+        done.send(())
+    });
+    match end.recv_timeout(LIMIT) {
+        Ok(()) => worker.join().unwrap().unwrap(),
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("still running after {LIMIT:?}: somebody hangs"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
             Err(panic) => std::panic::resume_unwind(panic),
-            Ok(_) => unreachable!("a worker that ends well has sent its result"),
+            Ok(_) => unreachable!("a worker that ends well has said so"),
         },
+    }
+}
+
+/// What every rank runs, whatever comes of it: so that a device starts its ranks by code that is not compiled anew for
+/// every test.
+pub(crate) type RankWork = Box<dyn Fn(Device, Arc<Plan>) + Send + Sync>;
+
+/// What `work` makes on each of `ranks` ranks, which `run` sees to.
+pub(crate) fn made_by_ranks<R, F>(ranks: u32, work: F, run: impl FnOnce(RankWork)) -> Vec<R>
+where
+    R: Send + 'static,
+    F: Fn(Device, Arc<Plan>) -> R + Send + Sync + 'static,
+{
+    let made = Made::new(ranks);
+    let places = made.clone();
+    run(Box::new(move |backend, plan| {
+        let rank = backend.rank();
+        places.put(rank, work(backend, plan));
+    }));
+    made.take()
+}
+
+/// A place for what each rank makes.
+struct Made<R>(Arc<Mutex<Vec<Option<R>>>>);
+
+impl<R> Made<R> {
+    fn new(ranks: u32) -> Self {
+        Self(Arc::new(Mutex::new((0..ranks).map(|_| None).collect())))
+    }
+
+    fn put(&self, rank: RankId, made: R) {
+        self.0.lock().unwrap()[rank.index()] = Some(made);
+    }
+
+    fn take(&self) -> Vec<R> {
+        self.0.lock().unwrap().drain(..).map(Option::unwrap).collect()
+    }
+}
+
+impl<R> Clone for Made<R> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
     }
 }
 

@@ -6,7 +6,7 @@ use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
 use warpweft::model::{Call, Mesh};
 
-use crate::bodies::harness::{Plan, within_limit};
+use crate::bodies::harness::{Plan, RankWork, made_by_ranks, within_limit};
 
 /// Whether the checking layer can look at what a closure wrote.
 pub(crate) const HOST_SEES_MEMORY: bool = true;
@@ -32,6 +32,10 @@ where
     R: Send + 'static,
     F: Fn(CpuBackend, Arc<Plan>) -> R + Send + Sync + 'static,
 {
+    made_by_ranks(plan.weights.mesh.ranks(), work, |work| start(plan, options, work))
+}
+
+fn start(plan: Plan, options: CpuOptions, work: RankWork) {
     within_limit(move || {
         let world = CpuWorld::new(plan.weights.mesh, options).unwrap();
         let plan = Arc::new(plan);
@@ -46,9 +50,9 @@ where
                     scope.spawn(move || work(backend, plan))
                 })
                 .collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    })
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    });
 }
 
 /// A closure for every call of every rank.

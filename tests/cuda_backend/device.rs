@@ -9,7 +9,7 @@ use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, 
 use warpweft::config::{DeviceTimes, SignalBy};
 use warpweft::model::Mesh;
 
-use crate::bodies::harness::{Plan, within_limit};
+use crate::bodies::harness::{Plan, RankWork, made_by_ranks, within_limit};
 
 pub(crate) type Device = CudaBackend;
 
@@ -103,6 +103,11 @@ where
     if way != Way::Engines && ranks > gpus.len() {
         resume_unwind(Box::new(Crowded { ranks, gpus: gpus.len() }));
     }
+    made_by_ranks(plan.weights.mesh.ranks(), work, move |work| start(plan, gpus, way, work))
+}
+
+fn start(plan: Plan, gpus: Vec<DeviceOrdinal>, way: Way, work: RankWork) {
+    let ranks = plan.weights.mesh.ranks() as usize;
     within_limit(move || {
         let devices = (0..ranks).map(|rank| gpus[rank % gpus.len()]).collect();
         let transport = if way == Way::Nccl { Transport::Nccl } else { Transport::Peer };
@@ -132,7 +137,7 @@ where
                     scope.spawn(move || work(backend, plan))
                 })
                 .collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    })
+            ranks.into_iter().for_each(|rank| rank.join().unwrap());
+        });
+    });
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +26,7 @@ pub fn config() -> Config {
 }
 
 /// As [`in_processes_with`], with the usual configuration.
-pub fn in_processes<T: Send + 'static, F: Future<Output = T>>(
+pub fn in_processes<T: Send + 'static, F: Future<Output = T> + 'static>(
     trainer: &Trainer,
     ranks: &[u32],
     mischief: &Mischief,
@@ -35,7 +36,7 @@ pub fn in_processes<T: Send + 'static, F: Future<Output = T>>(
 }
 
 /// As [`in_processes_on`], on the backends as they are.
-pub fn in_processes_with<T: Send + 'static, F: Future<Output = T>>(
+pub fn in_processes_with<T: Send + 'static, F: Future<Output = T> + 'static>(
     config: &Config,
     trainer: &Trainer,
     ranks: &[u32],
@@ -47,13 +48,36 @@ pub fn in_processes_with<T: Send + 'static, F: Future<Output = T>>(
 
 /// Runs `work` once for each of the processes, which own `ranks` ranks; each has a thread and a runtime. `wrap` makes
 /// of a rank's backend what it runs on.
-pub fn in_processes_on<T: Send + 'static, F: Future<Output = T>, B: Backend<Surface = CpuSurface>>(
+pub fn in_processes_on<
+    T: Send + 'static,
+    F: Future<Output = T> + 'static,
+    B: Backend<Surface = CpuSurface>,
+>(
     wrap: impl Fn(CpuBackend) -> B + Clone + Send + 'static,
     config: &Config,
     trainer: &Trainer,
     ranks: &[u32],
     mischief: &Mischief,
     work: impl Fn(usize, Session) -> F + Clone + Send + 'static,
+) -> Vec<T> {
+    let works = (0..ranks.len()).map(|process| {
+        let work = work.clone();
+        Box::new(move |session| Box::pin(work(process, session)) as Pin<Box<dyn Future<Output = T>>>)
+            as Work<T>
+    });
+    run(wrap, config, trainer, ranks, mischief, works.collect())
+}
+
+/// What one process does, boxed: so that its thread and runtime are not compiled anew for every test.
+type Work<T> = Box<dyn FnOnce(Session) -> Pin<Box<dyn Future<Output = T>>> + Send>;
+
+fn run<T: Send + 'static, B: Backend<Surface = CpuSurface>>(
+    wrap: impl Fn(CpuBackend) -> B + Clone + Send + 'static,
+    config: &Config,
+    trainer: &Trainer,
+    ranks: &[u32],
+    mischief: &Mischief,
+    works: Vec<Work<T>>,
 ) -> Vec<T> {
     let all: u32 = ranks.iter().sum();
     let device = Arc::new(CpuWorld::new(config.mesh_of(all).unwrap(), CpuOptions::default()).unwrap());
@@ -62,9 +86,10 @@ pub fn in_processes_on<T: Send + 'static, F: Future<Output = T>, B: Backend<Surf
     let processes = ranks.len() as u32;
     let threads: Vec<_> = (0..processes)
         .zip(ranks.to_vec())
-        .map(|(process, ranks)| {
+        .zip(works)
+        .map(|((process, ranks), work)| {
             let (device, builder) = (Arc::clone(&device), trainer.builder(config.clone(), mischief));
-            let (wrap, work) = (wrap.clone(), work.clone());
+            let wrap = wrap.clone();
             std::thread::spawn(move || {
                 let environment = ProcessEnvironment {
                     process: ProcessId::new(process),
@@ -83,7 +108,7 @@ pub fn in_processes_on<T: Send + 'static, F: Future<Output = T>, B: Backend<Surf
                 let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
                 runtime.block_on(async {
                     let session = builder.start_in(world, backends).await.unwrap();
-                    work(process as usize, session).await
+                    work(session).await
                 })
             })
         })

@@ -5,6 +5,7 @@
 #![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -380,6 +381,11 @@ pub const HANGS: Duration = Duration::from_secs(300);
 /// Runs a future on a runtime and a thread of its own, and fails instead of hanging, also where the
 /// future blocks its thread. The name says what is usual, [`HANGS`] what is allowed.
 pub fn within_a_minute<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
+    driven(Box::pin(future))
+}
+
+/// Boxed, as what ends below: a runtime and a thread are compiled once for each type of outcome, not for every test.
+fn driven<T: Send + 'static>(future: Pin<Box<dyn Future<Output = T> + Send>>) -> T {
     ended(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(future)
@@ -388,6 +394,10 @@ pub fn within_a_minute<T: Send + 'static>(future: impl Future<Output = T> + Send
 
 /// The same for work that blocks.
 pub fn ended<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    awaited(Box::new(work))
+}
+
+fn awaited<T: Send + 'static>(work: Box<dyn FnOnce() -> T + Send>) -> T {
     let (done, outcome) = mpsc::channel();
     let thread = std::thread::spawn(move || done.send(work()).is_ok());
     match outcome.recv_timeout(HANGS) {

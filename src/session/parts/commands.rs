@@ -9,7 +9,7 @@ use super::import::{Import, Refused};
 use super::save::Save;
 use super::{PartFiles, SavedParts};
 use crate::exec::{Command, PartError, PartReader, PartWriter, Refusal};
-use crate::session::{Session, SessionError};
+use crate::session::{CompiledHere, Session, SessionError};
 
 impl Session {
     /// Saves masters, moments, step count, delayed scales and carried buffers: every rank writes what it owns, and
@@ -36,16 +36,26 @@ impl Session {
         files: &PartFiles,
         notes: &BTreeMap<String, String>,
     ) -> Result<(), SessionError> {
-        self.settle().await?;
-        self.check_exports()?;
-        let (folder, notes) = (files.folder().to_owned(), notes.clone());
-        let writer: Arc<dyn PartWriter> = Arc::new(Save { folder, notes, programs: self.plans() });
-        for thread in &self.ranks {
-            thread.exchange().part_writer = Some(Arc::clone(&writer));
-        }
-        self.command(Command::SavePart);
-        self.finish().await?;
-        self.saved()
+        self.save_parts_here(files, notes).await
+    }
+
+    fn save_parts_here<'a>(
+        &'a mut self,
+        files: &'a PartFiles,
+        notes: &'a BTreeMap<String, String>,
+    ) -> CompiledHere<'a, ()> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_exports()?;
+            let (folder, notes) = (files.folder().to_owned(), notes.clone());
+            let writer: Arc<dyn PartWriter> = Arc::new(Save { folder, notes, programs: self.plans() });
+            for thread in &self.ranks {
+                thread.exchange().part_writer = Some(Arc::clone(&writer));
+            }
+            self.command(Command::SavePart);
+            self.finish().await?;
+            self.saved()
+        })
     }
 
     /// What became of a save that all ranks have replied to. That it failed is said once.
@@ -74,31 +84,37 @@ impl Session {
     /// folder, or a part that a rank needs is missing, torn or of another save; its source is then a [`PartError`].
     /// Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session.
     pub async fn import_parts(&mut self, files: &PartFiles) -> Result<SavedParts, SessionError> {
-        self.settle().await?;
-        self.check_usable()?;
-        let judged = Import::open(files, self.plans(), self.ranks() as usize);
-        let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
-            Ok(import) => {
-                let saved = SavedParts::of(import.opened().index.clone());
-                (Arc::new(import), Ok(saved))
+        self.import_parts_here(files).await
+    }
+
+    fn import_parts_here<'a>(&'a mut self, files: &'a PartFiles) -> CompiledHere<'a, SavedParts> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_usable()?;
+            let judged = Import::open(files, self.plans(), self.ranks() as usize);
+            let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
+                Ok(import) => {
+                    let saved = SavedParts::of(import.opened().index.clone());
+                    (Arc::new(import), Ok(saved))
+                }
+                Err(error) if self.rendezvous.is_whole() => return Err(refused(error)),
+                // Other processes wait for this one's word.
+                Err(error) => {
+                    self.refused = Some(refused(error.clone()));
+                    (Arc::new(Refused(error.clone())), Err(refused(error)))
+                }
+            };
+            for thread in &self.ranks {
+                thread.exchange().part_reader = Some(Arc::clone(&reader));
             }
-            Err(error) if self.rendezvous.is_whole() => return Err(refused(error)),
-            // Other processes wait for this one's word.
-            Err(error) => {
-                self.refused = Some(refused(error.clone()));
-                (Arc::new(Refused(error.clone())), Err(refused(error)))
-            }
-        };
-        for thread in &self.ranks {
-            thread.exchange().part_reader = Some(Arc::clone(&reader));
-        }
-        self.command(Command::ImportPart);
-        let outcome = self.finish().await;
-        let imported = self.imported();
-        outcome?;
-        // What this process found says more than what the others heard of it.
-        let saved = saved?;
-        imported.map(|()| saved)
+            self.command(Command::ImportPart);
+            let outcome = self.finish().await;
+            let imported = self.imported();
+            outcome?;
+            // What this process found says more than what the others heard of it.
+            let saved = saved?;
+            imported.map(|()| saved)
+        })
     }
 }
 

@@ -1,0 +1,101 @@
+//! What a start asks of one rank's backend, of whatever type.
+//!
+//! Law: all else that a start does is the same for every backend, knows none, and is compiled once, in this library. The
+//! rank's thread, which works by its backend, is compiled for each.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::Backend;
+use crate::compute::ComputeFactory;
+use crate::config::Reduce;
+use crate::exec::{
+    CaptureMode, Exchange, ExecError, Inbox, Initializer, RankThread, Setup, World, landing_bytes,
+};
+use crate::id::RankId;
+use crate::model::Mesh;
+use crate::plan::StepPlan;
+use crate::trace::HostLane;
+
+/// A backend with the factory of its rank's closures.
+pub(super) struct Unstarted<B: Backend> {
+    pub(super) backend: B,
+    pub(super) closures: ComputeFactory<B::Surface>,
+}
+
+/// What all ranks of a process are started with.
+pub(super) struct Shared {
+    pub(super) world: Arc<World>,
+    pub(super) prologue: Arc<StepPlan>,
+    /// One for each program, then those of parts of sums.
+    pub(super) programs: Vec<Arc<StepPlan>>,
+    pub(super) foreseen: Vec<Arc<StepPlan>>,
+    pub(super) capture: CaptureMode,
+    pub(super) initializer: Initializer,
+    pub(super) patience: Duration,
+    pub(super) inbox: Arc<Inbox>,
+}
+
+/// An [`Unstarted`] whose backend's type is forgotten.
+pub(super) trait Startable: Send {
+    fn rank(&self) -> RankId;
+    fn mesh(&self) -> Mesh;
+    fn reduce(&self) -> Reduce;
+    fn describe(&self) -> String;
+    fn origin(&self) -> Instant;
+    fn landing_bytes(&self, shared: &Shared) -> Result<usize, ExecError>;
+    fn start(
+        self: Box<Self>,
+        shared: &Shared,
+        spans: Option<HostLane>,
+        exchange: Exchange,
+    ) -> Result<RankThread, ExecError>;
+}
+
+impl<B: Backend> Startable for Unstarted<B> {
+    fn rank(&self) -> RankId {
+        self.backend.rank()
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.backend.mesh()
+    }
+
+    fn reduce(&self) -> Reduce {
+        self.backend.reduce()
+    }
+
+    fn describe(&self) -> String {
+        self.backend.describe()
+    }
+
+    fn origin(&self) -> Instant {
+        self.backend.origin()
+    }
+
+    fn landing_bytes(&self, shared: &Shared) -> Result<usize, ExecError> {
+        landing_bytes(&self.backend, &shared.prologue, shared.programs.iter().chain(&shared.foreseen))
+    }
+
+    fn start(
+        self: Box<Self>,
+        shared: &Shared,
+        spans: Option<HostLane>,
+        exchange: Exchange,
+    ) -> Result<RankThread, ExecError> {
+        let Self { backend, closures } = *self;
+        let setup = Setup {
+            backend,
+            world: Arc::clone(&shared.world),
+            prologue: Arc::clone(&shared.prologue),
+            programs: shared.programs.clone(),
+            foreseen: shared.foreseen.clone(),
+            capture: shared.capture,
+            closures,
+            initializer: Arc::clone(&shared.initializer),
+            patience: shared.patience,
+            spans,
+        };
+        RankThread::start(setup, exchange, Arc::clone(&shared.inbox))
+    }
+}
