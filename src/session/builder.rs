@@ -357,10 +357,11 @@ fn one_world(backends: &[Box<dyn Startable>], rendezvous: &Rendezvous) -> Result
     };
     let mesh = first.mesh();
     let own = rendezvous.own();
-    let misplaced = |(_, (expected, backend)): &(usize, (RankId, &Box<dyn Startable>))| {
+    let misplaced = |(_, (expected, backend)): &(usize, (RankId, &dyn Startable))| {
         backend.rank() != *expected || backend.mesh() != mesh
     };
-    let reason = match own.zip(backends).enumerate().find(misplaced) {
+    let all = backends.iter().map(Box::as_ref);
+    let reason = match own.zip(all).enumerate().find(misplaced) {
         Some((position, (_, backend))) => {
             let (rank, ranks) = (backend.rank(), backend.mesh().ranks());
             format!("backend {position} speaks for {rank} of {ranks}")
