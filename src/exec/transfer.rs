@@ -164,7 +164,7 @@ impl<B: Backend> Rank<B> {
     /// What is kept of a weight beside its master.
     fn kept(&self, weight: WeightId) -> impl Iterator<Item = Content> {
         let weights = &self.prologue.plan.weights;
-        weights.state.kept(weight).take(weights.lists_of(weights.layout(weight)))
+        Content::kept(weights.state, weight).take(weights.lists_of(weights.layout(weight)))
     }
 
     /// A moment as f32, whatever it is stored as; empty where there is none.

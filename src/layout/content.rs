@@ -6,6 +6,7 @@
 
 use serde::Serialize;
 
+use super::state::StateLayout;
 use super::weight::PlaneRegions;
 use super::weights::Weights;
 use crate::format::{ElementType, Format, Orientation, Shape};
@@ -89,6 +90,11 @@ pub enum Content {
 }
 
 impl Content {
+    /// What is kept of a weight that trains beside its master: as many lists as the layout of the state says.
+    pub fn kept(state: StateLayout, weight: WeightId) -> impl Iterator<Item = Self> {
+        [Self::ExpAvg(weight), Self::ExpAvgSq(weight)].into_iter().take(state.lists())
+    }
+
     /// The element type of a full gradient, in which calls write it and padding rows are zeroed; `None` for
     /// any other content.
     #[must_use]

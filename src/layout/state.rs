@@ -6,10 +6,8 @@
 use half::bf16;
 use serde::Serialize;
 
-use super::content::Content;
 use crate::config::{Masters, Moments};
 use crate::format::{AmaxChoice, Format, Via};
-use crate::id::WeightId;
 
 /// Element types of the optimizer state, and what is kept for the scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
@@ -39,11 +37,6 @@ impl StateLayout {
     #[must_use]
     pub fn lists(self) -> usize {
         self.own_states.map_or(2, usize::from)
-    }
-
-    /// The slots of these lists for one weight that trains.
-    pub fn kept(self, weight: WeightId) -> impl Iterator<Item = Content> {
-        [Content::ExpAvg(weight), Content::ExpAvgSq(weight)].into_iter().take(self.lists())
     }
 
     /// What these lists are, in words.

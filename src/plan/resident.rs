@@ -64,7 +64,7 @@ impl ResidentLayout {
                         None => ["exp_avg", "exp_avg_sq"],
                         Some(_) => weights.state.names_of_lists(),
                     };
-                    for (kept, list) in weights.state.kept(*weight).zip(lists) {
+                    for (kept, list) in Content::kept(weights.state, *weight).zip(lists) {
                         add(format!("{name} {list}"), kept);
                     }
                     add(format!("{name} main grad"), Content::MainGrad(*weight));

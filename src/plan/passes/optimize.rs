@@ -82,7 +82,7 @@ fn own(draft: &Draft<'_>, weight: WeightId) -> UpdateOperand {
     UpdateOperand {
         weight,
         master: draft.slot(Content::Master(weight)),
-        kept: draft.weights.state.kept(weight).map(|list| draft.slot(list)).collect(),
+        kept: Content::kept(draft.weights.state, weight).map(|list| draft.slot(list)).collect(),
         main_grad: draft.slot(Content::MainGrad(weight)),
     }
 }

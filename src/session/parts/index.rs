@@ -315,3 +315,22 @@ mod lists {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CK-4: what was saved before there were other rules than Adam is read, and what no session keeps is refused.
+    #[test]
+    fn lists_of_state_are_two_one_or_none_and_moments_as_they_were_before() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Kept(#[serde(with = "lists")] u8);
+        for (text, lists) in [("true", 2), ("false", 0), ("1", 1)] {
+            assert_eq!(serde_json::from_str::<Kept>(text).unwrap(), Kept(lists));
+            assert_eq!(serde_json::to_string(&Kept(lists)).unwrap(), text);
+        }
+        let refused = serde_json::from_str::<Kept>("3").unwrap_err().to_string();
+        assert!(refused.contains("3 lists of state, of at most 2"), "{refused}");
+        assert!(serde_json::from_str::<Kept>("-1").is_err());
+    }
+}

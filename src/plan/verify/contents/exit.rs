@@ -103,7 +103,8 @@ impl Run<'_> {
             }];
             if !layout.frozen {
                 let state = self.plan.weights.state;
-                needed.extend(state.names_of_lists().map(str::to_owned).into_iter().zip(state.kept(weight)));
+                let names = state.names_of_lists().map(str::to_owned);
+                needed.extend(names.into_iter().zip(Content::kept(state, weight)));
             }
             if layout.placement == Placement::Sharded {
                 let stored = layout.format.stored_orientations().iter();
