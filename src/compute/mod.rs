@@ -3,8 +3,9 @@
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
 //! declared, in the way it was declared, and the loss scale to read. A rule of updates has a context of its own,
 //! which hands out the state it updates. What a closure captures is constant over steps; whatever changes is in
-//! declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A call that declares to overwrite a gradient or a buffer, and whose closure never
-//! asks for it, has failed: its readers would find what was in that memory before.
+//! declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A call that
+//! declares to overwrite a gradient or a buffer, and whose closure never asks for it, has failed: its readers would
+//! find what was in that memory before.
 
 mod borrower;
 mod bound;

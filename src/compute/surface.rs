@@ -23,8 +23,8 @@ pub trait LentSlice {
 /// Memory that a backend lends to closures, and the handles a closure needs besides it.
 ///
 /// Law: only a [`ComputeContext`](super::ComputeContext) or [`UpdateContext`](super::UpdateContext) holds a surface. A
-/// backend makes one for each call or update and gives it to the context alone, so no closure can name a region of its own choice. A backend therefore
-/// lets no other code make or copy its surface.
+/// backend makes one for each call or update and gives it to the context alone, so no closure can name a region of its
+/// own choice. A backend therefore lets no other code make or copy its surface.
 pub trait Surface {
     /// What closures need to launch work of their own and only the backend knows, such as the compute lane's
     /// CUDA stream; `()` where there is nothing. It gives no access to memory.

@@ -116,8 +116,8 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
         &self.bound.program
     }
 
-    /// The weights to update, in the order of their ids: those of one format, placement and parameter group. All others come with updates of
-    /// their own, in the same step.
+    /// The weights to update, in the order of their ids: those of one format, placement and parameter group. All others
+    /// come with updates of their own, in the same step.
     pub fn weights(&self) -> impl Iterator<Item = &'a UpdatedWeight> {
         self.bound.states.iter().map(|state| &state.weight)
     }

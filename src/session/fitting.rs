@@ -123,11 +123,12 @@ impl Claims<'_> {
         }
         let is_other = claim.lists != lists && !layout.frozen;
         if is_other && claim.lists > 0 {
+            let there = if claim.lists == 1 { "1 list".to_owned() } else { format!("{} lists", claim.lists) };
             return Err(format!(
-                "of `{name}` the checkpoint has {} lists of state beside the master and the session keeps {lists} \
-                 (optimizer.own_states); update it by the same rule, or import `checkpoint.restart_optimizer()`, or of \
-                 parts `PartFiles::restart_optimizer`, by which all state begins anew",
-                claim.lists
+                "beside the master of `{name}` the checkpoint has {there} of state, and the session keeps {lists} \
+                 (optimizer.own_states; Adam keeps 2); update it by the same rule, or import \
+                 `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which all state begins \
+                 anew"
             ));
         }
         if is_other && self.optimizer_step > 0 {

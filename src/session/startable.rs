@@ -1,7 +1,7 @@
 //! What a start asks of one rank's backend, of whatever type.
 //!
-//! Law: all else that a start does is the same for every backend, knows none, and is compiled once, in this library. The
-//! rank's thread, which works by its backend, is compiled for each.
+//! Law: all else that a start does is the same for every backend, knows none, and is compiled once, in this library.
+//! The rank's thread, which works by its backend, is compiled for each.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

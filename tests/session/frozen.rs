@@ -119,6 +119,6 @@ fn a_checkpoint_with_one_moment_of_two_is_refused() {
         let mut checkpoint = session.export().await.unwrap();
         checkpoint.weights[1].exp_avg_sq.clear();
         let error = session.import(&checkpoint).await.unwrap_err().to_string();
-        assert!(error.contains("`layer1` does not hold"), "{error}");
+        assert!(error.contains("master of `layer1` the checkpoint has 1 list of state"), "{error}");
     });
 }

@@ -151,7 +151,7 @@ fn state_of_another_rule_is_refused_by_its_count_and_may_begin_anew() {
         for lists in [0_u8, 1] {
             let mut session = start(&trainer, own(lists, config(1, Capture::Off, true)), 2, descent).await;
             let before = session.export().await.unwrap();
-            let words = format!("2 lists of state beside the master and the session keeps {lists}");
+            let words = format!("the checkpoint has 2 lists of state, and the session keeps {lists}");
             for refused in [session.import(&checkpoint).await, session.import_parts(&parts).await.map(drop)] {
                 let error = refused.unwrap_err().to_string();
                 assert!(error.contains(&words) && error.contains("restart_optimizer"), "{error}");
