@@ -81,13 +81,11 @@ impl BoundUpdate {
 
     /// The operand that begins where `region` does.
     pub(super) fn operand_at(&self, region: Region) -> String {
-        let begins = |other: Region| other.bytes > 0 && other.offset == region.offset;
+        let begins = |(_, part): &(&str, &Region)| part.bytes > 0 && part.offset == region.offset;
         for BoundState { weight, master, kept, main_grad, .. } in &self.states {
-            let parts = [("master", Some(master)), ("main grad", Some(main_grad))];
-            let lists = ["first state", "second state"].into_iter().zip(kept.iter().map(Some));
-            let found =
-                parts.into_iter().chain(lists).find(|(_, part)| part.is_some_and(|part| begins(*part)));
-            if let Some((what, _)) = found {
+            let lists = ["first state", "second state"].into_iter().zip(kept);
+            let mut parts = [("master", master), ("main grad", main_grad)].into_iter().chain(lists);
+            if let Some((what, _)) = parts.find(begins) {
                 return format!("the {what} of `{}`", weight.name);
             }
         }
@@ -163,8 +161,8 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
     /// The verdict over the step, one value: whether it [skips](Vote::skips), the [factor](Vote::factor) on gradients,
     /// and how many steps the optimizer has taken with this one.
     ///
-    /// On the CPU a rule is not called in a step that is skipped. On a GPU it is, because the host does not know then:
-    /// its kernels read the vote and leave everything as it is.
+    /// On the CPU a rule is not called in a step that is skipped. On a GPU it is, unless a closure of this very rank has
+    /// failed, because of all else the host does not know then: its kernels read the vote and leave everything as it is.
     ///
     /// # Errors
     /// What the surface says.
