@@ -158,11 +158,12 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
         self.kept(weight, 1)
     }
 
-    /// The verdict over the step, one value: whether it [skips](Vote::skips), the [factor](Vote::factor) on gradients,
-    /// and how many steps the optimizer has taken with this one.
+    /// The verdict over the step, one value: whether it [skips](Vote::skips), the [factor](Vote::factor) on
+    /// gradients, and how many steps the optimizer has taken with this one.
     ///
-    /// On the CPU a rule is not called in a step that is skipped. On a GPU it is, unless a closure of this very rank has
-    /// failed, because of all else the host does not know then: its kernels read the vote and leave everything as it is.
+    /// On the CPU a rule is not called in a step that is skipped. On a GPU it is, unless a closure of this very
+    /// rank has failed, because of all else the host does not know then: its kernels read the vote and leave
+    /// everything as it is.
     ///
     /// # Errors
     /// What the surface says.
