@@ -1,7 +1,7 @@
 //! The actor of the compute lane: the embedder's calls and what comes right before and after them, such as
 //! making gathered planes whole.
 //!
-//! Law: calls are issued in program order, each once. Only the device knows what a closure does and whether
+//! Law: calls are issued in program order, each once; exchanges between them are their communicator's. Only the device knows what a closure does and whether
 //! it failed in this step; the actor issues the same tasks either way.
 
 use super::{Actor, Context, Ready, out_of_turn};
@@ -15,7 +15,8 @@ use crate::plan::StepPlan;
 #[derive(Debug)]
 pub struct ComputeActor {
     rank: RankId,
-    issued: u32,
+    /// Calls so far, with the exchanges before the last of them.
+    issued: usize,
 }
 
 impl ComputeActor {
@@ -38,10 +39,12 @@ impl<B: Backend> Actor<B> for ComputeActor {
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
         let task = ready.task();
         if let Op::Compute { call, .. } = context.plan().task(task).op {
-            if call != CallId::new(self.issued) {
+            let calls = context.plan().calls.get(self.issued..).unwrap_or_default();
+            let exchanges = calls.iter().take_while(|call| call.exchange.is_some()).count();
+            if call != CallId::at(self.issued + exchanges) {
                 return Err(out_of_turn(context, self.rank, task));
             }
-            self.issued += 1;
+            self.issued += exchanges + 1;
         }
         context.issue(ready).map(|_| ())
     }

@@ -111,6 +111,7 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         | Op::Adam { bucket, .. }
         | Op::Update { bucket, .. } => ActorKind::Bucket(*bucket),
         Op::AllReduce { .. }
+        | Op::ExchangeBuffer { .. }
         | Op::AllGather { .. }
         | Op::GatherChunk { .. }
         | Op::ReduceScatter { .. }

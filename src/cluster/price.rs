@@ -119,6 +119,13 @@ impl Prices {
                 cluster.memory_ns(touched)
             }
             Op::GatherRecords { from, .. } => gathered(Group::World, bytes(*from)?),
+            Op::ExchangeBuffer { kind, group, from, .. } if kind.combines() => {
+                self.links(*group).all_reduce_ns(bytes(*from)?)
+            }
+            Op::ExchangeBuffer { kind, group, from, .. } => {
+                let ranks = work.weights.mesh.size(*group);
+                gathered(*group, kind.given_to_each(bytes(*from)? as usize, ranks) as u64)
+            }
             Op::AllReduce { group, pairs, .. } => {
                 let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
                 self.links(*group).all_reduce_ns(each?.iter().sum())

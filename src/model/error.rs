@@ -2,6 +2,7 @@
 
 use crate::format::{ElementType, FormatError};
 use crate::id::BufferId;
+use crate::model::ExchangeKind;
 
 /// A declaration that cannot be planned. Nothing was added to the model or program.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -212,6 +213,33 @@ pub enum DeclareError {
         kind: &'static str,
         /// The name in question.
         name: String,
+    },
+    /// An exchange from a buffer to itself, which other ranks may still read when it is overwritten.
+    #[error("exchange `{call}` reads and overwrites buffer `{buffer}`; let it write another one")]
+    ExchangeInPlace {
+        /// The exchange's name.
+        call: String,
+        /// The buffer's name.
+        buffer: String,
+    },
+    /// An exchange between buffers of two element types, or of values that are not combined.
+    #[error(
+        "`{call}` is an exchange ({kind}) from buffer `{from}` of {from_type} to `{to}` of {to_type}; {}",
+        if kind.combines() { "values of ranks are combined in f32: declare both as f32" } else { "declare both with one element type" }
+    )]
+    ExchangeElement {
+        /// The exchange's name.
+        call: String,
+        /// What it does.
+        kind: ExchangeKind,
+        /// The buffer that ranks give.
+        from: String,
+        /// Its element type.
+        from_type: ElementType,
+        /// The buffer that ranks get.
+        to: String,
+        /// Its element type.
+        to_type: ElementType,
     },
     /// An input nobody reads.
     #[error(

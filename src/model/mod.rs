@@ -8,6 +8,7 @@
 mod buffer;
 mod decoder;
 mod error;
+mod exchange;
 mod layers;
 mod mesh;
 mod names;
@@ -20,6 +21,7 @@ mod weight;
 pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
 pub use decoder::Decoder;
 pub use error::DeclareError;
+pub use exchange::{Exchange, ExchangeKind};
 pub use layers::{Layer, LayerStack};
 pub use mesh::{Group, Mesh};
 pub use parameter_group::{NonNegative, ParameterGroup};

@@ -17,6 +17,7 @@ impl Op {
         let vote = |slot: &Option<SlotId>| slot.map(|slot| (slot, Read));
         match self {
             Self::Copy { from, to }
+            | Self::ExchangeBuffer { from, to, .. }
             | Self::RoundGradient { from, to, .. }
             | Self::GatherRecords { from, to } => {
                 vec![(*from, Read), (*to, Write)]

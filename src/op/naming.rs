@@ -4,6 +4,7 @@
 //! says which ranks a collective brings together: backends, prices and simulations ask [`Op::group`].
 
 use super::vocabulary::Op;
+use crate::id::CallId;
 use crate::model::Group;
 
 impl Op {
@@ -17,12 +18,21 @@ impl Op {
     #[must_use]
     pub const fn group(&self) -> Option<Group> {
         match self {
-            Self::AllReduce { group, .. } => Some(*group),
+            Self::AllReduce { group, .. } | Self::ExchangeBuffer { group, .. } => Some(*group),
             Self::AllGather { .. }
             | Self::GatherChunk { .. }
             | Self::ReduceScatter { .. }
             | Self::ExchangeGradient { .. } => Some(Group::Shard),
             Self::GatherRecords { .. } => Some(Group::World),
+            _ => None,
+        }
+    }
+
+    /// The call in whose place the op stands; none for what the planner adds around calls.
+    #[must_use]
+    pub const fn call(&self) -> Option<CallId> {
+        match self {
+            Self::Compute { call, .. } | Self::ExchangeBuffer { call, .. } => Some(*call),
             _ => None,
         }
     }
@@ -41,6 +51,7 @@ impl Op {
             Self::ClearFault { .. } => "clear fault",
             Self::ZeroPadding { .. } => "zero padding",
             Self::Compute { .. } => "compute",
+            Self::ExchangeBuffer { .. } => "exchange buffer",
             Self::PartialAmax { .. } => "partial amax",
             Self::AllReduce { .. } => "all-reduce",
             Self::FusedScale { .. } => "fused scale",

@@ -11,7 +11,7 @@ use super::operands::{
 };
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, CallId, SlotId, WeightId};
-use crate::model::Group;
+use crate::model::{ExchangeKind, Group};
 
 /// How ranks' values are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -53,6 +53,21 @@ pub enum Op {
         fault: SlotId,
         /// Everything else the call accesses.
         operands: Vec<Operand>,
+    },
+    /// Gives other ranks what a buffer holds, in the place of a call ([`Exchange`](crate::model::Exchange)). It
+    /// takes place whatever the fault word says (CO-2).
+    ExchangeBuffer {
+        /// Which call.
+        call: CallId,
+        /// What is done.
+        kind: ExchangeKind,
+        /// Among which ranks.
+        #[serde(skip_serializing_if = "Group::is_world")]
+        group: Group,
+        /// What the rank gives.
+        from: SlotId,
+        /// What it gets.
+        to: SlotId,
     },
     /// Amaxes of the masters, per block and per tensor.
     PartialAmax {

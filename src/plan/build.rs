@@ -8,6 +8,7 @@
 use super::arena;
 use super::choose::timetable;
 use super::dependences::{Edge, EdgeKind, dependences};
+use super::exchanges::check_exchanges;
 use super::fences::fences;
 use super::place::{Placed, Request, place};
 use super::prefetch::{Demand, demands};
@@ -179,6 +180,7 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
 fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
     check_sums(request.name, request.calls, request.weights, request.policy.reduce_every)?;
+    check_exchanges(request)?;
     let demands = demands(request.calls, request.weights, request.policy);
     let timetable = timetable(request, &demands)?;
     let placed = place(request, request.policy, &demands, &timetable)?;

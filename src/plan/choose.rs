@@ -146,6 +146,8 @@ fn pace(
                 let made = parts.iter().filter_map(|part| completed.get(&part.from)).max();
                 pace.reductions[made.copied().unwrap_or(0)] += beside;
             }
+            // Calls wait for it as they wait for each other.
+            (Op::ExchangeBuffer { .. }, _) if stage < calls => pace.calls[stage] += time,
             (Op::ReduceScatter { .. } | Op::AllReduce { group: Group::Replicate, .. }, _) => {
                 // Of the reference, in which reductions stand so far behind.
                 let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
@@ -163,7 +165,7 @@ fn pace(
             let writes = task.op.accesses().into_iter().filter(|(_, access)| access.writes());
             completed.extend(writes.map(|(slot, _)| (slot, call)));
         }
-        stage += usize::from(matches!(task.op, Op::Compute { .. }));
+        stage += usize::from(task.op.call().is_some());
     }
     for demand in demands {
         pace.gathers.push(gathers.get(&(demand.weight, demand.orientation)).copied().unwrap_or(0.0));

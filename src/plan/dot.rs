@@ -66,6 +66,7 @@ const fn color(op: &Op) -> &'static str {
         Op::ReduceScatter { .. }
         | Op::ExchangeGradient { .. }
         | Op::AllReduce { .. }
+        | Op::ExchangeBuffer { .. }
         | Op::GatherRecords { .. } => "#f2d7cf",
         _ => "#eeeeee",
     }

@@ -3,6 +3,7 @@
 use super::VerifyError;
 use crate::config::ByteSize;
 use crate::format::ElementType;
+use crate::model::ExchangeKind;
 
 /// A program that cannot be planned as asked. Nothing was reserved or run.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -117,6 +118,34 @@ pub enum PlanError {
         weight: String,
         /// What is configured.
         reduce_every: &'static str,
+    },
+    /// The buffers of an exchange are not of the sizes that its ranks need.
+    #[error(
+        "program `{program}`: exchange `{call}` ({kind}) among {ranks} ranks gives `{from}` of {given} elements and gets `{to}` of {got}; {}",
+        match wanted {
+            Some(wanted) => format!("declare `{to}` with {wanted}"),
+            None => format!("declare both with a multiple of {ranks}"),
+        }
+    )]
+    Exchange {
+        /// The program.
+        program: String,
+        /// The exchange's name.
+        call: String,
+        /// What it does.
+        kind: ExchangeKind,
+        /// Ranks of its group.
+        ranks: u32,
+        /// The buffer that ranks give.
+        from: String,
+        /// Its elements.
+        given: usize,
+        /// The buffer that ranks get.
+        to: String,
+        /// Its elements.
+        got: usize,
+        /// Elements that it needs; none if what is given cannot be divided.
+        wanted: Option<usize>,
     },
     /// A policy value out of range.
     #[error("{key} is {value}; {advice}")]

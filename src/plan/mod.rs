@@ -19,6 +19,7 @@ mod dependences;
 mod dot;
 mod draft;
 mod error;
+mod exchanges;
 mod fences;
 mod fingerprint;
 mod forecast;

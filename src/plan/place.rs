@@ -124,13 +124,17 @@ const fn paced_by(carrier: Carrier) -> Carrier {
     }
 }
 
-/// The compute task behind which each gather may begin.
+/// The compute task behind which each gather may begin: that of its call or, where this is an exchange, of the last
+/// call before it.
 fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
     let mut compute_tasks = vec![None; calls];
+    let mut last = None;
     for (position, task) in drafted.iter().enumerate() {
-        if let Op::Compute { call, .. } = task.op {
-            compute_tasks[call.index()] = Some(TaskId::at(position));
+        let Some(call) = task.op.call() else { continue };
+        if matches!(task.op, Op::Compute { .. }) {
+            last = Some(TaskId::at(position));
         }
+        compute_tasks[call.index()] = last;
     }
     drafted.iter().map(|task| task.release.and_then(|call| compute_tasks[call.index()])).collect()
 }

@@ -135,6 +135,7 @@ impl Plan {
             buffers: Vec::new(),
             cost: Vec::new(),
             dynamic: false,
+            exchange: None,
         });
         self.op(COMPUTE, Op::Compute { call, fault, operands })
     }

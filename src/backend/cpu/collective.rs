@@ -37,7 +37,7 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
         Pull::Chunk(pieces) => {
             pieces.iter().try_for_each(|piece| gather_piece(peers, &context.arena, *piece))
         }
-        Pull::Records(records) => gather_records(peers, &context.arena, *records),
+        Pull::Concatenate(part) => concatenate(peers, &context.arena, *part),
         Pull::ReduceScatter(ElementType::Bf16, parts) => {
             parts.iter().try_for_each(|part| sum_bf16(peers, &context.arena, part.own))
         }
@@ -45,6 +45,7 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
             parts.iter().try_for_each(|part| reduce(peers, &context.arena, Reduction::Sum, part.own))
         }
         Pull::Exchange(parts) => parts.iter().try_for_each(|part| exchange(peers, &context.arena, part)),
+        Pull::AllToAll(slices) => exchange(peers, &context.arena, slices),
         Pull::AllReduce(reduction, moves) => {
             moves.iter().try_for_each(|part| reduce(peers, &context.arena, *reduction, *part))
         }
@@ -93,11 +94,11 @@ fn gather_piece(peers: Peers<'_>, own: &Arena, piece: PlanePiece) -> Result<(), 
     Ok(())
 }
 
-/// What the others have for this rank, side by side.
+/// What the others have for this rank, side by side, with its own among them if that has a place.
 fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError> {
     let taker = peers.world.mesh.position(peers.rank, peers.group) as usize;
     let given = Region { offset: part.given(taker), bytes: part.bytes };
-    for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| *giver != taker) {
+    for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| part.with_own || *giver != taker) {
         let source = arena?.read::<u8>(given)?;
         let landed = Region { offset: part.landing(giver, taker), bytes: part.bytes };
         own.write::<u8>(landed)?.copy_from_slice(&source);
@@ -105,10 +106,10 @@ fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError>
     Ok(())
 }
 
-fn gather_records(peers: Peers<'_>, own: &Arena, records: Move) -> Result<(), OpError> {
-    let mut target = own.write::<u8>(records.to)?;
-    for ((_, arena), place) in peers.arenas().zip(target.chunks_exact_mut(records.from.bytes.max(1))) {
-        place.copy_from_slice(&arena?.read::<u8>(records.from)?);
+fn concatenate(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
+    let mut target = own.write::<u8>(part.to)?;
+    for ((_, arena), place) in peers.arenas().zip(target.chunks_exact_mut(part.from.bytes.max(1))) {
+        place.copy_from_slice(&arena?.read::<u8>(part.from)?);
     }
     Ok(())
 }

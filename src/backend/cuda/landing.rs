@@ -82,7 +82,8 @@ pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     let each = |bytes: usize, values: usize| stride(bytes).saturating_mul(values);
     let all = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
     match pull {
-        Pull::Gather(_) | Pull::Chunk(_) | Pull::Records(_) | Pull::ReduceScatter(..) => 0,
+        Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
+        Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
         Pull::Exchange(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
         Pull::AllReduce(_, moves) => all(&mut moves.iter().map(|part| each(part.from.bytes, hosts.ranks()))),
     }

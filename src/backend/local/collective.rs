@@ -14,7 +14,7 @@ use super::binder::Binder;
 use crate::format::{ElementType, PlaneSpec};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
-use crate::model::Group;
+use crate::model::{ExchangeKind, Group};
 use crate::op::{Chunk, GatherPart, NormRecord, ReducePart, Reduction};
 
 /// One collective, bound to one rank.
@@ -38,12 +38,14 @@ pub(in crate::backend) enum Pull {
     /// Bytes of the `from` of every other rank of the group, each to its own place in `to`.
     Chunk(Vec<PlanePiece>),
     /// The `from` of every rank of the group, one after the other into `to`, which has no more bytes.
-    Records(Move),
+    Concatenate(Move),
     /// For every part, the slices of this element type that the group's ranks have for this one, summed in
     /// f32.
     ReduceScatter(ElementType, Vec<Scatter>),
     /// For every part, the slices that the group's other ranks have for this one, side by side.
     Exchange(Vec<Slices>),
+    /// The slices that all ranks of the group have for this one, its own among them.
+    AllToAll(Slices),
     /// The `from` of every rank of the group, combined into `to`.
     AllReduce(Reduction, Vec<Move>),
 }
@@ -70,13 +72,15 @@ pub(in crate::backend) struct Scatter {
     pub(in crate::backend) own: Move,
 }
 
-/// One gradient of an exchange. Ranks are numbered in their group.
+/// One gradient of an exchange, or one buffer. Ranks are numbered in their group.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend) struct Slices {
     /// The rank's slices for all, in rank order; the same place in every arena.
     pub(in crate::backend) source: Region,
-    /// The others' slices for the rank, in rank order without its own; the same place in every arena.
+    /// The others' slices for the rank, in rank order; the same place in every arena.
     pub(in crate::backend) landed: Region,
+    /// Whether the rank's own slice has a place among them.
+    pub(in crate::backend) with_own: bool,
     /// Bytes of a slice.
     pub(in crate::backend) bytes: usize,
 }
@@ -87,9 +91,9 @@ impl Slices {
         self.source.offset + self.bytes * taker
     }
 
-    /// Where in the arena of `taker` the slice of `giver`, which is another rank, lands.
+    /// Where in the arena of `taker` the slice of `giver` lands, which is another rank unless own slices have a place.
     pub(in crate::backend) const fn landing(&self, giver: usize, taker: usize) -> usize {
-        let place = if giver < taker { giver } else { giver - 1 };
+        let place = if self.with_own || giver < taker { giver } else { giver - 1 };
         self.landed.offset + self.bytes * place
     }
 }
@@ -105,9 +109,10 @@ impl Collective {
         let each: usize = match &pull {
             Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.iter().map(|part| part.from.bytes).sum(),
             Pull::Chunk(pieces) => pieces.iter().map(|piece| piece.from.bytes).sum(),
-            Pull::Records(records) => records.from.bytes,
+            Pull::Concatenate(part) => part.from.bytes,
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
             Pull::Exchange(parts) => parts.iter().map(|part| part.bytes).sum(),
+            Pull::AllToAll(slices) => slices.bytes,
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
         let received = (each as u64).saturating_mul(u64::from(peers));
@@ -154,7 +159,7 @@ impl Collective {
     pub(super) fn gather_records(binder: &Binder<'_>, from: SlotId, to: SlotId) -> Result<Self, Refusal> {
         let from = binder.elements::<NormRecord>(from, 1)?;
         let to = binder.elements::<NormRecord>(to, binder.ranks())?;
-        Ok(Self::new(binder, Group::World, from, Pull::Records(Move { from, to })))
+        Ok(Self::new(binder, Group::World, from, Pull::Concatenate(Move { from, to })))
     }
 
     pub(super) fn reduce_scatter(
@@ -187,11 +192,35 @@ impl Collective {
             spread(binder, part.weight)?;
             let bytes = binder.weight(part.weight)?.stored_elements() * element.bytes();
             let source = binder.bytes(part.from, bytes * binder.shards())?;
-            Ok(Slices { source, landed: binder.bytes(part.to, bytes * (binder.shards() - 1))?, bytes })
+            let landed = binder.bytes(part.to, bytes * (binder.shards() - 1))?;
+            Ok(Slices { source, landed, with_own: false, bytes })
         };
         let slices = parts.iter().map(slices).collect::<Result<Vec<_>, Refusal>>()?;
         let source = slices.first().map_or_else(Region::default, |first| first.source);
         Ok(Self::new(binder, Group::Shard, source, Pull::Exchange(slices)))
+    }
+
+    pub(super) fn exchange_buffer(
+        binder: &Binder<'_>,
+        (kind, group): (ExchangeKind, Group),
+        from: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let ranks = binder.binding.weights.mesh.size(group);
+        let from = binder.region(from)?;
+        let received = kind.received(from.bytes, ranks);
+        let received = received.ok_or_else(|| format!("{} bytes are no {ranks} parts", from.bytes))?;
+        let to = binder.bytes(to, received)?;
+        let pull = match kind {
+            ExchangeKind::AllGather => Pull::Concatenate(Move { from, to }),
+            ExchangeKind::AllToAll => {
+                let bytes = kind.given_to_each(from.bytes, ranks);
+                Pull::AllToAll(Slices { source: from, landed: to, with_own: true, bytes })
+            }
+            ExchangeKind::Sum => Pull::AllReduce(Reduction::Sum, vec![Move { from, to }]),
+            ExchangeKind::Max => Pull::AllReduce(Reduction::Max, vec![Move { from, to }]),
+        };
+        Ok(Self::new(binder, group, from, pull))
     }
 
     pub(super) fn all_reduce(

@@ -75,6 +75,9 @@ impl Binder<'_> {
             Op::AllReduce { reduction, group, pairs } => {
                 LocalOp::Collective(Collective::all_reduce(self, *reduction, *group, pairs)?)
             }
+            Op::ExchangeBuffer { kind, group, from, to, .. } => {
+                LocalOp::Collective(Collective::exchange_buffer(self, (*kind, *group), *from, *to)?)
+            }
             Op::AllGather { parts } => LocalOp::Collective(Collective::all_gather(self, parts)?),
             Op::GatherChunk { part, chunk } => {
                 LocalOp::Collective(Collective::gather_chunk(self, part, *chunk)?)

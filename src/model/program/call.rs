@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::cost::CostHint;
 use crate::format::{ElementType, Orientation};
 use crate::id::{MicroBatchId, WeightId};
-use crate::model::BufferAccess;
+use crate::model::{BufferAccess, Exchange};
 
 /// In what shape a call wants to read a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -100,6 +100,10 @@ pub struct Call {
     /// what it launches, such as shapes that differ from step to step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dynamic: bool,
+    /// What ranks give each other in the call's place: no closure runs then, and the call accesses the two buffers of
+    /// the exchange and nothing else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exchange: Option<Exchange>,
 }
 
 impl Call {

@@ -12,7 +12,7 @@ use super::cost::CostHint;
 use crate::format::{ElementType, Orientation};
 use crate::id::{BufferId, CallId, MicroBatchId, WeightId};
 use crate::model::weight::names;
-use crate::model::{Access, BufferAccess, DeclareError, Placement, WeightSpec};
+use crate::model::{Access, BufferAccess, BufferSpec, DeclareError, Exchange, Placement, WeightSpec};
 
 impl ProgramBuilder {
     /// Starts the declaration of a call; nothing is added until [`CallBuilder::add`].
@@ -28,9 +28,34 @@ impl ProgramBuilder {
                 buffers: Vec::new(),
                 cost: Vec::new(),
                 dynamic: false,
+                exchange: None,
             },
             reuse_of_nothing: false,
         }
+    }
+
+    /// Adds an [`Exchange`] behind the calls added before. It counts as a call of that name, which no closure runs.
+    ///
+    /// How many elements `to` must have follows from `from` and from the number of ranks
+    /// ([`ExchangeKind::received`](crate::model::ExchangeKind::received)), which is known when a session starts; it is checked then.
+    ///
+    /// In a step in which a closure failed on some rank, what that rank gives is whatever its buffer held. The step
+    /// is skipped on all ranks; a [carried](crate::model::Lifetime::Carried) buffer is not rolled back, so what is
+    /// made of an exchange should reach it in the step that follows.
+    ///
+    /// # Errors
+    /// A repeated or empty name, a buffer that the program does not have, a buffer of another program, one buffer on
+    /// both sides ([`DeclareError::ExchangeInPlace`]), buffers of two element types or, to be summed or compared,
+    /// not of f32 ([`DeclareError::ExchangeElement`]). The program is unchanged then.
+    pub fn exchange(&mut self, name: &str, phase: Phase, exchange: Exchange) -> Result<CallId, DeclareError> {
+        if exchange.from == exchange.to {
+            let declared = self.buffers.get(exchange.to.index()).map(|spec| spec.name.clone());
+            let buffer = declared.unwrap_or_else(|| exchange.to.to_string());
+            return Err(DeclareError::ExchangeInPlace { call: name.to_owned(), buffer });
+        }
+        let mut builder = self.call(name, phase).reads(exchange.from).writes(exchange.to);
+        builder.call.exchange = Some(exchange);
+        builder.add()
     }
 }
 
@@ -190,10 +215,30 @@ impl CallBuilder<'_> {
                 });
             }
         }
+        if let Some(exchange) = &call.exchange {
+            check_exchange(&call.name, exchange, &program.buffers)?;
+        }
         program.call_names.push(&call.name);
         program.calls.push(call);
         Ok(CallId::at(program.calls.len() - 1))
     }
+}
+
+/// Behind the checks of the accesses: both buffers exist.
+fn check_exchange(call: &str, exchange: &Exchange, buffers: &[BufferSpec]) -> Result<(), DeclareError> {
+    let Exchange { kind, from, to, .. } = *exchange;
+    let (from, to) = (&buffers[from.index()], &buffers[to.index()]);
+    if from.element == to.element && (from.element == ElementType::F32 || !kind.combines()) {
+        return Ok(());
+    }
+    Err(DeclareError::ExchangeElement {
+        call: call.to_owned(),
+        kind,
+        from: from.name.clone(),
+        from_type: from.element,
+        to: to.name.clone(),
+        to_type: to.element,
+    })
 }
 
 fn check_gradient(call: &str, element: ElementType, spec: &WeightSpec) -> Result<(), DeclareError> {

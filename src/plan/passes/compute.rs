@@ -1,19 +1,25 @@
-//! One compute task per call, with everything the call touches.
+//! One task per call: a closure's, with everything the call touches, or an exchange's.
 //!
 //! Law: every gradient a call writes has a slot of its own, in the element type the call declares; padding
 //! rows of that slot are zeroed right behind the call. The fault word is cleared before the first call of the
 //! step.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use crate::id::SlotId;
+use super::peers;
+use crate::id::{BufferId, CallId, SlotId};
 use crate::layout::Content;
-use crate::model::{Access, Form, Gradient};
+use crate::model::{Access, Call, Exchange, Form, Gradient};
 use crate::op::{Op, Operand, OperandRole};
 
 pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
     let fault = draft.slot(Content::FaultWord);
     draft.add(0, Section::Inputs, DraftTask::local(Op::ClearFault { fault }, "step", Carrier::Compute));
     for (stage, id, call) in draft.stages_of_calls() {
+        if let Some(exchange) = call.exchange {
+            let slots = &buffers[call.micro_batch.index()];
+            draft.add(stage, Section::Compute, exchanged(draft, exchange, (id, call), slots));
+            continue;
+        }
         let mut operands = Vec::new();
         for (position, usage) in call.uses.iter().enumerate() {
             if let Some(supply) = draft.supplies[stage][position] {
@@ -62,4 +68,20 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
             draft.add(stage, Section::Compute, task);
         }
     }
+}
+
+/// Calls wait for an exchange and gathers ahead do not, so it goes where those are not in its way.
+fn exchanged(
+    draft: &Draft<'_>,
+    exchange: Exchange,
+    (id, call): (CallId, &Call),
+    slots: &[Option<SlotId>],
+) -> DraftTask {
+    let Exchange { kind, group, from, to } = exchange;
+    // Touched by this very call, so each has one.
+    let slot = |buffer: BufferId| slots[buffer.index()].unwrap_or(SlotId::at(usize::MAX));
+    let given = kind.given_to_each(draft.buffers[from.index()].bytes(), draft.weights.mesh.size(group));
+    let bytes = given.saturating_mul(peers(draft.weights.mesh, group));
+    let op = Op::ExchangeBuffer { call: id, kind, group, from: slot(from), to: slot(to) };
+    DraftTask::collective(op, call.label(), Carrier::Reduce, bytes)
 }

@@ -132,8 +132,9 @@ impl Ids<'_> {
         {
             self.weight(weight, &place)?;
         }
-        for access in &call.buffers {
-            self.buffer(access.buffer, &place)?;
+        let exchanged = call.exchange.iter().flat_map(|exchange| [exchange.from, exchange.to]);
+        for buffer in call.buffers.iter().map(|access| access.buffer).chain(exchanged) {
+            self.buffer(buffer, &place)?;
         }
         Ok(())
     }
@@ -246,6 +247,7 @@ impl Ids<'_> {
                 self.bucket(*bucket, place)?;
                 states.iter().try_for_each(|state| self.weight(state.weight, place))
             }
+            Op::ExchangeBuffer { call, .. } => self.call_id(*call, place),
             Op::Compute { call, operands, .. } => {
                 self.call_id(*call, place)?;
                 operands.iter().try_for_each(|operand| match operand.role {

@@ -1,7 +1,7 @@
 //! PL-6: what a task says it receives is what its op and the mesh imply.
 //!
 //! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its
-//! shard, its slice of a gradient, its values or its record. Ops that are no collectives receive nothing. How
+//! shard, its slice of a gradient, its values, its record, or what an exchange of buffers gives to each. Ops that are no collectives receive nothing. How
 //! often bytes travel inside of a collective is the transport's business and no part of a plan.
 
 use super::{Verdict, VerifyError};
@@ -12,8 +12,8 @@ use crate::plan::StepPlan;
 /// Checks every task. Every id points into the plan.
 pub(super) fn check(plan: &StepPlan) -> Verdict<()> {
     for (id, task) in plan.entries() {
-        let ranks = task.op.group().map_or(1, |group| plan.weights.mesh.size(group)) as usize;
-        let implied = from_each_peer(plan, &task.op).saturating_mul(ranks.saturating_sub(1));
+        let ranks = task.op.group().map_or(1, |group| plan.weights.mesh.size(group));
+        let implied = from_each_peer(plan, &task.op, ranks).saturating_mul(ranks.saturating_sub(1) as usize);
         if task.wire_bytes != implied {
             return Err(Box::new(VerifyError::Bytes {
                 subject: plan.describe(id),
@@ -29,7 +29,7 @@ pub(super) fn check(plan: &StepPlan) -> Verdict<()> {
     Ok(())
 }
 
-fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
+fn from_each_peer(plan: &StepPlan, op: &Op, ranks: u32) -> usize {
     let sum = |bytes: &mut dyn Iterator<Item = usize>| bytes.fold(0, usize::saturating_add);
     let content = |slot: &SlotId| {
         let content = plan.arena.slot(*slot).content;
@@ -45,6 +45,7 @@ fn from_each_peer(plan: &StepPlan, op: &Op) -> usize {
             .map(|part| plan.weights.layout(part.weight).stored_elements().saturating_mul(element.bytes()))),
         Op::AllReduce { pairs, .. } => sum(&mut pairs.iter().map(|(from, _)| content(from))),
         Op::GatherRecords { from, .. } => content(from),
+        Op::ExchangeBuffer { kind, from, .. } => kind.given_to_each(content(from), ranks),
         Op::Copy { .. }
         | Op::ClearFault { .. }
         | Op::ZeroPadding { .. }

@@ -48,7 +48,7 @@ use super::options::Transport;
 use super::rows::Rows;
 use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
 use super::team::Team;
-use crate::backend::local::{Collective, Move, PlanePiece, Pull, Scatter};
+use crate::backend::local::{Collective, Move, PlanePiece, Pull, Scatter, Slices};
 use crate::config::Reduce;
 use crate::format::ElementType;
 use crate::id::RankId;
@@ -265,16 +265,18 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
     match (transport, pull) {
         (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, &whole(moves)),
         (Transport::Peer, Pull::Chunk(pieces)) => peer::gather(view, pieces),
-        (Transport::Peer, Pull::Records(records)) => peer::records(view, *records),
+        (Transport::Peer, Pull::Concatenate(part)) => peer::concatenate(view, *part),
         (Transport::Peer, Pull::Exchange(parts)) => peer::exchange(view, parts),
+        (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, *slices, peer::exchange),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
         // With several ranks the library sums, or it is refused before its stages are asked for.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
         (Transport::Nccl, Pull::Chunk(pieces)) => nccl::gather_pieces(view, pieces),
-        (Transport::Nccl, Pull::Records(records)) => nccl::gather(view, &[*records]),
+        (Transport::Nccl, Pull::Concatenate(part)) => nccl::gather(view, &[*part]),
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::Exchange(parts)) => nccl::exchange(view, parts),
+        (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, *slices, nccl::exchange),
         (Transport::Nccl, Pull::AllReduce(reduction, moves)) => nccl::all_reduce(view, *reduction, moves),
     }
 }
@@ -283,6 +285,15 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
 fn whole(moves: &[Move]) -> Vec<PlanePiece> {
     let piece = |part: &Move| PlanePiece { from: part.from, to: part.to, first: 0, stride: part.from.bytes };
     moves.iter().map(piece).collect()
+}
+
+/// An exchange in which the rank's own slice has a place among the others.
+fn with_own(view: &View<'_>, slices: Slices, exchange: fn(&View<'_>, &[Slices]) -> Vec<Stage>) -> Vec<Stage> {
+    let (own, rank) = (view.own(), view.rank.index());
+    let (from, to) = (own.plus(slices.given(rank)), own.plus(slices.landing(rank, rank)));
+    let mut stages = vec![Stage::Place(vec![CopyOperand { from, to, bytes: slices.bytes }])];
+    stages.extend(exchange(view, &[slices]));
+    stages
 }
 
 /// The sum over one rank.

@@ -51,13 +51,13 @@ pub(super) fn gather(view: &View<'_>, pieces: &[PlanePiece]) -> Vec<Stage> {
 }
 
 /// The same, with the rank's own part among the others.
-pub(super) fn records(view: &View<'_>, records: Move) -> Vec<Stage> {
-    let Move { from, to } = records;
+pub(super) fn concatenate(view: &View<'_>, part: Move) -> Vec<Stage> {
+    let Move { from, to } = part;
     let own = view.own();
     let place = own.plus(to.offset + from.bytes * view.rank.index());
     let placed = CopyOperand { from: own.plus(from.offset), to: place, bytes: from.bytes };
     let mut stages = vec![Stage::Place(vec![placed])];
-    stages.extend(gather(view, &whole(&[records])));
+    stages.extend(gather(view, &whole(&[part])));
     stages
 }
 

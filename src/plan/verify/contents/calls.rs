@@ -30,17 +30,13 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let plan = self.plan;
         let running = Running { task, id, call: &plan.calls[id.index()] };
-        if id.index() != self.calls {
-            let next = plan
-                .calls
-                .get(self.calls)
-                .map_or("no call".into(), |call| format!("call `{}`", call.label()));
-            let problem =
-                format!("runs call `{}` when {next} is next in program order", running.call.label());
-            return self.wrong_program(plan.describe(task), problem, "run every call once, in program order");
+        self.check_turn(task, id)?;
+        if running.call.exchange.is_some() {
+            let problem = format!("runs a closure for `{}`, which is an exchange", running.call.label());
+            return self.wrong_program(plan.describe(task), problem, "let ranks give each other its buffer");
         }
-        if *self.slots.held(fault) != (Held::FaultWord { calls: self.calls }) {
-            let needs = format!("a fault word that has seen the {} calls before it", self.calls);
+        if *self.slots.held(fault) != (Held::FaultWord { calls: self.closures }) {
+            let needs = format!("a fault word that has seen the {} calls before it", self.closures);
             return self.wrong_operand(
                 task,
                 fault,
@@ -60,7 +56,26 @@ impl Run<'_> {
             self.writers[access.buffer.index()] = Some(id);
         }
         self.calls += 1;
-        self.fill(task, fault, Held::FaultWord { calls: self.calls })
+        self.closures += 1;
+        self.fill(task, fault, Held::FaultWord { calls: self.closures })
+    }
+
+    /// The call is the next one in program order.
+    pub(super) fn check_turn(&self, task: TaskId, id: CallId) -> Verdict<()> {
+        let plan = self.plan;
+        if id.index() == self.calls {
+            return Ok(());
+        }
+        let next = plan.calls.get(self.calls);
+        let next = next.map_or("no call".into(), |call| format!("call `{}`", call.label()));
+        let problem =
+            format!("runs call `{}` when {next} is next in program order", plan.calls[id.index()].label());
+        self.wrong_program(plan.describe(task), problem, "run every call once, in program order")
+    }
+
+    /// How many closures the step runs.
+    pub(super) fn all_closures(&self) -> usize {
+        self.plan.calls.iter().filter(|call| call.exchange.is_none()).count()
     }
 
     /// Copies between a buffer and its staging.
@@ -166,7 +181,7 @@ impl Run<'_> {
             OperandRole::Gradient(_) => Ok(()),
             OperandRole::Buffer(buffer) => {
                 if operand.access.reads() {
-                    self.check_buffer(running, buffer, operand.slot)?;
+                    self.check_buffer((task, call), buffer, operand.slot)?;
                 }
                 self.proven.buffers += 1;
                 Ok(())
@@ -216,19 +231,25 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn check_buffer(&self, running: Running<'_>, buffer: BufferId, slot: SlotId) -> Verdict<()> {
+    /// The slot holds what program order gives the buffer for a call that reads it.
+    pub(super) fn check_buffer(
+        &self,
+        (task, call): (TaskId, &Call),
+        buffer: BufferId,
+        slot: SlotId,
+    ) -> Verdict<()> {
         let name = &self.plan.buffers[buffer.index()].name;
-        let Some(value) = self.value(buffer, running.call.micro_batch) else {
+        let Some(value) = self.value(buffer, call.micro_batch) else {
             let problem = format!("reads buffer `{name}`, which no call before it writes");
             let remedy = "write the buffer first, or declare it as an input or carried";
-            return self.wrong_program(self.plan.describe(running.task), problem, remedy);
+            return self.wrong_program(self.plan.describe(task), problem, remedy);
         };
         if *self.slots.held(slot) == Held::Buffer(buffer, value) {
             return Ok(());
         }
         let needs = format!("buffer `{name}` {}", value.describe(self.plan));
         let remedy = "copy inputs before their first reader, and keep a buffer's bytes until its last";
-        self.wrong_operand(running.task, slot, &needs, remedy)
+        self.wrong_operand(task, slot, &needs, remedy)
     }
 
     fn write_operand(&mut self, running: Running<'_>, operand: &Operand) -> Verdict<()> {

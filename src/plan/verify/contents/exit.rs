@@ -68,7 +68,7 @@ impl Run<'_> {
 
     /// The session reads fault word and vote when the step is over.
     fn outcome_is_known(&self) -> Verdict<()> {
-        let calls = self.plan.calls.len();
+        let calls = self.all_closures();
         let remains = |wanted: Held| self.slots.all().any(|(_, held)| *held == wanted);
         if calls > 0 && !remains(Held::FaultWord { calls }) {
             let problem = "ends without a fault word that has seen all calls".into();

@@ -15,7 +15,7 @@
 //!   buffers hold what program order says; fault word, records and vote are this step's.
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
-//! weights, `calls` the closures and their buffers, `gradients` and `optimizer` what follows them,
+//! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients` and `optimizer` what follows them,
 //! `exchanged` gradients that ranks sum by themselves, `quantize` the way from masters to shards, `delayed`
 //! what remembers amaxes on it.
 
@@ -23,6 +23,7 @@ mod calls;
 mod delayed;
 mod entry;
 mod exchanged;
+mod exchanges;
 mod exit;
 mod gradients;
 mod held;
@@ -64,6 +65,8 @@ struct Run<'p> {
     slots: Slots<'p>,
     /// Calls executed so far; they run in program order, so this is also the next one.
     calls: usize,
+    /// Those of them that closures ran: all but exchanges.
+    closures: usize,
     /// For every weight, the calls that write a gradient of it.
     contributors: Vec<Vec<CallId>>,
     /// For every buffer, the last call so far that wrote it.
@@ -83,6 +86,7 @@ impl<'p> Run<'p> {
             plan,
             slots: Slots::new(plan),
             calls: 0,
+            closures: 0,
             contributors,
             writers: vec![None; plan.buffers.len()],
             proven: Proven::default(),
@@ -95,6 +99,9 @@ impl<'p> Run<'p> {
             Op::ClearFault { fault } => self.fill(task, *fault, Held::FaultWord { calls: 0 }),
             Op::ZeroPadding { weight, gradient } => self.zero_padding(task, *weight, *gradient),
             Op::Compute { call, fault, operands } => self.compute(task, *call, *fault, operands),
+            Op::ExchangeBuffer { call, kind, group, from, to } => {
+                self.exchange_buffer(task, *call, (*kind, *group), *from, *to)
+            }
             Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => {
                 self.partial_amax(task, *bucket, masters, (*block_amax, *tensor_amax), *vote)
             }

@@ -35,7 +35,7 @@ impl Run<'_> {
                 ),
             }));
         }
-        let calls = self.plan.calls.len();
+        let calls = self.all_closures();
         if *self.slots.held(fault) != (Held::FaultWord { calls }) {
             let needs = format!("a fault word that has seen all {calls} calls of the step");
             return self.wrong_operand(task, fault, &needs, "take the norm behind the last call");

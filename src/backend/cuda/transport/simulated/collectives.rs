@@ -95,7 +95,7 @@ fn check_records(scene: Scene, bytes: usize) {
         let all: Vec<u8> = all.collect();
         arena[records.to.offset..][..all.len()].copy_from_slice(&all);
     }
-    every_way(&before, scene, &Pull::Records(records), &expected);
+    every_way(&before, scene, &Pull::Concatenate(records), &expected);
 }
 
 /// Slices of the given sizes, unsummed, with the rank's own one left where it is.
@@ -105,7 +105,7 @@ fn check_exchange(scene: Scene, parts: &[usize]) {
     let slices: Vec<_> = (parts.iter())
         .map(|bytes| {
             let (source, landed) = (places.next(bytes * size), places.next(bytes * (size - 1)));
-            Slices { source, landed, bytes: *bytes }
+            Slices { source, landed, with_own: false, bytes: *bytes }
         })
         .collect();
     let before = arenas(scene.hosts.ranks(), places.end);
@@ -120,6 +120,22 @@ fn check_exchange(scene: Scene, parts: &[usize]) {
         }
     }
     every_way(&before, scene, &Pull::Exchange(slices), &expected);
+}
+
+/// The slices that all ranks have for each, its own among them.
+fn check_all_to_all(scene: Scene, bytes: usize) {
+    let mut places = Places::default();
+    let (source, landed) = (places.next(bytes * scene.size()), places.next(bytes * scene.size()));
+    let before = arenas(scene.hosts.ranks(), places.end);
+    let mut expected = before.clone();
+    for (rank, arena) in expected.iter_mut().enumerate() {
+        let slice = source.offset + scene.own(rank) * bytes;
+        let given = scene.members(rank).into_iter().flat_map(|member| &before[member][slice..][..bytes]);
+        let given: Vec<u8> = given.copied().collect();
+        arena[landed.offset..][..given.len()].copy_from_slice(&given);
+    }
+    let slices = Slices { source, landed, with_own: true, bytes };
+    every_way(&before, scene, &Pull::AllToAll(slices), &expected);
 }
 
 fn check_all_reduce(scene: Scene, reduction: Reduction, parts: &[usize]) {
@@ -166,6 +182,7 @@ fn check_all(scene: Scene, parts: &[usize]) {
     check_chunk(scene, parts, parts[0] / 3, 40);
     check_records(scene, parts[0]);
     check_exchange(scene, parts);
+    check_all_to_all(scene, parts[0]);
     check_all_reduce(scene, Reduction::Sum, parts);
     check_all_reduce(scene, Reduction::Max, parts);
     if scene.size() == 1 {
@@ -181,6 +198,7 @@ fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
         check_records(scene, 16);
         check_exchange(scene, &[20, 0, 256]);
         check_exchange(scene, &[6, 258]);
+        check_all_to_all(scene, 36);
         check_all_reduce(scene, Reduction::Max, &[1, 3]);
         check_all_reduce(scene, Reduction::Sum, &[7]);
     }

@@ -22,6 +22,7 @@ fn slices() -> Slices {
     Slices {
         source: Region { offset: 0, bytes: 4 * 256 },
         landed: Region { offset: 1024, bytes: 3 * 256 },
+        with_own: false,
         bytes: 256,
     }
 }
@@ -56,6 +57,7 @@ fn parts_of_one_length_are_one_copy_to_each_neighbour() {
     let part = |number: usize| Slices {
         source: Region { offset: 8192 + 2048 * number, bytes: 4 * 256 },
         landed: Region { offset: 1024 * number, bytes: 3 * 256 },
+        with_own: false,
         bytes: 256,
     };
     let stages = stages(&view, Transport::Peer, &Pull::Exchange((0..3).map(part).collect()));
