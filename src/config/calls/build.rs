@@ -132,6 +132,10 @@ impl CallList {
                 accesses.push((buffer, access));
             }
         }
+        if let Some(exchange) = self.exchange(item, call, &accesses)? {
+            let added = program.exchange(&numbered(&call.name, number), call.phase.into(), exchange);
+            return added.map(drop).map_err(self.at(format!("call.{item}")));
+        }
         let usual = call.part.math.unwrap_or(self.file.math);
         let cost = |part: &PartItem| {
             let PartItem { flops, bytes, kernels, math } = *part;

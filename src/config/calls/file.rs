@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::config::{Declared, Rule, Takes};
 use crate::format::{ElementType, Format, Orientation};
-use crate::model::{Form, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
+use crate::model::{ExchangeKind, Form, Group, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
 
 /// Largest number of rows, columns or elements.
 const LARGEST: u64 = 1 << 48;
@@ -77,6 +77,8 @@ pub(super) struct CallItem {
     pub(super) parts: Vec<PartItem>,
     #[serde(default)]
     pub(super) dynamic: bool,
+    pub(super) exchange: Option<Given>,
+    pub(super) among: Option<Ranks>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -140,6 +142,14 @@ words! {
     /// Orientation of a use.
     Side: Orientation {
         Rowwise = Self::Rowwise, Columnwise = Self::Columnwise,
+    }
+    /// Kind of an exchange.
+    Given: ExchangeKind {
+        AllGather = Self::AllGather, AllToAll = Self::AllToAll, Sum = Self::Sum, Max = Self::Max,
+    }
+    /// The ranks among which an exchange is.
+    Ranks: Group {
+        World = Self::World, Shard = Self::Shard, Replicate = Self::Replicate,
     }
     /// Form of a use.
     Shown: Form {
@@ -210,5 +220,7 @@ impl Declared for File {
         optional("call.#.parts.#.math", MATH),
         optional("call.#.math", MATH),
         optional("call.#.dynamic", Takes::Switch),
+        optional("call.#.exchange", Takes::OneOf(&["all_gather", "all_to_all", "sum", "max"])),
+        optional("call.#.among", Takes::OneOf(&["world", "shard", "replicate"])),
     ];
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::format::{ElementType, Orientation};
-use crate::model::{CostHint, Math};
+use crate::model::{CostHint, Exchange, ExchangeKind, Group, Math};
 
 const EXAMPLE: &str = include_str!("../../../examples/simulate/calls.toml");
 
@@ -58,6 +58,44 @@ fn a_call_of_a_list_is_dynamic_if_it_says_so() {
     let dynamic: Vec<bool> = program.calls().iter().map(|call| call.dynamic).collect();
     assert_eq!(dynamic, [true, true, false, false]);
     assert!(refusal(&SOUND.replace("flops = 7", "dynamic = 1")).contains("`true` or `false`"));
+}
+
+/// Between the calls of [`SOUND`], whose second one reads what ranks give each other.
+const EXCHANGING: &str = "[[buffer]]\nname = 'all'\nelements = 6\nrole = 'output'\n\
+    [[call]]\nname = 'share'\nphase = 'forward'\nexchange = 'all_gather'\namong = 'shard'\nreads = ['x']\nwrites = ['all']\n";
+
+#[test]
+fn a_call_of_a_list_may_be_an_exchange() {
+    let list = CallList::from_toml(&format!("{SOUND}{EXCHANGING}"), "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let last = program.calls().last().unwrap();
+    let buffer = |name: &str| program.buffer(name).unwrap();
+    let expected = Exchange::new(ExchangeKind::AllGather, buffer("x"), buffer("all")).among(Group::Shard);
+    assert_eq!((last.name.as_str(), last.exchange), ("share", Some(expected)));
+    assert!(program.calls()[..4].iter().all(|call| call.exchange.is_none()));
+    let world = EXCHANGING.replace("among = 'shard'\n", "");
+    let list = CallList::from_toml(&format!("{SOUND}{world}"), "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    assert_eq!(program.calls().last().unwrap().exchange.unwrap().group, Group::World);
+    for (from, to, complaint) in [
+        ("'all_gather'", "'gather'", "`call.2.exchange` is \"gather\"; set it to one of"),
+        (
+            "reads = ['x']\n",
+            "",
+            "`call.2.exchange` is given for a call that does not read one buffer and write one",
+        ),
+        ("writes = ['all']", "updates = ['all']", "`call.2.updates` is given for an exchange"),
+        ("writes = ['all']", "writes = ['x']", "`call.2`: exchange `share` reads and overwrites buffer `x`"),
+        ("reads = ['x']", "reads = ['x']\nflops = 3", "m.toml:36: `call.2.flops` is given for an exchange"),
+        ("reads = ['x']", "reads = ['x']\ndynamic = true", "`call.2.dynamic` is given for an exchange"),
+        ("elements = 6", "elements = 6\nelement = 'u8'", "buffer `x` of f32 to `all` of u8"),
+        ("exchange = 'all_gather'\n", "", "`call.2.among` is given for a call that is no exchange"),
+    ] {
+        let text = EXCHANGING.replacen(from, to, 1);
+        assert_ne!(text, EXCHANGING, "{from}");
+        let said = refusal(&format!("{SOUND}{text}"));
+        assert!(said.contains(complaint), "{said}\n{complaint}");
+    }
 }
 
 #[test]

@@ -37,7 +37,10 @@ impl Run<'_> {
                 );
             }
             None => {
-                return wrong(self, format!("exchanges buffers for `{}`, which is a closure's", call.label()));
+                return wrong(
+                    self,
+                    format!("exchanges buffers for `{}`, which is a closure's", call.label()),
+                );
             }
         };
         let ranks = plan.weights.mesh.size(group);
