@@ -48,6 +48,7 @@ fn the_numbered_examples_run() {
     says("06_evaluate_beside_training", &[], "after all");
     says("07_export_and_import", &[], "one rank goes on");
     says("12_own_update_rule", &[], "of AdamW's");
+    says("13_loss_over_the_whole_batch", &[], "32 partners to choose from");
     says("11_adapters_beside_a_frozen_weight", &[], "the frozen weight is what it was");
 }
 

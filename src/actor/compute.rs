@@ -1,8 +1,8 @@
 //! The actor of the compute lane: the embedder's calls and what comes right before and after them, such as
 //! making gathered planes whole.
 //!
-//! Law: calls are issued in program order, each once; exchanges between them are their communicator's. Only the device knows what a closure does and whether
-//! it failed in this step; the actor issues the same tasks either way.
+//! Law: calls are issued in program order, each once; exchanges between them are their communicator's. Only the
+//! device knows what a closure does and whether it failed in this step; the actor issues the same tasks either way.
 
 use super::{Actor, Context, Ready, out_of_turn};
 use crate::backend::Backend;

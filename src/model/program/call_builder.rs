@@ -37,7 +37,8 @@ impl ProgramBuilder {
     /// Adds an [`Exchange`] behind the calls added before. It counts as a call of that name, which no closure runs.
     ///
     /// How many elements `to` must have follows from `from` and from the number of ranks
-    /// ([`ExchangeKind::received`](crate::model::ExchangeKind::received)), which is known when a session starts; it is checked then.
+    /// ([`ExchangeKind::received`](crate::model::ExchangeKind::received)), which is known when a session starts; it
+    /// is checked then.
     ///
     /// In a step in which a closure failed on some rank, what that rank gives is whatever its buffer held. The step
     /// is skipped on all ranks; a [carried](crate::model::Lifetime::Carried) buffer is not rolled back, so what is

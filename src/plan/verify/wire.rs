@@ -1,8 +1,9 @@
 //! PL-6: what a task says it receives is what its op and the mesh imply.
 //!
 //! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its
-//! shard, its slice of a gradient, its values, its record, or what an exchange of buffers gives to each. Ops that are no collectives receive nothing. How
-//! often bytes travel inside of a collective is the transport's business and no part of a plan.
+//! shard, its slice of a gradient, its values, its record, or what an exchange of buffers gives to each. Ops that
+//! are no collectives receive nothing. How often bytes travel inside of a collective is the transport's business and
+//! no part of a plan.
 
 use super::{Verdict, VerifyError};
 use crate::id::SlotId;

@@ -52,7 +52,9 @@ use crate::trace::Nanoseconds;
 ///   [[call]]                 name, phase; uses = [{ weight, orientation, form, reuse }], gradients
 ///                            (f32), gradients_bf16, reads, writes, updates; flops, bytes, math,
 ///                            kernels, and further parts of its cost: parts = [{ flops, bytes, math,
-///                            kernels }]; dynamic (false)
+///                            kernels }]; dynamic (false); or, in the place of a closure,
+///                            exchange ("all_gather", "all_to_all", "sum", "max") of the buffer
+///                            it reads into the one it writes, among ("world", "shard", "replicate")
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///

@@ -15,9 +15,9 @@
 //!   buffers hold what program order says; fault word, records and vote are this step's.
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
-//! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients` and `optimizer` what follows them,
-//! `exchanged` gradients that ranks sum by themselves, `quantize` the way from masters to shards, `delayed`
-//! what remembers amaxes on it.
+//! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients`
+//! and `optimizer` what follows them, `exchanged` gradients that ranks sum by themselves, `quantize` the way from
+//! masters to shards, `delayed` what remembers amaxes on it.
 
 mod calls;
 mod delayed;
