@@ -45,15 +45,18 @@ pub(crate) enum Class {
     /// A tensor's scale or amax that the format does not read.
     UnusedScale,
     /// Over a single rank, where an all-reduce is a copy: a sum in place of a maximum, or what is reduced in
-    /// place of its sum.
+    /// place of its sum. An exchange of another kind likewise.
     SingleRank,
+    /// Calls in another order than the program's, or in another's name, of which one is an exchange: whatever depends
+    /// on which stays as it is.
+    Turn,
 }
 
 /// Where a plan is odd: at a task, or at the end of the step.
 type Place = Option<usize>;
 
 impl Class {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::AheadOfRelease,
         Self::Numbers,
         Self::ForwardFence,
@@ -64,6 +67,7 @@ impl Class {
         Self::OtherContent,
         Self::UnusedScale,
         Self::SingleRank,
+        Self::Turn,
     ];
 
     /// The class of a refusal of a harmless plan; `None` for a false alarm.
@@ -82,7 +86,9 @@ impl Class {
             VerifyError::Gradient { task, .. } => {
                 (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank], task)
             }
-            VerifyError::Program { task, .. } => (&[Self::DeadWork, Self::OtherSlot], task),
+            VerifyError::Program { task, .. } => {
+                (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank, Self::Turn], task)
+            }
             _ => return None,
         };
         let is_named = |place: &Place| match place {
@@ -126,6 +132,7 @@ impl Class {
                 })
             }
             Self::SingleRank => at(&|task| takes_one_rank_for_all(edited, &tasks[task].op)),
+            Self::Turn => out_of_turn(edited),
             Self::OtherContent => at(&|task| writes_into_another_s_slot(edited, &tasks[task].op)),
             Self::UnusedScale => name_unused_scales(edited),
             Self::OtherSlot => reads_through_other_slots(edited),
@@ -157,6 +164,7 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
             | Op::ReduceScatter { .. }
             | Op::ExchangeGradient { .. }
             | Op::AllReduce { .. }
+            | Op::ExchangeBuffer { .. }
             | Op::GatherRecords { .. }
     );
     match kind {
@@ -179,6 +187,10 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
             };
             (pairs.iter().any(odd), *group)
         }
+        Op::ExchangeBuffer { call, kind, group, .. } => {
+            let declared = plan.calls[call.index()].exchange;
+            (declared.is_some_and(|exchange| exchange.kind != *kind), *group)
+        }
         Op::GradNorm { .. } | Op::Adam { .. } | Op::Update { .. } => {
             let of_rank = |slot: &SlotId| matches!(content(slot), Content::LocalGrad(_));
             (op.accesses().iter().any(|(slot, _)| of_rank(slot)), Group::World)
@@ -186,6 +198,16 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
         _ => return false,
     };
     odd && plan.weights.mesh.size(group) == 1
+}
+
+/// Tasks that stand for another call than their place among all that stand for one says, if exchanges are among those.
+fn out_of_turn(plan: &StepPlan) -> Vec<Place> {
+    let calls = (0..plan.tasks.len()).filter_map(|task| Some((task, plan.tasks[task].op.call()?.index())));
+    let others = calls.enumerate().filter(|(turn, (_, call))| turn != call);
+    if plan.calls.iter().all(|call| call.exchange.is_none()) {
+        return Vec::new();
+    }
+    others.map(|(_, (task, _))| Some(task)).collect()
 }
 
 /// Where a format has no use for tensor scales: dequantizations that name none, or another one than their

@@ -22,10 +22,10 @@ fn sums(sample: &Sample) -> &'static [u32] {
 }
 
 async fn outcome(sample: &Sample, config: Config) -> Outcome {
-    let (model, lists) = (sample.program.model().clone(), config.optimizer.own_states);
+    let (program, lists) = (sample.program.clone(), config.optimizer.own_states);
     let closures = move |_: RankId| {
-        let model = model.clone();
-        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context)
+        let program = program.clone();
+        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&program, call, context)
     };
     let builder = match lists {
         None => Session::builder(config, closures),
@@ -71,8 +71,7 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
     if let Carried::Buffers(buffers) = state.carried {
         for buffer in buffers {
             if of_role(Role::Input).all(|spec| spec.name != buffer.name) {
-                let of = |bytes: &Vec<u8>| bytemuck::allocation::pod_collect_to_vec(bytes);
-                outcome.carried.insert(buffer.name, buffer.ranks.iter().map(of).collect());
+                outcome.carried.insert(buffer.name, buffer.ranks);
             }
         }
     }
