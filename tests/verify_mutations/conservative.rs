@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::id::{CommId, CommSeq, SlotId, TaskId, WeightId};
+use warpweft::id::{BufferId, CommId, CommSeq, SlotId, TaskId, WeightId};
 use warpweft::layout::{Content, LaneKind};
 use warpweft::model::Group;
 use warpweft::op::{Op, OperandRole, Reduction};
@@ -50,13 +50,16 @@ pub(crate) enum Class {
     /// Calls in another order than the program's, or in another's name, of which one is an exchange: whatever depends
     /// on which stays as it is.
     Turn,
+    /// A buffer read from the slot of another one, where an exchange left the same: ranks gave each other the same
+    /// twice, or one rank gave itself what it had.
+    OtherBuffer,
 }
 
 /// Where a plan is odd: at a task, or at the end of the step.
 type Place = Option<usize>;
 
 impl Class {
-    pub(crate) const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::AheadOfRelease,
         Self::Numbers,
         Self::ForwardFence,
@@ -68,6 +71,7 @@ impl Class {
         Self::UnusedScale,
         Self::SingleRank,
         Self::Turn,
+        Self::OtherBuffer,
     ];
 
     /// The class of a refusal of a harmless plan; `None` for a false alarm.
@@ -87,7 +91,7 @@ impl Class {
                 (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank], task)
             }
             VerifyError::Program { task, .. } => {
-                (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank, Self::Turn], task)
+                (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank, Self::Turn, Self::OtherBuffer], task)
             }
             _ => return None,
         };
@@ -133,6 +137,7 @@ impl Class {
             }
             Self::SingleRank => at(&|task| takes_one_rank_for_all(edited, &tasks[task].op)),
             Self::Turn => out_of_turn(edited),
+            Self::OtherBuffer => at(&|task| reads_another_buffer(edited, &tasks[task].op)),
             Self::OtherContent => at(&|task| writes_into_another_s_slot(edited, &tasks[task].op)),
             Self::UnusedScale => name_unused_scales(edited),
             Self::OtherSlot => reads_through_other_slots(edited),
@@ -208,6 +213,28 @@ fn out_of_turn(plan: &StepPlan) -> Vec<Place> {
         return Vec::new();
     }
     others.map(|(_, (task, _))| Some(task)).collect()
+}
+
+/// Does the op read a buffer from the slot of another one, of which either is a side of an exchange?
+fn reads_another_buffer(plan: &StepPlan, op: &Op) -> bool {
+    let exchanges = || plan.calls.iter().filter_map(|call| call.exchange);
+    let is_side = |buffer| exchanges().any(|exchange| [exchange.from, exchange.to].contains(&buffer));
+    let is_of_another = |buffer: BufferId, slot: SlotId| match plan.arena.slot(slot).content {
+        Content::Buffer(found) | Content::Staging(found, _) => {
+            found != buffer && (is_side(found) || is_side(buffer))
+        }
+        _ => false,
+    };
+    match op {
+        Op::ExchangeBuffer { call, from, .. } => {
+            plan.calls[call.index()].exchange.is_some_and(|exchange| is_of_another(exchange.from, *from))
+        }
+        Op::Compute { operands, .. } => operands.iter().any(|operand| match operand.role {
+            OperandRole::Buffer(buffer) => operand.access.reads() && is_of_another(buffer, operand.slot),
+            _ => false,
+        }),
+        _ => false,
+    }
 }
 
 /// Where a format has no use for tensor scales: dequantizations that name none, or another one than their

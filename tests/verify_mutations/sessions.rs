@@ -83,7 +83,7 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
 /// cannot run are passed over here.
 #[test]
 fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
-    let (programs, mut accumulating, mut by_rules) = (wanted() / 25, 0, 0);
+    let (programs, mut accumulating, mut by_rules, mut exchanging) = (wanted() / 25, 0, 0, 0);
     // A budget that was found for plans of another kind, or for some of them alone, is none for a session's.
     let starts =
         |sample: &Sample| sample.reduce == Reduce::Ordered && sample.parts().all(|part| part.plans().is_ok());
@@ -100,12 +100,14 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
         accumulating += usize::from(sample.program.is_accumulating());
         let by_rule = sample.config.optimizer.own_states.is_some() && sample.program.updates_weights();
         by_rules += usize::from(by_rule);
+        exchanging += usize::from(sample.program.calls().iter().any(|call| call.exchange.is_some()));
         let found = within_a_minute(async move { outcome(&sample, config).await });
         assert_eq!(found, expected, "seed {seed}, {capture:?}");
     }
     println!(
-        "{programs} random programs, {accumulating} of which add gradients of several steps and {by_rules} of which are trained by a rule of their own: the bits of an unsharded trainer"
+        "{programs} random programs, {accumulating} of which add gradients of several steps, {by_rules} of which are trained by a rule of their own and {exchanging} of which exchange buffers: the bits of an unsharded trainer"
     );
     assert!(accumulating > programs / 20, "{accumulating}");
     assert!(by_rules > programs / 20, "{by_rules}");
+    assert!(exchanging > programs / 20, "{exchanging}");
 }
