@@ -6,6 +6,8 @@
 
 use warpweft::id::{CommSeq, EventId, SlotId, TaskId};
 use warpweft::layout::{ALIGNMENT, Content, Region, Residency, Slot};
+use warpweft::model::ExchangeKind;
+use warpweft::op::Op;
 use warpweft::plan::StepPlan;
 
 /// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
@@ -28,6 +30,18 @@ pub(crate) fn renumber_collectives(plan: &mut StepPlan) {
             next[task.lane.index()] += 1;
         }
     }
+}
+
+/// States anew what an exchange of a buffer receives: of every peer as much as it gives this rank.
+pub(crate) fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
+    let Op::ExchangeBuffer { kind, group, from, .. } = plan.tasks[task].op else { return };
+    let ranks = plan.weights.mesh.size(group) as usize;
+    let given = match plan.arena.slot(from).content {
+        Content::Buffer(buffer) | Content::Staging(buffer, _) => plan.buffers[buffer.index()].bytes(),
+        _ => plan.arena.region(from).bytes,
+    };
+    let to_each = if kind == ExchangeKind::AllToAll { given / ranks } else { given };
+    plan.tasks[task].wire_bytes = to_each * (ranks - 1);
 }
 
 /// Gives every transient slot bytes of its own, so that no two contents meet.

@@ -8,7 +8,8 @@ use warpweft::config::{
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::SlotId;
 use warpweft::model::{
-    Accumulation, Call, Form, Gradient, Lifetime, Phase, Placement, Reuse, Role, WeightSpec,
+    Accumulation, BufferSpec, Call, Exchange, ExchangeKind, Form, Gradient, Group, Lifetime, Phase,
+    Placement, Reuse, Role, WeightSpec,
 };
 use warpweft::op::{DequantizePart, Op, SumTarget};
 use warpweft::plan::{GatherStart, StepPlan};
@@ -248,6 +249,44 @@ pub(crate) fn features() -> Vec<Feature> {
             all.push((format!("a buffer {role:?} for a {lifetime:?}"), Box::new(has)));
         }
     }
+    for kind in [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max] {
+        for group in [Group::World, Group::Shard, Group::Replicate] {
+            let has = move |sample: &Sample, plan: &StepPlan| {
+                let of = |exchange: Exchange| (exchange.kind, exchange.group) == (kind, group);
+                plan.weights.mesh.size(group) > 1 && exchanges(sample).any(of)
+            };
+            all.push((format!("an exchange, {kind} among the {group} group"), Box::new(has)));
+        }
+    }
+    for element in [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32] {
+        let has = move |sample: &Sample, _: &StepPlan| {
+            let of = |exchange: Exchange| sample.program.buffers()[exchange.to.index()].element == element;
+            exchanges(sample).any(of)
+        };
+        all.push((format!("an exchange of {element}"), Box::new(has)));
+    }
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("an exchange of one rank with itself", |sample, plan| {
+        exchanges(sample).any(|exchange| plan.weights.mesh.size(exchange.group) == 1)
+    });
+    add("an exchange in several micro-batches", |sample, _| {
+        sample.program.micro_batches() > 1 && exchanges(sample).next().is_some()
+    });
+    add("an exchange before the first call", |sample, _| sample.program.calls()[0].exchange.is_some());
+    add("an exchange back into the buffer that was given", |sample, _| {
+        exchanges(sample)
+            .any(|one| exchanges(sample).any(|other| (one.from, one.to) == (other.to, other.from)))
+    });
+    add("an exchange of an input, and of what an earlier step left", |sample, _| {
+        let gives = |wanted: fn(&BufferSpec) -> bool| {
+            exchanges(sample).any(|exchange| wanted(&sample.program.buffers()[exchange.from.index()]))
+        };
+        gives(|spec| spec.role == Role::Input) && gives(|spec| spec.lifetime == Lifetime::Carried)
+    });
+    add("an exchange behind a call whose planes are gathered ahead", |_, plan| {
+        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeBuffer { .. }));
+        exchanges.count() > 0 && plan.tasks.iter().any(|task| task.release.is_some())
+    });
     for shards in 1..=5 {
         let has = move |sample: &Sample, _: &StepPlan| sample.mesh().shards() == shards;
         all.push((format!("{shards} shards"), Box::new(has)));
@@ -260,6 +299,11 @@ pub(crate) fn features() -> Vec<Feature> {
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all
+}
+
+/// What ranks give each other.
+fn exchanges(sample: &Sample) -> impl Iterator<Item = Exchange> {
+    sample.program.calls().iter().filter_map(|call| call.exchange)
 }
 
 /// Does a task add a gradient of a weight placed so to what earlier steps added up?

@@ -5,6 +5,7 @@
 //! and what no plan can be made of.
 
 mod draw;
+mod exchanges;
 mod feature;
 
 pub(crate) use draw::{Draw, mix};
@@ -20,7 +21,7 @@ use warpweft::id::WeightId;
 use warpweft::layout::{StateLayout, Weights};
 use warpweft::model::{
     Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, NonNegative,
-    ParameterGroup, Phase, Placement, Reuse, Role, StepProgram, Use, WeightSpec,
+    ParameterGroup, Phase, Placement, ProgramBuilder, Reuse, Role, StepProgram, Use, WeightSpec,
 };
 use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft::session::costs_of;
@@ -42,6 +43,9 @@ const PART: u64 = 1 << 61;
 
 /// Tells the draw of who updates weights from the others.
 const RULE: u64 = 1 << 62;
+
+/// Tells the draw of what ranks give each other from the others.
+const EXCHANGES: u64 = 1 << 63;
 
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
@@ -65,11 +69,6 @@ impl Sample {
         // Drawn beside the others, as it changes no plan.
         let dynamic = &mut Draw::new(mix(seed));
         let mut program = program(draw, dynamic, &model, ending);
-        let (parts, mut part) = (&mut Draw::new(mix(seed ^ PART)), Accumulation::Whole);
-        if ending == Ending::Optimizer && parts.one_in(2) {
-            program = program.accumulating().unwrap();
-            part = parts.among(&PARTS);
-        }
         let mut config = config(draw, &model);
         let (rule, optimizer) = (&mut Draw::new(mix(seed ^ RULE)), &mut config.optimizer);
         if (optimizer.moments, optimizer.masters) == (Moments::F32, Masters::F32) && rule.one_in(2) {
@@ -81,6 +80,16 @@ impl Sample {
             config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
         }
         let ranks = shards * config.mesh.replicate;
+        let exchanged = &mut Draw::new(mix(seed ^ EXCHANGES));
+        if exchanged.one_in(3) {
+            let mesh = config.mesh_of(ranks).unwrap();
+            program = exchanges::with_exchanges(&program, ending, mesh, exchanged);
+        }
+        let (parts, mut part) = (&mut Draw::new(mix(seed ^ PART)), Accumulation::Whole);
+        if ending == Ending::Optimizer && parts.one_in(2) {
+            program = program.accumulating().unwrap();
+            part = parts.among(&PARTS);
+        }
         let reduce = if draw.one_in(4) { Reduce::Nccl } else { Reduce::Ordered };
         let mut sample = Self { program, config, ranks, reduce, part };
         if draw.one_in(4) {
@@ -301,6 +310,10 @@ fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -
         }
         call.add().unwrap();
     }
+    built(program, ending)
+}
+
+fn built(program: ProgramBuilder, ending: Ending) -> StepProgram {
     match ending {
         Ending::Optimizer => program.build_training().unwrap(),
         Ending::Gradients => program.build_gradients().unwrap(),

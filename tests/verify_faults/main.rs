@@ -39,6 +39,8 @@ mod delayed;
 mod edges;
 mod edit;
 mod exchanged;
+mod exchanged_buffers;
+mod exchanges;
 mod frozen;
 mod gradients;
 mod groups;

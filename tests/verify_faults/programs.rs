@@ -11,6 +11,7 @@ use warpweft::op::Op;
 use warpweft::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
 
 use crate::edit::{recount, serialize};
+use crate::exchanges::exchanging_training;
 
 use Orientation::{Columnwise as Cols, Rowwise as Rows};
 
@@ -155,6 +156,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("chunked training", chunked_training()),
         ("accumulating training", accumulating_training()),
         ("replicated training", replicated_training()),
+        ("exchanging training", exchanging_training()),
         ("first step of a sum", part(Accumulation::First)),
         ("next step of a sum", part(Accumulation::Next)),
         ("last step of a sum", part(Accumulation::Last)),

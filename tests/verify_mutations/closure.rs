@@ -9,7 +9,7 @@ use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::format::ElementType;
 use warpweft::id::{RankId, WeightId};
-use warpweft::model::{Call, Form, Gradient, Model};
+use warpweft::model::{Call, Form, Gradient, Model, StepProgram};
 use warpweft::session::initial::MasterRows;
 
 use crate::random_programs::mix;
@@ -44,14 +44,29 @@ impl Digest {
         self.fill(position, &mut whole);
         values.iter_mut().zip(whole).for_each(|(value, whole)| *value = bf16::from_f32(whole));
     }
+
+    /// The bytes of a buffer of so many elements, whatever these are.
+    pub(crate) fn bytes_of(&self, position: usize, element: ElementType, elements: usize) -> Vec<u8> {
+        let mut values = vec![0.0; elements];
+        self.fill(position, &mut values);
+        match element {
+            ElementType::F32 | ElementType::U32 => bytemuck::cast_slice(&values).to_vec(),
+            ElementType::Bf16 => {
+                let rounded: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+                bytemuck::cast_slice(&rounded).to_vec()
+            }
+            ElementType::U8 => values.into_iter().map(|value| (value.to_bits() >> 8) as u8).collect(),
+        }
+    }
 }
 
 /// Runs a call on the machine.
 pub(crate) fn run(
-    model: &Model,
+    program: &StepProgram,
     call: &Call,
     context: &ComputeContext<'_, CpuSurface>,
 ) -> Result<(), ComputeError> {
+    let model = program.model();
     let mut digest = Digest::new(&call.name, context.rank());
     for usage in &call.uses {
         match usage.form {
@@ -73,7 +88,7 @@ pub(crate) fn run(
         }
     }
     for access in call.buffers.iter().filter(|access| access.access.reads()) {
-        digest.bytes(bytemuck::cast_slice(&context.read::<f32>(access.buffer)?));
+        digest.bytes(&context.read_bytes(access.buffer)?);
     }
     for (position, Gradient { weight, element }) in call.gradients.iter().copied().enumerate() {
         match element {
@@ -82,7 +97,9 @@ pub(crate) fn run(
         }
     }
     for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
-        digest.fill(call.gradients.len() + position, &mut context.write::<f32>(access.buffer)?);
+        let spec = &program.buffers()[access.buffer.index()];
+        let bytes = digest.bytes_of(call.gradients.len() + position, spec.element, spec.elements);
+        context.write_bytes(access.buffer)?.copy_from_slice(&bytes);
     }
     Ok(())
 }

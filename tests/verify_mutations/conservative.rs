@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::id::{CommId, CommSeq, SlotId, TaskId, WeightId};
+use warpweft::id::{BufferId, CommId, CommSeq, SlotId, TaskId, WeightId};
 use warpweft::layout::{Content, LaneKind};
 use warpweft::model::Group;
 use warpweft::op::{Op, OperandRole, Reduction};
@@ -45,15 +45,21 @@ pub(crate) enum Class {
     /// A tensor's scale or amax that the format does not read.
     UnusedScale,
     /// Over a single rank, where an all-reduce is a copy: a sum in place of a maximum, or what is reduced in
-    /// place of its sum.
+    /// place of its sum. An exchange of another kind likewise.
     SingleRank,
+    /// Calls in another order than the program's, or in another's name, of which one is an exchange: whatever depends
+    /// on which stays as it is.
+    Turn,
+    /// A buffer read from the slot of another one, where an exchange left the same: ranks gave each other the same
+    /// twice, or one rank gave itself what it had.
+    OtherBuffer,
 }
 
 /// Where a plan is odd: at a task, or at the end of the step.
 type Place = Option<usize>;
 
 impl Class {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::AheadOfRelease,
         Self::Numbers,
         Self::ForwardFence,
@@ -64,6 +70,8 @@ impl Class {
         Self::OtherContent,
         Self::UnusedScale,
         Self::SingleRank,
+        Self::Turn,
+        Self::OtherBuffer,
     ];
 
     /// The class of a refusal of a harmless plan; `None` for a false alarm.
@@ -82,7 +90,9 @@ impl Class {
             VerifyError::Gradient { task, .. } => {
                 (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank], task)
             }
-            VerifyError::Program { task, .. } => (&[Self::DeadWork, Self::OtherSlot], task),
+            VerifyError::Program { task, .. } => {
+                (&[Self::DeadWork, Self::OtherSlot, Self::SingleRank, Self::Turn, Self::OtherBuffer], task)
+            }
             _ => return None,
         };
         let is_named = |place: &Place| match place {
@@ -126,6 +136,8 @@ impl Class {
                 })
             }
             Self::SingleRank => at(&|task| takes_one_rank_for_all(edited, &tasks[task].op)),
+            Self::Turn => out_of_turn(edited),
+            Self::OtherBuffer => at(&|task| reads_another_buffer(edited, &tasks[task].op)),
             Self::OtherContent => at(&|task| writes_into_another_s_slot(edited, &tasks[task].op)),
             Self::UnusedScale => name_unused_scales(edited),
             Self::OtherSlot => reads_through_other_slots(edited),
@@ -157,6 +169,7 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
             | Op::ReduceScatter { .. }
             | Op::ExchangeGradient { .. }
             | Op::AllReduce { .. }
+            | Op::ExchangeBuffer { .. }
             | Op::GatherRecords { .. }
     );
     match kind {
@@ -179,6 +192,10 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
             };
             (pairs.iter().any(odd), *group)
         }
+        Op::ExchangeBuffer { call, kind, group, .. } => {
+            let declared = plan.calls[call.index()].exchange;
+            (declared.is_some_and(|exchange| exchange.kind != *kind), *group)
+        }
         Op::GradNorm { .. } | Op::Adam { .. } | Op::Update { .. } => {
             let of_rank = |slot: &SlotId| matches!(content(slot), Content::LocalGrad(_));
             (op.accesses().iter().any(|(slot, _)| of_rank(slot)), Group::World)
@@ -186,6 +203,38 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
         _ => return false,
     };
     odd && plan.weights.mesh.size(group) == 1
+}
+
+/// Tasks that stand for another call than their place among all that stand for one says, if exchanges are among those.
+fn out_of_turn(plan: &StepPlan) -> Vec<Place> {
+    let calls = (0..plan.tasks.len()).filter_map(|task| Some((task, plan.tasks[task].op.call()?.index())));
+    let others = calls.enumerate().filter(|(turn, (_, call))| turn != call);
+    if plan.calls.iter().all(|call| call.exchange.is_none()) {
+        return Vec::new();
+    }
+    others.map(|(_, (task, _))| Some(task)).collect()
+}
+
+/// Does the op read a buffer from the slot of another one, of which either is a side of an exchange?
+fn reads_another_buffer(plan: &StepPlan, op: &Op) -> bool {
+    let exchanges = || plan.calls.iter().filter_map(|call| call.exchange);
+    let is_side = |buffer| exchanges().any(|exchange| [exchange.from, exchange.to].contains(&buffer));
+    let is_of_another = |buffer: BufferId, slot: SlotId| match plan.arena.slot(slot).content {
+        Content::Buffer(found) | Content::Staging(found, _) => {
+            found != buffer && (is_side(found) || is_side(buffer))
+        }
+        _ => false,
+    };
+    match op {
+        Op::ExchangeBuffer { call, from, .. } => {
+            plan.calls[call.index()].exchange.is_some_and(|exchange| is_of_another(exchange.from, *from))
+        }
+        Op::Compute { operands, .. } => operands.iter().any(|operand| match operand.role {
+            OperandRole::Buffer(buffer) => operand.access.reads() && is_of_another(buffer, operand.slot),
+            _ => false,
+        }),
+        _ => false,
+    }
 }
 
 /// Where a format has no use for tensor scales: dequantizations that name none, or another one than their

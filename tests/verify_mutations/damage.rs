@@ -6,7 +6,7 @@
 
 use warpweft::id::{CommSeq, LaneId, SlotId, TaskId, Version};
 use warpweft::layout::{ALIGNMENT, Content, Residency, Slot};
-use warpweft::model::Accumulation;
+use warpweft::model::{Access, Accumulation};
 use warpweft::op::Op;
 use warpweft::plan::StepPlan;
 
@@ -42,10 +42,11 @@ pub(crate) enum Edit {
     ChangePart,
     UseTwin,
     ChangeOptimizer,
+    ChangeExchange,
 }
 
 impl Edit {
-    pub(crate) const ALL: [Self; 24] = [
+    pub(crate) const ALL: [Self; 25] = [
         Self::DropFence,
         Self::RedirectFence,
         Self::DropEvent,
@@ -70,6 +71,7 @@ impl Edit {
         Self::ChangePart,
         Self::UseTwin,
         Self::ChangeOptimizer,
+        Self::ChangeExchange,
     ];
 
     /// Does the edit touch nothing but what a plan says about itself? It may do no harm then.
@@ -259,6 +261,25 @@ impl Edit {
                     _ => change_subject(&mut plan, task, draw)?,
                 }
             }
+            // A task in which ranks give each other a buffer: few plans have many.
+            Self::ChangeExchange => {
+                let exchanges = |op: &Op| matches!(op, Op::ExchangeBuffer { .. });
+                let all: Vec<usize> =
+                    (0..plan.tasks.len()).filter(|task| exchanges(&plan.tasks[*task].op)).collect();
+                let task = *draw.of(&all)?;
+                match draw.below(8) {
+                    0 => drop_task(&mut plan, task),
+                    1 => {
+                        let at = task + 1 + draw.below(plan.tasks.len() - task);
+                        duplicate(&mut plan, task, at);
+                    }
+                    2 => move_task(&mut plan, task, near(task, draw, original)),
+                    3 => move_task(&mut plan, task, before_what_it_gives(original, task)?),
+                    4 => move_task(&mut plan, task, behind_who_takes_it(original, task)?),
+                    5 => change_operand(&mut plan, task, draw)?,
+                    _ => change_phase(&mut plan, task, draw)?,
+                }
+            }
         }
         recount(&mut plan);
         let mut untouched = original.clone();
@@ -278,6 +299,29 @@ fn change_operand(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<(
         .collect();
     *slot = SlotId::at(*draw.of(&alike)?);
     Some(())
+}
+
+/// The place of the last task before `task` that writes what this reads.
+fn before_what_it_gives(plan: &StepPlan, task: usize) -> Option<usize> {
+    let read: Vec<SlotId> = accessed(plan, task, |access| access.reads());
+    let writes = |other: &usize| {
+        accessed(plan, *other, |access| access.writes()).iter().any(|slot| read.contains(slot))
+    };
+    (0..task).rev().find(writes)
+}
+
+/// The place of the first task behind `task` that reads what this writes.
+fn behind_who_takes_it(plan: &StepPlan, task: usize) -> Option<usize> {
+    let written: Vec<SlotId> = accessed(plan, task, |access| access.writes());
+    let reads = |other: &usize| {
+        accessed(plan, *other, |access| access.reads()).iter().any(|slot| written.contains(slot))
+    };
+    (task + 1..plan.tasks.len()).find(reads)
+}
+
+fn accessed(plan: &StepPlan, task: usize, wanted: impl Fn(Access) -> bool) -> Vec<SlotId> {
+    let accesses = plan.tasks[task].op.accesses().into_iter();
+    accesses.filter(|(_, access)| wanted(*access)).map(|(slot, _)| slot).collect()
 }
 
 /// Every fence: task and place among its waits.

@@ -55,6 +55,10 @@ fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Ve
                 all.push((operand.slot, wanted));
             }
         }
+        Op::ExchangeBuffer { call, to, .. } => {
+            let exchange = plan.calls[call.index()].exchange;
+            all.push((*to, exchange.map(|exchange| Content::Buffer(exchange.to))));
+        }
         Op::PartialAmax { bucket, block_amax, tensor_amax, .. } => {
             put(*block_amax, Content::BlockAmax(*bucket));
             put(*tensor_amax, Content::LocalAmax(*bucket));

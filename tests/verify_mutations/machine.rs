@@ -114,11 +114,12 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
 }
 
 fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
-    let (model, lists) = (sample.program.model().clone(), sample.config.optimizer.own_states);
+    let (program, lists) = (sample.program.clone(), sample.config.optimizer.own_states);
     Arc::new(move |_| {
-        let model = model.clone();
-        let run =
-            move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&model, call, context);
+        let program = program.clone();
+        let run = move |call: &Call, context: &ComputeContext<'_, CpuSurface>| {
+            closure::run(&program, call, context)
+        };
         let boxed: Box<dyn Compute<CpuSurface>> = match lists {
             None => Box::new(run),
             Some(lists) => {

@@ -86,7 +86,8 @@ fn no_valid_plan_is_refused_and_the_judge_finds_no_harm_in_any() {
 fn every_harmful_mutant_is_refused() {
     let mut caught: BTreeMap<(Edit, Harm), usize> = BTreeMap::new();
     let mut conservative: BTreeMap<Class, usize> = BTreeMap::new();
-    let (mut accepted, mut harmful, mut plans, mut of_rules) = (0, 0, 0, 0);
+    let (mut accepted, mut harmful, mut plans) = (0, 0, 0);
+    let (mut of_rules, mut of_exchanges) = (0, 0);
     for (seed, _, _, plan) in samples(0) {
         if harmful >= wanted() {
             break;
@@ -94,15 +95,18 @@ fn every_harmful_mutant_is_refused() {
         plans += 1;
         let original = Original::new(&plan);
         let draw = &mut Draw::new(!seed);
-        // A rule's tasks are few among many, and each of their operands is to be hit.
-        let more = if updates(&plan).is_empty() { 0 } else { 10 };
-        for edit in Edit::ALL.into_iter().chain(std::iter::repeat_n(Edit::ChangeOptimizer, more)) {
+        // A rule's tasks and exchanges are few among many, and each of their operands is to be hit.
+        let more = |tasks: Said<'_>| if tasks.is_empty() { 0 } else { 10 };
+        let more = std::iter::repeat_n(Edit::ChangeOptimizer, more(updates(&plan)))
+            .chain(std::iter::repeat_n(Edit::ChangeExchange, more(exchanges(&plan))));
+        for edit in Edit::ALL.into_iter().chain(more) {
             let Some(mutant) = edit.apply(&plan, draw) else { continue };
             match (original.harm(&mutant), verify(&mutant)) {
                 (Some(harm), Err(_)) => {
                     *caught.entry((edit, harm)).or_default() += 1;
                     harmful += 1;
                     of_rules += usize::from(updates(&mutant) != updates(&plan));
+                    of_exchanges += usize::from(exchanges(&mutant) != exchanges(&plan));
                 }
                 (Some(harm), Ok(_)) => panic!("seed {seed}: {edit:?} does harm ({harm:?}) and is accepted"),
                 (None, Err(error)) => {
@@ -114,7 +118,9 @@ fn every_harmful_mutant_is_refused() {
             }
         }
     }
-    println!("{plans} plans; {harmful} harmful mutants, {of_rules} of rules of updates, all refused:");
+    println!(
+        "{plans} plans; {harmful} harmful mutants, {of_rules} of rules of updates and {of_exchanges} of exchanges, all refused:"
+    );
     for edit in Edit::ALL {
         let of = |((_, harm), count): (&(Edit, Harm), &usize)| format!("{harm:?} {count}");
         let counts: Vec<String> = caught.iter().filter(|((other, _), _)| *other == edit).map(of).collect();
@@ -126,13 +132,26 @@ fn every_harmful_mutant_is_refused() {
         Edit::ALL.iter().filter(|edit| !caught.keys().any(|(other, _)| other == *edit)).collect();
     assert!(silent.iter().all(|edit| edit.is_about_books()), "no harm came of {silent:?}");
     assert!(of_rules >= wanted() / 20, "{of_rules}");
+    assert!(of_exchanges >= wanted() / 20, "{of_exchanges}");
     for harm in [Harm::Space, Harm::Deadlock, Harm::Race, Harm::Content] {
         assert!(caught.keys().any(|(_, other)| *other == harm), "{harm:?} never came up");
     }
 }
 
-/// What a plan says of the trainer's own rule: its tasks, each with its lane and how many fences it waits for.
-fn updates(plan: &StepPlan) -> Vec<(&Op, LaneId, usize)> {
-    let tasks = plan.tasks.iter().filter(|task| matches!(task.op, Op::Update { .. }));
+/// What a plan says of some tasks: each with its lane and how many fences it waits for.
+type Said<'p> = Vec<(&'p Op, LaneId, usize)>;
+
+/// Of the trainer's own rule.
+fn updates(plan: &StepPlan) -> Said<'_> {
+    said(plan, |op| matches!(op, Op::Update { .. }))
+}
+
+/// Of exchanges of buffers.
+fn exchanges(plan: &StepPlan) -> Said<'_> {
+    said(plan, |op| matches!(op, Op::ExchangeBuffer { .. }))
+}
+
+fn said(plan: &StepPlan, wanted: impl Fn(&Op) -> bool) -> Said<'_> {
+    let tasks = plan.tasks.iter().filter(|task| wanted(&task.op));
     tasks.map(|task| (&task.op, task.lane, task.waits.len())).collect()
 }

@@ -17,7 +17,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency, Slot};
-use warpweft::model::Role;
+use warpweft::model::{Group, Role};
 use warpweft::op::{AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, SumTarget, UpdateOperand};
 use warpweft::plan::StepPlan;
 
@@ -244,14 +244,14 @@ impl<'p> Memory<'p> {
             }
             Op::AllReduce { reduction, group, pairs } => {
                 let read: Vec<Cell> = pairs.iter().map(|(from, _)| self.read(*from)).collect();
-                let mesh = self.plan.weights.mesh;
-                // The members say who takes part, whatever the group is called.
-                let members: Vec<Vec<RankId>> =
-                    mesh.iter().map(|rank| mesh.members(rank, *group).collect()).collect();
-                let alone = members.iter().all(|group| group.len() == 1);
                 for ((_, to), cell) in pairs.iter().zip(read) {
-                    self.write(*to, if alone { cell } else { Cell::of((name, reduction, &members, cell)) });
+                    self.write(*to, self.among(*group, (name, reduction), cell));
                 }
+            }
+            // What a peer gives came to be as what this rank gives; which of it a rank gets is said by the kind and
+            // by who meets. The call is a name: nothing that is moved depends on it.
+            Op::ExchangeBuffer { kind, group, from, to, .. } => {
+                self.write(*to, self.among(*group, (name, kind), self.read(*from)));
             }
             Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
                 let tensors = self.plan.weights.bucket(*bucket).format.needs_tensor_amax();
@@ -391,6 +391,15 @@ impl<'p> Memory<'p> {
                 }
             }
         }
+    }
+
+    /// What a rank gets of all of its group, each of which has such a `cell`. The members say who takes part, whatever
+    /// the group is called; of one rank alone it is the cell itself.
+    fn among(&self, group: Group, made: impl Hash, cell: Cell) -> Cell {
+        let mesh = self.plan.weights.mesh;
+        let members: Vec<Vec<RankId>> = mesh.iter().map(|rank| mesh.members(rank, group).collect()).collect();
+        let alone = members.iter().all(|group| group.len() == 1);
+        if alone { cell } else { Cell::of((made, &members, cell)) }
     }
 
     /// The rows of a full gradient, and whether what lies behind them is zero.

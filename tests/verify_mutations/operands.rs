@@ -5,18 +5,20 @@
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
 use warpweft::layout::Content;
-use warpweft::model::Group;
+use warpweft::model::{ExchangeKind, Group};
 use warpweft::op::{DequantizePart, MasterOperand, Op, Reduction, SumTarget, UpdateOperand};
 use warpweft::plan::StepPlan;
 
+use crate::plan_books::restate_what_is_received;
 use crate::random_programs::Draw;
 
 /// Every slot an op names.
 pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
     match op {
-        Op::Copy { from, to } | Op::GatherRecords { from, to } | Op::RoundGradient { from, to, .. } => {
-            vec![from, to]
-        }
+        Op::Copy { from, to }
+        | Op::ExchangeBuffer { from, to, .. }
+        | Op::GatherRecords { from, to }
+        | Op::RoundGradient { from, to, .. } => vec![from, to],
         Op::Transpose { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
         Op::AllGather { parts } | Op::Assemble { parts } => {
             parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
@@ -132,14 +134,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
 /// Changes what an op does with its operands: which call runs, what begins a sum, which side of a weight,
 /// what is combined how, and with whom.
 pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
-    let calls: Vec<_> = plan
-        .tasks
-        .iter()
-        .filter_map(|task| match task.op {
-            Op::Compute { call, .. } => Some(call),
-            _ => None,
-        })
-        .collect();
+    let calls: Vec<_> = plan.tasks.iter().filter_map(|task| task.op.call()).collect();
     let other = |element| if element == ElementType::F32 { ElementType::Bf16 } else { ElementType::F32 };
     let turned = |orientation: &mut Orientation| {
         *orientation = match orientation {
@@ -149,6 +144,19 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
     };
     match &mut plan.tasks[task].op {
         Op::Compute { call, .. } => *call = *draw.of(&calls)?,
+        Op::ExchangeBuffer { call, kind, group, from, to } => match draw.below(4) {
+            0 => *call = *draw.of(&calls)?,
+            1 => {
+                *kind = draw.among(&[
+                    ExchangeKind::AllGather,
+                    ExchangeKind::AllToAll,
+                    ExchangeKind::Sum,
+                    ExchangeKind::Max,
+                ]);
+            }
+            2 => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
+            _ => std::mem::swap(from, to),
+        },
         Op::Accumulate { first, .. } => *first = !*first,
         Op::AllGather { parts } | Op::Assemble { parts } => {
             let part = draw.below(parts.len());
@@ -216,6 +224,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             plan.micro_batches = 1 + draw.below(4) as u32;
         }
     }
+    restate_what_is_received(plan, task);
     Some(())
 }
 

@@ -88,10 +88,11 @@ fn swapped_tasks_are_refused_unless_they_commute() {
 }
 
 /// May two neighbours of T change places? They may if they share no written byte, and in one more case: a
-/// closure writes the real rows of a gradient, which are not its padding.
+/// closure writes the real rows of a gradient, which are not its padding. But calls, exchanges among them, take turns.
 fn commute(plan: &StepPlan, first: usize, second: usize) -> bool {
     match (&plan.tasks[first].op, &plan.tasks[second].op) {
         (Op::Compute { .. }, Op::ZeroPadding { .. }) => true,
+        (first, second) if first.call().is_some() && second.call().is_some() => false,
         (first, second) => !first.accesses().iter().any(|(one, how)| {
             second.accesses().iter().any(|(other, access)| {
                 (how.writes() || access.writes())

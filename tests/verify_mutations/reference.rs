@@ -10,7 +10,7 @@ use half::bf16;
 use warpweft::config::{Masters, Moments, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::model::{Form, Gradient, Lifetime, NonNegative, Placement, Role};
+use warpweft::model::{Call, Exchange, ExchangeKind, Form, Gradient, Lifetime, NonNegative, Placement, Role};
 use warpweft::session::initial::MasterRows;
 
 use crate::closure::{self, Digest, has_tensor_scale};
@@ -23,10 +23,10 @@ pub(crate) struct Outcome {
     pub(crate) masters: Vec<Vec<u32>>,
     /// Bits of what is kept beside each: two moments, or as many lists as the rule has.
     pub(crate) lists: Vec<[Vec<u32>; 2]>,
-    /// Bits of every carried buffer that calls write, by name, per rank.
-    pub(crate) carried: HashMap<String, Vec<Vec<u32>>>,
+    /// Bytes of every carried buffer that calls write, by name, per rank.
+    pub(crate) carried: HashMap<String, Vec<Vec<u8>>>,
     /// Per step, rank and output: `[micro_batches, elements]`.
-    pub(crate) outputs: Vec<Vec<HashMap<String, Vec<u32>>>>,
+    pub(crate) outputs: Vec<Vec<Outputs>>,
 }
 
 struct Parameter {
@@ -35,8 +35,11 @@ struct Parameter {
     lists: [Vec<f32>; 2],
 }
 
-/// Buffers of one rank.
-type Buffers = HashMap<BufferId, Vec<f32>>;
+/// Buffers of one rank, as bytes.
+type Buffers = HashMap<BufferId, Vec<u8>>;
+
+/// Outputs of one rank, `[micro_batches, elements]`.
+type Outputs = HashMap<String, Vec<u32>>;
 
 /// Gradients of one weight, in program order: step, micro-batch and values.
 type Gradients = Vec<(u32, u32, Vec<f32>)>;
@@ -70,13 +73,8 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         let stored = stored(sample, &parameters);
         let mut gradients = vec![vec![Gradients::new(); model.weights().len()]; memories.len()];
         for _ in 0..added {
-            let mut outputs = Vec::new();
-            for (rank, memory) in memories.iter_mut().enumerate() {
-                let of_rank = &mut gradients[rank];
-                let rank = RankId::at(rank);
-                outputs.push(one_rank(sample, step, rank, (&stored, &parameters), memory, of_rank));
-            }
-            outcome.outputs.push(outputs);
+            let of_step = one_step(sample, step, (&stored, &parameters), &mut memories, &mut gradients);
+            outcome.outputs.push(of_step);
             step += 1;
         }
         let taken = number as i32 + 1;
@@ -104,7 +102,7 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
     outcome.lists = parameters.iter().map(|parameter| parameter.lists.each_ref().map(bits)).collect();
     for (number, spec) in sample.program.buffers().iter().enumerate() {
         if spec.lifetime == Lifetime::Carried && spec.role != Role::Input {
-            let of = |memory: &Buffers| bits(&memory[&BufferId::at(number)]);
+            let of = |memory: &Buffers| memory[&BufferId::at(number)].clone();
             outcome.carried.insert(spec.name.clone(), memories.iter().map(of).collect());
         }
     }
@@ -116,7 +114,7 @@ fn carried(sample: &Sample) -> Buffers {
     let specs = sample.program.buffers().iter().enumerate();
     specs
         .filter(|(_, spec)| spec.lifetime == Lifetime::Carried)
-        .map(|(number, spec)| (BufferId::at(number), vec![0.0; spec.elements]))
+        .map(|(number, spec)| (BufferId::at(number), vec![0; spec.bytes()]))
         .collect()
 }
 
@@ -132,63 +130,115 @@ fn stored(sample: &Sample, parameters: &[Parameter]) -> Vec<Option<Quantized>> {
         .collect()
 }
 
-/// Adds one rank's gradients of a step to those of each weight, and returns its outputs.
-fn one_rank(
+/// Adds the ranks' gradients of a step to those of each weight, and returns their outputs. Calls run one after the
+/// other, each on all ranks, so that an exchange finds what all of them gave.
+fn one_step(
     sample: &Sample,
     step: u32,
-    rank: RankId,
-    (stored, parameters): (&[Option<Quantized>], &[Parameter]),
-    memory: &mut Buffers,
-    gradients: &mut [Gradients],
-) -> HashMap<String, Vec<u32>> {
-    let (program, model) = (&sample.program, sample.program.model());
-    let mut outputs: HashMap<String, Vec<u32>> = HashMap::new();
+    weights: (&[Option<Quantized>], &[Parameter]),
+    memories: &mut [Buffers],
+    gradients: &mut [Vec<Gradients>],
+) -> Vec<Outputs> {
+    let program = &sample.program;
+    let of_role = |role: Role| {
+        let specs = program.buffers().iter().enumerate();
+        specs.filter(move |(_, spec)| spec.role == role).map(|(number, spec)| (BufferId::at(number), spec))
+    };
+    let mut outputs = vec![Outputs::new(); memories.len()];
     for micro_batch in 0..program.micro_batches() {
-        for (number, spec) in
-            program.buffers().iter().enumerate().filter(|(_, spec)| spec.role == Role::Input)
-        {
-            let mut values = vec![0.0; spec.elements];
-            closure::input(step, rank, micro_batch, &spec.name, &mut values);
-            memory.insert(BufferId::at(number), values);
+        for (rank, memory) in memories.iter_mut().enumerate() {
+            for (buffer, spec) in of_role(Role::Input) {
+                let mut values = vec![0.0; spec.elements];
+                closure::input(step, RankId::at(rank), micro_batch, &spec.name, &mut values);
+                memory.insert(buffer, bytemuck::cast_slice(&values).to_vec());
+            }
         }
         for call in program.calls() {
-            let mut digest = Digest::new(&call.name, rank);
-            for usage in &call.uses {
-                let number = usage.weight.index();
-                match &stored[number] {
-                    None => digest.bytes(bytemuck::cast_slice(&parameters[number].master)),
-                    Some(weight) => read(&mut digest, weight, usage.orientation, usage.form, || {
-                        has_tensor_scale(model, usage.weight)
-                    }),
+            if let Some(exchange) = call.exchange {
+                give(sample, exchange, memories);
+                continue;
+            }
+            for (rank, memory) in memories.iter_mut().enumerate() {
+                for (weight, values) in one_call(sample, call, RankId::at(rank), weights, memory) {
+                    gradients[rank][weight.index()].push((step, micro_batch, values));
                 }
-            }
-            for access in call.buffers.iter().filter(|access| access.access.reads()) {
-                digest.bytes(bytemuck::cast_slice(&memory[&access.buffer]));
-            }
-            for (position, Gradient { weight, element }) in call.gradients.iter().enumerate() {
-                let mut values = vec![0.0; model.weight(*weight).shape.elements()];
-                digest.fill(position, &mut values);
-                if *element == ElementType::Bf16 {
-                    round(&mut values);
-                }
-                gradients[weight.index()].push((step, micro_batch, values));
-            }
-            for (position, access) in
-                call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes())
-            {
-                let mut values = vec![0.0; program.buffers()[access.buffer.index()].elements];
-                digest.fill(call.gradients.len() + position, &mut values);
-                memory.insert(access.buffer, values);
             }
         }
-        for (number, spec) in
-            program.buffers().iter().enumerate().filter(|(_, spec)| spec.role == Role::Output)
-        {
-            let values = memory[&BufferId::at(number)].iter().map(|value| value.to_bits());
-            outputs.entry(spec.name.clone()).or_default().extend(values);
+        for (outputs, memory) in outputs.iter_mut().zip(&*memories) {
+            for (buffer, spec) in of_role(Role::Output) {
+                let values: Vec<u32> = bytemuck::pod_collect_to_vec(&memory[&buffer]);
+                outputs.entry(spec.name.clone()).or_default().extend(values);
+            }
         }
     }
     outputs
+}
+
+/// The gradients that a rank's call writes.
+fn one_call(
+    sample: &Sample,
+    call: &Call,
+    rank: RankId,
+    (stored, parameters): (&[Option<Quantized>], &[Parameter]),
+    memory: &mut Buffers,
+) -> Vec<(WeightId, Vec<f32>)> {
+    let (program, model) = (&sample.program, sample.program.model());
+    let mut digest = Digest::new(&call.name, rank);
+    for usage in &call.uses {
+        let number = usage.weight.index();
+        match &stored[number] {
+            None => digest.bytes(bytemuck::cast_slice(&parameters[number].master)),
+            Some(weight) => read(&mut digest, weight, usage.orientation, usage.form, || {
+                has_tensor_scale(model, usage.weight)
+            }),
+        }
+    }
+    for access in call.buffers.iter().filter(|access| access.access.reads()) {
+        digest.bytes(&memory[&access.buffer]);
+    }
+    let mut gradients = Vec::new();
+    for (position, Gradient { weight, element }) in call.gradients.iter().enumerate() {
+        let mut values = vec![0.0; model.weight(*weight).shape.elements()];
+        digest.fill(position, &mut values);
+        if *element == ElementType::Bf16 {
+            round(&mut values);
+        }
+        gradients.push((*weight, values));
+    }
+    for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
+        let spec = &program.buffers()[access.buffer.index()];
+        let bytes = digest.bytes_of(call.gradients.len() + position, spec.element, spec.elements);
+        memory.insert(access.buffer, bytes);
+    }
+    gradients
+}
+
+/// What ranks give each other, as the kinds are worded: all that all ranks of a replica, or of one place in all
+/// replicas, gave before any of them gets something.
+fn give(sample: &Sample, exchange: Exchange, memories: &mut [Buffers]) {
+    let mesh = sample.mesh();
+    let given: Vec<Vec<u8>> = memories.iter().map(|memory| memory[&exchange.from].clone()).collect();
+    for (rank, memory) in memories.iter_mut().enumerate() {
+        let members: Vec<usize> = mesh.members(RankId::at(rank), exchange.group).map(RankId::index).collect();
+        let place = members.iter().position(|member| *member == rank).unwrap();
+        let given = || members.iter().map(|member| given[*member].as_slice());
+        let values = || given().map(bytemuck::pod_collect_to_vec::<u8, f32>);
+        let got: Vec<u8> = match exchange.kind {
+            ExchangeKind::AllGather => given().collect::<Vec<_>>().concat(),
+            ExchangeKind::AllToAll => {
+                let part = |from: &[u8]| from.chunks(from.len() / members.len()).nth(place).unwrap().to_vec();
+                given().flat_map(part).collect()
+            }
+            ExchangeKind::Sum => bytemuck::cast_slice(&sum(values())).to_vec(),
+            ExchangeKind::Max => {
+                let larger = |one: Vec<f32>, other: Vec<f32>| {
+                    one.into_iter().zip(other).map(|(one, other)| one.max(other)).collect()
+                };
+                bytemuck::cast_slice(&values().reduce(larger).unwrap()).to_vec()
+            }
+        };
+        memory.insert(exchange.to, got);
+    }
 }
 
 /// What a call reads of a weight.

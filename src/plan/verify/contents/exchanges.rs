@@ -1,10 +1,12 @@
 //! PL-10, exchanges: what ranks give each other of their buffers.
 //!
 //! Law: an exchange takes its turn among the calls, once, as it is declared. It gives what program order says of its
-//! buffer; what it leaves is the value of the other one until a later call writes that. Buffers have the sizes that
-//! its kind and its number of ranks ask for, so every rank gets what all others give and nothing else.
+//! buffer; what it leaves is the value of the other one until a later call writes that. Buffers have the sizes and
+//! element types that its kind and its number of ranks ask for, so every rank gets what all others give and nothing
+//! else.
 
 use super::{BufferValue, Held, Run, Verdict};
+use crate::format::ElementType;
 use crate::id::{CallId, SlotId, TaskId};
 use crate::model::{Exchange, ExchangeKind, Group};
 
@@ -18,7 +20,7 @@ impl Run<'_> {
         to: SlotId,
     ) -> Verdict<()> {
         let plan = self.plan;
-        let call = &plan.calls[id.index()];
+        let (call, mesh) = (&plan.calls[id.index()], plan.weights.mesh);
         let wrong = |run: &Self, problem: String| {
             run.wrong_program(
                 plan.describe(task),
@@ -28,7 +30,7 @@ impl Run<'_> {
         };
         self.check_turn(task, id)?;
         let declared = match call.exchange {
-            Some(declared) if (declared.kind, declared.group) == (kind, group) => declared,
+            Some(declared) if declared.kind == kind && mesh.alike(declared.group, group) => declared,
             Some(Exchange { kind: other, group: among, .. }) => {
                 let label = call.label();
                 return wrong(
@@ -43,15 +45,27 @@ impl Run<'_> {
                 );
             }
         };
-        let ranks = plan.weights.mesh.size(group);
-        let [given, got] = [declared.from, declared.to].map(|buffer| plan.buffers[buffer.index()].elements);
-        if kind.received(given, ranks) != Some(got) {
+        let ranks = mesh.size(group);
+        let [given, got] = [declared.from, declared.to].map(|buffer| &plan.buffers[buffer.index()]);
+        if kind.received(given.elements, ranks) != Some(got.elements) {
+            let (given, got) = (given.elements, got.elements);
             return wrong(
                 self,
                 format!("gives {given} elements among {ranks} ranks and gets {got} ({kind})"),
             );
         }
+        if given.element != got.element || kind.combines() && given.element != ElementType::F32 {
+            let (given, got) = (given.element, got.element);
+            return wrong(self, format!("gives elements in {given} and gets some in {got} ({kind})"));
+        }
         self.check_buffer((task, call), declared.from, from)?;
+        // What all bytes of the slot are cut into, or set behind each other, are the parts of ranks.
+        let bytes = plan.arena.region(from).bytes;
+        if bytes != given.bytes() {
+            let (slot, name) = (self.slot_name(from), &given.name);
+            let problem = format!("gives {bytes} bytes of slot `{slot}`, but `{name}` has {}", given.bytes());
+            return wrong(self, problem);
+        }
         self.proven.buffers += 2;
         self.writers[declared.to.index()] = Some(id);
         self.calls += 1;

@@ -1,0 +1,171 @@
+//! Exchanges between the calls of a random program.
+//!
+//! Law: all that was drawn of a program stays; some calls write and read a buffer more. What an exchange gives is
+//! written in every micro-batch, or staged, or left by an earlier step, and a call behind the exchange reads what came
+//! of it: so none is for nothing. Buffers have the sizes that a mesh asks for, so a program fits no other.
+
+use warpweft::format::ElementType;
+use warpweft::id::BufferId;
+use warpweft::model::{
+    Access, BufferSpec, Call, Exchange, ExchangeKind, Gradient, Group, Lifetime, Mesh, Role, StepProgram,
+};
+
+use super::{Draw, Ending, built, with_use};
+
+const KINDS: [ExchangeKind; 4] =
+    [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max];
+
+const ELEMENTS: [ElementType; 4] = [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32];
+
+/// An exchange to be, its buffers known by their place.
+struct Between {
+    name: String,
+    /// The call before which it takes place.
+    before: usize,
+    kind: ExchangeKind,
+    group: Group,
+    from: usize,
+    to: usize,
+}
+
+/// What is added to a program.
+struct Additions<'p> {
+    calls: &'p [Call],
+    /// Those of the program and, behind them, those of exchanges.
+    buffers: Vec<BufferSpec>,
+    /// Call, buffer, access.
+    accesses: Vec<(usize, usize, Access)>,
+    exchanges: Vec<Between>,
+}
+
+/// The same program with up to three exchanges, some of them there and back.
+pub(super) fn with_exchanges(
+    program: &StepProgram,
+    ending: Ending,
+    mesh: Mesh,
+    draw: &mut Draw,
+) -> StepProgram {
+    let mut additions = Additions {
+        calls: program.calls(),
+        buffers: program.buffers().to_vec(),
+        accesses: Vec::new(),
+        exchanges: Vec::new(),
+    };
+    for number in 0..1 + draw.below(3) {
+        additions.exchange(number, mesh, draw);
+    }
+    additions.added_to(program, ending)
+}
+
+impl Additions<'_> {
+    fn exchange(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
+        let reader = draw.below(self.calls.len());
+        let before = draw.below(reader + 1);
+        let (kind, group) = (draw.among(&KINDS), draw.among(&[Group::World, Group::Shard, Group::Replicate]));
+        let ranks = mesh.size(group);
+        let there: Vec<usize> =
+            (0..self.buffers.len()).filter(|buffer| self.gives(*buffer, before, kind, ranks)).collect();
+        let found = if draw.one_in(2) { draw.of(&there).copied() } else { None };
+        let from = found.unwrap_or_else(|| self.written(number, before, (kind, ranks), draw));
+        let BufferSpec { element, elements, lifetime, .. } = self.buffers[from];
+        let role = if element == ElementType::F32 && draw.one_in(4) { Role::Output } else { Role::Internal };
+        // Of a buffer that nobody writes, the next micro-batch would get the same once more.
+        let stays = found.is_none() && draw.one_in(4);
+        let to = self.buffer(BufferSpec {
+            name: format!("got {number}"),
+            elements: kind.received(elements, ranks).unwrap(),
+            element,
+            role,
+            lifetime: if stays { Lifetime::Carried } else { Lifetime::Step },
+        });
+        let name = format!("x{number}");
+        self.exchanges.push(Between { name: name.clone(), before, kind, group, from, to });
+        self.accesses.push((reader, to, Access::Read));
+        // What one rank gives itself it has already.
+        let returns = kind != ExchangeKind::AllGather && ranks > 1;
+        if returns && found.is_none() && lifetime == Lifetime::Step && draw.one_in(2) {
+            let reader = before + draw.below(self.calls.len() - before);
+            let before = before + draw.below(reader + 1 - before);
+            let name = format!("{name} back");
+            self.exchanges.push(Between { name, before, kind, group, from: to, to: from });
+            self.accesses.push((reader, from, Access::Read));
+        }
+    }
+
+    /// Does a buffer of the program hold something before that call, which ranks can give each other so?
+    fn gives(&self, buffer: usize, before: usize, kind: ExchangeKind, ranks: u32) -> bool {
+        let spec = &self.buffers[buffer];
+        let is_written = |call: &Call| {
+            call.buffers.iter().any(|access| access.buffer.index() == buffer && access.access.writes())
+        };
+        let holds = spec.role == Role::Input
+            || spec.lifetime == Lifetime::Carried
+            || self.calls[..before].iter().any(is_written);
+        holds
+            && spec.lifetime != Lifetime::Call
+            && spec.element == ElementType::F32
+            && kind.received(spec.elements, ranks).is_some()
+    }
+
+    /// A buffer that a call writes: one before the exchange, or any if it stays from step to step.
+    fn written(
+        &mut self,
+        number: usize,
+        before: usize,
+        (kind, ranks): (ExchangeKind, u32),
+        draw: &mut Draw,
+    ) -> usize {
+        let stays = before == 0 || draw.one_in(4);
+        let writer = draw.below(if stays { self.calls.len() } else { before });
+        let elements = match kind {
+            ExchangeKind::AllToAll => ranks as usize * (1 + draw.below(40)),
+            _ => 1 + draw.below(97),
+        };
+        let given = self.buffer(BufferSpec {
+            name: format!("given {number}"),
+            elements,
+            element: if kind.combines() { ElementType::F32 } else { draw.among(&ELEMENTS) },
+            role: Role::Internal,
+            lifetime: if stays { Lifetime::Carried } else { Lifetime::Step },
+        });
+        self.accesses.push((writer, given, Access::Write));
+        given
+    }
+
+    fn buffer(&mut self, spec: BufferSpec) -> usize {
+        self.buffers.push(spec);
+        self.buffers.len() - 1
+    }
+
+    /// The program, declared anew.
+    fn added_to(self, old: &StepProgram, ending: Ending) -> StepProgram {
+        let mut program = StepProgram::builder(old.name(), old.model());
+        program.micro_batches(old.micro_batches()).unwrap();
+        let ids: Vec<BufferId> = self.buffers.into_iter().map(|spec| program.buffer(spec).unwrap()).collect();
+        for (number, call) in self.calls.iter().enumerate() {
+            for Between { name, kind, group, from, to, .. } in
+                self.exchanges.iter().filter(|exchange| exchange.before == number)
+            {
+                let exchange = Exchange::new(*kind, ids[*from], ids[*to]).among(*group);
+                program.exchange(name, call.phase, exchange).unwrap();
+            }
+            let mut added = program.call(&call.name, call.phase);
+            added = call.uses.iter().fold(added, |added, usage| with_use(added, *usage));
+            for Gradient { weight, element } in &call.gradients {
+                added = added.gradient_in(*weight, *element);
+            }
+            for access in &call.buffers {
+                added = added.accesses(access.buffer, access.access);
+            }
+            for (_, buffer, access) in self.accesses.iter().filter(|(of, ..)| *of == number) {
+                added = added.accesses(ids[*buffer], *access);
+            }
+            added = call.cost.iter().fold(added, |added, part| added.cost(*part));
+            if call.dynamic {
+                added = added.dynamic();
+            }
+            added.add().unwrap();
+        }
+        built(program, ending)
+    }
+}
