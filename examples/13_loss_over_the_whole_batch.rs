@@ -37,7 +37,9 @@ fn declare(ranks: usize) -> Result<StepProgram, DeclareError> {
     let gradients_got = program.activation("gradients_got", all)?;
 
     let maps = program.call("map", Phase::Forward).reads(x).reads(y).writes(asked).writes(answers);
-    maps.uses(ask, Orientation::Rowwise, Form::Dense).uses(answer, Orientation::Rowwise, Form::Dense).add()?;
+    maps.uses(ask, Orientation::Rowwise, Form::Dense)
+        .uses(answer, Orientation::Rowwise, Form::Dense)
+        .add()?;
     let gather = Exchange::new(ExchangeKind::AllGather, answers, all_answers);
     program.exchange("gather answers", Phase::Forward, gather)?;
     let compare = program.call("compare", Phase::Backward).reads(asked).reads(all_answers);

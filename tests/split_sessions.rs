@@ -11,7 +11,7 @@ use trainer::{Mischief, SIZE, Shaped, Trainer, losses, within_a_minute};
 use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{Checkpoint, Session, SessionError};
+use warpweft::session::{Checkpoint, PartFiles, Session, SessionError};
 
 fn trainer() -> Trainer {
     Trainer::new(2, Format::NVFP4_2D)
@@ -310,5 +310,32 @@ fn replicas_may_be_processes_or_lie_across_them() {
         for found in found {
             assert_eq!(found, expected, "{ranks:?}");
         }
+    }
+}
+
+/// EX-2: every process hears the same of copies, wherever they lie, and who does something else is named.
+#[test]
+fn copies_are_compared_across_processes() {
+    let mut replicated = config();
+    replicated.mesh.replicate = 2;
+    let folder = tempfile::tempdir().unwrap();
+    for ranks in [&[2, 2][..], &[1, 3]] {
+        let files = PartFiles::new(folder.path());
+        let work = move |process, mut session: Session| {
+            let files = files.clone();
+            async move {
+                train(&mut session, 0..2).await;
+                session.compare_copies().await.unwrap();
+                train(&mut session, 2..3).await;
+                let ended = match process {
+                    0 => session.compare_copies().await,
+                    _ => session.save_parts(&files, &Default::default()).await.map(drop),
+                };
+                ended.unwrap_err().to_string()
+            }
+        };
+        let found = in_processes_with(&replicated, &trainer(), ranks, &Mischief::default(), work);
+        assert!(found.iter().all(|error| error.contains("call the same in every process")), "{found:?}");
+        assert!(found[0].contains("saves parts where another rank compares copies"), "{found:?}");
     }
 }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Adoption, Diverged, PartReader, PartWriter, RankReport, Refusal};
+use super::{Adoption, Diverged, PartReader, PartWriter, RankReport, Refusal, Unequal};
 use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::{DelayedState, PlaneKind};
 use crate::id::{RankId, WeightId};
@@ -130,6 +130,8 @@ pub struct Exchange {
     pub part_writer: Option<Arc<dyn PartWriter>>,
     /// Where what the rank owns of a checkpoint in parts comes from; the rank takes it out.
     pub part_reader: Option<Arc<dyn PartReader>>,
+    /// Two ranks that hold other values of the same rows, if copies were compared and some are.
+    pub unequal: Option<Unequal>,
     /// The first rank that could not save its part, or read what it owns, and why.
     pub refusal: Option<Refusal>,
 }

@@ -11,6 +11,7 @@
 
 mod adopt;
 mod capture;
+mod copies;
 mod diverged;
 mod error;
 mod exchange;
@@ -34,6 +35,7 @@ mod world;
 
 pub use adopt::Adoption;
 pub use capture::{Capture, CaptureMode};
+pub use copies::Unequal;
 pub use diverged::{Diverged, Stray};
 pub use error::ExecError;
 pub use exchange::{Exchange, ShardPlanes, WeightShard};

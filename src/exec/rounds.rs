@@ -24,6 +24,7 @@ pub type Refusal = (RankId, PartError);
 pub(super) enum Work {
     SavesItsPart,
     ReadsItsPart,
+    ComparesCopies,
 }
 
 impl Work {
@@ -36,6 +37,7 @@ impl Work {
             Self::ReadsItsPart => {
                 "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s"
             }
+            Self::ComparesCopies => "it compares copies of weights; raise deadline_s",
         }
     }
 
@@ -44,6 +46,7 @@ impl Work {
         let does = |work| match work {
             Self::SavesItsPart => "saves parts",
             Self::ReadsItsPart => "imports parts",
+            Self::ComparesCopies => "compares copies",
         };
         format!("it {} where another rank {}; call the same in every process", does(other), does(self))
     }
@@ -149,6 +152,7 @@ fn decode(bytes: &[u8]) -> Result<(Work, Said), Truncated> {
     let work = match reader.byte()? {
         0 => Work::SavesItsPart,
         1 => Work::ReadsItsPart,
+        2 => Work::ComparesCopies,
         _ => return Err(Truncated),
     };
     let said = match reader.byte()? {

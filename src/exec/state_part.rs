@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::layout::StateLayout;
+
 /// What the optimizer keeps of every element of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -21,6 +23,16 @@ impl StatePart {
     /// The master, and so many lists beside it.
     pub fn kept(lists: usize) -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().take(1 + lists)
+    }
+
+    /// What it is where state is laid out so: a rule of the trainer's own has states, and no moments.
+    pub(crate) fn in_words(self, layout: StateLayout) -> &'static str {
+        let [first, second] = layout.names_of_lists();
+        match self {
+            Self::Master => "master",
+            Self::FirstMoment => first,
+            Self::SecondMoment => second,
+        }
     }
 }
 

@@ -36,6 +36,8 @@ pub enum Command {
     SavePart,
     /// What the rank owns of a checkpoint in parts in.
     ImportPart,
+    /// What several ranks hold of the same, compared.
+    CompareCopies,
 }
 
 /// What a rank answers.
@@ -227,6 +229,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
                 Some(Command::MainGrads) => owner.main_grads(&mut exchange),
                 Some(Command::SavePart) => owner.save_part(&mut exchange),
                 Some(Command::ImportPart) => owner.import_part(&mut exchange),
+                Some(Command::CompareCopies) => owner.compare_copies(&mut exchange),
             }
         });
         if let Err(error) = &outcome {

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
+use super::UpdatedBy;
 use crate::exec::{Exchange, WeightShard};
 use crate::format::{
     DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale,
@@ -43,8 +44,7 @@ pub struct WeightState {
     pub master: Vec<f32>,
     /// First moment; empty if the weight was frozen. A session in which it is frozen ignores moments. One in
     /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`]. Of a
-    /// rule of the trainer's own it is the first list of state, and empty if it keeps none. Which rule that was a
-    /// checkpoint does not say.
+    /// rule of the trainer's own it is the first list of state, and empty if it keeps none.
     pub exp_avg: Vec<f32>,
     /// Second moment, there if the first is; or the second list of state.
     pub exp_avg_sq: Vec<f32>,
@@ -98,6 +98,9 @@ pub enum Carried {
 pub struct Checkpoint {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
+    /// What updated the weights in these steps. A session that updates by the other one refuses its state. `None` where
+    /// that is not known, as of a file that does not say; then all that is asked is as many lists of state.
+    pub updated_by: Option<UpdatedBy>,
     /// The weights, in declaration order. An import finds them by their names, in any order.
     pub weights: Vec<WeightState>,
     /// The carried buffers, in the order of [`crate::plan::carried`].
@@ -123,7 +126,7 @@ impl Checkpoint {
     /// too large (6.6 times, of a steady gradient with the default betas).
     #[must_use]
     pub fn restart_optimizer(mut self) -> Self {
-        self.optimizer_step = 0;
+        (self.optimizer_step, self.updated_by) = (0, None);
         for weight in &mut self.weights {
             (weight.exp_avg, weight.exp_avg_sq) = (Vec::new(), Vec::new());
         }
@@ -151,7 +154,8 @@ impl Checkpoint {
             CarriedBuffer { name: name.to_owned(), ranks: taken.collect() }
         });
         let carried = Carried::Buffers(buffers.collect());
-        Ok(Self { optimizer_step, weights, carried, notes: BTreeMap::new() })
+        let updated_by = programs.first().map(|plan| UpdatedBy::of(plan.weights.state));
+        Ok(Self { optimizer_step, updated_by, weights, carried, notes: BTreeMap::new() })
     }
 
     /// Cuts out what `rank` owns.

@@ -101,6 +101,8 @@ impl Session {
                 self.imported().map_err(|error| error.of_dropped_command(asks))?;
             }
             Command::SavePart => self.saved().map_err(|error| error.of_dropped_command(asks))?,
+            // Who no longer waits for what it found may ask again.
+            Command::CompareCopies => {}
             Command::Export | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
             }

@@ -11,6 +11,9 @@ impl Checkpoint {
     pub(super) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         digest.add(&self.optimizer_step.to_le_bytes());
+        if let Some(by) = self.updated_by {
+            digest.add(by.to_string().as_bytes());
+        }
         // An import finds weights by name, so their order is nothing that processes could differ in.
         let mut weights: Vec<_> = self.weights.iter().collect();
         weights.sort_by_key(|weight| &weight.name);

@@ -17,6 +17,8 @@ pub struct StrayValue {
     pub weight: String,
     /// What of it.
     pub part: StatePart,
+    /// In a word: a master, a moment, or a state of a rule of the trainer's own.
+    pub list: &'static str,
     /// The row of the whole weight, counted from 0.
     pub row: usize,
     /// The column, counted from 0.
@@ -42,6 +44,7 @@ impl Divergence {
         let named = |Stray { weight, part, row, column, value }| StrayValue {
             weight: weights.layout(weight).name.clone(),
             part,
+            list: part.in_words(weights.state),
             row,
             column,
             value,
@@ -64,13 +67,13 @@ impl Session {
 
 /// What happened, in words.
 pub(super) fn described(step: u64, rank: RankId, value: Option<&StrayValue>) -> String {
-    let Some(StrayValue { weight, part, row, column, value }) = value else {
+    let Some(StrayValue { weight, list, row, column, value, .. }) = value else {
         return format!(
             "step {step} left masters or moments that are not finite; {rank} noticed, and did not find which"
         );
     };
     let rounded = if value.is_finite() { ", which bf16 rounds to infinity" } else { "" };
     format!(
-        "step {step} left {rank} the {part} {value:?} of `{weight}` in row {row}, column {column}{rounded}"
+        "step {step} left {rank} the {list} {value:?} of `{weight}` in row {row}, column {column}{rounded}"
     )
 }

@@ -4,7 +4,7 @@ use super::diverged::{StrayValue, described};
 use crate::backend::cpu::CpuWorldError;
 use crate::backend::sim::SimError;
 use crate::config::ConfigError;
-use crate::exec::{ExecError, PartError};
+use crate::exec::{ExecError, PartError, StatePart};
 use crate::format::{ElementType, FormatError};
 use crate::id::RankId;
 use crate::model::DeclareError;
@@ -304,6 +304,25 @@ pub enum SessionError {
         rank: RankId,
         /// The first of its values; `None` if no rank found one among its own, or would have looked too long.
         value: Option<StrayValue>,
+    },
+    /// Two ranks hold other values of the same rows. Nothing was changed, and the session can go on.
+    #[error(
+        "after {steps} step{} {rank} and {other} hold different values of the same rows of `{weight}`: another {list}; ranks no longer train one model. Import a checkpoint that was saved while they did, and look for what may differ between ranks: a rule of updates that adds up in no fixed order or goes by the rank, or memory that fails",
+        if *steps == 1 { "" } else { "s" }
+    )]
+    CopiesDiffer {
+        /// Steps of this session so far.
+        steps: u64,
+        /// The weight's name.
+        weight: String,
+        /// Which values.
+        part: StatePart,
+        /// In a word: a master, a moment, or a state of a rule of the trainer's own.
+        list: &'static str,
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
     },
     /// A step whose future was dropped ended in an error that nobody saw. The call that reports it
     /// did nothing else.

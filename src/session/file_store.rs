@@ -29,8 +29,9 @@ use crate::whole_file::WholeFile;
 /// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
 /// `zeros`. Weights that were frozen have no moments, and the metadata list them as `frozen`, like all weights of a
 /// rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`. They also hold
-/// [`Checkpoint::notes`], a JSON object of strings. Version 1 had no carried
-/// buffers; such a file loads as a checkpoint without any.
+/// [`Checkpoint::notes`], a JSON object of strings, and as `updated_by` which optimizer the state is of, `adam` or
+/// `own_rule` ([`Checkpoint::updated_by`]). Version 1 had no carried buffers; such a file loads as a checkpoint without
+/// any.
 ///
 /// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
 /// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
@@ -91,6 +92,8 @@ impl FileStore {
             );
         }
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
+        let updated_by = about.get("updated_by").map(|word| word.parse()).transpose();
+        let updated_by = updated_by.map_err(|reason: String| self.content(reason))?;
         let names: Vec<(String, String)> =
             serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
         self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
@@ -150,7 +153,7 @@ impl FileStore {
             None => Carried::Zeros,
             Some(listed) => Carried::Buffers(self.buffers(&tensors, listed)?),
         };
-        Ok(Checkpoint { optimizer_step, weights, carried, notes })
+        Ok(Checkpoint { optimizer_step, updated_by, weights, carried, notes })
     }
 
     fn buffers(
@@ -232,6 +235,9 @@ impl FileStore {
             ("weights".to_owned(), listed),
             ("carried".to_owned(), carried),
         ]);
+        if let Some(by) = checkpoint.updated_by {
+            about.insert("updated_by".to_owned(), by.to_string());
+        }
         if !checkpoint.notes.is_empty() {
             let listed = serde_json::to_string(&checkpoint.notes).map_err(|error| self.content(error))?;
             about.insert("notes".to_owned(), listed);

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::{Carried, Checkpoint, SessionError, WeightState, sound};
+use super::{Carried, Checkpoint, SessionError, UpdatedBy, WeightState, sound};
 use crate::exec::MasterRows;
 use crate::format::{Shape, Via};
 use crate::layout::{WeightLayout, Weights};
@@ -22,6 +22,8 @@ const MOST_STEPS: u32 = u32::MAX / 2;
 pub(super) struct Claims<'a> {
     /// Optimizer steps taken.
     pub(super) optimizer_step: u32,
+    /// What updated the weights, if it says so.
+    pub(super) updated_by: Option<UpdatedBy>,
     /// The weights.
     pub(super) weights: Vec<WeightClaim<'a>>,
     /// The carried buffers; `None` where all of them are to begin anew.
@@ -105,7 +107,22 @@ impl Claims<'_> {
             };
             self.check_weight(**claim, layout, weights.lists_of(layout))?;
         }
-        Ok(())
+        self.check_rule(UpdatedBy::of(weights.state))
+    }
+
+    /// Lists of another optimizer that are as many are of another meaning.
+    fn check_rule(&self, here: UpdatedBy) -> Result<(), String> {
+        let has_state = self.optimizer_step > 0 && self.weights.iter().any(|claim| claim.lists > 0);
+        match self.updated_by {
+            Some(there) if there != here && has_state => Err(format!(
+                "the state beside the masters of the checkpoint is of {}, and here {} updates them; update them by the \
+                 same, or import `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which \
+                 all state begins anew",
+                there.in_words(),
+                here.in_words()
+            )),
+            _ => Ok(()),
+        }
     }
 
     fn check_weight(
@@ -198,6 +215,7 @@ impl Checkpoint {
         };
         Claims {
             optimizer_step: self.optimizer_step,
+            updated_by: self.updated_by,
             weights: weights.collect(),
             carried: carried.map(Iterator::collect),
         }

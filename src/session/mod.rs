@@ -19,6 +19,7 @@ mod checkpoint;
 mod columnwise;
 mod commanding;
 mod compiled_here;
+mod copies;
 mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -50,6 +51,7 @@ mod tensor_file;
 mod tensor_header;
 mod tensors;
 mod tuning;
+mod updated_by;
 mod weights;
 
 pub use block_on::block_on;
@@ -68,6 +70,7 @@ pub use report::{NotRecorded, Outcome, StepReport};
 pub use simulation::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
 pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;
+pub use updated_by::UpdatedBy;
 
 use std::sync::Arc;
 use std::time::Instant;

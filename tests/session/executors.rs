@@ -32,6 +32,7 @@ fn a_session_its_builder_and_all_their_futures_are_send() {
     is_send(&builder().start(Vec::<warpweft::backend::cpu::CpuBackend>::new()));
     let checkpoint = Checkpoint {
         optimizer_step: 0,
+        updated_by: None,
         weights: Vec::new(),
         carried: Carried::Zeros,
         notes: BTreeMap::new(),

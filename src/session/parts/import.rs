@@ -61,6 +61,7 @@ impl Import {
         });
         Claims {
             optimizer_step: self.optimizer_step(),
+            updated_by: if self.restarts { None } else { index.updated_by },
             weights: weights.collect(),
             carried: (!self.zeros).then(|| carried.collect()),
         }

@@ -161,6 +161,7 @@ mod tests {
             warpweft_parts: index::VERSION,
             save: SaveId::of(&[1]),
             optimizer_step: 0,
+            updated_by: None,
             ranks: RANKS,
             weights: vec![weight],
             carried: Vec::new(),

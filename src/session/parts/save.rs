@@ -21,6 +21,7 @@ use crate::digest::Digest;
 use crate::exec::{FileTask, Incomplete, PartError, PartWriter, RankState, SaveId, StatePart};
 use crate::id::{CarriedId, RankId, WeightId};
 use crate::plan::{StepPlan, carried};
+use crate::session::UpdatedBy;
 use crate::session::tensors::{self, Tensor};
 use crate::whole_file::{WholeFile, make_folder, remove};
 
@@ -125,6 +126,7 @@ impl Save {
             warpweft_parts: origin.version,
             save: origin.save,
             optimizer_step: origin.optimizer_step,
+            updated_by: Some(UpdatedBy::of(weights.state)),
             ranks: origin.ranks,
             weights: indexed.collect(),
             carried: buffers

@@ -58,7 +58,8 @@ impl PartFiles {
             false => Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, PartError>>()?),
         };
         let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
-        let checkpoint = Checkpoint { optimizer_step, weights, carried, notes };
+        let updated_by = index.updated_by;
+        let checkpoint = Checkpoint { optimizer_step, updated_by, weights, carried, notes };
         Ok(if self.restarts { checkpoint.restart_optimizer() } else { checkpoint })
     }
 }

@@ -1,0 +1,103 @@
+//! Whether ranks that hold the same rows hold the same values.
+//!
+//! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
+//! ranks at one place of all replicas, those of a replicated weight over all ranks. Nothing is changed, and every rank
+//! finds the same. Planes are not compared: they follow from the masters in every step.
+
+use super::rounds::{Rounds, Work};
+use super::{Exchange, ExecError, Rank, StatePart};
+use crate::backend::Backend;
+use crate::digest::Digest;
+use crate::id::{RankId, WeightId};
+use crate::model::{Group, Placement};
+
+/// Two ranks that hold other values of the same rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unequal {
+    /// Of which weight.
+    pub weight: WeightId,
+    /// Which list.
+    pub part: StatePart,
+    /// The first rank of the group.
+    pub first: RankId,
+    /// The first one that is unlike it.
+    pub other: RankId,
+}
+
+/// A list that others hold too.
+struct Copied {
+    weight: WeightId,
+    part: StatePart,
+    group: Group,
+    digest: u64,
+}
+
+impl<B: Backend> Rank<B> {
+    /// Leaves in `exchange` the first list, in the order of weights, of which two ranks hold other values.
+    ///
+    /// # Errors
+    /// What the backend refuses, and the end of the world.
+    pub fn compare_copies(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+        exchange.unequal = None;
+        let rounds = Rounds::new(&self.world, self.id(), Work::ComparesCopies);
+        let copied = self.copied(&rounds)?;
+        for group in [Group::Replicate, Group::World] {
+            let of_group = || copied.iter().filter(|list| list.group == group);
+            // All of them at once, and one by one only where they differ, which every rank sees.
+            let mut all = Digest::default();
+            of_group().for_each(|list| all.add(&list.digest.to_le_bytes()));
+            if self.unlike(&rounds, all.short(), group)?.is_none() {
+                continue;
+            }
+            for Copied { weight, part, digest, .. } in of_group() {
+                if let Some([first, other]) = self.unlike(&rounds, *digest, group)? {
+                    exchange.unequal = Some(Unequal { weight: *weight, part: *part, first, other });
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The lists of the rank that other ranks hold too: the same ones on every rank.
+    fn copied(&self, rounds: &Rounds<'_>) -> Result<Vec<Copied>, ExecError> {
+        let weights = &self.prologue.plan.weights;
+        let mut copied = Vec::new();
+        for (number, layout) in weights.layouts.iter().enumerate() {
+            let group = match layout.placement {
+                Placement::Sharded => Group::Replicate,
+                Placement::Replicated => Group::World,
+            };
+            if weights.mesh.size(group) == 1 {
+                continue;
+            }
+            for part in StatePart::kept(weights.lists_of(layout)) {
+                rounds.alive()?;
+                let weight = WeightId::at(number);
+                let values = self.rows(weight, part)?;
+                let digest = Digest::from_iter([bytemuck::cast_slice(&values)]).short();
+                copied.push(Copied { weight, part, group, digest });
+            }
+        }
+        Ok(copied)
+    }
+
+    /// The first rank that is unlike the first of its group, behind that one: of all such groups, so every rank is told
+    /// the same.
+    fn unlike(&self, rounds: &Rounds<'_>, own: u64, group: Group) -> Result<Option<[RankId; 2]>, ExecError> {
+        let told = rounds.agree(Ok(own))?;
+        let told = told.map_err(|(other, reason)| ExecError::World {
+            rank: self.id(),
+            reason: format!("{other} does not compare copies: {reason}"),
+        })?;
+        let mesh = self.prologue.plan.weights.mesh;
+        let first_of = |rank: RankId| mesh.members(rank, group).next().unwrap_or(rank);
+        let pairs = mesh.iter().map(|rank| [first_of(rank), rank]);
+        // A rank that is driven alone, like the simulator's, hears of no other.
+        let differ = |pair: &[RankId; 2]| {
+            let [first, other] = pair.map(|rank| told.get(rank.index()));
+            first.zip(other).is_some_and(|(first, other)| first != other)
+        };
+        Ok({ pairs }.find(differ))
+    }
+}

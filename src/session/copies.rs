@@ -1,0 +1,39 @@
+//! Whether what several ranks hold of the same is the same.
+//!
+//! Law: this only looks. Nothing is mended, because nobody can say which copy is right: that is for whoever imports a
+//! checkpoint.
+
+use super::{CompiledHere, Session, SessionError};
+use crate::exec::{Command, Unequal};
+
+impl Session {
+    /// Compares, bit for bit, what several ranks hold of the same weights: the shards of all replicas, and replicated
+    /// weights on all ranks; masters, and the moments or lists of state beside them. Called in every process.
+    ///
+    /// Training leaves them equal, for ranks sum in one order. Two things may part them, for which nothing else looks: a
+    /// [rule of the trainer's own](crate::compute::updating) that adds up in no fixed order, and memory that fails. This
+    /// copies all of it to the host, at the pace of [`Session::save_parts`], so it is for every so many steps. Without
+    /// replicas and replicated weights there is nothing to compare.
+    ///
+    /// # Errors
+    /// [`SessionError::CopiesDiffer`] in every process; the session changes nothing and may go on.
+    /// [`SessionError::DroppedStep`], a poisoned session.
+    pub async fn compare_copies(&mut self) -> Result<(), SessionError> {
+        self.compare_copies_here().await
+    }
+
+    fn compare_copies_here(&mut self) -> CompiledHere<'_, ()> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_usable()?;
+            self.command(Command::CompareCopies);
+            self.finish().await?;
+            let found = self.ranks.iter().find_map(|thread| thread.exchange().unequal.take());
+            let Some(Unequal { weight, part, first, other }) = found else { return Ok(()) };
+            let Some(program) = self.programs.first() else { return Ok(()) };
+            let weights = &program.plan.weights;
+            let (weight, list) = (weights.layout(weight).name.clone(), part.in_words(weights.state));
+            Err(SessionError::CopiesDiffer { steps: self.steps, weight, part, list, rank: first, other })
+        })
+    }
+}
