@@ -3,6 +3,7 @@
 
 mod checking;
 mod elements;
+mod exchanges;
 mod executors;
 mod frozen;
 mod loss_scale;
