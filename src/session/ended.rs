@@ -65,8 +65,10 @@ impl Session {
             let times = exchanges.first().filter(|first| !failed && !is_skipped(first));
             tuning.after_step(number, failed, times.map(|first| first.agreed.as_slice()));
         }
+        // The first in program order: what a failed closure did not write may have reached other ranks by an exchange.
         let faulted = (ranks.iter().enumerate())
-            .find_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)));
+            .filter_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)))
+            .min_by_key(|(_, fault)| fault.call);
         if plan.writes_gradients() {
             self.has_gradients = faulted.is_none();
         }

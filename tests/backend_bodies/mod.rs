@@ -24,6 +24,8 @@ pub(crate) mod collectives;
 pub(crate) mod conformance;
 pub(crate) mod delayed;
 pub(crate) mod diverged;
+pub(crate) mod exchange_sessions;
+pub(crate) mod exchanges;
 pub(crate) mod experts;
 pub(crate) mod forgotten;
 pub(crate) mod harness;

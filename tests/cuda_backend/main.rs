@@ -23,6 +23,8 @@ fn main() {
         bodies::conformance::ALL,
         bodies::delayed::ALL,
         bodies::diverged::ALL,
+        bodies::exchange_sessions::ALL,
+        bodies::exchanges::ALL,
         bodies::forgotten::ALL,
         bodies::ops::ALL,
         bodies::optimizer::ALL,

@@ -4,6 +4,7 @@
 mod checking;
 mod copies;
 mod elements;
+mod exchanges;
 mod executors;
 mod frozen;
 mod loss_scale;

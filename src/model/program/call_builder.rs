@@ -49,11 +49,6 @@ impl ProgramBuilder {
     /// both sides ([`DeclareError::ExchangeInPlace`]), buffers of two element types or, to be summed or compared,
     /// not of f32 ([`DeclareError::ExchangeElement`]). The program is unchanged then.
     pub fn exchange(&mut self, name: &str, phase: Phase, exchange: Exchange) -> Result<CallId, DeclareError> {
-        if exchange.from == exchange.to {
-            let declared = self.buffers.get(exchange.to.index()).map(|spec| spec.name.clone());
-            let buffer = declared.unwrap_or_else(|| exchange.to.to_string());
-            return Err(DeclareError::ExchangeInPlace { call: name.to_owned(), buffer });
-        }
         let mut builder = self.call(name, phase).reads(exchange.from).writes(exchange.to);
         builder.call.exchange = Some(exchange);
         builder.add()
@@ -209,10 +204,10 @@ impl CallBuilder<'_> {
                 });
             }
             if !seen.insert(access.buffer) {
-                return Err(DeclareError::RepeatedAccess {
-                    call: call.name,
-                    kind: "buffer",
-                    name: spec.name.clone(),
+                let name = spec.name.clone();
+                return Err(match call.exchange {
+                    Some(_) => DeclareError::ExchangeInPlace { call: call.name, buffer: name },
+                    None => DeclareError::RepeatedAccess { call: call.name, kind: "buffer", name },
                 });
             }
         }

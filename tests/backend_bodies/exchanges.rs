@@ -1,0 +1,314 @@
+//! Exchanges of buffers: what every rank has behind one of each kind, over every group, issued and recorded.
+//!
+//! Law: what is expected is computed here, from what ranks give and a few lines for each kind. All bytes of every
+//! arena are looked at: what no exchange writes stays as it was.
+
+use warpweft::backend::Backend;
+use warpweft::format::ElementType;
+use warpweft::id::{BufferId, CallId, SlotId};
+use warpweft::layout::{Content, Region};
+use warpweft::model::{BufferSpec, ExchangeKind, Group, Lifetime, Mesh, Role};
+use warpweft::op::Op;
+
+use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
+use crate::device::{Device, meshes, most_recorded_ranks};
+
+pub(crate) const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
+const KINDS: [ExchangeKind; 4] =
+    [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max];
+
+/// What each rank gives each other: bytes that no wide copy fits, a few, and many.
+const MOVED: [(ElementType, usize); 5] = [
+    (ElementType::U8, 1),
+    (ElementType::U8, 13),
+    (ElementType::Bf16, 3),
+    (ElementType::F32, 5),
+    (ElementType::U8, 40_001),
+];
+const COMBINED: [(ElementType, usize); 3] =
+    [(ElementType::F32, 1), (ElementType::F32, 7), (ElementType::F32, 9_001)];
+
+/// Flat worlds from one rank on, and meshes of replicas: as many ranks as there are GPUs, and two on one.
+fn worlds() -> Vec<Mesh> {
+    let most = most_recorded_ranks();
+    let flat = (1..=most.max(2)).map(|ranks| Mesh::new(ranks).unwrap());
+    flat.chain(meshes().into_iter().filter(|mesh| most == 4 || mesh.ranks() <= most.max(2))).collect()
+}
+
+/// What a rank gets of what those of its group give, of which it is number `place`.
+pub(crate) fn received(kind: ExchangeKind, given: &[&[u8]], place: usize) -> Vec<u8> {
+    let part = given[0].len() / given.len();
+    match kind {
+        ExchangeKind::AllGather => given.concat(),
+        ExchangeKind::AllToAll => given.iter().flat_map(|all| all[part * place..][..part].to_vec()).collect(),
+        ExchangeKind::Sum => combined(given, |sum, value| sum + value),
+        ExchangeKind::Max => combined(given, |most, value| match value.is_nan() || most > value {
+            true => most,
+            false => value,
+        }),
+    }
+}
+
+/// In rank order.
+fn combined(given: &[&[u8]], combine: fn(f32, f32) -> f32) -> Vec<u8> {
+    let mut ranks = given.iter().map(|bytes| bytemuck::pod_collect_to_vec::<u8, f32>(bytes));
+    let mut all = ranks.next().unwrap();
+    for values in ranks {
+        all.iter_mut().zip(values).for_each(|(all, value)| *all = combine(*all, value));
+    }
+    bytemuck::pod_collect_to_vec(&all)
+}
+
+/// What a rank gives: values of which another order of addition makes other sums, and for a maximum some that are
+/// infinite or not numbers; any bytes where these only move.
+pub(crate) fn given(kind: ExchangeKind, bytes: usize, rank: usize, number: usize) -> Vec<u8> {
+    let seed = (64 * number + rank) as u32;
+    let values: Vec<f32> = match kind {
+        ExchangeKind::AllGather | ExchangeKind::AllToAll => {
+            return noise(bytes, seed).iter().map(|value| (128.0 * value) as i8 as u8).collect();
+        }
+        ExchangeKind::Sum => {
+            let scale = [1e8, 1.0, -1e8, 3.0, 1e7, -1e7][rank];
+            noise(bytes / 4, seed).iter().map(|value| value * scale).collect()
+        }
+        ExchangeKind::Max => {
+            let odd = |at: usize, value: f32| match (at + 3 * rank + number) % 7 {
+                0 | 3 => f32::NAN,
+                1 => f32::NEG_INFINITY,
+                2 if at.is_multiple_of(5) => f32::INFINITY,
+                _ => value,
+            };
+            noise(bytes / 4, seed).into_iter().enumerate().map(|(at, value)| odd(at, value)).collect()
+        }
+    };
+    bytemuck::pod_collect_to_vec(&values)
+}
+
+/// The same bytes for every value that is not a number: devices differ in which of these a maximum of several is.
+fn settle_nan(bytes: &mut [u8]) {
+    for bytes in bytes.chunks_exact_mut(4) {
+        if f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan() {
+            bytes.copy_from_slice(&f32::NAN.to_ne_bytes());
+        }
+    }
+}
+
+fn buffer(plan: &mut Plan, name: &str, element: ElementType, elements: usize) -> SlotId {
+    let (role, lifetime) = (Role::Internal, Lifetime::Step);
+    plan.buffers.push(BufferSpec { name: name.into(), elements, element, role, lifetime });
+    plan.transient(name, Content::Buffer(BufferId::at(plan.buffers.len() - 1)))
+}
+
+/// An exchange of a plan made by hand.
+#[derive(Clone, Copy, Debug)]
+struct Planned {
+    kind: ExchangeKind,
+    group: Group,
+    from: SlotId,
+    to: SlotId,
+}
+
+/// Every kind over every group in every size, one after the other.
+fn every_exchange(mesh: Mesh) -> (Plan, Vec<Planned>) {
+    let mut plan = Plan::over(mesh, &[]);
+    let mut exchanges = Vec::new();
+    for (kind, group) in KINDS.into_iter().flat_map(|kind| GROUPS.map(|group| (kind, group))) {
+        let sizes = if kind.combines() { &COMBINED[..] } else { &MOVED[..] };
+        for (element, elements) in sizes {
+            let ranks = mesh.size(group);
+            let parts = if kind == ExchangeKind::AllToAll { ranks as usize } else { 1 };
+            let from = buffer(&mut plan, "from", *element, elements * parts);
+            let got = kind.received(elements * parts, ranks).unwrap();
+            let to = buffer(&mut plan, "to", *element, got);
+            plan.op(LINK, Op::ExchangeBuffer { call: CallId::new(0), kind, group, from, to });
+            exchanges.push(Planned { kind, group, from, to });
+        }
+    }
+    (plan, exchanges)
+}
+
+/// All bytes of a rank's arena before a step.
+fn before(plan: &Plan, exchanges: &[Planned], rank: usize, round: usize) -> Vec<u8> {
+    let mut arena = given(ExchangeKind::AllGather, plan.arena.bytes(), rank, round);
+    for (number, exchange) in exchanges.iter().enumerate() {
+        let Region { offset, bytes } = plan.region(exchange.from);
+        let values = given(exchange.kind, bytes, rank, round + 8 * number);
+        arena[offset..][..bytes].copy_from_slice(&values);
+    }
+    arena
+}
+
+fn check_arenas(plan: &Plan, exchanges: &[Planned], round: usize, found: &[Vec<Vec<u8>>]) {
+    let mesh = plan.weights.mesh;
+    let given: Vec<Vec<u8>> = mesh.iter().map(|rank| before(plan, exchanges, rank.index(), round)).collect();
+    for rank in mesh.iter() {
+        let (mut expected, mut found) = (given[rank.index()].clone(), found[rank.index()][round].clone());
+        for Planned { kind, group, from, to } in exchanges {
+            let [from, to] = [*from, *to].map(|slot| plan.region(slot));
+            let members = mesh.members(rank, *group);
+            let gave: Vec<&[u8]> =
+                members.map(|member| &given[member.index()][from.offset..from.end()]).collect();
+            let got = received(*kind, &gave, mesh.position(rank, *group) as usize);
+            expected[to.offset..to.end()].copy_from_slice(&got);
+            let what = format!("{kind} of {} bytes, {group}, {mesh}, {rank}, round {round}", from.bytes);
+            for arena in [&mut expected, &mut found] {
+                if *kind == ExchangeKind::Max {
+                    settle_nan(&mut arena[to.offset..to.end()]);
+                }
+            }
+            assert!(found[to.offset..to.end()] == expected[to.offset..to.end()], "{what}: what it gets");
+        }
+        // With what ranks gave, and what lies between buffers.
+        let differs = (0..expected.len()).find(|at| expected[*at] != found[*at]);
+        assert_eq!(differs, None, "a byte of the arena of {rank}, {mesh}, round {round}");
+    }
+}
+
+/// EX-1. Every round has other values, so what stayed of the round before would show.
+fn an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_and_all_else_alone() {
+    for mesh in worlds() {
+        let (plan, exchanges) = every_exchange(mesh);
+        let is_recorded = mesh.ranks() <= most_recorded_ranks();
+        let planned = exchanges.clone();
+        let found = run(plan.clone(), move |rank: &mut Rank<Device>| {
+            let all = Region { offset: 0, bytes: rank.plan.arena.bytes() };
+            let put = |rank: &Rank<Device>, round: usize| {
+                let bytes = before(&rank.plan, &planned, rank.number(), round);
+                rank.backend.upload(&rank.memory, all, &bytes).unwrap();
+            };
+            let look = |rank: &Rank<Device>| {
+                let mut bytes = vec![0; all.bytes];
+                rank.backend.download(&rank.memory, all, &mut bytes).unwrap();
+                bytes
+            };
+            let mut rounds = Vec::new();
+            for round in 0..2 {
+                put(rank, round);
+                rank.step().unwrap();
+                rounds.push(look(rank));
+            }
+            let graph = is_recorded.then(|| rank.record_graph().unwrap());
+            for (round, graph) in (2..4).zip(graph.iter().cycle()) {
+                put(rank, round);
+                rank.replay(graph).unwrap();
+                rounds.push(look(rank));
+            }
+            rounds
+        });
+        for round in 0..found[0].len() {
+            check_arenas(&plan, &exchanges, round, &found);
+        }
+        assert_eq!(found[0].len(), if is_recorded { 4 } else { 2 });
+    }
+}
+
+/// What a step does next with the buffers of a rank, by their numbers.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    Copy(usize, usize),
+    Exchange(ExchangeKind, usize, usize),
+}
+
+/// Two buffers that go back and forth, each overwritten right behind what peers read of it, and read right before
+/// what peers bring next.
+const BACK_AND_FORTH: [Turn; 17] = {
+    use ExchangeKind::{AllGather, AllToAll, Max, Sum};
+    [
+        Turn::Copy(2, 7),
+        Turn::Exchange(AllToAll, 7, 8),
+        Turn::Copy(3, 7),
+        Turn::Copy(8, 9),
+        Turn::Exchange(AllToAll, 7, 8),
+        Turn::Copy(8, 10),
+        Turn::Exchange(Sum, 8, 7),
+        Turn::Copy(7, 11),
+        Turn::Exchange(AllGather, 0, 8),
+        Turn::Copy(1, 0),
+        Turn::Copy(8, 12),
+        Turn::Exchange(AllGather, 0, 7),
+        Turn::Exchange(Max, 7, 8),
+        Turn::Copy(4, 7),
+        Turn::Exchange(Max, 7, 5),
+        Turn::Exchange(Sum, 5, 7),
+        Turn::Copy(7, 6),
+    ]
+};
+
+/// What a rank writes into its buffers before a step. The two that go back and forth keep what they have.
+fn written(turns_of: usize, elements: usize, rank: usize, step: usize) -> Vec<u8> {
+    given(ExchangeKind::Sum, 4 * elements, rank, 16 * step + turns_of)
+}
+
+/// EX-1, PL-8: a rank that is done with an exchange overwrites at once what it gave, and peers what it got.
+fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
+    let ranks = most_recorded_ranks();
+    let mesh = Mesh::new(ranks).unwrap();
+    let part = 5003;
+    let elements = move |number: usize| if number < 2 { part } else { part * ranks as usize };
+    let mut plan = Plan::over(mesh, &[]);
+    let slots: Vec<SlotId> =
+        (0..13).map(|number| buffer(&mut plan, "buffer", ElementType::F32, elements(number))).collect();
+    let mut last = LINK;
+    for turn in BACK_AND_FORTH {
+        let (lane, op) = match turn {
+            Turn::Copy(from, to) => (COMPUTE, Op::Copy { from: slots[from], to: slots[to] }),
+            Turn::Exchange(kind, from, to) => {
+                let (call, group, from, to) = (CallId::new(0), Group::World, slots[from], slots[to]);
+                (LINK, Op::ExchangeBuffer { call, kind, group, from, to })
+            }
+        };
+        if lane != last {
+            plan.fence(last, lane);
+        }
+        plan.op(lane, op);
+        last = lane;
+    }
+    const STEPS: usize = 8;
+    let found = run(plan, move |rank: &mut Rank<Device>| {
+        let mut graph = None;
+        let mut steps = Vec::new();
+        for step in 0..STEPS {
+            if step == STEPS / 2 {
+                graph = Some(rank.record_graph().unwrap());
+            }
+            for number in 0..5 {
+                rank.put(slots[number], &written(number, elements(number), rank.number(), step));
+            }
+            match &graph {
+                None => rank.step().unwrap(),
+                Some(graph) => rank.replay(graph).unwrap(),
+            }
+            steps.push(slots.iter().map(|slot| rank.get::<u8>(*slot)).collect::<Vec<_>>());
+        }
+        steps
+    });
+    let mut state = vec![vec![Vec::new(); 13]; ranks as usize];
+    for step in 0..STEPS {
+        for (rank, buffers) in state.iter_mut().enumerate() {
+            for (number, buffer) in buffers.iter_mut().enumerate().take(5) {
+                *buffer = written(number, elements(number), rank, step);
+            }
+        }
+        for turn in BACK_AND_FORTH {
+            let before = state.clone();
+            for (rank, buffers) in state.iter_mut().enumerate() {
+                match turn {
+                    Turn::Copy(from, to) => buffers[to] = before[rank][from].clone(),
+                    Turn::Exchange(kind, from, to) => {
+                        let gave: Vec<&[u8]> = before.iter().map(|buffers| &buffers[from][..]).collect();
+                        buffers[to] = received(kind, &gave, rank);
+                    }
+                }
+            }
+        }
+        for (rank, expected) in state.iter().enumerate() {
+            let differs = (0..13).find(|number| found[rank][step][*number] != expected[*number]);
+            assert_eq!(differs, None, "the first buffer that differs: rank {rank} of {ranks}, step {step}");
+        }
+    }
+}
+
+bodies! {
+    an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_and_all_else_alone,
+    buffers_that_exchanges_use_again_and_again_hold_what_program_order_says,
+}
