@@ -3,7 +3,7 @@
 use super::VerifyError;
 use crate::config::ByteSize;
 use crate::format::ElementType;
-use crate::model::ExchangeKind;
+use crate::model::{BufferSpec, ExchangeKind};
 
 /// A program that cannot be planned as asked. Nothing was reserved or run.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -121,9 +121,10 @@ pub enum PlanError {
     },
     /// The buffers of an exchange are not of the sizes that its ranks need.
     #[error(
-        "program `{program}`: exchange `{call}` ({kind}) among {ranks} ranks gives `{from}` of {given} elements and gets `{to}` of {got}; {}",
-        match wanted {
-            Some(wanted) => format!("declare `{to}` with {wanted}"),
+        "program `{program}`: exchange `{call}` ({kind}) among {ranks} ranks gives `{}` of {} elements and gets `{}` of {}; {}",
+        from.name, from.elements, to.name, to.elements,
+        match kind.received(from.elements, *ranks) {
+            Some(wanted) => format!("declare `{}` with {wanted}", to.name),
             None => format!("declare both with a multiple of {ranks}"),
         }
     )]
@@ -137,15 +138,9 @@ pub enum PlanError {
         /// Ranks of its group.
         ranks: u32,
         /// The buffer that ranks give.
-        from: String,
-        /// Its elements.
-        given: usize,
+        from: Box<BufferSpec>,
         /// The buffer that ranks get.
-        to: String,
-        /// Its elements.
-        got: usize,
-        /// Elements that it needs; none if what is given cannot be divided.
-        wanted: Option<usize>,
+        to: Box<BufferSpec>,
     },
     /// A policy value out of range.
     #[error("{key} is {value}; {advice}")]

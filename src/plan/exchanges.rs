@@ -13,18 +13,14 @@ pub(super) fn check_exchanges(request: &Request<'_>) -> Result<(), PlanError> {
         let Some(exchange) = call.exchange else { continue };
         let ranks = request.weights.mesh.size(exchange.group);
         let [from, to] = [exchange.from, exchange.to].map(|buffer| &request.buffers[buffer.index()]);
-        let wanted = exchange.kind.received(from.elements, ranks);
-        if wanted != Some(to.elements) {
+        if exchange.kind.received(from.elements, ranks) != Some(to.elements) {
             return Err(PlanError::Exchange {
                 program: request.name.to_owned(),
                 call: call.name.clone(),
                 kind: exchange.kind,
                 ranks,
-                from: from.name.clone(),
-                given: from.elements,
-                to: to.name.clone(),
-                got: to.elements,
-                wanted,
+                from: Box::new(from.clone()),
+                to: Box::new(to.clone()),
             });
         }
     }

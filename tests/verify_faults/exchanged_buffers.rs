@@ -3,11 +3,13 @@
 use warpweft::format::ElementType;
 use warpweft::id::{BufferId, CallId, SlotId};
 use warpweft::layout::Content;
+use warpweft::model::{Exchange, ExchangeKind, Group, Mesh, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, VerifyError};
 
 use crate::edit::{recount, refused, serialize, slot, spread};
 use crate::exchanges::{buffer, exchange, exchanging_training};
+use crate::programs::policy;
 
 /// PL-10
 #[test]
@@ -155,4 +157,39 @@ fn an_exchange_of_what_the_plan_does_not_have_is_refused_without_a_panic() {
         let error = refused(&plan, &["malformed plan: ", names]);
         assert!(matches!(error, VerifyError::Malformed { .. }), "{error}");
     }
+}
+
+/// PL-10. The planner makes no plan of it, and says what to declare.
+#[test]
+fn buffers_that_the_ranks_of_a_mesh_do_not_fit_are_refused_before_there_is_a_plan() {
+    let refusal = |kind, [given, got]: [usize; 2], group| {
+        let mut program = StepProgram::builder("exchange", &Model::builder().build());
+        let from = program.activation("from", given).unwrap();
+        let to = program.activation("to", got).unwrap();
+        program.call("writes", Phase::Forward).writes(from).add().unwrap();
+        program.exchange("gives", Phase::Forward, Exchange::new(kind, from, to).among(group)).unwrap();
+        program.call("reads", Phase::Forward).reads(to).add().unwrap();
+        let program = program.build_evaluation().unwrap();
+        StepPlan::build(&program, &policy(), Mesh::hybrid(6, 2).unwrap()).err().map(|error| error.to_string())
+    };
+    let says = |text: &str| Some(format!("program `exchange`: exchange `gives` {text}"));
+    assert_eq!(
+        refusal(ExchangeKind::AllGather, [5, 10], Group::Shard),
+        says(
+            "(all-gather) among 3 ranks gives `from` of 5 elements and gets `to` of 10; declare `to` with 15"
+        )
+    );
+    assert_eq!(
+        refusal(ExchangeKind::AllToAll, [9, 9], Group::World),
+        says(
+            "(all-to-all) among 6 ranks gives `from` of 9 elements and gets `to` of 9; \
+             declare both with a multiple of 6"
+        )
+    );
+    assert_eq!(
+        refusal(ExchangeKind::Max, [9, 3], Group::World),
+        says("(maximum) among 6 ranks gives `from` of 9 elements and gets `to` of 3; declare `to` with 9")
+    );
+    assert_eq!(refusal(ExchangeKind::AllGather, [5, 10], Group::Replicate), None);
+    assert_eq!(refusal(ExchangeKind::AllToAll, [9, 9], Group::Shard), None);
 }

@@ -11,7 +11,9 @@ use warpweft::op::Op;
 use warpweft::plan::StepPlan;
 
 use crate::books::{drop_task, duplicate, move_task, signal};
-use crate::operands::{change_phase, change_subject, lose_operand, slots_of};
+use crate::operands::{
+    change_phase, change_subject, lose_operand, run_as_closure, run_as_exchange, slots_of,
+};
 use crate::plan_books::{recount, renumber_collectives, twin};
 use crate::random_programs::Draw;
 
@@ -267,7 +269,7 @@ impl Edit {
                 let all: Vec<usize> =
                     (0..plan.tasks.len()).filter(|task| exchanges(&plan.tasks[*task].op)).collect();
                 let task = *draw.of(&all)?;
-                match draw.below(8) {
+                match draw.below(10) {
                     0 => drop_task(&mut plan, task),
                     1 => {
                         let at = task + 1 + draw.below(plan.tasks.len() - task);
@@ -277,6 +279,8 @@ impl Edit {
                     3 => move_task(&mut plan, task, before_what_it_gives(original, task)?),
                     4 => move_task(&mut plan, task, behind_who_takes_it(original, task)?),
                     5 => change_operand(&mut plan, task, draw)?,
+                    6 => run_as_closure(&mut plan, task)?,
+                    7 => run_as_exchange(&mut plan, task, draw)?,
                     _ => change_phase(&mut plan, task, draw)?,
                 }
             }

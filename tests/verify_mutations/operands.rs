@@ -5,11 +5,13 @@
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
 use warpweft::layout::Content;
-use warpweft::model::{ExchangeKind, Group};
-use warpweft::op::{DequantizePart, MasterOperand, Op, Reduction, SumTarget, UpdateOperand};
+use warpweft::model::{Access, ExchangeKind, Group};
+use warpweft::op::{
+    DequantizePart, MasterOperand, Op, Operand, OperandRole, Reduction, SumTarget, UpdateOperand,
+};
 use warpweft::plan::StepPlan;
 
-use crate::plan_books::restate_what_is_received;
+use crate::plan_books::{renumber_collectives, restate_what_is_received};
 use crate::random_programs::Draw;
 
 /// Every slot an op names.
@@ -225,6 +227,40 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
         }
     }
     restate_what_is_received(plan, task);
+    Some(())
+}
+
+/// Lets a closure read and write what ranks would give each other, in the exchange's place.
+pub(crate) fn run_as_closure(plan: &mut StepPlan, task: usize) -> Option<()> {
+    let Op::ExchangeBuffer { call, from, to, .. } = plan.tasks[task].op else { return None };
+    let exchange = plan.calls[call.index()].exchange?;
+    let fault = plan.tasks.iter().find_map(|task| match task.op {
+        Op::ClearFault { fault } => Some(fault),
+        _ => None,
+    })?;
+    let operand = |buffer, slot, access| Operand { role: OperandRole::Buffer(buffer), slot, access };
+    let operands = vec![operand(exchange.from, from, Access::Read), operand(exchange.to, to, Access::Write)];
+    let lane = plan.compute_lane();
+    let closure = &mut plan.tasks[task];
+    (closure.lane, closure.collective, closure.wire_bytes) = (lane, None, 0);
+    closure.op = Op::Compute { call, fault, operands };
+    renumber_collectives(plan);
+    Some(())
+}
+
+/// Lets ranks do once more what they do in the exchange, in place of a closure.
+pub(crate) fn run_as_exchange(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
+    let Op::ExchangeBuffer { kind, group, from, to, .. } = plan.tasks[task].op else { return None };
+    let is_closure = |other: &usize| matches!(plan.tasks[*other].op, Op::Compute { .. });
+    let closures: Vec<usize> = (0..plan.tasks.len()).filter(is_closure).collect();
+    let replaced = *draw.of(&closures)?;
+    let call = plan.tasks[replaced].op.call()?;
+    let (lane, collective) = (plan.tasks[task].lane, plan.tasks[task].collective);
+    let exchange = &mut plan.tasks[replaced];
+    (exchange.lane, exchange.collective) = (lane, collective);
+    exchange.op = Op::ExchangeBuffer { call, kind, group, from, to };
+    restate_what_is_received(plan, replaced);
+    renumber_collectives(plan);
     Some(())
 }
 

@@ -115,7 +115,14 @@ fn harmful_mutants_show_on_the_machine() {
     for (seed, sample, prologue, plan) in samples(5 << 32).take(10) {
         let (original, draw) = (Original::new(&plan), &mut Draw::new(!seed));
         let expected = bits(&sample, &prologue, &plan, 0);
-        for edit in [Edit::DropFence, Edit::DropEvent, Edit::SwapSlots, Edit::MoveSlot, Edit::DropTask] {
+        for edit in [
+            Edit::DropFence,
+            Edit::DropEvent,
+            Edit::SwapSlots,
+            Edit::MoveSlot,
+            Edit::DropTask,
+            Edit::ChangeExchange,
+        ] {
             let harmful = edit
                 .apply(&plan, draw)
                 .filter(|mutant| matches!(original.harm(mutant), Some(Harm::Race | Harm::Content)));
