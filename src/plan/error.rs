@@ -131,17 +131,17 @@ pub enum PlanError {
         /// The program.
         program: String,
         /// The exchange's name.
-        call: String,
+        call: Box<str>,
         /// What it does.
         kind: ExchangeKind,
         /// Ranks of its group.
         ranks: u32,
         /// The buffer that ranks give.
-        from: String,
+        from: Box<str>,
         /// Its elements.
         given: usize,
         /// The buffer that ranks get.
-        to: String,
+        to: Box<str>,
         /// Its elements.
         got: usize,
         /// Elements that it needs; none if what is given cannot be divided.

@@ -17,12 +17,12 @@ pub(super) fn check_exchanges(request: &Request<'_>) -> Result<(), PlanError> {
         if wanted != Some(to.elements) {
             return Err(PlanError::Exchange {
                 program: request.name.to_owned(),
-                call: call.name.clone(),
+                call: call.name.as_str().into(),
                 kind: exchange.kind,
                 ranks,
-                from: from.name.clone(),
+                from: from.name.as_str().into(),
                 given: from.elements,
-                to: to.name.clone(),
+                to: to.name.as_str().into(),
                 got: to.elements,
                 wanted,
             });
