@@ -209,6 +209,9 @@ enum Turn {
     Exchange(ExchangeKind, usize, usize),
 }
 
+/// The second half of them recorded.
+const STEPS: usize = 8;
+
 /// Two buffers that go back and forth, each overwritten right behind what peers read of it, and read right before
 /// what peers bring next.
 const BACK_AND_FORTH: [Turn; 17] = {
@@ -235,8 +238,8 @@ const BACK_AND_FORTH: [Turn; 17] = {
 };
 
 /// What a rank writes into its buffers before a step. The two that go back and forth keep what they have.
-fn written(turns_of: usize, elements: usize, rank: usize, step: usize) -> Vec<u8> {
-    given(ExchangeKind::Sum, 4 * elements, rank, 16 * step + turns_of)
+fn written(number: usize, elements: usize, rank: usize, step: usize) -> Vec<u8> {
+    given(ExchangeKind::Sum, 4 * elements, rank, 16 * step + number)
 }
 
 /// EX-1, PL-8: a rank that is done with an exchange overwrites at once what it gave, and peers what it got.
@@ -263,7 +266,6 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
         plan.op(lane, op);
         last = lane;
     }
-    const STEPS: usize = 8;
     let found = run(plan, move |rank: &mut Rank<Device>| {
         let mut graph = None;
         let mut steps = Vec::new();
@@ -271,8 +273,8 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
             if step == STEPS / 2 {
                 graph = Some(rank.record_graph().unwrap());
             }
-            for number in 0..5 {
-                rank.put(slots[number], &written(number, elements(number), rank.number(), step));
+            for (number, slot) in slots.iter().enumerate().take(5) {
+                rank.put(*slot, &written(number, elements(number), rank.number(), step));
             }
             match &graph {
                 None => rank.step().unwrap(),
@@ -301,8 +303,9 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
                 }
             }
         }
-        for (rank, expected) in state.iter().enumerate() {
-            let differs = (0..13).find(|number| found[rank][step][*number] != expected[*number]);
+        let found = found.iter().map(|steps| &steps[step]);
+        for ((rank, expected), found) in state.iter().enumerate().zip(found) {
+            let differs = found.iter().zip(expected).position(|(found, expected)| found != expected);
             assert_eq!(differs, None, "the first buffer that differs: rank {rank} of {ranks}, step {step}");
         }
     }
