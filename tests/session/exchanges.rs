@@ -157,6 +157,7 @@ fn builder(
     mischief: &Mischief,
 ) -> SessionBuilder<CpuSurface> {
     let (program, weight) = program(ranks, micro_batches, config.capture);
+    let program = if micro_batches == 1 { program.accumulating().unwrap() } else { program };
     let mischief = mischief.clone();
     let closures = move |_: RankId| {
         let mischief = mischief.clone();
@@ -169,10 +170,14 @@ fn builder(
 
 fn feed(session: &mut Session, ranks: u32, step: u32) {
     let micro_batches = session.plan("train").unwrap().micro_batches;
+    feed_batches(session, ranks, step, 0..micro_batches);
+}
+
+fn feed_batches(session: &mut Session, ranks: u32, step: u32, batches: std::ops::Range<u32>) {
     let own = EXAMPLES / ranks as usize;
     for rank in 0..ranks {
         let examples = || rank as usize * own..(rank as usize + 1) * own;
-        let places = (0..micro_batches).flat_map(|batch| examples().map(move |example| (batch, example)));
+        let places = batches.clone().flat_map(|batch| examples().map(move |example| (batch, example)));
         let values: Vec<f32> = places
             .flat_map(|(batch, example)| (0..WIDTH).map(move |at| x(step, batch, example, at)))
             .collect();
@@ -252,6 +257,35 @@ fn a_loss_over_the_examples_of_all_ranks_trains_the_same_weights_on_any_number_o
                 assert_eq!(found, expected.0, "{what}");
                 assert!(left == expected.1, "masters and moments: {what}");
             }
+        }
+    });
+}
+
+/// PL-4: a sum over several steps has the exchanges of each.
+#[test]
+fn steps_with_exchanges_that_are_added_up_are_one_of_as_many_micro_batches() {
+    within_a_minute(async {
+        for capture in [Capture::Off, Capture::Step] {
+            let start = |micro_batches| {
+                builder(2, micro_batches, config(capture, 1), &Mischief::default()).start_cpu(2)
+            };
+            // Halves, so that the mean over them is exact wherever it is taken.
+            let (mut whole, mut parts) = (start(2).await.unwrap(), start(1).await.unwrap());
+            let expected = train(&mut whole, 2, 0..STEPS).await;
+            let mut found = Vec::new();
+            for step in 0..STEPS {
+                for batch in 0..2 {
+                    feed_batches(&mut parts, 2, step, batch..batch + 1);
+                    let report = match batch {
+                        1 => parts.step("train").await.unwrap(),
+                        _ => parts.accumulate("train").await.unwrap(),
+                    };
+                    found.extend(losses(&report, 2));
+                }
+            }
+            assert_eq!(found, expected, "{capture:?}");
+            let [whole, parts] = [whole.export().await.unwrap(), parts.export().await.unwrap()];
+            assert!(bits(&whole) == bits(&parts), "{capture:?}");
         }
     });
 }
