@@ -1,7 +1,7 @@
 //! PL-4: the way of a gradient from the call that wrote it to its main grad.
 //!
 //! Law: a sharded weight's gradient is reduced, by itself or added to others of the weight, by one collective
-//! or in two tasks (`exchanged`), then summed over the replicas where there are several, then accumulated; a
+//! or in two tasks (`landed`), then summed over the replicas where there are several, then accumulated; a
 //! replicated weight's is accumulated, then all-reduced over all ranks. So a contribution passes each sum
 //! over ranks exactly once. The first contribution of a step begins the sum and no later one does; none is
 //! added twice, on the rank or behind the reduction; and they are added in program order, because sums of

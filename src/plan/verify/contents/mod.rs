@@ -16,17 +16,17 @@
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
 //! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients`
-//! and `optimizer` what follows them, `exchanged` gradients that ranks sum by themselves, `quantize` the way from
+//! and `optimizer` what follows them, `landed` gradients that ranks sum by themselves, `quantize` the way from
 //! masters to shards, `delayed` what remembers amaxes on it.
 
 mod calls;
 mod delayed;
 mod entry;
-mod exchanged;
 mod exchanges;
 mod exit;
 mod gradients;
 mod held;
+mod landed;
 mod optimizer;
 mod planes;
 mod quantize;
