@@ -119,9 +119,7 @@ impl Prices {
                 cluster.memory_ns(touched)
             }
             Op::GatherRecords { from, .. } => gathered(Group::World, bytes(*from)?),
-            Op::ExchangeBuffer { kind, group, from, .. } if kind.combines() => {
-                self.links(*group).all_reduce_ns(bytes(*from)?)
-            }
+            // Sums and maxima too: everything goes to everyone.
             Op::ExchangeBuffer { kind, group, from, .. } => {
                 let ranks = work.weights.mesh.size(*group);
                 gathered(*group, kind.given_to_each(bytes(*from)? as usize, ranks) as u64)

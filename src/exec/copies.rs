@@ -2,7 +2,8 @@
 //!
 //! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
 //! ranks at one place of all replicas, those of a replicated weight over all ranks. Nothing is changed, and every rank
-//! finds the same. Planes are not compared: they follow from the masters in every step.
+//! finds the same. Planes are not compared: those of weights that train follow from the masters in every step, and those
+//! of frozen ones were made once.
 
 use super::rounds::{Rounds, Work};
 use super::{Exchange, ExecError, Rank, StatePart};
@@ -10,6 +11,9 @@ use crate::backend::Backend;
 use crate::digest::Digest;
 use crate::id::{RankId, WeightId};
 use crate::model::{Group, Placement};
+
+/// Bytes between two signs of life: a fraction of a second's work.
+const PIECE: usize = 64 << 20;
 
 /// Two ranks that hold other values of the same rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,11 +76,14 @@ impl<B: Backend> Rank<B> {
                 continue;
             }
             for part in StatePart::kept(weights.lists_of(layout)) {
-                rounds.alive()?;
                 let weight = WeightId::at(number);
                 let values = self.rows(weight, part)?;
-                let digest = Digest::from_iter([bytemuck::cast_slice(&values)]).short();
-                copied.push(Copied { weight, part, group, digest });
+                let mut digest = Digest::default();
+                for piece in bytemuck::cast_slice::<f32, u8>(&values).chunks(PIECE) {
+                    rounds.alive()?;
+                    digest.more(piece);
+                }
+                copied.push(Copied { weight, part, group, digest: digest.short() });
             }
         }
         Ok(copied)

@@ -42,6 +42,7 @@ impl ExchangeKind {
     pub fn received(self, elements: usize, ranks: u32) -> Option<usize> {
         match self {
             Self::AllGather => elements.checked_mul(ranks as usize),
+            // No number but 0 is a multiple of 0.
             Self::AllToAll => elements.is_multiple_of(ranks as usize).then_some(elements),
             Self::Sum | Self::Max => Some(elements),
         }
@@ -49,9 +50,12 @@ impl ExchangeKind {
 
     /// The bytes that a rank gives each other rank of `ranks` out of its `bytes`.
     #[must_use]
-    pub const fn given_to_each(self, bytes: usize, ranks: u32) -> usize {
+    pub(crate) const fn given_to_each(self, bytes: usize, ranks: u32) -> usize {
         match self {
-            Self::AllToAll => bytes / ranks as usize,
+            Self::AllToAll => match bytes.checked_div(ranks as usize) {
+                Some(part) => part,
+                None => 0,
+            },
             Self::AllGather | Self::Sum | Self::Max => bytes,
         }
     }

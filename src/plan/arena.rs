@@ -49,25 +49,7 @@ pub(super) fn holds(
     lives: &[Life],
 ) -> Vec<Life> {
     let mut holds = lives.to_vec();
-    let mut first_consumer: Vec<Option<usize>> = vec![None; lives.len()];
-    for (position, task) in tasks.iter().enumerate().filter(|(position, _)| paces[*position] == compute) {
-        for (slot, _) in task.iter().filter(|(_, access)| access.reads()) {
-            first_consumer[slot.index()].get_or_insert(position);
-        }
-    }
-    let passed: Vec<Option<usize>> = tasks
-        .iter()
-        .zip(paces)
-        .map(|(accesses, lane)| {
-            // What stays, as a main grad does, is read much later by whoever updates weights.
-            let is_result = |slot: SlotId| {
-                slots.get(slot.index()).is_some_and(|slot| slot.residency == Residency::Transient)
-            };
-            let made = accesses.iter().filter(|(_, access)| *lane != compute && access.writes());
-            let made = made.filter(|(slot, _)| is_result(*slot));
-            made.filter_map(|(slot, _)| first_consumer[slot.index()]).min()
-        })
-        .collect();
+    let passed = passed(slots, tasks, paces, compute);
     for (_, last) in holds.iter_mut().flatten() {
         *last = (*last).max(passed[*last].unwrap_or(0));
     }
@@ -113,6 +95,26 @@ pub(super) fn holds(
         }
     }
     holds
+}
+
+/// For each task off the compute lane, the first task of that lane behind it that reads what it made.
+fn passed(slots: &[Slot], tasks: &[TaskAccesses], paces: &[LaneId], compute: LaneId) -> Vec<Option<usize>> {
+    let mut next_consumer: Vec<Option<usize>> = vec![None; slots.len()];
+    let mut passed = vec![None; tasks.len()];
+    for (position, accesses) in tasks.iter().enumerate().rev() {
+        if paces[position] == compute {
+            for (slot, _) in accesses.iter().filter(|(_, access)| access.reads()) {
+                next_consumer[slot.index()] = Some(position);
+            }
+            continue;
+        }
+        // What stays, as a main grad does, is read much later by whoever updates weights.
+        let is_result =
+            |slot: SlotId| slots.get(slot.index()).is_some_and(|slot| slot.residency == Residency::Transient);
+        let made = accesses.iter().filter(|(slot, access)| access.writes() && is_result(*slot));
+        passed[position] = made.filter_map(|(slot, _)| next_consumer[slot.index()]).min();
+    }
+    passed
 }
 
 fn has(slots: &[Slot], slot: SlotId, wanted: impl Fn(Content) -> bool) -> bool {

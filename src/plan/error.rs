@@ -125,7 +125,8 @@ pub enum PlanError {
         from.name, from.elements, to.name, to.elements,
         match kind.received(from.elements, *ranks) {
             Some(wanted) => format!("declare `{}` with {wanted}", to.name),
-            None => format!("declare both with a multiple of {ranks}"),
+            None if *kind == ExchangeKind::AllToAll => format!("declare both with a multiple of {ranks}"),
+            None => "these are too many elements to count; declare fewer".to_owned(),
         }
     )]
     Exchange {

@@ -13,11 +13,13 @@ impl Session {
     /// Training leaves them equal, for ranks sum in one order. Two things may part them, for which nothing else
     /// looks: a [rule of the trainer's own](crate::compute::updating) that adds up in no fixed order, and memory that
     /// fails. This copies all of it to the host, at the pace of [`Session::save_parts`], so it is for every so many
-    /// steps. Without replicas and replicated weights there is nothing to compare.
+    /// steps. Without replicas and replicated weights there is nothing to compare. Quantized planes are not compared:
+    /// every step makes them anew, but for those of frozen weights.
     ///
     /// # Errors
     /// [`SessionError::CopiesDiffer`] in every process; the session changes nothing and may go on.
-    /// [`SessionError::DroppedStep`], a poisoned session.
+    /// [`SessionError::DroppedStep`], a poisoned session; where another process does something else the session is
+    /// poisoned.
     pub async fn compare_copies(&mut self) -> Result<(), SessionError> {
         self.compare_copies_here().await
     }
@@ -30,10 +32,12 @@ impl Session {
             self.finish().await?;
             let found = self.ranks.iter().find_map(|thread| thread.exchange().unequal.take());
             let Some(Unequal { weight, part, first, other }) = found else { return Ok(()) };
-            let Some(program) = self.programs.first() else { return Ok(()) };
-            let weights = &program.plan.weights;
-            let (weight, list) = (weights.layout(weight).name.clone(), part.in_words(weights.state));
-            Err(SessionError::CopiesDiffer { steps: self.steps, weight, part, list, rank: first, other })
+            // All programs have the same weights, and without one there would be none that differs.
+            let weights = self.programs.first().map(|program| &program.plan.weights);
+            let weight_name = weights.map_or_else(String::new, |weights| weights.layout(weight).name.clone());
+            let list = weights.map_or("master", |weights| part.in_words(weights.state));
+            let steps = self.steps;
+            Err(SessionError::CopiesDiffer { steps, weight: weight_name, part, list, rank: first, other })
         })
     }
 }

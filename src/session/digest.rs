@@ -12,7 +12,7 @@ impl Checkpoint {
         let mut digest = Digest::default();
         digest.add(&self.optimizer_step.to_le_bytes());
         if let Some(by) = self.updated_by {
-            digest.add(by.to_string().as_bytes());
+            digest.add(by.word().as_bytes());
         }
         // An import finds weights by name, so their order is nothing that processes could differ in.
         let mut weights: Vec<_> = self.weights.iter().collect();

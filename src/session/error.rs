@@ -307,7 +307,7 @@ pub enum SessionError {
     },
     /// Two ranks hold other values of the same rows. Nothing was changed, and the session can go on.
     #[error(
-        "after {steps} step{} {rank} and {other} hold different values of the same rows of `{weight}`: another {list}; ranks no longer train one model. Import a checkpoint that was saved while they did, and look for what may differ between ranks: a rule of updates that adds up in no fixed order or goes by the rank, or memory that fails",
+        "after {steps} step{}, {rank} and {other} hold different {list}s of the same rows of `{weight}`: ranks no longer train one model. Import a checkpoint that was saved while they did, and look for what may differ between ranks: a rule of updates that adds up in no fixed order or goes by the rank, or memory that fails",
         if *steps == 1 { "" } else { "s" }
     )]
     CopiesDiffer {

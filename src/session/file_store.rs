@@ -14,7 +14,8 @@ use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::store::{CheckpointStore, StoreError};
 use super::tensor_file::{self, MOST_HEADER};
-use super::{Carried, CarriedBuffer, Checkpoint, WeightState, tensors};
+use super::{Carried, CarriedBuffer, Checkpoint, UpdatedBy, WeightState, tensors};
+use crate::errors::shown;
 use crate::exec::StatePart;
 use crate::format::{DelayedState, Format, Shape};
 use crate::whole_file::WholeFile;
@@ -92,8 +93,12 @@ impl FileStore {
             );
         }
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
-        let updated_by = about.get("updated_by").map(|word| word.parse()).transpose();
-        let updated_by = updated_by.map_err(|reason: String| self.content(reason))?;
+        let whose = |word: &String| {
+            let unknown =
+                || self.content(format!("its weights were updated by `{}`, which is not known", shown(word)));
+            UpdatedBy::of_word(word).ok_or_else(unknown)
+        };
+        let updated_by = about.get("updated_by").map(whose).transpose()?;
         let names: Vec<(String, String)> =
             serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
         self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
@@ -236,7 +241,7 @@ impl FileStore {
             ("carried".to_owned(), carried),
         ]);
         if let Some(by) = checkpoint.updated_by {
-            about.insert("updated_by".to_owned(), by.to_string());
+            about.insert("updated_by".to_owned(), by.word().to_owned());
         }
         if !checkpoint.notes.is_empty() {
             let listed = serde_json::to_string(&checkpoint.notes).map_err(|error| self.content(error))?;

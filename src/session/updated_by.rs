@@ -3,13 +3,14 @@
 //! Law: as many lists of values as a session keeps are not yet state that it can go on from: two lists of a rule of the
 //! trainer's own have the shape of Adam's moments, and are none. So a checkpoint says whose they are.
 
-use std::fmt;
-use std::str::FromStr;
+use serde::{Deserialize, Serialize};
 
 use crate::layout::StateLayout;
 
 /// What updated the weights of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum UpdatedBy {
     /// The library's Adam.
     Adam,
@@ -26,33 +27,25 @@ impl UpdatedBy {
         }
     }
 
+    /// The word in files.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Adam => "adam",
+            Self::OwnRule => "own_rule",
+        }
+    }
+
+    /// That of a file; none for another word.
+    pub(super) fn of_word(word: &str) -> Option<Self> {
+        [Self::Adam, Self::OwnRule].into_iter().find(|known| known.word() == word)
+    }
+
     /// In a sentence.
     pub(super) const fn in_words(self) -> &'static str {
         match self {
             Self::Adam => "Adam",
             Self::OwnRule => "a rule of the trainer's own (optimizer.own_states)",
         }
-    }
-}
-
-/// The word in files.
-impl fmt::Display for UpdatedBy {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Adam => "adam",
-            Self::OwnRule => "own_rule",
-        })
-    }
-}
-
-impl FromStr for UpdatedBy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let known = [Self::Adam, Self::OwnRule].into_iter().find(|known| known.to_string() == text);
-        known.ok_or_else(|| {
-            format!("its weights were updated by `{}`, which is not known", crate::errors::shown(text))
-        })
     }
 }
 
@@ -63,8 +56,9 @@ mod tests {
     #[test]
     fn the_word_in_files_is_read_back_and_no_other_is() {
         for by in [UpdatedBy::Adam, UpdatedBy::OwnRule] {
-            assert_eq!(by.to_string().parse(), Ok(by));
+            assert_eq!(UpdatedBy::of_word(by.word()), Some(by));
+            assert_eq!(serde_json::to_value(by).unwrap(), by.word());
         }
-        assert!("Adam".parse::<UpdatedBy>().unwrap_err().contains("`Adam`"));
+        assert_eq!(UpdatedBy::of_word("Adam"), None);
     }
 }

@@ -9,7 +9,7 @@ use super::svg::{FRAME, PALETTE};
 use crate::noise::mixed;
 
 /// Places in the palette of categories that take time. Two ways to do the same share one.
-const OWN: [(&str, usize); 14] = [
+const OWN: [(&str, usize); 15] = [
     ("accumulate", 0),
     ("sum gradient", 0),
     ("adam", 1),
@@ -19,6 +19,7 @@ const OWN: [(&str, usize); 14] = [
     ("all-reduce", 3),
     ("reduce-scatter", 4),
     ("exchange gradient", 4),
+    ("exchange buffer", 4),
     ("compute", 5),
     ("transpose", 6),
     ("dequantize", 8),

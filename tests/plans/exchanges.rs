@@ -130,6 +130,41 @@ fn gathers_ahead_wait_for_the_call_before_an_exchange_and_not_for_the_exchange()
     }
 }
 
+/// PL-3. Whether what comes of it stays in the program or leaves it, and where buffers are exchanged again and again.
+#[test]
+fn a_call_that_touches_neither_buffer_of_an_exchange_does_not_wait_for_it() {
+    for role in [Role::Internal, Role::Output] {
+        let mut program = StepProgram::builder("evaluate", &Model::builder().build());
+        let x = program.input("x", OWN, ElementType::F32).unwrap();
+        let given = program.activation("given", OWN).unwrap();
+        let got = program.buffer(spec("got", role, Lifetime::Step)).unwrap();
+        for turn in 0..3 {
+            let [own, out] = [format!("own{turn}"), format!("out{turn}")]
+                .map(|name| program.activation(&name, OWN).unwrap());
+            let call = |name: &str| format!("{name}{turn}");
+            program.call(&call("gives"), Phase::Forward).reads(x).writes(given).add().unwrap();
+            program
+                .exchange(&call("sum"), Phase::Forward, Exchange::new(ExchangeKind::Sum, given, got))
+                .unwrap();
+            program.call(&call("apart"), Phase::Forward).reads(x).writes(own).add().unwrap();
+            program.call(&call("apart too"), Phase::Forward).reads(own).writes(out).add().unwrap();
+            if role == Role::Internal || turn < 2 {
+                program.call(&call("takes"), Phase::Forward).reads(got).add().unwrap();
+            }
+        }
+        let (program, mesh) = (program.build_evaluation().unwrap(), Mesh::new(2).unwrap());
+        let plan = StepPlan::build(&program, &policy(1), mesh).unwrap();
+        let named = |name: String| position(&plan, move |op, subject| op.call().is_some() && subject == name);
+        for turn in 0..3 {
+            let exchange = named(format!("sum{turn}"));
+            for apart in ["apart", "apart too"] {
+                let call = named(format!("{apart}{turn}"));
+                assert!(exchange < call && !before(&plan, call)[exchange], "{role:?}: {apart}{turn}");
+            }
+        }
+    }
+}
+
 /// An exchange of 24 elements in and as many as `kind` gives `ranks` out, from an input to an output.
 fn alone(kind: ExchangeKind, group: Group, element: ElementType, got: usize) -> StepProgram {
     let mut program = StepProgram::builder("evaluate", &Model::builder().build());

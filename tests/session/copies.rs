@@ -94,8 +94,12 @@ fn what_one_rank_holds_otherwise_is_told_by_weight_list_and_two_ranks() {
             let (first, other) = (RankId::new(pair.0), RankId::new(pair.1));
             assert_eq!(compared(&mut session).await, Err((weight.to_owned(), part, first, other)));
             let words = session.compare_copies().await.unwrap_err().to_string();
-            let list = if part == StatePart::Master { "another master" } else { "another " };
-            assert!(words.contains(list) && words.contains("after 1 step rank"), "{words}");
+            let list = match part {
+                StatePart::Master => "different masters of",
+                StatePart::FirstMoment => "different first states of",
+                _ => "different second states of",
+            };
+            assert!(words.contains(list) && words.contains("after 1 step, rank"), "{words}");
             assert!(!words.contains("moment"), "{words}");
             // It goes on, and an import makes them one model again: of the first replica.
             losses(&mut session, 4, 1..2).await;

@@ -2,7 +2,8 @@
 //!
 //! On one host and with one replica that is little: the values of maxima until they are combined. With
 //! several replicas it also holds all ranks' rows of a gradient until they are summed, and over several hosts
-//! what a rank passes on for its neighbours. Whatever else is sent of gradients lands in slots of the plan.
+//! what a rank passes on for its neighbours. Buffers that a program sums or compares over ranks land here as often as
+//! there are ranks. Whatever else is sent lands in slots of the plan.
 //!
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs. A
@@ -72,7 +73,7 @@ pub(super) const fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// Values that wait on a rank for ranks of other hosts, while a gradient is exchanged.
+/// Values that wait on a rank for ranks of other hosts, while slices are exchanged.
 pub(super) const fn relayed(hosts: Hosts) -> usize {
     (hosts.count() - 1) * hosts.each()
 }

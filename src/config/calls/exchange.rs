@@ -1,7 +1,7 @@
 //! A call that is an exchange.
 //!
-//! Law: it reads one buffer, writes another and says nothing else: no closure runs for it, and what it takes follows
-//! from its bytes and the cluster.
+//! Law: it reads one buffer, writes another and asks for nothing else: no closure runs for it, and what it takes
+//! follows from its bytes and the cluster.
 
 use super::CallList;
 use super::file::{CallItem, PartItem};

@@ -40,7 +40,8 @@ impl ProgramBuilder {
     /// ([`ExchangeKind::received`](crate::model::ExchangeKind::received)), which is known when a session starts; it
     /// is checked then.
     ///
-    /// In a step in which a closure failed on some rank, what that rank gives is whatever its buffer held. The step
+    /// In a step in which a closure failed on some rank, what that rank gives is whatever its buffer held, so closures
+    /// behind an exchange must bear any bits: check indices that came by one. The step
     /// is skipped on all ranks; a [carried](crate::model::Lifetime::Carried) buffer is not rolled back, so what is
     /// made of an exchange should reach it in the step that follows.
     ///

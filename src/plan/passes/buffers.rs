@@ -2,8 +2,9 @@
 //!
 //! Law: a call sees a buffer at one address for its whole micro-batch; the trainer sees only staging.
 //! An input is copied right before the first call of a micro-batch that reads it, an output right behind the last
-//! call that writes it, so that neither occupies transient memory longer than needed. Each micro-batch has slots
-//! of its own, so what one has done with is free for the next; a carried buffer has one for all.
+//! call that writes it, so that neither occupies transient memory longer than needed; but what an exchange leaves in
+//! an output is copied at the end, so that no call waits for it. Each micro-batch has slots of its own, so what one has
+//! done with is free for the next; a carried buffer has one for all.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::id::{BufferId, MicroBatchId, SlotId};
@@ -42,7 +43,10 @@ fn in_micro_batch(draft: &mut Draft<'_>, number: usize, touched: &[Touched]) -> 
         let (copy, stage, section) = match spec.role {
             Role::Internal => (None, 0, Section::Inputs),
             Role::Input => (Some(Op::Copy { from: staging, to: slot }), first, Section::Inputs),
-            Role::Output => (Some(Op::Copy { from: slot, to: staging }), last, Section::Outputs),
+            Role::Output => {
+                let stage = copied_behind(draft, buffer, last);
+                (Some(Op::Copy { from: slot, to: staging }), stage, Section::Outputs)
+            }
         };
         if let Some(op) = copy {
             draft.add(stage, section, DraftTask::local(op, &spec.name, Carrier::Compute));
@@ -50,6 +54,13 @@ fn in_micro_batch(draft: &mut Draft<'_>, number: usize, touched: &[Touched]) -> 
         slots.push(Some(slot));
     }
     slots
+}
+
+/// The stage in which an output goes out that stage `last` touches last. Copies are on the compute lane, and would hold
+/// up the calls behind an exchange.
+fn copied_behind(draft: &Draft<'_>, output: BufferId, last: usize) -> usize {
+    let exchange = draft.calls.get(last).and_then(|call| call.exchange);
+    if exchange.is_some_and(|exchange| exchange.to == output) { draft.tail() } else { last }
 }
 
 /// Per micro-batch and buffer, the stages whose calls touch it.

@@ -52,7 +52,7 @@ pub(super) struct Index {
     pub(super) save: SaveId,
     pub(super) optimizer_step: u32,
     /// What updated the weights; not said by every index of version 2, nor by those before.
-    #[serde(default, with = "as_word", skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) updated_by: Option<UpdatedBy>,
     /// Ranks that saved, one part each.
     pub(super) ranks: u32,
@@ -287,33 +287,6 @@ mod as_text {
         D: Deserializer<'de>,
     {
         String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
-    }
-}
-
-/// What is kept as what it prints, and may be left out.
-mod as_word {
-    use serde::de::{Deserialize, Deserializer, Error};
-    use serde::ser::Serializer;
-
-    use super::{Display, FromStr};
-
-    pub(super) fn serialize<T: Display, S: Serializer>(
-        value: &Option<T>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match value {
-            Some(value) => serializer.collect_str(value),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
-    where
-        T: FromStr<Err: Display>,
-        D: Deserializer<'de>,
-    {
-        let word: Option<String> = Option::deserialize(deserializer)?;
-        word.map(|word| word.parse().map_err(D::Error::custom)).transpose()
     }
 }
 

@@ -21,7 +21,7 @@
 //!   operations on the stream's memory, and copies where it cannot set a peer's word, and engines move the bytes.
 //! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]). Parts of weights and
 //!   gradients, including rows that are summed over replicas, are written by copy engines, which need no
-//!   multiprocessor. The few values of a maximum, and whatever [`Route::kernel_bytes`] calls small, are
+//!   multiprocessor. A maximum of a few values, and whatever [`Route::kernel_bytes`] calls small, are
 //!   written by one kernel that meets as well. That kernel waits for a multiprocessor, and costs the host a
 //!   launch instead of a dozen calls.
 //! - A rank writes and never reads peers, so its copies run on engines that no other rank queues for. Copies
@@ -287,7 +287,7 @@ fn whole(moves: &[Move]) -> Vec<PlanePiece> {
     moves.iter().map(piece).collect()
 }
 
-/// An exchange in which the rank's own slice has a place among the others.
+/// An exchange in which the rank's own slice has a place among the others, and gets there by a kernel.
 fn with_own(view: &View<'_>, slices: Slices, exchange: fn(&View<'_>, &[Slices]) -> Vec<Stage>) -> Vec<Stage> {
     let (own, rank) = (view.own(), view.rank.index());
     let (from, to) = (own.plus(slices.given(rank)), own.plus(slices.landing(rank, rank)));

@@ -99,6 +99,9 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     vec![Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)]
 }
 
+/// What all amaxes of a step have at most. A buffer that a program compares over ranks may have more.
+const FEW_BYTES: usize = 64 << 10;
+
 /// All ranks' values, combined on every rank alike: gathered into the landing.
 pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
@@ -127,10 +130,10 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
         });
         ahead += stride(bytes) * hosts.ranks();
     }
-    // A maximum is of a few values, a sum of the rows of a gradient.
+    let bytes: usize = moves.iter().map(|part| part.from.bytes).sum();
     let carrier = match reduction {
-        Reduction::Max => Carrier::Kernel,
-        Reduction::Sum => Carrier::Engines,
+        Reduction::Max if bytes <= FEW_BYTES => Carrier::Kernel,
+        Reduction::Max | Reduction::Sum => Carrier::Engines,
     };
     vec![Stage::Exchange(exchange), Stage::Push(carrier, pushes), Stage::Combine(reduction, reductions)]
 }
