@@ -6,7 +6,7 @@
 //! of frozen ones were made once.
 
 use super::rounds::{Rounds, Work};
-use super::{Exchange, ExecError, Rank, StatePart};
+use super::{ExecError, Handover, Rank, StatePart};
 use crate::backend::Backend;
 use crate::digest::Digest;
 use crate::id::{RankId, WeightId};
@@ -37,12 +37,12 @@ struct Copied {
 }
 
 impl<B: Backend> Rank<B> {
-    /// Leaves in `exchange` the first list, in the order of weights, of which two ranks hold other values.
+    /// Leaves in `handover` the first list, in the order of weights, of which two ranks hold other values.
     ///
     /// # Errors
     /// What the backend refuses, and the end of the world.
-    pub fn compare_copies(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
-        exchange.unequal = None;
+    pub fn compare_copies(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
+        handover.unequal = None;
         let rounds = Rounds::new(&self.world, self.id(), Work::ComparesCopies);
         let copied = self.copied(&rounds)?;
         for group in [Group::Replicate, Group::World] {
@@ -55,7 +55,7 @@ impl<B: Backend> Rank<B> {
             }
             for Copied { weight, part, digest, .. } in of_group() {
                 if let Some([first, other]) = self.unlike(&rounds, *digest, group)? {
-                    exchange.unequal = Some(Unequal { weight: *weight, part: *part, first, other });
+                    handover.unequal = Some(Unequal { weight: *weight, part: *part, first, other });
                     return Ok(());
                 }
             }

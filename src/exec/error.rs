@@ -195,7 +195,7 @@ pub enum ExecError {
     },
     /// Nobody was named that keeps parts of checkpoints.
     #[error(
-        "{rank} was asked for a part of a checkpoint and has no {what} of parts; put one into its exchange first"
+        "{rank} was asked for a part of a checkpoint and has no {what} of parts; put one into its handover first"
     )]
     NoParts {
         /// The rank.

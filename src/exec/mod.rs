@@ -5,7 +5,7 @@
 //! - **EX-2** All ranks report the same outcome for a step.
 //!
 //! A rank thread owns its backend, lanes, arena and plans. The session tells it what to do over a queue and
-//! reads the results from the rank's exchange. Ranks agree on host matters (equal plans, a usable recording,
+//! reads the results from the rank's handover. Ranks agree on host matters (equal plans, a usable recording,
 //! how long a trial took) in a [`World`]; everything else they exchange on the device. Where a world has
 //! several processes, each also tells the others how its ranks ended a step.
 
@@ -14,8 +14,8 @@ mod capture;
 mod copies;
 mod diverged;
 mod error;
-mod exchange;
 mod gauge;
+mod handover;
 mod initialize;
 mod installed;
 mod masters;
@@ -38,8 +38,8 @@ pub use capture::{Capture, CaptureMode};
 pub use copies::Unequal;
 pub use diverged::{Diverged, Stray};
 pub use error::ExecError;
-pub use exchange::{Exchange, ShardPlanes, WeightShard};
 pub use gauge::Gauge;
+pub use handover::{Handover, ShardPlanes, WeightShard};
 pub use installed::Installed;
 pub use masters::{Initializer, MasterRows};
 pub use part_error::{FileTask, PartError};

@@ -98,9 +98,9 @@ pub enum Incomplete {
 /// What a rank takes in: its own rows of every weight, and its carried buffers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankPart {
-    /// As [`Exchange::shards`](super::Exchange::shards), without planes.
+    /// As [`Handover::shards`](super::Handover::shards), without planes.
     pub shards: Vec<WeightShard>,
-    /// As [`Exchange::carried`](super::Exchange::carried).
+    /// As [`Handover::carried`](super::Handover::carried).
     pub carried: Vec<Vec<u8>>,
     /// Optimizer steps taken.
     pub optimizer_step: u32,

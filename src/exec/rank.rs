@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::installed::{Driven, Installed, Staged, install};
-use super::{CaptureMode, Exchange, ExecError, Gauge, World};
+use super::{CaptureMode, ExecError, Gauge, Handover, World};
 use crate::backend::{Activity, Backend, Meter};
 use crate::compute::ComputeFactory;
 use crate::flow::Poison;
@@ -94,7 +94,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Like [`Rank::new`], with room for plans that programs may run later in place of their own
-    /// ([`Exchange::adoption`]).
+    /// ([`Handover::adoption`]).
     ///
     /// # Errors
     /// As [`Rank::new`].
@@ -165,21 +165,21 @@ impl<B: Backend> Rank<B> {
         self.backend.rank()
     }
 
-    /// Runs one step of `program`, with the inputs in `exchange`, and leaves the results there.
+    /// Runs one step of `program`, with the inputs in `handover`, and leaves the results there.
     ///
     /// # Errors
     /// [`ExecError::NoProgram`], [`ExecError::Entry`] and [`ExecError::Exit`] when the plan does not fit what
     /// ran before it, and faults of flow control or the backend. A closure's failure is not an error here: it
-    /// is in the exchange, and in every rank's vote. Nor is a master or a moment from which no training goes on
-    /// ([`Exchange::diverged`]): the rank lives on, for an import.
+    /// is in the handover, and in every rank's vote. Nor is a master or a moment from which no training goes on
+    /// ([`Handover::diverged`]): the rank lives on, for an import.
     ///
     /// # Panics
-    /// When `exchange.staged` was not made for the programs of this rank.
-    pub fn step(&mut self, program: ProgramId, exchange: &mut Exchange) -> Result<(), ExecError> {
+    /// When `handover.staged` was not made for the programs of this rank.
+    pub fn step(&mut self, program: ProgramId, handover: &mut Handover) -> Result<(), ExecError> {
         let begun = Instant::now();
-        self.meter.begin(exchange.splits);
-        let outcome = self.try_step(program, exchange);
-        exchange.took = begun.elapsed();
+        self.meter.begin(handover.splits);
+        let outcome = self.try_step(program, handover);
+        handover.took = begun.elapsed();
         self.meter.begin(false);
         if let Err(error) = &outcome {
             self.give_up(&error.to_string());
@@ -187,33 +187,33 @@ impl<B: Backend> Rank<B> {
         outcome
     }
 
-    fn try_step(&mut self, program: ProgramId, exchange: &mut Exchange) -> Result<(), ExecError> {
+    fn try_step(&mut self, program: ProgramId, handover: &mut Handover) -> Result<(), ExecError> {
         let _span = tracing::info_span!("step", program = program.number()).entered();
         let programs = self.programs.len();
         if program.index() >= programs {
             return Err(ExecError::NoProgram { rank: self.id(), program, programs });
         }
-        if let Some(adoption) = exchange.adoption.take() {
+        if let Some(adoption) = handover.adoption.take() {
             self.adopt(program, adoption)?;
         }
         self.quantize_new_masters()?;
         // New plans and new masters are not part of a step.
         let _ = self.meter.lap();
-        self.upload_inputs(program, exchange)?;
+        self.upload_inputs(program, handover)?;
         let driven = self.run(Some(program))?;
-        (exchange.unrecorded, exchange.issue, exchange.segments) =
+        (handover.unrecorded, handover.issue, handover.segments) =
             (driven.unrecorded, driven.issue, driven.segments);
-        (exchange.issued, exchange.edges) = (driven.issued, driven.before);
+        (handover.issued, handover.edges) = (driven.issued, driven.before);
         let installed = &self.programs[program.index()];
-        self.backend.intervals(&installed.bound, &mut exchange.intervals);
-        exchange.exposure = self.gauge.measure(&installed.plan, &exchange.intervals);
-        exchange.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
-        let faulted = exchange.fault.is_some();
-        exchange.diverged = self.divergence()?;
+        self.backend.intervals(&installed.bound, &mut handover.intervals);
+        handover.exposure = self.gauge.measure(&installed.plan, &handover.intervals);
+        handover.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
+        let faulted = handover.fault.is_some();
+        handover.diverged = self.divergence()?;
         let Self { backend, programs, world, meter, .. } = self;
         meter.within(Activity::Waiting, || programs[program.index()].settle(backend, world, faulted))?;
         let installed = &self.programs[program.index()];
-        exchange.vote = match installed.vote {
+        handover.vote = match installed.vote {
             None => None,
             Some(region) => {
                 let mut vote = Vote::default();
@@ -223,16 +223,16 @@ impl<B: Backend> Rank<B> {
                 Some(vote)
             }
         };
-        self.download_outputs(program, exchange)?;
+        self.download_outputs(program, handover)?;
         let plan = &self.programs[program.index()].plan;
         self.meter.within(Activity::Waiting, || {
-            if exchange.measures {
-                exchange.agreed = self.world.agree_on_times(self.id(), &exchange.intervals, driven.step)?;
+            if handover.measures {
+                handover.agreed = self.world.agree_on_times(self.id(), &handover.intervals, driven.step)?;
             }
             let staging = self.staging[program.index()];
-            self.world.spread_report(self.id(), plan, (staging, program), exchange)
+            self.world.spread_report(self.id(), plan, (staging, program), handover)
         })?;
-        exchange.edges += self.meter.lap();
+        handover.edges += self.meter.lap();
         Ok(())
     }
 
@@ -300,8 +300,8 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    fn upload_inputs(&mut self, program: ProgramId, exchange: &Exchange) -> Result<(), ExecError> {
-        let Exchange { learning_rate, loss_scale, gradient_scale, .. } = *exchange;
+    fn upload_inputs(&mut self, program: ProgramId, handover: &Handover) -> Result<(), ExecError> {
+        let Handover { learning_rate, loss_scale, gradient_scale, .. } = *handover;
         let contents = [Content::LearningRate, Content::LossScale, Content::GradientScale];
         let values = [learning_rate, loss_scale, gradient_scale];
         for (place, (content, value)) in contents.into_iter().zip(values).enumerate() {
@@ -312,16 +312,16 @@ impl<B: Backend> Rank<B> {
         }
         let staging = self.staging[program.index()];
         for Staged { region, buffer, bytes } in &self.programs[program.index()].inputs {
-            let bytes = &exchange.staged[staging.index()][buffer.index()][bytes.clone()];
+            let bytes = &handover.staged[staging.index()][buffer.index()][bytes.clone()];
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         Ok(())
     }
 
-    fn download_outputs(&self, program: ProgramId, exchange: &mut Exchange) -> Result<(), ExecError> {
+    fn download_outputs(&self, program: ProgramId, handover: &mut Handover) -> Result<(), ExecError> {
         let staging = self.staging[program.index()];
         for Staged { region, buffer, bytes } in &self.programs[program.index()].outputs {
-            let bytes = &mut exchange.staged[staging.index()][buffer.index()][bytes.clone()];
+            let bytes = &mut handover.staged[staging.index()][buffer.index()][bytes.clone()];
             self.backend.download(&self.memory, *region, bytes)?;
         }
         Ok(())

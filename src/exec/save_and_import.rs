@@ -10,7 +10,7 @@ use std::io;
 use super::parts::{Incomplete, PartWriter, RankPart, RankState, SaveId};
 use super::rounds::{Refusal, Rounds, Work};
 use super::spread::DIFFERENT_CHECKPOINTS;
-use super::{Exchange, ExecError, Rank, StatePart};
+use super::{ExecError, Handover, Rank, StatePart};
 use crate::backend::Backend;
 use crate::format::DelayedState;
 use crate::id::{CarriedId, RankId, WeightId};
@@ -19,17 +19,17 @@ use crate::id::{CarriedId, RankId, WeightId};
 const UNCERTAIN: u64 = 1;
 
 impl<B: Backend> Rank<B> {
-    /// Hands the rank's state to the writer in `exchange`, which then says who could not save, if anybody could not.
+    /// Hands the rank's state to the writer in `handover`, which then says who could not save, if anybody could not.
     ///
     /// # Errors
     /// What the backend refuses, and the end of the world.
-    pub fn save_part(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
-        exchange.refusal = None;
-        let Some(writer) = exchange.part_writer.take() else {
+    pub fn save_part(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
+        handover.refusal = None;
+        let Some(writer) = handover.part_writer.take() else {
             return Err(ExecError::NoParts { rank: self.id(), what: "writer" });
         };
         self.quantize_new_masters()?;
-        exchange.refusal = self.save_to(writer.as_ref())?;
+        handover.refusal = self.save_to(writer.as_ref())?;
         Ok(())
     }
 
@@ -66,14 +66,14 @@ impl<B: Backend> Rank<B> {
         Ok(agreed.err())
     }
 
-    /// Takes in what the rank owns of a checkpoint, from the reader in `exchange`; or nothing, if any rank refuses
-    /// or processes read different ones, and then `exchange` says why, as `refusal` or `import_refused`.
+    /// Takes in what the rank owns of a checkpoint, from the reader in `handover`; or nothing, if any rank refuses
+    /// or processes read different ones, and then `handover` says why, as `refusal` or `import_refused`.
     ///
     /// # Errors
     /// What the backend refuses, and the end of the world.
-    pub fn import_part(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
-        (exchange.import_refused, exchange.refusal) = (None, None);
-        let Some(reader) = exchange.part_reader.take() else {
+    pub fn import_part(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
+        (handover.import_refused, handover.refusal) = (None, None);
+        let Some(reader) = handover.part_reader.take() else {
             return Err(ExecError::NoParts { rank: self.id(), what: "reader" });
         };
         let (part, agreed) = {
@@ -88,19 +88,19 @@ impl<B: Backend> Rank<B> {
             (part, rounds.agree(own)?)
         };
         match agreed {
-            Err(refusal) => exchange.refusal = Some(refusal),
+            Err(refusal) => handover.refusal = Some(refusal),
             Ok(digests) if digests.windows(2).any(|pair| pair[0] != pair[1]) => {
-                exchange.import_refused = Some(DIFFERENT_CHECKPOINTS.to_owned());
+                handover.import_refused = Some(DIFFERENT_CHECKPOINTS.to_owned());
             }
-            Ok(_) => return self.take_in(part, exchange),
+            Ok(_) => return self.take_in(part, handover),
         }
         Ok(())
     }
 
-    fn take_in(&mut self, part: RankPart, exchange: &mut Exchange) -> Result<(), ExecError> {
+    fn take_in(&mut self, part: RankPart, handover: &mut Handover) -> Result<(), ExecError> {
         let RankPart { shards, carried, optimizer_step } = part;
-        (exchange.shards, exchange.carried, exchange.optimizer_step) = (shards, carried, optimizer_step);
-        self.import(exchange)
+        (handover.shards, handover.carried, handover.optimizer_step) = (shards, carried, optimizer_step);
+        self.import(handover)
     }
 }
 

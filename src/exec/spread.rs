@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::world::{failed, misfit};
-use super::{Diverged, Exchange, ExecError, ShardPlanes, WeightShard, World};
+use super::{Diverged, ExecError, Handover, ShardPlanes, WeightShard, World};
 use crate::backend::ClosureFault;
 use crate::format::DelayedState;
 use crate::id::{CallId, ProgramId, RankId};
@@ -36,18 +36,18 @@ pub struct RankReport {
 }
 
 impl RankReport {
-    /// Built from what a rank left in its exchange.
+    /// Built from what a rank left in its handover.
     #[must_use]
-    pub fn of(plan: &StepPlan, program: ProgramId, exchange: &Exchange) -> Self {
+    pub fn of(plan: &StepPlan, program: ProgramId, handover: &Handover) -> Self {
         let staged =
-            exchange.staged.get(program.index()).map_or(&[][..], Vec::as_slice).iter().zip(&plan.buffers);
+            handover.staged.get(program.index()).map_or(&[][..], Vec::as_slice).iter().zip(&plan.buffers);
         let output = |(bytes, spec): (&Vec<u8>, &crate::model::BufferSpec)| {
             if spec.role == Role::Output { bytes.clone() } else { Vec::new() }
         };
         Self {
-            fault: exchange.fault.clone(),
-            diverged: exchange.diverged,
-            unrecorded: exchange.unrecorded.clone(),
+            fault: handover.fault.clone(),
+            diverged: handover.diverged,
+            unrecorded: handover.unrecorded.clone(),
             outputs: staged.map(output).collect(),
         }
     }
@@ -103,8 +103,8 @@ struct Asked {
 }
 
 impl Asked {
-    fn of(plan: ProgramId, exchange: &Exchange) -> Self {
-        let Exchange { learning_rate, loss_scale, gradient_scale, .. } = *exchange;
+    fn of(plan: ProgramId, handover: &Handover) -> Self {
+        let Handover { learning_rate, loss_scale, gradient_scale, .. } = *handover;
         Self { plan, scalars: [learning_rate, loss_scale, gradient_scale].map(f32::to_bits) }
     }
 
@@ -127,23 +127,23 @@ impl Asked {
 }
 
 impl World {
-    /// Tells the ranks of other processes how a step by the plan numbered `by` ended here, and puts into `exchange` how
+    /// Tells the ranks of other processes how a step by the plan numbered `by` ended here, and puts into `handover` how
     /// it ended there.
     pub(super) fn spread_report(
         &self,
         rank: RankId,
         plan: &StepPlan,
         (program, by): (ProgramId, ProgramId),
-        exchange: &mut Exchange,
+        handover: &mut Handover,
     ) -> Result<(), ExecError> {
         let rendezvous = self.rendezvous();
-        exchange.elsewhere.clear();
+        handover.elsewhere.clear();
         if rendezvous.is_whole() {
             return Ok(());
         }
-        let asked = Asked::of(by, exchange);
+        let asked = Asked::of(by, handover);
         let mut own = bytemuck::cast_slice(&asked.encode()).to_vec();
-        own.extend(RankReport::of(plan, program, exchange).encode());
+        own.extend(RankReport::of(plan, program, handover).encode());
         let all = rendezvous.exchange(rank, Topic::Reports, &own).map_err(|error| failed(rank, error))?;
         let here = rendezvous.range();
         // One rank of a process keeps it for all.
@@ -160,25 +160,25 @@ impl World {
             }
             let report = RankReport::decode(plan, bytes);
             let report = report.map_err(|_| failed(rank, misfit("the report of a step")))?;
-            exchange.elsewhere.push((RankId::at(other), report));
+            handover.elsewhere.push((RankId::at(other), report));
         }
         Ok(())
     }
 
-    /// Brings what all ranks exported to rank 0, whose exchange then has it.
-    pub(super) fn gather_weights(&self, rank: RankId, exchange: &mut Exchange) -> Result<(), ExecError> {
+    /// Brings what all ranks exported to rank 0, whose handover then has it.
+    pub(super) fn gather_weights(&self, rank: RankId, handover: &mut Handover) -> Result<(), ExecError> {
         let rendezvous = self.rendezvous();
         if rendezvous.is_whole() {
             return Ok(());
         }
         let ranks = rendezvous.ranks() as usize;
-        let mut gathered: Vec<Exchange> = Vec::new();
+        let mut gathered: Vec<Handover> = Vec::new();
         let first = rank == RankId::new(0);
         if first {
-            let step = exchange.optimizer_step;
-            gathered.resize_with(ranks, || Exchange { optimizer_step: step, ..Exchange::default() });
+            let step = handover.optimizer_step;
+            gathered.resize_with(ranks, || Handover { optimizer_step: step, ..Handover::default() });
         }
-        for shard in std::mem::take(&mut exchange.shards) {
+        for shard in std::mem::take(&mut handover.shards) {
             let all =
                 rendezvous.gather_to_first(rank, &encode(&shard)).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
@@ -186,25 +186,25 @@ impl World {
                 place.shards.push(shard);
             }
         }
-        for carried in std::mem::take(&mut exchange.carried) {
+        for carried in std::mem::take(&mut handover.carried) {
             let all = rendezvous.gather_to_first(rank, &carried).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
                 place.carried.push(bytes);
             }
         }
-        exchange.gathered = gathered;
+        handover.gathered = gathered;
         Ok(())
     }
 
     /// Whether all processes import the same checkpoint and each can; if not, why not.
-    pub(super) fn agree_on_import(&self, rank: RankId, exchange: &mut Exchange) -> Result<(), ExecError> {
-        exchange.import_refused = None;
+    pub(super) fn agree_on_import(&self, rank: RankId, handover: &mut Handover) -> Result<(), ExecError> {
+        handover.import_refused = None;
         if self.rendezvous().is_whole() {
             return Ok(());
         }
-        let all = self.exchange(rank, exchange.checkpoint.unwrap_or(0))?;
+        let all = self.exchange(rank, handover.checkpoint.unwrap_or(0))?;
         let refusing = all.iter().position(|digest| *digest == 0);
-        exchange.import_refused = match refusing {
+        handover.import_refused = match refusing {
             Some(other) => Some(format!("the process of {} refused its checkpoint", RankId::at(other))),
             None if all.windows(2).all(|pair| pair[0] == pair[1]) => None,
             None => Some(DIFFERENT_CHECKPOINTS.to_owned()),

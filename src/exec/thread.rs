@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{CaptureMode, Exchange, ExecError, Initializer, Rank, World};
+use super::{CaptureMode, ExecError, Handover, Initializer, Rank, World};
 use crate::backend::Backend;
 use crate::compute::ComputeFactory;
 use crate::id::{ProgramId, RankId};
@@ -117,7 +117,7 @@ impl<B: Backend> std::fmt::Debug for Setup<B> {
 pub struct RankThread {
     rank: RankId,
     commands: Option<Sender<Command>>,
-    exchange: Arc<Mutex<Exchange>>,
+    handover: Arc<Mutex<Handover>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -130,18 +130,18 @@ impl RankThread {
     #[inline(never)]
     pub fn start<B: Backend>(
         setup: Setup<B>,
-        exchange: Exchange,
+        handover: Handover,
         inbox: Arc<Inbox>,
     ) -> Result<Self, ExecError> {
         let rank = setup.backend.rank();
         let (commands, orders) = bounded(1);
-        let exchange = Arc::new(Mutex::new(exchange));
-        let shared = Arc::clone(&exchange);
+        let handover = Arc::new(Mutex::new(handover));
+        let shared = Arc::clone(&handover);
         let thread = std::thread::Builder::new()
             .name(format!("warpweft {rank}"))
             .spawn(move || live(setup, &shared, &inbox, &orders))
             .map_err(|error| ExecError::Thread { rank, reason: error.to_string() })?;
-        Ok(Self { rank, commands: Some(commands), exchange, thread: Some(thread) })
+        Ok(Self { rank, commands: Some(commands), handover, thread: Some(thread) })
     }
 
     /// Which rank it is.
@@ -165,9 +165,9 @@ impl RankThread {
         self.commands = None;
     }
 
-    /// The rank's exchange, which belongs to the session between a reply and the next command.
-    pub fn exchange(&self) -> MutexGuard<'_, Exchange> {
-        self.exchange.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The rank's handover, which belongs to the session between a reply and the next command.
+    pub fn handover(&self) -> MutexGuard<'_, Handover> {
+        self.handover.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -184,7 +184,7 @@ impl Drop for RankThread {
 const FILLS_MASTERS: &str =
     "it fills its masters; let the initializer take less time on every rank, or raise deadline_s";
 
-fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, orders: &Receiver<Command>) {
+fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, orders: &Receiver<Command>) {
     let Setup {
         backend,
         world,
@@ -212,7 +212,7 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
     let mut next = None;
     loop {
         let outcome = guarded(rank, || {
-            let mut exchange = exchange.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut handover = handover.lock().unwrap_or_else(PoisonError::into_inner);
             match next {
                 None => {
                     world.stand(rank, FILLS_MASTERS);
@@ -220,16 +220,16 @@ fn live<B: Backend>(setup: Setup<B>, exchange: &Mutex<Exchange>, inbox: &Inbox, 
                     world.stand(rank, "");
                     initialized
                 }
-                Some(Command::Step(program)) => match spans.as_ref().filter(|_| exchange.recorded) {
-                    Some(lane) => lane.within(|| owner.step(program, &mut exchange)),
-                    None => owner.step(program, &mut exchange),
+                Some(Command::Step(program)) => match spans.as_ref().filter(|_| handover.recorded) {
+                    Some(lane) => lane.within(|| owner.step(program, &mut handover)),
+                    None => owner.step(program, &mut handover),
                 },
-                Some(Command::Export) => owner.export(&mut exchange),
-                Some(Command::Import) => owner.import_agreed(&mut exchange),
-                Some(Command::MainGrads) => owner.main_grads(&mut exchange),
-                Some(Command::SavePart) => owner.save_part(&mut exchange),
-                Some(Command::ImportPart) => owner.import_part(&mut exchange),
-                Some(Command::CompareCopies) => owner.compare_copies(&mut exchange),
+                Some(Command::Export) => owner.export(&mut handover),
+                Some(Command::Import) => owner.import_agreed(&mut handover),
+                Some(Command::MainGrads) => owner.main_grads(&mut handover),
+                Some(Command::SavePart) => owner.save_part(&mut handover),
+                Some(Command::ImportPart) => owner.import_part(&mut handover),
+                Some(Command::CompareCopies) => owner.compare_copies(&mut handover),
             }
         });
         if let Err(error) = &outcome {

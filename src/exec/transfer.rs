@@ -1,4 +1,4 @@
-//! Weights and carried buffers between a rank's arena and its exchange.
+//! Weights and carried buffers between a rank's arena and its handover.
 //!
 //! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however they are
 //! stored; masters that were set are quantized before anything reads them. What a session begins with goes
@@ -7,7 +7,7 @@
 use bytemuck::Pod;
 use half::bf16;
 
-use super::{Exchange, ExecError, Rank, ShardPlanes, StatePart, WeightShard};
+use super::{ExecError, Handover, Rank, ShardPlanes, StatePart, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
 use crate::format::{DelayedState, Orientation, join_master, split_master};
@@ -17,25 +17,25 @@ use crate::model::Placement;
 use crate::plan::EdgeState;
 
 impl<B: Backend> Rank<B> {
-    /// Copies masters, moments, step count and planes of the rank's rows into `exchange`, and the rank's
+    /// Copies masters, moments, step count and planes of the rank's rows into `handover`, and the rank's
     /// carried buffers. Rows that several ranks have are copied by the first of them; the others have empty
     /// shards of that weight. Where a world has several processes, rank 0 then has what all ranks copied out,
     /// and the others have nothing.
     ///
     /// # Errors
     /// What the backend refuses.
-    pub fn export(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+    pub fn export(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
         self.quantize_new_masters()?;
         let plan = &self.prologue.plan;
-        exchange.shards.clear();
+        handover.shards.clear();
         for number in 0..plan.weights.layouts.len() {
             let weight = WeightId::at(number);
             // Ranks of the first replica come first.
             if self.id().number() >= plan.weights.layout(weight).shard.ranks {
-                exchange.shards.push(WeightShard::default());
+                handover.shards.push(WeightShard::default());
                 continue;
             }
-            exchange.shards.push(WeightShard {
+            handover.shards.push(WeightShard {
                 master: self.rows(weight, StatePart::Master)?,
                 exp_avg: self.rows(weight, StatePart::FirstMoment)?,
                 exp_avg_sq: self.rows(weight, StatePart::SecondMoment)?,
@@ -44,46 +44,46 @@ impl<B: Backend> Rank<B> {
                 delayed: self.delayed(weight)?,
             });
         }
-        exchange.optimizer_step = self.steps_taken()?;
-        exchange.carried = (0..self.carried.len())
+        handover.optimizer_step = self.steps_taken()?;
+        handover.carried = (0..self.carried.len())
             .map(|place| self.carried_bytes(CarriedId::at(place)))
             .collect::<Result<_, _>>()?;
-        self.world.gather_weights(self.id(), exchange)
+        self.world.gather_weights(self.id(), handover)
     }
 
-    /// Copies the main grads of the rank's rows into `exchange`.
+    /// Copies the main grads of the rank's rows into `handover`.
     ///
     /// # Errors
     /// What the backend refuses.
-    pub fn main_grads(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
+    pub fn main_grads(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
         let trained = weights.filter(|weight| !self.is_frozen(*weight));
         let main_grad = |weight| Ok((weight, self.values(Content::MainGrad(weight), weight)?));
-        exchange.main_grads = trained.map(main_grad).collect::<Result<_, ExecError>>()?;
+        handover.main_grads = trained.map(main_grad).collect::<Result<_, ExecError>>()?;
         Ok(())
     }
 
-    /// Like [`Rank::import`], if all processes of the world agree on the checkpoint; otherwise `exchange`
+    /// Like [`Rank::import`], if all processes of the world agree on the checkpoint; otherwise `handover`
     /// says why not, and nothing is changed.
     ///
     /// # Errors
     /// What the backend refuses, and the end of the world.
-    pub fn import_agreed(&mut self, exchange: &mut Exchange) -> Result<(), ExecError> {
-        self.world.agree_on_import(self.id(), exchange)?;
-        if exchange.import_refused.is_some() { Ok(()) } else { self.import(exchange) }
+    pub fn import_agreed(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
+        self.world.agree_on_import(self.id(), handover)?;
+        if handover.import_refused.is_some() { Ok(()) } else { self.import(handover) }
     }
 
-    /// Puts masters, moments, delayed scales, step count and carried buffers from `exchange` in place; the
-    /// planes follow from the masters before the next step. Carried buffers that `exchange` does not have
+    /// Puts masters, moments, delayed scales, step count and carried buffers from `handover` in place; the
+    /// planes follow from the masters before the next step. Carried buffers that `handover` does not have
     /// stay as they are.
     ///
     /// # Errors
     /// [`ExecError::Misfit`] for other weights, rows or carried buffers than the rank's, before anything is changed;
     /// what the backend refuses.
-    pub fn import(&mut self, exchange: &Exchange) -> Result<(), ExecError> {
-        self.check_shards(&exchange.shards)?;
-        self.check_carried(&exchange.carried)?;
-        for (number, shard) in exchange.shards.iter().enumerate() {
+    pub fn import(&mut self, handover: &Handover) -> Result<(), ExecError> {
+        self.check_shards(&handover.shards)?;
+        self.check_carried(&handover.carried)?;
+        for (number, shard) in handover.shards.iter().enumerate() {
             let weight = WeightId::at(number);
             self.write_master(weight, &shard.master)?;
             for (list, values) in self.kept(weight).zip([&shard.exp_avg, &shard.exp_avg_sq]) {
@@ -91,9 +91,9 @@ impl<B: Backend> Rank<B> {
             }
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
-        self.write(Content::OptimizerStep, &exchange.optimizer_step.to_le_bytes())?;
-        self.optimizer_steps = exchange.optimizer_step;
-        for (region, bytes) in self.carried.iter().zip(&exchange.carried) {
+        self.write(Content::OptimizerStep, &handover.optimizer_step.to_le_bytes())?;
+        self.optimizer_steps = handover.optimizer_step;
+        for (region, bytes) in self.carried.iter().zip(&handover.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         self.edge = EdgeState::NEW_MASTERS;
@@ -288,7 +288,7 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    /// Checks that `exchange` has of every weight master and whatever is kept beside it, of the rank's rows.
+    /// Checks that `handover` has of every weight master and whatever is kept beside it, of the rank's rows.
     fn check_shards(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
         let (rank, weights) = (self.id(), &self.prologue.plan.weights);
         let layouts = &weights.layouts;

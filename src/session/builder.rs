@@ -231,8 +231,8 @@ impl Start {
         let programs = plans.programs.iter().map(|plan| Program::new(plan, backends.len()));
         let mut programs: Vec<Program> = programs.collect::<Result<_, _>>()?;
         let sum_plans = number_sums(&self.programs, &mut programs, &plans);
-        let exchanges =
-            backends.iter().map(|_| plans.exchange()).collect::<Result<Vec<_>, SessionError>>()?;
+        let handovers =
+            backends.iter().map(|_| plans.handover()).collect::<Result<Vec<_>, SessionError>>()?;
         let mut session = Session {
             ranks: Vec::new(),
             inbox,
@@ -255,10 +255,10 @@ impl Start {
             splits: false,
             rendezvous,
         };
-        for (backend, exchange) in backends.into_iter().zip(exchanges) {
+        for (backend, handover) in backends.into_iter().zip(handovers) {
             let spans = recorder.as_ref().map(|recorder| recorder.lane(backend.rank()));
             let thread = backend
-                .start(&shared, spans, exchange)
+                .start(&shared, spans, handover)
                 .inspect_err(|error| shared.world.end(&error.to_string()))?;
             session.ranks.push(thread);
         }

@@ -11,7 +11,7 @@ use std::ops::{DerefMut, Range};
 use std::sync::Arc;
 
 use super::UpdatedBy;
-use crate::exec::{Exchange, WeightShard};
+use crate::exec::{Handover, WeightShard};
 use crate::format::{
     DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale,
 };
@@ -133,9 +133,9 @@ impl Checkpoint {
         self
     }
 
-    /// Puts the ranks' shards together, and takes them out of the exchanges. It goes weight by weight: what is in
+    /// Puts the ranks' shards together, and takes them out of the handovers. It goes weight by weight: what is in
     /// memory at once is one checkpoint, in parts or whole, and one weight more.
-    pub(super) fn gather<E: DerefMut<Target = Exchange>>(
+    pub(super) fn gather<E: DerefMut<Target = Handover>>(
         programs: &[Arc<StepPlan>],
         ranks: &mut [E],
     ) -> Result<Self, FormatError> {
@@ -159,7 +159,7 @@ impl Checkpoint {
     }
 
     /// Cuts out what `rank` owns.
-    pub(super) fn scatter(&self, programs: &[Arc<StepPlan>], rank: RankId, exchange: &mut Exchange) {
+    pub(super) fn scatter(&self, programs: &[Arc<StepPlan>], rank: RankId, handover: &mut Handover) {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
         let bytes_of = |(name, region): (&str, Region)| match &self.carried {
             Carried::Zeros => vec![0; region.bytes],
@@ -168,12 +168,12 @@ impl Checkpoint {
                 found.find_map(|buffer| buffer.ranks.get(rank.index())).cloned().unwrap_or_default()
             }
         };
-        exchange.carried = carried(programs).into_iter().map(bytes_of).collect();
-        exchange.optimizer_step = self.optimizer_step;
+        handover.carried = carried(programs).into_iter().map(bytes_of).collect();
+        handover.optimizer_step = self.optimizer_step;
         let weights = programs.first().map(|plan| &plan.weights);
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
-        exchange.shards = layouts
+        handover.shards = layouts
             .iter()
             .filter_map(|layout| by_name.get(layout.name.as_str()).map(|state| (*state, layout)))
             .map(|(state, layout)| {

@@ -104,7 +104,7 @@ impl Session {
             // Who no longer waits for what it found may ask again.
             Command::CompareCopies => {}
             Command::Export | Command::MainGrads => {
-                self.ranks.iter().for_each(|thread| thread.exchange().forget_weights());
+                self.ranks.iter().for_each(|thread| thread.handover().forget_weights());
             }
         }
         Ok(())

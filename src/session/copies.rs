@@ -30,7 +30,7 @@ impl Session {
             self.check_usable()?;
             self.command(Command::CompareCopies);
             self.finish().await?;
-            let found = self.ranks.iter().find_map(|thread| thread.exchange().unequal.take());
+            let found = self.ranks.iter().find_map(|thread| thread.handover().unequal.take());
             let Some(Unequal { weight, part, first, other }) = found else { return Ok(()) };
             // All programs have the same weights, and without one there would be none that differs.
             let weights = self.programs.first().map(|program| &program.plan.weights);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::diverged::Divergence;
 use super::{Poison, Session, SessionError, StepReport, report};
-use crate::exec::{Exchange, RankReport, RankThread};
+use crate::exec::{Handover, RankReport, RankThread};
 use crate::id::{ProgramId, RankId};
 use crate::model::Call;
 
@@ -29,9 +29,9 @@ impl Session {
         let (plan, program) = (self.plan_of(number), self.program_of(number));
         let mut all: Vec<(RankId, RankReport)> = Vec::new();
         for thread in &self.ranks {
-            let mut exchange = thread.exchange();
-            all.push((thread.rank(), RankReport::of(plan, program, &exchange)));
-            all.append(&mut exchange.elsewhere);
+            let mut handover = thread.handover();
+            all.push((thread.rank(), RankReport::of(plan, program, &handover)));
+            all.append(&mut handover.elsewhere);
         }
         all.sort_by_key(|(rank, _)| *rank);
         all.into_iter().map(|(_, report)| report).collect()
@@ -54,15 +54,15 @@ impl Session {
         self.unseen.not_recorded.extend(report::not_recorded(&plan.name, &ranks));
         let step = self.steps;
         self.steps += 1;
-        let exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
+        let handovers: Vec<_> = self.ranks.iter().map(RankThread::handover).collect();
         if let Some(recorder) = &mut self.recorder {
-            recorder.record(&plan, step, self.rendezvous.range().start, &exchanges);
+            recorder.record(&plan, step, self.rendezvous.range().start, &handovers);
         }
         self.diverged = Divergence::of(step, &ranks, &plan.weights);
         if let Some(tuning) = &mut self.tuning {
             let failed = ranks.iter().any(|report| report.fault.is_some()) || self.diverged.is_some();
-            let is_skipped = |first: &Exchange| first.vote.is_some_and(|vote| vote.skips());
-            let times = exchanges.first().filter(|first| !failed && !is_skipped(first));
+            let is_skipped = |first: &Handover| first.vote.is_some_and(|vote| vote.skips());
+            let times = handovers.first().filter(|first| !failed && !is_skipped(first));
             tuning.after_step(number, failed, times.map(|first| first.agreed.as_slice()));
         }
         // The first in program order: what a failed closure did not write may have reached other ranks by an exchange.
@@ -72,7 +72,7 @@ impl Session {
         if plan.writes_gradients() {
             self.has_gradients = faulted.is_none();
         }
-        let loss_scale = exchanges.first().map_or(1.0, |exchange| exchange.loss_scale);
+        let loss_scale = handovers.first().map_or(1.0, |handover| handover.loss_scale);
         self.sum = self.sum.after(&plan, faulted.is_some(), loss_scale);
         if let Some((rank, fault)) = faulted {
             let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
@@ -82,6 +82,6 @@ impl Session {
         self.check_sound()?;
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
         let unseen = (std::mem::take(&mut self.unseen), self.sum.steps);
-        report::build(&plan, step, duration, device, unseen, (first, &exchanges), ranks)
+        report::build(&plan, step, duration, device, unseen, (first, &handovers), ranks)
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::backend::HostSplit;
-use crate::exec::Exchange;
+use crate::exec::Handover;
 use crate::id::RankId;
 
 /// Where the host's time of one step went ([`Session::split_host_time`](super::Session::split_host_time)).
@@ -35,15 +35,15 @@ pub struct HostTime {
 }
 
 impl HostTime {
-    /// Of what the ranks of this process left in their exchanges; `duration` is from the command to the last
+    /// Of what the ranks of this process left in their handovers; `duration` is from the command to the last
     /// reply.
     pub(super) fn of<'a>(
-        exchanges: impl Iterator<Item = (RankId, &'a Exchange)>,
+        handovers: impl Iterator<Item = (RankId, &'a Handover)>,
         tasks: usize,
         duration: Duration,
     ) -> Option<Self> {
         let (rank, slowest) =
-            exchanges.filter(|(_, exchange)| exchange.splits).max_by_key(|(_, exchange)| exchange.issue)?;
+            handovers.filter(|(_, handover)| handover.splits).max_by_key(|(_, handover)| handover.issue)?;
         Some(Self {
             rank,
             tasks,
@@ -122,7 +122,7 @@ mod tests {
         Duration::from_micros(micros)
     }
 
-    fn exchange(issue: u64, took: u64) -> Exchange {
+    fn handover(issue: u64, took: u64) -> Handover {
         let issued = HostSplit {
             own: micros(issue / 10),
             driver: micros(issue / 2),
@@ -138,20 +138,20 @@ mod tests {
             calls: 5,
             ..HostSplit::default()
         };
-        Exchange {
+        Handover {
             splits: true,
             issue: micros(issue),
             issued,
             edges,
             took: micros(took),
-            ..Exchange::default()
+            ..Handover::default()
         }
     }
 
     #[test]
     fn the_rank_that_took_longest_to_issue_is_told_of() {
-        let all = [exchange(1000, 5000), exchange(2000, 4000), exchange(10, 10)];
-        let numbered = || all.iter().enumerate().map(|(rank, exchange)| (RankId::at(rank), exchange));
+        let all = [handover(1000, 5000), handover(2000, 4000), handover(10, 10)];
+        let numbered = || all.iter().enumerate().map(|(rank, handover)| (RankId::at(rank), handover));
         let host = HostTime::of(numbered(), 400, micros(5100)).unwrap();
         assert_eq!((host.rank, host.issue), (RankId::new(1), all[1].issued));
         assert_eq!(host.issue.busy(), all[1].issue, "parts add up");
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn steps_that_were_not_split_say_nothing() {
-        let quiet = Exchange { splits: false, ..exchange(1000, 5000) };
+        let quiet = Handover { splits: false, ..handover(1000, 5000) };
         assert_eq!(HostTime::of([(RankId::new(0), &quiet)].into_iter(), 1, micros(1)), None);
         assert_eq!(HostTime::of(std::iter::empty(), 1, micros(1)), None);
     }
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn the_words_are_those_of_the_step_that_was_run() {
         let host =
-            HostTime::of([(RankId::new(0), &exchange(9100, 10_000))].into_iter(), 1234, micros(10_040))
+            HostTime::of([(RankId::new(0), &handover(9100, 10_000))].into_iter(), 1234, micros(10_040))
                 .unwrap();
         assert_eq!(
             host.to_string(),

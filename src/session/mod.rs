@@ -223,16 +223,16 @@ impl Session {
         }
         let measures = self.tuning.as_ref().is_some_and(|tuning| tuning.measures(number));
         for (rank, thread) in self.ranks.iter().enumerate() {
-            let mut exchange = thread.exchange();
-            exchange.learning_rate = self.learning_rate;
-            exchange.loss_scale = self.loss_scale;
-            exchange.gradient_scale = gradient_scale;
-            exchange.adoption.clone_from(&adoption);
-            exchange.measures = measures;
-            exchange.splits = self.splits;
-            exchange.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
+            let mut handover = thread.handover();
+            handover.learning_rate = self.learning_rate;
+            handover.loss_scale = self.loss_scale;
+            handover.gradient_scale = gradient_scale;
+            handover.adoption.clone_from(&adoption);
+            handover.measures = measures;
+            handover.splits = self.splits;
+            handover.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
             for (staged, input) in
-                exchange.staged[number.index()].iter_mut().zip(&self.programs[number.index()].inputs[rank])
+                handover.staged[number.index()].iter_mut().zip(&self.programs[number.index()].inputs[rank])
             {
                 if !input.bytes.is_empty() {
                     staged.copy_from_slice(&input.bytes);
@@ -307,7 +307,7 @@ impl Session {
         self.check_own(rank)?;
         let thread = self.ranks.iter().find(|thread| thread.rank() == rank);
         let drained = thread.filter(|_| self.pending.is_none());
-        Ok(drained.map_or_else(Vec::new, |thread| thread.exchange().intervals.clone()))
+        Ok(drained.map_or_else(Vec::new, |thread| thread.handover().intervals.clone()))
     }
 
     /// Ends the session: waits for a step still under way, closes the ranks, writes the trace if

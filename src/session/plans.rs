@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{SessionError, costs};
 use crate::config::{Capture, Config};
-use crate::exec::Exchange;
+use crate::exec::Handover;
 use crate::layout::{StateLayout, Weights};
 use crate::model::{Accumulation, BufferSpec, Mesh, Role, StepProgram};
 use crate::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
@@ -99,15 +99,15 @@ impl Plans {
         self.programs.iter().chain(&self.sum_plans)
     }
 
-    /// An exchange with room for everything a step of any program stages.
-    pub(super) fn exchange(&self) -> Result<Exchange, SessionError> {
+    /// A handover with room for everything a step of any program stages.
+    pub(super) fn handover(&self) -> Result<Handover, SessionError> {
         let is_staged = |role| matches!(role, Role::Input | Role::Output);
         let staged = self.programs.iter().map(|plan| host_buffers(plan, is_staged));
         let longest = self.all().map(|plan| plan.tasks.len()).max().unwrap_or(0);
-        Ok(Exchange {
+        Ok(Handover {
             staged: staged.collect::<Result<_, _>>()?,
             intervals: Vec::with_capacity(longest),
-            ..Exchange::default()
+            ..Handover::default()
         })
     }
 }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use super::SessionError;
 use super::live_bytes::live_bytes;
 use crate::backend::TaskInterval;
-use crate::exec::Exchange;
+use crate::exec::Handover;
 use crate::id::{RankId, TaskId};
 use crate::layout::LaneKind;
 use crate::plan::{EdgeKind, StepPlan, Task};
@@ -64,20 +64,20 @@ impl Recorder {
     }
 
     /// Adds one step of the ranks of this process, of which `first` is the first.
-    pub(super) fn record<E: Deref<Target = Exchange>>(
+    pub(super) fn record<E: Deref<Target = Handover>>(
         &mut self,
         plan: &StepPlan,
         step: u64,
         first: usize,
-        exchanges: &[E],
+        handovers: &[E],
     ) {
         if !self.keeps(step) {
             return;
         }
         let causes = causes(plan);
-        for (rank, exchange) in exchanges.iter().enumerate() {
+        for (rank, handover) in handovers.iter().enumerate() {
             let rank = RankId::at(first + rank);
-            add_step(&mut self.timeline, plan, &causes, rank, step, 0, &exchange.intervals);
+            add_step(&mut self.timeline, plan, &causes, rank, step, 0, &handover.intervals);
         }
     }
 

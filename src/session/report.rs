@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::input::names;
 use super::{HostTime, SessionError};
-use crate::exec::{Exchange, RankReport};
+use crate::exec::{Handover, RankReport};
 use crate::format::{Element, ElementType};
 use crate::id::RankId;
 use crate::model::{BufferSpec, Role};
@@ -213,18 +213,18 @@ pub(super) fn not_recorded(program: &str, ranks: &[RankReport]) -> Option<NotRec
 }
 
 /// Builds the report from what the ranks of this process, of which the first is given, left in their
-/// exchanges, and from how the step ended on all ranks.
-pub(super) fn build<E: Deref<Target = Exchange>>(
+/// handovers, and from how the step ended on all ranks.
+pub(super) fn build<E: Deref<Target = Handover>>(
     plan: &Arc<StepPlan>,
     step: u64,
     duration: Duration,
     device: String,
     (unseen, accumulated): (Unseen, u32),
-    (first, exchanges): (RankId, &[E]),
+    (first, handovers): (RankId, &[E]),
     ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
-    let exposure = exchanges.iter().map(|exchange| exchange.exposure).sum();
-    let outcome = match exchanges.first().and_then(|exchange| exchange.vote) {
+    let exposure = handovers.iter().map(|handover| handover.exposure).sum();
+    let outcome = match handovers.first().and_then(|handover| handover.vote) {
         None if plan.accumulation.stays_open() => Outcome::Accumulated { steps: accumulated },
         None => Outcome::Evaluated,
         Some(vote) if vote.verdict == Vote::CLEAN => {
@@ -232,8 +232,8 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         }
         Some(vote) => Outcome::Skipped { norm: vote.norm },
     };
-    let numbered = exchanges.iter().enumerate();
-    let numbered = numbered.map(|(rank, exchange)| (RankId::at(first.index() + rank), &**exchange));
+    let numbered = handovers.iter().enumerate();
+    let numbered = numbered.map(|(rank, handover)| (RankId::at(first.index() + rank), &**handover));
     let host = HostTime::of(numbered, plan.tasks.len(), duration);
     let outputs = ranks.into_iter().map(|report| report.outputs).collect();
     Ok(StepReport {
@@ -242,9 +242,9 @@ pub(super) fn build<E: Deref<Target = Exchange>>(
         outcome,
         unobserved: unseen.outcomes,
         not_recorded: unseen.not_recorded,
-        segments: exchanges.first().map_or(0, |exchange| exchange.segments),
+        segments: handovers.first().map_or(0, |handover| handover.segments),
         duration,
-        issue: exchanges.iter().map(|exchange| exchange.issue).max().unwrap_or_default(),
+        issue: handovers.iter().map(|handover| handover.issue).max().unwrap_or_default(),
         host,
         exposure,
         bounds: plan.bounds,

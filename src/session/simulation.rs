@@ -170,9 +170,9 @@ pub fn simulate_program_with(
     config.validate()?;
     let mesh = config.mesh_of(ranks)?;
     let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
-    let mut exchange = plans.exchange()?;
-    exchange.learning_rate = config.optimizer.lr as f32;
-    (exchange.loss_scale, exchange.gradient_scale) = (1.0, 1.0);
+    let mut handover = plans.handover()?;
+    handover.learning_rate = config.optimizer.lr as f32;
+    (handover.loss_scale, handover.gradient_scale) = (1.0, 1.0);
     let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
     let backend = world.backend()?;
     let device = backend.describe();
@@ -181,22 +181,22 @@ pub fn simulate_program_with(
     let alone = Arc::new(World::new(1, config.deadline()));
     let capture = CaptureMode::from(config);
     let mut rank = Rank::new(backend, alone, plans.prologue, plans.programs.clone(), capture, &closures)?;
-    rank.step(ProgramId::new(0), &mut exchange)?;
+    rank.step(ProgramId::new(0), &mut handover)?;
     let begin = world.elapsed();
     let mut ends = vec![begin];
     for _ in 0..steps.max(1) {
-        rank.step(ProgramId::new(0), &mut exchange)?;
+        rank.step(ProgramId::new(0), &mut handover)?;
         ends.push(world.elapsed());
     }
     let step = (world.elapsed() - begin) / steps.max(1);
     let steps = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let durations = exchange.intervals.iter().map(|interval| interval.end - interval.joined).collect();
+    let durations = handover.intervals.iter().map(|interval| interval.end - interval.joined).collect();
     let Some(plan) = plans.programs.into_iter().next() else {
         return Err(SessionError::Start { reason: "add a program".into() });
     };
-    let exposure = exchange.exposure;
-    let busy = busy(&plan, &exchange.intervals);
-    let timeline = timeline(&plan, &device, &exchange.intervals);
+    let exposure = handover.exposure;
+    let busy = busy(&plan, &handover.intervals);
+    let timeline = timeline(&plan, &device, &handover.intervals);
     Ok(Simulation { plan, step, steps, durations, exposure, busy, timeline, device })
 }
 

@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::exec::{
-    CaptureMode, Exchange, ExecError, Inbox, Initializer, RankThread, Setup, World, landing_bytes,
+    CaptureMode, ExecError, Handover, Inbox, Initializer, RankThread, Setup, World, landing_bytes,
 };
 use crate::id::RankId;
 use crate::model::Mesh;
@@ -48,7 +48,7 @@ pub(super) trait Startable: Send {
         self: Box<Self>,
         shared: &Shared,
         spans: Option<HostLane>,
-        exchange: Exchange,
+        handover: Handover,
     ) -> Result<RankThread, ExecError>;
 }
 
@@ -81,7 +81,7 @@ impl<B: Backend> Startable for Unstarted<B> {
         self: Box<Self>,
         shared: &Shared,
         spans: Option<HostLane>,
-        exchange: Exchange,
+        handover: Handover,
     ) -> Result<RankThread, ExecError> {
         let Self { backend, closures } = *self;
         let setup = Setup {
@@ -96,6 +96,6 @@ impl<B: Backend> Startable for Unstarted<B> {
             patience: shared.patience,
             spans,
         };
-        RankThread::start(setup, exchange, Arc::clone(&shared.inbox))
+        RankThread::start(setup, handover, Arc::clone(&shared.inbox))
     }
 }

@@ -4,7 +4,7 @@
 //! that was refused is told once, to whoever awaits it.
 
 use super::{Checkpoint, CompiledHere, Session, SessionError, Sum};
-use crate::exec::{Command, Exchange, RankThread};
+use crate::exec::{Command, Handover, RankThread};
 
 impl Session {
     /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
@@ -49,17 +49,17 @@ impl Session {
             self.check_exports()?;
             self.command(Command::Export);
             self.finish().await?;
-            let mut exchanges: Vec<_> = self.ranks.iter().map(RankThread::exchange).collect();
+            let mut handovers: Vec<_> = self.ranks.iter().map(RankThread::handover).collect();
             let plans = self.plans();
             let checkpoint = if self.rendezvous.is_whole() {
-                Some(Checkpoint::gather(&plans, &mut exchanges))
+                Some(Checkpoint::gather(&plans, &mut handovers))
             } else {
                 let gathered =
-                    exchanges.first_mut().map_or(&mut [][..], |first| first.gathered.as_mut_slice());
-                let mut gathered: Vec<&mut Exchange> = gathered.iter_mut().collect();
+                    handovers.first_mut().map_or(&mut [][..], |first| first.gathered.as_mut_slice());
+                let mut gathered: Vec<&mut Handover> = gathered.iter_mut().collect();
                 (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &mut gathered))
             };
-            exchanges.iter_mut().for_each(|exchange| exchange.forget_weights());
+            handovers.iter_mut().for_each(|handover| handover.forget_weights());
             Ok(checkpoint.transpose()?)
         })
     }
@@ -93,10 +93,10 @@ impl Session {
             // Other processes wait for this one's word whatever it thinks of the checkpoint.
             let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest());
             for thread in &self.ranks {
-                let mut exchange = thread.exchange();
-                exchange.checkpoint = digest;
+                let mut handover = thread.handover();
+                handover.checkpoint = digest;
                 if checked.is_ok() {
-                    checkpoint.scatter(&plans, thread.rank(), &mut exchange);
+                    checkpoint.scatter(&plans, thread.rank(), &mut handover);
                 }
             }
             self.refused = checked.err();
@@ -112,9 +112,9 @@ impl Session {
         let of_rank = self.refusal().map(|(rank, source)| (format!("{rank}: {source}"), Some(source)));
         let mut told = None;
         for thread in &self.ranks {
-            let mut exchange = thread.exchange();
-            exchange.forget_weights();
-            told = told.or(exchange.import_refused.take());
+            let mut handover = thread.handover();
+            handover.forget_weights();
+            told = told.or(handover.import_refused.take());
         }
         let told = of_rank.or(told.map(|reason| (reason, None)));
         // What this process found says more than what it told the others.

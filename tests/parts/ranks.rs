@@ -8,7 +8,7 @@ use std::time::Duration;
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft::exec::{
-    Alive, CaptureMode, Exchange, Incomplete, PartError, PartReader, PartWriter, Rank, RankPart, RankState,
+    Alive, CaptureMode, Handover, Incomplete, PartError, PartReader, PartWriter, Rank, RankPart, RankState,
     Refusal, SaveId, StatePart, World,
 };
 use warpweft::format::Format;
@@ -138,10 +138,10 @@ fn closures() -> ComputeFactory<CpuSurface> {
     Arc::new(move |_| Ok(Box::new(nothing) as Box<dyn Compute<CpuSurface>>))
 }
 
-/// What every rank's exchange has after `ask`, and what the keeper was asked.
+/// What every rank's handover has after `ask`, and what the keeper was asked.
 fn asked<T: Send + 'static>(
     fails: Fails,
-    ask: impl Fn(&mut Rank<warpweft::backend::cpu::CpuBackend>, &mut Exchange, Arc<Keeper>) -> T
+    ask: impl Fn(&mut Rank<warpweft::backend::cpu::CpuBackend>, &mut Handover, Arc<Keeper>) -> T
     + Copy
     + Send
     + 'static,
@@ -171,7 +171,7 @@ fn asked<T: Send + 'static>(
                         Ok(())
                     };
                     rank.initialize(&(Arc::new(fill) as warpweft::exec::Initializer)).unwrap();
-                    ask(&mut rank, &mut Exchange::default(), keeper)
+                    ask(&mut rank, &mut Handover::default(), keeper)
                 })
             });
             let ranks: Vec<_> = ranks.collect();
@@ -197,10 +197,10 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
         (Fails::Complete, all.clone(), all.clone(), Some((first, Fails::Complete))),
         (Fails::Doubt, all.clone(), vec![], Some((first, Fails::Doubt))),
     ] {
-        let (told, found) = asked(fails, |rank, exchange, keeper| {
-            exchange.part_writer = Some(keeper);
-            rank.save_part(exchange).unwrap();
-            exchange.refusal.take().map(said)
+        let (told, found) = asked(fails, |rank, handover, keeper| {
+            handover.part_writer = Some(keeper);
+            rank.save_part(handover).unwrap();
+            handover.refusal.take().map(said)
         });
         assert_eq!(told, heard(named), "{fails:?}");
         let completed = if fails == Fails::Never { vec![first] } else { vec![] };
@@ -211,20 +211,20 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
 /// CK-2: the others, who could, import nothing either.
 #[test]
 fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
-    let (told, _) = asked(Fails::Read, |rank, exchange, keeper| {
-        exchange.part_reader = Some(keeper);
-        rank.import_part(exchange).unwrap();
-        let refused = exchange.refusal.take().map(said);
-        rank.export(exchange).unwrap();
+    let (told, _) = asked(Fails::Read, |rank, handover, keeper| {
+        handover.part_reader = Some(keeper);
+        rank.import_part(handover).unwrap();
+        let refused = handover.refusal.take().map(said);
+        rank.export(handover).unwrap();
         let masters: f32 =
-            exchange.shards.iter().flat_map(|shard| &shard.master).map(|value| value.abs()).sum();
+            handover.shards.iter().flat_map(|shard| &shard.master).map(|value| value.abs()).sum();
         assert!(masters > 0.0, "they are as they were");
         refused
     });
     assert_eq!(told, heard(Some((RankId::new(1), Fails::Read))));
-    let (told, _) = asked(Fails::Never, |rank, exchange, keeper| {
-        exchange.part_reader = Some(keeper);
-        rank.import_part(exchange).unwrap_err().to_string()
+    let (told, _) = asked(Fails::Never, |rank, handover, keeper| {
+        handover.part_reader = Some(keeper);
+        rank.import_part(handover).unwrap_err().to_string()
     });
     assert!(told.iter().all(|said| said.contains("0 weights of a checkpoint, and place for 3")), "{told:?}");
 }
@@ -232,11 +232,11 @@ fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
 /// A save that never happened is no success.
 #[test]
 fn a_rank_that_nobody_keeps_parts_for_says_so() {
-    let (told, _) = asked(Fails::Never, |rank, exchange, _| {
-        [rank.save_part(exchange), rank.import_part(exchange)].map(|told| told.unwrap_err().to_string())
+    let (told, _) = asked(Fails::Never, |rank, handover, _| {
+        [rank.save_part(handover), rank.import_part(handover)].map(|told| told.unwrap_err().to_string())
     });
     for [saved, imported] in told {
-        assert!(saved.contains("no writer of parts") && saved.contains("exchange first"), "{saved}");
+        assert!(saved.contains("no writer of parts") && saved.contains("handover first"), "{saved}");
         assert!(imported.contains("no reader of parts"), "{imported}");
     }
 }

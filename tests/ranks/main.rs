@@ -21,7 +21,7 @@ use warpweft::backend::Backend;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, Exchange, ExecError, Rank, WeightShard, World};
+use warpweft::exec::{CaptureMode, ExecError, Handover, Rank, WeightShard, World};
 use warpweft::format::Format;
 use warpweft::id::{ProgramId, RankId, Version};
 use warpweft::layout::{Content, Region, Weights};
@@ -144,32 +144,32 @@ fn a_plan_that_needs_other_weights_than_the_rank_holds_is_refused_before_it_runs
         let prologue = Arc::clone(&prologue);
         Rank::new(backends(1).remove(0), world, prologue, programs, CaptureMode::Off, &closures()).unwrap()
     };
-    let exchange = || Exchange {
+    let handover = || Handover {
         staged: vec![
             plan.buffers
                 .iter()
                 .map(|spec| if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] })
                 .collect(),
         ],
-        ..Exchange::default()
+        ..Handover::default()
     };
     let mut ahead = (*plan).clone();
     ahead.entry.shards = ahead.entry.shards.map(Version::next);
-    let error = made(ahead).step(ProgramId::new(0), &mut exchange()).unwrap_err();
+    let error = made(ahead).step(ProgramId::new(0), &mut handover()).unwrap_err();
     assert!(matches!(&error, ExecError::Entry { .. }), "{error}");
     assert!(error.to_string().contains("shards at version 1"), "{error}");
 
     // A plan that leaves other weights than it promises is caught behind its own step.
     let mut liar = (*plan).clone();
     liar.exit.shards = Some(Version::new(0));
-    let error = made(liar).step(ProgramId::new(0), &mut exchange()).unwrap_err();
+    let error = made(liar).step(ProgramId::new(0), &mut handover()).unwrap_err();
     assert!(matches!(&error, ExecError::Exit { .. }), "{error}");
 
     let mut rank = made((*plan).clone());
     for _ in 0..3 {
-        rank.step(ProgramId::new(0), &mut exchange()).unwrap();
+        rank.step(ProgramId::new(0), &mut handover()).unwrap();
     }
-    let error = rank.step(ProgramId::new(1), &mut exchange()).unwrap_err();
+    let error = rank.step(ProgramId::new(1), &mut handover()).unwrap_err();
     let ExecError::NoProgram { program, programs: 1, .. } = error else { panic!("{error}") };
     assert_eq!(program, ProgramId::new(1));
 }
@@ -208,18 +208,18 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
             if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] }
         };
         let staged = vec![plan.buffers.iter().map(staged).collect()];
-        let mut exchange = Exchange {
+        let mut handover = Handover {
             staged,
             learning_rate: 1e-3,
             loss_scale: 1.0,
             gradient_scale: 1.0,
-            ..Exchange::default()
+            ..Handover::default()
         };
         (0..3).try_for_each(|number| {
             step.store(number, Ordering::SeqCst);
-            rank.step(ProgramId::new(0), &mut exchange)
+            rank.step(ProgramId::new(0), &mut handover)
         })?;
-        Ok::<_, ExecError>(exchange.vote.unwrap())
+        Ok::<_, ExecError>(handover.vote.unwrap())
     };
     let clean = run(false, None).unwrap();
     assert_eq!(clean.step, 3);
@@ -290,31 +290,31 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
         let backend = backends(1).remove(0);
         let mut rank =
             Rank::new(backend, world, prologue, vec![plan], CaptureMode::Off, &closures()).unwrap();
-        let mut exchange = Exchange::default();
+        let mut handover = Handover::default();
         let ones: warpweft::exec::Initializer = Arc::new(|_, values| {
             values.fill(1.0);
             Ok(())
         });
         rank.initialize(&ones).unwrap();
-        rank.export(&mut exchange).unwrap();
-        let (whole, first) = (exchange.shards.clone(), exchange.shards[0].master.clone());
+        rank.export(&mut handover).unwrap();
+        let (whole, first) = (handover.shards.clone(), handover.shards[0].master.clone());
         let last = whole.len() - 1;
         for spoil in 0..5 {
-            exchange.shards.clone_from(&whole);
-            exchange.shards[0].master.fill(9.0);
+            handover.shards.clone_from(&whole);
+            handover.shards[0].master.fill(9.0);
             match spoil {
-                0 => exchange.shards[last].exp_avg.push(2.0),
-                1 => exchange.shards[last].master.truncate(3),
-                2 => exchange.shards.truncate(last),
-                3 => exchange.carried.push(vec![0; 4]),
-                _ => exchange.shards.push(WeightShard::default()),
+                0 => handover.shards[last].exp_avg.push(2.0),
+                1 => handover.shards[last].master.truncate(3),
+                2 => handover.shards.truncate(last),
+                3 => handover.carried.push(vec![0; 4]),
+                _ => handover.shards.push(WeightShard::default()),
             }
-            let error = rank.import(&exchange).unwrap_err();
+            let error = rank.import(&handover).unwrap_err();
             assert!(matches!(error, ExecError::Misfit { .. }), "{error}");
-            rank.export(&mut exchange).unwrap();
-            assert_eq!(exchange.shards[0].master, first, "{error}");
+            rank.export(&mut handover).unwrap();
+            assert_eq!(handover.shards[0].master, first, "{error}");
         }
-        exchange.shards.clone_from(&whole);
-        rank.import(&exchange).unwrap();
+        handover.shards.clone_from(&whole);
+        rank.import(&handover).unwrap();
     });
 }

@@ -44,7 +44,9 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
         Pull::ReduceScatter(_, parts) => {
             parts.iter().try_for_each(|part| reduce(peers, &context.arena, Reduction::Sum, part.own))
         }
-        Pull::Exchange(parts) => parts.iter().try_for_each(|part| exchange(peers, &context.arena, part)),
+        Pull::ExchangeGradient(parts) => {
+            parts.iter().try_for_each(|part| exchange(peers, &context.arena, part))
+        }
         Pull::AllToAll(slices) => exchange(peers, &context.arena, slices),
         Pull::AllReduce(reduction, moves) => {
             moves.iter().try_for_each(|part| reduce(peers, &context.arena, *reduction, *part))

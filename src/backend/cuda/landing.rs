@@ -85,7 +85,7 @@ pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     match pull {
         Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
         Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
-        Pull::Exchange(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
+        Pull::ExchangeGradient(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
         Pull::AllReduce(_, moves) => all(&mut moves.iter().map(|part| each(part.from.bytes, hosts.ranks()))),
     }
 }

@@ -43,7 +43,7 @@ pub(in crate::backend) enum Pull {
     /// f32.
     ReduceScatter(ElementType, Vec<Scatter>),
     /// For every part, the slices that the group's other ranks have for this one, side by side.
-    Exchange(Vec<Slices>),
+    ExchangeGradient(Vec<Slices>),
     /// The slices that all ranks of the group have for this one, its own among them.
     AllToAll(Slices),
     /// The `from` of every rank of the group, combined into `to`.
@@ -111,7 +111,7 @@ impl Collective {
             Pull::Chunk(pieces) => pieces.iter().map(|piece| piece.from.bytes).sum(),
             Pull::Concatenate(part) => part.from.bytes,
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
-            Pull::Exchange(parts) => parts.iter().map(|part| part.bytes).sum(),
+            Pull::ExchangeGradient(parts) => parts.iter().map(|part| part.bytes).sum(),
             Pull::AllToAll(slices) => slices.bytes,
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
@@ -197,7 +197,7 @@ impl Collective {
         };
         let slices = parts.iter().map(slices).collect::<Result<Vec<_>, Refusal>>()?;
         let source = slices.first().map_or_else(Region::default, |first| first.source);
-        Ok(Self::new(binder, Group::Shard, source, Pull::Exchange(slices)))
+        Ok(Self::new(binder, Group::Shard, source, Pull::ExchangeGradient(slices)))
     }
 
     pub(super) fn exchange_buffer(

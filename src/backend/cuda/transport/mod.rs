@@ -266,7 +266,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Gather(moves)) => peer::gather(view, &whole(moves)),
         (Transport::Peer, Pull::Chunk(pieces)) => peer::gather(view, pieces),
         (Transport::Peer, Pull::Concatenate(part)) => peer::concatenate(view, *part),
-        (Transport::Peer, Pull::Exchange(parts)) => peer::exchange(view, parts),
+        (Transport::Peer, Pull::ExchangeGradient(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, *slices, peer::exchange),
         (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
         // With several ranks the library sums, or it is refused before its stages are asked for.
@@ -275,7 +275,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::Chunk(pieces)) => nccl::gather_pieces(view, pieces),
         (Transport::Nccl, Pull::Concatenate(part)) => nccl::gather(view, &[*part]),
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
-        (Transport::Nccl, Pull::Exchange(parts)) => nccl::exchange(view, parts),
+        (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, *slices, nccl::exchange),
         (Transport::Nccl, Pull::AllReduce(reduction, moves)) => nccl::all_reduce(view, *reduction, moves),
     }

@@ -119,7 +119,7 @@ fn check_exchange(scene: Scene, parts: &[usize]) {
             arena[part.landed.offset..][..given.len()].copy_from_slice(&given);
         }
     }
-    every_way(&before, scene, &Pull::Exchange(slices), &expected);
+    every_way(&before, scene, &Pull::ExchangeGradient(slices), &expected);
 }
 
 /// The slices that all ranks have for each, its own among them.

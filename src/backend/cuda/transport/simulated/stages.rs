@@ -33,7 +33,7 @@ fn slices() -> Slices {
 fn on_one_host_no_kernel_moves_a_gradient() {
     let homes: Vec<_> = (0..4).map(home).collect();
     let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), landing: 0 };
-    let stages = stages(&view, Transport::Peer, &Pull::Exchange(vec![slices(), slices()]));
+    let stages = stages(&view, Transport::Peer, &Pull::ExchangeGradient(vec![slices(), slices()]));
     let [Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)] = &stages[..] else {
         panic!("{stages:?}")
     };
@@ -46,7 +46,11 @@ fn on_one_host_no_kernel_moves_a_gradient() {
     };
     let once = [push(3, 2), push(0, 1), push(1, 1)];
     assert_eq!(*pushes, [once, once].concat());
-    assert_eq!(needed(&Pull::Exchange(vec![slices()]), hosts(1, 4)), 0, "nothing lands beside the arena");
+    assert_eq!(
+        needed(&Pull::ExchangeGradient(vec![slices()]), hosts(1, 4)),
+        0,
+        "nothing lands beside the arena"
+    );
 }
 
 /// Weights of one shape travel as rows: one copy to each neighbour, within the memory of each.
@@ -60,7 +64,7 @@ fn parts_of_one_length_are_one_copy_to_each_neighbour() {
         with_own: false,
         bytes: 256,
     };
-    let stages = stages(&view, Transport::Peer, &Pull::Exchange((0..3).map(part).collect()));
+    let stages = stages(&view, Transport::Peer, &Pull::ExchangeGradient((0..3).map(part).collect()));
     let [Stage::Push(Carrier::Engines, pushes), Stage::Exchange(_)] = &stages[..] else {
         panic!("{stages:?}")
     };
@@ -111,7 +115,7 @@ fn a_slice_for_another_host_goes_to_the_neighbour_that_shares_a_place_with_its_o
     let null = DeviceAddress::NULL;
     let nowhere = Home { arena: null, signals: null, landing: null };
     let view = View { rank: RankId::new(1), homes: &[home(0), home(1), nowhere, nowhere], hosts, landing: 0 };
-    let stages = stages(&view, Transport::Peer, &Pull::Exchange(vec![slices()]));
+    let stages = stages(&view, Transport::Peer, &Pull::ExchangeGradient(vec![slices()]));
     let [Stage::Push(_, pushes), Stage::Exchange(transfers)] = &stages[..] else { panic!("{stages:?}") };
     let slice = |rank: usize| home(1).arena.plus(256 * rank);
     let slot = |holder: usize, place: usize| home(holder).arena.plus(1024 + 256 * place);

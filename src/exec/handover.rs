@@ -51,7 +51,7 @@ impl ShardPlanes {
     }
 }
 
-impl Exchange {
+impl Handover {
     /// Gives back the memory of weights and carried buffers that went out or came in.
     pub fn forget_weights(&mut self) {
         self.shards = Vec::new();
@@ -63,9 +63,9 @@ impl Exchange {
     }
 }
 
-/// One rank's exchange.
+/// One rank's handover.
 #[derive(Clone, Debug, Default)]
-pub struct Exchange {
+pub struct Handover {
     /// Learning rate of the coming step.
     pub learning_rate: f32,
     /// Loss scale of the coming step.
@@ -117,10 +117,10 @@ pub struct Exchange {
     pub main_grads: Vec<(WeightId, Vec<f32>)>,
     /// Optimizer steps taken, going out or coming in.
     pub optimizer_step: u32,
-    /// How the last step ended on the ranks of other processes; in the exchange of this process's first rank.
+    /// How the last step ended on the ranks of other processes; in the handover of this process's first rank.
     pub elsewhere: Vec<(RankId, RankReport)>,
-    /// What all ranks exported, in rank order; in the exchange of rank 0, where a world has several processes.
-    pub gathered: Vec<Exchange>,
+    /// What all ranks exported, in rank order; in the handover of rank 0, where a world has several processes.
+    pub gathered: Vec<Handover>,
     /// Which checkpoint is being imported, where other processes must import the same; `None` for one this
     /// process refuses.
     pub checkpoint: Option<u64>,
