@@ -69,6 +69,29 @@ fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
     assert!(tuned.contains("trials of the tuner"), "{tuned}");
 }
 
+/// Of 8 ranks; gathers of texts are hidden behind the pictures.
+#[test]
+fn a_list_with_exchanges_is_planned_and_simulated_for_as_many_ranks_as_its_sizes_say() {
+    let folder = folder();
+    let towers = include_str!("../../examples/simulate/two-towers.toml");
+    std::fs::write(folder.path().join("towers.toml"), towers).unwrap();
+    let tasks = said(folder.path(), "plan towers.toml --ranks 8 --tasks");
+    for name in ["gather texts", "gather pictures", "give texts back", "give pictures back"] {
+        let line = tasks.lines().find(|line| line.contains(name)).unwrap();
+        assert!(line.contains("exchange buffer"), "{line}");
+    }
+    let line = "simulate towers.toml --cluster h100x8-ib --ranks 8 --trace step.json";
+    assert!(said(folder.path(), line).contains("exposed"));
+    let trace = std::fs::read_to_string(folder.path().join("step.json")).unwrap();
+    assert!(trace.contains("exchange buffer gather texts"), "it is on the timeline");
+    let other = run(folder.path(), "plan towers.toml --ranks 4");
+    let other = String::from_utf8(other.stderr).unwrap();
+    assert!(
+        other.contains("gather texts") && other.contains("declare `texts_of_all` with 1572864"),
+        "{other}"
+    );
+}
+
 #[test]
 fn simulate_writes_a_trace_that_trace_reads_back() {
     let folder = folder();

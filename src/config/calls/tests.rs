@@ -170,6 +170,16 @@ fn the_example_declares_groups_and_a_chain() {
 }
 
 #[test]
+fn the_example_of_exchanges_gathers_features_and_gives_their_gradients_back() {
+    let list =
+        CallList::from_toml(include_str!("../../../examples/simulate/two-towers.toml"), "t.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let kinds: Vec<_> = program.calls().iter().filter_map(|call| Some(call.exchange?.kind)).collect();
+    let (gather, back) = (ExchangeKind::AllGather, ExchangeKind::AllToAll);
+    assert_eq!(kinds, [gather, gather, back, back]);
+}
+
+#[test]
 fn what_cannot_be_is_told_with_file_line_and_key() {
     assert!(CallList::from_toml(SOUND, "m.toml").is_ok());
     for (from, to, complaint) in [
