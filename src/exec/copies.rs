@@ -2,8 +2,8 @@
 //!
 //! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
 //! ranks at one place of all replicas, those of a replicated weight over all ranks. Nothing is changed, and every rank
-//! finds the same. Planes are not compared: those of weights that train follow from the masters in every step, and those
-//! of frozen ones were made once.
+//! finds the same. Planes are not compared: those of weights that train follow from the masters in every step, and
+//! those of frozen ones were made once.
 
 use super::rounds::{Rounds, Work};
 use super::{ExecError, Handover, Rank, StatePart};
