@@ -101,11 +101,12 @@ fn multiply(lines: &[bf16], tokens: &[bf16], into: &mut [bf16]) {
     }
 }
 
+#[allow(clippy::needless_range_loop, reason = "zips of eight are called, not inlined, in builds without LTO")]
 fn dot(one: &[f32], other: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
-    for (one, other) in one.chunks_exact(8).zip(other.chunks_exact(8)) {
-        for (sum, (one, other)) in sums.iter_mut().zip(one.iter().zip(other)) {
-            *sum += one * other;
+    for (one, other) in one.as_chunks::<8>().0.iter().zip(other.as_chunks::<8>().0) {
+        for lane in 0..8 {
+            sums[lane] += one[lane] * other[lane];
         }
     }
     sums.iter().sum()
