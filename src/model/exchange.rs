@@ -1,9 +1,9 @@
 //! Exchanges: what ranks give each other of their buffers, between calls.
 //!
 //! Law: an exchange is a call that no closure runs: it has a name and a place in program order, reads one buffer and
-//! overwrites another. All ranks of its group give equally many elements. What it leaves follows from the ranks'
-//! numbers alone, so it is the same bits for every transport and number of processes. A gradient needs none of
-//! these: gradients of weights are reduced by themselves.
+//! overwrites another. All ranks of its group give equally many elements. What it leaves follows from what they give
+//! and from their order alone, so it is the same bits for every transport and number of processes. A gradient needs
+//! none of these: gradients of weights are reduced by themselves.
 //!
 //! Deliberately absent: sums in other types than f32, parts of different lengths, and exchanges of a rank with
 //! another alone.
