@@ -48,8 +48,17 @@ fn the_numbered_examples_run() {
     says("06_evaluate_beside_training", &[], "after all");
     says("07_export_and_import", &[], "one rank goes on");
     says("12_own_update_rule", &[], "of AdamW's");
-    says("13_loss_over_the_whole_batch", &[], "32 partners to choose from");
     says("11_adapters_beside_a_frozen_weight", &[], "the frozen weight is what it was");
+}
+
+/// A rank that learned only of its own samples would have another loss from the first step on.
+#[test]
+fn the_example_of_a_loss_over_all_ranks_learns_and_has_the_losses_of_one_rank() {
+    let text = run("13_loss_over_the_whole_batch", &[]);
+    let number = |line: &str| line.split(' ').next_back().unwrap().parse::<f32>().unwrap();
+    let steps: Vec<f32> = text.lines().filter(|line| line.starts_with("step")).map(number).collect();
+    assert!(steps[steps.len() - 1] < 0.2 * steps[0], "{text}");
+    assert!(number(text.lines().last().unwrap()) < 1e-4, "{text}");
 }
 
 /// Without a GPU they say so; with one, the loss falls.

@@ -31,13 +31,11 @@ impl Session {
             self.command(Command::CompareCopies);
             self.finish().await?;
             let found = self.ranks.iter().find_map(|thread| thread.handover().unequal.take());
-            let Some(Unequal { weight, part, first, other }) = found else { return Ok(()) };
-            // All programs have the same weights, and without one there would be none that differs.
-            let weights = self.programs.first().map(|program| &program.plan.weights);
-            let weight_name = weights.map_or_else(String::new, |weights| weights.layout(weight).name.clone());
-            let list = weights.map_or("master", |weights| part.in_words(weights.state));
-            let steps = self.steps;
-            Err(SessionError::CopiesDiffer { steps, weight: weight_name, part, list, rank: first, other })
+            // All programs have the same weights, and without a program there is none that could differ.
+            let Some((found, program)) = found.zip(self.programs.first()) else { return Ok(()) };
+            let (Unequal { weight, part, first, other }, weights) = (found, &program.plan.weights);
+            let (weight, list) = (weights.layout(weight).name.clone(), part.in_words(weights.state));
+            Err(SessionError::CopiesDiffer { steps: self.steps, weight, part, list, rank: first, other })
         })
     }
 }

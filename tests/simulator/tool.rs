@@ -69,7 +69,6 @@ fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
     assert!(tuned.contains("trials of the tuner"), "{tuned}");
 }
 
-/// Of 8 ranks; gathers of texts are hidden behind the pictures.
 #[test]
 fn a_list_with_exchanges_is_planned_and_simulated_for_as_many_ranks_as_its_sizes_say() {
     let folder = folder();

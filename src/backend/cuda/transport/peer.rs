@@ -99,7 +99,8 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     vec![Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)]
 }
 
-/// What all amaxes of a step have at most. A buffer that a program compares over ranks may have more.
+/// The largest maximum that a kernel brings, whatever it calls small: more than the amaxes of 10,000 weights. A buffer
+/// that a program compares over ranks may be larger.
 const FEW_BYTES: usize = 64 << 10;
 
 /// All ranks' values, combined on every rank alike: gathered into the landing.

@@ -53,6 +53,27 @@ fn on_one_host_no_kernel_moves_a_gradient() {
     );
 }
 
+/// Amaxes are in the way of the next cast, and few; a buffer of any size is like other large transfers.
+#[test]
+fn a_maximum_of_few_values_goes_by_a_kernel_and_one_of_many_by_engines() {
+    let homes: Vec<_> = (0..4).map(home).collect();
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), landing: 0 };
+    for (reduction, bytes, expected) in [
+        (Reduction::Max, 4, Carrier::Kernel),
+        (Reduction::Max, 64 << 10, Carrier::Kernel),
+        (Reduction::Max, (64 << 10) + 4, Carrier::Engines),
+        (Reduction::Sum, 4, Carrier::Engines),
+    ] {
+        let region = |offset| Region { offset, bytes };
+        let moves = vec![Move { from: region(0), to: region(1 << 20) }];
+        let stages = stages(&view, Transport::Peer, &Pull::AllReduce(reduction, moves));
+        let carriers: Vec<Carrier> = (stages.iter())
+            .filter_map(|stage| if let Stage::Push(carrier, _) = stage { Some(*carrier) } else { None })
+            .collect();
+        assert!(carriers == [expected], "{reduction:?} of {bytes} bytes: {stages:?}");
+    }
+}
+
 /// Weights of one shape travel as rows: one copy to each neighbour, within the memory of each.
 #[test]
 fn parts_of_one_length_are_one_copy_to_each_neighbour() {
