@@ -1,5 +1,5 @@
-//! GPUs as devices. Ranks beyond the number of GPUs share them, where the transport allows it; elsewhere the body that
-//! asks for them ends there.
+//! GPUs as devices. Ranks beyond the number of GPUs share them, where the way bytes go allows it; elsewhere the body
+//! that asks for them ends there.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ pub(crate) struct DeviceOptions {}
 /// How bytes get from rank to rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Copy engines, and kernels for the smallest.
+    /// Copy engines, and kernels for the smallest. Kernels alone between ranks that share a GPU.
     Engines,
     /// The same, where words are set by copies.
     Copies,
@@ -38,25 +38,17 @@ pub(crate) fn every_gpu() -> Result<CudaWorld, CudaFailure> {
     Ok(world)
 }
 
-/// NCCL, kernels that wait for each other, and copies that signal, take one rank per GPU.
+/// NCCL, and kernels that wait for each other, take one rank per GPU.
 pub(crate) fn ways() -> Vec<Way> {
     let several = gpus().len() >= 2;
-    if several { vec![Way::Engines, Way::Copies, Way::Kernels, Way::Nccl] } else { vec![Way::Engines] }
+    let all = [Way::Engines, Way::Copies, Way::Kernels, Way::Nccl];
+    all.into_iter().filter(|way| several || way.lets_ranks_share_gpus()).collect()
 }
 
-/// Bodies of more ranks than two or three GPUs have. Ranks that share one may stand still, each waiting for the
-/// other: the first of these did every time, the others now and then.
-const CROWDED: [&str; 3] = [
-    "quantized_bytes_do_not_depend_on_the_number_of_ranks",
-    "gradients_reduced_together_are_summed_in_f32_in_rank_order",
-    "a_gradient_is_summed_over_a_replica_and_then_over_the_replicas",
-];
-
-/// Why a body cannot run on this machine.
-pub(crate) fn cannot(body: &str) -> Option<String> {
-    let gpus = gpus().len();
-    let crowded = (2..4).contains(&gpus) && CROWDED.contains(&body);
-    crowded.then(|| format!("it takes 4 GPUs, one for each rank, and {gpus} are here"))
+impl Way {
+    fn lets_ranks_share_gpus(self) -> bool {
+        matches!(self, Self::Engines | Self::Copies)
+    }
 }
 
 /// What ends a body whose ranks would share GPUs, where each must have its own.
@@ -100,7 +92,7 @@ where
     F: Fn(CudaBackend, Arc<Plan>) -> R + Send + Sync + 'static,
 {
     let (gpus, ranks, way) = (gpus(), plan.weights.mesh.ranks() as usize, way());
-    if way != Way::Engines && ranks > gpus.len() {
+    if !way.lets_ranks_share_gpus() && ranks > gpus.len() {
         resume_unwind(Box::new(Crowded { ranks, gpus: gpus.len() }));
     }
     made_by_ranks(plan.weights.mesh.ranks(), work, move |work| start(plan, gpus, way, work))

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::run::{Gpus, Run};
-use crate::{gpus, has_nccl, skipped};
+use crate::{at_least, gpus, has_nccl, skipped};
 
 /// `reduce = "ordered"`: the same bits, however ranks are split and whatever way bytes go.
 #[test]
@@ -26,6 +26,27 @@ fn losses_do_not_depend_on_how_ranks_are_split_over_processes() {
         for processes in [2, count] {
             assert_eq!(run(processes, way), expected, "{processes} processes, {way}");
         }
+    }
+}
+
+/// `reduce = "ordered"`: the same bits where one GPU serves all ranks, of one process or of several.
+#[test]
+fn ranks_that_share_a_gpu_have_the_same_losses_however_they_are_split() {
+    let Some(_alone) = at_least(1, "ranks that share a GPU") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let run = |processes| {
+        let (folder, gpus) = (folder.path(), Gpus::Shared(4 / processes));
+        let variables = &[("WARPWEFT_TRANSPORT", "peer")];
+        let run =
+            Run { folder, processes, gpus, steps: 10, variables, hosts: 1, capture: false, arguments: &[] };
+        let begun = Instant::now();
+        let losses = run.train().losses;
+        eprintln!("{processes} processes on one GPU: {:.1?}", begun.elapsed());
+        losses
+    };
+    let expected = run(1);
+    for processes in [2, 4, 2] {
+        assert_eq!(run(processes), expected, "{processes} processes");
     }
 }
 

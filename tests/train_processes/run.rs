@@ -67,13 +67,15 @@ pub(crate) struct Run<'a> {
     pub(crate) arguments: &'a [&'a str],
 }
 
-/// The GPUs of each process, one for each of its ranks.
+/// The GPUs of each process, by rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gpus {
     /// So many that no other process has.
     Own(u32),
     /// The first two, which processes on other hosts have too.
     FirstTwo,
+    /// The first, for so many ranks, and for those of the other processes.
+    Shared(u32),
 }
 
 impl Gpus {
@@ -86,6 +88,7 @@ impl Gpus {
         match self {
             Self::Own(ranks) => ["--ranks".to_owned(), ranks.to_string()],
             Self::FirstTwo => ["--devices".to_owned(), "0,1".to_owned()],
+            Self::Shared(ranks) => ["--devices".to_owned(), vec!["0"; ranks as usize].join(",")],
         }
     }
 }

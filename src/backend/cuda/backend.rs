@@ -177,7 +177,7 @@ impl CudaBackend {
             LaneKind::Compute => Priority::Least,
             LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => Priority::Greatest,
         };
-        let stream = Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?;
+        let stream = Arc::new(Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?);
         let communication = match lane.kind {
             LaneKind::Communicator(communicator) => {
                 Some(Communication::open(&self.world, self.rank, communicator, &self.context, &stream)?)

@@ -26,7 +26,7 @@ use super::stream::Event;
 use super::timeline::Timeline;
 use super::times::Times;
 use super::transport::{Route, View};
-use super::world::World;
+use super::world::{HostMeeting, World};
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
 use crate::config::SignalBy;
@@ -35,7 +35,7 @@ use crate::layout::Binding;
 
 /// What binding needs of a backend.
 pub(super) struct Binder<'a> {
-    pub(super) world: &'a World,
+    pub(super) world: &'a Arc<World>,
     pub(super) context: &'a Arc<Context>,
     pub(super) kernels: &'a Kernels,
     pub(super) homes: &'a [Home],
@@ -167,7 +167,7 @@ impl Binder<'_> {
             transport: self.world.network.transport,
             reduce: self.world.options.reduce,
             communication,
-            has_engines: !self.world.shares_gpus,
+            on_host: HostMeeting::of(self.world, binding.rank),
             kernel_bytes: self.world.options.kernel_bytes,
             copies_signals: self.world.options.signal_by == SignalBy::Copy,
             done: Mark { word: self.progress.lane(lane), number: task.number().saturating_add(1) },

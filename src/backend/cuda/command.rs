@@ -1,7 +1,8 @@
 //! What a task enqueues: a short list of commands, made when the plan is bound.
 //!
 //! Law: **BK-2** A command holds addresses, lengths and prepared launches; [`Command::enqueue`] decides
-//! nothing, allocates nothing and waits for nothing.
+//! nothing, allocates nothing and waits for nothing. [`Command::MeetOnHost`] does wait, and exists only in worlds whose
+//! ranks share a GPU.
 
 use std::sync::Arc;
 
@@ -12,6 +13,8 @@ use super::nccl::{Communicator, Transfer};
 use super::rows::Rows;
 use super::signal::MemoryOperations;
 use super::stream::Stream;
+use super::world::HostMeeting;
+use crate::backend::Activity;
 use crate::layout::Region;
 
 /// One thing on a stream.
@@ -29,6 +32,8 @@ pub(super) enum Command {
     Memory(MemoryOperations),
     /// One group of NCCL transfers.
     Group { communicator: Arc<Communicator>, transfers: Vec<Transfer> },
+    /// Goes on when every rank has enqueued what stands before it.
+    MeetOnHost(HostMeeting),
 }
 
 impl Command {
@@ -43,6 +48,7 @@ impl Command {
             Self::Zero { to, bytes } => stream.zero(*to, *bytes),
             Self::Memory(operations) => operations.enqueue(stream),
             Self::Group { communicator, transfers } => communicator.enqueue(stream, transfers),
+            Self::MeetOnHost(meeting) => stream.meter().within(Activity::Waiting, || meeting.attend()),
         }
     }
 

@@ -6,6 +6,7 @@
 //! - A call that needs the context makes it current first; a thread may serve several devices.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cudarc::driver::{result, sys};
@@ -198,6 +199,16 @@ impl Context {
         // SAFETY: the device is one the driver gave.
         let can = unsafe { result::device::get_attribute(self.device, words) };
         can.map(|can| can != 0).map_err(CudaFailure::driver("cuDeviceGetAttribute"))
+    }
+
+    /// Whether the hardware can reach the memory of all these GPUs.
+    pub(super) fn can_reach_each(&self, others: &[Arc<Self>]) -> Result<bool, CudaFailure> {
+        for other in others {
+            if !self.can_reach(other.device)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Whether the hardware can reach the memory of every other GPU this process sees.

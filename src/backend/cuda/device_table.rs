@@ -47,6 +47,10 @@ impl DeviceTable {
         // SAFETY: the allocation has `bytes` bytes, and so has `content`.
         unsafe { result::memcpy_htod_sync(address, &content) }
             .map_err(CudaFailure::driver("cuMemcpyHtoD"))?;
+        // From pageable memory it may still be on its way, on the legacy stream, for which no lane waits.
+        // SAFETY: a context is current, and every context has that stream.
+        unsafe { result::stream::synchronize(std::ptr::null_mut()) }
+            .map_err(CudaFailure::driver("cuStreamSynchronize"))?;
         Ok(table)
     }
 

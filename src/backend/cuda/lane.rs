@@ -1,7 +1,7 @@
 //! One lane of one rank: a stream, and the closures if it computes.
 //!
 //! Laws:
-//! - **BK-2** Enqueuing neither allocates nor waits.
+//! - **BK-2** Enqueuing neither allocates nor waits, unless ranks share a GPU ([`super::world::HostMeeting`]).
 //! - A closure that fails leaves its call in the fault word, and no closure runs again in this step, nor the rule of
 //!   updates. The host knows of a fault as soon as the closure returns, because closures run while they are enqueued.
 //!   Of another rank's fault, or of a gradient that is not finite, only the device knows: the rule's kernels read the
@@ -37,7 +37,7 @@ pub struct CudaStream {
     /// What closures enqueue with.
     pub(super) handles: CudaHandles,
     pub(super) arena: DeviceAddress,
-    pub(super) stream: Stream,
+    pub(super) stream: Arc<Stream>,
     pub(super) closures: Closures<CudaSurface>,
     /// The first fault of this step's closures.
     pub(super) fault: Option<ClosureFault>,

@@ -20,10 +20,8 @@ pub enum Transport {
 /// Choices of a CUDA world.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
-    /// The GPU of every rank of this process, in rank order. Ranks may share one, for tests. They then also
-    /// share its hardware queues, where a stream of one rank may be queued after a stream of another that
-    /// waits for the first. Four ranks on one GPU worked with `CUDA_DEVICE_MAX_CONNECTIONS=32` in the
-    /// environment.
+    /// The GPU of every rank of this process, in rank order. Ranks may share one, to try things out: all ranks then
+    /// also meet on the host, twice in every collective, and steps are not recorded.
     pub devices: Vec<DeviceOrdinal>,
     /// `None` takes [`Transport::Peer`] where all GPUs of a host reach each other, and over several hosts if
     /// these have the same number of ranks and more than one; NCCL elsewhere.

@@ -149,7 +149,10 @@ fn statements(
         other => other.map_err(refused)?,
     };
     let own = contexts.iter().map(|context| {
-        let reaches = context.can_reach_all()? && (!meets || context.can_meet()?);
+        // Those of other processes are among what this one sees.
+        let is_whole = rendezvous.is_whole();
+        let reaches = if is_whole { context.can_reach_each(contexts)? } else { context.can_reach_all()? };
+        let reaches = reaches && (!meets || context.can_meet()?);
         Ok(Statement::new(options, host.clone(), context.gpu()?, reaches).encode())
     });
     let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;

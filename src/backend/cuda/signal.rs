@@ -177,14 +177,17 @@ pub(super) struct MemoryOperations {
 }
 
 impl MemoryOperations {
-    /// Meets the ranks with which `words` are shared: all signals, then all waits, then all words cleared.
+    /// A meeting with the ranks with which `words` are shared, where the stream both signals and waits.
     pub(super) fn meet(words: &[Shared]) -> Self {
-        let mut all: Vec<_> = words.iter().map(|word| write(word.there, 1)).collect();
-        all.extend(Self::await_signals(words).all);
-        Self { all }
+        Self::signal(words).then(Self::await_signals(words))
     }
 
-    /// What of a meeting follows the signals.
+    /// The signals of a meeting with the ranks with which `words` are shared.
+    pub(super) fn signal(words: &[Shared]) -> Self {
+        Self { all: words.iter().map(|word| write(word.there, 1)).collect() }
+    }
+
+    /// What of a meeting follows the signals: all waits, then all words cleared.
     pub(super) fn await_signals(words: &[Shared]) -> Self {
         let waits = words.iter().map(|word| wait(word.here));
         let cleared = words.iter().map(|word| write(word.here, 0));
@@ -196,9 +199,9 @@ impl MemoryOperations {
         Self { all: vec![write(mark.word, mark.number)] }
     }
 
-    /// Leaves a mark for the host afterwards.
-    pub(super) fn then_mark(mut self, mark: Mark) -> Self {
-        self.all.push(write(mark.word, mark.number));
+    /// These and then others, as one batch.
+    pub(super) fn then(mut self, others: Self) -> Self {
+        self.all.extend(others.all);
         self
     }
 

@@ -15,7 +15,6 @@ use super::address::DeviceAddress;
 use super::context::DeviceOrdinal;
 use super::holdings::Holdings;
 use super::stream::Stream;
-use crate::backend::Meter;
 use crate::compute::{Borrower, ComputeContext, ComputeError, LentSlice, SPOILED, Surface};
 use crate::layout::Region;
 use crate::model::Call;
@@ -122,8 +121,8 @@ impl<'a, T> DeviceSliceMut<'a, T> {
 pub struct CudaHandles {
     stream: sys::CUstream,
     device: DeviceOrdinal,
-    /// What the driver's calls are charged to; handles for work outside a call have none.
-    meter: Option<Arc<Meter>>,
+    /// Keeps the stream, and says what the driver's calls are charged to; handles for work outside a call have none.
+    lane: Option<Arc<Stream>>,
     /// Keeps what recordings of the rank may use; work outside a call is not recorded.
     holdings: Option<Arc<Holdings>>,
 }
@@ -136,13 +135,13 @@ impl CudaHandles {
     /// they are used that context is current.
     #[must_use]
     pub const unsafe fn new(stream: sys::CUstream, device: DeviceOrdinal) -> Self {
-        Self { stream, device, meter: None, holdings: None }
+        Self { stream, device, lane: None, holdings: None }
     }
 
     /// Handles of a lane.
-    pub(super) fn of(stream: &Stream, holdings: &Arc<Holdings>) -> Self {
-        let (meter, holdings) = (Some(Arc::clone(stream.meter())), Some(Arc::clone(holdings)));
-        Self { stream: stream.handle(), device: stream.context().ordinal(), meter, holdings }
+    pub(super) fn of(stream: &Arc<Stream>, holdings: &Arc<Holdings>) -> Self {
+        let (lane, holdings) = (Some(Arc::clone(stream)), Some(Arc::clone(holdings)));
+        Self { stream: stream.handle(), device: stream.context().ordinal(), lane, holdings }
     }
 
     /// What is held for recordings of the rank.
@@ -153,8 +152,8 @@ impl CudaHandles {
     /// Does `call`, one call of the driver or of cuBLASLt, which is charged to the driver and not to the
     /// closure.
     pub(super) fn driver<T>(&self, call: impl FnOnce() -> T) -> T {
-        match &self.meter {
-            Some(meter) => meter.driver(call),
+        match &self.lane {
+            Some(stream) => stream.meter().driver(call),
             None => call(),
         }
     }

@@ -2,8 +2,9 @@
 //!
 //! Laws:
 //! - No process-global state: ranks meet through the [`super::CudaWorld`] their backends were made from.
-//! - Ranks meet on the host when they are set up and in the first step of a plan, never later. No rank waits
-//!   there past the deadline, and those that did not come are named (RV-2 in [`crate::rendezvous`]).
+//! - Ranks meet on the host when they are set up and in the first step of a plan. Later they do so only where
+//!   some share a GPU, within every collective ([`HostMeeting`]). No rank waits there past the deadline, and
+//!   those that did not come are named (RV-2 in [`crate::rendezvous`]).
 //! - The first reason poisons the world for good, in every process (RV-3).
 //! - Memory is freed when no rank of any process can reach it any more: at its end a world gives back what
 //!   others lent, waits until all have done so, and only then drops its own. A world of several processes
@@ -46,13 +47,16 @@ pub(super) struct World {
     /// Where ranks meet; it is also what is poisoned.
     pub(super) rendezvous: Arc<Rendezvous>,
     /// Whether a GPU serves several ranks.
-    pub(super) shares_gpus: bool,
+    shares_gpus: bool,
     /// The contexts of the ranks of this process.
     contexts: Vec<Arc<Context>>,
     taken: Vec<AtomicBool>,
     /// How far the ranks of this process are with ending their waits.
     pub(super) released: Released,
     homes: Mutex<Homes>,
+    /// Held while memory of other processes is opened: two ranks of one context that open the same at once were
+    /// told that it is mapped already.
+    opening: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +94,7 @@ impl World {
             contexts,
             released: Released::default(),
             homes: Mutex::default(),
+            opening: Mutex::default(),
         }
     }
 
@@ -136,9 +141,10 @@ impl World {
         memory: Arc<DeviceMemory>,
     ) -> Result<(), CudaFailure> {
         let mut homes = lock(&self.homes);
-        if homes.memory.insert(rank, memory).is_some() {
+        if homes.memory.contains_key(&rank) {
             return Err(CudaFailure::Refused(format!("{rank} has an arena already")));
         }
+        homes.memory.insert(rank, memory);
         homes.own.insert(rank, home);
         Ok(())
     }
@@ -195,7 +201,10 @@ impl World {
         }
         let (handle, signals, landing) = read(lent).map_err(|_| missing(other))?;
         let context = self.context(rank).ok_or_else(|| missing(rank))?;
-        let opened = ForeignMemory::open(context, handle).map_err(|failure| {
+        let one_at_a_time = lock(&self.opening);
+        let opened = ForeignMemory::open(context, handle);
+        drop(one_at_a_time);
+        let opened = opened.map_err(|failure| {
             CudaFailure::Refused(format!(
                 "the memory of {other}, in another process, cannot be opened: {failure}; every process must see the \
                  GPUs of the others (CUDA_VISIBLE_DEVICES) and share their IPC namespace, or set transport = \"nccl\""
@@ -258,6 +267,31 @@ impl World {
             None => Ok(()),
             Some(reason) => Err(BackendError::Poisoned { reason: reason.to_owned() }),
         }
+    }
+}
+
+/// Where one rank of a world whose ranks share GPUs meets the others on the host: between the signals of every
+/// meeting and the waits for them.
+///
+/// Streams of one GPU share its hardware queues, and a wait at the head of a queue holds up what is behind it. If
+/// that is the signal waited for, neither ends. But if every wait is enqueued after its signal, then of all work
+/// that is left the earliest can always run: what it is queued behind came earlier, and so did what it waits for.
+/// This holds as long as all waits of ranks for each other are those of meetings. No kernel may wait for a peer here.
+#[derive(Clone, Debug)]
+pub(super) struct HostMeeting {
+    world: Arc<World>,
+    rank: RankId,
+}
+
+impl HostMeeting {
+    /// For a rank of `world`; `None` where every rank has a GPU of its own.
+    pub(super) fn of(world: &Arc<World>, rank: RankId) -> Option<Self> {
+        world.shares_gpus.then(|| Self { world: Arc::clone(world), rank })
+    }
+
+    /// Waits until every rank is here. All ranks enqueue all their collectives in one order.
+    pub(super) fn attend(&self) -> Result<(), CudaFailure> {
+        self.world.gather(self.rank)
     }
 }
 

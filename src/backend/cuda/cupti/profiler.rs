@@ -97,21 +97,12 @@ impl Profiler {
     /// CUPTI for a world with these contexts in this process, one for each of its ranks.
     ///
     /// # Errors
-    /// [`CudaFailure::Library`] without the library, [`CudaFailure::Refused`] where ranks share a GPU, while
-    /// another world of this process has it, or where it is too old, [`CudaFailure::Call`] where it refuses,
-    /// because of another profiler for instance.
+    /// [`CudaFailure::Library`] without the library, [`CudaFailure::Refused`] while another world of this process
+    /// has it, or where it is too old, [`CudaFailure::Call`] where it refuses, because of another profiler for
+    /// instance.
     pub(in crate::backend::cuda) fn start(contexts: Vec<Arc<Context>>) -> Result<Arc<Self>, CudaFailure> {
         Library::Profiler.open()?;
         known(version()?)?;
-        let shared = |(at, context): (usize, &Arc<Context>)| {
-            contexts[..at].iter().any(|other| other.ordinal() == context.ordinal())
-        };
-        if contexts.iter().enumerate().any(shared) {
-            return Err(CudaFailure::Refused(
-                "ranks share a GPU, and beside CUPTI what they run there stood still, each waiting for the other; give each a GPU of its own, or choose \"events\""
-                    .to_owned(),
-            ));
-        }
         let taken = || {
             CudaFailure::Refused(
                 "another session of this process has CUPTI, or had it when a GPU was abandoned".to_owned(),

@@ -30,6 +30,8 @@
 //!   waits of another.
 //! - Within one GPU bytes are moved by kernels, to whichever rank they belong: the driver would do the same
 //!   with one it loads when it is first needed, and ranks that share a GPU would share its engines.
+//! - Where ranks share a GPU, all of them meet on the host between the signals of a meeting and its waits
+//!   ([`HostMeeting`]), since their streams share queues.
 
 mod nccl;
 mod peer;
@@ -48,6 +50,7 @@ use super::options::Transport;
 use super::rows::Rows;
 use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
 use super::team::Team;
+use super::world::HostMeeting;
 use crate::backend::local::{Collective, Move, PlanePiece, Pull, Scatter, Slices};
 use crate::config::Reduce;
 use crate::format::ElementType;
@@ -98,8 +101,8 @@ pub(super) struct Route<'a> {
     pub(super) transport: Transport,
     pub(super) reduce: Reduce,
     pub(super) communication: &'a Communication,
-    /// Whether every rank has a GPU of its own, whose engines may wait for peers.
-    pub(super) has_engines: bool,
+    /// Where ranks meet on the host too, because some share a GPU.
+    pub(super) on_host: Option<HostMeeting>,
     /// Up to this many bytes per neighbour go by one kernel, meetings included.
     pub(super) kernel_bytes: usize,
     /// Whether words of neighbours are set by copies.
@@ -161,7 +164,7 @@ impl Route<'_> {
         }
         let bytes: usize = copies.iter().map(|copy| copy.bytes).sum();
         let is_small = carrier == Carrier::Kernel || bytes / neighbours.len() <= self.kernel_bytes;
-        if self.has_engines && is_small {
+        if self.has_engines() && is_small {
             return Ok(vec![Part::Exchange(copies)]);
         }
         let mut commands = self.meet(kernels, &neighbours, Meeting::Ready)?;
@@ -188,7 +191,7 @@ impl Route<'_> {
                 commands.push(Command::kernel(launch));
             }
             Some(Part::Command(Command::Memory(operations))) => {
-                commands.push(Command::Memory(operations.then_mark(self.done)));
+                commands.push(Command::Memory(operations.then(MemoryOperations::mark(self.done))));
             }
             Some(Part::Command(command)) => {
                 commands.extend([command, Command::Memory(MemoryOperations::mark(self.done))]);
@@ -224,18 +227,29 @@ impl Route<'_> {
         meeting: Meeting,
     ) -> Result<Vec<Command>, CudaFailure> {
         let words = self.shared(neighbours, meeting)?;
-        if !self.copies_signals {
-            return Ok(vec![Command::Memory(MemoryOperations::meet(&words))]);
+        let mut waits = MemoryOperations::await_signals(&words);
+        let mut commands = Vec::new();
+        if self.copies_signals {
+            let one = self.signals().one(self.view.own_signals());
+            commands = self.carried(kernels, copied(one, &words))?;
+        } else if self.has_engines() {
+            waits = MemoryOperations::meet(&words);
+        } else {
+            commands.push(Command::Memory(MemoryOperations::signal(&words)));
         }
-        let one = self.signals().one(self.view.own_signals());
-        let mut commands = self.carried(kernels, copied(one, &words))?;
-        commands.push(Command::Memory(MemoryOperations::await_signals(&words)));
+        commands.extend(self.on_host.clone().map(Command::MeetOnHost));
+        commands.push(Command::Memory(waits));
         Ok(commands)
+    }
+
+    /// Whether every rank has a GPU of its own, whose engines may wait for peers.
+    const fn has_engines(&self) -> bool {
+        self.on_host.is_none()
     }
 
     /// Copies to neighbours, in the order of these.
     fn carried(&self, kernels: &Kernels, copies: Vec<CopyOperand>) -> Result<Vec<Command>, CudaFailure> {
-        if !self.has_engines {
+        if !self.has_engines() {
             return by_kernel(kernels, copies);
         }
         let owner = |address| self.view.owner(address);
