@@ -296,6 +296,31 @@ fn a_stack_has_activations_in_the_element_type_asked_for_and_saves_each_buffer_i
     assert!(of_f32.buffers().iter().all(|spec| spec.element != ElementType::Bf16));
 }
 
+#[test]
+fn a_stack_with_a_layer_that_is_refused_adds_nothing() {
+    let mut model = Model::builder();
+    let weights = ["a", "b", "c"].map(|name| model.sharded(name, 32, 32, Format::Bf16).unwrap());
+    let mut program = StepProgram::builder("train", &model.build());
+    let input = program.input("input", 64, ElementType::F32).unwrap();
+    let layers = |names: [&str; 3]| {
+        let layer = |(name, weight): (&str, _)| Layer::new(name, vec![weight], 64);
+        names.into_iter().zip(weights).map(layer).collect::<Vec<_>>()
+    };
+    let begun = format!("{program:?}");
+    let refused =
+        LayerStack::forward(&mut program, input, layers(["one", "two", "one"]), Form::Planes).unwrap_err();
+    assert!(matches!(refused, DeclareError::Duplicate { .. }), "{refused}");
+    assert_eq!(format!("{program:?}"), begun);
+    let names = ["one", "two", "three"];
+    let stack = LayerStack::forward(&mut program, input, layers(names), Form::Planes).unwrap();
+    let [gradient, unused, _] =
+        ["gradient", "unused", "one.output_gradient"].map(|name| program.activation(name, 64).unwrap());
+    let forward = format!("{program:?}");
+    let refused = stack.backward(&mut program, gradient, unused).unwrap_err();
+    assert!(matches!(refused, DeclareError::Duplicate { .. }), "{refused}");
+    assert_eq!(format!("{program:?}"), forward);
+}
+
 const DECODER: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
 
 /// The fields are public, so sizes made in code meet the checks that files meet.
@@ -305,10 +330,17 @@ fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
     let sound = Decoder::from_toml(DECODER, "small.toml").unwrap();
     let model = sound.model().unwrap();
     assert_eq!(sound.check(), Ok(()));
-    let damages: [(&str, Damage); 9] = [
+    let damages: [(&str, Damage); 13] = [
         ("`heads` of decoder `small` is 3; set it to a number that divides 64", |sizes| sizes.heads = 3),
         ("`heads` of decoder `small` is 0; set it to at least 1", |sizes| sizes.heads = 0),
         ("`layers` of decoder `small` is 0", |sizes| sizes.layers = 0),
+        ("`layers` of decoder `small` is 4097; set it to at most 4096", |sizes| sizes.layers = 4097),
+        ("`replays` of decoder `small` is 4097", |sizes| sizes.replays = Some(4097)),
+        ("`experts` of decoder `small` is 65537", |sizes| sizes.experts = Some(65_537)),
+        ("`experts` of decoder `small` is 128; set it to at most 64 in each of 4096 layers", |sizes| {
+            sizes.layers = 4096;
+            (sizes.experts, sizes.expert_groups) = (Some(128), Some(1));
+        }),
         ("`kv_heads` of decoder `small` is 3", |sizes| sizes.kv_heads = Some(3)),
         ("`sequence` of decoder `small` is 33; set it to at most `tokens`, 32", |sizes| {
             sizes.sequence = Some(33);

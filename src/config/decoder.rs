@@ -38,7 +38,7 @@ impl Decoder {
 impl Declared for Decoder {
     const RULES: &'static [Rule] = &[
         needed("name", Takes::Text),
-        needed("layers", Takes::Count(1, 4096)),
+        needed("layers", Takes::Count(1, Self::MAX_LAYERS as u64)),
         needed("hidden", Takes::Count(1, LARGEST)),
         needed("ffn", Takes::Count(1, LARGEST)),
         needed("heads", Takes::Count(1, LARGEST)),
@@ -50,11 +50,11 @@ impl Declared for Decoder {
         needed("math", Takes::OneOf(&["f32", "bf16", "fp8", "fp4"])),
         needed("format", Takes::Format),
         optional("embedding_format", Takes::Format),
-        optional("experts", Takes::Count(1, 65_536)),
-        optional("experts_per_token", Takes::Count(1, 65_536)),
-        optional("expert_groups", Takes::Count(1, 65_536)),
+        optional("experts", Takes::Count(1, Self::MAX_EXPERTS as u64)),
+        optional("experts_per_token", Takes::Count(1, Self::MAX_EXPERTS as u64)),
+        optional("expert_groups", Takes::Count(1, Self::MAX_EXPERTS as u64)),
         optional("tied", Takes::Switch),
-        optional("replays", Takes::Count(0, 4096)),
+        optional("replays", Takes::Count(0, Self::MAX_LAYERS as u64)),
     ];
 
     fn disagreement(&self) -> Option<(&'static str, String, String)> {

@@ -132,6 +132,13 @@ impl Part {
 }
 
 impl Decoder {
+    /// The most layers, and the most replays.
+    pub const MAX_LAYERS: usize = 4096;
+    /// The most experts of an MLP.
+    pub const MAX_EXPERTS: usize = 65_536;
+    /// The most experts of all layers that are weights of their own, so that declaring them ends.
+    const MAX_EXPERT_WEIGHTS: usize = 1 << 18;
+
     /// Are all sizes at least 1, and do they fit each other? [`Decoder::model`] and [`Decoder::program`] ask
     /// first.
     ///
@@ -161,6 +168,23 @@ impl Decoder {
         ];
         if let Some((size, _)) = counts.into_iter().find(|(_, is)| *is == 0) {
             return refuse(size, 0, "at least 1".to_owned());
+        }
+        let replays = self.replays.unwrap_or(0);
+        let bounds = [
+            ("layers", layers, Self::MAX_LAYERS),
+            ("replays", replays, Self::MAX_LAYERS),
+            ("experts", experts, Self::MAX_EXPERTS),
+        ];
+        if let Some((size, is, most)) = bounds.into_iter().find(|(_, is, most)| is > most) {
+            return refuse(size, is, format!("at most {most}"));
+        }
+        let most = Self::MAX_EXPERT_WEIGHTS / layers;
+        if self.expert_groups.is_some() && experts > most {
+            return refuse(
+                "experts",
+                experts,
+                format!("at most {most} in each of {layers} layers, or leave `expert_groups` out"),
+            );
         }
         if !hidden.is_multiple_of(heads) {
             return refuse("heads", heads, divides(hidden));

@@ -79,20 +79,22 @@ impl LayerStack {
         let mut stack =
             Self { layers: Vec::new(), form, element, input, outputs: Vec::new(), saved: Vec::new() };
         let mut activation = input;
+        // All of it or, if some layer is refused, nothing.
+        let mut draft = program.clone();
         for layer in layers {
             let name = format!("{}.output", layer.name);
-            let output = program.activation_in(&name, layer.output_elements, element)?;
+            let output = draft.activation_in(&name, layer.output_elements, element)?;
             let mut saved = Vec::new();
             for (suffix, elements, element) in &layer.saved {
                 let name = format!("{}.{suffix}", layer.name);
-                saved.push(program.activation_in(&name, *elements, *element)?);
+                saved.push(draft.activation_in(&name, *elements, *element)?);
             }
             let forms: Vec<Form> = layer
                 .weights
                 .iter()
-                .map(|weight| if is_replicated(program.model(), *weight) { Form::Dense } else { form })
+                .map(|weight| if is_replicated(draft.model(), *weight) { Form::Dense } else { form })
                 .collect();
-            let mut call = program
+            let mut call = draft
                 .call(&format!("{}.forward", layer.name), Phase::Forward)
                 .reads(activation)
                 .writes(output);
@@ -109,6 +111,7 @@ impl LayerStack {
             stack.saved.push(saved);
             stack.layers.push(layer);
         }
+        *program = draft;
         Ok(stack)
     }
 
@@ -131,26 +134,27 @@ impl LayerStack {
     ) -> Result<Vec<CallId>, DeclareError> {
         let mut calls = Vec::new();
         let mut gradient = output_gradient;
+        let mut draft = program.clone();
         for (position, layer) in self.layers.iter().enumerate().rev() {
             let (input, target) = match position.checked_sub(1) {
                 None => (self.input, input_gradient),
                 Some(before) => {
                     let below = &self.layers[before];
                     let name = format!("{}.output_gradient", below.name);
-                    let target = program.activation_in(&name, below.output_elements, self.element)?;
+                    let target = draft.activation_in(&name, below.output_elements, self.element)?;
                     (self.outputs[before], target)
                 }
             };
             let uses: Vec<(Orientation, Form)> = layer
                 .weights
                 .iter()
-                .map(|weight| match is_replicated(program.model(), *weight) {
+                .map(|weight| match is_replicated(draft.model(), *weight) {
                     true => (Orientation::Rowwise, Form::Dense),
                     false => (Orientation::Columnwise, self.form),
                 })
                 .collect();
-            let times = backward_cost(program.model(), &layer.weights);
-            let mut call = program
+            let times = backward_cost(draft.model(), &layer.weights);
+            let mut call = draft
                 .call(&format!("{}.backward", layer.name), Phase::Backward)
                 .reads(input)
                 .reads(gradient)
@@ -165,6 +169,7 @@ impl LayerStack {
             calls.push(call.add()?);
             gradient = target;
         }
+        *program = draft;
         Ok(calls)
     }
 }

@@ -165,6 +165,26 @@ fn a_call_that_touches_neither_buffer_of_an_exchange_does_not_wait_for_it() {
     }
 }
 
+/// PL-10. A carried buffer has one slot for all micro-batches, so what an exchange leaves there goes out before the
+/// next.
+#[test]
+fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
+    for (lifetime, copies_behind) in [(Lifetime::Carried, 1), (Lifetime::Step, 2)] {
+        let mut program = StepProgram::builder("evaluate", &Model::builder().build());
+        let given = program.activation("given", OWN).unwrap();
+        let got = program.buffer(spec("got", Role::Output, lifetime)).unwrap();
+        program.call("gives", Phase::Forward).writes(given).add().unwrap();
+        let sum = Exchange::new(ExchangeKind::Sum, given, got);
+        program.exchange("sum", Phase::Forward, sum).unwrap();
+        program.micro_batches(2).unwrap();
+        let program = program.build_evaluation().unwrap();
+        let plan = StepPlan::build(&program, &policy(1), Mesh::new(2).unwrap()).unwrap();
+        let last = plan.tasks.iter().rposition(|task| is_exchange(&task.op)).unwrap();
+        let copies = plan.tasks[last..].iter().filter(|task| matches!(task.op, Op::Copy { .. })).count();
+        assert_eq!(copies, copies_behind, "{lifetime:?}");
+    }
+}
+
 /// An exchange of 24 elements in and as many as `kind` gives `ranks` out, from an input to an output.
 fn alone(kind: ExchangeKind, group: Group, element: ElementType, got: usize) -> StepProgram {
     let mut program = StepProgram::builder("evaluate", &Model::builder().build());

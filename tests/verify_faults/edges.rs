@@ -1,14 +1,17 @@
 //! PL-9: one version on, for everything that stays.
 
+use std::collections::BTreeSet;
+
 use warpweft::format::Orientation;
 use warpweft::id::Version;
-use warpweft::layout::Content;
+use warpweft::layout::{Content, Residency, Slot};
+use warpweft::model::Lifetime;
 use warpweft::op::{MasterOperand, Op, Reduction};
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft::plan::{StepPlan, VerifyError, verify};
 
-use crate::edit::{position, refused, relocate, remove, repeat, serialize, slot, spread, weight};
+use crate::edit::{position, refused, relocate, remove, repeat, serialize, slot, spread, twin, weight};
 use crate::programs::{
-    evaluation, f32_training, mxfp8_training, nvfp4_training, prologue, quantize_then_evaluate,
+    all, evaluation, f32_training, mxfp8_training, nvfp4_training, prologue, quantize_then_evaluate,
     split_training,
 };
 
@@ -249,4 +252,39 @@ fn a_plan_must_have_a_slot_for_everything_that_stays() {
         &plan,
         &["PL-9 (", "): plan `eval` needs a resident slot for the first moment of `norm`, but has none"],
     );
+}
+
+/// PL-9. The session, closures and later steps find these by their content alone.
+#[test]
+fn what_is_looked_for_by_its_content_has_one_slot_that_stays() {
+    let mut kinds = BTreeSet::new();
+    for (name, sound) in all() {
+        let looked_for: Vec<_> =
+            (sound.arena.entries()).filter_map(|(id, slot)| Some((id, kind(&sound, slot)?))).collect();
+        for (id, kind) in looked_for {
+            kinds.insert(kind);
+            let mut plan = sound.clone();
+            twin(&mut plan, id);
+            refused(&plan, &["PL-9", "one slot for", "has 2 of them, 1 transient"]);
+            let mut plan = sound.clone();
+            plan.arena.slots[id.index()].residency = Residency::Transient;
+            assert!(verify(&plan).is_err(), "{name}: {kind} in passing");
+        }
+    }
+    assert_eq!(kinds.len(), 7, "{kinds:?}");
+}
+
+fn kind(plan: &StepPlan, slot: &Slot) -> Option<&'static str> {
+    match slot.content {
+        Content::FaultWord => Some("fault word"),
+        Content::OptimizerStep => Some("optimizer step"),
+        Content::LearningRate | Content::LossScale => Some("what the trainer says"),
+        Content::GradientScale => Some("gradient scale"),
+        Content::TensorScale(_) => Some("tensor scales"),
+        Content::Staging(..) => Some("staging"),
+        Content::Buffer(buffer) if plan.buffers[buffer.index()].lifetime == Lifetime::Carried => {
+            Some("carried")
+        }
+        _ => None,
+    }
 }

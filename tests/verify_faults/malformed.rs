@@ -14,9 +14,10 @@ use crate::programs::{by_collectives, nvfp4_training};
 fn every_name_of_something_absent_is_refused_without_a_panic() {
     const FAR: u32 = 9999;
     type Damage = fn(&mut StepPlan);
-    let all: [(&str, Damage); 16] = [
+    let all: [(&str, Damage); 17] = [
         ("lane 9999", |plan| plan.tasks[0].lane = LaneId::new(FAR)),
         ("event 9999", |plan| plan.tasks[0].signals = Some(EventId::new(FAR))),
+        ("18446744073709551615 events", |plan| plan.events = usize::MAX),
         ("task 9999", |plan| plan.tasks[5].waits.push(TaskId::new(FAR))),
         ("task 9999", |plan| plan.tasks[5].release = Some(TaskId::new(FAR))),
         ("task 9999", |plan| plan.bounds.live_peak = TaskId::new(FAR)),

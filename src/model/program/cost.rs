@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::format::{Directions, Format, Orientation, PlaneSpec, Shape};
+use crate::format::{Directions, Format, Orientation, Shape};
 
 /// In what numbers the matrix products of a call are computed: which of a device's speeds applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -71,7 +71,8 @@ impl CostHint {
     #[must_use]
     pub fn quantizing(format: Format, shape: Shape, directions: Directions) -> Self {
         let planes = |shape| -> usize {
-            format.planes(Orientation::Rowwise, shape).iter().map(PlaneSpec::bytes).sum()
+            let bytes = format.planes(Orientation::Rowwise, shape).into_iter().map(|plane| plane.bytes());
+            bytes.fold(0, usize::saturating_add)
         };
         let written = match directions {
             Directions::Rowwise => planes(shape),
@@ -116,5 +117,7 @@ mod tests {
         assert_eq!(bytes(Directions::Rowwise), values + codes + scales);
         assert_eq!(bytes(Directions::Columnwise), values + codes + scales);
         assert_eq!(bytes(Directions::Both), values + 2 * (codes + scales));
+        let vast = Shape::new(1 << 40, 1 << 40);
+        assert_eq!(CostHint::quantizing(format, vast, Directions::Both).bytes, u64::MAX);
     }
 }

@@ -1,10 +1,10 @@
 //! Gives every declared buffer its slots, and copies inputs in and outputs out.
 //!
 //! Law: a call sees a buffer at one address for its whole micro-batch; the trainer sees only staging.
-//! An input is copied right before the first call of a micro-batch that reads it, an output right behind the last
-//! call that writes it, so that neither occupies transient memory longer than needed; but what an exchange leaves in
-//! an output is copied at the end, so that no call waits for it. Each micro-batch has slots of its own, so what one has
-//! done with is free for the next; a carried buffer has one for all.
+//! An input is copied right before the first call of a micro-batch that touches it, an output right behind the last
+//! that does, so that neither occupies transient memory longer than needed; but what an exchange leaves in an output is
+//! copied at the end, so that no call waits for it. Each micro-batch has slots of its own, so what one has done with is
+//! free for the next; a carried buffer has one for all, which the next micro-batch writes, so it is never copied later.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::id::{BufferId, MicroBatchId, SlotId};
@@ -60,7 +60,9 @@ fn in_micro_batch(draft: &mut Draft<'_>, number: usize, touched: &[Touched]) -> 
 /// up the calls behind an exchange.
 fn copied_behind(draft: &Draft<'_>, output: BufferId, last: usize) -> usize {
     let exchange = draft.calls.get(last).and_then(|call| call.exchange);
-    if exchange.is_some_and(|exchange| exchange.to == output) { draft.tail() } else { last }
+    let is_exchanged = exchange.is_some_and(|exchange| exchange.to == output);
+    let stays = draft.buffers[output.index()].lifetime != Lifetime::Carried;
+    if is_exchanged && stays { draft.tail() } else { last }
 }
 
 /// Per micro-batch and buffer, the stages whose calls touch it.

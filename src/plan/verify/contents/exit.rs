@@ -11,14 +11,16 @@ use super::entry::describe;
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
 use crate::id::{BufferId, CallId, MicroBatchId, SlotId, WeightId};
 use crate::layout::{Content, Residency};
-use crate::model::{Placement, Role};
+use crate::model::{Lifetime, Placement, Role};
+use crate::plan::StepPlan;
 
 impl Run<'_> {
     pub(super) fn leave(&self) -> Verdict<()> {
         self.all_calls_ran()?;
         self.gradients_are_complete()?;
         self.outcome_is_known()?;
-        self.all_slots_exist()?;
+        self.slots_of_weights_exist()?;
+        self.other_slots_exist()?;
         for (id, slot) in self.plan.arena.entries() {
             if slot.residency == Residency::Resident {
                 self.check_resident(id, slot.content)?;
@@ -90,7 +92,7 @@ impl Run<'_> {
     }
 
     /// Without a slot there is nothing that could hold a wrong version.
-    fn all_slots_exist(&self) -> Verdict<()> {
+    fn slots_of_weights_exist(&self) -> Verdict<()> {
         let slots = self.plan.arena.slots.iter();
         let resident: BTreeSet<Content> =
             slots.filter(|slot| slot.residency == Residency::Resident).map(|slot| slot.content).collect();
@@ -132,6 +134,55 @@ impl Run<'_> {
             }
         }
         Ok(())
+    }
+
+    /// What the session, closures and later steps look for by its content is in one slot, which stays.
+    fn other_slots_exist(&self) -> Verdict<()> {
+        let mut slots: BTreeMap<Content, Vec<Residency>> = BTreeMap::new();
+        for slot in &self.plan.arena.slots {
+            slots.entry(slot.content).or_default().push(slot.residency);
+        }
+        for (name, content) in self.looked_for() {
+            let found = slots.get(&content).map_or(&[][..], Vec::as_slice);
+            if found != [Residency::Resident] {
+                let transient = found.iter().filter(|of| **of == Residency::Transient).count();
+                return Err(Box::new(VerifyError::Edge {
+                    subject: self.plan.title(),
+                    needs: format!("one slot for {name}, a resident one"),
+                    finds: format!("has {} of them, {transient} transient", found.len()),
+                    remedy: "lay out once what is looked for by its content".into(),
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Contents that belong to no weight and that every step of the session finds, with their names.
+    fn looked_for(&self) -> Vec<(String, Content)> {
+        let StepPlan { weights, buffers, micro_batches, .. } = self.plan;
+        let mut all: Vec<_> = [
+            ("the fault word", Content::FaultWord),
+            ("the optimizer step", Content::OptimizerStep),
+            ("the learning rate", Content::LearningRate),
+            ("the loss scale", Content::LossScale),
+            ("the gradient scale", Content::GradientScale),
+        ]
+        .map(|(name, content)| (name.to_owned(), content))
+        .into();
+        let scaled = weights.entries().filter(|(_, bucket)| bucket.has_scales());
+        all.extend(scaled.map(|(id, _)| (format!("the tensor scales of {id}"), Content::TensorScale(id))));
+        for (number, buffer) in buffers.iter().enumerate() {
+            let (id, name) = (BufferId::at(number), &buffer.name);
+            if buffer.lifetime == Lifetime::Carried {
+                all.push((format!("the carried buffer `{name}`"), Content::Buffer(id)));
+            }
+            if buffer.role != Role::Internal {
+                let staging = |number| Content::Staging(id, MicroBatchId::new(number));
+                let staged = (0..*micro_batches).map(staging);
+                all.extend(staged.map(|content| (format!("the staging of `{name}`"), content)));
+            }
+        }
+        all
     }
 
     fn check_resident(&self, slot: SlotId, content: Content) -> Verdict<()> {

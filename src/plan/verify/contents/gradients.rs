@@ -138,15 +138,18 @@ impl Run<'_> {
         into: SlotId,
     ) -> Verdict<()> {
         let (added, padding) = self.gradient(task, weight, from)?;
-        let (sum, padded) = self.gradient(task, weight, into)?;
+        let added = added.clone();
+        let (_, padded) = self.gradient(task, weight, into)?;
+        // Taken and put back: a copy for each of many micro-batches would be quadratic.
+        let sum = self.slots.take_sum(into);
         let both = self.united(task, weight, sum, added)?;
         self.fill(task, into, Held::Gradient { weight, calls: both, padded: padded && padding })
     }
 
     /// The calls whose gradients of `weight` are in `slot`, and whether the padding rows are zero.
-    fn gradient(&self, task: TaskId, weight: WeightId, slot: SlotId) -> Verdict<(BTreeSet<CallId>, bool)> {
+    fn gradient(&self, task: TaskId, weight: WeightId, slot: SlotId) -> Verdict<(&BTreeSet<CallId>, bool)> {
         match self.slots.held(slot) {
-            Held::Gradient { weight: of, calls, padded } if *of == weight => Ok((calls.clone(), *padded)),
+            Held::Gradient { weight: of, calls, padded } if *of == weight => Ok((calls, *padded)),
             _ => {
                 let needs = format!("a call's gradient of `{}`", self.name(weight));
                 let remedy =

@@ -52,7 +52,9 @@ impl<'p> Slots<'p> {
     /// Takes the calls out of a sum that `slot` holds, to be put back with one more.
     pub(super) fn take_sum(&mut self, slot: SlotId) -> BTreeSet<CallId> {
         match &mut self.cells[slot.index()].held {
-            Held::MainGrad(_, sum) | Held::LocalSum(_, sum) => std::mem::take(sum),
+            Held::MainGrad(_, sum) | Held::LocalSum(_, sum) | Held::Gradient { calls: sum, .. } => {
+                std::mem::take(sum)
+            }
             _ => BTreeSet::new(),
         }
     }
