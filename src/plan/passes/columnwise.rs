@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use super::super::draft::{Carrier, Draft, Section, Supply, ahead_of};
 use super::joined::Joined;
+use super::latest::Latest;
 use crate::config::Columnwise;
 use crate::format::Orientation;
 use crate::id::SlotId;
@@ -16,14 +17,8 @@ use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::{Op, TransposePart};
 
-/// The latest copy made of some gathered planes.
-struct Held {
-    supply: Supply,
-    last_use: usize,
-}
-
 pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
-    let mut held: HashMap<SlotId, Held> = HashMap::new();
+    let mut latest: Latest<SlotId> = Latest::new();
     let first_uses = first_uses(draft);
     for (stage, _, call) in draft.stages_of_calls() {
         let mut joined = Joined::new();
@@ -43,24 +38,16 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
                 true => stage,
                 false => ahead_of(stage, gathered.stage),
             };
-            let supply = match held.get_mut(&gathered.slot) {
-                Some(copy) if keep || issue <= copy.last_use + 1 => {
-                    copy.last_use = stage;
-                    copy.supply
-                }
-                _ => {
-                    let name = draft.name(usage.weight);
-                    let to = draft.transient(
-                        format!("{name} columnwise for {}", call.label()),
-                        Content::Transposed(usage.weight),
-                    );
-                    let part = TransposePart { weight: usage.weight, from: gathered.slot, to };
-                    joined.add(draft, (gathered, to), issue, name, part);
-                    let supply = Supply { slot: to, stage: issue, ..gathered };
-                    held.insert(gathered.slot, Held { supply, last_use: stage });
-                    supply
-                }
-            };
+            let supply = latest.serve(gathered.slot, stage, issue, keep, || {
+                let name = draft.name(usage.weight);
+                let to = draft.transient(
+                    format!("{name} columnwise for {}", call.label()),
+                    Content::Transposed(usage.weight),
+                );
+                let part = TransposePart { weight: usage.weight, from: gathered.slot, to };
+                joined.add(draft, (gathered, to), issue, name, part);
+                Supply { slot: to, stage: issue, ..gathered }
+            });
             draft.supplies[stage][position] = Some(supply);
         }
         for (issue, task) in joined.tasks(|parts| Op::Transpose { parts }, Carrier::Quantize) {

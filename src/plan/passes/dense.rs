@@ -7,24 +7,19 @@
 //! nobody reads as planes are never made whole: their values are made of what arrived and of the rank's own
 //! shard, one kernel in place of up to three, and nothing is copied.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use super::super::draft::{Carrier, Draft, Section, Supply, ahead_of};
 use super::joined::Joined;
+use super::latest::Latest;
 use crate::format::{ElementType, Orientation};
 use crate::id::SlotId;
 use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::{DequantizePart, Op};
 
-/// The latest dense copy of some planes.
-struct Held {
-    supply: Supply,
-    last_use: usize,
-}
-
 pub(in super::super) fn dense(draft: &mut Draft<'_>) {
-    let mut held: HashMap<(SlotId, ElementType), Held> = HashMap::new();
+    let mut latest: Latest<(SlotId, ElementType)> = Latest::new();
     let read_whole = read_whole(draft);
     let ahead = draft.derives_ahead();
     let carrier = if ahead { Carrier::Quantize } else { Carrier::Compute };
@@ -38,37 +33,30 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
             }
             let Some(planes) = draft.supplies[stage][position] else { continue };
             let issue = if ahead { ahead_of(stage, planes.stage) } else { stage };
-            let supply = match held.get_mut(&(planes.slot, values)) {
-                Some(copy) if stage <= copy.last_use + 1 => {
-                    copy.last_use = stage;
-                    copy.supply
-                }
-                _ => {
-                    let name = draft.name(usage.weight);
-                    let to = draft.transient(
-                        format!("{name} dense {} for {}", usage.orientation, call.label()),
-                        Content::Dense(usage.weight, usage.orientation, values),
-                    );
-                    let tensor_scale = draft
-                        .weights
-                        .bucket(layout.bucket)
-                        .has_scales()
-                        .then(|| draft.slot(Content::TensorScale(layout.bucket)));
-                    let part = DequantizePart {
-                        weight: usage.weight,
-                        orientation: usage.orientation,
-                        values,
-                        from: planes.slot,
-                        own: own(draft, planes.slot, &read_whole),
-                        tensor_scale,
-                        to,
-                    };
-                    joined.add(draft, (planes, to), issue, name, part);
-                    let supply = Supply { slot: to, stage: issue, ..planes };
-                    held.insert((planes.slot, values), Held { supply, last_use: stage });
-                    supply
-                }
-            };
+            // Derived ahead or not, it serves the next call and no later one.
+            let supply = latest.serve((planes.slot, values), stage, stage, false, || {
+                let name = draft.name(usage.weight);
+                let to = draft.transient(
+                    format!("{name} dense {} for {}", usage.orientation, call.label()),
+                    Content::Dense(usage.weight, usage.orientation, values),
+                );
+                let tensor_scale = draft
+                    .weights
+                    .bucket(layout.bucket)
+                    .has_scales()
+                    .then(|| draft.slot(Content::TensorScale(layout.bucket)));
+                let part = DequantizePart {
+                    weight: usage.weight,
+                    orientation: usage.orientation,
+                    values,
+                    from: planes.slot,
+                    own: own(draft, planes.slot, &read_whole),
+                    tensor_scale,
+                    to,
+                };
+                joined.add(draft, (planes, to), issue, name, part);
+                Supply { slot: to, stage: issue, ..planes }
+            });
             draft.supplies[stage][position] = Some(supply);
         }
         for (issue, task) in joined.tasks(|parts| Op::Dequantize { parts }, carrier) {

@@ -3,27 +3,18 @@
 //! Law (PL-2): every use has exactly one producing gather; what is gathered for one call of one group is one
 //! task. A gather asked for at stage s is released by the end of the call before s. A gather of a weight that
 //! the policy cuts is several tasks, in the order of their bytes, all released like the whole; they stand in
-//! T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. A
-//! gather that could begin no later than the stage behind the weight's previous use is not made: the planes
-//! are still there, and a second copy would only cost memory. Nor is one made where the planes are kept.
-//! Which planes are needed, and when each is asked for, is decided in [`super::super::prefetch`].
-
-use std::collections::HashMap;
+//! T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. None is made
+//! where the latest one serves ([`Latest`]). Which planes are needed, and when each is asked for, is decided in [`super::super::prefetch`].
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};
+use super::latest::Latest;
 use super::{of_group, peers};
 use crate::format::Orientation;
 use crate::id::{CallId, GroupId, WeightId};
 use crate::layout::{ALIGNMENT, Content};
 use crate::model::{Group, Placement};
 use crate::op::{Chunk, GatherPart, Op};
-
-/// The latest gather of some planes, which may still serve another use.
-struct Held {
-    supply: Supply,
-    last_use: usize,
-}
 
 /// One gather in the making.
 struct Collected<'a> {
@@ -76,23 +67,14 @@ impl Cut {
 /// `timetable` has one stage for every demand.
 pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], timetable: &Timetable) {
     replicated(draft);
-    let mut held: HashMap<(WeightId, Orientation), Held> = HashMap::new();
+    let mut latest: Latest<(WeightId, Orientation)> = Latest::new();
     let mut timed = timetable.issues.iter().zip(&timetable.kept);
     for of_call in demands.chunk_by(|one, other| one.stage == other.stage) {
         let mut collected: Vec<Collected<'_>> = Vec::new();
         for (demand, (issue, kept)) in of_call.iter().zip(&mut timed) {
             let (stage, planes) = (demand.stage, (demand.weight, demand.orientation));
-            let supply = match held.get_mut(&planes) {
-                Some(gather) if demand.keeps || *kept || *issue <= gather.last_use + 1 => {
-                    gather.last_use = stage;
-                    gather.supply
-                }
-                _ => {
-                    let supply = collect(draft, &mut collected, demand, *issue);
-                    held.insert(planes, Held { supply, last_use: stage });
-                    supply
-                }
-            };
+            let make = || collect(draft, &mut collected, demand, *issue);
+            let supply = latest.serve(planes, stage, *issue, demand.keeps || *kept, make);
             draft.supplies[stage][demand.position] = Some(supply);
         }
         for gather in collected {

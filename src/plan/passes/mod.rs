@@ -11,6 +11,7 @@ mod compute;
 mod dense;
 mod gather;
 mod joined;
+mod latest;
 mod optimize;
 mod quantize;
 mod reduce;
