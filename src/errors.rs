@@ -20,6 +20,11 @@ pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
     words
 }
 
+/// Text from a file, fit for a terminal: control characters escaped.
+pub(crate) fn escaped(text: &str) -> String {
+    text.chars().flat_map(escape).collect()
+}
+
 /// A name from a file, fit for a terminal: control characters escaped, and cut where nobody reads on.
 pub(crate) fn shown(name: &str) -> String {
     const LONGEST: usize = 120;

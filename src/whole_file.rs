@@ -3,9 +3,10 @@
 //! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over it; so
 //! the name holds the old content or the new, also after the loss of power, and of writers at the same time one is kept
 //! whole: the last, or, where nothing may be replaced, the first. (Where files have one name only, that one is empty
-//! for a moment, and stays so if the process is killed then.) What failed, or was dropped, leaves nothing behind. A
-//! symbolic link is followed, and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is
-//! refused: a rename would take its place. A new file has the mode of any new file.
+//! for a moment, and stays so if the process is killed then. Where the file system syncs no folders, a loss of power
+//! may bring the old content back.) What failed, or was dropped, leaves nothing behind. A symbolic link is followed,
+//! and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused: a rename would take
+//! its place. A new file has the mode of any new file.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -28,6 +29,16 @@ impl WholeFile {
         let target = place(path)?;
         let (beside, file) = beside(&target)?;
         Ok(Self { target, beside, file: Some(file) })
+    }
+
+    /// Refuses, before anything is computed, a name that could not be taken in the end.
+    ///
+    /// # Errors
+    /// As [`WholeFile::begin`]; [`io::ErrorKind::AlreadyExists`] when the name is taken and may not be.
+    #[cfg(feature = "cli")]
+    pub(crate) fn check(path: &Path, replace: bool) -> io::Result<()> {
+        Self::begin(path)?;
+        if path.exists() && !replace { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
     }
 
     /// Writes a file whole, and over another only if `replace` allows it.
@@ -61,7 +72,7 @@ impl WholeFile {
     /// Gives the file its name, once every byte is on the disk.
     ///
     /// # Errors
-    /// The disk or the file system refuses.
+    /// The disk or the file system refuses. What it refuses may be to make the name last, which the file has then.
     pub(crate) fn commit(self) -> io::Result<()> {
         self.commit_as(true)
     }
@@ -71,9 +82,7 @@ impl WholeFile {
     /// # Errors
     /// As [`WholeFile::commit`]; [`io::ErrorKind::AlreadyExists`] when the name is taken and may not be.
     pub(crate) fn commit_as(mut self, replace: bool) -> io::Result<()> {
-        let folder = self.target.parent().filter(|folder| !folder.as_os_str().is_empty());
-        // Only Unix opens folders; elsewhere a rename lasts without.
-        let folder = cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()?;
+        let folder = folder_of(&self.target)?;
         if let Some(file) = &self.file {
             file.sync_all()?;
         }
@@ -82,7 +91,7 @@ impl WholeFile {
             false => claim(&self.beside, &self.target)?,
         }
         self.file = None;
-        folder.map_or(Ok(()), |folder| folder.sync_all())
+        settle_names(folder).map_err(|error| io::Error::new(error.kind(), Told::Unsettled(error)))
     }
 }
 
@@ -117,14 +126,30 @@ impl Drop for WholeFile {
 /// What the file system refuses; the file may be there then.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)?;
-    settle_folder_of(path)
+    settle_names(folder_of(path)?)
 }
 
-/// Waits until names that were given or taken in the folder of `path` are on the disk.
-fn settle_folder_of(path: &Path) -> io::Result<()> {
+/// The folder of `path`, open. Only Unix opens folders; elsewhere a name lasts without.
+fn folder_of(path: &Path) -> io::Result<Option<File>> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    // Only Unix opens folders; elsewhere a name lasts without.
-    if cfg!(unix) { File::open(folder.unwrap_or(Path::new(".")))?.sync_all() } else { Ok(()) }
+    cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()
+}
+
+/// Waits until names that were given or taken in the folder are on the disk.
+fn settle_names(folder: Option<File>) -> io::Result<()> {
+    match folder.map_or(Ok(()), |folder| folder.sync_all()) {
+        Err(error) if syncs_no_folders(&error) => Ok(()),
+        settled => settled,
+    }
+}
+
+/// Does the file system say that it syncs no folders, and not that it failed to? Then nothing can be waited for.
+/// PostgreSQL's `fsync_fname` goes on after the same answers.
+fn syncs_no_folders(error: &io::Error) -> bool {
+    /// That of every Unix; std has no kind for it.
+    const EBADF: i32 = 9;
+    matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported)
+        || error.raw_os_error() == Some(EBADF)
 }
 
 /// Makes a folder and those above it that are missing, so that they survive the loss of power.
@@ -139,7 +164,7 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
             // Somebody else was quicker.
             Err(_) if made.is_dir() => {}
             Err(error) => return Err(error),
-            Ok(()) => settle_folder_of(made)?,
+            Ok(()) => settle_names(folder_of(made)?)?,
         }
     }
     Ok(())
@@ -162,16 +187,34 @@ fn claim(beside: &Path, target: &Path) -> io::Result<()> {
     }
 }
 
+/// What is said of a file here, and not by the system; errors hold it.
+#[derive(Debug, thiserror::Error)]
+enum Told {
+    #[error("it is the name of a folder and of no file; name a file")]
+    Folder,
+    #[error("it exists and is no plain file, and only plain files are replaced; name another file")]
+    NoPlainFile,
+    /// The file has its name; what failed is to make that last.
+    #[error("{0}")]
+    Unsettled(io::Error),
+}
+
 /// What to do about what the system says of a file, to whoever named it.
 pub(crate) fn next_step(source: &io::Error) -> &'static str {
+    match source.get_ref().and_then(|told| told.downcast_ref()) {
+        Some(Told::Unsettled(_)) => {
+            return "the file is in place, but its name may not survive a loss of power";
+        }
+        // They come with advice of their own.
+        Some(Told::Folder | Told::NoPlainFile) => return "nothing was changed",
+        None => {}
+    }
     match source.kind() {
         io::ErrorKind::NotFound => "check the path, and that its folder is there",
         io::ErrorKind::PermissionDenied => "allow this user to read and write there, or name another path",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "make room, or name a path on another disk"
         }
-        // With what `place` refuses comes its own advice.
-        io::ErrorKind::InvalidInput => "nothing was changed",
         _ => "name the path of a file that can be read and replaced",
     }
 }
@@ -181,10 +224,7 @@ fn place(path: &Path) -> io::Result<PathBuf> {
     let is_folder =
         path.as_os_str().as_encoded_bytes().last().is_some_and(|last| is_separator(char::from(*last)));
     if is_folder || path.file_name().is_none() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "it is the name of a folder and of no file; name a file",
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, Told::Folder));
     }
     let about = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_owned()),
@@ -195,19 +235,17 @@ fn place(path: &Path) -> io::Result<PathBuf> {
     if if is_link { target.is_file() } else { about.is_file() } {
         return Ok(target);
     }
-    Err(io::Error::new(
-        io::ErrorKind::InvalidInput,
-        "it exists and is no plain file, and only plain files are replaced; name another file",
-    ))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, Told::NoPlainFile))
 }
 
-/// A new file beside `path` that no other writer has, in this process or another.
+/// A new file beside `path` that no other writer has, in this process or another. A long name is cut, so that there
+/// is room for what makes it another.
 fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    const KEPT: usize = 32;
+    let name: String = path.file_name().unwrap_or_default().to_string_lossy().chars().take(KEPT).collect();
     let mut number = 0_u32;
     loop {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.{number}.part", std::process::id()));
-        let beside = path.with_file_name(name);
+        let beside = path.with_file_name(format!("{name}.{}.{number}.part", std::process::id()));
         match File::create_new(&beside) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => number += 1,
             made => return made.map(|file| (beside, file)),
@@ -291,6 +329,42 @@ mod tests {
         write(&link, b"new").unwrap();
         assert!(link.is_symlink());
         assert_eq!(std::fs::read(&file).unwrap(), b"new");
+    }
+
+    #[test]
+    fn the_longest_names_there_may_be_are_written() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["x".repeat(255), "ü".repeat(127)] {
+            let path = folder.path().join(name);
+            write(&path, b"new").unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), b"new");
+        }
+        assert_eq!(folder.path().read_dir().unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_system_that_syncs_no_folders_is_not_waited_for_and_one_that_fails_to_is_heard() {
+        #[cfg(target_os = "linux")]
+        settle_names(Some(File::open("/proc").unwrap())).unwrap();
+        const EIO: i32 = 5;
+        assert!([9, 22].into_iter().all(|number| syncs_no_folders(&io::Error::from_raw_os_error(number))));
+        assert!(syncs_no_folders(&io::ErrorKind::Unsupported.into()));
+        let failed = io::Error::from_raw_os_error(EIO);
+        assert!(!syncs_no_folders(&failed));
+        let words = failed.to_string();
+        let told = io::Error::new(failed.kind(), Told::Unsettled(failed));
+        assert_eq!(told.to_string(), words);
+        assert!(next_step(&told).starts_with("the file is in place"), "{}", next_step(&told));
+    }
+
+    #[test]
+    fn that_nothing_was_changed_is_said_of_what_is_refused_here_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in [folder.path().to_owned(), folder.path().join("new/")] {
+            let refused = WholeFile::begin(&path).unwrap_err();
+            assert_eq!(next_step(&refused), "nothing was changed", "{refused}");
+        }
+        assert_ne!(next_step(&io::ErrorKind::InvalidInput.into()), "nothing was changed");
     }
 
     #[test]

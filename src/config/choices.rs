@@ -14,7 +14,7 @@ use crate::format::ElementType;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prefetch {
-    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand. 1 if nothing is set.
+    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand. 1 by default.
     pub depth: Option<u32>,
     /// As early as so many bytes of gathered planes in flight allow.
     pub bytes: Option<ByteSize>,

@@ -33,6 +33,30 @@ impl Config {
         text
     }
 
+    /// What makes this configuration of the default one, and of the file it was loaded from: keys that are not as by
+    /// default, and those that were set over the file. As TOML without tables but those of rules, which come last.
+    #[cfg(feature = "cli")]
+    pub(crate) fn changes(&self) -> String {
+        let mut text = String::new();
+        let mut rule = String::new();
+        for entry in keys::entries(self) {
+            let is_as_before =
+                entry.value == keys::default_of(&entry.path) && !self.origins.of(&entry).is_over_a_file();
+            let Some(value) = entry.value.filter(|_| !is_as_before) else { continue };
+            let Some((table, key)) = entry.path.rsplit_once('.').filter(|_| keys::is_of_rule(&entry.path))
+            else {
+                push(&mut text, format_args!("{} = {value}\n", entry.path));
+                continue;
+            };
+            if rule != table {
+                push(&mut text, format_args!("\n[[weights]]\n"));
+                rule = table.to_owned();
+            }
+            push(&mut text, format_args!("{key} = {value}\n"));
+        }
+        text
+    }
+
     fn push_entry(&self, text: &mut String, key: &str, entry: &Entry) {
         let line = match &entry.value {
             Some(value) => format!("{key} = {value}"),
@@ -103,6 +127,25 @@ mod tests {
             let text = config.effective();
             prop_assert_eq!(Config::from_toml_str(&text, "effective").unwrap(), config, "{}", text);
         }
+
+        /// CF-4
+        #[cfg(feature = "cli")]
+        #[test]
+        fn changes_load_back_as_the_same_configuration(config in configs()) {
+            let text = config.changes();
+            prop_assert_eq!(Config::from_toml_str(&text, "changes").unwrap(), config, "{}", text);
+        }
+    }
+
+    /// CF-3
+    #[cfg(feature = "cli")]
+    #[test]
+    fn changes_are_what_is_not_as_by_default_and_what_was_set_over_a_file() {
+        let mut config =
+            Config::from_toml_str("communicators = 1\nbackward = \"regather\"", "a file").unwrap();
+        config.set_by("mesh.replicate", "--replicate");
+        assert_eq!(config.changes(), "communicators = 1\nmesh.replicate = 1\n");
+        assert_eq!(Config::default().changes(), "");
     }
 
     #[test]

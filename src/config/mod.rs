@@ -307,6 +307,14 @@ mod tests {
         Config { prefetch: Prefetch::auto(), ..Config::default() }.validate().unwrap();
     }
 
+    /// CF-4: it would be printed without a policy, and that loads as the default depth.
+    #[test]
+    fn a_policy_that_says_nothing_is_refused() {
+        let prefetch = Prefetch { depth: None, ..Prefetch::default() };
+        let error = Config { prefetch, ..Config::default() }.validate().unwrap_err().to_string();
+        assert!(error.contains("`prefetch.depth` is missing; set it to a whole number"), "{error}");
+    }
+
     #[test]
     fn a_rule_that_changes_nothing_is_refused() {
         let rule = WeightRule { pattern: "*".to_owned(), ..WeightRule::default() };

@@ -48,6 +48,17 @@ impl fmt::Display for Origin {
     }
 }
 
+impl Origin {
+    /// Does a value that came from here hold in place of one in a file?
+    #[cfg(feature = "cli")]
+    pub(super) fn is_over_a_file(&self) -> bool {
+        match self {
+            Self::Default | Self::File { .. } => false,
+            Self::Environment { .. } | Self::Argument { .. } | Self::Program => true,
+        }
+    }
+}
+
 impl Config {
     /// Says that the present value of `key` was given by an argument of the program, such as `--depth`: messages
     /// and the effective values then name that. A key that there is not, or whose value changes later, is as if

@@ -13,9 +13,9 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use super::Secret;
 use super::handshake::{self, Claim, Seals};
 use super::timed::Timed;
-use super::{RendezvousError, Secret};
 
 /// How long whoever connects may take to prove itself.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
@@ -49,6 +49,13 @@ struct Unproven {
 
 type Met = Result<(Claim, Seals), String>;
 
+/// Runs a handshake on a thread of its own.
+type Spawn = fn(Box<dyn FnOnce() + Send>) -> io::Result<()>;
+
+fn spawn(handshake: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    std::thread::Builder::new().name("warpweft handshake".to_owned()).spawn(handshake).map(drop)
+}
+
 /// Where processes and strangers knock.
 #[derive(Debug)]
 pub(super) struct Door {
@@ -65,8 +72,9 @@ pub(super) struct Door {
     refused: Vec<String>,
     /// Refused and not kept.
     more: usize,
-    /// Why the system gave no connection, the last time.
+    /// Why the system gave no connection, or no thread for one, the last time.
     failure: Option<String>,
+    spawn: Spawn,
 }
 
 impl Door {
@@ -84,15 +92,48 @@ impl Door {
             refused: Vec::new(),
             more: 0,
             failure: None,
+            spawn,
         }
     }
 
     /// Begins handshakes with who knocked since, and returns who proved itself.
-    ///
-    /// # Errors
-    /// [`RendezvousError::System`] for a thread.
-    pub(super) fn look(&mut self) -> Result<Vec<Guest>, RendezvousError> {
+    pub(super) fn look(&mut self) -> Vec<Guest> {
         let mut guests = Vec::new();
+        self.let_in(&mut guests);
+        loop {
+            let is_full = self.unproven.len() >= AT_ONCE;
+            if is_full && !self.may_send_away() {
+                return guests;
+            }
+            let begun = match self.listener.accept() {
+                Ok((stream, address)) => {
+                    if is_full {
+                        self.send_away(&mut guests);
+                    }
+                    self.shake(stream, address)
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = begun {
+                match error.kind() {
+                    io::ErrorKind::WouldBlock => return guests,
+                    // Somebody who hung up before it was looked at.
+                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
+                    _ => {
+                        // What is missing may be what strangers hold; the next look tries again.
+                        if self.may_send_away() {
+                            self.send_away(&mut guests);
+                        }
+                        self.failure = Some(error.to_string());
+                        return guests;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Adds who proved itself since.
+    fn let_in(&mut self, guests: &mut Vec<Guest>) {
         while let Ok((number, met)) = self.arrived.try_recv() {
             // Who was sent away before is not among them.
             let place = self.unproven.iter().position(|unproven| unproven.number == number);
@@ -101,33 +142,6 @@ impl Door {
             match met.and_then(|met| unproven.proved(met)) {
                 Ok(guest) => guests.push(guest),
                 Err(reason) => self.refuse(format!("{address} {reason}")),
-            }
-        }
-        loop {
-            let is_full = self.unproven.len() >= AT_ONCE;
-            if is_full && !self.may_send_away() {
-                return Ok(guests);
-            }
-            match self.listener.accept() {
-                Ok((stream, address)) => {
-                    if is_full {
-                        self.send_away();
-                    }
-                    self.shake(stream, address)?;
-                }
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock => return Ok(guests),
-                    // Somebody who hung up before it was looked at.
-                    io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
-                    _ => {
-                        // What is missing may be what strangers hold; the next look tries again.
-                        if self.may_send_away() {
-                            self.send_away();
-                        }
-                        self.failure = Some(error.to_string());
-                        return Ok(guests);
-                    }
-                },
             }
         }
     }
@@ -159,15 +173,21 @@ impl Door {
         self.unproven.front().is_some_and(|oldest| oldest.since.elapsed() >= GRACE)
     }
 
-    /// Hangs up on the oldest of the unproven.
-    fn send_away(&mut self) {
+    /// Hangs up on the oldest of the unproven, unless a handshake ended meanwhile and left its place.
+    fn send_away(&mut self, guests: &mut Vec<Guest>) {
+        let before = self.unproven.len();
+        self.let_in(guests);
+        if self.unproven.len() < before {
+            return;
+        }
         if let Some(oldest) = self.unproven.pop_front() {
             oldest.hang_up();
             self.refuse(format!("{} did not prove itself while others waited", oldest.address));
         }
     }
 
-    fn shake(&mut self, stream: TcpStream, address: SocketAddr) -> Result<(), RendezvousError> {
+    /// Begins a handshake; without a thread for it, nobody was there.
+    fn shake(&mut self, stream: TcpStream, address: SocketAddr) -> io::Result<()> {
         let since = Instant::now();
         let (number, until) = (self.count, self.until.min(since + PATIENCE));
         self.count += 1;
@@ -181,10 +201,10 @@ impl Door {
             // Nobody listens any more when the door is gone.
             drop(results.send((number, met)));
         };
-        let thread = std::thread::Builder::new().name("warpweft handshake".to_owned()).spawn(work);
-        let refused =
-            |error: io::Error| RendezvousError::System { what: "a thread", reason: error.to_string() };
-        thread.map(drop).map_err(refused)
+        (self.spawn)(Box::new(work)).map_err(|error| {
+            self.unproven.pop_back();
+            io::Error::other(format!("no thread for it: {error}"))
+        })
     }
 }
 
@@ -214,6 +234,7 @@ mod tests {
 
     use super::*;
     use crate::id::ProcessId;
+    use crate::rendezvous::sealed::keys;
 
     fn secret() -> Secret {
         Secret::new("a secret of tests").unwrap()
@@ -232,7 +253,7 @@ mod tests {
         let (mut guests, begun) = (Vec::new(), Instant::now());
         while !is_done(door, &guests) {
             assert!(begun.elapsed() < Duration::from_secs(60), "{door:?}");
-            guests.extend(door.look().unwrap());
+            guests.extend(door.look());
             std::thread::sleep(Duration::from_millis(5));
         }
         guests
@@ -272,6 +293,51 @@ mod tests {
         drop(door);
         stranger.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
+    }
+
+    /// A handshake that never ends: its thread is gone.
+    fn silent(_handshake: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// What a handshake with the member that came as number `number` came to.
+    fn proved(number: u64) -> (u64, Met) {
+        let [from_host, to_host] = keys(&secret(), &[]);
+        let claim = Claim { process: ProcessId::new(1), processes: 2, ranks: 1 };
+        (number, Ok((claim, Seals { from_host, to_host })))
+    }
+
+    /// RV-4: strangers may hold all threads that there are.
+    #[test]
+    fn whoever_there_is_no_thread_for_is_let_go_and_the_door_stays_open() {
+        let (mut door, address) = door(Instant::now() + Duration::from_secs(60));
+        door.spawn = silent;
+        let _member = TcpStream::connect(address).unwrap();
+        look_until(&mut door, |door, _| !door.unproven.is_empty());
+        door.results.send(proved(0)).unwrap();
+        door.spawn = |_| Err(io::ErrorKind::WouldBlock.into());
+        let mut stranger = TcpStream::connect(address).unwrap();
+        let guests = look_until(&mut door, |door, _| door.failure.is_some());
+        assert_eq!(guests.len(), 1, "who proved itself is let in all the same");
+        assert!(door.unproven.is_empty() && door.refusals().contains("no thread for it"), "{door:?}");
+        stranger.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
+    }
+
+    /// RV-4.
+    #[test]
+    fn who_proved_itself_since_the_last_look_is_not_sent_away() {
+        let (mut door, address) = door(Instant::now() + Duration::from_secs(60));
+        door.spawn = silent;
+        let _both = [(); 2].map(|()| TcpStream::connect(address).unwrap());
+        look_until(&mut door, |door, _| door.unproven.len() == 2);
+        door.results.send(proved(0)).unwrap();
+        let mut guests = Vec::new();
+        door.send_away(&mut guests);
+        assert_eq!((guests.len(), door.unproven.len()), (1, 1));
+        assert_eq!(door.refusals(), "");
+        door.send_away(&mut guests);
+        assert!(door.unproven.is_empty() && door.refusals().contains("did not prove itself"), "{door:?}");
     }
 
     /// RV-2.

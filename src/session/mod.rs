@@ -67,6 +67,8 @@ pub use main_grads::MainGrad;
 pub use parts::{PartFiles, SavedParts};
 pub use pretrained::{PretrainedError, PretrainedFiles};
 pub use report::{NotRecorded, Outcome, StepReport};
+#[cfg(feature = "cli")]
+pub(crate) use simulation::simulate_each_step;
 pub use simulation::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
 pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;

@@ -167,6 +167,22 @@ pub fn simulate_program_with(
     steps: u32,
     costs: &Costs,
 ) -> Result<Simulation, SessionError> {
+    simulate_each_step(program, config, cluster, ranks, steps, costs, &mut |_, _| {})
+}
+
+/// As [`simulate_program_with`]; `each` gets the duration of every measured step, and when rank 0's tasks ran in it.
+///
+/// # Errors
+/// As [`simulate_program`].
+pub(crate) fn simulate_each_step(
+    program: &StepProgram,
+    config: &Config,
+    cluster: &Cluster,
+    ranks: u32,
+    steps: u32,
+    costs: &Costs,
+    each: &mut dyn FnMut(Duration, &[TaskInterval]),
+) -> Result<Simulation, SessionError> {
     config.validate()?;
     let mesh = config.mesh_of(ranks)?;
     let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
@@ -186,7 +202,9 @@ pub fn simulate_program_with(
     let mut ends = vec![begin];
     for _ in 0..steps.max(1) {
         rank.step(ProgramId::new(0), &mut handover)?;
-        ends.push(world.elapsed());
+        let end = world.elapsed();
+        each(end - ends.last().copied().unwrap_or(begin), &handover.intervals);
+        ends.push(end);
     }
     let step = (world.elapsed() - begin) / steps.max(1);
     let steps = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();

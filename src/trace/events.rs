@@ -22,7 +22,10 @@ pub(super) struct Event {
     pub(super) ph: String,
     pub(super) name: String,
     pub(super) cat: String,
+    /// [`NOBODY`] where other tools have what is no number of ours; so is `tid`.
+    #[serde(deserialize_with = "number")]
     pub(super) pid: u64,
+    #[serde(deserialize_with = "number")]
     pub(super) tid: u64,
     pub(super) ts: f64,
     pub(super) dur: f64,
@@ -31,6 +34,13 @@ pub(super) struct Event {
     /// The place of the event in the file, from 0.
     #[serde(skip)]
     pub(super) index: u64,
+}
+
+/// The process or thread of an event that names neither as we do.
+pub(super) const NOBODY: u64 = u64::MAX;
+
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    Ok(Value::deserialize(deserializer)?.as_u64().unwrap_or(NOBODY))
 }
 
 impl Event {

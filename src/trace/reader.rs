@@ -66,7 +66,7 @@ impl Reading {
             "X" => self.slices.push(event),
             "C" if event.cat != DERIVED => self.counters.push(event),
             "s" | "f" if event.cat == ARROW => self.flows.push(event),
-            "B" | "E" | "i" => self.host.entry(thread).or_default().take(&event)?,
+            "B" | "E" | "i" => self.host.entry(thread).or_default().take(&event),
             _ => {}
         }
         Ok(())
@@ -83,16 +83,19 @@ impl Reading {
         let thread = (event.pid, event.tid);
         let word = event.text("kind").unwrap_or_default();
         let name = event.text("name").unwrap_or_default().to_owned();
-        let rank = identity(event, "rank")?.map(RankId::new);
-        if word == HOST {
-            let host = self.host.entry(thread).or_default();
-            (host.name, host.rank) = (name, rank);
-            return Ok(());
-        }
+        let kind = LaneKind::ALL.into_iter().find(|kind| kind.word() == word);
         if word == DERIVED {
             self.derived.insert(thread);
         }
-        let kind = LaneKind::ALL.into_iter().find(|kind| kind.word() == word);
+        if word != HOST && kind.is_none() {
+            return Ok(());
+        }
+        let rank = identity(event, "rank")?.map(RankId::new);
+        if word == HOST {
+            let host = self.host.entry(thread).or_default();
+            (host.name, host.rank, host.is_ours) = (name, rank, true);
+            return Ok(());
+        }
         if let (Some(kind), Some(rank), Some(lane)) = (kind, rank, identity(event, "lane")?) {
             let lane = LaneId::new(lane);
             let info = LaneInfo { rank, lane, name, kind };
@@ -107,7 +110,7 @@ impl Reading {
     fn finish(mut self, about: &Value) -> Result<TraceFile, TraceError> {
         let mut timeline = Timeline::default();
         for event in std::mem::take(&mut self.slices) {
-            if !self.derived.contains(&(event.pid, event.tid)) {
+            if !self.derived.contains(&(event.pid, event.tid)) && self.is_ours(&event) {
                 timeline.slices.push(self.slice(event)?);
             }
         }
@@ -123,7 +126,14 @@ impl Reading {
         let programs = about.get("programs").and_then(Value::as_object);
         let program = |(step, name): (&String, &Value)| Some((step.parse().ok()?, name.as_str()?.to_owned()));
         timeline.programs = programs.into_iter().flatten().filter_map(program).collect();
-        Ok(TraceFile { timeline, host: self.host.into_values().map(HostThread::total).collect() })
+        let totals = self.host.into_values().filter_map(|thread| thread.total().transpose());
+        Ok(TraceFile { timeline, host: totals.collect::<Result<_, _>>()? })
+    }
+
+    /// Does a slice lie on a lane, or say that it is a task of a step?
+    fn is_ours(&self, event: &Event) -> bool {
+        self.lanes.contains_key(&(event.pid, event.tid))
+            || ["step", "task"].into_iter().all(|name| event.args.contains_key(name))
     }
 
     fn slice(&self, event: Event) -> Result<Slice, TraceError> {
@@ -307,8 +317,32 @@ mod tests {
     }
 
     #[test]
+    fn tr3_events_of_other_tools_are_passed_over() {
+        let mut file = Vec::new();
+        let timeline = Timeline {
+            lanes: vec![lane(0, 0, "compute", LaneKind::Compute)],
+            slices: vec![slice([0, 0, 1], ["a", "x"], [0, 5])],
+            ..Timeline::default()
+        };
+        write_trace(&timeline, None, &mut file).unwrap();
+        let ours = read_trace(file.as_slice()).unwrap();
+        let events = [
+            r#"{"ph":"X","pid":-1,"tid":"main","name":"other","ts":-1,"dur":1}"#,
+            r#"{"ph":"X","pid":7,"tid":8,"name":"other","ts":1,"dur":1,"args":{"step":1}}"#,
+            r#"{"ph":"B","pid":7,"tid":8,"name":"other","ts":1}"#,
+            r#"{"ph":"E","pid":7,"tid":8,"ts":2}"#,
+            r#"{"ph":"i","pid":-1,"tid":1.5,"name":"other","ts":-1}"#,
+            r#"{"ph":"M","pid":7,"tid":8,"name":"thread_name","args":{"name":"other","rank":"x"}}"#,
+        ];
+        let text = String::from_utf8(file).unwrap();
+        let (head, tail) = text.split_once('[').unwrap();
+        let mixed = format!("{head}[{},{tail}", events.join(","));
+        assert_eq!(read_trace(mixed.as_bytes()).unwrap(), ours);
+    }
+
+    #[test]
     fn an_event_that_names_nothing_we_know_is_refused_by_name() {
-        let stray = refused(r#"{"ph":"X","pid":1,"tid":8,"name":"stray","ts":1,"dur":1}"#);
+        let stray = refused(r#"{"ph":"X","pid":1,"tid":8,"name":"stray","args":{"step":1,"task":2}}"#);
         assert!(stray.contains("stray") && stray.contains("thread 8"), "{stray}");
         let bare = refused(r#"{"ph":"X","pid":1,"tid":3,"name":"bare","ts":1,"dur":1}"#);
         assert!(bare.contains("`step` or `task`"), "{bare}");

@@ -1,7 +1,7 @@
 //! A trace as text: who was busy, what stayed exposed, which slices took longest.
 //!
 //! Busy time is measured over the extent of the whole trace, exposure over steps (TR-1, TR-2). The
-//! figures are fields; [`Display`](std::fmt::Display) lays them out for a terminal.
+//! figures are fields; [`Display`](std::fmt::Display) lays them out for a terminal, which no name of a file steers.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashSet};
@@ -14,6 +14,7 @@ use super::reader::{TraceFile, read_trace};
 use super::time::{Interval, Nanoseconds, coalesce, measure};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use super::totals::HostLaneTotal;
+use crate::errors::{escaped, shown};
 use crate::id::RankId;
 
 /// How many of the longest slices a summary keeps, one for each name.
@@ -192,27 +193,28 @@ impl fmt::Display for Summary {
             head(f, "program")?;
         }
         for program in &self.programs {
-            shares(f, &program.program, program.steps, program.mean, &program.exposure)?;
+            shares(f, &shown(&program.program), program.steps, program.mean, &program.exposure)?;
         }
         writeln!(f, "\nlanes, as shares of the whole time")?;
         for LaneSummary { lane, slices, busy } in &self.lanes {
             let (rank, kind) = (lane.rank.to_string(), lane.kind.word());
             let share = percent(busy.fraction_of(length));
-            writeln!(f, "  {rank:<8} {:<24} {kind:<14} {share:>8} busy {slices:>7} slices", lane.name)?;
+            let name = shown(&lane.name);
+            writeln!(f, "  {rank:<8} {name:<24} {kind:<14} {share:>8} busy {slices:>7} slices")?;
         }
         for host in &self.host {
             let rank = host.rank.map_or_else(|| "-".to_owned(), |rank| rank.to_string());
             let share = percent(host.busy.fraction_of(host.extent.length()));
-            let (name, spans) = (&host.name, host.spans);
+            let (name, spans) = (shown(&host.name), host.spans);
             writeln!(f, "  {rank:<8} {name:<24} {:<14} {share:>8} busy {spans:>7} spans", "host")?;
         }
         writeln!(f, "\nlongest slices")?;
         for slice in &self.longest {
             let (rank, length) = (slice.rank.to_string(), slice.interval().length());
-            writeln!(f, "  {length:>10}  {rank:<8} step {:<5} {}", slice.step, slice.name)?;
+            writeln!(f, "  {length:>10}  {rank:<8} step {:<5} {}", slice.step, shown(&slice.name))?;
         }
         for note in &self.notes {
-            writeln!(f, "\nnote: {note}")?;
+            writeln!(f, "\nnote: {}", escaped(note))?;
         }
         Ok(())
     }
@@ -279,6 +281,26 @@ mod tests {
             text.contains("all programs together") && text.contains("\n  evaluate     1    80.0 µs"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn no_name_of_a_trace_steers_the_terminal() {
+        let hostile = || "\u{1b}[2J".to_owned();
+        let mut timeline = timeline();
+        timeline.lanes[0].name = hostile();
+        timeline.slices[0].name = hostile();
+        timeline.notes = vec![hostile()];
+        timeline.programs = [(0, hostile())].into();
+        let host = HostLaneTotal {
+            rank: None,
+            name: hostile(),
+            spans: 1,
+            busy: Nanoseconds::ZERO,
+            extent: Interval::default(),
+        };
+        let text = Summary { host: vec![host], ..Summary::of(&timeline) }.to_string();
+        assert_eq!(text.matches("\\u{1b}[2J").count(), 5, "{text}");
+        assert!(!text.contains('\u{1b}'), "{text}");
     }
 
     #[test]

@@ -27,15 +27,24 @@ pub struct HostLaneTotal {
 pub(super) struct HostThread {
     pub(super) rank: Option<RankId>,
     pub(super) name: String,
+    /// Its name was told as that of a host thread; other tools write spans too.
+    pub(super) is_ours: bool,
     spans: u64,
     busy: Nanoseconds,
     extent: Option<Interval>,
     open: Vec<Nanoseconds>,
+    failure: Option<TraceError>,
 }
 
 impl HostThread {
     /// Takes an event of kind `B`, `E` or `i`.
-    pub(super) fn take(&mut self, event: &Event) -> Result<(), TraceError> {
+    pub(super) fn take(&mut self, event: &Event) {
+        if let Err(error) = self.add(event) {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    fn add(&mut self, event: &Event) -> Result<(), TraceError> {
         let at = event.begin()?;
         let now = Interval { begin: at, end: at };
         self.extent = hull(self.extent.into_iter().chain([now]));
@@ -55,13 +64,21 @@ impl HostThread {
         Ok(())
     }
 
-    pub(super) fn total(self) -> HostLaneTotal {
-        HostLaneTotal {
+    /// What it came to, if it is ours.
+    ///
+    /// # Errors
+    /// `TraceError::Event` for one of its events that has no time.
+    pub(super) fn total(self) -> Result<Option<HostLaneTotal>, TraceError> {
+        if !self.is_ours {
+            return Ok(None);
+        }
+        self.failure.map_or(Ok(()), Err)?;
+        Ok(Some(HostLaneTotal {
             rank: self.rank,
             name: self.name,
             spans: self.spans,
             busy: self.busy,
             extent: self.extent.unwrap_or_default(),
-        }
+        }))
     }
 }

@@ -349,6 +349,58 @@ fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads()
 }
 
 #[test]
+fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given() {
+    let folder = folder();
+    let given = "communicators = 1\nreduce_behind = 4\nbackward = 'keep'\nmesh.replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("run.toml", given);
+    let tuned =
+        said(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --config run.toml --replicate 1");
+    let (_, pasted) = tuned.split_once("\n# ").unwrap();
+    let pasted = format!("# {pasted}");
+    let mut merged: toml::Table = given.parse().unwrap();
+    for (key, value) in pasted.parse::<toml::Table>().unwrap() {
+        match (merged.get_mut(&key), value) {
+            (Some(toml::Value::Table(own)), toml::Value::Table(over)) => own.extend(over),
+            (_, value) => drop(merged.insert(key, value)),
+        }
+    }
+    write("alone.toml", &pasted);
+    write("merged.toml", &merged.to_string());
+    let fingerprint = |options: &str| {
+        let tasks = said(folder.path(), &format!("plan model.toml --ranks 4 --tasks {options}"));
+        let (_, rest) = tasks.split_once("fingerprint ").unwrap();
+        rest.split_whitespace().next().unwrap().to_owned()
+    };
+    let choice = pasted.lines().find(|line| line.starts_with("prefetch.")).unwrap();
+    let (key, value) = choice.split_once(" = ").unwrap();
+    let option = match key {
+        "prefetch.policy" => "--auto --cluster h200x4".to_owned(),
+        key => format!("--{} {}", &key["prefetch.".len()..], value.replace(['"', ' '], "")),
+    };
+    let chosen = fingerprint(&format!("--config run.toml --replicate 1 {option}"));
+    assert_ne!(chosen, fingerprint(&option), "the file matters");
+    for config in ["alone.toml", "merged.toml"] {
+        assert_eq!(fingerprint(&format!("--config {config}")), chosen, "{config}: {pasted}");
+    }
+}
+
+#[test]
+fn an_option_is_named_for_what_it_sets() {
+    let folder = folder();
+    for (option, key) in [
+        ("--budget 0", "memory.budget"),
+        ("--bytes 0", "prefetch.bytes"),
+        ("--budget 0 --auto", "memory.budget"),
+    ] {
+        let complaint = run(folder.path(), &format!("plan model.toml {option}")).stderr;
+        let complaint = String::from_utf8(complaint).unwrap();
+        let told = format!("error: {}: `{key}` is ", option.split(' ').next().unwrap());
+        assert!(complaint.starts_with(&told), "{option}: {complaint}");
+    }
+}
+
+#[test]
 fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_its_group() {
     let folder = folder();
     std::fs::write(folder.path().join("run.toml"), "mesh.replicate = 2\n").unwrap();

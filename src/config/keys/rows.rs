@@ -115,7 +115,10 @@ pub(super) const ROWS: &[Row] = &[
         path: "prefetch.depth",
         expected: "a whole number from 0 (gather on demand) to 64",
         value: |c| c.prefetch.depth.and_then(toml),
-        valid: |c| c.prefetch.depth.is_none_or(|depth| depth <= Prefetch::MAX_DEPTH),
+        valid: |c| match c.prefetch.depth {
+            Some(depth) => depth <= Prefetch::MAX_DEPTH,
+            None => c.prefetch.bytes.is_some() || c.prefetch.policy.is_some(),
+        },
     },
     Row {
         path: "prefetch.bytes",

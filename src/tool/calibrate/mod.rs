@@ -181,7 +181,7 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
             if ranks > cluster.gpus_per_node {
                 return Err(CalibrateError::Gpus { ranks, found: cluster.gpus_per_node as usize });
             }
-            Ok(Box::new(Simulated { cluster, ranks, base: base.clone() }))
+            Ok(Box::new(Simulated { cluster, ranks, base: base.clone(), largest }))
         }
         #[cfg(feature = "cuda")]
         CalibrateDevice::Cuda => Ok(Box::new(cuda::Cuda::open(ranks, base.clone(), largest)?)),

@@ -51,7 +51,7 @@ enum What {
 ///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By
 ///               weights depth3 has at most one block in flight, depth7 at most two; by blocks depth1
 ///               has at most two. Gradients are reduced as many calls behind (reduce_behind), three
-///               at least, unless --behind says how many
+///               at least, and with auto as the configuration says, unless --behind says how many
 ///   mode        eager issues every task in every step, graph replays a recording
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the
@@ -230,7 +230,10 @@ fn parse_ahead(text: &str) -> Result<Ahead, String> {
 }
 
 fn cannot_write(path: &Path) -> impl Fn(io::Error) -> StackError {
-    move |source| StackError::File { action: "write", path: path.to_owned(), source }
+    move |source| match source.kind() {
+        io::ErrorKind::AlreadyExists => StackError::Exists { path: path.to_owned() },
+        _ => StackError::File { action: "write", path: path.to_owned(), source },
+    }
 }
 
 impl Bench {
@@ -246,10 +249,7 @@ impl Stack {
         let (json, options) = self.options();
         if let Some(path) = &json {
             // Before minutes of measuring.
-            WholeFile::begin(path).map(drop).map_err(cannot_write(path))?;
-            if path.exists() && !replace {
-                return Err(StackError::Exists { path: path.clone() });
-            }
+            WholeFile::check(path, replace).map_err(cannot_write(path))?;
         }
         let mut say = |line: &str| {
             let _ = writeln!(io::stderr(), "{line}");
@@ -259,10 +259,7 @@ impl Stack {
             let cannot = cannot_write(&path);
             let mut text = serde_json::to_string_pretty(&report).map_err(|error| cannot(error.into()))?;
             text.push('\n');
-            WholeFile::write_as(&path, text.as_bytes(), replace).map_err(|error| match error.kind() {
-                io::ErrorKind::AlreadyExists => StackError::Exists { path: path.clone() },
-                _ => cannot(error),
-            })
+            WholeFile::write_as(&path, text.as_bytes(), replace).map_err(cannot)
         });
         if let Err(error) = written.and_then(|()| report.check()) {
             let _ = write!(io::stdout(), "{report}");

@@ -71,7 +71,7 @@ pub(super) struct Calibrate {
     #[arg(long, value_name = "N", default_value = "12", value_parser = clap::value_parser!(u32).range(3..=10_000))]
     repeats: u32,
 
-    /// The largest gradient that is reduced [default: 4 MiB on a CPU, 256 MiB on GPUs]
+    /// The largest gradient that is reduced [default: 4 MiB on a CPU, 256 MiB on GPUs, simulated ones too]
     #[arg(long, value_name = "SIZE", value_parser = parse_largest)]
     largest: Option<ByteSize>,
 
@@ -158,12 +158,9 @@ fn parse_memory(text: &str) -> Result<ByteSize, String> {
 
 impl Calibrate {
     pub(super) fn run(self, stop: &AtomicBool) -> Result<String, CalibrateError> {
-        // Before minutes of measuring.
-        WholeFile::begin(&self.out).map(drop).map_err(cannot_write(&self.out))?;
-        if self.out.exists() && !self.force {
-            return Err(CalibrateError::Exists { path: self.out });
-        }
         let replace = self.force;
+        // Before minutes of measuring.
+        WholeFile::check(&self.out, replace).map_err(cannot_write(&self.out))?;
         let bar = ProgressBar::new(0);
         let style = ProgressStyle::with_template("{bar:20} {pos} of {len}  {wide_msg}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -176,12 +173,7 @@ impl Calibrate {
         let measured = calibrate_machine(&options, stop, &mut watch);
         bar.finish_and_clear();
         let calibration = measured?;
-        WholeFile::write_as(&out, calibration.file.as_bytes(), replace).map_err(|error| {
-            match error.kind() {
-                io::ErrorKind::AlreadyExists => CalibrateError::Exists { path: out.clone() },
-                _ => cannot_write(&out)(error),
-            }
-        })?;
+        WholeFile::write_as(&out, calibration.file.as_bytes(), replace).map_err(cannot_write(&out))?;
         let warnings: String =
             calibration.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
         Ok(format!("{calibration}\n{warnings}written: {}\n", out.display()))
@@ -218,5 +210,8 @@ impl Calibrate {
 }
 
 fn cannot_write(path: &Path) -> impl Fn(io::Error) -> CalibrateError {
-    move |source| CalibrateError::File { action: "write", path: path.to_owned(), source }
+    move |source| match source.kind() {
+        io::ErrorKind::AlreadyExists => CalibrateError::Exists { path: path.to_owned() },
+        _ => CalibrateError::File { action: "write", path: path.to_owned(), source },
+    }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::config::{ByteSize, ConfigError};
+use crate::errors::escaped;
 use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::session::SessionError;
@@ -52,7 +53,7 @@ pub enum ScheduleError {
     #[error(
         "`{}` holds no slice, so there is nothing to sum up; `warpweft simulate --trace` and sessions with trace.enabled write traces{}",
         path.display(),
-        notes.iter().map(|note| format!("\nnote: {note}")).collect::<String>()
+        notes.iter().map(|note| format!("\nnote: {}", escaped(note))).collect::<String>()
     )]
     Empty {
         /// The trace.

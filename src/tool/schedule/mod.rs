@@ -32,7 +32,7 @@ use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
 use super::text::duration;
 use crate::backend::sim::END;
 use crate::cluster::named;
-use crate::config::{ByteSize, Config, Prefetch};
+use crate::config::{ByteSize, Config, ConfigError, Prefetch};
 use crate::model::StepProgram;
 use crate::session::{columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program};
 use crate::trace::TimelinePicture;
@@ -68,7 +68,35 @@ pub struct ModelOptions {
     pub replicate: Option<u32>,
 }
 
+/// The key by which it is said when gathers start, and the option that sets it.
+fn way(prefetch: &Prefetch) -> (&'static str, &'static str) {
+    match prefetch {
+        Prefetch { policy: Some(_), .. } => ("prefetch.policy", "--auto"),
+        Prefetch { bytes: Some(_), .. } => ("prefetch.bytes", "--bytes"),
+        _ => ("prefetch.depth", "--depth"),
+    }
+}
+
 impl ModelOptions {
+    /// The configuration with the options over it; each key that one sets knows which it was.
+    fn config(&self) -> Result<Config, ConfigError> {
+        let mut config = Config::load(self.config.as_deref())?;
+        if let Some(prefetch) = &self.prefetch {
+            config.prefetch = config.prefetch.started_as(prefetch.clone());
+            let (key, option) = way(prefetch);
+            config.set_by(key, option);
+        }
+        if let Some(budget) = self.budget {
+            config.memory.budget = Some(budget);
+            config.set_by("memory.budget", "--budget");
+        }
+        if let Some(replicate) = self.replicate {
+            config.mesh.replicate = replicate;
+            config.set_by("mesh.replicate", "--replicate");
+        }
+        Ok(config)
+    }
+
     /// Every file that is read, on a cluster of that name.
     fn inputs<'a>(&'a self, cluster: &'a str) -> Vec<&'a Path> {
         [self.model.as_path(), Path::new(cluster)].into_iter().chain(self.config.as_deref()).collect()
@@ -184,12 +212,7 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError
 }
 
 fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
-    let mut config = Config::load(options.config.as_deref())?;
-    if let Some(prefetch) = &options.prefetch {
-        config.prefetch = config.prefetch.started_as(prefetch.clone());
-    }
-    config.memory.budget = options.budget.or(config.memory.budget);
-    config.mesh.replicate = options.replicate.unwrap_or(config.mesh.replicate);
+    let config = options.config()?;
     let file = ModelFile::load(&options.model)?;
     let model = config.apply_weight_rules(&file.model()?)?;
     Ok(Declaration {

@@ -34,15 +34,14 @@ impl Outputs {
             return Err(ScheduleError::SameFile { path: path.clone() });
         }
         if let (Some(trace), Some(picture)) = (&self.trace, &self.picture)
-            && std::path::absolute(trace).ok() == std::path::absolute(picture).ok()
+            && place(trace) == place(picture)
         {
             return Err(ScheduleError::OneName { path: trace.clone() });
         }
-        let mut wanted = self.trace.iter().chain(&self.picture);
-        if let Some(path) = wanted.clone().find(|path| path.exists()).filter(|_| !self.replace) {
-            return Err(ScheduleError::Exists { path: path.clone() });
-        }
-        wanted.try_for_each(|path| WholeFile::begin(path).map(drop).map_err(refused("write", path)))
+        self.trace
+            .iter()
+            .chain(&self.picture)
+            .try_for_each(|path| self.taken(path, WholeFile::check(path, self.replace)))
     }
 
     /// Writes the trace, if one is wanted.
@@ -68,13 +67,22 @@ impl Outputs {
         self.taken(path, WholeFile::write_as(path, drawn.as_bytes(), self.replace))
     }
 
-    /// What writing came to; a file that appeared since the check is not replaced either.
+    /// What checking or writing came to; a file that appeared since the check is not replaced either.
     fn taken(&self, path: &Path, written: io::Result<()>) -> Result<(), ScheduleError> {
         written.map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists if !self.replace => ScheduleError::Exists { path: path.to_owned() },
             _ => refused("write", path)(error),
         })
     }
+}
+
+/// One spelling for all paths of a file, which need not be there.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    path.canonicalize().unwrap_or_else(|_| match (folder.canonicalize(), path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
+    })
 }
 
 pub(super) fn refused(action: &'static str, path: &Path) -> impl Fn(io::Error) -> ScheduleError {
@@ -84,6 +92,24 @@ pub(super) fn refused(action: &'static str, path: &Path) -> impl Fn(io::Error) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_file_for_trace_and_picture_is_refused_however_it_is_spelled() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("d")).unwrap();
+        let [there, same, other] = ["x", "d/../x", "d/x"].map(|name| folder.path().join(name));
+        for exists in [false, true] {
+            if exists {
+                std::fs::write(&there, "old").unwrap();
+            }
+            let checked = |picture: &PathBuf| {
+                let (trace, picture) = (Some(there.clone()), Some(picture.clone()));
+                Outputs { trace, picture, replace: true }.check(&[])
+            };
+            assert!(matches!(checked(&same), Err(ScheduleError::OneName { .. })));
+            checked(&other).unwrap();
+        }
+    }
 
     #[test]
     fn a_file_that_appeared_since_the_check_is_not_replaced() {

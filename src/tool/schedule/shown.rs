@@ -100,11 +100,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace.json");
         let timeline =
-            Timeline { notes: vec!["asked for steps 500 to 503".to_owned()], ..Default::default() };
+            Timeline { notes: vec!["asked for steps 500 to 503\u{1b}[2J".to_owned()], ..Default::default() };
         write_trace(&timeline, None, File::create(&path).unwrap()).unwrap();
         let said = show_trace(&path, &Outputs::default(), &TracePart::default()).unwrap_err().to_string();
         assert!(
-            said.contains("holds no slice") && said.contains("note: asked for steps 500 to 503"),
+            said.contains("holds no slice") && said.contains("note: asked for steps 500 to 503\\u{1b}[2J"),
             "{said}"
         );
     }

@@ -1,18 +1,19 @@
 //! The fastest policy on a machine: a sweep, and the tuner.
 //!
 //! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the
-//! chosen plan again: so no plan is tried that is made of measured durations, which no configuration holds.
-//! The tuner here is the one of [`crate::tune`]; this file answers its questions by the simulator. A policy
-//! that does not fit is shown as such; any other refusal ends it all.
+//! chosen plan again, by itself and over the configuration that was given: so no plan is tried that is made of
+//! measured durations, which no configuration holds. The tuner here is the one of [`crate::tune`]; this file
+//! answers its questions by the simulator. A policy that does not fit is shown as such; any other refusal ends
+//! it all.
 
 use std::fmt::Write;
 
 use super::super::text::{Align, Table, duration};
 use super::text::size;
-use super::{Declaration, ModelOptions, Outputs, ScheduleError, declare};
+use super::{Declaration, ModelOptions, Outputs, ScheduleError, declare, way};
 use crate::backend::BackendError;
 use crate::cluster::{Cluster, named};
-use crate::config::{ByteSize, Config, MeshAxes, Prefetch};
+use crate::config::{ByteSize, Config, Prefetch};
 use crate::exec::ExecError;
 use crate::plan::{Costs, GatherStart, PlanError, Policy};
 use crate::session::{SessionError, Simulation, costs_of, simulate_program_with};
@@ -56,7 +57,7 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
         return Err(no_choice(&declared.config, &[depths, bytes, auto].concat(), refusal));
     };
     let found = Point {
-        prefetch: Prefetch { cluster: options.cluster.clone(), ..chosen(choice.candidate.prefetch) },
+        prefetch: chosen(choice.candidate.prefetch),
         milliseconds: choice.step as f64 / 1e6,
         bytes: choice.bytes,
         exposed: None,
@@ -65,7 +66,19 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
     let name = &declared.name;
     let points = [&depths, &bytes, &auto].map(|rows| ran(rows));
     options.outputs.write_picture(&picture(name, &cluster, &bound, &points, &found))?;
-    Ok(said(&[depths, bytes, auto].concat(), least, &tuner, &found, &declared.config))
+    let config = found_over(&declared.config, &found.prefetch, &options.cluster);
+    Ok(said(&[depths, bytes, auto].concat(), least, &tuner, &found, &config))
+}
+
+/// The configuration that makes the chosen plan: `config`, with the policy that was found on the machine.
+fn found_over(config: &Config, prefetch: &Prefetch, cluster: &str) -> Config {
+    let mut config = Config { prefetch: config.prefetch.started_as(prefetch.clone()), ..config.clone() };
+    config.set_by(way(prefetch).0, "the tuner");
+    if prefetch.policy.is_some() {
+        config.prefetch.cluster = cluster.to_owned();
+        config.set_by("prefetch.cluster", "--cluster");
+    }
+    config
 }
 
 /// Why no policy is the choice: of those over the budget the least is named, else what refused the last.
@@ -289,20 +302,8 @@ fn said(rows: &[Row], least: Option<ByteSize>, tuner: &Tuner, found: &Point, con
         "\n# {} a step, {} of transient memory per rank\n{}",
         duration(std::time::Duration::from_secs_f64(found.milliseconds / 1e3)),
         size(found.bytes),
-        found.prefetch
+        config.changes().trim_end()
     );
-    if found.prefetch.policy.is_some() {
-        let _ = writeln!(text, "prefetch.cluster = {}", toml::Value::from(found.prefetch.cluster.clone()));
-    }
-    if let Some(chunk) = config.prefetch.chunk {
-        let _ = writeln!(text, "prefetch.chunk = \"{chunk}\"");
-    }
-    if let Some(budget) = config.memory.budget {
-        let _ = writeln!(text, "memory.budget = \"{budget}\"");
-    }
-    if config.mesh != MeshAxes::default() {
-        let _ = writeln!(text, "mesh.replicate = {}", config.mesh.replicate);
-    }
     text
 }
 
