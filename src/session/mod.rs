@@ -190,7 +190,8 @@ impl Session {
     /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;
     /// [`SessionError::Accumulating`] where gradients are added up ([`Session::accumulate`]) and this step would lose
     /// them or mix loss scales;
-    /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
+    /// [`SessionError::Closure`] when a closure failed (weights unchanged; session usable, unless it says that one
+    /// panicked),
     /// [`SessionError::Diverged`] when this step or one before it left a master or a moment that is not finite and
     /// nothing was imported since,
     /// [`SessionError::DroppedStep`] when the step before was dropped and failed,
