@@ -253,6 +253,7 @@ impl Start {
             landing_bytes,
             tuning,
             splits: false,
+            is_virtual: false,
             rendezvous,
         };
         for (backend, handover) in backends.into_iter().zip(handovers) {

@@ -188,9 +188,9 @@ pub enum SessionError {
         /// Ranks of the world.
         ranks: u32,
     },
-    /// A rank of another process.
+    /// A rank of another process, or in virtual time any but rank 0.
     #[error(
-        "{rank} belongs to another process; this one owns {own}: in each process, write the inputs of its own ranks and ask about them"
+        "{rank} is not of this process, which owns {own}: in each process, write the inputs of its own ranks and ask about them; in virtual time, rank 0 stands for all"
     )]
     Elsewhere {
         /// The rank.
@@ -203,6 +203,14 @@ pub enum SessionError {
         "this process owns a part of the ranks; call `Session::export_to_first` in every process, which gives the checkpoint to that of rank 0, or `Session::save_parts`, by which each writes its own part"
     )]
     Partial,
+    /// Weights of a session in virtual time, which has none.
+    #[error(
+        "a session in virtual time {does} no weights: one rank is driven for all, and nothing is computed; ask a session that runs on the CPU or on GPUs"
+    )]
+    VirtualTime {
+        /// What it does not do with them.
+        does: &'static str,
+    },
     /// The processes could not meet.
     #[error(transparent)]
     Rendezvous(#[from] crate::rendezvous::RendezvousError),

@@ -15,6 +15,7 @@ mod programs;
 mod states;
 #[path = "../trainer/mod.rs"]
 mod trainer;
+mod virtual_time;
 
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::config::{Capture, Config};
