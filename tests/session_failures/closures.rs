@@ -1,11 +1,12 @@
 //! Closures that fail on several ranks in one step, and closures that are slow.
 
 use crate::drop_a_step;
-use crate::meddler::{Gate, hooked};
+use crate::meddler::{Gate, Switch, cut, hooked};
 use crate::trainer::within_a_minute;
+use crate::wrapped::Moment;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::Config;
+use warpweft::config::{Capture, Config};
 use warpweft::format::ElementType;
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
@@ -114,6 +115,54 @@ fn a_dropped_step_in_which_one_rank_fails_and_another_panics_is_told_without_a_w
             assert!(said.contains("that of rank 1 panicked in the same step"), "{said}");
             assert!(!said.contains("ask again"), "{said}");
             assert_eq!(said.contains("the session is poisoned"), !closes, "{said}");
+        }
+    });
+}
+
+/// A program that is to be recorded: behind its first step ranks agree that none failed. RV-2.
+#[test]
+fn a_closure_on_the_cpu_may_take_longer_than_the_deadline_in_a_first_step_too() {
+    within_a_minute(async {
+        let config = Config { deadline_s: 2.0, capture: Capture::Step, ..Config::default() };
+        let was_slow = Switch::default();
+        let builder = two_calls(config, move |rank, call| {
+            if (rank.number(), call) == (1, "late") && !was_slow.is_on() {
+                was_slow.on();
+                std::thread::sleep(std::time::Duration::from_secs(5));
+            }
+            Ok(())
+        });
+        let mut session = builder.start_cpu(2).await.unwrap();
+        for segments in [0, 1] {
+            let report = session.step("evaluate").await.unwrap();
+            assert_eq!((report.segments, report.mean_output("late").unwrap()), (segments, 1.0));
+        }
+    });
+}
+
+/// RV-3. A rank that is done waits for one that fails or panics while it waits for its lanes, and hears why.
+#[test]
+fn a_rank_that_fails_while_it_waits_for_its_lanes_ends_the_wait_of_the_others() {
+    within_a_minute(async {
+        for panics in [false, true] {
+            let (switch, failed) = (Switch::default(), Switch::default());
+            let failing = switch.clone();
+            let ranks = hooked(2, move |rank, moment| {
+                let fails = rank == RankId::new(1) && moment == Moment::Synchronize && failing.is_on();
+                if !fails || failed.is_on() {
+                    return Ok(());
+                }
+                failed.on();
+                if panics { panic!("the cable is out") } else { cut(rank) }
+            });
+            let config = Config { capture: Capture::Step, ..Config::default() };
+            let mut session = two_calls(config, |_, _| Ok(())).start(ranks).await.unwrap();
+            // With new masters out of the way.
+            session.export().await.unwrap();
+            switch.on();
+            let error = session.step("evaluate").await.unwrap_err();
+            assert!(matches!(error, SessionError::Poisoned { exports: false, .. }), "{error}");
+            assert!(error.to_string().contains("the cable is out"), "{panics}: {error}");
         }
     });
 }
