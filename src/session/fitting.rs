@@ -237,7 +237,10 @@ impl Checkpoint {
             if !layout.frozen {
                 sound::check_moments(place, [&state.exp_avg, &state.exp_avg_sq], weights.state)?;
             }
-            if let Some(delayed) = &state.delayed {
+            // A session without delayed scaling ignores it.
+            if weights.delayed(layout.bucket).is_some()
+                && let Some(delayed) = &state.delayed
+            {
                 sound::check_delayed(&state.name, delayed)?;
             }
         }
