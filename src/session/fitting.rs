@@ -65,6 +65,10 @@ impl Claims<'_> {
 
     fn check_carried(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
         let Some(given) = &self.carried else { return Ok(()) };
+        let mut seen = HashSet::new();
+        if let Some(twice) = given.iter().find(|buffer| !seen.insert(buffer.name)) {
+            return Err(format!("the checkpoint has carried buffer `{}` twice", twice.name));
+        }
         let expected = carried(programs);
         for (name, region) in &expected {
             let Some(buffer) = given.iter().find(|buffer| buffer.name == *name) else {
