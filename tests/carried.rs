@@ -187,7 +187,7 @@ fn an_imported_checkpoint_brings_every_ranks_carried_buffers_back_through_a_file
 }
 
 #[test]
-fn carried_buffers_of_other_ranks_or_missing_ones_are_refused_until_zeros_are_asked_for_through_a_file_too() {
+fn carried_buffers_that_do_not_fit_are_refused_until_zeros_are_asked_for_through_a_file_too() {
     within_a_minute(async {
         let mut two = start(1, Capture::Off, 2).await;
         counts(&mut two, "train", 2).await;
@@ -198,9 +198,11 @@ fn carried_buffers_of_other_ranks_or_missing_ones_are_refused_until_zeros_are_as
         let none = Checkpoint { carried: Carried::Buffers(Vec::new()), ..checkpoint.clone() };
         let mut short = checkpoint.clone();
         let mut unknown = before.clone();
-        if let (Carried::Buffers(short), Carried::Buffers(unknown)) =
-            (&mut short.carried, &mut unknown.carried)
+        let mut twice = before.clone();
+        if let (Carried::Buffers(short), Carried::Buffers(unknown), Carried::Buffers(twice)) =
+            (&mut short.carried, &mut unknown.carried, &mut twice.carried)
         {
+            twice.push(twice[1].clone());
             short[1].ranks[1].pop();
             let mut other = unknown[0].clone();
             other.name = "elsewhere".into();
@@ -210,6 +212,7 @@ fn carried_buffers_of_other_ranks_or_missing_ones_are_refused_until_zeros_are_as
             (&checkpoint, "`before` is of 2 ranks and the session has 3"),
             (&none, "no carried buffer `before`"),
             (&unknown, "no program carries buffer `elsewhere`"),
+            (&twice, "the checkpoint has carried buffer `behind` twice"),
         ] {
             let error = three.import(given).await.unwrap_err();
             let said = error.to_string();

@@ -204,6 +204,8 @@ fn a_checkpoint_of_another_scaling_is_taken_with_what_it_has() {
             broken.weights[1].delayed.as_mut().unwrap().scale = scale;
             let error = session.import(&broken).await.unwrap_err();
             assert!(error.to_string().contains("`layer1` has the delayed scale"), "{error}");
+            // Ignored as it is, as an import of parts does.
+            plain.import(&broken).await.unwrap();
         }
         // What a tiny amax gives; its reciprocal is subnormal.
         broken.weights[1].delayed.as_mut().unwrap().scale = f32::MAX;

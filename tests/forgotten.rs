@@ -133,7 +133,7 @@ fn what_a_call_declares_to_write_and_its_closure_never_asks_for_skips_the_step_b
             let SessionError::Closure { rank, call, message, panicked, .. } = &error else {
                 panic!("{error}")
             };
-            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", false));
+            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", None));
             assert!(message.contains(&format!("call `fit` declares to write {what}")), "{message}");
             assert_eq!(session.export().await.unwrap(), before);
         }
@@ -181,7 +181,7 @@ fn under_the_checking_layer_what_is_half_written_or_added_to_fails_the_step_by_n
             let SessionError::Closure { rank, call, message, panicked, .. } = &error else {
                 panic!("{work:?}: {error}")
             };
-            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", false));
+            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", None));
             let said = format!(
                 "declares to write {what}, and its closure left {missing} of its {of} elements as they were, the first at \
                  {first}"

@@ -174,7 +174,7 @@ fn a_closure_that_fails_in_one_process_is_named_in_all_and_the_sessions_go_on() 
             feed(&mut session, 0);
             let error = session.step("train").await.unwrap_err();
             assert!(
-                matches!(error, SessionError::Closure { rank, panicked: false, .. } if rank == RankId::new(1)),
+                matches!(error, SessionError::Closure { rank, panicked: None, .. } if rank == RankId::new(1)),
                 "{error}"
             );
             // Both have seen it before either goes on: an evaluation is a meeting.

@@ -141,8 +141,10 @@ impl<B: Backend> Installed<B> {
             backend.poison(&error.to_string());
         }
         let (issue, issued) = (begin.elapsed(), meter.lap());
-        // Every lane is waited for, whatever the others said.
+        // Every lane is waited for, whatever the others said. How long that takes is the backend's to limit, so peers
+        // that are done wait meanwhile, as for a slow closure on the CPU.
         let outcome = meter.within(Activity::Waiting, || {
+            let _busy = world.rendezvous().busy(backend.rank());
             let mut outcome = Ok(());
             for stream in streams.iter_mut() {
                 outcome = outcome.and(backend.synchronize(stream));

@@ -1,9 +1,9 @@
 //! What the ranks of a world agree on, on the host.
 //!
-//! Law: every rank contributes and gets what all contributed. No rank waits past the deadline, and a rank
-//! that fails wakes all others with its reason, in whatever process they are (RV-2, RV-3 in
-//! [`crate::rendezvous`]). Steps of a world in one process never come here once their plan is warm; building,
-//! recording and trials do.
+//! Law: every rank contributes and gets what all contributed. No rank waits past the deadline, but for one of its
+//! process that waits for its lanes, and a rank that fails wakes all others with its reason, in whatever process they
+//! are (RV-2, RV-3 in [`crate::rendezvous`]). Steps of a world in one process never come here once their plan is warm;
+//! building, recording and trials do.
 
 use std::sync::Arc;
 use std::time::Duration;

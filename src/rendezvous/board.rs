@@ -163,14 +163,13 @@ impl Board {
     }
 
     /// Who has not contributed to the next round of `rank`.
-    pub(super) fn missing(&mut self, topic: Topic, rank: RankId) -> Vec<RankId> {
+    pub(super) fn missing(&mut self, topic: Topic, rank: RankId) -> impl Iterator<Item = RankId> + '_ {
         let columns = self.columns(topic);
         let round = columns.get(rank.index()).map_or(0, |column| column.collected);
-        let is_behind = |column: &Column| column.first + column.held.len() as u64 <= round;
+        let is_behind = move |column: &Column| column.first + column.held.len() as u64 <= round;
         (columns.iter().enumerate())
-            .filter(|(_, column)| is_behind(column))
+            .filter(move |(_, column)| is_behind(column))
             .map(|(rank, _)| RankId::at(rank))
-            .collect()
     }
 
     /// A rank comes no more.
@@ -185,7 +184,7 @@ impl Board {
         if self.left.is_empty() || topic == Topic::Closing {
             return None;
         }
-        let missing = self.missing(topic, rank);
+        let missing: Vec<RankId> = self.missing(topic, rank).collect();
         missing.iter().find_map(|rank| self.left.get(rank).cloned())
     }
 }
@@ -215,7 +214,7 @@ mod tests {
             board.post(TOPIC, rank(2), bytes(31 + turn)).unwrap();
             assert_eq!(board.collect(TOPIC, rank(0)), None);
             assert_eq!(board.collect(TOPIC, rank(1)).unwrap(), expected);
-            assert_eq!(board.missing(TOPIC, rank(1)), [rank(0), rank(1)]);
+            assert!(board.missing(TOPIC, rank(1)).eq([rank(0), rank(1)]));
             board.columns(TOPIC)[2].held.clear();
         }
     }

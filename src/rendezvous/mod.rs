@@ -5,7 +5,8 @@
 //!   bytes to a topic and gets everybody's, in rank order. Only this room knows which ranks are elsewhere.
 //! - **RV-2** nobody waits past the deadline, however slowly bytes come, and an error names who is missing,
 //!   or what ended the world. While a world begins, a process that was let in waits for the deadline of the
-//!   process of rank 0, which may have begun later than it.
+//!   process of rank 0, which may have begun later than it. Within a process, the deadline for a rank that is
+//!   busy begins when it no longer is.
 //! - **RV-3** the first reason ends the world for good, on every process: a process that fails says so to
 //!   all, one that is killed is noticed by its closed connection, one that is stopped by its silence.
 //! - **RV-4** a connection counts when both ends have proved that they hold the same secret. Before that a
@@ -163,6 +164,15 @@ impl Rendezvous {
         Ok(all)
     }
 
+    /// Until what this returns is dropped, other ranks of this process wait for `rank` without a deadline: it lives,
+    /// and how long what it does may take is for somebody else to say. The end of the world ends their waits all
+    /// the same.
+    #[must_use]
+    pub(crate) fn busy(&self, rank: RankId) -> Busy<'_> {
+        self.shared.busy(rank, true);
+        Busy { shared: &self.shared, rank }
+    }
+
     /// A rank comes to no meeting any more, in good order: who needs it from now on is told `reason`.
     pub fn leave(&self, rank: RankId, reason: &str) {
         self.shared.leave(rank, reason);
@@ -177,6 +187,19 @@ impl Rendezvous {
     #[must_use]
     pub fn ended(&self) -> Option<&str> {
         self.shared.ended()
+    }
+}
+
+/// A rank that does something which may take long ([`Rendezvous::busy`]).
+#[derive(Debug)]
+pub(crate) struct Busy<'r> {
+    shared: &'r Shared,
+    rank: RankId,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.shared.busy(self.rank, false);
     }
 }
 

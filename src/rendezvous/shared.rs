@@ -1,11 +1,12 @@
 //! Where the ranks of one process wait, and what its connections change.
 //!
 //! Law: whoever changes what is waited for rings; every wait also ends with the world, and at the deadline,
-//! which ends the world for all (RV-2, RV-3). A contribution is on its way to the other processes before its
-//! rank waits.
+//! which ends the world for all (RV-2, RV-3). The deadline is counted while somebody is missing who is not busy. A
+//! contribution is on its way to the other processes before its rank waits.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,8 @@ pub(super) struct Shared {
     changed: Condvar,
     ended: OnceLock<String>,
     standings: Mutex<BTreeMap<RankId, String>>,
+    /// By rank; ranks of other processes never are.
+    busy: Vec<AtomicBool>,
     outgoing: OnceLock<Vec<Outgoing>>,
 }
 
@@ -46,6 +49,7 @@ impl Shared {
             changed: Condvar::new(),
             ended: OnceLock::new(),
             standings: Mutex::default(),
+            busy: (0..ranks).map(|_| AtomicBool::new(false)).collect(),
             outgoing: OnceLock::new(),
         }
     }
@@ -134,8 +138,12 @@ impl Shared {
             if let Some(reason) = board.abandoned(topic, rank) {
                 return Err(RendezvousError::Absent { reason });
             }
+            let is_excused = board.missing(topic, rank).all(|missing| self.is_busy(missing));
+            if is_excused {
+                left = self.deadline;
+            }
             if left.is_zero() {
-                let missing = board.missing(topic, rank);
+                let missing: Vec<RankId> = board.missing(topic, rank).collect();
                 drop(board);
                 let reason = self.too_late(&missing);
                 return Err(RendezvousError::Absent { reason: self.end(&reason) });
@@ -144,8 +152,21 @@ impl Shared {
             // it was to take.
             let (nap, begun) = (left.min(NAP), Instant::now());
             board = self.changed.wait_timeout(board, nap).unwrap_or_else(PoisonError::into_inner).0;
-            left = left.saturating_sub(begun.elapsed().min(nap));
+            if !is_excused {
+                left = left.saturating_sub(begun.elapsed().min(nap));
+            }
         }
+    }
+
+    /// A rank of this process is busy from now on, or no longer.
+    pub(super) fn busy(&self, rank: RankId, is_busy: bool) {
+        if let Some(place) = self.busy.get(rank.index()) {
+            place.store(is_busy, Ordering::SeqCst);
+        }
+    }
+
+    fn is_busy(&self, rank: RankId) -> bool {
+        self.busy.get(rank.index()).is_some_and(|place| place.load(Ordering::SeqCst))
     }
 
     /// What is said of ranks that did not come: that, and what they last said that they were doing.
@@ -211,5 +232,72 @@ impl Shared {
 
     pub(super) fn standings(&self) -> BTreeMap<RankId, String> {
         lock(&self.standings).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::thread::{scope, sleep};
+
+    use super::super::Rendezvous;
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_millis(50);
+
+    fn world() -> Rendezvous {
+        Rendezvous::of_threads(2, DEADLINE)
+    }
+
+    fn meet(world: &Rendezvous, rank: u32) -> Result<usize, RendezvousError> {
+        world.exchange(RankId::new(rank), Topic::Agreement, &[7]).map(|all| all.len())
+    }
+
+    /// RV-2.
+    #[test]
+    fn the_deadline_for_a_rank_that_is_busy_begins_when_it_no_longer_is() {
+        let world = world();
+        scope(|scope| {
+            let busy = world.busy(RankId::new(1));
+            let waits = scope.spawn(|| meet(&world, 0));
+            sleep(DEADLINE * 10);
+            assert!(!waits.is_finished());
+            drop(busy);
+            let reason = waits.join().unwrap().unwrap_err().to_string();
+            assert!(reason.contains("rank 1 did not come within 50ms"), "{reason}");
+        });
+    }
+
+    /// RV-2.
+    #[test]
+    fn a_rank_that_was_busy_past_the_deadline_is_met() {
+        let world = world();
+        scope(|scope| {
+            let _busy = world.busy(RankId::new(1));
+            let waits = scope.spawn(|| meet(&world, 0));
+            sleep(DEADLINE * 10);
+            assert_eq!(meet(&world, 1).unwrap(), 2);
+            assert_eq!(waits.join().unwrap().unwrap(), 2);
+        });
+    }
+
+    /// RV-2, RV-3.
+    #[test]
+    fn a_rank_that_panics_is_not_busy_and_the_end_of_the_world_ends_the_wait_for_one_that_is() {
+        let panicking = world();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _busy = panicking.busy(RankId::new(1));
+            panic!("the lights went out");
+        }));
+        assert!(panicked.is_err());
+        assert!(matches!(meet(&panicking, 0), Err(RendezvousError::Absent { .. })));
+
+        let ending = world();
+        scope(|scope| {
+            let _busy = ending.busy(RankId::new(1));
+            let waits = scope.spawn(|| meet(&ending, 0));
+            ending.end("the cable is out");
+            assert!(matches!(waits.join().unwrap(), Err(RendezvousError::Ended { .. })));
+        });
     }
 }

@@ -4,14 +4,13 @@
 //! running. The ranks compare the fingerprints of their plans before they reserve memory.
 
 use std::convert::Infallible;
-use std::ffi::OsStr;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::plans::{Plans, host_buffers};
-use super::recorder::Recorder;
+use super::recorder::{self, Recorder};
 use super::startable::{Shared, Startable, Unstarted};
 use super::tuning::Tuning;
 use super::{CompiledHere, Program, Session, SessionError, Staged, Sum, SumPlan, Unseen, costs, rule};
@@ -253,6 +252,7 @@ impl Start {
             landing_bytes,
             tuning,
             splits: false,
+            is_virtual: false,
             rendezvous,
         };
         for (backend, handover) in backends.into_iter().zip(handovers) {
@@ -282,9 +282,7 @@ impl Start {
         let mut path = PathBuf::from(&wanted.path);
         if !rendezvous.is_whole() {
             // Processes of one host would write over each other's file.
-            let name = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
-            let (stem, extension) = (name(path.file_stem()), name(path.extension()));
-            path.set_file_name(format!("{stem}.rank{}.{extension}", rendezvous.range().start));
+            path = recorder::of_process(&path, rendezvous.range().start);
         }
         Recorder::check(&path.to_string_lossy())?;
         let host = HostTrace::start(&std::env::temp_dir(), first.origin()).map_err(failed)?;

@@ -8,19 +8,36 @@ use std::time::Duration;
 
 use super::diverged::Divergence;
 use super::{Poison, Session, SessionError, StepReport, report};
+use crate::backend::ClosureFault;
 use crate::exec::{Handover, RankReport, RankThread};
 use crate::id::{ProgramId, RankId};
 use crate::model::Call;
 
+/// The closures that failed in a step, on all ranks.
+struct Faults<'r> {
+    /// The first in program order: what a failed closure did not write may have reached other ranks by an exchange.
+    first: (RankId, &'r ClosureFault),
+    /// The first that panicked.
+    panicked: Option<(RankId, &'r ClosureFault)>,
+}
+
+impl<'r> Faults<'r> {
+    fn of(ranks: &'r [RankReport]) -> Option<Self> {
+        let numbered = ranks.iter().enumerate();
+        let all = numbered.filter_map(|(rank, report)| Some((RankId::at(rank), report.fault.as_ref()?)));
+        let call_of = |(_, fault): &(RankId, &ClosureFault)| fault.call;
+        let first = all.clone().min_by_key(call_of)?;
+        Some(Self { first, panicked: all.filter(|(_, fault)| fault.panicked).min_by_key(call_of) })
+    }
+}
+
 impl Session {
     /// A panic in a step nobody looked at still poisons the session. The vote kept every rank from changing a
     /// weight, and closures panic where ranks do not: exports go on.
-    fn note_panics(&mut self, ranks: &[RankReport]) {
-        for (rank, report) in ranks.iter().enumerate() {
-            if let Some(fault) = report.fault.as_ref().filter(|fault| fault.panicked) {
-                let reason = format!("the closure of {} panicked: {}", RankId::at(rank), fault.message);
-                self.poisoned.get_or_insert(Poison { reason, exports: true });
-            }
+    fn note_panic(&mut self, faults: &Faults<'_>) {
+        if let Some((rank, fault)) = faults.panicked {
+            let reason = format!("the closure of {rank} panicked: {}", fault.message);
+            self.poisoned.get_or_insert(Poison { reason, exports: true });
         }
     }
 
@@ -40,7 +57,8 @@ impl Session {
     /// The report of the last step, by the plan numbered `number`. What it says of steps nobody saw is said once.
     ///
     /// # Errors
-    /// [`SessionError::Closure`] if a closure failed; the session goes on, and has counted the step.
+    /// [`SessionError::Closure`] if a closure failed; the session has counted the step, and goes on unless one
+    /// panicked.
     /// [`SessionError::Diverged`] if masters and moments cannot be trained on; it has counted the step, and waits for
     /// an import.
     pub(super) fn report(
@@ -49,7 +67,8 @@ impl Session {
         duration: Duration,
     ) -> Result<StepReport, SessionError> {
         let ranks = self.rank_reports(number);
-        self.note_panics(&ranks);
+        let faults = Faults::of(&ranks);
+        faults.iter().for_each(|faults| self.note_panic(faults));
         let plan = Arc::clone(self.plan_of(number));
         self.unseen.not_recorded.extend(report::not_recorded(&plan.name, &ranks));
         let step = self.steps;
@@ -60,23 +79,19 @@ impl Session {
         }
         self.diverged = Divergence::of(step, &ranks, &plan.weights);
         if let Some(tuning) = &mut self.tuning {
-            let failed = ranks.iter().any(|report| report.fault.is_some()) || self.diverged.is_some();
+            let failed = faults.is_some() || self.diverged.is_some();
             let is_skipped = |first: &Handover| first.vote.is_some_and(|vote| vote.skips());
             let times = handovers.first().filter(|first| !failed && !is_skipped(first));
             tuning.after_step(number, failed, times.map(|first| first.agreed.as_slice()));
         }
-        // The first in program order: what a failed closure did not write may have reached other ranks by an exchange.
-        let faulted = (ranks.iter().enumerate())
-            .filter_map(|(rank, report)| report.fault.as_ref().map(|fault| (RankId::at(rank), fault)))
-            .min_by_key(|(_, fault)| fault.call);
         if plan.writes_gradients() {
-            self.has_gradients = faulted.is_none();
+            self.has_gradients = faults.is_none();
         }
         let loss_scale = handovers.first().map_or(1.0, |handover| handover.loss_scale);
-        self.sum = self.sum.after(&plan, faulted.is_some(), loss_scale);
-        if let Some((rank, fault)) = faulted {
+        self.sum = self.sum.after(&plan, faults.is_some(), loss_scale);
+        if let Some(Faults { first: (rank, fault), panicked }) = faults {
             let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
-            let (message, panicked) = (fault.message.clone(), fault.panicked);
+            let (message, panicked) = (fault.message.clone(), panicked.map(|(rank, _)| rank));
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }
         self.check_sound()?;

@@ -188,9 +188,9 @@ pub enum SessionError {
         /// Ranks of the world.
         ranks: u32,
     },
-    /// A rank of another process.
+    /// A rank of another process, or in virtual time any but rank 0.
     #[error(
-        "{rank} belongs to another process; this one owns {own}: in each process, write the inputs of its own ranks and ask about them"
+        "{rank} is not of this process, which owns {own}: in each process, write the inputs of its own ranks and ask about them; in virtual time, rank 0 stands for all"
     )]
     Elsewhere {
         /// The rank.
@@ -203,6 +203,14 @@ pub enum SessionError {
         "this process owns a part of the ranks; call `Session::export_to_first` in every process, which gives the checkpoint to that of rank 0, or `Session::save_parts`, by which each writes its own part"
     )]
     Partial,
+    /// Weights of a session in virtual time, which has none.
+    #[error(
+        "a session in virtual time {does} no weights: one rank is driven for all, and nothing is computed; ask a session that runs on the CPU or on GPUs"
+    )]
+    VirtualTime {
+        /// What it does not do with them.
+        does: &'static str,
+    },
     /// The processes could not meet.
     #[error(transparent)]
     Rendezvous(#[from] crate::rendezvous::RendezvousError),
@@ -277,7 +285,7 @@ pub enum SessionError {
     #[error(
         "{}{}",
         closure_failed(*step, *rank, call, message, *panicked),
-        if *panicked { "; the session is poisoned and runs no more steps, but `Session::export` still gives the weights" } else { "" }
+        if panicked.is_some() { "; the session is poisoned and runs no more steps, but `Session::export` still gives the weights" } else { "" }
     )]
     Closure {
         /// The step.
@@ -288,8 +296,9 @@ pub enum SessionError {
         call: String,
         /// What it said.
         message: String,
-        /// A panic: the session is poisoned, and gives its weights.
-        panicked: bool,
+        /// The rank whose closure panicked first, if any did, in this call or a later one of the step: the session is
+        /// poisoned then, and gives its weights.
+        panicked: Option<RankId>,
     },
     /// A step left a master or a moment that is not finite, as it is kept or, of a master, as it is cast: no training
     /// goes on from it. No later step runs and nothing is exported until an import has put other weights in place.
@@ -387,7 +396,7 @@ impl SessionError {
     /// What whoever asked meanwhile is to do, after a step that failed so.
     const fn advice_to_ask(&self) -> &'static str {
         match self {
-            Self::Closure { panicked: true, .. } => "",
+            Self::Closure { panicked: Some(_), .. } => "",
             Self::Diverged { .. } => "; if it was an import, ask again",
             _ => ", ask again",
         }
@@ -438,10 +447,14 @@ pub(super) enum Asks {
     ToClose,
 }
 
-fn closure_failed(step: u64, rank: RankId, call: &str, message: &str, panicked: bool) -> String {
-    let failed = if panicked { "panicked" } else { "failed" };
+fn closure_failed(step: u64, rank: RankId, call: &str, message: &str, panicked: Option<RankId>) -> String {
+    let failed = if panicked == Some(rank) { "panicked" } else { "failed" };
+    let later = panicked.filter(|other| *other != rank);
+    let later =
+        later.map_or_else(String::new, |other| format!("; that of {other} panicked in the same step"));
     format!(
-        "step {step}: the closure of {rank} {failed} in call `{call}`: {message}; no weight was changed on any rank"
+        "step {step}: the closure of {rank} {failed} in call `{call}`: {message}{later}; no weight was changed on any \
+         rank"
     )
 }
 

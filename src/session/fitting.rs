@@ -65,6 +65,10 @@ impl Claims<'_> {
 
     fn check_carried(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
         let Some(given) = &self.carried else { return Ok(()) };
+        let mut seen = HashSet::new();
+        if let Some(twice) = given.iter().find(|buffer| !seen.insert(buffer.name)) {
+            return Err(format!("the checkpoint has carried buffer `{}` twice", twice.name));
+        }
         let expected = carried(programs);
         for (name, region) in &expected {
             let Some(buffer) = given.iter().find(|buffer| buffer.name == *name) else {
@@ -237,7 +241,10 @@ impl Checkpoint {
             if !layout.frozen {
                 sound::check_moments(place, [&state.exp_avg, &state.exp_avg_sq], weights.state)?;
             }
-            if let Some(delayed) = &state.delayed {
+            // A session without delayed scaling ignores it.
+            if weights.delayed(layout.bucket).is_some()
+                && let Some(delayed) = &state.delayed
+            {
                 sound::check_delayed(&state.name, delayed)?;
             }
         }

@@ -51,7 +51,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         let number = self.position(program)?;
         self.check_own(rank)?;
-        let (first, ranks) = (self.rendezvous.range().start, self.rendezvous.ranks());
+        let (first, ranks) = (self.rendezvous.range().start, self.ranks());
         let Program { plan, inputs, .. } = &mut self.programs[number.index()];
         let named = || (program.to_owned(), buffer.to_owned());
         let is_input = |spec: &BufferSpec| spec.role == Role::Input;

@@ -150,6 +150,8 @@ pub struct Session {
     tuning: Option<Tuning>,
     /// Is the host's time of the coming steps split?
     splits: bool,
+    /// Is it in virtual time? Then rank 0 alone is driven, and there are no values.
+    is_virtual: bool,
     /// Dropped behind the ranks, which say good-bye first.
     rendezvous: Arc<Rendezvous>,
 }
@@ -192,7 +194,8 @@ impl Session {
     /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;
     /// [`SessionError::Accumulating`] where gradients are added up ([`Session::accumulate`]) and this step would lose
     /// them or mix loss scales;
-    /// [`SessionError::Closure`] when a closure failed (weights unchanged, session usable),
+    /// [`SessionError::Closure`] when a closure failed (weights unchanged; session usable, unless it says that one
+    /// panicked),
     /// [`SessionError::Diverged`] when this step or one before it left a master or a moment that is not finite and
     /// nothing was imported since,
     /// [`SessionError::DroppedStep`] when the step before was dropped and failed,
@@ -273,13 +276,14 @@ impl Session {
         self.tuning.as_ref()
     }
 
-    /// Number of ranks of the world, in all processes.
+    /// Number of ranks of the world, in all processes; in virtual time, of the world that is simulated.
     #[must_use]
     pub fn ranks(&self) -> u32 {
-        self.rendezvous.ranks()
+        let of_plan = |program: &Program| program.plan.weights.mesh.ranks();
+        self.programs.first().map_or_else(|| self.rendezvous.ranks(), of_plan)
     }
 
-    /// The ranks of this process, in order.
+    /// The ranks of this process, in order; in virtual time, rank 0 alone.
     pub fn own_ranks(&self) -> impl ExactSizeIterator<Item = RankId> + use<> {
         self.rendezvous.own()
     }
@@ -349,7 +353,7 @@ impl Session {
 
     /// Is it a rank of this process?
     fn check_own(&self, rank: RankId) -> Result<(), SessionError> {
-        let ranks = self.rendezvous.ranks();
+        let ranks = self.ranks();
         if self.rendezvous.range().contains(&rank.index()) {
             return Ok(());
         }
@@ -362,10 +366,16 @@ impl Session {
 
     /// Do all ranks live, with whole weights that are worth saving?
     fn check_exports(&self) -> Result<(), SessionError> {
+        self.check_real("exports or saves")?;
         if !self.poisoned.as_ref().is_some_and(|poison| poison.exports) {
             self.check_usable()?;
         }
         self.check_sound()
+    }
+
+    /// Are there weights? Whoever asks `does` something with them.
+    const fn check_real(&self, does: &'static str) -> Result<(), SessionError> {
+        if self.is_virtual { Err(SessionError::VirtualTime { does }) } else { Ok(()) }
     }
 
     /// The plans of the programs.

@@ -97,6 +97,17 @@ impl Recorder {
     }
 }
 
+/// The trace of the process whose first rank is this one, where `path` names those of all processes.
+pub(super) fn of_process(path: &Path, first: usize) -> PathBuf {
+    let mut name = path.file_stem().unwrap_or_default().to_os_string();
+    name.push(format!(".rank{first}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
 /// What the system says of the trace's file, and what to do about it.
 fn with_advice(error: &std::io::Error) -> String {
     format!("{error}; {}", next_step(error))
@@ -203,7 +214,19 @@ pub(super) fn causes(plan: &StepPlan) -> Vec<(TaskId, TaskId, ArrowKind)> {
 
 #[cfg(test)]
 mod tests {
-    use super::shortfall;
+    use super::{Path, of_process, shortfall};
+
+    #[test]
+    fn every_process_has_a_trace_of_its_own_with_the_extension_that_was_given_if_any() {
+        for (path, expected) in [
+            ("runs/trace.json", "runs/trace.rank2.json"),
+            ("run.1/trace", "run.1/trace.rank2"),
+            ("a.b.json", "a.b.rank2.json"),
+            (".trace", ".trace.rank2"),
+        ] {
+            assert_eq!(of_process(Path::new(path), 2), Path::new(expected));
+        }
+    }
 
     #[test]
     fn a_trace_says_which_steps_it_lacks() {

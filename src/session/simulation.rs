@@ -103,7 +103,8 @@ fn first(plans: Plans) -> Result<Arc<StepPlan>, SessionError> {
 impl SessionBuilder<SimSurface> {
     /// Starts a session in virtual time, on `ranks` ranks of `cluster`. One rank is driven and stands for all
     /// of them: the session owns rank 0 alone, no closures are called, inputs need not be written, and what
-    /// it reports or exports of values is zeros. Times are virtual but for [`super::StepReport::duration`] and
+    /// it reports of values is zeros. Weights are neither exported, saved nor imported
+    /// ([`SessionError::VirtualTime`]). Times are virtual but for [`super::StepReport::duration`] and
     /// [`super::StepReport::issue`]. The planner counts with the same cluster.
     ///
     /// # Errors
@@ -123,6 +124,7 @@ impl SessionBuilder<SimSurface> {
             let alone = Rendezvous::of_threads(1, self.config.deadline());
             let (start, ranks) = self.of_any(vec![backend]);
             let mut session = start.start_planned(mesh, Some(&costs), Arc::new(alone), ranks).await?;
+            session.is_virtual = true;
             session.need_no_inputs();
             Ok(session)
         })

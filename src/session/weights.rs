@@ -17,7 +17,7 @@ impl Session {
     /// # Errors
     /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`];
     /// [`SessionError::Poisoned`] after a rank died or failed otherwise; [`SessionError::Diverged`] after a step that
-    /// left a master or a moment that is not finite, until something is imported.
+    /// left a master or a moment that is not finite, until something is imported; [`SessionError::VirtualTime`].
     pub async fn export(&mut self) -> Result<Checkpoint, SessionError> {
         self.export_here().await
     }
@@ -75,7 +75,7 @@ impl Session {
     /// # Errors
     /// [`SessionError::Import`] when names or shapes differ from the session's, or carried buffers are
     /// missing or of another number of ranks, or processes were given different checkpoints; nothing is
-    /// changed then, in no process. [`SessionError::DroppedStep`], a poisoned session.
+    /// changed then, in no process. [`SessionError::DroppedStep`], a poisoned session, [`SessionError::VirtualTime`].
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         self.import_here(checkpoint).await
     }
@@ -83,9 +83,10 @@ impl Session {
     fn import_here<'a>(&'a mut self, checkpoint: &'a Checkpoint) -> CompiledHere<'a, ()> {
         Box::pin(async move {
             self.settle().await?;
+            self.check_real("imports")?;
             self.check_usable()?;
             let plans = self.plans();
-            let checked = checkpoint.check(&plans, self.rendezvous.ranks() as usize);
+            let checked = checkpoint.check(&plans, self.ranks() as usize);
             let is_whole = self.rendezvous.is_whole();
             if is_whole && checked.is_err() {
                 return checked;

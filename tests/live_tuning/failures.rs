@@ -33,7 +33,7 @@ fn steps_that_fail_in_a_trial_are_told_as_ever_and_are_no_measurement() {
                 told.push(match session.step("train").await {
                     Ok(report) => format!("{:?}", report.outcome),
                     Err(error) => {
-                        assert!(matches!(error, SessionError::Closure { panicked: false, .. }), "{error}");
+                        assert!(matches!(error, SessionError::Closure { panicked: None, .. }), "{error}");
                         error.to_string()
                     }
                 });
@@ -83,7 +83,7 @@ fn a_panic_in_a_trial_poisons_the_session_as_ever() {
         mischief.set(2);
         feed(&mut session, "train", 2, 4);
         let error = session.step("train").await.unwrap_err();
-        assert!(matches!(error, SessionError::Closure { panicked: true, .. }), "{error}");
+        assert!(matches!(error, SessionError::Closure { panicked: Some(_), .. }), "{error}");
         let error = session.step("train").await.unwrap_err();
         assert!(matches!(error, SessionError::Poisoned { .. }), "{error}");
     });

@@ -15,6 +15,7 @@ mod programs;
 mod states;
 #[path = "../trainer/mod.rs"]
 mod trainer;
+mod virtual_time;
 
 use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::config::{Capture, Config};
@@ -231,7 +232,7 @@ fn a_closure_error_on_one_rank_is_named_changes_nothing_and_the_session_goes_on(
             let SessionError::Closure { rank, call, message, panicked, .. } = &error else {
                 panic!("{error}")
             };
-            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "b0", false));
+            assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "b0", None));
             assert!(message.contains("the dog ate it"));
             assert_eq!(session.export().await.unwrap(), before);
             mischief.set(0);
@@ -255,7 +256,7 @@ fn a_closure_panic_poisons_the_session_and_nobody_hangs() {
         mischief.set(2);
         feed(&mut session, "train", 2, 2);
         let error = session.step("train").await.unwrap_err();
-        assert!(matches!(&error, SessionError::Closure { panicked: true, .. }), "{error}");
+        assert!(matches!(&error, SessionError::Closure { panicked: Some(_), .. }), "{error}");
         assert!(error.to_string().contains("rank 1"), "{error}");
         let error = session.step("train").await.unwrap_err();
         assert!(matches!(&error, SessionError::Poisoned { exports: true, .. }), "{error}");

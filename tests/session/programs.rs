@@ -94,7 +94,7 @@ fn a_buffer_that_its_program_does_not_declare_fails_the_step_with_the_names_near
         let mut session = builder.start_cpu(1).await.unwrap();
         session.write_input("train", RankId::new(0), "input", &[3.0_f32]).unwrap();
         let error = session.step("train").await.unwrap_err();
-        assert!(matches!(&error, SessionError::Closure { panicked: false, .. }), "{error}");
+        assert!(matches!(&error, SessionError::Closure { panicked: None, .. }), "{error}");
         let said = error.to_string();
         assert!(said.contains("`ouput`") && said.contains("`train`") && said.contains("`output`"), "{said}");
     });

@@ -1,6 +1,7 @@
 //! Sessions in which something fails: the cause is told, and nobody hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+mod closures;
 #[path = "../meddler/mod.rs"]
 mod meddler;
 mod starts;
@@ -248,7 +249,7 @@ fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
         let (mut session, mischief) = with_a_failed_step_dropped().await;
         let error = session.export().await.unwrap_err();
         let SessionError::DroppedStep(cause) = &error else { panic!("{error}") };
-        assert!(matches!(&**cause, SessionError::Closure { step: 0, panicked: false, .. }), "{cause}");
+        assert!(matches!(&**cause, SessionError::Closure { step: 0, panicked: None, .. }), "{cause}");
         assert!(error.to_string().contains("the dog ate it"), "{error}");
         mischief.set(0);
         let report = session.step("train").await.unwrap();

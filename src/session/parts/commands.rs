@@ -30,7 +30,7 @@ impl Session {
     /// shared by all hosts. The session is as it was, files of this save are removed, and other files are as they
     /// were. (Parts stay where the disk failed so that the index may be there all the same; the error says so.)
     /// [`SessionError::Diverged`]; [`SessionError::DroppedStep`]; [`SessionError::Poisoned`] after a rank died or
-    /// failed otherwise.
+    /// failed otherwise; [`SessionError::VirtualTime`].
     pub async fn save_parts(
         &mut self,
         files: &PartFiles,
@@ -82,7 +82,8 @@ impl Session {
     /// # Errors
     /// [`SessionError::Import`] in every process, as of [`Session::import`], and when there is no checkpoint in the
     /// folder, or a part that a rank needs is missing, torn or of another save; its source is then a [`PartError`].
-    /// Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session.
+    /// Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session,
+    /// [`SessionError::VirtualTime`].
     pub async fn import_parts(&mut self, files: &PartFiles) -> Result<SavedParts, SessionError> {
         self.import_parts_here(files).await
     }
@@ -90,6 +91,7 @@ impl Session {
     fn import_parts_here<'a>(&'a mut self, files: &'a PartFiles) -> CompiledHere<'a, SavedParts> {
         Box::pin(async move {
             self.settle().await?;
+            self.check_real("imports")?;
             self.check_usable()?;
             let judged = Import::open(files, self.plans(), self.ranks() as usize);
             let (reader, saved): (Arc<dyn PartReader>, _) = match judged {

@@ -90,6 +90,10 @@ impl Save {
     /// The index, once every part was seen.
     fn checked(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<Vec<u8>, PartError> {
         let origin = self.origin(save, state)?;
+        if parts.len() != origin.ranks as usize {
+            let (found, ranks) = (parts.len(), origin.ranks);
+            return Err(PartError::other(format!("{found} ranks wrote parts of a checkpoint of {ranks}")));
+        }
         for (rank, digest) in (0..origin.ranks).map(RankId::new).zip(parts) {
             let path = index::part(&self.folder, save, rank, origin.ranks);
             Part::open(path, origin, rank, Some(*digest)).map_err(|error| match error {
@@ -267,6 +271,57 @@ impl Seek for Steady<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::format::{DelayedState, Format, Orientation};
+    use crate::model::{Form, Model, Phase, StepProgram};
+    use crate::session::plan_program;
+
+    /// A rank that has nothing.
+    struct Bare;
+
+    impl RankState for Bare {
+        fn rank(&self) -> RankId {
+            RankId::new(0)
+        }
+
+        fn optimizer_step(&self) -> io::Result<u32> {
+            Ok(0)
+        }
+
+        fn rows(&self, _: WeightId, _: StatePart) -> io::Result<Vec<f32>> {
+            Ok(Vec::new())
+        }
+
+        fn delayed(&self, _: WeightId) -> io::Result<Option<DelayedState>> {
+            Ok(None)
+        }
+
+        fn carried(&self, _: CarriedId) -> io::Result<Vec<u8>> {
+            Ok(Vec::new())
+        }
+
+        fn alive(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// CK-1: no load would take an index that lacks ranks.
+    #[test]
+    fn no_index_is_made_of_fewer_parts_than_there_are_ranks() {
+        let mut model = Model::builder();
+        let weight = model.sharded("w", 16, 16, Format::F32).unwrap();
+        let mut program = StepProgram::builder("look", &model.build());
+        let call = program.call("look", Phase::Forward);
+        call.uses(weight, Orientation::Rowwise, Form::Dense).add().unwrap();
+        let program = program.build_evaluation().unwrap();
+        let programs = vec![plan_program(&program, &Config::default(), 2).unwrap()];
+        let save = Save { folder: PathBuf::from("nowhere"), notes: BTreeMap::new(), programs };
+        for parts in [&[][..], &[0; 3]] {
+            let error = save.checked(SaveId::of(&[1, 2]), parts, &Bare).unwrap_err();
+            let expected = format!("{} ranks wrote parts of a checkpoint of 2", parts.len());
+            assert_eq!(error.to_string(), expected);
+        }
+    }
 
     /// CK-1.
     #[test]
