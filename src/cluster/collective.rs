@@ -16,9 +16,11 @@
 //! its g links: `β = min(βi, g·βx)` for the ring (each GPU's link carries one of g rings), `βx` for the tree,
 //! whose largest message crosses.
 //!
-//! An all-reduce of S bytes is a reduce-scatter and a gather (Rabenseifner); `direct`, which reads S from
-//! every peer and sums by itself, takes `max(αi + (g−1)·S/βi, αx + (p−g)·S/βx)`. Sums are not charged: they
-//! run at the speed of memory. One rank alone takes no time.
+//! In an exchange every rank has another part for each, S bytes in all, and nothing is added on the way. `direct` and
+//! `best` take what `direct` takes above; with the others ranks go from one partner to the next (pairwise exchange, in
+//! the same paper), `(p−1)·α + max((g−1)/p · S/βi, (p−g)/p · S/βx)`. So between nodes it takes up to g times as long as
+//! a reduce-scatter that adds inside of each node first. An all-reduce is a gather of all ranks' values: each adds them
+//! by itself, in rank order. Sums are not charged: they run at the speed of memory. One rank alone takes no time.
 
 use serde::{Deserialize, Serialize};
 
@@ -81,20 +83,19 @@ impl Links {
         self.gather_by(self.algorithm, bytes as f64)
     }
 
-    /// Nanoseconds of an all-reduce of `bytes` bytes, which every rank has.
+    /// Nanoseconds of an exchange in which every rank has parts of `bytes` bytes in all, one for each rank.
     #[must_use]
-    pub fn all_reduce_ns(&self, bytes: u64) -> f64 {
-        self.all_reduce_by(self.algorithm, bytes as f64)
+    pub fn exchange_ns(&self, bytes: u64) -> f64 {
+        let one_by_one = match self.algorithm {
+            Algorithm::Direct | Algorithm::Best => 0.0,
+            Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => (self.ranks - 2.0).max(0.0),
+        };
+        self.pulls(bytes as f64) + one_by_one * self.latency_us() * 1e3
     }
 
-    fn all_reduce_by(&self, algorithm: Algorithm, bytes: f64) -> f64 {
-        match algorithm {
-            Algorithm::Direct => self.pulls(bytes * self.ranks),
-            Algorithm::Best => least(|one| self.all_reduce_by(one, bytes)),
-            Algorithm::Ring | Algorithm::Tree | Algorithm::Hierarchical => {
-                2.0 * self.gather_by(algorithm, bytes)
-            }
-        }
+    /// That of a step of the whole group.
+    fn latency_us(&self) -> f64 {
+        if self.nodes > 1.0 { self.between.latency_us } else { self.inside.latency_us }
     }
 
     fn gather_by(&self, algorithm: Algorithm, bytes: f64) -> f64 {
@@ -103,7 +104,7 @@ impl Links {
             return 0.0;
         }
         let leaves = nodes > 1.0;
-        let latency = if leaves { between.latency_us } else { inside.latency_us };
+        let latency = self.latency_us();
         let share = (ranks - 1.0) / ranks;
         match algorithm {
             Algorithm::Ring => {
@@ -181,8 +182,20 @@ mod tests {
         close(links("tree", 8).gather_ns(8000), 3.0 * 10_000.0 + 7000.0 / 0.1);
         close(links("hierarchical", 8).gather_ns(8000), 10_000.0 + 1000.0 / 0.1 + 3000.0 + 6000.0);
         close(links("direct", 8).gather_ns(8000), 10_000.0 + 4000.0 / 0.1);
-        close(links("ring", 4).all_reduce_ns(8000), 2.0 * 9000.0);
-        close(links("direct", 4).all_reduce_ns(8000), 1000.0 + 3.0 * 8000.0);
+    }
+
+    /// What goes between nodes goes undivided: of 8,000 bytes half, which a ring that adds on its way sends once for
+    /// all four GPUs of a node.
+    #[test]
+    fn an_exchange_between_nodes_adds_nothing_on_the_way() {
+        for (algorithm, steps_inside, steps_between) in
+            [("ring", 3.0, 7.0), ("direct", 1.0, 1.0), ("best", 1.0, 1.0)]
+        {
+            let inside = steps_inside * 1000.0 + 6000.0;
+            close(links(algorithm, 4).exchange_ns(8000), inside);
+            close(links(algorithm, 8).exchange_ns(8000), steps_between * 10_000.0 + 4000.0 / 0.1);
+        }
+        assert!(links("ring", 8).exchange_ns(1 << 30) > 2.0 * links("ring", 8).gather_ns(1 << 30));
     }
 
     #[test]
@@ -192,10 +205,10 @@ mod tests {
         let of = |group| Links::new(&cluster("ring"), mesh, group).unwrap();
         close(of(Group::Shard).gather_ns(8000), 3000.0 + 6000.0);
         // One rank of each node: every GPU has the links between nodes for its own ring.
-        close(of(Group::Replicate).all_reduce_ns(8000), 2.0 * (3.0 * 10_000.0 + 6000.0 / 0.1));
+        close(of(Group::Replicate).gather_ns(8000), 3.0 * 10_000.0 + 6000.0 / 0.1);
         // Two replicas of two ranks on each node: two ranks of a group share a node.
         let pairs = Links::new(&cluster("ring"), Mesh::hybrid(8, 4).unwrap(), Group::Replicate).unwrap();
-        close(pairs.all_reduce_ns(8000), 2.0 * (3.0 * 10_000.0 + 6000.0 / 0.2));
+        close(pairs.gather_ns(8000), 3.0 * 10_000.0 + 6000.0 / 0.2);
         // Replicas of 3 ranks do not fill nodes of 4, and a node's border cuts one of them.
         let cut = Links::new(&cluster("ring"), Mesh::hybrid(6, 2).unwrap(), Group::Shard).unwrap();
         close(cut.gather_ns(9000), 2.0 * 10_000.0 + 6000.0 / 0.2);
@@ -205,7 +218,7 @@ mod tests {
     fn one_rank_alone_waits_for_nobody() {
         for algorithm in ["ring", "tree", "hierarchical", "direct", "best"] {
             assert_eq!(links(algorithm, 1).gather_ns(1 << 30), 0.0, "{algorithm}");
-            assert_eq!(links(algorithm, 1).all_reduce_ns(1 << 30), 0.0, "{algorithm}");
+            assert_eq!(links(algorithm, 1).exchange_ns(1 << 30), 0.0, "{algorithm}");
         }
     }
 }

@@ -12,7 +12,7 @@ use super::{Cluster, Links};
 use crate::format::ElementType;
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
-use crate::model::{Access, Call, Group, Mesh};
+use crate::model::{Access, Call, ExchangeKind, Group, Mesh};
 use crate::op::{Op, SumTarget};
 
 /// Longest price, some 30 years: sums of prices stay numbers.
@@ -79,10 +79,10 @@ impl Prices {
     /// The same without the kernel of a local op.
     fn moved(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
         let cluster = &self.cluster;
-        // What a gather or reduction of `own` bytes of every rank of a group takes.
-        let gathered = |group: Group, own: u64| {
-            self.links(group).gather_ns(own.saturating_mul(u64::from(work.weights.mesh.size(group))))
-        };
+        let of_all = |group: Group, own: u64| own.saturating_mul(u64::from(work.weights.mesh.size(group)));
+        // What a gather takes of `own` bytes of every rank of a group, and an exchange of as many for each.
+        let gathered = |group: Group, own: u64| self.links(group).gather_ns(of_all(group, own));
+        let exchanged = |group: Group, own: u64| self.links(group).exchange_ns(of_all(group, own));
         let bytes = |slot: SlotId| Some(work.slots.get(slot.index())?.region.bytes as u64);
         Some(match op {
             Op::Compute { call, .. } => cluster.call_ns(&work.calls.get(call.index())?.cost),
@@ -97,13 +97,17 @@ impl Prices {
             Op::GatherChunk { chunk, .. } => {
                 gathered(Group::Shard, chunk.end.saturating_sub(chunk.begin) as u64)
             }
+            // Only the library of collectives adds on the way.
             Op::ReduceScatter { element, parts } | Op::ExchangeGradient { element, parts } => {
                 let mut own = 0u64;
                 for part in parts {
                     let elements = work.weights.layouts.get(part.weight.index())?.stored_elements();
                     own = own.saturating_add((elements * element.bytes()) as u64);
                 }
-                gathered(Group::Shard, own)
+                match op {
+                    Op::ReduceScatter { .. } => gathered(Group::Shard, own),
+                    _ => exchanged(Group::Shard, own),
+                }
             }
             // One slice of the rank's own gradient is read.
             Op::SumGradient { element, parts } => {
@@ -122,11 +126,16 @@ impl Prices {
             // Sums and maxima too: everything goes to everyone.
             Op::ExchangeBuffer { kind, group, from, .. } => {
                 let ranks = work.weights.mesh.size(*group);
-                gathered(*group, kind.given_to_each(bytes(*from)? as usize, ranks) as u64)
+                let to_each = kind.given_to_each(bytes(*from)? as usize, ranks) as u64;
+                if *kind == ExchangeKind::AllToAll {
+                    exchanged(*group, to_each)
+                } else {
+                    gathered(*group, to_each)
+                }
             }
             Op::AllReduce { group, pairs, .. } => {
                 let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
-                self.links(*group).all_reduce_ns(each?.iter().sum())
+                gathered(*group, each?.into_iter().fold(0, u64::saturating_add))
             }
             // The rank's own shards are read and written, and what no rank sends is written.
             Op::Assemble { parts } => {

@@ -32,12 +32,27 @@ fn a_sum_over_replicas_goes_between_hosts_and_everything_of_a_replica_stays_insi
     assert_eq!(lengths(&simulated, "all-gather")[0], 2000 + 50_000);
     // Half of 200,000 bytes of f32 from one peer.
     assert_eq!(lengths(&simulated, "exchange gradient"), [2000 + 100_000]);
-    // A ring of two hosts, there and back: 50,000 bytes each way at a tenth of a byte a nanosecond.
-    assert_eq!(lengths(&simulated, "all-reduce"), [2 * (10_000 + 500_000)]);
+    // The other pair's 100,000 bytes at a tenth of a byte a nanosecond.
+    assert_eq!(lengths(&simulated, "all-reduce"), [10_000 + 1_000_000]);
 
     let sharded = simulate_program(&program, &replicated(1, 0), &hosts(), 4, 1).unwrap();
     assert!(lengths(&sharded, "all-gather")[0] > 2000 + 50_000, "over four ranks of two hosts");
     assert!(lengths(&sharded, "all-reduce").is_empty());
+}
+
+/// Every replica gets the rows of all others, and adds them by itself.
+#[test]
+fn a_sum_over_replicas_takes_as_many_times_its_rows_as_there_are_others() {
+    let program = training(1, 100, 1000);
+    for replicas in [2u32, 3, 4, 8] {
+        let config = replicated(replicas, 0);
+        let simulated = simulate_program(&program, &config, &hosts(), 2 * replicas, 1).unwrap();
+        let others = u64::from(replicas - 1);
+        assert_eq!(lengths(&simulated, "all-reduce"), [others * (10_000 + 1_000_000)], "{replicas}");
+        let received = simulated.plan.tasks.iter().filter(|task| task.op.name() == "all-reduce");
+        let received: Vec<_> = received.map(|task| task.wire_bytes as u64).collect();
+        assert_eq!(received, [others * 100_000], "what a rank receives, {replicas}");
+    }
 }
 
 /// A forecast of a plan is the simulator's step, to the nanosecond, on any mesh.
