@@ -7,13 +7,13 @@
 //!
 //! | for | names |
 //! |---|---|
-//! | declaring a model and its programs | [`Model`], [`StepProgram`], [`Call`], [`Phase`], [`Form`], [`DeclareError`] |
+//! | declaring a model and its programs | [`Model`], [`StepProgram`], [`ProgramBuilder`], [`Call`], [`Phase`], [`Form`], [`DeclareError`] |
 //! | what numbers are | [`Format`], [`Orientation`], [`ElementType`] |
 //! | numbers of ranks, weights and buffers | [`RankId`], [`WeightId`], [`BufferId`] |
 //! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], [`Seat`], and [`on_cpu`], [`CpuSurface`] or `on_cuda`, `CudaSurface` |
 //! | a rule of updates in place of Adam | [`UpdateContext`], [`updating`] |
-//! | running | [`Config`], [`Session`], [`StepReport`], [`Outcome`], [`SessionError`], and `DeviceOrdinal` for GPUs |
-//! | keeping checkpoints | [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
+//! | running | [`Config`], [`Session`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
+//! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
 
 pub use crate::backend::cpu::{CpuSurface, on_cpu};
 #[cfg(feature = "cuda")]
@@ -22,7 +22,8 @@ pub use crate::compute::{Compute, ComputeContext, ComputeError, Seat, UpdateCont
 pub use crate::config::Config;
 pub use crate::format::{ElementType, Format, Orientation};
 pub use crate::id::{BufferId, RankId, WeightId};
-pub use crate::model::{Call, DeclareError, Form, Model, Phase, StepProgram};
+pub use crate::model::{Call, DeclareError, Form, Model, Phase, ProgramBuilder, StepProgram};
 pub use crate::session::{
-    CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, StepReport, StoreError,
+    Checkpoint, CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, StepReport,
+    StoreError, block_on,
 };

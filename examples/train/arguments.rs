@@ -63,7 +63,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
     /// Say at the end what a step was expected to take on this machine, a preset or a file of
-    /// `warpweft calibrate`; with `prefetch.policy = "auto"` the planner counts with it.
+    /// `warpweft calibrate`; with `prefetch.policy = "auto"` the planner counts with it. Needs more than ten
+    /// steps, and on GPUs --trace FILE, because tasks are timed only then.
     #[arg(long, value_name = "PRESET|FILE")]
     pub(crate) cluster: Option<String>,
     /// Take the scales of per-tensor FP8 weights from the amaxes of earlier steps (quantize.scaling).

@@ -256,7 +256,8 @@ impl Session {
     }
 
     /// Whether reports of the coming steps say where the host's time went ([`StepReport::host`]). Off at
-    /// first: asking costs about 50 ns for each call of the driver, which the report tells apart.
+    /// first: asking costs about 50 ns for each stretch of one kind, which the report tells apart. The commands of
+    /// a task are one stretch.
     pub fn split_host_time(&mut self, splits: bool) {
         self.splits = splits;
     }

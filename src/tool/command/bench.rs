@@ -51,7 +51,8 @@ enum What {
 ///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By
 ///               weights depth3 has at most one block in flight, depth7 at most two; by blocks depth1
 ///               has at most two. Gradients are reduced as many calls behind (reduce_behind), three
-///               at least, and with auto as the configuration says, unless --behind says how many
+///               at least, unless --behind says how many; auto finds the number itself, whatever
+///               either says
 ///   mode        eager issues every task in every step, graph replays a recording
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the
@@ -136,7 +137,7 @@ struct Stack {
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
     reduce_dtype: DtypeName,
 
-    /// How many calls behind its own a gradient is reduced, 1 to 16, whatever the depth. More evens out late sums, and costs a call's gradients of memory each
+    /// How many calls behind its own a gradient is reduced, 1 to 16, at any depth; auto finds its own. More evens out late sums, and costs a call's gradients of memory each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     behind: Option<u32>,
 

@@ -46,6 +46,10 @@ use crate::trace::Nanoseconds;
 ///
 /// Or it lists weights, buffers and calls of any model, in program order:
 ///
+///   name                     what it is called; needed
+///   tokens                   tokens of one rank in one micro-batch, for rates
+///   micro_batches            micro-batches of a step (1)
+///   math                     that of calls that name none (f32)
 ///   [[weight]]               name, rows, cols; format (bf16), placement ("sharded"), reuse, group,
 ///                            frozen (false)
 ///   [[buffer]]               name, elements; element (f32), role ("internal"), lifetime ("step")
@@ -59,7 +63,7 @@ use crate::trace::Nanoseconds;
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///
 /// An item with `numbers = [0, 31]` is repeated for each of them: in its texts `#` is the number,
-/// `#-1` the one before. examples/simulate/calls.toml is such a file.
+/// `#-1` and `#+1` are its neighbours. examples/simulate/calls.toml is such a file.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = PLAN_EXAMPLES)]
 pub(super) struct Plan {
@@ -95,7 +99,7 @@ pub(super) struct Plan {
 /// time and memory are counted instead of spent. MODEL.toml is as for `warpweft plan --help`. The
 /// cluster is a preset
 ///
-///   h200x4        one host of four H200, bytes pulled by copy engines; measured
+///   h200x4        one host of four H200; measured, with copies that pulled
 ///   h100x8-ib     hosts of eight H100, one InfiniBand port per GPU
 ///   gb200-nvl72   racks of 72 GB200 in one NVLink domain
 ///
@@ -206,6 +210,13 @@ pub(super) struct Tune {
 /// Traces come from `warpweft simulate --trace`, from sessions with `trace.enabled`, and from the
 /// example `train --trace`. The summary says per rank and per program where step time went, and per
 /// lane how busy it was; the picture has a row per lane, with exposed communication shaded.
+///
+/// mean      mean time of a step; compute, exposed, skew and idle are shares of it
+/// compute   the compute lane runs
+/// exposed   a communication runs and the compute lane runs nothing
+/// skew      the rank waits in a collective for its last rank
+/// idle      neither computes nor communicates: the optimizer, casts, launches
+/// overlap   the part of all communication that runs behind compute
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub(super) struct Trace {
