@@ -144,7 +144,7 @@ fn settle_names(folder: Option<File>) -> io::Result<()> {
 }
 
 /// Does the file system say that it syncs no folders, and not that it failed to? Then nothing can be waited for.
-/// PostgreSQL's `fsync_fname` goes on after the same answers.
+/// PostgreSQL's `fsync_fname` goes on after EBADF and EINVAL; ENOTSUP says the same.
 fn syncs_no_folders(error: &io::Error) -> bool {
     /// That of every Unix; std has no kind for it.
     const EBADF: i32 = 9;

@@ -3,13 +3,14 @@
 //! Laws:
 //! - **BK-1** Validation lives above the backend. A backend trusts its binding; `Checked` wraps any backend
 //!   and catches an executor that breaks the rules.
-//! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize once warm.
+//! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize once warm, except to enqueue a
+//!   collective where ranks share a GPU.
 //! - A lane runs in order. Nothing orders two lanes but `record` and `wait`.
 //! - A recording begins and ends on the first of the lanes it was made on. All of it runs after what that
 //!   lane was told before, and what that lane is told next runs after all of it. A step may be several
 //!   recordings, with tasks enqueued on that lane between them; none waits for an event of another.
-//! - `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in the
-//!   first step of a plan, before it is warm.
+//! - Otherwise `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in
+//!   the first step of a plan, before it is warm.
 //!
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
 //! was made from. Planning, pacing and the meaning of a step are deliberately absent.

@@ -70,6 +70,13 @@ impl Config {
             self.origins.loaded.insert(key.to_owned(), (origin, value));
         }
     }
+
+    /// Keys that were given a value and have none now.
+    #[cfg(feature = "cli")]
+    pub(crate) fn taken_away(&self) -> impl Iterator<Item = String> {
+        let without = keys::entries(self).into_iter().filter(|entry| entry.value.is_none());
+        without.map(|entry| entry.path).filter(|path| self.origins.loaded.contains_key(path))
+    }
 }
 
 /// The origins of the values of a loaded configuration.

@@ -137,7 +137,7 @@ impl Decoder {
     /// The most experts of an MLP.
     pub const MAX_EXPERTS: usize = 65_536;
     /// The most experts of all layers that are weights of their own, so that declaring them ends.
-    const MAX_EXPERT_WEIGHTS: usize = 1 << 18;
+    pub const MAX_EXPERT_WEIGHTS: usize = 1 << 18;
 
     /// Are all sizes at least 1, and do they fit each other? [`Decoder::model`] and [`Decoder::program`] ask
     /// first.

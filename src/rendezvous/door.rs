@@ -3,7 +3,8 @@
 //! Laws:
 //! - **RV-4** a stranger holds up nobody. Every handshake has a thread and one limit for all its bytes
 //!   ([`PATIENCE`]); [`AT_ONCE`] take place at a time. Who comes then is given the place of the oldest, if
-//!   that has had [`GRACE`] to prove itself, and else waits in the system's queue.
+//!   that has had [`GRACE`] to prove itself, and else waits in the system's queue. Who came when the system gave
+//!   no thread is kept, and is the first at the next look.
 //! - Nobody unproven outlives the door: it hangs up on them.
 //! - Who was refused, and what the system refused, is kept for whoever asks why somebody is missing.
 
@@ -65,6 +66,8 @@ pub(super) struct Door {
     until: Instant,
     /// Oldest first.
     unproven: VecDeque<Unproven>,
+    /// Who came and got no thread: one at most, since nobody is accepted before it has one.
+    waiting: Option<(Arc<TcpStream>, SocketAddr)>,
     /// How many came.
     count: u64,
     results: mpsc::Sender<(u64, Met)>,
@@ -86,6 +89,7 @@ impl Door {
             secret: secret.clone(),
             until,
             unproven: VecDeque::new(),
+            waiting: None,
             count: 0,
             results,
             arrived,
@@ -105,15 +109,16 @@ impl Door {
             if is_full && !self.may_send_away() {
                 return guests;
             }
-            let begun = match self.listener.accept() {
-                Ok((stream, address)) => {
-                    if is_full {
-                        self.send_away(&mut guests);
-                    }
-                    self.shake(stream, address)
-                }
-                Err(error) => Err(error),
+            let came = match self.waiting.take() {
+                Some(waiting) => Ok(waiting),
+                None => self.listener.accept().map(|(stream, address)| (Arc::new(stream), address)),
             };
+            let begun = came.and_then(|(stream, address)| {
+                if is_full {
+                    self.send_away(&mut guests);
+                }
+                self.shake(stream, address)
+            });
             if let Err(error) = begun {
                 match error.kind() {
                     io::ErrorKind::WouldBlock => return guests,
@@ -186,12 +191,11 @@ impl Door {
         }
     }
 
-    /// Begins a handshake; without a thread for it, nobody was there.
-    fn shake(&mut self, stream: TcpStream, address: SocketAddr) -> io::Result<()> {
+    /// Begins a handshake; who gets no thread for it waits for the next look.
+    fn shake(&mut self, stream: Arc<TcpStream>, address: SocketAddr) -> io::Result<()> {
         let since = Instant::now();
         let (number, until) = (self.count, self.until.min(since + PATIENCE));
         self.count += 1;
-        let stream = Arc::new(stream);
         self.unproven.push_back(Unproven { number, since, address, stream: Arc::clone(&stream) });
         let (results, secret) = (self.results.clone(), self.secret.clone());
         let work = move || {
@@ -202,7 +206,7 @@ impl Door {
             drop(results.send((number, met)));
         };
         (self.spawn)(Box::new(work)).map_err(|error| {
-            self.unproven.pop_back();
+            self.waiting = self.unproven.pop_back().map(|unproven| (unproven.stream, unproven.address));
             io::Error::other(format!("no thread for it: {error}"))
         })
     }
@@ -309,19 +313,31 @@ mod tests {
 
     /// RV-4: strangers may hold all threads that there are.
     #[test]
-    fn whoever_there_is_no_thread_for_is_let_go_and_the_door_stays_open() {
+    fn whoever_there_is_no_thread_for_is_begun_with_as_soon_as_there_is_one() {
         let (mut door, address) = door(Instant::now() + Duration::from_secs(60));
         door.spawn = silent;
         let _member = TcpStream::connect(address).unwrap();
         look_until(&mut door, |door, _| !door.unproven.is_empty());
         door.results.send(proved(0)).unwrap();
         door.spawn = |_| Err(io::ErrorKind::WouldBlock.into());
-        let mut stranger = TcpStream::connect(address).unwrap();
+        let late = TcpStream::connect(address).unwrap();
+        let own_address = late.local_addr().unwrap();
+        let until = door.until;
+        let late = std::thread::spawn(move || {
+            let claim = Claim { process: ProcessId::new(2), processes: 3, ranks: 1 };
+            handshake::greet(Timed::new(&late, until), claim, &secret(), "here").map(drop)
+        });
         let guests = look_until(&mut door, |door, _| door.failure.is_some());
         assert_eq!(guests.len(), 1, "who proved itself is let in all the same");
         assert!(door.unproven.is_empty() && door.refusals().contains("no thread for it"), "{door:?}");
-        stranger.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
+        // It is kept, and nobody else is accepted meanwhile.
+        let _next = TcpStream::connect(address).unwrap();
+        door.look();
+        assert!(door.unproven.is_empty() && door.waiting.is_some(), "{door:?}");
+        door.spawn = spawn;
+        let guests = look_until(&mut door, |_, guests| !guests.is_empty());
+        assert_eq!(guests[0].address, own_address.to_string());
+        late.join().unwrap().unwrap();
     }
 
     /// RV-4.

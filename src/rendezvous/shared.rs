@@ -274,6 +274,8 @@ mod tests {
         let world = world();
         scope(|scope| {
             let _busy = world.busy(RankId::new(1));
+            // Its thread may come late.
+            let _late = world.busy(RankId::new(0));
             let waits = scope.spawn(|| meet(&world, 0));
             sleep(DEADLINE * 10);
             assert_eq!(meet(&world, 1).unwrap(), 2);

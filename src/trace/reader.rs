@@ -61,7 +61,7 @@ impl Reading {
     fn take(&mut self, event: Event) -> Result<(), TraceError> {
         let thread = (event.pid, event.tid);
         match event.ph.as_str() {
-            "M" if event.name == "process_name" => self.process(&event)?,
+            "M" if event.name == "process_name" => self.process(&event),
             "M" if event.name == "thread_name" => self.thread(&event)?,
             "X" => self.slices.push(event),
             "C" if event.cat != DERIVED => self.counters.push(event),
@@ -72,11 +72,11 @@ impl Reading {
         Ok(())
     }
 
-    fn process(&mut self, event: &Event) -> Result<(), TraceError> {
-        if let Some(rank) = identity(event, "rank")? {
+    /// Other tools name processes too, and what they call a rank may be no number.
+    fn process(&mut self, event: &Event) {
+        if let Ok(Some(rank)) = identity(event, "rank") {
             self.ranks.insert(event.pid, RankId::new(rank));
         }
-        Ok(())
     }
 
     fn thread(&mut self, event: &Event) -> Result<(), TraceError> {
@@ -333,6 +333,7 @@ mod tests {
             r#"{"ph":"E","pid":7,"tid":8,"ts":2}"#,
             r#"{"ph":"i","pid":-1,"tid":1.5,"name":"other","ts":-1}"#,
             r#"{"ph":"M","pid":7,"tid":8,"name":"thread_name","args":{"name":"other","rank":"x"}}"#,
+            r#"{"ph":"M","pid":7,"tid":8,"name":"process_name","args":{"name":"other","rank":"x"}}"#,
         ];
         let text = String::from_utf8(file).unwrap();
         let (head, tail) = text.split_once('[').unwrap();

@@ -169,16 +169,22 @@ fn a_call_that_touches_neither_buffer_of_an_exchange_does_not_wait_for_it() {
 /// next.
 #[test]
 fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
-    for (lifetime, copies_behind) in [(Lifetime::Carried, 1), (Lifetime::Step, 2)] {
+    for (lifetime, micro_batches, copies_behind) in
+        [(Lifetime::Carried, 2, 1), (Lifetime::Step, 2, 2), (Lifetime::Carried, 1, 1)]
+    {
         let mut program = StepProgram::builder("evaluate", &Model::builder().build());
         let given = program.activation("given", OWN).unwrap();
         let got = program.buffer(spec("got", Role::Output, lifetime)).unwrap();
         program.call("gives", Phase::Forward).writes(given).add().unwrap();
         let sum = Exchange::new(ExchangeKind::Sum, given, got);
         program.exchange("sum", Phase::Forward, sum).unwrap();
-        program.micro_batches(2).unwrap();
+        let apart = program.activation("apart", OWN).unwrap();
+        program.call("apart", Phase::Forward).writes(apart).add().unwrap();
+        program.micro_batches(micro_batches).unwrap();
         let program = program.build_evaluation().unwrap();
         let plan = StepPlan::build(&program, &policy(1), Mesh::new(2).unwrap()).unwrap();
+        let call = plan.tasks.iter().rposition(|task| matches!(task.op, Op::Compute { .. })).unwrap();
+        assert!(!before(&plan, call)[plan.tasks.iter().rposition(|task| is_exchange(&task.op)).unwrap()]);
         let last = plan.tasks.iter().rposition(|task| is_exchange(&task.op)).unwrap();
         let copies = plan.tasks[last..].iter().filter(|task| matches!(task.op, Op::Copy { .. })).count();
         assert_eq!(copies, copies_behind, "{lifetime:?}");

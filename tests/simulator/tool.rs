@@ -350,8 +350,20 @@ fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads()
 
 #[test]
 fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given() {
-    let folder = folder();
     let given = "communicators = 1\nreduce_behind = 4\nbackward = 'keep'\nmesh.replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
+    let mut replaced = Vec::new();
+    for way in ["", "prefetch.bytes = '1 MiB'\n", "prefetch.policy = 'auto'\ntune.steps = 12\n"] {
+        let pasted = same_plan_pasted(&format!("{way}{given}"));
+        assert_eq!(pasted.contains("tune.steps = 0"), way.contains("tune.steps"), "{pasted}");
+        replaced
+            .extend(pasted.lines().filter_map(|line| line.strip_prefix("# in place of ")).map(str::to_owned));
+    }
+    assert_eq!(replaced, ["prefetch.bytes"], "it does not hold what must be there at once");
+}
+
+/// What `tune` prints over a configuration; it makes the chosen plan by itself and over that.
+fn same_plan_pasted(given: &str) -> String {
+    let folder = folder();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("run.toml", given);
     let tuned =
@@ -359,6 +371,9 @@ fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given
     let (_, pasted) = tuned.split_once("\n# ").unwrap();
     let pasted = format!("# {pasted}");
     let mut merged: toml::Table = given.parse().unwrap();
+    for key in pasted.lines().filter_map(|line| line.strip_prefix("# in place of prefetch.")) {
+        assert!(merged["prefetch"].as_table_mut().unwrap().remove(key).is_some(), "{key}: {pasted}");
+    }
     for (key, value) in pasted.parse::<toml::Table>().unwrap() {
         match (merged.get_mut(&key), value) {
             (Some(toml::Value::Table(own)), toml::Value::Table(over)) => own.extend(over),
@@ -383,6 +398,7 @@ fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given
     for config in ["alone.toml", "merged.toml"] {
         assert_eq!(fingerprint(&format!("--config {config}")), chosen, "{config}: {pasted}");
     }
+    pasted
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! What a task enqueues: a short list of commands, made when the plan is bound.
 //!
 //! Law: **BK-2** A command holds addresses, lengths and prepared launches; [`Command::enqueue`] decides
-//! nothing, allocates nothing and waits for nothing. [`Command::MeetOnHost`] does wait, and exists only in worlds whose
-//! ranks share a GPU.
+//! nothing, allocates nothing and waits for nothing. [`Command::MeetOnHost`] does both, and exists only in worlds
+//! whose ranks share a GPU.
 
 use std::sync::Arc;
 

@@ -24,7 +24,8 @@ pub(super) struct Statement {
     /// The driver's name of the GPU, the same in every process.
     pub(super) gpu: [u8; 16],
     pub(super) has_nccl: bool,
-    /// Whether its GPU can reach every other GPU that its process sees.
+    /// Whether its GPU can reach every other of the world, where one process has all, or else every other that its
+    /// process sees.
     pub(super) reaches: bool,
     /// From the options: transport, how gradients are summed, and how many replicas there are.
     pub(super) wish: (Option<Transport>, Reduce, u32),

@@ -1,5 +1,5 @@
 //! How ranks meet on their devices without the host: words in each other's memory, set and waited for by streams.
-//! No kernel takes part, except where words are copied between ranks that share a GPU.
+//! No kernel takes part. Where ranks share a GPU, the host does ([`super::world::HostMeeting`]), and kernels copy.
 //!
 //! Laws:
 //! - **PL-8** A rank's memory is written by a peer only between two meetings: one in which all ranks say that

@@ -4,7 +4,7 @@
 //! An input is copied right before the first call of a micro-batch that touches it, an output right behind the last
 //! that does, so that neither occupies transient memory longer than needed; but what an exchange leaves in an output is
 //! copied at the end, so that no call waits for it. Each micro-batch has slots of its own, so what one has done with is
-//! free for the next; a carried buffer has one for all, which the next micro-batch writes, so it is never copied later.
+//! free for the next; a carried buffer has one for all, so what the next micro-batch overwrites is copied before.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::id::{BufferId, MicroBatchId, SlotId};
@@ -15,13 +15,21 @@ use crate::op::Op;
 /// Per micro-batch, the slot of every buffer, in the order of their ids; `None` for a buffer no call touches.
 pub(in super::super) fn buffers(draft: &mut Draft<'_>) -> Vec<Vec<Option<SlotId>>> {
     let touched = touched(draft);
-    touched.into_iter().enumerate().map(|(number, of)| in_micro_batch(draft, number, &of)).collect()
+    let count = touched.len();
+    let of_each =
+        |(number, of): (usize, Vec<Touched>)| in_micro_batch(draft, number, number + 1 == count, &of);
+    touched.into_iter().enumerate().map(of_each).collect()
 }
 
 /// The first and the last stage of a micro-batch that touch a buffer.
 type Touched = Option<(usize, usize)>;
 
-fn in_micro_batch(draft: &mut Draft<'_>, number: usize, touched: &[Touched]) -> Vec<Option<SlotId>> {
+fn in_micro_batch(
+    draft: &mut Draft<'_>,
+    number: usize,
+    is_last: bool,
+    touched: &[Touched],
+) -> Vec<Option<SlotId>> {
     let all = draft.buffers;
     let micro_batch = MicroBatchId::at(number);
     let mut slots = Vec::with_capacity(all.len());
@@ -44,7 +52,7 @@ fn in_micro_batch(draft: &mut Draft<'_>, number: usize, touched: &[Touched]) -> 
             Role::Internal => (None, 0, Section::Inputs),
             Role::Input => (Some(Op::Copy { from: staging, to: slot }), first, Section::Inputs),
             Role::Output => {
-                let stage = copied_behind(draft, buffer, last);
+                let stage = copied_behind(draft, buffer, last, is_last);
                 (Some(Op::Copy { from: slot, to: staging }), stage, Section::Outputs)
             }
         };
@@ -56,13 +64,13 @@ fn in_micro_batch(draft: &mut Draft<'_>, number: usize, touched: &[Touched]) -> 
     slots
 }
 
-/// The stage in which an output goes out that stage `last` touches last. Copies are on the compute lane, and would hold
-/// up the calls behind an exchange.
-fn copied_behind(draft: &Draft<'_>, output: BufferId, last: usize) -> usize {
+/// The stage in which an output goes out that stage `last` touches last in its micro-batch. Copies are on the compute
+/// lane, and would hold up the calls behind an exchange.
+fn copied_behind(draft: &Draft<'_>, output: BufferId, last: usize, is_last: bool) -> usize {
     let exchange = draft.calls.get(last).and_then(|call| call.exchange);
     let is_exchanged = exchange.is_some_and(|exchange| exchange.to == output);
-    let stays = draft.buffers[output.index()].lifetime != Lifetime::Carried;
-    if is_exchanged && stays { draft.tail() } else { last }
+    let is_overwritten = !is_last && draft.buffers[output.index()].lifetime == Lifetime::Carried;
+    if is_exchanged && !is_overwritten { draft.tail() } else { last }
 }
 
 /// Per micro-batch and buffer, the stages whose calls touch it.

@@ -4,7 +4,8 @@
 //! task. A gather asked for at stage s is released by the end of the call before s. A gather of a weight that
 //! the policy cuts is several tasks, in the order of their bytes, all released like the whole; they stand in
 //! T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. None is made
-//! where the latest one serves ([`Latest`]). Which planes are needed, and when each is asked for, is decided in [`super::super::prefetch`].
+//! where the latest one serves ([`Latest`]). Which planes are needed, and when each is asked for, is decided in
+//! [`super::super::prefetch`].
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};

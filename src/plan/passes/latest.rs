@@ -1,7 +1,7 @@
 //! What was gathered or derived last, by what it was made of.
 //!
-//! Law: it serves another use if it is kept, or if a new one could begin no later than in the stage behind its last use:
-//! it is still there then, and a second copy would only cost memory.
+//! Law: it serves another use if it is kept, or if a new one could begin no later than in the stage behind its last
+//! use: it is still there then, and a second copy would only cost memory.
 
 use std::collections::HashMap;
 use std::hash::Hash;

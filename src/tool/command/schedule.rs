@@ -178,8 +178,8 @@ pub(super) struct ModelArguments {
 /// each what a step takes, how much of it is exposed communication, and what memory it needs. Then
 /// the tuner runs as it would on a real machine: it tries policies for a few steps each, keeps the
 /// fastest that fits the budget, and says why. What it ends with is printed as a configuration, which
-/// makes the same plan again, by itself or with its keys in place of those of --config; so no plan is
-/// made of measured durations here.
+/// makes the same plan again, by itself or with its keys in place of those of --config, without those
+/// that it names as replaced; so no plan is made of measured durations here.
 ///
 /// MODEL.toml is as for `warpweft plan --help`, the cluster as for `warpweft simulate --help`.
 #[derive(Debug, Args)]

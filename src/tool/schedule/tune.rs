@@ -1,10 +1,10 @@
 //! The fastest policy on a machine: a sweep, and the tuner.
 //!
 //! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the
-//! chosen plan again, by itself and over the configuration that was given: so no plan is tried that is made of
-//! measured durations, which no configuration holds. The tuner here is the one of [`crate::tune`]; this file
-//! answers its questions by the simulator. A policy that does not fit is shown as such; any other refusal ends
-//! it all.
+//! chosen plan again, by itself and over the configuration that was given, but for the keys that it says it stands
+//! in place of: so no plan is tried that is made of measured durations, which no configuration holds. The
+//! tuner here is the one of [`crate::tune`]; this file answers its questions by the simulator. A policy that does
+//! not fit is shown as such; any other refusal ends it all.
 
 use std::fmt::Write;
 
@@ -74,6 +74,11 @@ pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
 fn found_over(config: &Config, prefetch: &Prefetch, cluster: &str) -> Config {
     let mut config = Config { prefetch: config.prefetch.started_as(prefetch.clone()), ..config.clone() };
     config.set_by(way(prefetch).0, "the tuner");
+    // Whose steps are trials may end with another plan.
+    if config.tune.steps != 0 {
+        config.tune.steps = 0;
+        config.set_by("tune.steps", "the tuner");
+    }
     if prefetch.policy.is_some() {
         config.prefetch.cluster = cluster.to_owned();
         config.set_by("prefetch.cluster", "--cluster");
@@ -299,11 +304,14 @@ fn said(rows: &[Row], least: Option<ByteSize>, tuner: &Tuner, found: &Point, con
     }
     let _ = writeln!(
         text,
-        "\n# {} a step, {} of transient memory per rank\n{}",
+        "\n# {} a step, {} of transient memory per rank",
         duration(std::time::Duration::from_secs_f64(found.milliseconds / 1e3)),
         size(found.bytes),
-        config.changes().trim_end()
     );
+    for key in config.taken_away() {
+        let _ = writeln!(text, "# in place of {key}");
+    }
+    let _ = writeln!(text, "{}", config.changes().trim_end());
     text
 }
 
