@@ -179,7 +179,7 @@ fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
         let sum = Exchange::new(ExchangeKind::Sum, given, got);
         program.exchange("sum", Phase::Forward, sum).unwrap();
         let apart = program.activation("apart", OWN).unwrap();
-        program.call("apart", Phase::Forward).writes(apart).add().unwrap();
+        program.call("apart", Phase::Forward).reads(given).writes(apart).add().unwrap();
         program.micro_batches(micro_batches).unwrap();
         let program = program.build_evaluation().unwrap();
         let plan = StepPlan::build(&program, &policy(1), Mesh::new(2).unwrap()).unwrap();
