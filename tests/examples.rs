@@ -173,6 +173,8 @@ fn the_main_job_goes_on_from_parts_with_the_losses_of_a_run_that_was_not_interru
     };
     let said = refusal(&["--resume", &format!("{runs}/step-6")]);
     assert!(said.contains("--resume: ") && said.contains("ask for more steps"), "{said}");
+    let said = refusal(&["--resume", &format!("{runs}/step-4"), "--seed", "99"]);
+    assert!(said.contains("go on with the same, or batches"), "{said}");
     let said = refusal(&["--resume", &runs]);
     assert!(said.contains("--resume: ") && said.contains("no checkpoint.json"), "{said}");
     for damaged in [false, true] {

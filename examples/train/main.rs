@@ -158,7 +158,13 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let Some(outputs) = &outputs else { return Ok(ended.map(|()| code)?) };
     conclude(&arguments, &corpus, &run, held_out);
     let trace = arguments.trace(&settings).filter(|_| is_traced);
-    let left = leave(outputs, &settings, trace, &run, &picture(&arguments, ranks, &corpus, &run.losses));
+    let left = leave(
+        outputs,
+        &settings,
+        trace,
+        &run,
+        &picture(&arguments, ranks, &corpus, run.steps_before, &run.losses),
+    );
     match (left, ended) {
         (Err(left), Err(ended)) => Err(format!("{left}; and {ended}").into()),
         (left, ended) => Ok(left.map(|()| ended)?.map(|()| code)?),

@@ -1,8 +1,8 @@
 //! Checkpoints of the run, in parts, and the one that it goes on from.
 //!
-//! Law: what a run needs beside its weights to go on is the number of its steps, which is in the notes; batches and
-//! learning rates follow from it. A folder that is taken, be it by a damaged checkpoint, is refused before anything is
-//! trained.
+//! Law: what a run needs beside its weights to go on is in the notes: the number of its steps, from which learning
+//! rates follow, and with the seed and the batches of a step also its batches. A folder that is taken, be it by a
+//! damaged checkpoint, is refused before anything is trained.
 
 use std::path::{Path, PathBuf};
 
@@ -14,6 +14,8 @@ use crate::arguments::Arguments;
 const STEPS: &str = "steps";
 /// The note that says of how many batches each was, without which a step is of one.
 const ACCUMULATE: &str = "accumulate";
+/// The note that says what batches were drawn by.
+const SEED: &str = "seed";
 
 /// The checkpoint that is kept after so many steps.
 fn files(folder: &Path, steps: u32) -> PartFiles {
@@ -34,6 +36,13 @@ pub(crate) fn steps_before(arguments: &Arguments) -> Result<u32, String> {
     let saved = PartFiles::new(folder).saved().map_err(|error| format!("--resume: {error}"))?;
     let noted = |name: &str| saved.notes.get(name).and_then(|note| note.parse::<u32>().ok());
     let (steps, accumulated) = (noted(STEPS), noted(ACCUMULATE).unwrap_or(1));
+    let seed = saved.notes.get(SEED).and_then(|note| note.parse::<u64>().ok());
+    if let Some(seed) = seed.filter(|seed| *seed != arguments.seed) {
+        return Err(format!(
+            "--resume: {} is of a run with --seed {seed}; go on with the same, or batches would be drawn twice or left out",
+            folder.display()
+        ));
+    }
     if steps.is_some() && accumulated != arguments.accumulate {
         return Err(format!(
             "--resume: {} is of a run with --accumulate {accumulated}; go on with the same, or batches would be drawn twice or left out",
@@ -95,8 +104,9 @@ pub(crate) async fn save(
 ) -> Result<(), SessionError> {
     match &arguments.save {
         Some(folder) if is_due(arguments, steps) => {
-            let notes = [(STEPS, steps), (ACCUMULATE, arguments.accumulate)];
-            let notes = notes.map(|(name, note)| (name.to_owned(), note.to_string())).into();
+            let notes =
+                [(STEPS, steps.into()), (ACCUMULATE, arguments.accumulate.into()), (SEED, arguments.seed)];
+            let notes = notes.map(|(name, note): (_, u64)| (name.to_owned(), note.to_string())).into();
             session.save_parts(&files(folder, steps), &notes).await
         }
         _ => Ok(()),

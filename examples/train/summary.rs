@@ -231,9 +231,15 @@ pub(crate) fn leave(
     written
 }
 
-/// The picture of the loss.
-pub(crate) fn picture(arguments: &Arguments, ranks: u32, corpus: &Corpus, losses: &[f32]) -> String {
-    let points = losses.iter().enumerate().map(|(step, loss)| (step as f64, f64::from(*loss))).collect();
+/// The picture of the losses of the steps behind `before`.
+pub(crate) fn picture(
+    arguments: &Arguments,
+    ranks: u32,
+    corpus: &Corpus,
+    before: u32,
+    losses: &[f32],
+) -> String {
+    let points = (before..).zip(losses).map(|(step, loss)| (f64::from(step), f64::from(*loss))).collect();
     LineChart {
         title: format!(
             "Loss of the example, {} weights on {}",

@@ -34,9 +34,9 @@ use crate::whole_file::WholeFile;
 /// `zeros`. Weights that were frozen have no moments, and the metadata list them as `frozen`, like all weights of a
 /// rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`. They also hold
 /// `digests`, the first 64 bits of SHA-256 of every tensor's bytes, by which changed bytes are noticed when they are
-/// loaded; [`Checkpoint::notes`], a JSON object of strings; and as `updated_by` which optimizer the state is of, `adam` or
-/// `own_rule` ([`Checkpoint::updated_by`]). Version 1 had no carried buffers; such a file loads as a checkpoint without
-/// any.
+/// loaded; [`Checkpoint::notes`], a JSON object of strings; and as `updated_by` which optimizer the state is of,
+/// `adam` or `own_rule` ([`Checkpoint::updated_by`]). Version 1 had no carried buffers; such a file loads as a
+/// checkpoint without any.
 ///
 /// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
 /// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
