@@ -19,8 +19,8 @@
 //! In an exchange every rank has another part for each, S bytes in all, and nothing is added on the way. `direct` and
 //! `best` take what `direct` takes above; with the others ranks go from one partner to the next (pairwise exchange, in
 //! the same paper), which takes `(p−2)·α` longer. So between nodes an exchange takes up to g times as long as a
-//! reduce-scatter that adds inside of each node first. An all-reduce is a gather of all ranks' values: each adds them
-//! by itself, in rank order. Sums are not charged: they run at the speed of memory. One rank alone takes no time.
+//! reduce-scatter that adds inside of each node first. An all-reduce is an exchange of slices and a gather of what
+//! they add up to, or, where that saves little, a gather of all ranks' values. Sums are not charged: they run at the speed of memory. One rank alone takes no time.
 
 use serde::{Deserialize, Serialize};
 

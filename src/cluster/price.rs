@@ -13,7 +13,7 @@ use crate::format::ElementType;
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
 use crate::model::{Access, Call, ExchangeKind, Group, Mesh};
-use crate::op::{Op, SumTarget};
+use crate::op::{Division, Op, SumTarget};
 
 /// Longest price, some 30 years: sums of prices stay numbers.
 const LONGEST: f64 = 1e18;
@@ -83,6 +83,15 @@ impl Prices {
         // What a gather takes of `own` bytes of every rank of a group, and an exchange of as many for each.
         let gathered = |group: Group, own: u64| self.links(group).gather_ns(of_all(group, own));
         let exchanged = |group: Group, own: u64| self.links(group).exchange_ns(of_all(group, own));
+        // Values that ranks combine: slices go to those who do and come back, and what is not in slices goes to all.
+        let combined = |group: Group, values: &[u64]| {
+            let all = values.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+            let division = Division::of(all as usize, work.weights.mesh.size(group));
+            let slices = values.iter().map(|bytes| division.slice(*bytes as usize) as u64).sum();
+            let rest = values.iter().map(|bytes| division.rest(*bytes as usize) as u64).sum();
+            let in_slices = if slices > 0 { exchanged(group, slices) + gathered(group, slices) } else { 0.0 };
+            in_slices + if rest > 0 || slices == 0 { gathered(group, rest) } else { 0.0 }
+        };
         let bytes = |slot: SlotId| Some(work.slots.get(slot.index())?.region.bytes as u64);
         Some(match op {
             Op::Compute { call, .. } => cluster.call_ns(&work.calls.get(call.index())?.cost),
@@ -123,19 +132,18 @@ impl Prices {
                 cluster.memory_ns(touched)
             }
             Op::GatherRecords { from, .. } => gathered(Group::World, bytes(*from)?),
-            // Sums and maxima too: everything goes to everyone.
             Op::ExchangeBuffer { kind, group, from, .. } => {
                 let ranks = work.weights.mesh.size(*group);
                 let to_each = kind.given_to_each(bytes(*from)? as usize, ranks) as u64;
-                if *kind == ExchangeKind::AllToAll {
-                    exchanged(*group, to_each)
-                } else {
-                    gathered(*group, to_each)
+                match kind {
+                    ExchangeKind::AllToAll => exchanged(*group, to_each),
+                    ExchangeKind::AllGather => gathered(*group, to_each),
+                    ExchangeKind::Sum | ExchangeKind::Max => combined(*group, &[to_each]),
                 }
             }
             Op::AllReduce { group, pairs, .. } => {
                 let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
-                gathered(*group, each?.into_iter().fold(0, u64::saturating_add))
+                combined(*group, &each?)
             }
             // The rank's own shards are read and written, and what no rank sends is written.
             Op::Assemble { parts } => {

@@ -6,11 +6,13 @@
 //! planner, verifier and checker all read it there.
 
 mod accesses;
+mod division;
 mod naming;
 mod operands;
 mod records;
 mod vocabulary;
 
+pub(crate) use division::{Division, exchange_given_to_each, given_to_each};
 pub use operands::{
     AdamOperand, Chunk, DequantizePart, GatherPart, MasterOperand, Operand, OperandRole, ReducePart,
     ShardOperand, SumPart, SumTarget, TransposePart, UpdateOperand,

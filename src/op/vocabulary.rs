@@ -83,7 +83,8 @@ pub enum Op {
         vote: Option<SlotId>,
     },
     /// Combines f32 slots of all ranks of a group, element by element, into a slot of each of them. A sum of
-    /// reduced gradients over replicas is one of these, in f32 whatever the gradients travelled in before.
+    /// reduced gradients over replicas is one of these, in f32 whatever the gradients travelled in before. Each element
+    /// is combined in rank order, by every rank or, where that saves enough bytes, by one for all.
     AllReduce {
         /// Sum or maximum.
         reduction: Reduction,

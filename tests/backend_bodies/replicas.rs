@@ -99,6 +99,62 @@ fn a_recorded_sum_over_replicas_is_the_sum() {
     }
 }
 
+/// So many values that ranks add up slices for each other, in numbers that no number of ranks divides.
+fn many_values_are_combined_in_rank_order_whoever_combines_them() {
+    let groups = meshes().into_iter().flat_map(|mesh| [(mesh, Group::World), (mesh, Group::Replicate)]);
+    for (mesh, group) in groups.filter(|(mesh, group)| mesh.size(*group) > 2) {
+        let recorded = mesh.ranks() <= most_recorded_ranks();
+        for reduction in [Reduction::Sum, Reduction::Max] {
+            check_combined(mesh, group, reduction, recorded);
+        }
+    }
+}
+
+fn check_combined(mesh: Mesh, group: Group, reduction: Reduction, recorded: bool) {
+    const ELEMENTS: [usize; 3] = [300_001, 7, 200_002];
+    let mut plan = Plan::over(mesh, &[]);
+    let pairs = ELEMENTS.map(|elements| {
+        let (_, from) = plan.buffer(&format!("{elements} values"), elements, Residency::Resident);
+        let (_, to) = plan.buffer(&format!("{elements} combined"), elements, Residency::Resident);
+        (from, to)
+    });
+    plan.op(LINK, Op::AllReduce { reduction, group, pairs: pairs.to_vec() });
+    let found = run(plan, move |rank| {
+        let turn = |rank: &super::harness::Rank<_>, turn: usize| {
+            for ((from, _), elements) in pairs.iter().zip(ELEMENTS) {
+                rank.put(*from, &values(rank.number(), turn, elements));
+            }
+        };
+        for number in 0..3 {
+            turn(rank, number);
+            rank.step().unwrap();
+        }
+        if recorded {
+            let graph = rank.record_graph().unwrap();
+            for number in [0, 2] {
+                turn(rank, number);
+                rank.replay(&graph).unwrap();
+            }
+        }
+        pairs.map(|(_, to)| rank.get::<f32>(to))
+    });
+    for (rank, found) in found.iter().enumerate() {
+        for (found, elements) in found.iter().zip(ELEMENTS) {
+            let members =
+                mesh.members(RankId::at(rank), group).map(|member| values(member.index(), 2, elements));
+            let combine = |one: Vec<f32>, other: Vec<f32>| -> Vec<f32> {
+                let both = one.iter().zip(&other);
+                match reduction {
+                    Reduction::Sum => both.map(|(one, other)| one + other).collect(),
+                    Reduction::Max => both.map(|(one, other)| one.max(*other)).collect(),
+                }
+            };
+            let expected = members.reduce(combine).unwrap();
+            assert!(*found == expected, "{mesh}, rank {rank}, {reduction:?} of {elements} over {group}");
+        }
+    }
+}
+
 fn a_gather_takes_the_shards_of_the_rank_s_own_replica() {
     for (mesh, chunk) in meshes().into_iter().flat_map(|mesh| [(mesh, None), (mesh, Some(13))]) {
         let mut plan = Plan::over(mesh, &[sharded(12, 5, Format::F32)]);
@@ -165,6 +221,7 @@ fn every_group_combines_its_own_ranks_and_records_come_from_all() {
 bodies! {
     a_gradient_is_summed_over_a_replica_and_then_over_the_replicas,
     a_recorded_sum_over_replicas_is_the_sum,
+    many_values_are_combined_in_rank_order_whoever_combines_them,
     a_gather_takes_the_shards_of_the_rank_s_own_replica,
     every_group_combines_its_own_ranks_and_records_come_from_all,
 }

@@ -1,9 +1,8 @@
 //! Where what peers send waits if no slot of the plan is for it: memory of every rank besides its arena.
 //!
-//! On one host and with one replica that is little: the values of maxima until they are combined. With
-//! several replicas it also holds all ranks' rows of a gradient until they are summed, and over several hosts
-//! what a rank passes on for its neighbours. Buffers that a program sums or compares over ranks land here as often as
-//! there are ranks. Whatever else is sent lands in slots of the plan.
+//! On one host that is little: small values that all ranks combine, until each has done so. Slices of larger ones
+//! wait where their outcome goes. Over several hosts it also holds what a rank passes on for its neighbours. Whatever
+//! else is sent lands in slots of the plan.
 //!
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs. A
@@ -73,9 +72,10 @@ pub(super) const fn stride(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// Values that wait on a rank for ranks of other hosts, while slices are exchanged.
+/// Values that wait on a rank for ranks of other hosts, while slices are exchanged. A rank that is alone on its host
+/// passes nothing on.
 pub(super) const fn relayed(hosts: Hosts) -> usize {
-    (hosts.count() - 1) * hosts.each()
+    if hosts.each() > 1 { (hosts.count() - 1) * hosts.each() } else { 0 }
 }
 
 /// Bytes one collective needs.
@@ -86,7 +86,10 @@ pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
         Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
         Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
         Pull::ExchangeGradient(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
-        Pull::AllReduce(_, moves) => all(&mut moves.iter().map(|part| each(part.from.bytes, hosts.ranks()))),
+        Pull::AllReduce(_, division, moves) => all(&mut moves.iter().map(|part| {
+            let (rest, slice) = (division.rest(part.from.bytes), division.slice(part.from.bytes));
+            each(rest, hosts.ranks()).saturating_add(each(slice, relayed(hosts)))
+        })),
     }
 }
 

@@ -15,7 +15,7 @@ use crate::format::{ElementType, PlaneSpec};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
 use crate::model::{ExchangeKind, Group};
-use crate::op::{Chunk, GatherPart, NormRecord, ReducePart, Reduction};
+use crate::op::{Chunk, Division, GatherPart, NormRecord, ReducePart, Reduction};
 
 /// One collective, bound to one rank.
 #[derive(Debug)]
@@ -46,8 +46,8 @@ pub(in crate::backend) enum Pull {
     ExchangeGradient(Vec<Slices>),
     /// The slices that all ranks of the group have for this one, its own among them.
     AllToAll(Slices),
-    /// The `from` of every rank of the group, combined into `to`.
-    AllReduce(Reduction, Vec<Move>),
+    /// The `from` of every rank of the group, combined into `to`, and how the ranks share that work.
+    AllReduce(Reduction, Division, Vec<Move>),
 }
 
 /// Some bytes of every rank's share of one plane.
@@ -107,7 +107,10 @@ pub(in crate::backend) struct Move {
 impl Collective {
     fn new(binder: &Binder<'_>, group: Group, source: Region, pull: Pull) -> Self {
         let each: usize = match &pull {
-            Pull::Gather(moves) | Pull::AllReduce(_, moves) => moves.iter().map(|part| part.from.bytes).sum(),
+            Pull::Gather(moves) => moves.iter().map(|part| part.from.bytes).sum(),
+            Pull::AllReduce(_, division, moves) => {
+                moves.iter().map(|part| division.given_to_each(part.from.bytes)).sum()
+            }
             Pull::Chunk(pieces) => pieces.iter().map(|piece| piece.from.bytes).sum(),
             Pull::Concatenate(part) => part.from.bytes,
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
@@ -217,8 +220,8 @@ impl Collective {
                 let bytes = kind.given_to_each(from.bytes, ranks);
                 Pull::AllToAll(Slices { source: from, landed: to, with_own: true, bytes })
             }
-            ExchangeKind::Sum => Pull::AllReduce(Reduction::Sum, vec![Move { from, to }]),
-            ExchangeKind::Max => Pull::AllReduce(Reduction::Max, vec![Move { from, to }]),
+            ExchangeKind::Sum => combined(Reduction::Sum, ranks, vec![Move { from, to }]),
+            ExchangeKind::Max => combined(Reduction::Max, ranks, vec![Move { from, to }]),
         };
         Ok(Self::new(binder, group, from, pull))
     }
@@ -235,8 +238,15 @@ impl Collective {
             moves.push(Move { from, to: binder.bytes(*to, from.bytes)? });
         }
         let source = moves.first().map_or_else(Region::default, |first| first.from);
-        Ok(Self::new(binder, group, source, Pull::AllReduce(reduction, moves)))
+        let ranks = binder.binding.weights.mesh.size(group);
+        Ok(Self::new(binder, group, source, combined(reduction, ranks, moves)))
     }
+}
+
+/// What `ranks` ranks hold, combined.
+fn combined(reduction: Reduction, ranks: u32, moves: Vec<Move>) -> Pull {
+    let bytes = moves.iter().map(|part| part.from.bytes).fold(0, usize::saturating_add);
+    Pull::AllReduce(reduction, Division::of(bytes, ranks), moves)
 }
 
 /// The slot of one weight's shard, and its planes with where they go: data first, then scales.

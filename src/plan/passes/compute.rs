@@ -9,7 +9,7 @@ use super::peers;
 use crate::id::{BufferId, CallId, SlotId};
 use crate::layout::Content;
 use crate::model::{Access, Call, Exchange, Form, Gradient};
-use crate::op::{Op, Operand, OperandRole};
+use crate::op::{self, Op, Operand, OperandRole};
 
 pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
     let fault = draft.slot(Content::FaultWord);
@@ -80,8 +80,9 @@ fn exchanged(
     let Exchange { kind, group, from, to } = exchange;
     // Touched by this very call, so each has one.
     let slot = |buffer: BufferId| slots[buffer.index()].unwrap_or(SlotId::at(usize::MAX));
-    let given = kind.given_to_each(draft.buffers[from.index()].bytes(), draft.weights.mesh.size(group));
-    let bytes = given.saturating_mul(peers(draft.weights.mesh, group));
+    let given = draft.buffers[from.index()].bytes();
+    let bytes = op::exchange_given_to_each(kind, given, draft.weights.mesh.size(group))
+        .saturating_mul(peers(draft.weights.mesh, group));
     let op = Op::ExchangeBuffer { call: id, kind, group, from: slot(from), to: slot(to) };
     DraftTask::collective(op, call.label(), Carrier::Reduce, bytes)
 }

@@ -18,6 +18,7 @@ mod reduce;
 
 use crate::format::ElementType;
 use crate::model::{Group, Mesh};
+use crate::op;
 
 pub(super) use assemble::assemble;
 pub(super) use buffers::buffers;
@@ -40,6 +41,12 @@ fn of_group(name: &str, parts: usize) -> String {
 /// Bytes a rank receives when every other one of its group sends it `elements` values. Saturates.
 fn wire_bytes(elements: usize, element: ElementType, mesh: Mesh, group: Group) -> usize {
     elements.saturating_mul(element.bytes()).saturating_mul(peers(mesh, group))
+}
+
+/// Bytes a rank receives when the ranks of its group combine f32 slots of so many values each. Saturates.
+fn combined_bytes(values: impl Iterator<Item = usize> + Clone, mesh: Mesh, group: Group) -> usize {
+    let bytes = values.map(|values| values.saturating_mul(ElementType::F32.bytes()));
+    op::given_to_each(bytes, mesh.size(group)).saturating_mul(peers(mesh, group))
 }
 
 /// How many other ranks a group has.

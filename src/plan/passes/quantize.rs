@@ -7,8 +7,7 @@
 //! these ops alone, without a vote; it brings no masters of a new version, so it records no amaxes.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
-use super::wire_bytes;
-use crate::format::ElementType;
+use super::combined_bytes;
 use crate::id::{BucketId, SlotId};
 use crate::layout::Content;
 use crate::model::Placement;
@@ -67,20 +66,20 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
 /// has all masters, so its own ranks know the maximum.
 fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
     let mut pairs = Vec::new();
-    let mut elements = 0;
+    let mut values = Vec::new();
     for Amaxes { bucket, tensors, .. } in amaxes {
         let members = draft.weights.bucket(*bucket);
         if members.format.needs_tensor_amax() {
             let reduced = draft.transient(format!("{bucket} amaxes"), Content::ReducedAmax(*bucket));
             pairs.push((*tensors, reduced));
-            elements += members.weights.len();
+            values.push(members.weights.len());
             *tensors = reduced;
         }
     }
     if !pairs.is_empty() {
         let mesh = draft.weights.mesh;
         let group = mesh.replica_group();
-        let bytes = wire_bytes(elements, ElementType::F32, mesh, group);
+        let bytes = combined_bytes(values.into_iter(), mesh, group);
         let op = Op::AllReduce { reduction: Reduction::Max, group, pairs };
         let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);

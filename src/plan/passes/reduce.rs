@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::super::prefetch::Reductions;
-use super::{of_group, wire_bytes};
+use super::{combined_bytes, of_group, wire_bytes};
 use crate::config::{Reduce, ReduceEvery};
 use crate::format::ElementType;
 use crate::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
@@ -146,7 +146,8 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
     }
     if !over_replicas.is_empty() {
         let group = Group::Replicate;
-        let bytes = wire_bytes(elements, ElementType::F32, mesh, group);
+        let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
+        let bytes = combined_bytes(values, mesh, group);
         let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas };
         let section = if collective { Section::Reduce } else { over };
         draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
@@ -295,10 +296,10 @@ fn all_reduce(draft: &mut Draft<'_>) {
                 (draft.slot(Content::LocalGrad(*weight)), draft.slot(Content::MainGrad(*weight)))
             })
             .collect();
-        let elements = replicated.iter().fold(0, |sum: usize, (_, elements)| sum.saturating_add(*elements));
         let group = Group::World;
         let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs };
-        let bytes = wire_bytes(elements, ElementType::F32, draft.weights.mesh, group);
+        let values = replicated.iter().map(|(_, elements)| *elements);
+        let bytes = combined_bytes(values, draft.weights.mesh, group);
         let task = DraftTask::collective(op, "gradients of replicated weights", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
     }

@@ -1,13 +1,13 @@
 //! PL-6: what a task says it receives is what its op and the mesh imply.
 //!
 //! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its
-//! shard, its slice of a gradient, its values, its record, or what an exchange of buffers gives to each. Ops that
-//! are no collectives receive nothing. How often bytes travel inside of a collective is the transport's business and
-//! no part of a plan.
+//! shard, its slice of a gradient, its record, what an exchange of buffers gives to each, and of values that are
+//! combined either all or two slices ([`op::given_to_each`]). Ops that are no collectives receive nothing. How often
+//! bytes travel inside of a collective is otherwise the transport's business and no part of a plan.
 
 use super::{Verdict, VerifyError};
 use crate::id::SlotId;
-use crate::op::Op;
+use crate::op::{self, Op};
 use crate::plan::StepPlan;
 
 /// Checks every task. Every id points into the plan.
@@ -44,9 +44,9 @@ fn from_each_peer(plan: &StepPlan, op: &Op, ranks: u32) -> usize {
         Op::ReduceScatter { element, parts } | Op::ExchangeGradient { element, parts } => sum(&mut parts
             .iter()
             .map(|part| plan.weights.layout(part.weight).stored_elements().saturating_mul(element.bytes()))),
-        Op::AllReduce { pairs, .. } => sum(&mut pairs.iter().map(|(from, _)| content(from))),
+        Op::AllReduce { pairs, .. } => op::given_to_each(pairs.iter().map(|(from, _)| content(from)), ranks),
         Op::GatherRecords { from, .. } => content(from),
-        Op::ExchangeBuffer { kind, from, .. } => kind.given_to_each(content(from), ranks),
+        Op::ExchangeBuffer { kind, from, .. } => op::exchange_given_to_each(*kind, content(from), ranks),
         Op::Copy { .. }
         | Op::ClearFault { .. }
         | Op::ZeroPadding { .. }

@@ -4,8 +4,8 @@
 //! - A gather leaves the same bytes by every transport, and so does an exchange of gradients: every
 //!   contribution reaches its owner undivided, in the slot that the plan has for it. Sums of gradients are
 //!   not part of a collective but tasks of the plan, unless the library is asked to sum ([`Reduce::Nccl`]).
-//!   Values of an all-reduce wait in the landing ([`super::landing`]), and one kernel combines them in rank
-//!   order.
+//!   Values of an all-reduce are combined in rank order by one kernel: on every rank all of them, or on each a slice
+//!   for all ([`combine`]).
 //! - Where there are only neighbours, an exchange of gradients is meetings and copies by engines and nothing
 //!   else, unless it is small. It has no kernel, so it waits for no multiprocessor, and holds up no lane
 //!   while products have them all.
@@ -33,6 +33,7 @@
 //! - Where ranks share a GPU, all of them meet on the host between the signals of a meeting and its waits
 //!   ([`HostMeeting`]), since their streams share queues.
 
+mod combine;
 mod nccl;
 mod peer;
 #[cfg(test)]
@@ -282,7 +283,6 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Concatenate(part)) => peer::concatenate(view, *part),
         (Transport::Peer, Pull::ExchangeGradient(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, *slices, peer::exchange),
-        (Transport::Peer, Pull::AllReduce(reduction, moves)) => peer::all_reduce(view, *reduction, moves),
         // With several ranks the library sums, or it is refused before its stages are asked for.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
@@ -291,7 +291,9 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, *slices, nccl::exchange),
-        (Transport::Nccl, Pull::AllReduce(reduction, moves)) => nccl::all_reduce(view, *reduction, moves),
+        (_, Pull::AllReduce(reduction, division, moves)) => {
+            combine::all_reduce(view, transport, *reduction, *division, moves)
+        }
     }
 }
 

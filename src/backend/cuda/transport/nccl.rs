@@ -63,7 +63,7 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     vec![Stage::Exchange(transfers)]
 }
 
-/// All ranks' values, combined on every rank alike.
+/// All ranks' values, combined by every rank.
 pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
     let own = view.own();
     let (mut gathers, mut reductions) = (Vec::new(), Vec::new());

@@ -103,7 +103,7 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
 /// that a program compares over ranks may be larger.
 const FEW_BYTES: usize = 64 << 10;
 
-/// All ranks' values, combined on every rank alike: gathered into the landing.
+/// All ranks' values, combined by every rank: gathered into the landing.
 pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
     let (mut exchange, mut pushes, mut reductions) = (Vec::new(), Vec::new(), Vec::new());

@@ -10,7 +10,7 @@ use crate::backend::local::{Move, PlanePiece, Pull, Scatter, Slices};
 use crate::format::ElementType;
 use crate::layout::Region;
 use crate::model::{Group, Mesh};
-use crate::op::Reduction;
+use crate::op::{Division, Reduction};
 
 /// Arenas of values that round when they are added, so that an order shows.
 fn arenas(ranks: usize, bytes: usize) -> Vec<Vec<u8>> {
@@ -158,7 +158,10 @@ fn check_all_reduce(scene: Scene, reduction: Reduction, parts: &[usize]) {
             }
         }
     }
-    every_way(&before, scene, &Pull::AllReduce(reduction, moves), &expected);
+    let whole = Division::of(0, u32::try_from(scene.size()).unwrap());
+    for division in [whole, Division::in_slices(scene.size())] {
+        every_way(&before, scene, &Pull::AllReduce(reduction, division, moves.clone()), &expected);
+    }
 }
 
 /// The sum over one rank, which is all that a rank sums without the library.
