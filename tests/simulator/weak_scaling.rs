@@ -23,8 +23,8 @@ enum Layout {
 
 /// What example 09 prints and `docs/simulating.md` shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
-    (Layout::Pairs, 1.0, [100.0, 84.2, 49.3, 26.7, 13.9, 9.4]),
-    (Layout::Pairs, 0.5, [100.0, 99.9, 79.8, 46.7, 25.5, 17.5]),
+    (Layout::Pairs, 1.0, [100.0, 84.1, 71.4, 65.4, 61.4, 59.0]),
+    (Layout::Pairs, 0.5, [100.0, 99.9, 99.2, 97.1, 93.5, 90.9]),
     (Layout::Sharded, 1.0, [100.0, 102.3, 97.6, 87.6, 80.9, 71.0]),
     (Layout::Sharded, 0.5, [100.0, 101.2, 101.4, 101.4, 101.0, 100.5]),
 ];
@@ -114,16 +114,18 @@ fn the_published_weak_scaling_lies_between_those_of_two_speeds_of_computing() {
     }
 }
 
-/// Every pair gets the rows of all: what a rank receives grows by as much with each.
+/// Ranks add up slices for each other: however many pairs there are, a rank gets less than twice what one other pair
+/// has for it.
 #[test]
-fn with_pairs_what_a_rank_receives_grows_with_their_number() {
+fn with_pairs_what_a_rank_receives_stays_under_twice_its_rows() {
     let all = scaled(Layout::Pairs, &cluster());
     let received: Vec<_> = all.iter().map(|one| one.plan.bounds.wire_bytes as f64).collect();
     let of_a_pair = received[1] - received[0];
     for ((ranks, _), received) in PUBLISHED.into_iter().zip(&received).skip(1) {
-        let others = f64::from(ranks / 2 - 1);
+        let pairs = f64::from(ranks / 2);
+        let slices = 2.0 * (pairs - 1.0) / pairs;
         assert!(
-            ((received - all[0].plan.bounds.wire_bytes as f64) / (others * of_a_pair) - 1.0).abs() < 0.01
+            ((received - all[0].plan.bounds.wire_bytes as f64) / (slices * of_a_pair) - 1.0).abs() < 0.01
         );
     }
 }
