@@ -20,7 +20,8 @@
 //! `best` take what `direct` takes above; with the others ranks go from one partner to the next (pairwise exchange, in
 //! the same paper), which takes `(p−2)·α` longer. So between nodes an exchange takes up to g times as long as a
 //! reduce-scatter that adds inside of each node first. An all-reduce is an exchange of slices and a gather of what
-//! they add up to, or, where that saves little, a gather of all ranks' values. Sums are not charged: they run at the speed of memory. One rank alone takes no time.
+//! they add up to, or, where that saves little, a gather of all ranks' values. Sums are not charged: they run at the
+//! speed of memory. One rank alone takes no time.
 
 use serde::{Deserialize, Serialize};
 

@@ -2,14 +2,14 @@
 //!
 //! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local
 //! ops are those of their slots: read or written once, updated twice. Some ops touch a known part of a slot
-//! and cost only that: padding that is zeroed, gathered planes that are made whole or read together with the
-//! rank's own shard, and one slice of its own gradient. Bytes of collectives are those of the parts that
-//! ranks exchange, alignment left out. No price depends on the rank. A local op also costs one kernel.
-//! Planner and simulator both ask here, so a forecast and a simulation differ only by what they do with
-//! prices.
+//! and cost only that: padding that is zeroed, the plane of a shard that a cast writes and the one that
+//! scales go to, gathered planes that are made whole or read together with the rank's own shard, and one slice
+//! of its own gradient. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No
+//! price depends on the rank. A local op also costs one kernel. Planner and simulator both ask here, so a
+//! forecast and a simulation differ only by what they do with prices.
 
 use super::{Cluster, Links};
-use crate::format::ElementType;
+use crate::format::{ElementType, PlaneSpec};
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
 use crate::model::{Access, Call, ExchangeKind, Group, Mesh};
@@ -87,8 +87,10 @@ impl Prices {
         let combined = |group: Group, values: &[u64]| {
             let all = values.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
             let division = Division::of(all as usize, work.weights.mesh.size(group));
-            let slices = values.iter().map(|bytes| division.slice(*bytes as usize) as u64).sum();
-            let rest = values.iter().map(|bytes| division.rest(*bytes as usize) as u64).sum();
+            let sum = |part: &dyn Fn(usize) -> usize| {
+                values.iter().fold(0, |sum: u64, bytes| sum.saturating_add(part(*bytes as usize) as u64))
+            };
+            let (slices, rest) = (sum(&|bytes| division.slice(bytes)), sum(&|bytes| division.rest(bytes)));
             let in_slices = if slices > 0 { exchanged(group, slices) + gathered(group, slices) } else { 0.0 };
             in_slices + if rest > 0 || slices == 0 { gathered(group, rest) } else { 0.0 }
         };
@@ -184,6 +186,23 @@ impl Prices {
                 let content = work.slots.get(gradient.index())?.content;
                 let element = content.gradient_element().map_or(0, ElementType::bytes);
                 cluster.memory_ns(rows.saturating_mul(shard.shape.cols * element) as u64)
+            }
+            // Each writes one plane of every shard: its data or its scales.
+            Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
+                let plane = usize::from(matches!(op, Op::FusedScale { .. }));
+                let mut touched = 0u64;
+                for (slot, _) in op.accesses() {
+                    if !shards.iter().any(|shard| shard.slot == slot) {
+                        touched = touched.saturating_add(bytes(slot)?);
+                    }
+                }
+                for shard in shards {
+                    let planes =
+                        work.weights.layouts.get(shard.weight.index())?.shard_planes(shard.orientation);
+                    let written = planes.get(plane).map_or(0, PlaneSpec::bytes);
+                    touched = touched.saturating_add(written as u64);
+                }
+                cluster.memory_ns(touched)
             }
             // What the rule leaves is read once more, by another kernel. Its own arithmetic nobody knows.
             Op::Update { states, .. } => {

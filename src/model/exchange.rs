@@ -48,8 +48,8 @@ impl ExchangeKind {
         }
     }
 
-    /// The bytes that a rank has for each other rank of `ranks` out of its `bytes`. Those that are combined may travel in
-    /// slices (`op::Division`).
+    /// The bytes that a rank has for each other rank of `ranks` out of its `bytes`. Those that are combined may
+    /// travel in slices (`op::Division`).
     #[must_use]
     pub(crate) const fn given_to_each(self, bytes: usize, ranks: u32) -> usize {
         match self {

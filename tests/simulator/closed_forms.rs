@@ -1,7 +1,9 @@
 //! Times that a pencil gives as well.
 
 use warpweft::cluster::Cluster;
-use warpweft::model::{CostHint, Form, Math};
+use warpweft::format::{Format, Orientation};
+use warpweft::model::{CostHint, Form, Math, Model, Phase, StepProgram};
+use warpweft::op::Vote;
 use warpweft::session::{Simulation, costs_of, plan_program_on, simulate_program};
 
 use crate::programs::{PLAIN, call_of, chain, depth, early_gradient, plain, plain_with, tiles, training};
@@ -65,6 +67,30 @@ fn planes_are_made_whole_at_the_speed_of_memory_between_gather_and_call() {
     assert!(simulated.timeline.slices.iter().all(|slice| !slice.name.starts_with("assemble")));
     let (begin, end) = slice(&simulated, "dequantize");
     assert_eq!(end - begin, 4 * 516 + 4 + 64 * 64 * 4);
+}
+
+/// A shard of 16 × 64 in tiles of 16 × 16: 4096 bytes of masters, 512 of codes and 4 scales. A byte takes a
+/// nanosecond.
+#[test]
+fn a_cast_writes_codes_and_a_scale_writes_scales() {
+    const VOTE: u64 = size_of::<Vote>() as u64;
+    let mut cluster = plain();
+    cluster.gpu.hbm_bytes_per_s = 1e9;
+    let mut model = Model::builder();
+    let weight = model.sharded("w", 64, 64, Format::NVFP4_2D).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    program.call("forward", Phase::Forward).uses(weight, Orientation::Rowwise, Form::Planes).add().unwrap();
+    program.call("backward", Phase::Backward).gradient(weight).add().unwrap();
+    let program = program.build_training().unwrap();
+    let simulated = simulate_program(&program, &depth(0), &cluster, RANKS, 1).unwrap();
+    let length = |prefix| {
+        let (begin, end) = slice(&simulated, prefix);
+        end - begin
+    };
+    // Masters and factors are read, and so is the vote.
+    assert_eq!(length("partial cast"), 4096 + 4 * 4 + 512 + VOTE);
+    // The amaxes of tiles and of the tensor are read, and factors, scales in e4m3 and that of the tensor are written.
+    assert_eq!(length("fused scale"), (4 * 4 + 4) + (4 * 4 + 4 + 4) + VOTE);
 }
 
 /// Products hide their bytes behind operations, or operations behind bytes; a pass hides behind nothing. In
