@@ -83,16 +83,16 @@ impl Prices {
         // What a gather takes of `own` bytes of every rank of a group, and an exchange of as many for each.
         let gathered = |group: Group, own: u64| self.links(group).gather_ns(of_all(group, own));
         let exchanged = |group: Group, own: u64| self.links(group).exchange_ns(of_all(group, own));
-        // Values that ranks combine: slices go to those who do and come back, and what is not in slices goes to all.
-        let combined = |group: Group, values: &[u64]| {
-            let all = values.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-            let division = Division::of(all as usize, work.weights.mesh.size(group));
-            let sum = |part: &dyn Fn(usize) -> usize| {
-                values.iter().fold(0, |sum: u64, bytes| sum.saturating_add(part(*bytes as usize) as u64))
-            };
-            let (slices, rest) = (sum(&|bytes| division.slice(bytes)), sum(&|bytes| division.rest(bytes)));
-            let in_slices = if slices > 0 { exchanged(group, slices) + gathered(group, slices) } else { 0.0 };
-            in_slices + if rest > 0 || slices == 0 { gathered(group, rest) } else { 0.0 }
+        // Values that ranks combine: slices go to those who do and come back, or all goes to all.
+        let combined = |group: Group, values: &[usize]| {
+            let sizes = values.iter().copied();
+            let division = Division::of(sizes.clone(), work.weights.mesh.size(group));
+            if division.is_in_slices() {
+                let slices = division.combined(sizes) as u64;
+                exchanged(group, slices) + gathered(group, slices)
+            } else {
+                gathered(group, sizes.fold(0, usize::saturating_add) as u64)
+            }
         };
         let bytes = |slot: SlotId| Some(work.slots.get(slot.index())?.region.bytes as u64);
         Some(match op {
@@ -136,15 +136,17 @@ impl Prices {
             Op::GatherRecords { from, .. } => gathered(Group::World, bytes(*from)?),
             Op::ExchangeBuffer { kind, group, from, .. } => {
                 let ranks = work.weights.mesh.size(*group);
-                let to_each = kind.given_to_each(bytes(*from)? as usize, ranks) as u64;
+                let given = bytes(*from)? as usize;
+                let to_each = kind.given_to_each(given, ranks) as u64;
                 match kind {
                     ExchangeKind::AllToAll => exchanged(*group, to_each),
                     ExchangeKind::AllGather => gathered(*group, to_each),
-                    ExchangeKind::Sum | ExchangeKind::Max => combined(*group, &[to_each]),
+                    ExchangeKind::Sum | ExchangeKind::Max => combined(*group, &[given]),
                 }
             }
             Op::AllReduce { group, pairs, .. } => {
-                let each: Option<Vec<u64>> = pairs.iter().map(|(from, _)| bytes(*from)).collect();
+                let each: Option<Vec<_>> =
+                    pairs.iter().map(|(from, _)| Some(bytes(*from)? as usize)).collect();
                 combined(*group, &each?)
             }
             // The rank's own shards are read and written, and what no rank sends is written.

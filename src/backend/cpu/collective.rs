@@ -4,8 +4,8 @@
 //! - Every rank of the collective's group pulls what it needs, between a rendezvous of the group before and
 //!   one after, so a peer's memory is read only while that peer stands still in the same collective (PL-8).
 //! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum
-//!   ignores NaN. Both are the same for every rank of the group, which reads all values by itself: memory is
-//!   shared, so slices would save nothing but paced time, and that is charged as if each were taken once.
+//!   ignores NaN. Both are the same for every rank of the group, which reads all values by itself, since memory is
+//!   shared; the paced time is that of slices where the op goes in slices.
 //! - A rank pulls its peers' parts of gathered planes; it adds its own part by itself, in no collective.
 //! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from the moment
 //!   the last rank arrived; a communicator carries one at a time.

@@ -1,7 +1,7 @@
 //! Where what peers send waits if no slot of the plan is for it: memory of every rank besides its arena.
 //!
-//! On one host that is little: small values that all ranks combine, until each has done so. Slices of larger ones
-//! wait where their outcome goes. Over several hosts it also holds what a rank passes on for its neighbours. Whatever
+//! On one host that is little: values that all ranks combine, until each has done so, if they are few, and a string of
+//! many small ones. Slices of larger ones wait where their outcome goes. Over several hosts it also holds what a rank passes on for its neighbours. Whatever
 //! else is sent lands in slots of the plan.
 //!
 //! Laws:
@@ -14,10 +14,11 @@
 use std::collections::BTreeMap;
 
 use super::hosts::Hosts;
-use crate::backend::local::{LocalOp, Pull};
+use crate::backend::local::{LocalOp, Move, Pull};
 use crate::id::LaneId;
 use crate::layout::{ALIGNMENT, Binding};
 use crate::model::Group;
+use crate::op::Division;
 
 /// The parts of one plan.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -78,6 +79,12 @@ pub(super) const fn relayed(hosts: Hosts) -> usize {
     if hosts.each() > 1 { (hosts.count() - 1) * hosts.each() } else { 0 }
 }
 
+/// Bytes of the string of these values: as it was given, and as slices of it land.
+pub(super) fn string(division: Division, moves: &[Move]) -> usize {
+    let slice = division.slice_of_string(moves.iter().map(|part| part.from.bytes));
+    stride(slice.saturating_mul(division.ranks())).saturating_mul(2)
+}
+
 /// Bytes one collective needs.
 pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     let each = |bytes: usize, values: usize| stride(bytes).saturating_mul(values);
@@ -86,10 +93,15 @@ pub(super) fn needed(pull: &Pull, hosts: Hosts) -> usize {
         Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
         Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
         Pull::ExchangeGradient(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
-        Pull::AllReduce(_, division, moves) => all(&mut moves.iter().map(|part| {
-            let (rest, slice) = (division.rest(part.from.bytes), division.slice(part.from.bytes));
-            each(rest, hosts.ranks()).saturating_add(each(slice, relayed(hosts)))
-        })),
+        Pull::AllReduce(_, division, moves) if division.is_in_slices() => {
+            let sizes = moves.iter().map(|part| part.from.bytes);
+            let of_string = each(division.slice_of_string(sizes.clone()), relayed(hosts));
+            let of_values = all(&mut sizes.map(|bytes| each(division.slice(bytes), relayed(hosts))));
+            string(*division, moves).saturating_add(of_string).saturating_add(of_values)
+        }
+        Pull::AllReduce(_, _, moves) => {
+            all(&mut moves.iter().map(|part| each(part.from.bytes, hosts.ranks())))
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::format::{ElementType, PlaneSpec};
 use crate::id::{SlotId, WeightId};
 use crate::layout::{PlaneRegions, Region};
 use crate::model::{ExchangeKind, Group};
-use crate::op::{Chunk, Division, GatherPart, NormRecord, ReducePart, Reduction};
+use crate::op::{self, Chunk, Division, GatherPart, NormRecord, ReducePart, Reduction};
 
 /// One collective, bound to one rank.
 #[derive(Debug)]
@@ -108,9 +108,10 @@ impl Collective {
     fn new(binder: &Binder<'_>, group: Group, source: Region, pull: Pull) -> Self {
         let each: usize = match &pull {
             Pull::Gather(moves) => moves.iter().map(|part| part.from.bytes).sum(),
-            Pull::AllReduce(_, division, moves) => {
-                moves.iter().map(|part| division.given_to_each(part.from.bytes)).sum()
-            }
+            Pull::AllReduce(_, _, moves) => op::given_to_each(
+                moves.iter().map(|part| part.from.bytes),
+                binder.binding.weights.mesh.size(group),
+            ),
             Pull::Chunk(pieces) => pieces.iter().map(|piece| piece.from.bytes).sum(),
             Pull::Concatenate(part) => part.from.bytes,
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
@@ -245,8 +246,8 @@ impl Collective {
 
 /// What `ranks` ranks hold, combined.
 fn combined(reduction: Reduction, ranks: u32, moves: Vec<Move>) -> Pull {
-    let bytes = moves.iter().map(|part| part.from.bytes).fold(0, usize::saturating_add);
-    Pull::AllReduce(reduction, Division::of(bytes, ranks), moves)
+    let division = Division::of(moves.iter().map(|part| part.from.bytes), ranks);
+    Pull::AllReduce(reduction, division, moves)
 }
 
 /// The slot of one weight's shard, and its planes with where they go: data first, then scales.

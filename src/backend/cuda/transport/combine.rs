@@ -3,15 +3,17 @@
 //! Laws:
 //! - An element is combined in rank order by one kernel, on every rank or on one for all ([`Division`]), so its bits
 //!   do not depend on which.
-//! - Slices land in the target, each where its giver's own slice would be; the rank's own is read where it was. So the
-//!   kernel writes the only slice of the target that it does not read, and nothing waits in the landing.
-//! - Outcomes are written to others only after the meeting that follows the kernel: by then every rank has read what
-//!   its target held before.
-//! - What is left over behind the slices goes whole, and first, in a part of the landing of its own.
+//! - Slices of a value land in its target, each where its giver's own slice would be; the rank's own is read where it
+//!   was. So the kernel writes the only slice of the target that it does not read, and of such values nothing waits in
+//!   the landing to be combined.
+//! - The string of what is left over is copied into the landing, lands beside that, and is copied to its targets from
+//!   there. What its pads hold does not matter.
+//! - Outcomes reach another rank when it has read what its target held before: neighbours write them after a meeting
+//!   that follows that rank's kernel, and what it receives by NCCL follows the kernel in its stream.
 
 use super::{Stage, View, nccl, peer, stages};
-use crate::backend::cuda::kernels::CombineOperand;
-use crate::backend::cuda::landing::stride;
+use crate::backend::cuda::kernels::{CombineOperand, CopyOperand};
+use crate::backend::cuda::landing::{stride, string};
 use crate::backend::cuda::options::Transport;
 use crate::backend::local::{Move, Pull, Slices};
 use crate::format::ElementType;
@@ -25,41 +27,66 @@ pub(super) fn all_reduce(
     division: Division,
     moves: &[Move],
 ) -> Vec<Stage> {
-    let (slices, whole) = divided(division, moves);
-    let mut all = match transport {
-        _ if whole.is_empty() => Vec::new(),
-        Transport::Peer => peer::all_reduce(view, reduction, &whole),
-        Transport::Nccl => nccl::all_reduce(view, reduction, &whole),
-    };
-    if !slices.is_empty() {
-        let landed: usize = whole.iter().map(|part| stride(part.from.bytes) * view.hosts.ranks()).sum();
-        let behind = View { landing: view.landing + landed, ..*view };
-        let combined = slices.iter().map(|part| own_slice(view, part)).collect();
-        let given = slices.iter().map(|part| given(view, part)).collect();
-        all.extend(stages(&behind, transport, &Pull::ExchangeGradient(slices)));
-        all.push(Stage::Combine(reduction, combined));
-        all.extend(stages(&behind, transport, &Pull::Gather(given)));
+    match transport {
+        _ if division.is_in_slices() => in_slices(view, transport, reduction, division, moves),
+        Transport::Peer => peer::all_reduce(view, reduction, moves),
+        Transport::Nccl => nccl::all_reduce(view, reduction, moves),
     }
+}
+
+fn in_slices(
+    view: &View<'_>,
+    transport: Transport,
+    reduction: Reduction,
+    division: Division,
+    moves: &[Move],
+) -> Vec<Stage> {
+    let mut slices: Vec<_> = moves.iter().filter_map(|part| of_value(division, *part)).collect();
+    let (of_string, into, out) = strung(view, division, moves);
+    // Whatever is passed on for neighbours waits behind the string.
+    let behind = View { landing: view.landing + string(division, moves), ..*view };
+    slices.extend(of_string);
+    let combined = slices.iter().map(|part| own_slice(view, part)).collect();
+    let given = slices.iter().map(|part| given(view, part)).collect();
+    let mut all = vec![Stage::Place(into)];
+    all.extend(stages(&behind, transport, &Pull::ExchangeGradient(slices)));
+    all.push(Stage::Combine(reduction, combined));
+    all.extend(stages(&behind, transport, &Pull::Gather(given)));
+    all.push(Stage::Place(out));
     all
 }
 
-/// What each rank combines for all, from every source to its place in the target, and what every rank combines by
-/// itself.
-fn divided(division: Division, moves: &[Move]) -> (Vec<Slices>, Vec<Move>) {
-    let (mut slices, mut whole) = (Vec::new(), Vec::new());
+/// The slices of a value that is cut by itself, from its source to its target.
+fn of_value(division: Division, part: Move) -> Option<Slices> {
+    let (bytes, all) = (division.slice(part.from.bytes), part.from.bytes - division.rest(part.from.bytes));
+    let first = |region: Region| Region { offset: region.offset, bytes: all };
+    let slices = Slices { source: first(part.from), landed: first(part.to), with_own: true, bytes };
+    (bytes > 0).then_some(slices)
+}
+
+/// The slices of the string, from one place in the landing to another, and the copies into and out of it.
+fn strung(
+    view: &View<'_>,
+    division: Division,
+    moves: &[Move],
+) -> (Option<Slices>, Vec<CopyOperand>, Vec<CopyOperand>) {
+    let bytes = division.slice_of_string(moves.iter().map(|part| part.from.bytes));
+    let all = bytes * view.hosts.ranks();
+    let source = Region { offset: view.landing_from_arena(), bytes: all };
+    let landed = Region { offset: source.offset + stride(all), bytes: all };
+    let (own, mut at) = (view.own(), 0);
+    let (mut into, mut out) = (Vec::new(), Vec::new());
     for Move { from, to } in moves {
-        let (slice, rest) = (division.slice(from.bytes), division.rest(from.bytes));
-        let all = from.bytes - rest;
-        let first = |region: &Region| Region { offset: region.offset, bytes: all };
-        let behind = |region: &Region| Region { offset: region.offset + all, bytes: rest };
-        if slice > 0 {
-            slices.push(Slices { source: first(from), landed: first(to), with_own: true, bytes: slice });
-        }
-        if rest > 0 || slice == 0 {
-            whole.push(Move { from: behind(from), to: behind(to) });
-        }
+        let rest = division.rest(from.bytes);
+        let cut = from.bytes - rest;
+        let copy =
+            |from: usize, to: usize| CopyOperand { from: own.plus(from), to: own.plus(to), bytes: rest };
+        into.push(copy(from.offset + cut, source.offset + at));
+        out.push(copy(landed.offset + at, to.offset + cut));
+        at += division.in_string(from.bytes);
     }
-    (slices, whole)
+    let slices = Slices { source, landed, with_own: true, bytes };
+    ((bytes > 0).then_some(slices), into, out)
 }
 
 /// What this rank combines for all.

@@ -41,6 +41,12 @@ impl View<'_> {
         self.homes[holder.index()].landing.plus(self.landing + ahead + stride(bytes) * number)
     }
 
+    /// Where the lane's part of every rank's landing begins, counted from its arena.
+    pub(super) fn landing_from_arena(&self) -> usize {
+        let own = self.homes[self.rank.index()];
+        self.landing + (own.landing.number() - own.arena.number()) as usize
+    }
+
     /// Whose memory it is. That of a rank is one allocation, which begins with its arena.
     pub(super) fn owner(&self, address: DeviceAddress) -> Option<DeviceAddress> {
         self.homes.iter().map(|home| home.arena).filter(|arena| *arena <= address).max()

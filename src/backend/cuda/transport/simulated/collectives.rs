@@ -158,8 +158,10 @@ fn check_all_reduce(scene: Scene, reduction: Reduction, parts: &[usize]) {
             }
         }
     }
-    let whole = Division::of(0, u32::try_from(scene.size()).unwrap());
-    for division in [whole, Division::in_slices(scene.size())] {
+    let whole = Division::of(std::iter::empty(), u32::try_from(scene.size()).unwrap());
+    // Of short values, and of longer ones, each rank gets a slice; or all of them go as one string.
+    let in_slices = [16, 64, usize::MAX].map(|least| Division::in_slices_of(least, scene.size()));
+    for division in std::iter::once(whole).chain(in_slices) {
         every_way(&before, scene, &Pull::AllReduce(reduction, division, moves.clone()), &expected);
     }
 }
@@ -203,7 +205,7 @@ fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
         check_exchange(scene, &[6, 258]);
         check_all_to_all(scene, 36);
         check_all_reduce(scene, Reduction::Max, &[1, 3]);
-        check_all_reduce(scene, Reduction::Sum, &[7]);
+        check_all_reduce(scene, Reduction::Sum, &[7, 100]);
     }
 }
 

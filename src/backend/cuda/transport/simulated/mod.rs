@@ -169,6 +169,7 @@ fn run(memory: &mut Memory, network: Network, scene: Scene, all: Vec<Stage>) {
             Stage::Combine(reduction, operands) => {
                 for operand in operands {
                     let bytes = operand.elements * size_of::<f32>();
+                    traffic.reads.extend(operand.sources.iter().map(|source| (*source, bytes)));
                     let sources: Vec<_> =
                         operand.sources.iter().map(|source| memory.read(*source, bytes)).collect();
                     let combined = (0..operand.elements).flat_map(|number| {

@@ -66,8 +66,11 @@ fn a_maximum_of_few_values_goes_by_a_kernel_and_one_of_many_by_engines() {
     ] {
         let region = |offset| Region { offset, bytes };
         let moves = vec![Move { from: region(0), to: region(1 << 20) }];
-        let stages =
-            stages(&view, Transport::Peer, &Pull::AllReduce(reduction, Division::of(bytes, 4), moves));
+        let stages = stages(
+            &view,
+            Transport::Peer,
+            &Pull::AllReduce(reduction, Division::of([bytes].into_iter(), 4), moves),
+        );
         let carriers: Vec<Carrier> = (stages.iter())
             .filter_map(|stage| if let Stage::Push(carrier, _) = stage { Some(*carrier) } else { None })
             .collect();
@@ -171,7 +174,7 @@ fn a_team_meets_its_own_ranks_and_no_others() {
     let view = View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: 0 };
     let from = Region { offset: 0, bytes: 64 };
     let part = Move { from, to: Region { offset: 256, bytes: 64 } };
-    let sum = Pull::AllReduce(Reduction::Sum, Division::of(64, 2), vec![part]);
+    let sum = Pull::AllReduce(Reduction::Sum, Division::of([64].into_iter(), 2), vec![part]);
     let stages = stages(&view, Transport::Peer, &sum);
     let [Stage::Exchange(transfers), Stage::Push(Carrier::Engines, pushes), Stage::Combine(_, operands)] =
         &stages[..]
@@ -189,34 +192,41 @@ fn a_team_meets_its_own_ranks_and_no_others() {
     );
 }
 
-/// Many bytes: a rank gets its slice of each, adds those up where its target has them, and gives the sum to each. What
-/// does not divide comes first, and lands beside.
+/// Many bytes: a rank gets its slice of each, combines those where its target has them, and gives the outcome to each.
+/// What does not divide goes with them, by way of the landing.
 #[test]
 fn a_sum_in_slices_lands_in_its_target_and_brings_two_slices_of_each_peer() {
     let homes: Vec<_> = (0..4).map(home).collect();
-    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), landing: 0 };
-    let (division, bytes) = (Division::in_slices(4), 4 * 256 + 8);
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), landing: 512 };
+    let (division, bytes) = (Division::in_slices_of(16, 4), 4 * 256 + 8);
     let (from, to) = (Region { offset: 0, bytes }, Region { offset: 4096, bytes });
     let sum = Pull::AllReduce(Reduction::Sum, division, vec![Move { from, to }]);
     let stages = stages(&view, Transport::Peer, &sum);
-    let kinds: Vec<_> = (stages.iter())
-        .filter_map(|stage| match stage {
-            Stage::Push(Carrier::Engines, copies) => {
-                Some(("push", copies.iter().map(|copy| copy.bytes).sum()))
-            }
-            Stage::Combine(Reduction::Sum, operands) => Some(("sum", operands[0].elements * 4)),
-            Stage::Exchange(transfers) if transfers.is_empty() => None,
-            other => panic!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(kinds, [("push", 3 * 8), ("sum", 8), ("push", 3 * 256), ("sum", 256), ("push", 3 * 256)]);
-    assert_eq!(3 * division.given_to_each(bytes), 3 * (8 + 256 + 256), "as many bytes come as go");
-    let Stage::Combine(_, operands) = &stages[5] else { panic!("{stages:?}") };
+    let [
+        Stage::Place(into),
+        Stage::Push(Carrier::Engines, slices),
+        Stage::Exchange(_),
+        Stage::Combine(Reduction::Sum, operands),
+        Stage::Exchange(_),
+        Stage::Push(Carrier::Engines, sums),
+        Stage::Place(out),
+    ] = &stages[..]
+    else {
+        panic!("{stages:?}")
+    };
+    let of = |copies: &[CopyOperand]| -> Vec<usize> { copies.iter().map(|copy| copy.bytes).collect() };
+    assert_eq!((of(slices), of(sums)), ([[256; 3], [16; 3]].concat(), [256, 16].repeat(3)));
+    // The value's own slice, and that of the string of 8 bytes and a pad.
     let landed = |giver: usize| home(2).arena.plus(4096 + 256 * giver);
-    let own = home(2).arena.plus(256 * 2);
-    assert_eq!(operands[0].sources, [landed(0), landed(1), own, landed(3)], "in rank order");
-    assert_eq!(operands[0].to, landed(2));
-    assert_eq!(needed(&sum, Hosts::one(4)), 4 * 256, "for 8 bytes of each");
+    assert_eq!(operands[0].sources, [landed(0), landed(1), home(2).arena.plus(256 * 2), landed(3)]);
+    assert_eq!(operands[0].to, landed(2), "no rank's slice lands there");
+    let (given, string) = (home(2).landing.plus(512), home(2).landing.plus(512 + 256));
+    assert_eq!(operands[1].sources, [string, string.plus(16), given.plus(32), string.plus(48)]);
+    assert_eq!(operands[1].to, string.plus(32));
+    let copy = |from, to| CopyOperand { from, to, bytes: 8 };
+    assert_eq!(*into, [copy(home(2).arena.plus(1024), given)]);
+    assert_eq!(*out, [copy(string, home(2).arena.plus(4096 + 1024))]);
+    assert_eq!(needed(&sum, Hosts::one(4)), 2 * 256);
 }
 
 /// A chunk is ranges of bytes, with no more meetings than a gather has.
