@@ -7,11 +7,12 @@
 //!
 //! Laws:
 //! - Both give every rank the same bits: each element is combined in rank order, by one rank or by all.
-//! - Which of them it is follows from the sizes of all values and the number of ranks alone, so every rank, the planner,
-//!   the verifier, prices and every backend agree.
-//! - In slices, everything is. A value of which each rank gets a fair piece is cut by itself, in equal parts. What is
-//!   left over, and values that are shorter, lie one after the other in a *string*, which is padded and cut like a value.
-//!   So a rank gets the same number of bytes from each other one, and not more messages than there are large values.
+//! - Which of them it is follows from the sizes of all values and the number of ranks alone, so every rank, the
+//!   planner, the verifier, prices and every backend agree.
+//! - In slices, everything is. A value of which each rank gets a fair piece is cut by itself, in equal parts.
+//!   What is left over, and values that are shorter, lie one after the other in a *string*, which is padded and
+//!   cut like a value. So a rank gets the same number of bytes from each other one, and not more messages than
+//!   there are large values.
 
 use crate::model::ExchangeKind;
 

@@ -1,12 +1,12 @@
 //! Where what peers send waits if no slot of the plan is for it: memory of every rank besides its arena.
 //!
-//! On one host that is little: values that all ranks combine, until each has done so, if they are few, and a string of
-//! many small ones. Slices of larger ones wait where their outcome goes. Over several hosts it also holds what a rank passes on for its neighbours. Whatever
-//! else is sent lands in slots of the plan.
+//! On one host that is little: values that all ranks combine, until each has done so, if they are few, and a
+//! string of many small ones. Slices of larger ones wait where their outcome goes. Over several hosts it also
+//! holds what a rank passes on for its neighbours. Whatever else is sent lands in slots of the plan.
 //!
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs. A
-//!   lane runs one collective at a time, and peers send only between that collective's two meetings, whatever
+//!   lane runs one collective at a time, and peers send only between that collective's meetings, whatever
 //!   groups the previous one and this one belong to.
 //! - Places follow from the plan, the mesh and the world's hosts alone, so they are the same on every rank: a
 //!   rank knows where in a peer's memory its values belong.

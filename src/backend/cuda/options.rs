@@ -21,7 +21,7 @@ pub enum Transport {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
     /// The GPU of every rank of this process, in rank order. Ranks may share one, to try things out: all ranks then
-    /// also meet on the host, twice in every collective, and steps are not recorded.
+    /// also meet on the host, twice in every turn of a collective, and steps are not recorded.
     pub devices: Vec<DeviceOrdinal>,
     /// `None` takes [`Transport::Peer`] where all GPUs of a host reach each other, and over several hosts if
     /// these have the same number of ranks and more than one; NCCL elsewhere.

@@ -70,10 +70,10 @@ pub(super) struct Home {
     pub(super) landing: DeviceAddress,
 }
 
-/// The two meetings around every collective.
+/// The two meetings around bytes that ranks write into each other's memory: once in most collectives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Meeting {
-    /// Every rank's source is written, and what was in the target is of no use any more.
+    /// Every rank's source is written, and what will be written over is of no use any more.
     Ready,
     /// Every rank has written what the others wait for.
     Done,

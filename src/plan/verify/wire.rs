@@ -2,7 +2,7 @@
 //!
 //! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its
 //! shard, its slice of a gradient, its record, what an exchange of buffers gives to each, and of values that are
-//! combined either all or two slices ([`op::given_to_each`]). Ops that are no collectives receive nothing. How often
+//! combined all, or two slices of all ([`op::given_to_each`]). Ops that are no collectives receive nothing. How often
 //! bytes travel inside of a collective is otherwise the transport's business and no part of a plan.
 
 use super::{Verdict, VerifyError};

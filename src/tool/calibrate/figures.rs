@@ -74,7 +74,7 @@ fn lines(points: &BTreeMap<&'static str, Vec<Point>>) -> Vec<Line> {
 /// α and β of the link.
 ///
 /// One pair serves all collectives, so both come from gathers and reductions together. All-reduces are shown
-/// and not used: of what they carry, how often it crosses the link depends on the library.
+/// and not used: large ones take two turns.
 ///
 /// # Errors
 /// [`CalibrateError::Fit`].
