@@ -146,6 +146,18 @@ fn every_number_says_where_it_comes_from_and_the_file_is_read_back() {
     assert_eq!(Cluster::from_toml(&found.file, "again").unwrap(), found.cluster);
 }
 
+/// What a trainer's own products reach says nothing of those that the machine is measured with.
+#[test]
+fn a_declared_speed_is_in_the_file_and_in_no_measurement() {
+    let text = file([1.1, 1.4, 2.0, 1.3, 1.6], 0.0);
+    let (_, plain) = again(&text, |_| {});
+    let (_, declared) = again(&text, |options| options.flops = vec![(warpweft::model::Math::Bf16, 2e12)]);
+    assert_eq!(declared.cluster.gpu.flops_per_s.bf16, 2e12);
+    assert_eq!(declared.cluster.contention, plain.cluster.contention);
+    assert_eq!(declared.check, plain.check);
+    assert_eq!(declared.warnings, plain.warnings);
+}
+
 #[test]
 fn what_cannot_be_measured_is_refused_before_anything_runs() {
     let refused = |device: CalibrateDevice, ranks: u32| {
@@ -158,7 +170,7 @@ fn what_cannot_be_measured_is_refused_before_anything_runs() {
     let unknown = refused(CalibrateDevice::Simulated("h300".to_owned()), 2);
     assert!(matches!(unknown, CalibrateError::Config(ConfigError::NoCluster { .. })), "{unknown}");
     let small = refused(CalibrateDevice::Simulated("h200x4".to_owned()), 5);
-    assert!(small.to_string().contains('4'), "{small}");
+    assert!(small.to_string().contains("`h200x4` has 4 GPUs, not 5; lower --ranks"), "{small}");
 }
 
 #[test]

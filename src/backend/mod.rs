@@ -279,7 +279,7 @@ pub struct ClosureFault {
 pub enum BackendError {
     /// The arena does not fit.
     #[error(
-        "{rank}: an arena of {} cannot be reserved: {reason}; set memory.budget, or lower it (with tune.steps, room is made for the largest trial), lower prefetch.depth, or use more ranks",
+        "{rank}: an arena of {} cannot be reserved: {reason}; set memory.budget, or lower it (with tune.steps, room is made for the largest trial), lower prefetch.depth, use more ranks, or take fewer tokens a micro-batch",
         ByteSize::of(*bytes).in_full()
     )]
     Memory {

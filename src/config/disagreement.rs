@@ -4,13 +4,14 @@ use toml::Value;
 
 use super::keys::{self, Entry};
 use super::shown::shown;
-use super::{Config, ConfigError, Masters, Moments, Optimizer, Origin, Prefetch};
+use super::{Config, ConfigError, Masters, Moments, Optimizer, Origin, Prefetch, Reduce, Transport};
 
 impl Config {
     /// The first two keys that do not go together.
     pub(super) fn disagreement(&self, entries: &[Entry]) -> Option<ConfigError> {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
         let found = found.or_else(|| self.own_rule_of_halves(entries));
+        let found = found.or_else(|| self.summed_by_nobody(entries));
         found.or_else(|| self.moments_that_stand_still(entries))
     }
 
@@ -52,6 +53,20 @@ impl Config {
                 self.origins.of(first)
             ),
             advice: advice.to_owned(),
+        })
+    }
+
+    /// Peers bring every contribution undivided, and the library of collectives sums on the way.
+    fn summed_by_nobody(&self, entries: &[Entry]) -> Option<ConfigError> {
+        if (self.transport, self.reduce) != (Transport::Peer, Reduce::Nccl) {
+            return None;
+        }
+        let entry = entries.iter().find(|entry| entry.path == "reduce")?;
+        Some(ConfigError::Together {
+            origin: self.origins.of(entry),
+            key: entry.path.clone(),
+            problem: "is \"nccl\", and `transport` is \"peer\"".to_owned(),
+            advice: "set it to \"ordered\", or `transport` to \"nccl\" or \"auto\"".to_owned(),
         })
     }
 

@@ -254,6 +254,10 @@ mod tests {
             error.ends_with("= 1 (environment variable WARPWEFT_PREFETCH__DEPTH); remove one of them"),
             "{error}"
         );
+        let pair = [("WARPWEFT_TRANSPORT", "peer"), ("WARPWEFT_REDUCE", "nccl")];
+        let error = from_environment("", &pair).unwrap_err().to_string();
+        assert!(error.contains("`reduce` is \"nccl\", and `transport` is \"peer\""), "{error}");
+        assert!(from_environment("", &pair[1..]).is_ok());
         let machine = chosen("prefetch.cluster = 'ours.toml'", &[]);
         assert_eq!((machine.depth, machine.cluster.as_str()), (Some(1), "ours.toml"));
     }
@@ -266,7 +270,7 @@ mod tests {
             backward = "keep"
             columnwise = "keep"
             reduce = "nccl"
-            transport = "peer"
+            transport = "nccl"
             deadline_s = 5
             capture = "segments"
             check = true
@@ -286,7 +290,7 @@ mod tests {
         let defaults = Config::default();
         assert_eq!((config.communicators, config.prefetch.depth, config.check), (1, Some(4), true));
         assert_eq!((config.backward, config.reduce), (Backward::Keep, Reduce::Nccl));
-        assert_eq!((config.transport, config.deadline_s), (Transport::Peer, 5.0));
+        assert_eq!((config.transport, config.deadline_s), (Transport::Nccl, 5.0));
         assert_eq!((config.capture, config.quantize.via), (Capture::Segments, Via::None));
         assert_eq!((config.quantize.scaling, config.quantize.amax_history), (Scaling::Delayed, 9));
         assert_eq!(config.quantize.amax_choice, AmaxChoice::Latest);

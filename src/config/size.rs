@@ -65,6 +65,7 @@ impl ByteSize {
     /// Every byte, and from a MiB on a rounded size beside them: `4096 bytes`, `1288490188 bytes (1.20 GiB)`.
     pub fn in_full(self) -> String {
         match self.0 {
+            1 => "1 byte".to_owned(),
             bytes if bytes < LARGE => format!("{bytes} bytes"),
             bytes => format!("{bytes} bytes ({})", self.rounded()),
         }
@@ -190,9 +191,10 @@ mod tests {
     #[test]
     fn people_read_every_byte_and_a_rounded_size_where_it_is_large() {
         let full =
-            [0, 4096, (1 << 20) - 1, 1 << 20, 1_288_490_188].map(|bytes| ByteSize::new(bytes).in_full());
+            [0, 1, 4096, (1 << 20) - 1, 1 << 20, 1_288_490_188].map(|bytes| ByteSize::new(bytes).in_full());
         let expected = [
             "0 bytes",
+            "1 byte",
             "4096 bytes",
             "1048575 bytes",
             "1048576 bytes (1.00 MiB)",

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::GatherStart;
 use crate::config::{AcrossMicroBatches, Backward, Columnwise, Reduce, ReduceDtype, ReduceEvery};
+use crate::errors::shown;
 use crate::format::ElementType;
 use crate::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use crate::layout::{ArenaLayout, Binding, Lane, LaneKind, Residency, Settings, Weights};
@@ -219,7 +220,7 @@ impl StepPlan {
     #[must_use]
     pub fn describe(&self, task: TaskId) -> String {
         match self.tasks.get(task.index()) {
-            Some(found) => format!("{task} ({} of {})", found.op.name(), found.subject),
+            Some(found) => format!("{task} ({} of {})", found.op.name(), shown(&found.subject)),
             None => format!("{task} (not in this plan)"),
         }
     }
@@ -233,7 +234,7 @@ impl StepPlan {
 
     /// The plan as messages name it, and which of its program's it is, if there are several.
     pub(super) fn title(&self) -> String {
-        let Self { name, accumulation, .. } = self;
+        let (name, accumulation) = (shown(&self.name), self.accumulation);
         if accumulation.is_whole() {
             return format!("plan `{name}`");
         }

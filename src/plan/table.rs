@@ -8,6 +8,7 @@ use std::fmt::{Display, Formatter, Result};
 
 use super::{StepPlan, Task};
 use crate::config::ByteSize;
+use crate::errors::shown;
 
 impl Display for StepPlan {
     fn fmt(&self, out: &mut Formatter<'_>) -> Result {
@@ -20,12 +21,12 @@ impl Display for StepPlan {
             self.weights.mesh,
             self.fingerprint(),
         )?;
-        let widest = |head: &str, of: fn(&Task) -> &str| {
+        let widest = |head: &str, of: fn(&Task) -> String| {
             let widths = self.tasks.iter().map(|task| of(task).chars().count());
             widths.fold(head.len(), usize::max)
         };
         let (op_width, subject_width) =
-            (widest("op", |task| task.op.name()), widest("subject", |task| &task.subject));
+            (widest("op", |task| task.op.name().to_owned()), widest("subject", |task| shown(&task.subject)));
         let replicated = self.weights.mesh.replicas() > 1;
         // A column that would say nothing new of one replica is left out.
         let group = |name: String| if replicated { format!("{name:<9} ") } else { String::new() };
@@ -50,7 +51,7 @@ impl Display for StepPlan {
                 id.number(),
                 task.op.name(),
                 group(task.op.group().map_or_else(String::new, |group| group.to_string())),
-                task.subject,
+                shown(&task.subject),
                 waits.join(" "),
             )?;
         }

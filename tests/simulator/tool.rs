@@ -107,6 +107,28 @@ fn simulate_writes_a_trace_that_trace_reads_back() {
     assert!(folder.path().join("again.svg").exists());
 }
 
+/// What steers a terminal is escaped, wherever a name of a file is printed.
+#[test]
+fn names_of_a_file_do_not_steer_the_terminal() {
+    let folder = folder();
+    let list = "name = 'small\\u001b[2J'\ntokens = 64\n[[weight]]\nname = 'w\\u001b[2J'\nrows = 64\ncols = 64\n\
+                [[call]]\nname = 'forward'\nphase = 'forward'\nuses = [{ weight = 'w\\u001b[2J' }]\n";
+    let list = list.replace('\'', "\"");
+    std::fs::write(folder.path().join("list.toml"), list).unwrap();
+    let file = include_str!("../../src/cluster/presets/h200x4.toml");
+    let cluster = file.replace("name = \"h200x4\"", "name = \"h200\\u001b[2J\"");
+    std::fs::write(folder.path().join("cluster.toml"), cluster).unwrap();
+    for line in [
+        "simulate list.toml --cluster cluster.toml --ranks 2",
+        "plan list.toml --ranks 2 --tasks",
+        "plan list.toml --ranks 2 --cluster cluster.toml",
+        "simulate list.toml --cluster cluster.toml --ranks 2 --auto",
+    ] {
+        let said = said(folder.path(), line);
+        assert!(!said.contains('\u{1b}') && said.contains("\\u{1b}[2J"), "{line}: {said:?}");
+    }
+}
+
 #[test]
 fn a_cluster_file_and_a_preset_are_read_alike() {
     let folder = folder();

@@ -23,10 +23,10 @@ enum Layout {
 
 /// What example 09 prints and `docs/simulating.md` shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
-    (Layout::Pairs, 1.0, [100.0, 84.1, 71.4, 65.4, 61.4, 59.0]),
+    (Layout::Pairs, 1.0, [100.0, 84.1, 71.4, 65.3, 61.3, 58.9]),
     (Layout::Pairs, 0.5, [100.0, 99.9, 99.2, 97.1, 93.5, 90.9]),
-    (Layout::Sharded, 1.0, [100.0, 102.3, 97.6, 87.6, 80.9, 71.0]),
-    (Layout::Sharded, 0.5, [100.0, 101.2, 101.4, 101.4, 101.0, 100.5]),
+    (Layout::Sharded, 1.0, [100.0, 102.1, 97.3, 87.3, 80.5, 70.8]),
+    (Layout::Sharded, 0.5, [100.0, 101.2, 101.3, 101.2, 100.9, 100.3]),
 ];
 
 /// Points by which a simulated efficiency may move before somebody has to look at it.

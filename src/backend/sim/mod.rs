@@ -50,6 +50,7 @@ use super::bell::lock;
 use super::{Backend, BackendError, ClosureFault, TaskInterval, within};
 use crate::compute::ComputeFactory;
 use crate::config::{ByteSize, Reduce};
+use crate::errors::shown;
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Binding, Lane, Region};
 use crate::model::Mesh;
@@ -138,7 +139,7 @@ impl Backend for SimBackend {
         let Shared { prices, mesh, .. } = &*self.shared;
         let cluster = prices.cluster();
         let (per_node, nodes) = cluster.nodes(mesh.ranks());
-        format!("simulated: {mesh} on `{}`, {nodes} × {per_node}", cluster.name)
+        format!("simulated: {mesh} on `{}`, {nodes} × {per_node}", shown(&cluster.name))
     }
 
     fn origin(&self) -> Instant {
@@ -152,7 +153,7 @@ impl Backend for SimBackend {
     fn reserve(&self, bytes: usize, _landing: usize) -> Result<SimMemory, BackendError> {
         let memory = self.shared.prices.cluster().gpu.memory_bytes;
         if bytes as u64 > memory {
-            let name = &self.shared.prices.cluster().name;
+            let name = shown(&self.shared.prices.cluster().name);
             let reason = format!("a GPU of `{name}` has {}", ByteSize::new(memory).in_full());
             return Err(BackendError::Memory { rank: self.rank(), bytes, reason });
         }

@@ -3,7 +3,7 @@
 //! Law: items are declared in the order of the file. Whatever is refused is told with the key of the item,
 //! and nothing is kept. Gradients of frozen weights are left out, and nothing else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::CallList;
 use super::file::{BufferItem, CallItem, PartItem, WeightItem};
@@ -27,12 +27,14 @@ impl CallList {
     pub fn model(&self) -> Result<Model, ConfigError> {
         let mut model = Model::builder();
         let mut groups: Vec<(String, Vec<WeightId>, usize)> = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
         for (item, weight) in self.file.weights.iter().enumerate() {
             for number in numbers(weight.numbers) {
                 let id = self.weight(&mut model, item, weight, number)?;
                 let Some(group) = &weight.group else { continue };
                 let group = numbered(group, number);
-                match groups.iter_mut().find(|(name, ..)| *name == group) {
+                let place = *places.entry(group.clone()).or_insert(groups.len());
+                match groups.get_mut(place) {
                     Some((_, members, _)) => members.push(id),
                     None => groups.push((group, vec![id], item)),
                 }

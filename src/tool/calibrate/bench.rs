@@ -42,9 +42,42 @@ const CALLS: [usize; 2] = [16, 144];
 
 /// What was measured.
 pub(super) struct Measured {
+    /// All of them measured.
     pub(super) figures: Figures,
     pub(super) collectives: Vec<Line>,
     pub(super) kernels: Vec<Line>,
+    products: Vec<(Math, Figure)>,
+}
+
+impl Measured {
+    /// Speeds of products as they are known better: of whatever the trainer runs, which is not what ran here.
+    pub(super) fn declared(mut self, flops: &[(Math, f64)]) -> Self {
+        for (math, value) in flops {
+            self.products.retain(|(known, _)| known != math);
+            self.products.push((*math, Figure::new(*value, "as declared by --flops")));
+        }
+        self.figures.flops = of_all(&self.products);
+        self
+    }
+}
+
+/// The speed of every kind of product, in the order of [`MATHS`]. What was not measured gets that of the next that was.
+fn of_all(known: &[(Math, Figure)]) -> [Figure; 4] {
+    let figure = |position: usize| {
+        let of = |place: usize| known.iter().find(|(math, _)| *math == MATHS[place].0);
+        if let Some((_, figure)) = of(position) {
+            return figure.clone();
+        }
+        // The next slower kind first: what has no products of its own runs in it.
+        let mut others = (0..position).rev().chain(position + 1..MATHS.len());
+        let stand_in = others.find_map(|place| of(place).map(|(_, figure)| (MATHS[place].1, figure.value)));
+        let (whose, value) = stand_in.unwrap_or(("nothing", 1.0));
+        Figure::new(
+            value,
+            format!("not measured: no such products here, so that of {whose}; --flops knows better"),
+        )
+    };
+    std::array::from_fn(figure)
 }
 
 /// Measures one subject.
@@ -132,7 +165,8 @@ impl<'a, 'w> Bench<'a, 'w> {
         let (hbm, kernels) = figures::memory(&ladders, largest, known, algorithm)?;
         let known = Known { hbm_bytes_per_s: Some(hbm.value), ..known };
         drop(ladders);
-        let flops = self.flops(known)?;
+        let products = self.flops(known)?;
+        let flops = of_all(&products);
         let [few, many] = CALLS;
         let mut launches = |calls, recorded| {
             let experiment = programs::launches(calls, Format::Bf16, recorded)?;
@@ -165,7 +199,7 @@ impl<'a, 'w> Bench<'a, 'w> {
             contention,
             delay: delays.mean,
         };
-        Ok(Measured { figures, collectives: link.lines, kernels })
+        Ok(Measured { figures, collectives: link.lines, kernels, products })
     }
 
     fn kernels(&mut self, delays: &Delays) -> Result<Figure, CalibrateError> {
@@ -176,9 +210,8 @@ impl<'a, 'w> Bench<'a, 'w> {
         Ok(figures::kernel(&observation, delays, self.options.algorithm))
     }
 
-    /// Speeds of products, in the order of [`MATHS`]. Formats without products get the speed of the next that
-    /// has some.
-    fn flops(&mut self, known_so_far: Known<'_>) -> Result<[Figure; 4], CalibrateError> {
+    /// Speeds of the products that there are here.
+    fn flops(&mut self, known_so_far: Known<'_>) -> Result<Vec<(Math, Figure)>, CalibrateError> {
         let mut known: Vec<(Math, Figure)> = Vec::new();
         let scale = self.subject.scale();
         for arithmetic in self.subject.products() {
@@ -192,26 +225,7 @@ impl<'a, 'w> Bench<'a, 'w> {
                 figures::flops(&observation, known_so_far, self.options.algorithm, arithmetic.math, &whose)?;
             known.push((arithmetic.math, figure));
         }
-        for (math, value) in &self.options.flops {
-            known.retain(|(known, _)| known != math);
-            known.push((*math, Figure::new(*value, "as declared by --flops")));
-        }
-        let figure = |position: usize| {
-            let of = |place: usize| known.iter().find(|(math, _)| *math == MATHS[place].0);
-            if let Some((_, figure)) = of(position) {
-                return figure.clone();
-            }
-            // The next slower kind first: what has no products of its own runs in it.
-            let mut others = (0..position).rev().chain(position + 1..MATHS.len());
-            let stand_in =
-                others.find_map(|place| of(place).map(|(_, figure)| (MATHS[place].1, figure.value)));
-            let (whose, value) = stand_in.unwrap_or(("nothing", 1.0));
-            Figure::new(
-                value,
-                format!("not measured: no such products here, so that of {whose}; --flops knows better"),
-            )
-        };
-        Ok(std::array::from_fn(figure))
+        Ok(known)
     }
 
     /// Tokens over which a product of `shape` takes about so long.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::fit::FitError;
 use crate::config::ConfigError;
+use crate::errors::shown;
 use crate::model::DeclareError;
 use crate::session::SessionError;
 use crate::whole_file::next_step;
@@ -36,6 +37,19 @@ pub enum CalibrateError {
         ranks: u32,
         /// GPUs there are.
         found: usize,
+    },
+    /// More ranks than a node of the simulated cluster has.
+    #[error(
+        "one node is measured, and one of `{}` has {found} GPUs, not {ranks}; lower --ranks",
+        shown(cluster)
+    )]
+    Node {
+        /// The cluster.
+        cluster: String,
+        /// Ranks asked for.
+        ranks: u32,
+        /// GPUs of a node.
+        found: u32,
     },
     /// This program was built without GPUs.
     #[error(

@@ -47,7 +47,7 @@ pub use check::{Check, Compared};
 pub use error::CalibrateError;
 pub use fit::FitError;
 
-use self::bench::Bench;
+use self::bench::{Bench, Measured};
 use self::cpu::Cpu;
 use self::figure::percent;
 use self::figures::Line;
@@ -155,17 +155,19 @@ pub fn calibrate_machine(
     let between = options.between.as_deref().map(links_between).transpose()?;
     let subject = subject(options, &base)?;
     let mut bench = Bench::new(options, subject, stop, watch);
-    let measured = bench.measure()?;
-    let mut figures = measured.figures;
-    figures.between = between;
-    let (file, cluster) = figures.declared()?;
-    let held_out = bench.held_out(&cluster)?;
+    let mut measured = bench.measure()?;
+    measured.figures.between = between;
+    // The products of the held-out step are those that were measured, whatever a trainer's own reach.
+    let (_, as_measured) = measured.figures.declared()?;
+    let held_out = bench.held_out(&as_measured)?;
     bench.tell("a step that no number was read from")?;
-    let check = check::check(&mut *bench.subject, &held_out, &cluster, &base, options.repeats)?;
+    let check = check::check(&mut *bench.subject, &held_out, &as_measured, &base, options.repeats)?;
+    let measured = measured.declared(&options.flops);
+    let (file, cluster) = measured.figures.declared()?;
     if stop.load(Ordering::Relaxed) {
         return Err(CalibrateError::Interrupted);
     }
-    let (collectives, kernels) = (measured.collectives, measured.kernels);
+    let Measured { figures, collectives, kernels, .. } = measured;
     let cores = bench.subject.cores().and_then(|cores| check::warning_of_cores(options.ranks, cores));
     let warnings = cores.into_iter().chain(check.warning()).collect();
     Ok(Calibration { file, cluster, check, warnings, figures, collectives, kernels })
@@ -179,7 +181,8 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
         CalibrateDevice::Simulated(name) => {
             let cluster = named(name)?;
             if ranks > cluster.gpus_per_node {
-                return Err(CalibrateError::Gpus { ranks, found: cluster.gpus_per_node as usize });
+                let (cluster, found) = (cluster.name, cluster.gpus_per_node);
+                return Err(CalibrateError::Node { cluster, ranks, found });
             }
             Ok(Box::new(Simulated { cluster, ranks, base: base.clone(), largest }))
         }

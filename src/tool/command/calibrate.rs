@@ -179,11 +179,12 @@ impl Calibrate {
         Ok(format!("{calibration}\n{warnings}written: {}\n", out.display()))
     }
 
-    fn options(self) -> (PathBuf, CalibrateOptions) {
+    pub(super) fn options(self) -> (PathBuf, CalibrateOptions) {
         let source = match (&self.simulated, self.device) {
             (Some(cluster), _) => format!("--simulated {}", cluster.escape_debug()),
             (None, device) => format!("--device {device:?}").to_lowercase(),
         };
+        let command = self.command(&source);
         let device = match (self.simulated, self.device) {
             (Some(cluster), _) => CalibrateDevice::Simulated(cluster),
             (None, DeviceName::Auto) => CalibrateDevice::Auto,
@@ -202,10 +203,33 @@ impl Calibrate {
             between: self.between,
             flops: self.flops,
             memory: self.memory.map(ByteSize::bytes),
-            command: format!("warpweft calibrate {source} --ranks {} --repeats {}", self.ranks, self.repeats),
+            command,
             ..CalibrateOptions::new(device, self.ranks)
         };
         (self.out, options)
+    }
+}
+
+impl Calibrate {
+    /// What was asked for, but for the file it is written to.
+    fn command(&self, source: &str) -> String {
+        let Self { ranks, repeats, name, largest, config, between, flops, memory, .. } = self;
+        let mut command = format!("warpweft calibrate {source} --ranks {ranks} --repeats {repeats}");
+        let mut add = |option: &str, value: Option<String>| {
+            if let Some(value) = value {
+                command.push_str(&format!(" --{option} {}", value.escape_debug()));
+            }
+        };
+        add("name", (name != "measured").then(|| name.clone()));
+        add("algorithm", matches!(self.algorithm, AlgorithmName::Ring).then(|| "ring".to_owned()));
+        add("largest", largest.map(|size| format!("{}B", size.bytes())));
+        add("config", config.as_ref().map(|path| path.display().to_string()));
+        add("between", between.clone());
+        for (math, speed) in flops {
+            add("flops", Some(format!("{}={speed:e}", format!("{math:?}").to_lowercase())));
+        }
+        add("memory", memory.map(|size| format!("{}B", size.bytes())));
+        command
     }
 }
 

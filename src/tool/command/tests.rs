@@ -152,3 +152,20 @@ fn a_repeated_pattern_adds_to_the_selection() {
     };
     assert_eq!(quantize.only, ["a*", "b"]);
 }
+
+/// Whoever finds a cluster file can make it again.
+#[test]
+fn the_head_of_a_cluster_file_is_the_command_that_measured_it() {
+    let head = |line: &str| {
+        let Command::Calibrate(calibrate) = parse(line).unwrap().command else { panic!("{line}") };
+        calibrate.options().1.command
+    };
+    for options in [
+        "--device cpu --ranks 2 --repeats 12",
+        "--simulated h200x4 --ranks 4 --repeats 3 --name ours --algorithm ring --largest 1048576B --config a.toml \
+         --between h100x8-ib --flops bf16=7.15e14 --flops fp8=1e15 --memory 1024B",
+    ] {
+        let expected = format!("warpweft calibrate {options}");
+        assert_eq!(head(&expected.replace("calibrate", "calibrate out.toml")), expected);
+    }
+}

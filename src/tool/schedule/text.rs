@@ -9,6 +9,7 @@ use super::super::text::{Align, Table, bytes, duration};
 use super::Declaration;
 use crate::cluster::Cluster;
 use crate::config::{Prefetch, PrefetchPolicy};
+use crate::errors::shown;
 use crate::plan::{Forecast, StepPlan};
 use crate::session::Simulation;
 
@@ -20,7 +21,7 @@ pub(super) fn size(count: usize) -> String {
 pub(super) fn policy(prefetch: &Prefetch, machine: &str) -> String {
     match prefetch.policy {
         None => prefetch.to_string(),
-        Some(PrefetchPolicy::Auto) => format!("{prefetch}, counted with `{}`", machine.escape_debug()),
+        Some(PrefetchPolicy::Auto) => format!("{prefetch}, counted with `{}`", shown(machine)),
     }
 }
 
@@ -97,7 +98,7 @@ pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Si
     let overlap =
         exposure.overlap().map_or_else(String::new, |part| format!("; {:.1} % of it hidden", 100.0 * part));
     let rows = [
-        ("model", format!("{name}, {tokens}{}", policy(&config.prefetch, &cluster.name))),
+        ("model", format!("{}, {tokens}{}", shown(name), policy(&config.prefetch, &cluster.name))),
         ("machine", device.clone()),
         ("step", format!("{}{rate}", duration(*step))),
         ("  compute", share(exposure.compute)),
@@ -137,11 +138,11 @@ pub(super) fn too_large(plan: &StepPlan, cluster: &Cluster) -> Option<String> {
         format!(
             "a rank's arena of {} does not fit a GPU of `{}`, which has {}; {}",
             size(arena),
-            cluster.name,
+            shown(&cluster.name),
             bytes(memory),
             match plan.bounds.resident_bytes as u64 > memory {
                 true => "what is resident alone is more, so use more ranks to a replica",
-                false => "set a lower memory.budget (--budget) or prefetch.depth, or use more ranks",
+                false => "set a lower memory.budget (--budget) or prefetch.depth, use more ranks, or take fewer tokens a micro-batch",
             }
         )
     })
