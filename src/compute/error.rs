@@ -76,7 +76,7 @@ pub enum ComputeError {
         /// Lists that there are.
         kept: usize,
     },
-    /// The rule returned without asking for the master of a weight that it was to update.
+    /// The rule returned without asking for the master of a weight that it was to update, of which the rank has rows.
     #[error(
         "the rule of updates returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
     )]

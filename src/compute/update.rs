@@ -4,7 +4,7 @@
 //! - A rule gets the rank's rows of the weights of one bucket and one parameter group: masters and what is kept
 //!   beside them to update, main grads to read; besides these the vote and the learning rate. It gets no plane, no
 //!   buffer, and no row of another rank.
-//! - EX-4: it asks for the master of every weight that it gets.
+//! - EX-4: it asks for the master of every weight of which the rank has rows.
 //! - What is decided from step to step is in memory, which a recorded step reads: the vote, with clip factor and step
 //!   count, and the learning rate.
 
@@ -31,7 +31,7 @@ pub struct UpdatedWeight {
     pub placement: Placement,
     /// The first of the rank's rows within the whole weight.
     pub first_row: usize,
-    /// The rank's rows. A rank may have none.
+    /// The rank's rows. A rank may have none; then there is nothing to update, and its master need not be asked for.
     pub rows: usize,
     /// Columns of the weight.
     pub columns: usize,
@@ -64,7 +64,8 @@ impl BoundUpdate {
     /// Carries out the update on `rank` by the rule of its closures, which gets its memory from `surface`.
     ///
     /// # Errors
-    /// What the rule or the surface says, [`ComputeError::NotUpdated`] for a master that it did not ask for.
+    /// What the rule or the surface says, [`ComputeError::NotUpdated`] for a master with rows that it did not ask
+    /// for.
     pub fn run<S: Surface>(
         &self,
         rank: RankId,
@@ -73,7 +74,7 @@ impl BoundUpdate {
     ) -> Result<(), ComputeError> {
         self.states.iter().for_each(|state| state.lent.begin());
         closures.update(&UpdateContext { rank, bound: self, surface })?;
-        match self.states.iter().find(|state| !state.lent.is_marked()) {
+        match self.states.iter().find(|state| state.weight.rows > 0 && !state.lent.is_marked()) {
             None => Ok(()),
             Some(state) => Err(ComputeError::NotUpdated { weight: state.weight.name.clone() }),
         }

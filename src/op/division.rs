@@ -56,6 +56,7 @@ impl Division {
     }
 
     /// How many ranks there are.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "the CPU has no landing"))]
     pub(crate) const fn ranks(self) -> usize {
         self.ranks
     }

@@ -262,8 +262,9 @@ impl Start {
                 .inspect_err(|error| shared.world.end(&error.to_string()))?;
             session.ranks.push(thread);
         }
-        session.recorder = recorder;
         session.await_setup().await?;
+        // Behind it: a session that did not start has no trace to write over that of the last one.
+        session.recorder = recorder;
         Ok(session)
     }
 

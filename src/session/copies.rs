@@ -18,14 +18,15 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::CopiesDiffer`] in every process; the session changes nothing and may go on.
-    /// [`SessionError::DroppedStep`], a poisoned session; where another process does something else the session is
-    /// poisoned.
+    /// [`SessionError::DroppedStep`], a poisoned session, [`SessionError::VirtualTime`]; where another process
+    /// does something else the session is poisoned.
     pub async fn compare_copies(&mut self) -> Result<(), SessionError> {
         self.compare_copies_here().await
     }
 
     fn compare_copies_here(&mut self) -> CompiledHere<'_, ()> {
         Box::pin(async move {
+            self.check_real("compares")?;
             self.settle().await?;
             self.check_usable()?;
             self.command(Command::CompareCopies);

@@ -334,6 +334,32 @@ fn a_rule_that_fails_or_panics_or_leaves_a_weight_out_ends_the_session_with_its_
     });
 }
 
+/// Where rows are fewer than ranks have tiles for, some rank has none, and nothing of it is left out.
+#[test]
+fn a_rule_may_pass_over_weights_of_which_its_rank_has_no_rows() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let ranks = (SIZE / 16 + 1) as u32;
+        let mut left = Vec::new();
+        for passes_over in [false, true] {
+            let without = Arc::new(AtomicU32::new(0));
+            let counted = Arc::clone(&without);
+            let rule = move |context: Context<'_, '_>| {
+                let none = context.weights().all(|weight| weight.rows == 0);
+                counted.fetch_add(u32::from(none), Ordering::SeqCst);
+                if none && passes_over { Ok(()) } else { descent(context) }
+            };
+            let config = own(1, config(1, Capture::Off, true));
+            let builder = trainer.builder_updating(config, &Mischief::default(), rule);
+            let mut session = builder.start_cpu(ranks).await.unwrap();
+            losses(&mut session, ranks, 0..3).await;
+            assert!(without.load(Ordering::SeqCst) >= 3, "a rank has no rows");
+            left.push(session.export().await.unwrap());
+        }
+        assert!(left[0] == left[1]);
+    });
+}
+
 /// Neither way would a session train as its closures were written to.
 #[test]
 fn a_rule_without_its_key_and_the_key_without_a_rule_are_refused_before_the_start() {

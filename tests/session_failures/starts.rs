@@ -146,6 +146,28 @@ fn a_factory_that_fails_on_one_rank_fails_the_start_with_its_words_and_the_rank(
     });
 }
 
+/// The trace of the run that failed before is what somebody who starts it again may want to see.
+#[test]
+fn a_start_that_fails_leaves_the_last_trace_where_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    std::fs::write(&path, "old").unwrap();
+    let config = traced(&path);
+    within_a_minute(async move {
+        let fails = |seat: Seat| {
+            if seat.rank == RankId::new(1) {
+                return Err(ComputeError::closure("no data"));
+            }
+            Ok(|_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(()))
+        };
+        let builder = Session::try_builder(config, fails).program(trainer().train);
+        let error = builder.start_cpu(2).await.unwrap_err();
+        assert!(error.to_string().contains("no data"), "{error}");
+    });
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+    assert_eq!(folder.path().read_dir().unwrap().count(), 1, "and nothing beside it");
+}
+
 #[test]
 fn a_reduction_in_the_order_of_nccl_is_refused_at_the_start() {
     within_a_minute(async {

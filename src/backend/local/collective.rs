@@ -47,7 +47,12 @@ pub(in crate::backend) enum Pull {
     /// The slices that all ranks of the group have for this one, its own among them.
     AllToAll(Slices),
     /// The `from` of every rank of the group, combined into `to`, and how the ranks share that work.
-    AllReduce(Reduction, Division, Vec<Move>),
+    AllReduce(
+        Reduction,
+        #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "ranks of the CPU read all values"))]
+        Division,
+        Vec<Move>,
+    ),
 }
 
 /// Some bytes of every rank's share of one plane.

@@ -27,20 +27,12 @@ pub(super) fn all_reduce(
     division: Division,
     moves: &[Move],
 ) -> Vec<Stage> {
-    match transport {
-        _ if division.is_in_slices() => in_slices(view, transport, reduction, division, moves),
-        Transport::Peer => peer::all_reduce(view, reduction, moves),
-        Transport::Nccl => nccl::all_reduce(view, reduction, moves),
+    if !division.is_in_slices() {
+        return match transport {
+            Transport::Peer => peer::all_reduce(view, reduction, moves),
+            Transport::Nccl => nccl::all_reduce(view, reduction, moves),
+        };
     }
-}
-
-fn in_slices(
-    view: &View<'_>,
-    transport: Transport,
-    reduction: Reduction,
-    division: Division,
-    moves: &[Move],
-) -> Vec<Stage> {
     let mut slices: Vec<_> = moves.iter().filter_map(|part| of_value(division, *part)).collect();
     let (of_string, into, out) = strung(view, division, moves);
     // Whatever is passed on for neighbours waits behind the string.
