@@ -20,6 +20,15 @@ pub(super) struct Pending {
     pub(super) started: Instant,
 }
 
+impl Pending {
+    /// A rank failed. Of several failures the first that is no echo of another stands.
+    fn failed(&mut self, error: ExecError) {
+        if self.failure.as_ref().is_none_or(ExecError::is_consequence) {
+            self.failure = Some(error);
+        }
+    }
+}
+
 /// Why the session runs no further steps.
 #[derive(Debug)]
 pub(super) struct Poison {
@@ -43,22 +52,20 @@ impl Session {
         for thread in &self.ranks {
             match thread.command(command) {
                 Ok(()) => pending.owed += 1,
-                Err(error) => pending.failure = Some(error),
+                Err(error) => pending.failed(error),
             }
         }
         self.pending = Some(pending);
     }
 
-    /// Waits for all replies owed. Of several failures the one that is no echo of another stands.
+    /// Waits for all replies owed.
     pub(super) async fn replies(&mut self) -> Result<Duration, ExecError> {
         let Some(pending) = &mut self.pending else { return Ok(Duration::ZERO) };
         while pending.owed > 0 {
             let reply = self.inbox.next().await;
             pending.owed -= 1;
-            if let Err(error) = reply.outcome
-                && pending.failure.as_ref().is_none_or(ExecError::is_consequence)
-            {
-                pending.failure = Some(error);
+            if let Err(error) = reply.outcome {
+                pending.failed(error);
             }
         }
         let duration = pending.started.elapsed();

@@ -1,9 +1,11 @@
 //! A number that says which checkpoint this is.
 //!
 //! Law: processes with the same checkpoint have the same number, and others do not ([`Digest`]). It covers what an
-//! import reads: planes follow from the masters.
+//! import reads: planes follow from the masters, and notes are the trainer's. An import finds weights and carried
+//! buffers by name, so their order is nothing that checkpoints differ in. Before every list stands its length, and
+//! before what may be missing whether it is there, so no two checkpoints are added alike.
 
-use super::{Carried, Checkpoint};
+use super::{Carried, Checkpoint, WeightState};
 use crate::digest::Digest;
 
 impl Checkpoint {
@@ -11,32 +13,124 @@ impl Checkpoint {
     pub(super) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         digest.add(&self.optimizer_step.to_le_bytes());
-        if let Some(by) = self.updated_by {
-            digest.add(by.word().as_bytes());
-        }
-        // An import finds weights by name, so their order is nothing that processes could differ in.
-        let mut weights: Vec<_> = self.weights.iter().collect();
+        digest.add(self.updated_by.map_or("", |by| by.word()).as_bytes());
+        let mut weights: Vec<&WeightState> = self.weights.iter().collect();
         weights.sort_by_key(|weight| &weight.name);
-        for weight in weights {
-            digest.add(weight.name.as_bytes());
-            digest.add(weight.format.to_string().as_bytes());
-            for values in [&weight.master, &weight.exp_avg, &weight.exp_avg_sq] {
-                digest.add(bytemuck::cast_slice(values));
-            }
-            if let Some(delayed) = &weight.delayed {
-                digest.add(&delayed.scale.to_le_bytes());
-                digest.add(bytemuck::cast_slice(&delayed.history));
-            }
-        }
+        count(&mut digest, weights.len());
+        weights.into_iter().for_each(|weight| add_weight(&mut digest, weight));
         match &self.carried {
             Carried::Zeros => digest.add(b"zeros"),
             Carried::Buffers(buffers) => {
+                let mut buffers: Vec<_> = buffers.iter().collect();
+                buffers.sort_by_key(|buffer| &buffer.name);
+                count(&mut digest, buffers.len());
                 for buffer in buffers {
                     digest.add(buffer.name.as_bytes());
+                    count(&mut digest, buffer.ranks.len());
                     buffer.ranks.iter().for_each(|rank| digest.add(rank));
                 }
             }
         }
         digest.short().max(1)
+    }
+}
+
+fn add_weight(digest: &mut Digest, weight: &WeightState) {
+    digest.add(weight.name.as_bytes());
+    digest.add(weight.format.to_string().as_bytes());
+    digest.add(weight.shape.to_string().as_bytes());
+    for values in [&weight.master, &weight.exp_avg, &weight.exp_avg_sq] {
+        digest.add(bytemuck::cast_slice(values));
+    }
+    count(digest, usize::from(weight.delayed.is_some()));
+    if let Some(delayed) = &weight.delayed {
+        digest.add(&delayed.scale.to_le_bytes());
+        digest.add(bytemuck::cast_slice(&delayed.history));
+    }
+}
+
+fn count(digest: &mut Digest, count: usize) {
+    digest.add(&(count as u64).to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{CarriedBuffer, UpdatedBy};
+    use super::*;
+    use crate::format::{DelayedState, Format, Shape};
+
+    fn weight(name: &str) -> WeightState {
+        WeightState {
+            name: name.into(),
+            shape: Shape { rows: 1, cols: 2 },
+            format: Format::F32,
+            master: vec![1.0, 2.0],
+            exp_avg: vec![0.5, 0.25],
+            exp_avg_sq: vec![0.125, 0.0],
+            planes: Vec::new(),
+            tensor_scale: 1.0,
+            delayed: None,
+        }
+    }
+
+    fn buffer(name: &str, ranks: &[&[u8]]) -> CarriedBuffer {
+        CarriedBuffer { name: name.into(), ranks: ranks.iter().map(|rank| rank.to_vec()).collect() }
+    }
+
+    fn checkpoint() -> Checkpoint {
+        Checkpoint {
+            optimizer_step: 3,
+            updated_by: Some(UpdatedBy::Adam),
+            weights: vec![weight("a"), weight("b")],
+            carried: Carried::Buffers(vec![buffer("c", &[b"1", b"2"]), buffer("d", &[b"3"])]),
+            notes: [("seed".to_owned(), "17".to_owned())].into(),
+        }
+    }
+
+    #[test]
+    fn what_an_import_does_not_read_and_the_order_of_what_it_finds_by_name_change_no_number() {
+        let mut other = checkpoint();
+        other.weights.reverse();
+        if let Carried::Buffers(buffers) = &mut other.carried {
+            buffers.reverse();
+        }
+        other.notes.clear();
+        other.weights[0].tensor_scale = 2.0;
+        assert_eq!(other.digest(), checkpoint().digest());
+    }
+
+    #[test]
+    fn every_change_of_what_an_import_reads_is_another_number() {
+        let changes: [fn(&mut Checkpoint); 17] = [
+            |_| {},
+            |other| other.optimizer_step = 4,
+            |other| other.updated_by = None,
+            |other| other.updated_by = Some(UpdatedBy::OwnRule),
+            |other| other.weights.truncate(1),
+            |other| other.weights[0].name = "e".into(),
+            |other| other.weights[0].format = Format::Bf16,
+            |other| other.weights[0].shape = Shape { rows: 2, cols: 1 },
+            |other| other.weights[0].master[1] = 3.0,
+            |other| other.weights[0].exp_avg[0] = 3.0,
+            |other| other.weights[0].exp_avg_sq[0] = 3.0,
+            // The same values, as another list.
+            |other| other.weights[0].exp_avg = std::mem::take(&mut other.weights[0].exp_avg_sq),
+            |other| other.weights[0].delayed = Some(DelayedState { scale: 1.0, history: vec![2.0] }),
+            |other| other.carried = Carried::Zeros,
+            |other| other.carried = Carried::Buffers(Vec::new()),
+            |other| {
+                other.carried = Carried::Buffers(vec![buffer("c", &[b"1"]), buffer("d", &[b"2", b"3"])]);
+            },
+            // What would run together if nothing said how many ranks a buffer has.
+            |other| other.carried = Carried::Buffers(vec![buffer("c", &[b"1", b"2", b"d", b"3"])]),
+        ];
+        let numbers = changes.map(|change| {
+            let mut other = checkpoint();
+            change(&mut other);
+            other.digest()
+        });
+        for (place, number) in numbers.iter().enumerate() {
+            assert!(!numbers[..place].contains(number), "change {place}");
+        }
     }
 }

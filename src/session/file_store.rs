@@ -3,21 +3,19 @@
 //! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power
 //! (`whole_file.rs`). A save that fails leaves nothing behind. Loading takes memory in proportion to the
 //! file, whatever its header says: every tensor is read at most once. Saving takes next to none, for tensors go
-//! from the checkpoint to the file (`tensor_file.rs`). What they are called is said in `tensors.rs`. A tensor that is
-//! read is the one that was saved, by its digest; files of before there were digests have none.
+//! from the checkpoint to the file (`tensor_file.rs`). What they are called is said in `tensors.rs`. What is read is what
+//! was saved, by its digests (`file_digests.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use async_trait::async_trait;
 use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::store::{CheckpointStore, StoreError};
 use super::tensor_file::{self, MOST_HEADER};
-use super::{Carried, CarriedBuffer, Checkpoint, UpdatedBy, WeightState, tensors};
-use crate::digest::Digest;
+use super::{Carried, CarriedBuffer, Checkpoint, UpdatedBy, WeightState, file_digests, tensors};
 use crate::errors::shown;
 use crate::exec::StatePart;
 use crate::format::{DelayedState, Format, Shape};
@@ -33,10 +31,13 @@ use crate::whole_file::WholeFile;
 /// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
 /// `zeros`. Weights that were frozen have no moments, and the metadata list them as `frozen`, like all weights of a
 /// rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`. They also hold
-/// `digests`, the first 64 bits of SHA-256 of every tensor's bytes, by which changed bytes are noticed when they are
-/// loaded; [`Checkpoint::notes`], a JSON object of strings; and as `updated_by` which optimizer the state is of,
-/// `adam` or `own_rule` ([`Checkpoint::updated_by`]). Version 1 had no carried buffers; such a file loads as a
-/// checkpoint without any.
+/// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of, `adam` or
+/// `own_rule` ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file that changed
+/// on the disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and
+/// `metadata_digest`, of all metadata.
+///
+/// This is version 3 of the file. In version 2 digests are of the bytes of tensors alone, or there are none; version 1
+/// had no carried buffers, and loads as a checkpoint without any. Both are read as they are.
 ///
 /// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
 /// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
@@ -62,7 +63,7 @@ pub struct FileStore {
 }
 
 /// What this version writes.
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 
 /// What to say of a safetensors file that somebody else wrote.
 const NO_CHECKPOINT: &str = "it has no `warpweft_checkpoint`, so no session saved it; weights from elsewhere are read by \
@@ -71,11 +72,11 @@ const NO_CHECKPOINT: &str = "it has no `warpweft_checkpoint`, so no session save
 /// What stands in place of the list of carried buffers for [`Carried::Zeros`].
 const ZEROS: &str = "zeros";
 
-/// The key of the digests of all tensors, a JSON object.
-const DIGESTS: &str = "digests";
+/// The one that had no carried buffers.
+const WITHOUT_CARRIED: &str = "1";
 
 /// What it reads.
-const VERSIONS: [&str; 2] = ["1", VERSION];
+const VERSIONS: [&str; 3] = [WITHOUT_CARRIED, "2", VERSION];
 
 impl FileStore {
     /// A store in the file `path`.
@@ -99,6 +100,8 @@ impl FileStore {
                 self.content(format!("it has version {version}, and versions 1 to {VERSION} are known"))
             );
         }
+        let sealed = version == VERSION;
+        file_digests::compare_metadata(&about, sealed).map_err(|reason| self.content(reason))?;
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
         let whose = |word: &String| {
             let unknown =
@@ -120,14 +123,14 @@ impl FileStore {
         let (frozen, one_state): (HashSet<String>, HashSet<String>) =
             (names_in("frozen")?, names_in("one_state")?);
         let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
-            None if version == VERSION => return Err(self.content("it has no `carried`")),
+            None if version != WITHOUT_CARRIED => return Err(self.content("it has no `carried`")),
             None => Some(Vec::new()),
             Some(ZEROS) => None,
             Some(listed) => Some(serde_json::from_str(listed).map_err(|error| self.content(error))?),
         };
         self.refuse_repeated("carried buffer", carried.iter().flatten().map(|(name, _)| name))?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
-        self.compare(&tensors, about.get(DIGESTS))?;
+        file_digests::compare_tensors(&tensors, &about, sealed).map_err(|reason| self.content(reason))?;
         let mut weights = Vec::new();
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
@@ -186,25 +189,6 @@ impl FileStore {
             Ok(CarriedBuffer { name, ranks })
         };
         listed.into_iter().map(buffer).collect()
-    }
-
-    /// Are tensors as they were saved? One that is missing is told by whoever needs it.
-    fn compare(&self, tensors: &SafeTensors<'_>, digests: Option<&String>) -> Result<(), StoreError> {
-        let Some(listed) = digests else { return Ok(()) };
-        let digests: BTreeMap<String, String> =
-            serde_json::from_str(listed).map_err(|error| self.content(error))?;
-        let is_other = |(name, tensor): &(String, TensorView<'_>)| {
-            let mut digest = Digest::default();
-            digest.more(tensor.data());
-            digests.get(name).is_some_and(|saved| *saved != words(digest))
-        };
-        match tensors.tensors().into_iter().find(is_other) {
-            None => Ok(()),
-            Some((name, _)) => Err(self.content(format!(
-                "`{}` is not as it was saved, for its digest is another; copy the file again, or load another checkpoint",
-                shown(&name)
-            ))),
-        }
     }
 
     /// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list
@@ -300,16 +284,7 @@ impl CheckpointStore for FileStore {
         let (mut about, tensors) = (self.about(checkpoint)?, tensors::of(checkpoint));
         self.refuse_repeated("tensor", tensors.iter().map(|tensor| &tensor.name))?;
         let failed = |source| StoreError::File { path: self.path.clone(), source };
-        let mut digests = BTreeMap::new();
-        for tensor in &tensors {
-            let mut taken = Taken::default();
-            tensor.content.write(&mut taken).map_err(failed)?;
-            digests.insert(&tensor.name, words(taken.0));
-        }
-        about.insert(
-            DIGESTS.to_owned(),
-            serde_json::to_string(&digests).map_err(|error| self.content(error))?,
-        );
+        file_digests::seal(&tensors, &mut about).map_err(failed)?;
         let mut file = WholeFile::begin(&self.path).map_err(failed)?;
         tensor_file::write(tensors, about, &mut file).map_err(|error| match error {
             SafeTensorError::IoError(source) => failed(source),
@@ -323,25 +298,6 @@ impl CheckpointStore for FileStore {
             .map_err(|source| StoreError::File { path: self.path.clone(), source })?;
         self.read(&bytes)
     }
-}
-
-/// What was written, as its digest.
-#[derive(Default)]
-struct Taken(Digest);
-
-impl Write for Taken {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.more(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn words(digest: Digest) -> String {
-    format!("{:016x}", digest.short())
 }
 
 /// Does a file that cannot be read end early? Its header's length says so, and where its last tensor ends.

@@ -27,6 +27,7 @@ mod digest;
 mod diverged;
 mod ended;
 mod error;
+mod file_digests;
 mod file_store;
 mod fitting;
 mod host_time;

@@ -15,8 +15,17 @@ use super::checkpoint::{Header, TensorEntry, shown};
 /// stay.
 const SAVED: &str = "warpweft_checkpoint";
 const WEIGHTS: &str = "weights";
-const OF_A_SESSION: [&str; 8] =
-    [SAVED, WEIGHTS, "optimizer_step", "updated_by", "carried", "frozen", "one_state", "digests"];
+const OF_A_SESSION: [&str; 9] = [
+    SAVED,
+    WEIGHTS,
+    "optimizer_step",
+    "updated_by",
+    "carried",
+    "frozen",
+    "one_state",
+    "digests",
+    "metadata_digest",
+];
 
 /// What of a checkpoint is quantized or copied.
 pub(super) struct Source<'header> {
