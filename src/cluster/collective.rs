@@ -49,8 +49,8 @@ pub enum Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
     ranks: f64,
-    per_node: f64,
-    nodes: f64,
+    pub(super) per_node: f64,
+    pub(super) nodes: f64,
     inside: Link,
     between: Link,
     algorithm: Algorithm,

@@ -8,6 +8,7 @@
 //! | `collective` | what a collective takes: α–β formulas |
 //! | `contention` | what lanes of one GPU take from each other |
 //! | `price` | what every op takes by itself |
+//! | `reach` | which links a collective takes, and when lanes took them |
 //! | `jitter` | by how much a rank is late: a seed and a hash, no state |
 //! | `presets` | clusters that come with the crate, each number with its source |
 //!
@@ -18,6 +19,7 @@ mod contention;
 mod jitter;
 mod presets;
 mod price;
+mod reach;
 
 pub use collective::{Algorithm, Links};
 pub use contention::Contention;
@@ -25,6 +27,8 @@ pub(crate) use contention::stretched;
 pub use jitter::Jitter;
 pub use presets::{PRESETS, named, preset};
 pub use price::{Prices, Work};
+pub(crate) use reach::Busy;
+pub use reach::Reach;
 
 use std::path::Path;
 

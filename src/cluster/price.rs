@@ -8,7 +8,7 @@
 //! price depends on the rank. A local op also costs one kernel. Planner and simulator both ask here, so a
 //! forecast and a simulation differ only by what they do with prices.
 
-use super::{Cluster, Links};
+use super::{Cluster, Links, Reach};
 use crate::format::{ElementType, PlaneSpec};
 use crate::id::SlotId;
 use crate::layout::{Slot, Weights};
@@ -56,6 +56,18 @@ impl Prices {
             Group::Replicate => &self.replicate,
             Group::World => &self.world,
         }
+    }
+
+    /// Which links an op takes; `None` for one that is no collective.
+    #[must_use]
+    pub fn reach(&self, op: &Op) -> Option<Reach> {
+        op.group().map(|group| self.reach_of(group))
+    }
+
+    /// Which links the collectives of a group take.
+    #[must_use]
+    pub fn reach_of(&self, group: Group) -> Reach {
+        self.links(group).reach()
     }
 
     /// The cluster whose prices these are.

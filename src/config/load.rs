@@ -308,7 +308,7 @@ mod tests {
     #[test]
     fn cf1_every_key_set_wrong_is_an_error_with_its_name_its_line_and_what_it_takes() {
         let wrong = [
-            ("communicators", "3", "1 or 2"),
+            ("communicators", "4", "1, 2 or 3"),
             ("backward", "\"later\"", "\"regather\" or \"keep\""),
             ("columnwise", "true", "\"on_demand\" or \"keep\""),
             ("reduce", "\"fast\"", "\"ordered\" or \"nccl\""),

@@ -105,7 +105,8 @@ pub struct Config {
     pub mesh: MeshAxes,
     /// Whether the first steps of a session are trials that choose when gathers start.
     pub tune: Tune,
-    /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue behind gathers.
+    /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue behind gathers; with three,
+    /// sums over replicas do not queue behind reductions. Where there is one replica, three are two.
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.
     pub backward: Backward,
@@ -167,7 +168,7 @@ impl Default for Config {
             memory: Memory::default(),
             mesh: MeshAxes::default(),
             tune: Tune::default(),
-            communicators: 2,
+            communicators: 3,
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
             reduce_every: ReduceEvery::default(),
@@ -194,7 +195,7 @@ impl Default for Config {
 
 impl Config {
     /// How many communicators a rank may have.
-    pub const COMMUNICATORS: RangeInclusive<u32> = 1..=2;
+    pub const COMMUNICATORS: RangeInclusive<u32> = 1..=3;
 
     /// How many calls behind its own a gradient may be reduced.
     pub const REDUCE_BEHIND: RangeInclusive<u32> = 1..=16;
@@ -261,7 +262,7 @@ mod tests {
             config
         };
         vec![
-            ("communicators", with(|c| c.communicators = 3)),
+            ("communicators", with(|c| c.communicators = 4)),
             ("deadline_s", with(|c| c.deadline_s = 0.0)),
             ("prefetch.depth", with(|c| c.prefetch.depth = Some(65))),
             ("prefetch.policy", with(|c| c.prefetch.policy = Some(PrefetchPolicy::Auto))),

@@ -292,7 +292,7 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
         return Err(PlanError::Policy {
             key: "communicators",
             value: policy.communicators.to_string(),
-            advice: "use 1 (shared) or 2 (one for gathers, one for reductions)",
+            advice: "use 1 (shared), 2 (one for gathers, one for reductions) or 3 (one for sums over replicas, too)",
         });
     }
     if !Config::REDUCE_BEHIND.contains(&policy.reduce_behind) {

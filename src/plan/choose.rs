@@ -68,6 +68,7 @@ fn prices(request: &Request<'_>, costs: &Costs, placed: &Placed) -> Vec<f64> {
 /// What a step is expected to take, nanoseconds.
 fn expected(request: &Request<'_>, costs: &Costs, placed: Placed) -> u64 {
     let nanoseconds = prices(request, costs, &placed);
+    let reaches: Vec<_> = placed.tasks.iter().map(|task| costs.reach(&task.op)).collect();
     let Placed { accesses, slots, lanes, lanes_of, releases, transient_bytes, .. } = placed;
     let kinds: Vec<LaneKind> = lanes.iter().map(|lane| lane.kind).collect();
     let arena = ArenaLayout { slots, resident_bytes: 0, transient_bytes };
@@ -76,7 +77,8 @@ fn expected(request: &Request<'_>, costs: &Costs, placed: Placed) -> u64 {
         .iter()
         .zip(&nanoseconds)
         .zip(&fences.waits)
-        .map(|((lane, time), waits)| Timed { lane: *lane, nanoseconds: *time, waits })
+        .zip(reaches)
+        .map(|(((lane, time), waits), reach)| Timed { lane: *lane, nanoseconds: *time, reach, waits })
         .collect();
     spans(&timed, &kinds, costs).iter().map(|span| span.end).max().unwrap_or(0)
 }
@@ -98,6 +100,8 @@ fn pace(
     // of them before a call can read them.
     let mut leads: HashMap<(WeightId, bool), f64> = HashMap::new();
     let beside_calls = |time: f64| time * contention.quantize_beside_compute;
+    // Sums over replicas may go over other links than gathers do, and then hold none of them up.
+    let beside_gathers = |op: &Op| request.policy.communicators == 1 || costs.meets_gathers(op);
     let mut pace = Pace {
         calls: vec![0.0; calls],
         reductions: vec![0.0; calls],
@@ -148,6 +152,7 @@ fn pace(
             }
             // Calls wait for it as they wait for each other.
             (Op::ExchangeBuffer { .. }, _) if stage < calls => pace.calls[stage] += time,
+            (op @ Op::AllReduce { group: Group::Replicate, .. }, _) if !beside_gathers(op) => {}
             (Op::ReduceScatter { .. } | Op::AllReduce { group: Group::Replicate, .. }, _) => {
                 // Of the reference, in which reductions stand so far behind.
                 let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));

@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::cluster::{Contention, Prices, Work};
+use crate::cluster::{Contention, Prices, Reach, Work};
+use crate::model::Group;
 use crate::op::Op;
 use crate::trace::median;
 
@@ -92,8 +93,18 @@ impl Costs {
         }
     }
 
-    /// Do reductions and gathers on two communicators want one link? So they do where each of two takes at
-    /// least twice as long.
+    /// Which links an op takes; `None` for one that is no collective.
+    pub(super) fn reach(&self, op: &Op) -> Option<Reach> {
+        self.prices.reach(op)
+    }
+
+    /// Does an op want a link that gathers want?
+    pub(super) fn meets_gathers(&self, op: &Op) -> bool {
+        self.reach(op).is_some_and(|reach| reach.meets(self.prices.reach_of(Group::Shard)))
+    }
+
+    /// Do collectives of two communicators that take the same links share their bytes? So they do where each of two
+    /// takes at least twice as long.
     pub(super) fn one_link(&self) -> bool {
         self.prices.cluster().contention.collective_beside_collective >= 2.0
     }

@@ -26,6 +26,8 @@ pub(super) enum Carrier {
     Gather,
     /// The communicator that reduces.
     Reduce,
+    /// The communicator that sums over replicas.
+    Replicas,
 }
 
 /// The order of work inside a stage.

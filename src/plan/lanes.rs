@@ -1,12 +1,14 @@
 //! The lanes of a policy, and which of them carries what.
 //!
 //! Law: this is the one place where lanes get numbers. Compute is first, and every kind of lane there is once; a
-//! policy of one communicator has one lane for gathers and reductions.
+//! policy of one communicator has one lane for gathers and reductions, and sums over replicas have their own where it
+//! has three and there are several replicas.
 
 use super::draft::Carrier;
 use super::step_plan::Policy;
 use crate::id::{CommId, LaneId};
 use crate::layout::{Lane, LaneKind};
+use crate::model::Mesh;
 
 /// The lanes in the order of their ids, and the number of each carrier's.
 pub(super) struct Lanes {
@@ -15,11 +17,12 @@ pub(super) struct Lanes {
     quantize: LaneId,
     gather: LaneId,
     reduce: LaneId,
+    replicas: LaneId,
     sum: LaneId,
 }
 
 impl Lanes {
-    pub(super) fn new(policy: &Policy) -> Self {
+    pub(super) fn new(policy: &Policy, mesh: Mesh) -> Self {
         let mut all = Vec::new();
         let mut add = |kind| {
             let id = LaneId::at(all.len());
@@ -31,8 +34,10 @@ impl Lanes {
         let gather = add(LaneKind::Communicator(CommId::new(0)));
         let shared = policy.communicators == 1;
         let reduce = if shared { gather } else { add(LaneKind::Communicator(CommId::new(1))) };
+        let own = policy.communicators > 2 && mesh.replicas() > 1;
+        let replicas = if own { add(LaneKind::Communicator(CommId::new(2))) } else { reduce };
         let sum = add(LaneKind::Sum);
-        Self { all, compute, quantize, gather, reduce, sum }
+        Self { all, compute, quantize, gather, reduce, replicas, sum }
     }
 
     pub(super) const fn of(&self, carrier: Carrier) -> LaneId {
@@ -41,6 +46,7 @@ impl Lanes {
             Carrier::Quantize => self.quantize,
             Carrier::Gather => self.gather,
             Carrier::Reduce => self.reduce,
+            Carrier::Replicas => self.replicas,
             Carrier::Sum => self.sum,
         }
     }
@@ -48,15 +54,21 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
     use super::*;
     use crate::config::Config;
 
     #[test]
-    fn a_lane_has_the_number_of_its_place_and_one_communicator_carries_gathers_and_reductions() {
+    fn a_lane_has_the_number_of_its_place_and_communicators_that_there_are_not_are_those_before() {
         let policy = Policy::from(&Config::default());
-        for communicators in [1, 2] {
-            let lanes = Lanes::new(&Policy { communicators, ..policy });
-            assert_eq!(lanes.all.len() as u32, 3 + communicators);
+        let one = Mesh::new(4).unwrap();
+        let two = Mesh::hybrid(4, 2).unwrap();
+        for (communicators, mesh, own) in
+            [(1, one, 1), (2, one, 2), (3, one, 2), (1, two, 1), (2, two, 2), (3, two, 3)]
+        {
+            let lanes = Lanes::new(&Policy { communicators, ..policy }, mesh);
+            assert_eq!(lanes.all.len(), 3 + own);
             let kind = |carrier| lanes.all[lanes.of(carrier).index()].kind;
             assert!(lanes.all.iter().enumerate().all(|(number, lane)| lane.id == LaneId::at(number)));
             assert_eq!(
@@ -65,7 +77,8 @@ mod tests {
             );
             assert_eq!(kind(Carrier::Sum), LaneKind::Sum);
             assert_eq!(kind(Carrier::Gather), LaneKind::Communicator(CommId::new(0)));
-            assert_eq!(kind(Carrier::Reduce), LaneKind::Communicator(CommId::new(communicators - 1)));
+            let comm = |number: usize| LaneKind::Communicator(CommId::at(number.min(own) - 1));
+            assert_eq!((kind(Carrier::Reduce), kind(Carrier::Replicas)), (comm(2), comm(3)));
         }
     }
 }

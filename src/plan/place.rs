@@ -84,7 +84,7 @@ pub(super) fn place(
     check_size(request.resident.bytes(), &slots)?;
     let accesses: Vec<TaskAccesses> = tasks.iter().map(|task| task.op.accesses()).collect();
     let lives = arena::lives(&accesses, slots.len());
-    let lanes = Lanes::new(policy);
+    let lanes = Lanes::new(policy, request.weights.mesh);
     let lanes_of: Vec<LaneId> = tasks.iter().map(|task| lanes.of(task.carrier)).collect();
     let releases = releases(&tasks, request.calls.len());
     let brings: Vec<bool> = tasks.iter().map(|task| task.op.is_collective()).collect();
@@ -120,7 +120,9 @@ fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
 const fn paced_by(carrier: Carrier) -> Carrier {
     match carrier {
         Carrier::Sum => Carrier::Quantize,
-        Carrier::Compute | Carrier::Quantize | Carrier::Gather | Carrier::Reduce => carrier,
+        Carrier::Compute | Carrier::Quantize | Carrier::Gather | Carrier::Reduce | Carrier::Replicas => {
+            carrier
+        }
     }
 }
 

@@ -25,7 +25,8 @@ pub struct Policy {
     pub chunk: Option<usize>,
     /// Limit on transient bytes per rank.
     pub budget: Option<usize>,
-    /// 1: gathers and reductions share a communicator; 2: each has its own.
+    /// 1: gathers and reductions share a communicator; 2: each has its own; 3: sums over replicas have one too, where
+    /// there are several.
     pub communicators: u32,
     /// Re-gather or keep for backward.
     pub backward: Backward,

@@ -1,6 +1,6 @@
 //! Forecasts against the simulator, and bounds against numbers computed by hand.
 
-use warpweft::cluster::{Cluster, preset};
+use warpweft::cluster::{Cluster, Contention, preset};
 use warpweft::config::{Capture, Config, Prefetch};
 use warpweft::session::{costs_of, plan_program_on, simulate_program};
 
@@ -21,9 +21,12 @@ fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_othe
     for (name, _, sizes) in [SHAPES[0], SHAPES[4]] {
         let program = program(name, sizes, 1024);
         for prefetch in [Prefetch::depth(0), Prefetch::depth(3), Prefetch::auto()] {
-            for (capture, communicators) in [(Capture::Off, 1), (Capture::Off, 2), (Capture::Step, 2)] {
-                let config =
+            for (capture, communicators, replicate) in
+                [(Capture::Off, 1, 1), (Capture::Off, 2, 1), (Capture::Step, 2, 1), (Capture::Off, 3, 2)]
+            {
+                let mut config =
                     Config { prefetch: prefetch.clone(), capture, communicators, ..Config::default() };
+                config.mesh.replicate = replicate;
                 // A step that is recorded is issued once first.
                 let simulated = simulate_program(&program, &config, &plain(), 4, 2).unwrap();
                 let costs = costs_of(&config, &plain(), 4).unwrap();
@@ -53,19 +56,25 @@ fn a_forecast_is_near_the_simulator_where_lanes_contend() {
 }
 
 /// The bound holds for every order of the same tasks, so the one of a plan is below the time of every other
-/// plan of them.
+/// plan of them. On two hosts gathers and exchanges share one link, and sums over replicas go over another.
 #[test]
 fn no_plan_of_the_same_tasks_beats_the_bound_of_another() {
-    let mut cluster = plain();
     let (name, _, sizes) = SHAPES[0];
     let program = program(name, sizes, 64);
-    for launch_us in [0.0, 3.0, 300.0] {
+    let mut hosts = preset("h100x8-ib").unwrap().unwrap();
+    hosts.contention = Contention { collective_beside_collective: 2.0, ..Default::default() };
+    hosts.jitter = Default::default();
+    hosts.gpu.memory_bytes = 1 << 50;
+    let mut cases = [0.0, 3.0, 300.0].map(|launch_us| (plain(), launch_us, 4, 1)).to_vec();
+    cases.extend([0.0, 300.0].map(|launch_us| (hosts.clone(), launch_us, 16, 2)));
+    for (mut cluster, launch_us, ranks, replicate) in cases {
         cluster.gpu.launch_us = launch_us;
         let forecasts: Vec<_> = [0, 1, 2, 4, 8]
             .map(|depth| {
-                let config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
-                let plan = plan_program_on(&program, &config, &cluster, 4).unwrap();
-                (plan.tasks.len(), plan.forecast(&costs_of(&config, &cluster, 4).unwrap()))
+                let mut config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
+                config.mesh.replicate = replicate;
+                let plan = plan_program_on(&program, &config, &cluster, ranks).unwrap();
+                (plan.tasks.len(), plan.forecast(&costs_of(&config, &cluster, ranks).unwrap()))
             })
             .into();
         let mut pairs = 0;

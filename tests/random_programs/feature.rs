@@ -101,6 +101,9 @@ pub(crate) fn features() -> Vec<Feature> {
     });
     add("one communicator", |sample, _| sample.config.communicators == 1);
     add("two communicators", |sample, _| sample.config.communicators == 2);
+    add("three communicators and replicas", |sample, plan| {
+        sample.config.communicators == 3 && plan.weights.mesh.replicas() > 1
+    });
     add(
         "prefetch by depth",
         |_, plan| matches!(plan.policy.prefetch, GatherStart::Depth(depth) if depth > 0),

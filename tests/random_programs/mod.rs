@@ -227,7 +227,7 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
         1 => Prefetch::bytes(ByteSize::new(draw.among(&[20_000, 60_000, 1 << 20]))),
         _ => Prefetch::depth(draw.below(6) as u32),
     };
-    config.communicators = 1 + draw.below(2) as u32;
+    config.communicators = 1 + draw.below(3) as u32;
     config.backward = draw.among(&[Backward::Regather, Backward::Keep]);
     config.across_micro_batches =
         draw.among(&[AcrossMicroBatches::Regather, AcrossMicroBatches::Keep, AcrossMicroBatches::Fit]);

@@ -6,7 +6,9 @@ use warpweft::model::{CostHint, Form, Math, Model, Phase, StepProgram};
 use warpweft::op::Vote;
 use warpweft::session::{Simulation, costs_of, plan_program_on, simulate_program};
 
-use crate::programs::{PLAIN, call_of, chain, depth, early_gradient, plain, plain_with, tiles, training};
+use crate::programs::{
+    PLAIN, call_of, chain, depth, early_gradient, gradients, plain, plain_with, tiles, training,
+};
 
 const RANKS: u32 = 4;
 /// A gather of 100 × 500 bf16 weights over four ranks in a ring: 3 · 2 µs, and three quarters of 100,000 bytes.
@@ -225,6 +227,25 @@ fn two_communicators_share_a_link_if_the_cluster_says_so() {
     let step =
         |cluster| simulate_program(&training(3, 100, 1000), &depth(2), cluster, RANKS, 1).unwrap().step;
     assert!(step(&shared) > step(&plain()));
+}
+
+/// Gradients travel inside of nodes and their sums between them, at once if both have a communicator; a node that has
+/// both replicas gives them one link.
+#[test]
+fn sums_over_replicas_that_are_nodes_hold_up_nothing_inside_of_them() {
+    let program = gradients(4, 100, 1000);
+    let step = |communicators, gpus_per_node: &str, contention: &str| {
+        let text = PLAIN.replacen("gpus_per_node = 4096", &format!("gpus_per_node = {gpus_per_node}"), 1);
+        let text = format!("{text}[between]\nlatency_us = 2\nbytes_per_s = 1e9\n{contention}");
+        let cluster = Cluster::from_toml(&text, "ours.toml").unwrap();
+        let mut config = warpweft::config::Config { communicators, ..depth(0) };
+        config.mesh.replicate = 2;
+        simulate_program(&program, &config, &cluster, RANKS, 1).unwrap().step
+    };
+    let shared = "[contention]\ncollective_beside_collective = 2\n";
+    assert_eq!(step(3, "2", shared), step(3, "2", ""));
+    assert!(step(3, "2", "") < step(2, "2", ""));
+    assert!(step(3, "4", shared) > step(3, "4", ""));
 }
 
 #[test]

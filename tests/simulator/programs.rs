@@ -112,6 +112,20 @@ pub(crate) fn training_with(dynamic: &[&str], layers: usize, rows: usize, nanose
     program.build_training().unwrap()
 }
 
+/// `calls` calls of `nanoseconds` each, which write the gradient of one weight of `rows` × 500 each and read none.
+pub(crate) fn gradients(calls: usize, rows: usize, nanoseconds: u64) -> StepProgram {
+    let mut model = Model::builder();
+    let weights: Vec<_> =
+        (0..calls).map(|call| model.sharded(&format!("w{call}"), rows, 500, Format::Bf16).unwrap()).collect();
+    let mut program = StepProgram::builder("gradients", &model.build());
+    let input = program.input("x", 1, ElementType::F32).unwrap();
+    for (number, weight) in weights.into_iter().enumerate() {
+        let call = program.call(&format!("call {number}"), Phase::Backward).reads(input);
+        call.gradient(weight).cost(cost(nanoseconds)).add().unwrap();
+    }
+    program.build_gradients().unwrap()
+}
+
 /// A call with a gradient of a weight of 100 × 500, three calls without weights, and one that reads a weight
 /// of `rows` × 500; all of them take no time to speak of.
 pub(crate) fn early_gradient(rows: usize) -> StepProgram {

@@ -3,7 +3,7 @@
 //! Law: prices come from [`crate::cluster`]; nothing is priced here.
 
 use crate::backend::BackendError;
-use crate::cluster::{Prices, Work};
+use crate::cluster::{Prices, Reach, Work};
 use crate::id::{LaneId, TaskId};
 use crate::layout::Binding;
 use crate::model::Group;
@@ -17,6 +17,8 @@ pub(super) struct Priced {
     pub(super) nanoseconds: f64,
     /// For a collective, the group of ranks whose last arrival begins it.
     pub(super) group: Option<Group>,
+    /// The links it takes.
+    pub(super) reach: Option<Reach>,
 }
 
 /// Prices of all tasks of a binding, in issue order.
@@ -29,7 +31,7 @@ pub(super) fn price(binding: &Binding<'_>, prices: &Prices) -> Result<Vec<Priced
             op: op.name(),
             reason: "it names a call, weight or slot that the plan does not have".to_owned(),
         })?;
-        Ok(Priced { lane: *lane, nanoseconds, group: op.group() })
+        Ok(Priced { lane: *lane, nanoseconds, group: op.group(), reach: prices.reach(op) })
     };
     binding.ops.iter().enumerate().map(priced).collect()
 }

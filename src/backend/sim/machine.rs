@@ -5,7 +5,7 @@
 //! not a time: it would stand still there.
 
 use crate::backend::TaskInterval;
-use crate::cluster::{Cluster, Contention, Jitter, stretched};
+use crate::cluster::{Busy, Cluster, Contention, Jitter, stretched};
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Lane, LaneKind};
 use crate::model::{Group, Mesh};
@@ -77,7 +77,7 @@ struct LaneState {
     /// When the lane is free, per clock.
     free: Vec<u64>,
     /// When it ran in this step, on rank 0, in order.
-    busy: Vec<(u64, u64)>,
+    busy: Busy,
 }
 
 /// All clocks.
@@ -119,7 +119,7 @@ impl Machine {
     }
 
     pub(super) fn open(&mut self, lane: Lane) {
-        let state = |kind| LaneState { kind, free: vec![0; self.host.len()], busy: Vec::new() };
+        let state = |kind| LaneState { kind, free: vec![0; self.host.len()], busy: Busy::default() };
         while self.lanes.len() <= lane.id.index() {
             self.lanes.push(state(lane.kind));
         }
@@ -236,7 +236,7 @@ impl Machine {
         }
         let end = lane.free[0];
         if end > joined {
-            lane.busy.push((joined, end));
+            lane.busy.add(priced.reach, (joined, end));
         }
         Some(TaskInterval { begin, joined, end })
     }
@@ -247,7 +247,8 @@ impl Machine {
         let others = self.lanes.iter().filter(|lane| lane.kind != own);
         let extra = others.map(|lane| {
             let factor = self.contention.factor(own, lane.kind);
-            stretched(begin as f64, priced.nanoseconds, &lane.busy, factor) - priced.nanoseconds
+            stretched(begin as f64, priced.nanoseconds, lane.busy.meeting(priced.reach), factor)
+                - priced.nanoseconds
         });
         priced.nanoseconds + extra.sum::<f64>()
     }

@@ -38,7 +38,7 @@ const SWITCH: &str = "`true` or `false`";
 pub(super) const ROWS: &[Row] = &[
     Row {
         path: "communicators",
-        expected: "1 or 2",
+        expected: "1, 2 or 3",
         value: |c| toml(c.communicators),
         valid: |c| Config::COMMUNICATORS.contains(&c.communicators),
     },

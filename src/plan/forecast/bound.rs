@@ -15,10 +15,10 @@
 //! (Jackson's rule, with release times and no due dates).
 
 use super::Costs;
+use crate::cluster::Reach;
 use crate::id::LaneId;
-use crate::layout::LaneKind;
 use crate::op::Op;
-use crate::plan::StepPlan;
+use crate::plan::{StepPlan, Task};
 
 pub(super) struct Bounds {
     pub(super) exposed: u64,
@@ -60,7 +60,8 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
         if task.lane == compute {
             for gather in std::mem::take(&mut pending[position]) {
                 if !std::mem::replace(&mut counted[gather], true) {
-                    links.need(plan.tasks[gather].lane, nanoseconds[gather]);
+                    let Task { lane, op, .. } = &plan.tasks[gather];
+                    links.need(*lane, costs.reach(op), nanoseconds[gather]);
                 }
             }
             let needed = links.needed();
@@ -75,9 +76,10 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
             ready = ready.max(links.all_over());
         }
         if task.lane != compute {
-            links.add(task.lane, ready, time);
+            let reach = costs.reach(&task.op);
+            links.add(task.lane, reach, (ready, time));
             if task.collective.is_some() {
-                links.owe(task.lane, behind[position], time);
+                links.owe(task.lane, reach, (behind[position], time));
             }
         }
         ends[position] = ready + time;
@@ -131,10 +133,12 @@ impl Launches {
     }
 }
 
-/// What serial resources other than the compute lane have to do.
+/// What serial resources other than the compute lane have to do: lanes and, where collectives share the bytes of
+/// links, the links inside of nodes and those between them.
 struct Links {
-    /// The resource of every lane.
-    resources: Vec<usize>,
+    lanes: usize,
+    /// Are links resources?
+    share: bool,
     /// Per resource, the time of the gathers that were needed so far.
     needed: Vec<f64>,
     /// Per resource, everything it has to do: from when on, for how long.
@@ -145,35 +149,42 @@ struct Links {
 
 impl Links {
     fn new(plan: &StepPlan, costs: &Costs) -> Self {
-        let first = plan.lanes.iter().position(|lane| matches!(lane.kind, LaneKind::Communicator(_)));
-        let resource = |(position, kind): (usize, LaneKind)| match (kind, first) {
-            (LaneKind::Communicator(_), Some(first)) if costs.one_link() => first,
-            _ => position,
-        };
-        let kinds = plan.lanes.iter().map(|lane| lane.kind).enumerate();
         let lanes = plan.lanes.len();
+        let all = lanes + 2;
         Self {
-            resources: kinds.map(resource).collect(),
-            needed: vec![0.0; lanes],
-            jobs: vec![Vec::new(); lanes],
-            owed: vec![Vec::new(); lanes],
+            lanes,
+            share: costs.one_link(),
+            needed: vec![0.0; all],
+            jobs: vec![Vec::new(); all],
+            owed: vec![Vec::new(); all],
         }
     }
 
-    fn need(&mut self, lane: LaneId, time: f64) {
-        self.needed[self.resources[lane.index()]] += time;
+    /// What a task of a lane has to itself while it runs.
+    fn taken(&self, lane: LaneId, reach: Option<Reach>) -> impl Iterator<Item = usize> + use<> {
+        let [inside, between] = match reach {
+            Some(reach) if self.share => [reach.is_inside(), reach.is_between()],
+            _ => [false, false],
+        };
+        let links = [(inside, self.lanes), (between, self.lanes + 1)];
+        let links = links.into_iter().filter_map(|(taken, link)| taken.then_some(link));
+        std::iter::once(lane.index()).chain(links)
+    }
+
+    fn need(&mut self, lane: LaneId, reach: Option<Reach>, time: f64) {
+        self.taken(lane, reach).for_each(|one| self.needed[one] += time);
     }
 
     fn needed(&self) -> f64 {
         self.needed.iter().copied().fold(0.0, f64::max)
     }
 
-    fn add(&mut self, lane: LaneId, ready: f64, time: f64) {
-        self.jobs[self.resources[lane.index()]].push((ready, time));
+    fn add(&mut self, lane: LaneId, reach: Option<Reach>, (ready, time): (f64, f64)) {
+        self.taken(lane, reach).for_each(|one| self.jobs[one].push((ready, time)));
     }
 
-    fn owe(&mut self, lane: LaneId, behind: f64, time: f64) {
-        self.owed[self.resources[lane.index()]].push((behind, time));
+    fn owe(&mut self, lane: LaneId, reach: Option<Reach>, (behind, time): (f64, f64)) {
+        self.taken(lane, reach).for_each(|one| self.owed[one].push((behind, time)));
     }
 
     /// Communication that the compute behind which it may begin cannot hide: the maximum over suffixes of the

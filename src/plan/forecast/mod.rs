@@ -55,7 +55,12 @@ impl StepPlan {
             .tasks
             .iter()
             .zip(&nanoseconds)
-            .map(|(task, time)| Timed { lane: task.lane, nanoseconds: *time, waits: &task.waits })
+            .map(|(task, time)| Timed {
+                lane: task.lane,
+                nanoseconds: *time,
+                reach: costs.reach(&task.op),
+                waits: &task.waits,
+            })
             .collect();
         let spans = spans(&timed, &kinds, costs);
         let bounds = bound::bounds(self, &nanoseconds, costs);

@@ -4,7 +4,7 @@
 //! takes its price and what other lanes take from it, charged in T. That is the machine of the simulator on one
 //! clock, without delays, and to the nanosecond where lanes take nothing from each other.
 
-use crate::cluster::stretched;
+use crate::cluster::{Busy, Reach, stretched};
 use crate::id::{LaneId, TaskId};
 use crate::layout::LaneKind;
 use crate::plan::{Costs, StepPlan};
@@ -14,6 +14,8 @@ use crate::plan::{Costs, StepPlan};
 pub(in super::super) struct Timed<'a> {
     pub(in super::super) lane: LaneId,
     pub(in super::super) nanoseconds: f64,
+    /// The links it takes, if it is a collective.
+    pub(in super::super) reach: Option<Reach>,
     pub(in super::super) waits: &'a [TaskId],
 }
 
@@ -31,7 +33,7 @@ pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[LaneKind], costs: &C
     let contention = costs.contention();
     let (launch, mut host) = costs.host();
     let mut free = vec![0u64; lanes.len()];
-    let mut busy: Vec<Vec<(u64, u64)>> = vec![Vec::new(); lanes.len()];
+    let mut busy = vec![Busy::default(); lanes.len()];
     let mut spans: Vec<Span> = Vec::with_capacity(tasks.len());
     for task in tasks {
         let lane = task.lane.index();
@@ -44,12 +46,13 @@ pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[LaneKind], costs: &C
         let extra: f64 = others
             .map(|other| {
                 let factor = contention.factor(lanes[lane], lanes[other]);
-                stretched(begin as f64, task.nanoseconds, &busy[other], factor) - task.nanoseconds
+                stretched(begin as f64, task.nanoseconds, busy[other].meeting(task.reach), factor)
+                    - task.nanoseconds
             })
             .sum();
         let end = begin.saturating_add((task.nanoseconds + extra).round() as u64);
         if end > begin {
-            busy[lane].push((begin, end));
+            busy[lane].add(task.reach, (begin, end));
         }
         free[lane] = end;
         spans.push(Span { begin, end });

@@ -150,7 +150,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         let bytes = combined_bytes(values, mesh, group);
         let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas };
         let section = if collective { Section::Reduce } else { over };
-        draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
+        draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Replicas, bytes));
     }
     for rows in rows {
         let into = draft.slot(Content::MainGrad(rows.weight));
