@@ -8,6 +8,8 @@
 //! price depends on the rank. A local op also costs one kernel. Planner and simulator both ask here, so a
 //! forecast and a simulation differ only by what they do with prices.
 
+use std::collections::{HashMap, HashSet};
+
 use super::{Cluster, Links, Reach};
 use crate::format::{ElementType, PlaneSpec};
 use crate::id::SlotId;
@@ -178,16 +180,18 @@ impl Prices {
             // travel.
             Op::Dequantize { parts } => {
                 let mut touched = 0u64;
+                let owns: HashSet<SlotId> = parts.iter().filter_map(|part| part.own).collect();
+                let beside: HashMap<SlotId, _> =
+                    parts.iter().filter(|part| part.own.is_some()).map(|part| (part.from, part)).collect();
                 for (slot, _) in op.accesses() {
                     let all = bytes(slot)?;
-                    let beside = parts.iter().find(|part| part.own.is_some() && part.from == slot);
-                    touched = touched.saturating_add(match beside {
+                    touched = touched.saturating_add(match beside.get(&slot) {
                         Some(part) => {
                             let layout = work.weights.layouts.get(part.weight.index())?;
                             let shards = u64::from(work.weights.mesh.size(Group::Shard));
                             (layout.shard_bytes(part.orientation) as u64).saturating_mul(shards)
                         }
-                        None if parts.iter().any(|part| part.own == Some(slot)) => 0,
+                        None if owns.contains(&slot) => 0,
                         None => all,
                     });
                 }
@@ -205,8 +209,9 @@ impl Prices {
             Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
                 let plane = usize::from(matches!(op, Op::FusedScale { .. }));
                 let mut touched = 0u64;
+                let of_shards: HashSet<SlotId> = shards.iter().map(|shard| shard.slot).collect();
                 for (slot, _) in op.accesses() {
-                    if !shards.iter().any(|shard| shard.slot == slot) {
+                    if !of_shards.contains(&slot) {
                         touched = touched.saturating_add(bytes(slot)?);
                     }
                 }

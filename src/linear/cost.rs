@@ -100,7 +100,7 @@ impl LinearSpec {
     fn swizzled(&self, orientation: Orientation) -> Option<CostHint> {
         let format = self.recipe.weight_format().filter(|_| self.recipe.swizzles())?;
         let planes = format.planes(orientation, self.weight);
-        planes.get(1).map(|scale| CostHint::pass(2 * scale.bytes() as u64))
+        planes.get(1).map(|scale| CostHint::pass((scale.bytes() as u64).saturating_mul(2)))
     }
 
     /// The kernel that makes alpha of two amaxes, where scales are relative to them.
@@ -120,7 +120,7 @@ impl LinearSpec {
         // Scales depend on the amax of the whole matrix: another kernel finds it first.
         let amax = match format {
             Some(Format::Fp8Tensor(_) | Format::Nvfp4(_)) => {
-                Some(CostHint::pass(2 * shape.elements() as u64))
+                Some(CostHint::pass((shape.elements() as u64).saturating_mul(2)))
             }
             _ => None,
         };

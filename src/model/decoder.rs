@@ -98,8 +98,10 @@ struct Part {
     matrices: usize,
     /// Groups they travel in.
     groups: usize,
-    /// Those of the rows that a token passes through.
-    passed_rows: usize,
+    /// Those of the rows that are computed for a token.
+    computed_rows: usize,
+    /// Values that it gives for a token.
+    output_width: usize,
     extra_flops: u64,
 }
 
@@ -243,8 +245,12 @@ impl Decoder {
             .writes(embedded)
             .cost(self.cost(0, 0, stream))
             .add()?;
-        let layers =
-            self.parts().into_iter().map(|part| self.layer(model, &part)).collect::<Result<_, _>>()?;
+        let mut read = self.hidden;
+        let layers = self.parts().into_iter().map(|part| {
+            let reads = std::mem::replace(&mut read, part.output_width);
+            self.layer(model, &part, reads)
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
         let stack = LayerStack::forward(&mut program, embedded, layers, Form::Planes)?;
         let gradient = program.activation("head.input_gradient", stream)?;
         let (norm, head) =
@@ -294,15 +300,17 @@ impl Decoder {
         call.cost(cost).add().map(|_| ())
     }
 
-    fn layer(&self, model: &Model, part: &Part) -> Result<Layer, DeclareError> {
+    /// The layer of a part that reads so many values a token.
+    fn layer(&self, model: &Model, part: &Part, reads: usize) -> Result<Layer, DeclareError> {
         let norm = part.norm.then(|| format!("{}.norm", part.weights));
         let names = norm.into_iter().chain(part.matrices());
-        let flops = product(&[2, self.tokens, part.passed_rows, part.cols]).saturating_add(part.extra_flops);
-        let passed = self.tokens.saturating_mul(part.passed_rows.saturating_add(part.cols));
+        let flops =
+            product(&[2, self.tokens, part.computed_rows, part.cols]).saturating_add(part.extra_flops);
+        let passed = self.tokens.saturating_mul(reads.saturating_add(part.output_width));
         Ok(Layer {
             name: part.name.clone(),
             weights: names.map(|name| model.find(&name)).collect::<Result<_, _>>()?,
-            output_elements: self.tokens.saturating_mul(part.passed_rows),
+            output_elements: self.tokens.saturating_mul(part.output_width),
             saved: Vec::new(),
             cost: vec![self.cost(flops, part.rows.saturating_mul(part.cols), passed)],
         })
@@ -332,24 +340,27 @@ impl Decoder {
         let kv = self.hidden.saturating_mul(kv_heads) / self.heads;
         let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
         let run = replay.map_or_else(String::new, |replay| format!("replay.{replay}."));
-        let part = |name: &str, norm, rows: usize, cols, experts: (usize, usize), extra_flops| Part {
+        let part = |name: &str, norm, rows: usize, cols, experts: (usize, usize), width, extra_flops| Part {
             name: format!("blocks.{block}.{run}{name}"),
             weights: format!("blocks.{block}.{name}"),
             norm,
             rows: rows.saturating_mul(experts.0),
             matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
             groups: self.expert_groups.unwrap_or(1),
-            passed_rows: rows.saturating_mul(experts.1),
+            computed_rows: rows.saturating_mul(experts.1),
+            output_width: width,
             cols,
             extra_flops,
         };
         let experts = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
-        let (hidden, ffn) = (self.hidden, self.ffn);
+        let (hidden, qkv, up) =
+            (self.hidden, self.hidden.saturating_add(kv.saturating_mul(2)), self.ffn.saturating_mul(2));
         [
-            part("qkv", true, hidden.saturating_add(kv.saturating_mul(2)), hidden, (1, 1), 0),
-            part("attention", false, hidden, hidden, (1, 1), attention),
-            part("up", true, ffn.saturating_mul(2), hidden, experts, 0),
-            part("down", false, hidden, ffn, experts, 0),
+            part("qkv", true, qkv, hidden, (1, 1), qkv, 0),
+            part("attention", false, hidden, hidden, (1, 1), hidden, attention),
+            part("up", true, up, hidden, experts, up.saturating_mul(experts.1), 0),
+            // It adds up what a token's experts give.
+            part("down", false, hidden, self.ffn, experts, hidden, 0),
         ]
     }
 }

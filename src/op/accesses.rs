@@ -4,6 +4,8 @@
 //! only place that says so. Its `match` has no wildcard: a new op does not compile until it is stated here
 //! what it touches.
 
+use std::collections::HashMap;
+
 use super::operands::SumTarget;
 use super::vocabulary::Op;
 use crate::id::SlotId;
@@ -91,18 +93,10 @@ impl Op {
                 all
             }
             // Weights of one bucket read the same tensor scales, and values of two types the same planes.
-            Self::Dequantize { parts } => {
-                let mut all = Vec::with_capacity(4 * parts.len());
-                for part in parts {
-                    for read in [Some(part.from), part.own, part.tensor_scale].into_iter().flatten() {
-                        if !all.contains(&(read, Read)) {
-                            all.push((read, Read));
-                        }
-                    }
-                    all.push((part.to, Write));
-                }
-                all
-            }
+            Self::Dequantize { parts } => merged(parts.iter().flat_map(|part| {
+                let reads = [Some(part.from), part.own, part.tensor_scale].into_iter().flatten();
+                reads.map(|slot| (slot, Read)).chain(std::iter::once((part.to, Write)))
+            })),
             Self::AddGradient { from, into, .. } => vec![(*from, Read), (*into, Update)],
             Self::Accumulate { from, into, first, .. } => {
                 vec![(*from, Read), (*into, if *first { Write } else { Update })]
@@ -140,14 +134,25 @@ impl Op {
     }
 }
 
-/// Joins repeated accesses to one slot into the strongest: a call may use a weight twice.
+/// Joins repeated accesses to one slot into the strongest, where the first of them stands: a call may use a weight
+/// twice.
 fn merged(all: impl Iterator<Item = (SlotId, Access)>) -> Vec<(SlotId, Access)> {
-    let mut list: Vec<(SlotId, Access)> = Vec::new();
+    /// So many are looked through; of more, their places are kept.
+    const FEW: usize = 32;
+    let mut list: Vec<(SlotId, Access)> = Vec::with_capacity(all.size_hint().0);
+    let mut places: HashMap<SlotId, usize> = HashMap::new();
     for (slot, access) in all {
-        match list.iter_mut().find(|(other, _)| *other == slot) {
+        let known = if list.len() <= FEW {
+            list.iter().position(|(other, _)| *other == slot)
+        } else {
+            let missing = places.len()..list.len();
+            places.extend(missing.map(|place| (list[place].0, place)));
+            places.get(&slot).copied()
+        };
+        match known {
             None => list.push((slot, access)),
-            Some((_, known)) if *known == access => {}
-            Some((_, known)) => *known = Access::Update,
+            Some(place) if list[place].1 == access => {}
+            Some(place) => list[place].1 = Access::Update,
         }
     }
     list

@@ -4,7 +4,7 @@
 //! come in a fixed order; concatenating all of them gives the issue order T. Passes add tasks and
 //! slots, some between those of other passes, and never remove or reorder what another pass added.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::id::{CallId, SlotId, WeightId};
 use crate::layout::{Content, Region, Residency, Slot, Weights};
@@ -203,11 +203,24 @@ impl<'a> Draft<'a> {
 
     /// Adds tasks at places, each before the task that stands there now; several at one place in the order in
     /// which they come here.
-    pub(super) fn insert(&mut self, mut added: Vec<(Place, DraftTask)>) {
-        added.sort_by_key(|(place, _)| place.position);
-        // From behind, so that no place is moved before its turn.
-        for (Place { stage, section, position }, task) in added.into_iter().rev() {
-            self.stages[stage][section as usize].insert(position, task);
+    pub(super) fn insert(&mut self, added: Vec<(Place, DraftTask)>) {
+        let mut by_section: BTreeMap<(usize, Section), Vec<(usize, DraftTask)>> = BTreeMap::new();
+        for (Place { stage, section, position }, task) in added {
+            by_section.entry((stage, section)).or_default().push((position, task));
+        }
+        for ((stage, section), mut added) in by_section {
+            added.sort_by_key(|(position, _)| *position);
+            let tasks = &mut self.stages[stage][section as usize];
+            let mut added = added.into_iter().peekable();
+            let mut joined = Vec::with_capacity(tasks.len() + added.len());
+            for (place, task) in std::mem::take(tasks).into_iter().enumerate() {
+                while let Some((_, task)) = added.next_if(|(position, _)| *position <= place) {
+                    joined.push(task);
+                }
+                joined.push(task);
+            }
+            joined.extend(added.map(|(_, task)| task));
+            *tasks = joined;
         }
     }
 

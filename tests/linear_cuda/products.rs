@@ -4,7 +4,7 @@ use warpweft::format::{ElementType, Format, Fp8Element, Orientation, Shape};
 use warpweft::linear::{Device, LinearSpec, Recipe};
 
 use crate::gpu::Gpu;
-use crate::reference::assert_product;
+use crate::reference::{assert_product, assert_rounded_once};
 use crate::rig::{GPU, Rig};
 
 /// Computes everything twice, one by one and together.
@@ -48,6 +48,26 @@ fn bf16_products_of_any_shape_are_right() {
         for spec in outputs(LinearSpec::new(Recipe::Bf16, tokens, Shape::new(outs, ins))) {
             check(&gpu, &device, spec);
             check(&gpu, &device, LinearSpec { dgrad: Orientation::Columnwise, ..spec });
+        }
+    }
+}
+
+/// LI-3: long sums with small results are split among the GPU's units, and none of the parts is rounded by itself.
+#[test]
+fn a_long_sum_is_taken_in_f32_and_rounded_to_bf16_once() {
+    let Some(gpu) = Gpu::open("long sums in bf16") else { return };
+    let device = Device::open(GPU).unwrap();
+    for (tokens, outs, ins) in [(65536, 64, 64), (16384, 128, 128), (64, 128, 16384), (16, 64, 65536)] {
+        let spec = LinearSpec {
+            weight_gradient: ElementType::Bf16,
+            ..LinearSpec::new(Recipe::Bf16, tokens, Shape::new(outs, ins))
+        };
+        let mut rig = Rig::new(&gpu, &device, spec).unwrap();
+        let (results, seen) = (rig.run(&gpu, false), &rig.seen);
+        if tokens > ins {
+            assert_rounded_once(&format!("dW over {tokens}"), &seen.dy_turned, &seen.x_turned, &results.dw);
+        } else {
+            assert_rounded_once(&format!("y over {ins}"), &seen.x, &seen.weight, &results.y);
         }
     }
 }

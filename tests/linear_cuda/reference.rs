@@ -68,6 +68,30 @@ fn unit_of(recipe: Recipe, inner: usize) -> f64 {
     }
 }
 
+/// Panics unless `found` is lhs · rhsᵀ of bf16 values, summed in f32 and rounded to bf16 once. Parts of a sum that are
+/// rounded to bf16 before they are added leave errors of their own sizes, far above this where they cancel.
+pub(crate) fn assert_rounded_once(what: &str, lhs: &Matrix, rhs: &Matrix, found: &[f32]) {
+    let inner = lhs.shape.cols as f64;
+    let mut largest = 0.0_f64;
+    for row in 0..lhs.shape.rows {
+        for column in 0..rhs.shape.rows {
+            let (mut sum, mut squares) = (0.0, 0.0);
+            for (a, b) in lhs.line(row).iter().zip(rhs.line(column)) {
+                let term = f64::from(*a) * f64::from(*b);
+                sum += term;
+                squares += term * term;
+            }
+            let found = f64::from(found[row * rhs.shape.rows + column]);
+            // Half a unit of 8 bits, and what a random walk of so many steps gathers in f32, several times.
+            let in_f32 = 4.0 * inner * 2f64.powi(-24) * (squares / inner).sqrt();
+            let allowed = 2f64.powi(-9) * (sum.abs() + in_f32) + in_f32;
+            largest = largest.max((found - sum).abs() / allowed);
+        }
+    }
+    println!("{what}: largest error {largest:.3} of what one rounding allows");
+    assert!(largest <= 1.0, "{what}: an error of {largest} times what one rounding allows");
+}
+
 /// Panics unless `found` is lhs · rhsᵀ, of two matrices with lines along the contraction, to within rounding.
 pub(crate) fn assert_product(
     what: &str,

@@ -41,16 +41,17 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
     for (position, task) in plan.tasks.iter().enumerate() {
         let accesses = task.op.accesses();
         let mut ready = 0.0f64;
-        host.producers.push(Vec::new());
-        for (slot, _) in accesses.iter().filter(|(_, access)| access.reads()) {
-            if let Some(producer) = producers[slot.index()] {
-                ready = ready.max(ends[producer]);
-                behind[position] = behind[position].max(behind[producer]);
-                let gathers = pending[producer].clone();
-                pending[position].extend(gathers);
-                host.producers[position].push(producer);
-            }
+        // Each once: a collective and what is made of it have one slot for every weight of a group.
+        let reads = accesses.iter().filter(|(_, access)| access.reads());
+        let sources = distinct(reads.filter_map(|(slot, _)| producers[slot.index()]).collect());
+        let mut gathers = Vec::new();
+        for producer in sources.iter().copied() {
+            ready = ready.max(ends[producer]);
+            behind[position] = behind[position].max(behind[producer]);
+            gathers.extend(pending[producer].iter().copied().filter(|gather| !counted[*gather]));
         }
+        pending[position] = distinct(gathers);
+        host.producers.push(sources);
         let launches = host.needed(position, task.lane == compute);
         ready = ready.max(replay as f64 + launch as f64 * launches as f64);
         let time = nanoseconds[position];
@@ -89,6 +90,12 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
     }
     let step = ends.iter().copied().fold(links.all_over(), f64::max);
     Bounds { exposed: exposed.max(0.0).round() as u64, step: step.floor() as u64 }
+}
+
+fn distinct(mut numbers: Vec<usize>) -> Vec<usize> {
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers
 }
 
 /// How many tasks the host has launched at least when a task begins.

@@ -39,19 +39,26 @@ pub(super) fn fit(
     if let Some(needed) = in_flight.iter().copied().max().filter(|needed| *needed > limit) {
         return Err(too_little_at(demands, kept, limit, needed));
     }
+    // Then nothing has to be counted, however many stages planes live.
+    let all = demands.iter().fold(0usize, |all, demand| all.saturating_add(demand.bytes));
+    let fits_always = all <= limit;
     for ((demand, earliest), kept) in demands.iter().zip(earliest).zip(kept) {
         let held = last_uses.insert((demand.weight, demand.orientation), demand.stage);
         let lowest = floor.max(*earliest).min(demand.stage);
         // The planes have their room at the stage itself; every stage before it takes as much again.
         let fits = |stage: &usize| in_flight[*stage].saturating_add(demand.bytes) <= limit;
-        let issue = (lowest..demand.stage).rev().take_while(fits).last().unwrap_or(demand.stage);
+        let issue = if fits_always {
+            lowest
+        } else {
+            (lowest..demand.stage).rev().take_while(fits).last().unwrap_or(demand.stage)
+        };
         let (issue, from) = match held {
             Some(last_use) if demand.keeps || *kept => (floor, last_use + 1),
             Some(last_use) if last_use == demand.stage => (issue, demand.stage),
             Some(last_use) if issue <= last_use + 1 => (issue, last_use + 1),
             _ => (issue, issue),
         };
-        if !(held.is_some() && (demand.keeps || *kept)) {
+        if !fits_always && !(held.is_some() && (demand.keeps || *kept)) {
             for bytes in in_flight.iter_mut().take(demand.stage).skip(from) {
                 *bytes = bytes.saturating_add(demand.bytes);
             }

@@ -282,6 +282,22 @@ fn choose(
         result::set_matmul_pref_attribute(preference.0, limit, (&raw const bytes).cast(), size_of::<usize>())
     }
     .map_err(CudaFailure::products("cublasLtMatmulPreferenceSetAttribute"))?;
+    if spec.d == Element::Bf16 {
+        // Sums that are split are added as they are summed, in f32, and never as the result is written.
+        let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        let schemes =
+            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        // SAFETY: as above; the value is a mask of 32 bits.
+        unsafe {
+            result::set_matmul_pref_attribute(
+                preference.0,
+                schemes,
+                (&raw const scheme).cast(),
+                size_of::<u32>(),
+            )
+        }
+        .map_err(CudaFailure::products("cublasLtMatmulPreferenceSetAttribute"))?;
+    }
     let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
     let mut count = 0;
     // SAFETY: all objects live; there is room for the one result that is asked for.

@@ -102,9 +102,10 @@ impl Kernels {
         fault: DeviceAddress,
         record: DeviceAddress,
     ) -> Result<KernelLaunch, CudaFailure> {
-        for (what, address) in [("the fault word", fault), ("the record", record)] {
+        // A record begins with an f64.
+        for (what, address, bytes) in [("the fault word", fault, 4), ("the record", record, 8)] {
             present(what, address)?;
-            element_aligned(what, address, 4)?;
+            element_aligned(what, address, bytes)?;
         }
         let tile = tile_of(operands);
         let tensor = |operand: &NormOperand| {
@@ -144,14 +145,14 @@ impl Kernels {
     /// [`CudaFailure::Refused`] for an address that is missing or misaligned.
     pub fn vote(&self, operand: &VoteOperand) -> Result<KernelLaunch, CudaFailure> {
         let VoteOperand { records, ranks, optimizer_step, gradient_scale, vote, max_norm } = *operand;
-        for (what, address) in [
-            ("the records", records),
-            ("the step count", optimizer_step),
-            ("the gradient scale", gradient_scale),
-            ("the vote", vote),
+        for (what, address, bytes) in [
+            ("the records", records, 8),
+            ("the step count", optimizer_step, 4),
+            ("the gradient scale", gradient_scale, 4),
+            ("the vote", vote, 4),
         ] {
             present(what, address)?;
-            element_aligned(what, address, 4)?;
+            element_aligned(what, address, bytes)?;
         }
         let ranks = narrow("ranks", ranks)?;
         let arguments = VoteArguments { records, optimizer_step, gradient_scale, vote, ranks, max_norm };
