@@ -4,6 +4,8 @@
 //! is an ordered list of weights shared by all programs of a session. Formats and placements are
 //! checked here, once.
 
+use std::collections::HashSet;
+
 use serde::Serialize;
 
 use super::names::NameIndex;
@@ -235,7 +237,8 @@ impl ModelBuilder {
         if members.is_empty() {
             return Err(DeclareError::NoMembers { group: name.to_owned() });
         }
-        for (position, member) in members.iter().enumerate() {
+        let mut seen = HashSet::new();
+        for member in members {
             let Some(spec) = weights.get(member.index()) else {
                 return Err(DeclareError::Unknown {
                     kind: "weight",
@@ -251,7 +254,7 @@ impl ModelBuilder {
                 let other = groups[other.index()].clone();
                 return Err(DeclareError::TwoGroups { weight, first: other, second: group });
             }
-            if members[..position].contains(member) {
+            if !seen.insert(*member) {
                 return Err(DeclareError::TwoGroups { weight, first: group.clone(), second: group });
             }
         }

@@ -7,6 +7,8 @@
 //! where the latest one serves ([`Latest`]). Which planes are needed, and when each is asked for, is decided in
 //! [`super::super::prefetch`].
 
+use std::collections::HashMap;
+
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};
 use super::latest::Latest;
@@ -19,7 +21,6 @@ use crate::op::{Chunk, GatherPart, Op};
 
 /// One gather in the making.
 struct Collected<'a> {
-    group: Option<GroupId>,
     issue: usize,
     cut: Option<Cut>,
     name: &'a str,
@@ -72,9 +73,11 @@ pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], ti
     let mut timed = timetable.issues.iter().zip(&timetable.kept);
     for of_call in demands.chunk_by(|one, other| one.stage == other.stage) {
         let mut collected: Vec<Collected<'_>> = Vec::new();
+        // Where in it those of a group are.
+        let mut groups: HashMap<GroupId, usize> = HashMap::new();
         for (demand, (issue, kept)) in of_call.iter().zip(&mut timed) {
             let (stage, planes) = (demand.stage, (demand.weight, demand.orientation));
-            let make = || collect(draft, &mut collected, demand, *issue);
+            let make = || collect(draft, (&mut collected, &mut groups), demand, *issue);
             let supply = latest.serve(planes, stage, *issue, demand.keeps || *kept, make);
             draft.supplies[stage][demand.position] = Some(supply);
         }
@@ -99,7 +102,7 @@ fn replicated(draft: &mut Draft<'_>) {
 /// Puts the planes of a demand into its group's gather, or into one of their own.
 fn collect<'a>(
     draft: &mut Draft<'_>,
-    collected: &mut Vec<Collected<'a>>,
+    (collected, groups): (&mut Vec<Collected<'a>>, &mut HashMap<GroupId, usize>),
     demand: &Demand<'a>,
     issue: usize,
 ) -> Supply {
@@ -109,14 +112,16 @@ fn collect<'a>(
         Content::Gathered(weight, orientation),
     );
     let part = GatherPart { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
-    match collected.iter_mut().find(|other| group.is_some() && other.group == group) {
-        Some(other) => {
+    match group.and_then(|group| groups.get(&group).copied()) {
+        Some(place) => {
+            let other = &mut collected[place];
             other.parts.push(part);
             Supply { slot: to, stage: other.issue, gather: other.parts[0].to }
         }
         None => {
             let cut = Cut::of(draft, demand, issue);
-            collected.push(Collected { group, issue, cut, name, parts: vec![part] });
+            groups.extend(group.map(|group| (group, collected.len())));
+            collected.push(Collected { issue, cut, name, parts: vec![part] });
             let last = cut.and_then(|cut| cut.chunks().next_back());
             Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage), gather: to }
         }

@@ -6,6 +6,8 @@
 //! of six weights waits, or idles, six times. A task that touches [`ENOUGH`] bytes takes no more parts: one
 //! more kernel is little beside that, and planes that are read live no longer than they must.
 
+use std::collections::HashMap;
+
 use super::super::draft::{Carrier, Draft, DraftTask, Supply};
 use super::of_group;
 use crate::id::SlotId;
@@ -17,10 +19,11 @@ const ENOUGH: usize = 64 << 20;
 /// What is derived for one call, `P` for every weight.
 pub(super) struct Joined<'a, P> {
     tasks: Vec<Task<'a, P>>,
+    /// Which of them was the last for what a gather brought, at a stage.
+    last: HashMap<(SlotId, usize), usize>,
 }
 
 struct Task<'a, P> {
-    gather: SlotId,
     issue: usize,
     /// Of the weights, each once.
     names: Vec<&'a str>,
@@ -29,8 +32,8 @@ struct Task<'a, P> {
 }
 
 impl<'a, P> Joined<'a, P> {
-    pub(super) const fn new() -> Self {
-        Self { tasks: Vec::new() }
+    pub(super) fn new() -> Self {
+        Self { tasks: Vec::new(), last: HashMap::new() }
     }
 
     /// Derives `part` at stage `issue` of the planes of `supply`, into slot `to`; behind what was added before.
@@ -43,10 +46,8 @@ impl<'a, P> Joined<'a, P> {
         part: P,
     ) {
         let bytes = draft.bytes(supply.slot).saturating_add(draft.bytes(to));
-        let takes = |task: &&mut Task<'_, P>| {
-            (task.gather, task.issue) == (supply.gather, issue) && task.bytes < ENOUGH
-        };
-        match self.tasks.iter_mut().find(takes) {
+        let last = self.last.get(&(supply.gather, issue)).and_then(|place| self.tasks.get_mut(*place));
+        match last.filter(|task| task.bytes < ENOUGH) {
             Some(task) => {
                 task.bytes = task.bytes.saturating_add(bytes);
                 task.parts.push(part);
@@ -55,13 +56,10 @@ impl<'a, P> Joined<'a, P> {
                     task.names.push(name);
                 }
             }
-            None => self.tasks.push(Task {
-                gather: supply.gather,
-                issue,
-                names: vec![name],
-                bytes,
-                parts: vec![part],
-            }),
+            None => {
+                self.last.insert((supply.gather, issue), self.tasks.len());
+                self.tasks.push(Task { issue, names: vec![name], bytes, parts: vec![part] });
+            }
         }
     }
 

@@ -42,7 +42,6 @@ struct Span {
 
 /// One reduction in the making.
 struct Collected {
-    group: Option<GroupId>,
     name: String,
     /// In what it travels.
     element: ElementType,
@@ -57,6 +56,13 @@ struct Collected {
     over_replicas: Vec<(SlotId, SlotId)>,
     /// What is accumulated by a task of its own.
     rows: Vec<Rows>,
+}
+
+/// The reductions that a call completes, and which of them is that of a group in an element type.
+#[derive(Default)]
+struct OfCall {
+    all: Vec<Collected>,
+    groups: HashMap<(GroupId, ElementType), usize>,
 }
 
 /// Rows of a gradient over all ranks, to be accumulated.
@@ -74,7 +80,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
         begun.extend((0..draft.weights.layouts.len()).map(WeightId::at));
     }
     for (stage, id, call) in draft.stages_of_calls() {
-        let mut collected: Vec<Collected> = Vec::new();
+        let mut collected = OfCall::default();
         for Gradient { weight, element } in call.gradients.iter().copied() {
             match draft.weights.layout(weight).placement {
                 Placement::Replicated => {
@@ -96,7 +102,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
                 }
             }
         }
-        for reduction in collected {
+        for reduction in collected.all {
             add(draft, reduction, stage, reductions);
         }
     }
@@ -106,8 +112,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
 /// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the
 /// accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, element, elements, completed_behind, parts, sums, over_replicas, rows, .. } =
-        reduction;
+    let Collected { name, element, elements, completed_behind, parts, sums, over_replicas, rows } = reduction;
     let Reductions { behind, early } = reductions;
     let mesh = draft.weights.mesh;
     let subject = of_group(&name, parts.len().max(sums.len()));
@@ -182,7 +187,7 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
 /// completes it.
 fn collect(
     draft: &mut Draft<'_>,
-    collected: &mut Vec<Collected>,
+    collected: &mut OfCall,
     (weight, written): (WeightId, ElementType),
     (first, begins): (CallId, bool),
     (last, stage): (CallId, usize),
@@ -199,20 +204,26 @@ fn collect(
         from = to;
     }
     let group = draft.weights.layout(weight).group;
-    let joins = |other: &Collected| group.is_some() && (other.group, other.element) == (group, element);
-    let at = collected.iter().position(joins).unwrap_or_else(|| {
-        collected.push(Collected::new(group, name, element));
-        collected.len() - 1
-    });
-    let reduction = &mut collected[at];
+    let reduction = collected.joined_by(group, name, element);
     reduction.completed_behind |= first != last || element != written;
     reduction.take(draft, weight, from, (first, begins));
 }
 
+impl OfCall {
+    /// The reduction that a gradient of this group goes into.
+    fn joined_by(&mut self, group: Option<GroupId>, name: &str, element: ElementType) -> &mut Collected {
+        let next = self.all.len();
+        let place = group.map_or(next, |group| *self.groups.entry((group, element)).or_insert(next));
+        if place == next {
+            self.all.push(Collected::new(name, element));
+        }
+        &mut self.all[place]
+    }
+}
+
 impl Collected {
-    fn new(group: Option<GroupId>, name: &str, element: ElementType) -> Self {
+    fn new(name: &str, element: ElementType) -> Self {
         Self {
-            group,
             name: name.to_owned(),
             element,
             elements: 0,

@@ -285,8 +285,7 @@ fn choose(
     if spec.d == Element::Bf16 {
         // Sums that are split are added as they are summed, in f32, and never as the result is written.
         let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        let schemes =
-            sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
+        let schemes = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
         // SAFETY: as above; the value is a mask of 32 bits.
         unsafe {
             result::set_matmul_pref_attribute(

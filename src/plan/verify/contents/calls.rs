@@ -269,7 +269,7 @@ impl Run<'_> {
         let padded = *self.slots.held(slot) == Held::Padding(weight);
         let shard = &self.plan.weights.layout(weight).shard;
         let has_padding = shard.padded_rows() > shard.shape.rows;
-        let held = match call.gradient(weight) {
+        let held = match self.written_in.get(&(weight, id)).copied() {
             Some(ElementType::F32) => Held::Gradient { weight, calls: [id].into(), padded },
             Some(ElementType::Bf16) if padded || !has_padding => Held::WireGradient(weight, [id].into()),
             Some(ElementType::Bf16) => Held::Unpadded(weight, id),

@@ -75,7 +75,8 @@ impl Run<'_> {
                 return self.wrong_gradient(task, slot, needs, "round the gradient before it is reduced");
             }
         };
-        let chosen = match calls.iter().any(|call| writes_bf16(self.plan, weight, *call)) {
+        let in_bf16 = |call: &CallId| self.written_in.get(&(weight, *call)) == Some(&ElementType::Bf16);
+        let chosen = match calls.iter().any(in_bf16) {
             true => ElementType::Bf16,
             false => self.plan.policy.reduce_dtype.element(),
         };

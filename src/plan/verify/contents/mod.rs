@@ -32,10 +32,13 @@ mod planes;
 mod quantize;
 mod slots;
 
+use std::collections::HashMap;
+
 use held::{BufferValue, Held};
 use slots::Slots;
 
 use super::{Verdict, VerifyError};
+use crate::format::ElementType;
 use crate::id::{CallId, SlotId, TaskId, WeightId};
 use crate::op::{Op, Reduction};
 use crate::plan::StepPlan;
@@ -69,6 +72,8 @@ struct Run<'p> {
     closures: usize,
     /// For every weight, the calls that write a gradient of it.
     contributors: Vec<Vec<CallId>>,
+    /// In what every gradient is written.
+    written_in: HashMap<(WeightId, CallId), ElementType>,
     /// For every buffer, the last call so far that wrote it.
     writers: Vec<Option<CallId>>,
     proven: Proven,
@@ -77,9 +82,11 @@ struct Run<'p> {
 impl<'p> Run<'p> {
     fn new(plan: &'p StepPlan) -> Self {
         let mut contributors = vec![Vec::new(); plan.weights.layouts.len()];
+        let mut written_in = HashMap::new();
         for (number, call) in plan.calls.iter().enumerate() {
             for gradient in &call.gradients {
                 contributors[gradient.weight.index()].push(CallId::at(number));
+                written_in.insert((gradient.weight, CallId::at(number)), gradient.element);
             }
         }
         Self {
@@ -88,6 +95,7 @@ impl<'p> Run<'p> {
             calls: 0,
             closures: 0,
             contributors,
+            written_in,
             writers: vec![None; plan.buffers.len()],
             proven: Proven::default(),
         }
