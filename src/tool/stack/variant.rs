@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::StackOptions;
-use crate::config::{Capture, Config, Prefetch, TraceOutput, Transport};
+use crate::config::{Capture, Config, Prefetch, TraceOutput, Transport, Tune};
 use crate::format::Format;
 
 /// Formats of the stack's weights.
@@ -169,7 +169,8 @@ impl Variant {
     }
 
     /// The configuration of its session, without a trace. Rules for weights are left out: they are for a
-    /// trainer's own, and a variant's formats are its own.
+    /// trainer's own, and a variant's formats are its own. So is tuning: a variant is measured as it is named,
+    /// and not while others are tried.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
         let prefetch = match self.ahead {
             Ahead::Depth(depth) => Prefetch::depth(depth),
@@ -184,6 +185,7 @@ impl Variant {
                 Mode::Eager => Capture::Off,
                 Mode::Graph => Capture::Step,
             },
+            tune: Tune::default(),
             trace: TraceOutput::default(),
             weights: Vec::new(),
             ..base.clone()
@@ -294,6 +296,15 @@ mod tests {
         let base = Config { kernel_exchange, ..Config::default() };
         for Selected { variant, .. } in select(&options()) {
             assert_eq!(variant.config(&base, &options()).kernel_exchange, kernel_exchange, "{variant}");
+        }
+    }
+
+    /// SK-1.
+    #[test]
+    fn no_session_tries_other_policies_than_its_own_whatever_the_configuration_says() {
+        let base = Config { tune: Tune { steps: 8 }, ..Config::default() };
+        for Selected { variant, .. } in select(&options()) {
+            assert_eq!(variant.config(&base, &options()).tune, Tune::default(), "{variant}");
         }
     }
 
