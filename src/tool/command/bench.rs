@@ -61,7 +61,8 @@ enum What {
 ///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
-/// predicted  the variant's step simulated on --cluster, and by how much it is off
+/// predicted  the variant's step simulated on --cluster, and by how much it is off; a note says why, where
+///            that machine cannot be simulated so
 /// host       until everything is enqueued, on the slowest rank
 /// traced     the step of a second session whose tasks are timed on the devices, and what that costs;
 ///            only with --traces
