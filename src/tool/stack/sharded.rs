@@ -23,31 +23,31 @@ use crate::trace::median;
 /// Steps that are simulated, so that their delays even out.
 const SIMULATED: u32 = 8;
 
-/// Measures the endings in turn; rows come as they are measured. If a trace is asked for, a second session is
-/// traced: what timing its tasks costs stands beside the step without.
+/// Measures the endings in turn; rows come as they are measured. If traces are asked for, each ending has one
+/// more session, of its steps alone, that is traced: what timing its tasks costs stands beside the step without.
 pub(super) fn measure(
     setting: &Setting<'_>,
     selected: &Selected,
     rows: &mut Vec<Measured>,
 ) -> Result<(), StackError> {
     let Setting { options, base, .. } = setting;
-    let config = selected.variant.config(base, options);
+    let Selected { variant, endings } = selected;
+    let config = variant.config(base, options);
     run(setting, selected, config.clone(), &mut |_, row| rows.push(row))?;
-    let Some(trace) = selected.variant.trace(base, options) else { return Ok(()) };
-    let traced = run(setting, selected, Config { trace, ..config }, &mut |place, traced| {
-        if let Some(row) = rows.get_mut(place) {
+    for (ending, row) in endings.iter().zip(rows) {
+        let Some(trace) = variant.trace(base, options, *ending) else { continue };
+        let alone = Selected { variant: *variant, endings: vec![*ending] };
+        let traced = run(setting, &alone, Config { trace, ..config.clone() }, &mut |_, traced| {
             (row.traced_ms, row.exposed) = (traced.step_ms, traced.exposed);
+        });
+        match traced {
+            Err(StackError::Interrupted) => return Err(StackError::Interrupted),
+            // What was measured without a trace stands.
+            Err(error) => row.remark(format!("no trace: {error}")),
+            Ok(()) => {}
         }
-    });
-    match traced {
-        Err(StackError::Interrupted) => Err(StackError::Interrupted),
-        // What was measured without a trace stands.
-        Err(error) => {
-            rows.iter_mut().for_each(|row| row.remark(format!("no trace: {error}")));
-            Ok(())
-        }
-        Ok(()) => Ok(()),
     }
+    Ok(())
 }
 
 /// Runs a session of the endings in turn, and hands on the row of each with its place.

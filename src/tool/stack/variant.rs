@@ -1,6 +1,7 @@
 //! What is varied between sessions, and its names.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use super::StackOptions;
 use crate::config::{Capture, Config, Prefetch, TraceOutput, Transport, Tune};
@@ -158,14 +159,19 @@ impl Variant {
         }
     }
 
-    /// The trace of its session, if one is asked for.
-    pub(super) fn trace(&self, base: &Config, options: &StackOptions) -> Option<TraceOutput> {
+    /// The file of an ending's trace, if traces are asked for.
+    pub(super) fn trace_file(&self, options: &StackOptions, ending: Ending) -> Option<PathBuf> {
         let folder = options.traces.as_ref()?;
-        let file = format!("{}.json", self.to_string().replace('/', "-"));
-        let path = folder.join(file).to_string_lossy().into_owned();
-        // Counted over the whole session, whose first program's steps come first.
+        Some(folder.join(format!("{}.json", self.name(ending).replace('/', "-"))))
+    }
+
+    /// The trace of a session of this ending alone, if one is asked for: of the first two steps that count, or
+    /// the one there is.
+    pub(super) fn trace(&self, base: &Config, options: &StackOptions, ending: Ending) -> Option<TraceOutput> {
+        let path = self.trace_file(options, ending)?.to_string_lossy().into_owned();
         let first_step = u32::try_from(options.warm).unwrap_or(u32::MAX);
-        Some(TraceOutput { enabled: true, path, first_step, steps: 2, device: base.trace.device })
+        let steps = if options.steps > 1 { 2 } else { 1 };
+        Some(TraceOutput { enabled: true, path, first_step, steps, device: base.trace.device })
     }
 
     /// The configuration of its session, without a trace. Rules for weights are left out: they are for a
@@ -306,6 +312,24 @@ mod tests {
         for Selected { variant, .. } in select(&options()) {
             assert_eq!(variant.config(&base, &options()).tune, Tune::default(), "{variant}");
         }
+    }
+
+    #[test]
+    fn every_ending_has_a_trace_of_its_own_of_steps_that_count() {
+        let traces = Some(PathBuf::from("traces"));
+        let of = |steps| {
+            let options = StackOptions { traces: traces.clone(), steps, ..options() };
+            let [first, ..] = &select(&options)[..] else { panic!("variants") };
+            let trace = |ending: &Ending| first.variant.trace(&Config::default(), &options, *ending).unwrap();
+            let traces: Vec<TraceOutput> = first.endings.iter().map(trace).collect();
+            traces.into_iter().map(|trace| (trace.path, trace.first_step, trace.steps)).collect::<Vec<_>>()
+        };
+        for (steps, traced) in [(1, 1), (2, 2), (10, 2)] {
+            let path = |ending| format!("traces/bf16-weight-depth1-eager-peer-{ending}.json");
+            assert_eq!(of(steps), [(path("gradients"), 3, traced), (path("training"), 3, traced)]);
+        }
+        let of_none = |of: &Selected| of.variant.trace(&Config::default(), &options(), Ending::Training);
+        assert!(select(&options()).iter().all(|of| of_none(of).is_none()));
     }
 
     #[test]
