@@ -59,6 +59,8 @@ enum What {
 ///               optimizer (at a learning rate of 0, so that all steps compute the same) and
 ///               quantizes the weights anew
 ///
+/// What a list names twice is measured once.
+///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
 /// predicted  the variant's step simulated on --cluster, and by how much it is off; a note says why, where

@@ -210,17 +210,18 @@ pub(super) struct Selected {
     pub(super) endings: Vec<Ending>,
 }
 
-/// What the options ask for and the patterns let through.
+/// What the options ask for and the patterns let through. What a list names twice is measured once.
 pub(super) fn select(options: &StackOptions) -> Vec<Selected> {
     let mut selected = Vec::new();
-    for format in options.formats.iter().copied() {
-        for transport in options.transports.iter().copied() {
-            for mode in options.modes.iter().copied() {
-                for unit in options.units.iter().copied() {
-                    for ahead in options.ahead.iter().copied() {
+    let endings = once(&options.endings);
+    for format in once(&options.formats) {
+        for transport in once(&options.transports) {
+            for mode in once(&options.modes) {
+                for unit in once(&options.units) {
+                    for ahead in once(&options.ahead) {
                         let variant = Variant { format, unit, ahead, mode, transport };
                         let wanted = |ending: &&Ending| options.wants(&variant.name(**ending));
-                        let endings: Vec<Ending> = options.endings.iter().filter(wanted).copied().collect();
+                        let endings: Vec<Ending> = endings.iter().filter(wanted).copied().collect();
                         if !endings.is_empty() {
                             selected.push(Selected { variant, endings });
                         }
@@ -230,6 +231,12 @@ pub(super) fn select(options: &StackOptions) -> Vec<Selected> {
         }
     }
     selected
+}
+
+/// The values of a list, each where it comes first.
+fn once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
+    let first = |(place, value): &(usize, &T)| !list[..*place].contains(value);
+    list.iter().enumerate().filter(first).map(|(_, value)| *value).collect()
 }
 
 #[cfg(test)]
@@ -272,6 +279,25 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), 2 * 3 * 2 * 2);
+    }
+
+    #[test]
+    fn what_is_named_twice_is_measured_once_and_in_the_order_of_the_list() {
+        let again = StackOptions {
+            formats: vec![StackFormat::Nvfp4, StackFormat::Bf16, StackFormat::Nvfp4],
+            units: vec![Unit::Block; 2],
+            ahead: vec![Ahead::Depth(2), Ahead::Auto, Ahead::Depth(2), Ahead::Auto],
+            modes: vec![Mode::Graph; 3],
+            transports: vec![Transport::Peer, Transport::Nccl, Transport::Peer],
+            endings: vec![Ending::Training, Ending::Gradients, Ending::Training],
+            ..options()
+        };
+        let selected = select(&again);
+        let names: Vec<String> = selected.iter().map(|of| of.variant.to_string()).collect();
+        assert_eq!(names[..2], ["nvfp4/block/depth2/graph/peer", "nvfp4/block/auto/graph/peer"]);
+        assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), names.len());
+        assert_eq!(names.len(), 2 * 2 * 2);
+        assert!(selected.iter().all(|of| of.endings == [Ending::Training, Ending::Gradients]));
     }
 
     #[test]
