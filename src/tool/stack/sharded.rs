@@ -1,5 +1,6 @@
 //! One session of a variant, with a program for each ending.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -119,14 +120,17 @@ fn predict(
 
 /// Rows of masters are those that the resident stack draws.
 fn initialize(shape: StackShape) -> impl Fn(MasterRows<'_>, &mut [f32]) + Send + Sync + 'static {
+    let numbers = (0..shape.layers).flat_map(|block| {
+        Projection::ALL.map(|projection| {
+            let number = block * Projection::ALL.len() + projection as usize;
+            (format!("blocks.{block}.{}", projection.name()), number)
+        })
+    });
+    let numbers: HashMap<String, usize> = numbers.collect();
     move |rows, masters| {
-        for block in 0..shape.layers {
-            for projection in Projection::ALL {
-                if rows.weight == format!("blocks.{block}.{}", projection.name()) {
-                    let seed = values::seed(block * Projection::ALL.len() + projection as usize);
-                    values::fill(seed, values::amplitude(rows.columns), rows.first_element(), masters);
-                }
-            }
+        if let Some(number) = numbers.get(rows.weight) {
+            let seed = values::seed(*number);
+            values::fill(seed, values::amplitude(rows.columns), rows.first_element(), masters);
         }
     }
 }
@@ -214,6 +218,24 @@ mod tests {
             row
         };
         predicted.into_iter().map(row).collect()
+    }
+
+    /// SK-1.
+    #[test]
+    fn every_declared_weight_begins_with_the_numbers_of_its_place_in_the_resident_stack() {
+        let computed = (Recipe::Bf16, ElementType::Bf16);
+        let (_, programs) =
+            declare(&SHAPE, Format::Bf16, computed, Unit::Weight, &[Ending::Gradients]).unwrap();
+        let weights = programs[0].model().weights();
+        assert_eq!(weights.len(), 4 * SHAPE.layers);
+        let initialize = initialize(SHAPE);
+        for (number, weight) in weights.iter().enumerate() {
+            let columns = weight.shape.cols;
+            let (mut found, mut resident) = (vec![0.0; 2 * columns], vec![0.0; 2 * columns]);
+            initialize(MasterRows { weight: &weight.name, first_row: 3, columns }, &mut found);
+            values::fill(values::seed(number), values::amplitude(columns), 3 * columns, &mut resident);
+            assert_eq!(found, resident, "{}", weight.name);
+        }
     }
 
     #[test]
