@@ -150,7 +150,8 @@ impl Variant {
     }
 
     /// Unless asked otherwise, reductions may be as far behind as gathers are ahead: a stack this deep into
-    /// the future has the memory. With three an exchange begins with the call behind its own.
+    /// the future has the memory. With three an exchange begins with the call behind its own. They are no less
+    /// far behind than the configuration says.
     fn behind(&self, base: &Config, options: &StackOptions) -> u32 {
         match (options.behind, self.ahead) {
             (Some(behind), _) => behind,
@@ -312,14 +313,16 @@ mod tests {
 
     #[test]
     fn reductions_are_as_far_behind_as_gathers_are_ahead_unless_a_number_is_given() {
-        let behind = |options: &StackOptions| -> Vec<u32> {
+        let behind = |reduce_behind, options: &StackOptions| -> Vec<u32> {
+            let base = Config { reduce_behind, ..Config::default() };
             let eager =
                 StackOptions { modes: vec![Mode::Eager], units: vec![Unit::Block], ..options.clone() };
-            let config = |of: &Selected| of.variant.config(&Config::default(), options).reduce_behind;
+            let config = |of: &Selected| of.variant.config(&base, options).reduce_behind;
             select(&eager).iter().map(config).collect()
         };
-        assert_eq!(behind(&options()), [3, 7, 2]);
-        assert_eq!(behind(&StackOptions { behind: Some(2), ..options() }), [2, 2, 2]);
+        assert_eq!(behind(2, &options()), [3, 7, 2]);
+        assert_eq!(behind(5, &options()), [5, 7, 5], "the configuration's is a floor");
+        assert_eq!(behind(5, &StackOptions { behind: Some(2), ..options() }), [2, 2, 2]);
     }
 
     #[test]
