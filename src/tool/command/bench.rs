@@ -63,8 +63,8 @@ enum What {
 ///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
-/// predicted  the variant's step simulated on --cluster, and by how much it is off; a note says why, where
-///            that machine cannot be simulated so
+/// predicted  the variant's step simulated on --cluster, and by how much it is off; where it cannot be
+///            simulated, a note says why
 /// host       until everything is enqueued, on the slowest rank
 /// traced     the step of a session of its own whose tasks are timed on the devices, and what that costs;
 ///            only with --traces
@@ -152,9 +152,10 @@ struct Stack {
     #[arg(long, value_name = "NAME|FILE")]
     cluster: Option<String>,
 
-    /// Run every variant once more with all tasks timed, each ending in a session of its own, and write a chrome trace of
-    /// the first two steps that count into this folder, as format-unit-prefetch-mode-transport-ending.json. What times
-    /// them: WARPWEFT_TRACE__DEVICE=auto, cupti or events
+    /// Run every variant once more with all tasks timed, each ending in a session of its own, and write a
+    /// chrome trace of the first two steps that count into this folder, as
+    /// format-unit-prefetch-mode-transport-ending.json. What times them: WARPWEFT_TRACE__DEVICE=auto, cupti
+    /// or events
     #[arg(long, value_name = "FOLDER")]
     traces: Option<PathBuf>,
 

@@ -15,9 +15,9 @@
 //! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input
 //!   and the order of products are those of the resident stack. What differs is where weights come from, how
 //!   many of them a call takes and a gather brings (the *unit*: a weight, or a block), and what they are
-//!   rounded to. With gathers N units ahead, gradients are reduced as many calls behind, no fewer than three and
-//!   than the configuration's `reduce_behind`, unless a number is given; `auto` finds the number itself, whatever
-//!   is given.
+//!   rounded to. With gathers N units ahead, gradients are reduced as many calls behind, no fewer than three
+//!   and than the configuration's `reduce_behind`, unless a number is given; `auto` finds the number itself,
+//!   whatever is given.
 //! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace
 //!   is asked for, a session of its own is traced, of one ending.
 //! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that

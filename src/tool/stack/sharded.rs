@@ -25,7 +25,8 @@ use crate::trace::median;
 const SIMULATED: u32 = 8;
 
 /// Measures the endings in turn; rows come as they are measured. If traces are asked for, each ending has one
-/// more session, of its steps alone, that is traced: what timing its tasks costs stands beside the step without.
+/// more session, of its steps alone, that is traced: what timing its tasks costs stands beside the step
+/// without.
 pub(super) fn measure(
     setting: &Setting<'_>,
     selected: &Selected,
