@@ -106,8 +106,8 @@ fn ranks(gpus: &[DeviceOrdinal]) -> u32 {
     u32::try_from(gpus.len()).unwrap_or(u32::MAX)
 }
 
-/// Simulates a step of each program on the machine that was named, if one was. What is refused here may run on
-/// GPUs all the same: it is the row that says so.
+/// Simulates a step of each program on the machine that was named, if one was. What is refused here may run
+/// on GPUs all the same: it is the row that says so.
 fn predict(
     programs: &[StepProgram],
     config: &Config,

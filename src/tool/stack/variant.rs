@@ -150,8 +150,8 @@ impl Variant {
     }
 
     /// Unless asked otherwise, reductions may be as far behind as gathers are ahead: a stack this deep into
-    /// the future has the memory. With three an exchange begins with the call behind its own. They are no less
-    /// far behind than the configuration says.
+    /// the future has the memory. With three an exchange begins with the call behind its own. They are at
+    /// least as far behind as the configuration says.
     fn behind(&self, base: &Config, options: &StackOptions) -> u32 {
         match (options.behind, self.ahead) {
             (Some(behind), _) => behind,
@@ -166,8 +166,8 @@ impl Variant {
         Some(folder.join(format!("{}.json", self.name(ending).replace('/', "-"))))
     }
 
-    /// The trace of a session of this ending alone, if one is asked for: of the first two steps that count, or
-    /// the one there is.
+    /// The trace of a session of this ending alone, if one is asked for: of the first two steps that count,
+    /// or the one there is.
     pub(super) fn trace(&self, base: &Config, options: &StackOptions, ending: Ending) -> Option<TraceOutput> {
         let path = self.trace_file(options, ending)?.to_string_lossy().into_owned();
         let first_step = u32::try_from(options.warm).unwrap_or(u32::MAX);
@@ -176,8 +176,8 @@ impl Variant {
     }
 
     /// The configuration of its session, without a trace. Rules for weights are left out: they are for a
-    /// trainer's own, and a variant's formats are its own. So is tuning: a variant is measured as it is named,
-    /// and not while others are tried.
+    /// trainer's own, and a variant's formats are its own. Tuning is left out too: a variant is measured as it
+    /// is named, and not while others are tried.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
         let prefetch = match self.ahead {
             Ahead::Depth(depth) => Prefetch::depth(depth),
