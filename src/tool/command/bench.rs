@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::super::stack::{
-    Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, Unit, bench_stack,
+    Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, Unit, bench_stack, trace_files,
 };
 use crate::config::{ReduceDtype, Transport};
 use crate::format::ElementType;
@@ -50,20 +50,23 @@ enum What {
 ///               their order, are the same
 ///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By
 ///               weights depth3 has at most one block in flight, depth7 at most two; by blocks depth1
-///               has at most two. Gradients are reduced as many calls behind (reduce_behind), three
-///               at least, unless --behind says how many; auto finds the number itself, whatever
-///               either says
+///               has at most two. Gradients are reduced as many calls behind, but no fewer than three
+///               and than the configuration's reduce_behind, unless --behind says how many; auto
+///               finds the number itself, whatever either says
 ///   mode        eager issues every task in every step, graph replays a recording
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the
 ///               optimizer (at a learning rate of 0, so that all steps compute the same) and
 ///               quantizes the weights anew
 ///
+/// What a list names twice is measured once.
+///
 /// step       from the command to the last rank's answer, devices idle before it; median
 /// ×          over the resident stack's step of the same mode
-/// predicted  the variant's step simulated on --cluster, and by how much it is off
+/// predicted  the variant's step simulated on --cluster, and by how much it is off; where it cannot be
+///            simulated, a note says why
 /// host       until everything is enqueued, on the slowest rank
-/// traced     the step of a second session whose tasks are timed on the devices, and what that costs;
+/// traced     the step of a session of its own whose tasks are timed on the devices, and what that costs;
 ///            only with --traces
 /// exposed    a collective runs and the compute lane runs nothing; of that session
 /// wire       bytes that a rank receives in a step
@@ -149,8 +152,10 @@ struct Stack {
     #[arg(long, value_name = "NAME|FILE")]
     cluster: Option<String>,
 
-    /// Run every session a second time with all tasks timed, and write a chrome trace of it into this folder. What times them:
-    /// WARPWEFT_TRACE__DEVICE=auto, cupti or events
+    /// Run every variant once more with all tasks timed, each ending in a session of its own, and write a
+    /// chrome trace of the first two steps that count into this folder, as
+    /// format-unit-prefetch-mode-transport-ending.json. What times them: WARPWEFT_TRACE__DEVICE=auto, cupti
+    /// or events
     #[arg(long, value_name = "FOLDER")]
     traces: Option<PathBuf>,
 
@@ -158,7 +163,7 @@ struct Stack {
     #[arg(long, value_name = "OUT.json")]
     json: Option<PathBuf>,
 
-    /// Replace OUT.json if it exists
+    /// Replace OUT.json and traces that exist
     #[arg(long)]
     force: bool,
 }
@@ -237,6 +242,17 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> StackError {
     }
 }
 
+/// Refuses files that could not be written in the end, and those that nobody said may be replaced.
+fn check_outputs(json: Option<&Path>, options: &StackOptions, replace: bool) -> Result<(), StackError> {
+    // A folder that is not there yet has no files.
+    let traced = options.traces.as_ref().is_some_and(|folder| folder.is_dir());
+    let traces = if traced { trace_files(options) } else { Vec::new() };
+    for path in json.into_iter().chain(traces.iter().map(PathBuf::as_path)) {
+        WholeFile::check(path, replace).map_err(cannot_write(path))?;
+    }
+    Ok(())
+}
+
 impl Bench {
     pub(super) fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
         let What::Stack(stack) = self.what;
@@ -248,10 +264,8 @@ impl Stack {
     fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
         let replace = self.force;
         let (json, options) = self.options();
-        if let Some(path) = &json {
-            // Before minutes of measuring.
-            WholeFile::check(path, replace).map_err(cannot_write(path))?;
-        }
+        // Before minutes of measuring.
+        check_outputs(json.as_deref(), &options, replace)?;
         let mut say = |line: &str| {
             let _ = writeln!(io::stderr(), "{line}");
         };
@@ -322,5 +336,59 @@ impl Stack {
             traces: self.traces,
         };
         (self.json, options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        what: What,
+    }
+
+    /// What a line of arguments asks for.
+    fn options(arguments: &str) -> (Option<PathBuf>, StackOptions) {
+        let words = ["bench", "stack"].into_iter().chain(arguments.split_whitespace());
+        let What::Stack(stack) = Line::try_parse_from(words).unwrap().what;
+        stack.options()
+    }
+
+    #[test]
+    fn no_trace_and_no_table_is_replaced_without_force() {
+        let folder = tempfile::tempdir().unwrap();
+        let trace = folder.path().join("bf16-block-depth1-graph-peer-training.json");
+        let line = |only: &str| {
+            let there = folder.path().display();
+            options(&format!("--traces {there} --json {there}/table.json --only {only}"))
+        };
+        let check = |(json, options): (Option<PathBuf>, StackOptions), replace| {
+            check_outputs(json.as_deref(), &options, replace)
+        };
+        check(line("*"), false).unwrap();
+        std::fs::write(&trace, "kept").unwrap();
+        let said = check(line("*"), false).unwrap_err();
+        assert!(matches!(&said, StackError::Exists { path } if *path == trace), "{said}");
+        check(line("*"), true).unwrap();
+        // That of a variant that is not measured is in nobody's way.
+        check(line("*/gradients"), false).unwrap();
+        assert_eq!(std::fs::read_to_string(&trace).unwrap(), "kept");
+        let table = folder.path().join("table.json");
+        std::fs::write(&table, "kept").unwrap();
+        let said = check(line("*/gradients"), false).unwrap_err();
+        assert!(matches!(&said, StackError::Exists { path } if *path == table), "{said}");
+    }
+
+    #[test]
+    fn a_folder_of_traces_need_not_be_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("missing");
+        let (_, options) = options(&format!("--traces {}", missing.display()));
+        check_outputs(None, &options, false).unwrap();
+        assert!(!missing.exists());
     }
 }

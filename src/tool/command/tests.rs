@@ -56,7 +56,9 @@ fn the_examples_of_the_bench_parse_and_its_help_names_what_units_there_are() {
     }
     let help = parse("warpweft bench stack --help").unwrap_err().to_string();
     assert!(
-        help.contains("[possible values: weight, block]") && help.contains("depthN gathers N units ahead"),
+        help.contains("[possible values: weight, block]")
+            && help.contains("depthN gathers N units ahead")
+            && help.contains("and than the configuration's reduce_behind, unless --behind"),
         "{help}"
     );
 }

@@ -67,7 +67,7 @@ pub enum StackError {
         source: io::Error,
     },
     /// A file is there that nobody said may be replaced.
-    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    #[error("`{}` exists; remove it, name another file or folder, or replace it with --force", path.display())]
     Exists {
         /// The file.
         path: PathBuf,

@@ -15,10 +15,11 @@
 //! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input
 //!   and the order of products are those of the resident stack. What differs is where weights come from, how
 //!   many of them a call takes and a gather brings (the *unit*: a weight, or a block), and what they are
-//!   rounded to. With gathers N units ahead, gradients are reduced as many calls behind, three at least, unless a
-//!   number is given; `auto` finds the number itself, whatever is given.
+//!   rounded to. With gathers N units ahead, gradients are reduced as many calls behind, no fewer than three
+//!   and than the configuration's `reduce_behind`, unless a number is given; `auto` finds the number itself,
+//!   whatever is given.
 //! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace
-//!   is asked for, a session of its own is traced.
+//!   is asked for, a session of its own is traced, of one ending.
 //! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that
 //!   computes something else is seen; with the ending `training` the gradient norm too. The ending
 //!   `gradients` has no norm: its plan computes none, and one beside it would be timed with it. Its calls and
@@ -106,7 +107,7 @@ pub struct StackOptions {
     /// The machine that `auto` counts with and that steps are predicted for: a preset or a cluster file.
     /// `None` is the configuration's for `auto`, and predicts nothing.
     pub cluster: Option<String>,
-    /// A folder for a trace of every sharded variant.
+    /// A folder for a trace of every sharded variant and ending. Files that are there are replaced.
     pub traces: Option<PathBuf>,
 }
 
@@ -178,6 +179,15 @@ pub fn bench_stack(
         }
     }
     Ok(report)
+}
+
+/// The traces that would be written.
+pub(super) fn trace_files(options: &StackOptions) -> Vec<PathBuf> {
+    let of_session = |session: variant::Selected| {
+        let variant::Selected { variant, endings } = session;
+        endings.into_iter().filter_map(move |ending| variant.trace_file(options, ending))
+    };
+    variant::select(options).into_iter().flat_map(of_session).collect()
 }
 
 /// What all sessions of a report have in common.

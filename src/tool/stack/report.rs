@@ -8,7 +8,10 @@ use serde::Serialize;
 use super::super::text::{Align, Table, bytes};
 use super::{StackError, StackOptions};
 use crate::format::ElementType;
-use crate::session::HostTime;
+use crate::session::{HostTime, SessionError};
+
+/// A step as it was simulated.
+pub(super) type Prediction = Result<Duration, SessionError>;
 
 /// One row: a variant and an ending.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -104,6 +107,15 @@ impl Measured {
         self.own_ms = milliseconds(host.issue.own);
         self.own_each_us = Some(host.own_each().as_secs_f64() * 1e6);
         self.edges_ms = milliseconds(host.edges.busy());
+    }
+
+    /// Says how long a step takes that was simulated; where the simulation was refused, why.
+    pub(super) fn predict(&mut self, predicted: Option<Prediction>) {
+        match predicted {
+            Some(Ok(step)) => self.predicted_ms = Some(step.as_secs_f64() * 1e3),
+            Some(Err(error)) => self.remark(format!("not predicted: {error}")),
+            None => {}
+        }
     }
 
     /// Notes one thing more.

@@ -1,51 +1,55 @@
 //! One session of a variant, with a program for each ending.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::closure::Closure;
 use super::program::{LOSS, declare};
-use super::report::Measured;
+use super::report::{Measured, Prediction};
 use super::shape::{Projection, StackShape};
 use super::variant::Selected;
 use super::{Setting, StackError, middle, values};
 use crate::backend::cuda::DeviceOrdinal;
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::id::RankId;
 use crate::linear::Recipe;
+use crate::model::StepProgram;
 use crate::session::initial::MasterRows;
-use crate::session::{HostTime, Outcome, Session, SessionError, StepReport, block_on, simulate_program};
+use crate::session::{HostTime, Outcome, Session, StepReport, block_on, simulate_program};
 use crate::trace::median;
 
 /// Steps that are simulated, so that their delays even out.
 const SIMULATED: u32 = 8;
 
-/// Measures the endings in turn; rows come as they are measured. If a trace is asked for, a second session is
-/// traced: what timing its tasks costs stands beside the step without.
+/// Measures the endings in turn; rows come as they are measured. If traces are asked for, each ending has one
+/// more session, of its steps alone, that is traced: what timing its tasks costs stands beside the step
+/// without.
 pub(super) fn measure(
     setting: &Setting<'_>,
     selected: &Selected,
     rows: &mut Vec<Measured>,
 ) -> Result<(), StackError> {
     let Setting { options, base, .. } = setting;
-    let config = selected.variant.config(base, options);
+    let Selected { variant, endings } = selected;
+    let config = variant.config(base, options);
     run(setting, selected, config.clone(), &mut |_, row| rows.push(row))?;
-    let Some(trace) = selected.variant.trace(base, options) else { return Ok(()) };
-    let traced = run(setting, selected, Config { trace, ..config }, &mut |place, traced| {
-        if let Some(row) = rows.get_mut(place) {
+    for (ending, row) in endings.iter().zip(rows) {
+        let Some(trace) = variant.trace(base, options, *ending) else { continue };
+        let alone = Selected { variant: *variant, endings: vec![*ending] };
+        let traced = run(setting, &alone, Config { trace, ..config.clone() }, &mut |_, traced| {
             (row.traced_ms, row.exposed) = (traced.step_ms, traced.exposed);
+        });
+        match traced {
+            Err(StackError::Interrupted) => return Err(StackError::Interrupted),
+            // What was measured without a trace stands.
+            Err(error) => row.remark(format!("no trace: {error}")),
+            Ok(()) => {}
         }
-    });
-    match traced {
-        Err(StackError::Interrupted) => Err(StackError::Interrupted),
-        // What was measured without a trace stands.
-        Err(error) => {
-            rows.iter_mut().for_each(|row| row.remark(format!("no trace: {error}")));
-            Ok(())
-        }
-        Ok(()) => Ok(()),
     }
+    Ok(())
 }
 
 /// Runs a session of the endings in turn, and hands on the row of each with its place.
@@ -71,17 +75,13 @@ fn run(
             Closure::new(Arc::clone(&declaration), &shape, computed, devices[rank.index()])
         };
         let timed = config.trace.enabled;
-        let predicted = programs.iter().map(|program| {
-            let simulated = |machine| simulate_program(program, &config, machine, ranks(gpus), SIMULATED);
-            // The row of a traced session lends its times to the one before.
-            let machine = machine.as_ref().filter(|_| !timed);
-            Ok(machine.map(simulated).transpose()?.map(|simulation| simulation.step))
-        });
-        let predicted: Vec<Option<Duration>> = predicted.collect::<Result<_, SessionError>>()?;
+        // The row of a traced session lends its times to the one before.
+        let machine = machine.as_ref().filter(|_| !timed);
+        let predictions = predict(&programs, &config, machine, ranks(gpus));
         let builder = Session::builder(config, closure).initialize(initialize(shape));
         let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
         let mut session = builder.start_cuda(gpus.to_vec()).await?;
-        for (place, ending) in endings.iter().enumerate() {
+        for (place, (ending, predicted)) in endings.iter().zip(predictions).enumerate() {
             let mut times = Times::default();
             for step in 0..pace.warm + pace.steps {
                 if stop.load(Ordering::Relaxed) {
@@ -95,8 +95,7 @@ fn run(
             }
             let plan = session.plan(ending.name())?;
             let mut measured = times.row(variant.name(*ending), recipe, plan.arena.bytes(), timed);
-            measured.predicted_ms =
-                predicted.get(place).copied().flatten().map(|step| step.as_secs_f64() * 1e3);
+            measured.predict(predicted);
             row(place, measured);
         }
         Ok(session.close().await?)
@@ -107,16 +106,32 @@ fn ranks(gpus: &[DeviceOrdinal]) -> u32 {
     u32::try_from(gpus.len()).unwrap_or(u32::MAX)
 }
 
+/// Simulates a step of each program on the machine that was named, if one was. What is refused here may run
+/// on GPUs all the same: it is the row that says so.
+fn predict(
+    programs: &[StepProgram],
+    config: &Config,
+    machine: Option<&Cluster>,
+    ranks: u32,
+) -> Vec<Option<Prediction>> {
+    let simulated = |program, machine| simulate_program(program, config, machine, ranks, SIMULATED);
+    let step = |program| machine.map(|machine| Ok(simulated(program, machine)?.step));
+    programs.iter().map(step).collect()
+}
+
 /// Rows of masters are those that the resident stack draws.
 fn initialize(shape: StackShape) -> impl Fn(MasterRows<'_>, &mut [f32]) + Send + Sync + 'static {
+    let numbers = (0..shape.layers).flat_map(|block| {
+        Projection::ALL.map(|projection| {
+            let number = block * Projection::ALL.len() + projection as usize;
+            (format!("blocks.{block}.{}", projection.name()), number)
+        })
+    });
+    let numbers: HashMap<String, usize> = numbers.collect();
     move |rows, masters| {
-        for block in 0..shape.layers {
-            for projection in Projection::ALL {
-                if rows.weight == format!("blocks.{block}.{}", projection.name()) {
-                    let seed = values::seed(block * Projection::ALL.len() + projection as usize);
-                    values::fill(seed, values::amplitude(rows.columns), rows.first_element(), masters);
-                }
-            }
+        if let Some(number) = numbers.get(rows.weight) {
+            let seed = values::seed(*number);
+            values::fill(seed, values::amplitude(rows.columns), rows.first_element(), masters);
         }
     }
 }
@@ -177,5 +192,72 @@ impl Times {
             }
         }
         row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::named;
+    use crate::config::Prefetch;
+    use crate::format::{ElementType, Format};
+    use crate::tool::{Ending, Unit};
+
+    const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 2, tokens: 32 };
+
+    /// A measured row of each ending, with what was predicted for so many GPUs on one host of four.
+    fn rows(ranks: u32, machine: Option<&Cluster>) -> Vec<Measured> {
+        let computed = (Recipe::Bf16, ElementType::Bf16);
+        let endings = [Ending::Gradients, Ending::Training];
+        let (_, programs) = declare(&SHAPE, Format::Bf16, computed, Unit::Block, &endings).unwrap();
+        let config = Config { prefetch: Prefetch::depth(1), ..Config::default() };
+        let predicted = predict(&programs, &config, machine, ranks);
+        let row = |predicted| {
+            let time = Duration::from_millis(2);
+            let mut row = Measured::new("row".to_owned(), "bf16".to_owned(), time, time);
+            row.predict(predicted);
+            row
+        };
+        predicted.into_iter().map(row).collect()
+    }
+
+    /// SK-1.
+    #[test]
+    fn every_declared_weight_begins_with_the_numbers_of_its_place_in_the_resident_stack() {
+        let computed = (Recipe::Bf16, ElementType::Bf16);
+        let (_, programs) =
+            declare(&SHAPE, Format::Bf16, computed, Unit::Weight, &[Ending::Gradients]).unwrap();
+        let weights = programs[0].model().weights();
+        assert_eq!(weights.len(), 4 * SHAPE.layers);
+        let initialize = initialize(SHAPE);
+        for (number, weight) in weights.iter().enumerate() {
+            let columns = weight.shape.cols;
+            let (mut found, mut resident) = (vec![0.0; 2 * columns], vec![0.0; 2 * columns]);
+            initialize(MasterRows { weight: &weight.name, first_row: 3, columns }, &mut found);
+            values::fill(values::seed(number), values::amplitude(columns), 3 * columns, &mut resident);
+            assert_eq!(found, resident, "{}", weight.name);
+        }
+    }
+
+    #[test]
+    fn a_prediction_that_is_refused_leaves_the_row_measured_and_says_why() {
+        let machine = named("h200x4").unwrap();
+        let refused = rows(8, Some(&machine));
+        assert_eq!(refused.len(), 2);
+        for row in refused {
+            assert_eq!((row.step_ms, row.predicted_ms), (Some(2.0), None));
+            assert!(row.note.as_ref().is_some_and(|note| note.starts_with("not predicted: ")), "{row:?}");
+        }
+    }
+
+    #[test]
+    fn every_ending_is_predicted_for_the_machine_that_was_named_and_for_none_otherwise() {
+        let machine = named("h200x4").unwrap();
+        let predicted = rows(4, Some(&machine));
+        assert!(predicted.iter().all(|row| row.predicted_ms.is_some_and(|step| step > 0.0)), "{predicted:?}");
+        for row in predicted.iter().chain(&rows(4, None)) {
+            assert_eq!(row.note, None);
+        }
+        assert!(rows(8, None).iter().all(|row| row.predicted_ms.is_none()));
     }
 }

@@ -1,9 +1,10 @@
 //! What is varied between sessions, and its names.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use super::StackOptions;
-use crate::config::{Capture, Config, Prefetch, TraceOutput, Transport};
+use crate::config::{Capture, Config, Prefetch, TraceOutput, Transport, Tune};
 use crate::format::Format;
 
 /// Formats of the stack's weights.
@@ -149,7 +150,8 @@ impl Variant {
     }
 
     /// Unless asked otherwise, reductions may be as far behind as gathers are ahead: a stack this deep into
-    /// the future has the memory. With three an exchange begins with the call behind its own.
+    /// the future has the memory. With three an exchange begins with the call behind its own. They are at
+    /// least as far behind as the configuration says.
     fn behind(&self, base: &Config, options: &StackOptions) -> u32 {
         match (options.behind, self.ahead) {
             (Some(behind), _) => behind,
@@ -158,18 +160,24 @@ impl Variant {
         }
     }
 
-    /// The trace of its session, if one is asked for.
-    pub(super) fn trace(&self, base: &Config, options: &StackOptions) -> Option<TraceOutput> {
+    /// The file of an ending's trace, if traces are asked for.
+    pub(super) fn trace_file(&self, options: &StackOptions, ending: Ending) -> Option<PathBuf> {
         let folder = options.traces.as_ref()?;
-        let file = format!("{}.json", self.to_string().replace('/', "-"));
-        let path = folder.join(file).to_string_lossy().into_owned();
-        // Counted over the whole session, whose first program's steps come first.
+        Some(folder.join(format!("{}.json", self.name(ending).replace('/', "-"))))
+    }
+
+    /// The trace of a session of this ending alone, if one is asked for: of the first two steps that count,
+    /// or the one there is.
+    pub(super) fn trace(&self, base: &Config, options: &StackOptions, ending: Ending) -> Option<TraceOutput> {
+        let path = self.trace_file(options, ending)?.to_string_lossy().into_owned();
         let first_step = u32::try_from(options.warm).unwrap_or(u32::MAX);
-        Some(TraceOutput { enabled: true, path, first_step, steps: 2, device: base.trace.device })
+        let steps = if options.steps > 1 { 2 } else { 1 };
+        Some(TraceOutput { enabled: true, path, first_step, steps, device: base.trace.device })
     }
 
     /// The configuration of its session, without a trace. Rules for weights are left out: they are for a
-    /// trainer's own, and a variant's formats are its own.
+    /// trainer's own, and a variant's formats are its own. Tuning is left out too: a variant is measured as it
+    /// is named, and not while others are tried.
     pub(super) fn config(&self, base: &Config, options: &StackOptions) -> Config {
         let prefetch = match self.ahead {
             Ahead::Depth(depth) => Prefetch::depth(depth),
@@ -184,6 +192,7 @@ impl Variant {
                 Mode::Eager => Capture::Off,
                 Mode::Graph => Capture::Step,
             },
+            tune: Tune::default(),
             trace: TraceOutput::default(),
             weights: Vec::new(),
             ..base.clone()
@@ -202,17 +211,18 @@ pub(super) struct Selected {
     pub(super) endings: Vec<Ending>,
 }
 
-/// What the options ask for and the patterns let through.
+/// What the options ask for and the patterns let through. What a list names twice is measured once.
 pub(super) fn select(options: &StackOptions) -> Vec<Selected> {
     let mut selected = Vec::new();
-    for format in options.formats.iter().copied() {
-        for transport in options.transports.iter().copied() {
-            for mode in options.modes.iter().copied() {
-                for unit in options.units.iter().copied() {
-                    for ahead in options.ahead.iter().copied() {
+    let endings = once(&options.endings);
+    for format in once(&options.formats) {
+        for transport in once(&options.transports) {
+            for mode in once(&options.modes) {
+                for unit in once(&options.units) {
+                    for ahead in once(&options.ahead) {
                         let variant = Variant { format, unit, ahead, mode, transport };
                         let wanted = |ending: &&Ending| options.wants(&variant.name(**ending));
-                        let endings: Vec<Ending> = options.endings.iter().filter(wanted).copied().collect();
+                        let endings: Vec<Ending> = endings.iter().filter(wanted).copied().collect();
                         if !endings.is_empty() {
                             selected.push(Selected { variant, endings });
                         }
@@ -222,6 +232,12 @@ pub(super) fn select(options: &StackOptions) -> Vec<Selected> {
         }
     }
     selected
+}
+
+/// The values of a list, each where it comes first.
+fn once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
+    let first = |(place, value): &(usize, &T)| !list[..*place].contains(value);
+    list.iter().enumerate().filter(first).map(|(_, value)| *value).collect()
 }
 
 #[cfg(test)]
@@ -267,6 +283,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_named_twice_is_measured_once_and_in_the_order_of_the_list() {
+        let again = StackOptions {
+            formats: vec![StackFormat::Nvfp4, StackFormat::Bf16, StackFormat::Nvfp4],
+            units: vec![Unit::Block; 2],
+            ahead: vec![Ahead::Depth(2), Ahead::Auto, Ahead::Depth(2), Ahead::Auto],
+            modes: vec![Mode::Graph; 3],
+            transports: vec![Transport::Peer, Transport::Nccl, Transport::Peer],
+            endings: vec![Ending::Training, Ending::Gradients, Ending::Training],
+            ..options()
+        };
+        let selected = select(&again);
+        let names: Vec<String> = selected.iter().map(|of| of.variant.to_string()).collect();
+        assert_eq!(names[..2], ["nvfp4/block/depth2/graph/peer", "nvfp4/block/auto/graph/peer"]);
+        assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), names.len());
+        assert_eq!(names.len(), 2 * 2 * 2);
+        assert!(selected.iter().all(|of| of.endings == [Ending::Training, Ending::Gradients]));
+    }
+
+    #[test]
     fn a_pattern_chooses_among_units() {
         let only = vec!["*/block/depth?/*/gradients".to_owned()];
         let selected = select(&StackOptions { only, ..options() });
@@ -278,14 +313,16 @@ mod tests {
 
     #[test]
     fn reductions_are_as_far_behind_as_gathers_are_ahead_unless_a_number_is_given() {
-        let behind = |options: &StackOptions| -> Vec<u32> {
+        let behind = |reduce_behind, options: &StackOptions| -> Vec<u32> {
+            let base = Config { reduce_behind, ..Config::default() };
             let eager =
                 StackOptions { modes: vec![Mode::Eager], units: vec![Unit::Block], ..options.clone() };
-            let config = |of: &Selected| of.variant.config(&Config::default(), options).reduce_behind;
+            let config = |of: &Selected| of.variant.config(&base, options).reduce_behind;
             select(&eager).iter().map(config).collect()
         };
-        assert_eq!(behind(&options()), [3, 7, 2]);
-        assert_eq!(behind(&StackOptions { behind: Some(2), ..options() }), [2, 2, 2]);
+        assert_eq!(behind(2, &options()), [3, 7, 2]);
+        assert_eq!(behind(5, &options()), [5, 7, 5], "the configuration's is a floor");
+        assert_eq!(behind(5, &StackOptions { behind: Some(2), ..options() }), [2, 2, 2]);
     }
 
     #[test]
@@ -295,6 +332,33 @@ mod tests {
         for Selected { variant, .. } in select(&options()) {
             assert_eq!(variant.config(&base, &options()).kernel_exchange, kernel_exchange, "{variant}");
         }
+    }
+
+    /// SK-1.
+    #[test]
+    fn no_session_tries_other_policies_than_its_own_whatever_the_configuration_says() {
+        let base = Config { tune: Tune { steps: 8 }, ..Config::default() };
+        for Selected { variant, .. } in select(&options()) {
+            assert_eq!(variant.config(&base, &options()).tune, Tune::default(), "{variant}");
+        }
+    }
+
+    #[test]
+    fn every_ending_has_a_trace_of_its_own_of_steps_that_count() {
+        let traces = Some(PathBuf::from("traces"));
+        let of = |steps| {
+            let options = StackOptions { traces: traces.clone(), steps, ..options() };
+            let [first, ..] = &select(&options)[..] else { panic!("variants") };
+            let trace = |ending: &Ending| first.variant.trace(&Config::default(), &options, *ending).unwrap();
+            let traces: Vec<TraceOutput> = first.endings.iter().map(trace).collect();
+            traces.into_iter().map(|trace| (trace.path, trace.first_step, trace.steps)).collect::<Vec<_>>()
+        };
+        for (steps, traced) in [(1, 1), (2, 2), (10, 2)] {
+            let path = |ending| format!("traces/bf16-weight-depth1-eager-peer-{ending}.json");
+            assert_eq!(of(steps), [(path("gradients"), 3, traced), (path("training"), 3, traced)]);
+        }
+        let of_none = |of: &Selected| of.variant.trace(&Config::default(), &options(), Ending::Training);
+        assert!(select(&options()).iter().all(|of| of_none(of).is_none()));
     }
 
     #[test]
