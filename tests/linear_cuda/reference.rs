@@ -1,5 +1,6 @@
 //! Products in f64, and how far a GPU's may be from them.
 
+use half::bf16;
 use warpweft::format::{ElementType, Shape};
 use warpweft::linear::Recipe;
 
@@ -71,6 +72,13 @@ fn unit_of(recipe: Recipe, inner: usize) -> f64 {
 /// Panics unless `found` is lhs · rhsᵀ of bf16 values, summed in f32 and rounded to bf16 once. Parts of a sum that are
 /// rounded to bf16 before they are added leave errors of their own sizes, far above this where they cancel.
 pub(crate) fn assert_rounded_once(what: &str, lhs: &Matrix, rhs: &Matrix, found: &[f32]) {
+    let largest = beyond_one_rounding(lhs, rhs, found);
+    println!("{what}: largest error {largest:.3} of what one rounding allows");
+    assert!(largest <= 1.0, "{what}: an error of {largest} times what one rounding allows");
+}
+
+/// The largest error of lhs · rhsᵀ, in what a sum in f32 and one rounding to bf16 allow.
+fn beyond_one_rounding(lhs: &Matrix, rhs: &Matrix, found: &[f32]) -> f64 {
     let inner = lhs.shape.cols as f64;
     let mut largest = 0.0_f64;
     for row in 0..lhs.shape.rows {
@@ -82,14 +90,42 @@ pub(crate) fn assert_rounded_once(what: &str, lhs: &Matrix, rhs: &Matrix, found:
                 squares += term * term;
             }
             let found = f64::from(found[row * rhs.shape.rows + column]);
-            // Half a unit of 8 bits, and what a random walk of so many steps gathers in f32, several times.
-            let in_f32 = 4.0 * inner * 2f64.powi(-24) * (squares / inner).sqrt();
-            let allowed = 2f64.powi(-9) * (sum.abs() + in_f32) + in_f32;
+            // Half a unit of 8 bits, and what a random walk of so many steps gathers in f32, several times: units
+            // of products cut sums off instead of rounding them.
+            let in_f32 = 8.0 * inner * 2f64.powi(-24) * (squares / inner).sqrt();
+            let allowed = 2f64.powi(-8) * (sum.abs() + in_f32) + in_f32;
             largest = largest.max((found - sum).abs() / allowed);
         }
     }
-    println!("{what}: largest error {largest:.3} of what one rounding allows");
-    assert!(largest <= 1.0, "{what}: an error of {largest} times what one rounding allows");
+    largest
+}
+
+#[test]
+fn a_sum_whose_parts_were_rounded_to_bf16_is_told_from_one_that_was_rounded_once() {
+    let shape = Shape::new(8, 65536);
+    let matrix = |seed| {
+        let rounded: Vec<f32> =
+            noise(shape, seed).iter().map(|value| bf16::from_f32(*value).to_f32()).collect();
+        Matrix::new(shape, rounded)
+    };
+    let (lhs, rhs) = (matrix(1), matrix(2));
+    let product = |parts: usize| {
+        let mut all = Vec::new();
+        for row in 0..8 {
+            for column in 0..8 {
+                let terms: Vec<f32> =
+                    lhs.line(row).iter().zip(rhs.line(column)).map(|(a, b)| a * b).collect();
+                let of_parts = terms.chunks(shape.cols / parts).map(|part| part.iter().sum::<f32>());
+                let rounded = of_parts.map(|part| bf16::from_f32(part).to_f32());
+                all.push(bf16::from_f32(rounded.sum()).to_f32());
+            }
+        }
+        all
+    };
+    assert!(beyond_one_rounding(&lhs, &rhs, &product(1)) < 1.0);
+    for parts in [2, 4, 16] {
+        assert!(beyond_one_rounding(&lhs, &rhs, &product(parts)) > 1.2, "{parts} parts");
+    }
 }
 
 /// Panics unless `found` is lhs · rhsᵀ, of two matrices with lines along the contraction, to within rounding.
