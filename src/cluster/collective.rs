@@ -25,7 +25,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Cluster, Link};
+use super::{Cluster, Link, Reach};
 use crate::model::{Group, Mesh};
 
 /// How a collective is carried out.
@@ -49,8 +49,8 @@ pub enum Algorithm {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Links {
     ranks: f64,
-    pub(super) per_node: f64,
-    pub(super) nodes: f64,
+    per_node: f64,
+    nodes: f64,
     inside: Link,
     between: Link,
     algorithm: Algorithm,
@@ -76,6 +76,16 @@ impl Links {
             between,
             algorithm: cluster.algorithm,
         })
+    }
+
+    /// Which of them a collective takes.
+    #[must_use]
+    pub fn reach(&self) -> Reach {
+        match (self.nodes > 1.0, self.per_node > 1.0) {
+            (false, _) => Reach::Inside,
+            (true, false) => Reach::Between,
+            (true, true) => Reach::Both,
+        }
     }
 
     /// Nanoseconds of a gather or reduce-scatter of `bytes` bytes, all ranks' parts together.

@@ -1,10 +1,11 @@
 //! What lanes of one GPU take from each other.
 //!
 //! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Only the
-//! later of the two in issue order is charged. Two communicators share one link, whose bytes are conserved:
-//! if each of two collectives takes f times as long beside the other, both together move 2/f as much as one.
-//! One that is not slowed leaves `2/f − 1` to the other, which therefore takes `f/(2−f)` times as long, and
-//! for f = 2 stands still until the first is over.
+//! later of the two in issue order is charged. What goes at a share of its speed takes that share of what it
+//! would take. What collectives take from each other goes by links and not by lanes
+//! (`traffic`), whose bytes are conserved: if each of two takes f times as long beside the other, both together
+//! move 2/f as much as one. One that is not slowed leaves `2/f − 1` to the other, which for f = 2 stands still
+//! until the first is over.
 
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +41,7 @@ impl Default for Contention {
 }
 
 impl Contention {
-    /// The factor on work of a lane of kind `own` while one of kind `other` runs.
+    /// The factor on work of a lane of kind `own` while one of kind `other` runs: 1 for two communicators.
     #[must_use]
     pub fn factor(&self, own: LaneKind, other: LaneKind) -> f64 {
         match (own, other) {
@@ -48,25 +49,37 @@ impl Contention {
             (LaneKind::Compute, LaneKind::Quantize | LaneKind::Sum) => self.compute_beside_quantize,
             (LaneKind::Quantize | LaneKind::Sum, LaneKind::Compute) => self.quantize_beside_compute,
             (LaneKind::Communicator(_), LaneKind::Compute) => self.collective_beside_compute,
-            (LaneKind::Communicator(_), LaneKind::Communicator(_)) => {
-                let each = self.collective_beside_collective;
-                if each < 2.0 { each / (2.0 - each) } else { f64::INFINITY }
-            }
             _ => 1.0,
         }
     }
+
+    /// The share of its speed that a collective loses while one before it takes all of a link that both want.
+    #[must_use]
+    pub fn lost_beside_collective(&self) -> f64 {
+        2.0 - 2.0 / self.collective_beside_collective.clamp(1.0, 2.0)
+    }
 }
 
-/// How long work of `length` takes if it starts at `begin` and runs `factor` times slower while `busy`.
-/// `busy` has intervals in order, none of which touch.
+/// A stretch of time in which something ran.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Ran {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// The share of its speed at which it went.
+    pub(crate) share: f64,
+}
+
+/// How long work of `length` takes if it starts at `begin` and runs `factor` times slower while something else runs
+/// at its full speed, and by as much less slower as that goes slower. `busy` is in order, and nothing overlaps.
 #[must_use]
-pub(crate) fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
+pub(crate) fn stretched(begin: f64, length: f64, busy: &[Ran], factor: f64) -> f64 {
     if factor <= 1.0 || length <= 0.0 {
         return length;
     }
-    let first = busy.partition_point(|(_, end)| (*end as f64) <= begin);
+    let first = busy.partition_point(|ran| (ran.to as f64) <= begin);
     let (mut now, mut left) = (begin, length);
-    for (from, to) in busy[first..].iter().map(|(from, to)| (*from as f64, *to as f64)) {
+    for Ran { from, to, share } in &busy[first..] {
+        let (from, to, factor) = (*from as f64, *to as f64, 1.0 + (factor - 1.0) * share);
         let alone = (from - now).max(0.0);
         if left <= alone {
             break;
@@ -88,6 +101,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn two_collectives_together_move_as_much_as_the_factor_of_both_says() {
+        let lost = |factor| {
+            Contention { collective_beside_collective: factor, ..Contention::default() }
+                .lost_beside_collective()
+        };
+        assert_eq!([0.5, 1.0, 4.0 / 3.0, 2.0, 3.0].map(lost), [0.0, 0.0, 0.5, 1.0, 1.0]);
+    }
+
+    fn stretched(begin: f64, length: f64, busy: &[(u64, u64)], factor: f64) -> f64 {
+        let ran: Vec<Ran> = busy.iter().map(|(from, to)| Ran { from: *from, to: *to, share: 1.0 }).collect();
+        super::stretched(begin, length, &ran, factor)
+    }
+
+    #[test]
+    fn what_goes_at_half_its_speed_takes_half_as_much_from_others() {
+        let ran = [Ran { from: 0, to: 3, share: 0.5 }, Ran { from: 3, to: 100, share: 1.0 }];
+        assert_eq!(super::stretched(0.0, 4.0, &ran, 2.0), 3.0 + 2.0 * 2.0);
+    }
+
+    #[test]
     fn work_is_slowed_only_while_the_other_lane_runs() {
         assert_eq!(stretched(0.0, 10.0, &[], 2.0), 10.0);
         assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 2.0), 20.0);
@@ -95,6 +128,5 @@ mod tests {
         assert_eq!(stretched(0.0, 10.0, &[(4, 8), (9, 100)], 2.0), 4.0 + 4.0 + 1.0 + 2.0 * 3.0);
         assert_eq!(stretched(5.0, 10.0, &[(0, 5), (15, 20)], 2.0), 10.0);
         assert_eq!(stretched(0.0, 10.0, &[(0, 100)], 1.0), 10.0);
-        assert_eq!(stretched(0.0, 10.0, &[(4, 8), (9, 100)], f64::INFINITY), 100.0 + 5.0);
     }
 }

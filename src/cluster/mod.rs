@@ -8,7 +8,8 @@
 //! | `collective` | what a collective takes: α–β formulas |
 //! | `contention` | what lanes of one GPU take from each other |
 //! | `price` | what every op takes by itself |
-//! | `reach` | which links a collective takes, and when lanes took them |
+//! | `reach` | which links a collective takes |
+//! | `traffic` | how much of a link collectives take, and when |
 //! | `jitter` | by how much a rank is late: a seed and a hash, no state |
 //! | `presets` | clusters that come with the crate, each number with its source |
 //!
@@ -20,15 +21,16 @@ mod jitter;
 mod presets;
 mod price;
 mod reach;
+mod traffic;
 
 pub use collective::{Algorithm, Links};
 pub use contention::Contention;
-pub(crate) use contention::stretched;
+pub(crate) use contention::{Ran, stretched};
 pub use jitter::Jitter;
 pub use presets::{PRESETS, named, preset};
 pub use price::{Prices, Work};
-pub(crate) use reach::Busy;
 pub use reach::Reach;
+pub(crate) use traffic::Traffic;
 
 use std::path::Path;
 

@@ -4,7 +4,7 @@
 //! only place that says so. Its `match` has no wildcard: a new op does not compile until it is stated here
 //! what it touches.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::operands::SumTarget;
 use super::vocabulary::Op;
@@ -93,10 +93,15 @@ impl Op {
                 all
             }
             // Weights of one bucket read the same tensor scales, and values of two types the same planes.
-            Self::Dequantize { parts } => merged(parts.iter().flat_map(|part| {
-                let reads = [Some(part.from), part.own, part.tensor_scale].into_iter().flatten();
-                reads.map(|slot| (slot, Read)).chain(std::iter::once((part.to, Write)))
-            })),
+            Self::Dequantize { parts } => {
+                let (mut all, mut read) = (Vec::with_capacity(4 * parts.len()), HashSet::new());
+                for part in parts {
+                    let reads = [Some(part.from), part.own, part.tensor_scale].into_iter().flatten();
+                    all.extend(reads.filter(|slot| read.insert(*slot)).map(|slot| (slot, Read)));
+                    all.push((part.to, Write));
+                }
+                all
+            }
             Self::AddGradient { from, into, .. } => vec![(*from, Read), (*into, Update)],
             Self::Accumulate { from, into, first, .. } => {
                 vec![(*from, Read), (*into, if *first { Write } else { Update })]

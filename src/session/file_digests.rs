@@ -1,9 +1,10 @@
 //! Digests of a checkpoint in one file: of its tensors, and of what it says of itself.
 //!
-//! Law: a file of version 3 that changed in any way that a reader could see is refused. Every tensor has a digest of its
-//! element type, its shape and its bytes; the metadata list them by name, and have one of themselves under a key of
-//! their own. So no list, count or note changes unseen, and no tensor is missing or too many. A file of before is read
-//! by what it has, but none that has the key of now: its version is what changed.
+//! Law: a file of version 3 that changed in any way that a reader could see is refused. Every tensor has a
+//! digest of its element type, its shape and its bytes; the metadata list them by name, and have one of
+//! themselves under a key of their own. So no list, count or note changes unseen, and no tensor is missing or
+//! too many. A file of before is read by what it has, but none that has the key of now: its version is what
+//! changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};

@@ -1,10 +1,10 @@
 //! Checkpoints in one safetensors file.
 //!
 //! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power
-//! (`whole_file.rs`). A save that fails leaves nothing behind. Loading takes memory in proportion to the
-//! file, whatever its header says: every tensor is read at most once. Saving takes next to none, for tensors go
-//! from the checkpoint to the file (`tensor_file.rs`). What they are called is said in `tensors.rs`. What is read is what
-//! was saved, by its digests (`file_digests.rs`).
+//! (`whole_file.rs`). A save that fails leaves nothing behind. Loading takes memory in proportion to the file,
+//! whatever its header says: every tensor is read at most once. Saving takes next to none, for tensors go from
+//! the checkpoint to the file (`tensor_file.rs`). What they are called is said in `tensors.rs`. What is read is
+//! what was saved, by its digests (`file_digests.rs`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -23,18 +23,18 @@ use crate::whole_file::WholeFile;
 
 /// One safetensors file.
 ///
-/// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized planes
-/// as `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the format
-/// stores it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to; for FP8 with
-/// one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32
-/// `[1]`, by which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per
-/// carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says
-/// `zeros`. Weights that were frozen have no moments, and the metadata list them as `frozen`, like all weights of a
-/// rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`. They also hold
+/// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized planes as
+/// `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the format stores
+/// it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to; for FP8 with one scale
+/// per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32 `[1]`, by
+/// which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per carried buffer
+/// and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says `zeros`. Weights that
+/// were frozen have no moments, and the metadata list them as `frozen`, like all weights of a rule of updates
+/// that keeps no state; those of which it keeps one list are listed as `one_state`. They also hold
 /// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of, `adam` or
-/// `own_rule` ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file that changed
-/// on the disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and
-/// `metadata_digest`, of all metadata.
+/// `own_rule` ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file
+/// that changed on the disk or on the way is refused: `digests`, of every tensor's element type, shape and
+/// bytes, and `metadata_digest`, of all metadata.
 ///
 /// This is version 3 of the file. In version 2 digests are of the bytes of tensors alone, or there are none; version 1
 /// had no carried buffers, and loads as a checkpoint without any. Both are read as they are.

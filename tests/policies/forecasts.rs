@@ -65,8 +65,11 @@ fn no_plan_of_the_same_tasks_beats_the_bound_of_another() {
     hosts.contention = Contention { collective_beside_collective: 2.0, ..Default::default() };
     hosts.jitter = Default::default();
     hosts.gpu.memory_bytes = 1 << 50;
+    let mut one_link = plain();
+    one_link.contention = hosts.contention;
     let mut cases = [0.0, 3.0, 300.0].map(|launch_us| (plain(), launch_us, 4, 1)).to_vec();
     cases.extend([0.0, 300.0].map(|launch_us| (hosts.clone(), launch_us, 16, 2)));
+    cases.extend([0.0, 300.0].map(|launch_us| (one_link.clone(), launch_us, 4, 2)));
     for (mut cluster, launch_us, ranks, replicate) in cases {
         cluster.gpu.launch_us = launch_us;
         let forecasts: Vec<_> = [0, 1, 2, 4, 8]

@@ -246,6 +246,9 @@ fn sums_over_replicas_that_are_nodes_hold_up_nothing_inside_of_them() {
     assert_eq!(step(3, "2", shared), step(3, "2", ""));
     assert!(step(3, "2", "") < step(2, "2", ""));
     assert!(step(3, "4", shared) > step(3, "4", ""));
+    // A third communicator on that one link moves nothing twice: what stands still is charged once.
+    let [one, two, three] = [1, 2, 3].map(|communicators| step(communicators, "4", shared));
+    assert!(three <= two && two <= one, "{one:?} {two:?} {three:?}");
 }
 
 #[test]

@@ -23,10 +23,10 @@ enum Layout {
 
 /// What example 09 prints and `docs/simulating.md` shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
-    (Layout::Pairs, 1.0, [100.0, 84.1, 71.4, 65.3, 61.3, 58.9]),
-    (Layout::Pairs, 0.5, [100.0, 99.9, 99.2, 97.1, 93.5, 90.9]),
-    (Layout::Sharded, 1.0, [100.0, 102.1, 97.3, 87.3, 80.5, 70.8]),
-    (Layout::Sharded, 0.5, [100.0, 101.2, 101.3, 101.2, 100.9, 100.3]),
+    (Layout::Pairs, 1.0, [100.0, 84.5, 70.8, 64.8, 60.9, 58.5]),
+    (Layout::Pairs, 0.5, [100.0, 99.1, 98.3, 96.7, 94.8, 91.9]),
+    (Layout::Sharded, 1.0, [100.0, 101.7, 91.3, 87.1, 78.1, 70.5]),
+    (Layout::Sharded, 0.5, [100.0, 100.9, 101.1, 101.0, 100.6, 100.1]),
 ];
 
 /// Points by which a simulated efficiency may move before somebody has to look at it.

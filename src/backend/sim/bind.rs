@@ -15,10 +15,8 @@ pub(super) struct Priced {
     pub(super) lane: LaneId,
     /// Nanoseconds by itself.
     pub(super) nanoseconds: f64,
-    /// For a collective, the group of ranks whose last arrival begins it.
-    pub(super) group: Option<Group>,
-    /// The links it takes.
-    pub(super) reach: Option<Reach>,
+    /// For a collective, the group of ranks whose last arrival begins it, and the links it takes.
+    pub(super) collective: Option<(Group, Reach)>,
 }
 
 /// Prices of all tasks of a binding, in issue order.
@@ -31,7 +29,8 @@ pub(super) fn price(binding: &Binding<'_>, prices: &Prices) -> Result<Vec<Priced
             op: op.name(),
             reason: "it names a call, weight or slot that the plan does not have".to_owned(),
         })?;
-        Ok(Priced { lane: *lane, nanoseconds, group: op.group(), reach: prices.reach(op) })
+        let collective = op.group().map(|group| (group, prices.reach_of(group)));
+        Ok(Priced { lane: *lane, nanoseconds, collective })
     };
     binding.ops.iter().enumerate().map(priced).collect()
 }

@@ -5,7 +5,7 @@
 //! not a time: it would stand still there.
 
 use crate::backend::TaskInterval;
-use crate::cluster::{Busy, Cluster, Contention, Jitter, stretched};
+use crate::cluster::{Cluster, Contention, Jitter, Ran, Traffic, stretched};
 use crate::id::{EventId, LaneId, RankId, TaskId};
 use crate::layout::{Lane, LaneKind};
 use crate::model::{Group, Mesh};
@@ -77,7 +77,7 @@ struct LaneState {
     /// When the lane is free, per clock.
     free: Vec<u64>,
     /// When it ran in this step, on rank 0, in order.
-    busy: Busy,
+    busy: Vec<Ran>,
 }
 
 /// All clocks.
@@ -92,6 +92,8 @@ pub(super) struct Machine {
     slow: Vec<f64>,
     host: Vec<u64>,
     lanes: Vec<LaneState>,
+    /// What was taken of links in this step, on rank 0.
+    traffic: Traffic,
     step: u64,
     pub(super) recording: Option<Vec<Action>>,
 }
@@ -109,6 +111,7 @@ impl Machine {
             slow: (0..clocks).map(|rank| cluster.jitter.slow(rank)).collect(),
             host: vec![0; clocks as usize],
             lanes: Vec::new(),
+            traffic: Traffic::default(),
             step: 0,
             recording: None,
         }
@@ -119,7 +122,7 @@ impl Machine {
     }
 
     pub(super) fn open(&mut self, lane: Lane) {
-        let state = |kind| LaneState { kind, free: vec![0; self.host.len()], busy: Busy::default() };
+        let state = |kind| LaneState { kind, free: vec![0; self.host.len()], busy: Vec::new() };
         while self.lanes.len() <= lane.id.index() {
             self.lanes.push(state(lane.kind));
         }
@@ -129,6 +132,7 @@ impl Machine {
     pub(super) fn begin_step(&mut self) {
         self.step += 1;
         self.lanes.iter_mut().for_each(|lane| lane.busy.clear());
+        self.traffic.clear();
     }
 
     /// Notes that the host enqueues something; events are free.
@@ -218,39 +222,37 @@ impl Machine {
         let lane = self.lanes.get_mut(priced.lane.index())?;
         lane.free.iter_mut().zip(&self.host).for_each(|(free, host)| *free = (*free).max(*host));
         let begin = lane.free[0];
-        if let Some(group) = priced.group {
+        if let Some((group, _)) = priced.collective {
             join(&mut lane.free, self.mesh, group);
         }
         let joined = lane.free[0];
-        let length = self.contended(priced, joined);
+        let held_up = self.beside_other_lanes(priced, joined);
         let lane = &mut self.lanes[priced.lane.index()];
-        if priced.group.is_some() {
-            let length = length.round() as u64;
-            lane.free.iter_mut().for_each(|free| *free = free.saturating_add(length));
+        if let Some((_, reach)) = priced.collective {
+            let (end, ran) =
+                self.traffic.carry(&self.contention, reach, (joined, priced.nanoseconds, held_up));
+            lane.free.iter_mut().for_each(|free| *free = free.saturating_add(end - joined));
+            lane.busy.extend(ran);
         } else {
             let (step, jitter) = (self.step, self.jitter);
             for ((rank, free), slow) in (0u32..).zip(&mut lane.free).zip(&self.slow) {
-                let late = length * slow * jitter.factor(rank, step, task.number());
+                let late = (priced.nanoseconds + held_up) * slow * jitter.factor(rank, step, task.number());
                 *free = free.saturating_add(late.round() as u64);
             }
+            lane.busy.push(Ran { from: joined, to: lane.free[0], share: 1.0 });
         }
-        let end = lane.free[0];
-        if end > joined {
-            lane.busy.add(priced.reach, (joined, end));
-        }
-        Some(TaskInterval { begin, joined, end })
+        Some(TaskInterval { begin, joined, end: lane.free[0] })
     }
 
-    /// The time of a task that begins at `begin`, including what contention with other lanes costs it.
-    fn contended(&self, priced: &Priced, begin: u64) -> f64 {
+    /// By how much lanes of other kinds hold up a task that begins at `begin`.
+    fn beside_other_lanes(&self, priced: &Priced, begin: u64) -> f64 {
         let own = self.lanes[priced.lane.index()].kind;
         let others = self.lanes.iter().filter(|lane| lane.kind != own);
-        let extra = others.map(|lane| {
+        let by_each = others.map(|lane| {
             let factor = self.contention.factor(own, lane.kind);
-            stretched(begin as f64, priced.nanoseconds, lane.busy.meeting(priced.reach), factor)
-                - priced.nanoseconds
+            stretched(begin as f64, priced.nanoseconds, &lane.busy, factor) - priced.nanoseconds
         });
-        priced.nanoseconds + extra.sum::<f64>()
+        by_each.sum()
     }
 }
 

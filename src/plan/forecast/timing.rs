@@ -4,7 +4,7 @@
 //! takes its price and what other lanes take from it, charged in T. That is the machine of the simulator on one
 //! clock, without delays, and to the nanosecond where lanes take nothing from each other.
 
-use crate::cluster::{Busy, Reach, stretched};
+use crate::cluster::{Ran, Reach, Traffic, stretched};
 use crate::id::{LaneId, TaskId};
 use crate::layout::LaneKind;
 use crate::plan::{Costs, StepPlan};
@@ -33,7 +33,8 @@ pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[LaneKind], costs: &C
     let contention = costs.contention();
     let (launch, mut host) = costs.host();
     let mut free = vec![0u64; lanes.len()];
-    let mut busy = vec![Busy::default(); lanes.len()];
+    let mut busy = vec![Vec::new(); lanes.len()];
+    let mut traffic = Traffic::default();
     let mut spans: Vec<Span> = Vec::with_capacity(tasks.len());
     for task in tasks {
         let lane = task.lane.index();
@@ -46,14 +47,18 @@ pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[LaneKind], costs: &C
         let extra: f64 = others
             .map(|other| {
                 let factor = contention.factor(lanes[lane], lanes[other]);
-                stretched(begin as f64, task.nanoseconds, busy[other].meeting(task.reach), factor)
-                    - task.nanoseconds
+                stretched(begin as f64, task.nanoseconds, &busy[other], factor) - task.nanoseconds
             })
             .sum();
-        let end = begin.saturating_add((task.nanoseconds + extra).round() as u64);
-        if end > begin {
-            busy[lane].add(task.reach, (begin, end));
-        }
+        let end = if let Some(reach) = task.reach {
+            let (end, ran) = traffic.carry(&contention, reach, (begin, task.nanoseconds, extra));
+            busy[lane].extend(ran);
+            end
+        } else {
+            let end = begin.saturating_add((task.nanoseconds + extra).round() as u64);
+            busy[lane].push(Ran { from: begin, to: end, share: 1.0 });
+            end
+        };
         free[lane] = end;
         spans.push(Span { begin, end });
     }
