@@ -323,6 +323,38 @@ fn a_stack_with_a_layer_that_is_refused_adds_nothing() {
 
 const DECODER: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
 
+/// A token goes through two of eight experts: each gives its part of what `up` leaves, `down` adds theirs up, and the
+/// memory that a call touches is the weights of all and what goes in and out.
+#[test]
+fn experts_of_a_decoder_give_one_sum_for_each_token_and_cost_what_is_computed() {
+    let text = format!("{DECODER}experts = 8\nexperts_per_token = 2\n");
+    let (tokens, hidden, ffn, bytes) = (32, 64, 128, 2);
+    for text in [text.clone(), format!("{text}expert_groups = 2\n")] {
+        let decoder = Decoder::from_toml(&text, "small.toml").unwrap();
+        let program = decoder.program(&decoder.model().unwrap()).unwrap();
+        let costs = |name: &str| {
+            let call = program.calls().iter().find(|call| call.name == name);
+            let call = call.unwrap_or_else(|| panic!("{name}"));
+            let values: usize = call
+                .buffers
+                .iter()
+                .filter(|access| access.access.writes())
+                .map(|access| program.buffers()[access.buffer.index()].elements)
+                .sum();
+            (values, call.cost[0].flops, call.cost[0].bytes)
+        };
+        let of = |out: usize, into: usize, weights: usize, computed: usize| {
+            (tokens * out, (2 * tokens * computed) as u64, (bytes * (weights + tokens * (into + out))) as u64)
+        };
+        let (attends, width) = (2 * tokens * tokens * hidden, 2 * 2 * ffn);
+        let (_, flops, touched) = of(hidden, 3 * hidden, hidden * hidden, hidden * hidden);
+        let attention = (tokens * hidden, flops + attends as u64, touched);
+        assert_eq!(costs("blocks.1.attention.forward"), attention);
+        assert_eq!(costs("blocks.1.up.forward"), of(width, hidden, 8 * 2 * ffn * hidden, width * hidden));
+        assert_eq!(costs("blocks.1.down.forward"), of(hidden, width, 8 * hidden * ffn, 2 * hidden * ffn));
+    }
+}
+
 /// The fields are public, so sizes made in code meet the checks that files meet.
 #[test]
 fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {

@@ -162,3 +162,25 @@ fn merged(all: impl Iterator<Item = (SlotId, Access)>) -> Vec<(SlotId, Access)> 
     }
     list
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With few slots, and with more than are looked through one by one.
+    #[test]
+    fn a_slot_that_is_accessed_twice_is_listed_once_with_the_strongest_access() {
+        for count in [1, 2, 31, 32, 33, 34, 100, 1000] {
+            let slots = || (0..count).map(SlotId::at);
+            let read = slots().map(|slot| (slot, Access::Read));
+            let again = slots().rev().map(|slot| {
+                let access = if slot.index() % 2 == 0 { Access::Read } else { Access::Write };
+                (slot, access)
+            });
+            let found = merged(read.chain(again));
+            let strongest =
+                |slot: SlotId| (slot, if slot.index() % 2 == 0 { Access::Read } else { Access::Update });
+            assert_eq!(found, slots().map(strongest).collect::<Vec<_>>(), "{count}");
+        }
+    }
+}

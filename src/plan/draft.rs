@@ -208,19 +208,9 @@ impl<'a> Draft<'a> {
         for (Place { stage, section, position }, task) in added {
             by_section.entry((stage, section)).or_default().push((position, task));
         }
-        for ((stage, section), mut added) in by_section {
-            added.sort_by_key(|(position, _)| *position);
+        for ((stage, section), added) in by_section {
             let tasks = &mut self.stages[stage][section as usize];
-            let mut added = added.into_iter().peekable();
-            let mut joined = Vec::with_capacity(tasks.len() + added.len());
-            for (place, task) in std::mem::take(tasks).into_iter().enumerate() {
-                while let Some((_, task)) = added.next_if(|(position, _)| *position <= place) {
-                    joined.push(task);
-                }
-                joined.push(task);
-            }
-            joined.extend(added.map(|(_, task)| task));
-            *tasks = joined;
+            *tasks = joined(std::mem::take(tasks), added);
         }
     }
 
@@ -286,5 +276,35 @@ impl DraftTask {
         wire_bytes: usize,
     ) -> Self {
         Self { op, subject: subject.into(), carrier, release: None, wire_bytes }
+    }
+}
+
+/// All of `there`, and each of `added` before what stands at its position; those of one position in their order.
+fn joined<T>(there: Vec<T>, mut added: Vec<(usize, T)>) -> Vec<T> {
+    added.sort_by_key(|(position, _)| *position);
+    let mut joined = Vec::with_capacity(there.len() + added.len());
+    let mut added = added.into_iter().peekable();
+    for (place, one) in there.into_iter().enumerate() {
+        while let Some((_, before)) = added.next_if(|(position, _)| *position <= place) {
+            joined.push(before);
+        }
+        joined.push(one);
+    }
+    joined.extend(added.map(|(_, behind)| behind));
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_inserted_stands_before_what_was_there_and_in_its_order() {
+        let added = |list: &[(usize, char)]| joined("abc".chars().collect(), list.to_vec());
+        let text = |list: &[(usize, char)]| added(list).into_iter().collect::<String>();
+        assert_eq!(text(&[]), "abc");
+        assert_eq!(text(&[(1, 'x'), (0, 'y'), (1, 'z'), (0, 'w')]), "ywaxzbc");
+        assert_eq!(text(&[(3, 'x'), (2, 'y'), (9, 'z'), (3, 'w')]), "abycxwz");
+        assert_eq!(joined(Vec::new(), vec![(5, 'b'), (0, 'a'), (5, 'c')]), ['a', 'b', 'c']);
     }
 }

@@ -117,3 +117,24 @@ impl Session {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::RankId;
+
+    #[test]
+    fn of_several_failures_the_first_that_is_no_echo_of_another_stands() {
+        let echo = |rank| ExecError::World { rank: RankId::new(rank), reason: "rank 2 failed".into() };
+        let cause = |rank| ExecError::ReplicasDiffer { rank: RankId::new(rank), other: RankId::new(9) };
+        let told = |failures: Vec<ExecError>| {
+            let mut pending = Pending { command: None, owed: 4, failure: None, started: Instant::now() };
+            failures.into_iter().for_each(|failure| pending.failed(failure));
+            pending.failure.map(|failure| failure.to_string())
+        };
+        assert_eq!(told(vec![]), None);
+        assert_eq!(told(vec![echo(0), cause(2), cause(3), echo(1)]), Some(cause(2).to_string()));
+        assert_eq!(told(vec![cause(3), echo(0)]), Some(cause(3).to_string()));
+        assert_eq!(told(vec![echo(0), echo(1)]), Some(echo(1).to_string()));
+    }
+}

@@ -205,3 +205,49 @@ fn a_file_of_before_is_read_and_compared_by_what_it_has() {
     let said = block_on(store.load()).unwrap_err().to_string();
     assert!(said.contains("`v.exp_avg` is not as it was saved"), "{said}");
 }
+
+/// Version 3, by its definition: files are kept for years, and must be read by what comes after this build. Of a
+/// tensor, the words of its element type and its shape, each with its length, and its bytes; of the metadata, all other
+/// keys and texts in the order of keys, each with its length.
+#[test]
+fn digests_of_now_are_those_of_their_definition() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.safetensors");
+    block_on(FileStore::new(&path).save(&checkpoint())).unwrap();
+    let content = Content::read(&path);
+    let number = |hash: Sha256| {
+        let first = hash.finalize().first_chunk().copied().unwrap();
+        format!("{:016x}", u64::from_le_bytes(first))
+    };
+    let add = |hash: &mut Sha256, part: &str| {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    };
+    let saved: BTreeMap<String, String> = serde_json::from_str(&content.about["digests"]).unwrap();
+    assert_eq!(saved.len(), content.tensors.len());
+    for (name, (dtype, shape, bytes)) in &content.tensors {
+        let word = match dtype {
+            Dtype::F32 => "F32",
+            Dtype::U8 => "U8",
+            other => panic!("{name} is {other:?}"),
+        };
+        let sizes = match shape[..] {
+            [rows, cols] => format!("[{rows}, {cols}]"),
+            [all] => format!("[{all}]"),
+            _ => panic!("{name} is {shape:?}"),
+        };
+        let mut hash = Sha256::new();
+        add(&mut hash, word);
+        add(&mut hash, &sizes);
+        hash.update(bytes);
+        assert_eq!(saved[name], number(hash), "{name}");
+    }
+    let mut hash = Sha256::new();
+    for (key, text) in content.about.iter().collect::<BTreeMap<_, _>>() {
+        if key != "metadata_digest" {
+            add(&mut hash, key);
+            add(&mut hash, text);
+        }
+    }
+    assert_eq!(content.about["metadata_digest"], number(hash));
+}

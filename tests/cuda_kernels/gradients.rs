@@ -287,6 +287,29 @@ fn votes_are_the_cpus() {
     }
 }
 
+/// A record begins with an f64, which a kernel reads and writes as one.
+#[test]
+fn records_that_do_not_begin_at_a_multiple_of_8_bytes_are_refused() {
+    let Some(gpu) = Gpu::open("misaligned records") else { return };
+    let at = DeviceAddress::new;
+    let norm = |record| gpu.kernels.grad_norm(&[], at(256), at(record));
+    let vote = |records| {
+        let operand = VoteOperand {
+            records: at(records),
+            ranks: 2,
+            optimizer_step: at(1028),
+            gradient_scale: at(1028),
+            vote: at(1028),
+            max_norm: 0.0,
+        };
+        gpu.kernels.vote(&operand)
+    };
+    assert!(norm(512).is_ok() && vote(512).is_ok());
+    for failure in [norm(516).unwrap_err(), vote(516).unwrap_err()] {
+        assert!(failure.to_string().contains("multiple of 8"), "{failure}");
+    }
+}
+
 #[test]
 fn a_sum_of_no_ranks_is_refused() {
     let Some(gpu) = Gpu::open("a sum of no ranks") else { return };

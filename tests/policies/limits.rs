@@ -68,6 +68,21 @@ fn bytes_in_flight_are_honoured_exactly_and_more_bytes_gather_earlier() {
     }
 }
 
+/// A limit above all demands together needs no counting. One that holds all planes, but not every use of them once more,
+/// is counted; where planes are kept both let everything be gathered at once.
+#[test]
+fn a_limit_that_is_counted_gives_the_plan_of_one_that_nothing_reaches() {
+    let tasks = |bytes: u64| {
+        let config = Config { backward: Backward::Keep, ..by_bytes(bytes) };
+        let plan = plan_program(&small(), &config, 4).unwrap();
+        (most_in_flight(&plan) as u64, plan.tasks.clone())
+    };
+    let (most, unlimited) = tasks(u64::MAX >> 1);
+    let counted = most + most / 4;
+    assert_eq!(tasks(counted), (most, unlimited.clone()));
+    assert_ne!(tasks(most / 2).1, unlimited, "a limit that is reached");
+}
+
 #[test]
 fn bytes_below_the_largest_adjacent_pair_name_the_uses_and_what_they_need() {
     let Err(SessionError::Plan(PlanError::Prefetch { needed, limit, needs })) =
