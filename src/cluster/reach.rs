@@ -2,14 +2,14 @@
 //!
 //! Law: collectives hold each other up only where they want one link. Replicas that fill nodes exchange their
 //! gradients over the links inside of nodes, and are summed over those between them: the one takes nothing from
-//! the other. What is no collective takes no link, and so meets whatever runs.
+//! the other. What is no collective takes no link.
 
 /// The links that the bytes of a collective take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reach {
-    /// Those inside of nodes: each of its groups of ranks is on one node.
+    /// Those inside of nodes: its group of ranks that is spread widest is on one node.
     Inside,
-    /// Those between nodes: each of its groups has one rank on a node.
+    /// Those between nodes: that group has one rank on a node.
     Between,
     /// Both.
     Both,
@@ -32,5 +32,17 @@ impl Reach {
     #[must_use]
     pub const fn meets(self, other: Self) -> bool {
         (self.is_inside() && other.is_inside()) || (self.is_between() && other.is_between())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_meet_where_one_link_is_wanted_by_both() {
+        let all = [Reach::Inside, Reach::Between, Reach::Both];
+        let met = all.map(|one| all.map(|other| one.meets(other)));
+        assert_eq!(met, [[true, false, true], [false, true, true], [true, true, true]]);
     }
 }

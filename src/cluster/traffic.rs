@@ -1,9 +1,14 @@
 //! How much of a link collectives take, and when.
 //!
-//! Law: a link's bytes are conserved. Collectives are served in the order in which they are issued: what one takes,
-//! those after it do not get. What it takes of a link is the share of its speed at which it goes: less than all
-//! where the compute lane holds it up, and nothing while it stands still. So of three that want all of one link, the
-//! third waits for both, once.
+//! Law: collectives are served in the order in which they are issued. What one takes of a link is the share of
+//! its speed at which it goes: nothing while it stands still, and less than all if the compute lane holds it up.
+//! Of its own speed every other loses in proportion to that ([`Contention::lost_beside_collective`]). Where one
+//! takes all of a link (f = 2), and wherever two share it, that conserves the link's bytes: of three that want
+//! all of it, the third waits for both, once.
+//!
+//! Deliberately absent: what one that takes both kinds of links takes of each. It is charged, and charges, as if
+//! it filled both, though mostly one of them bounds it. And when it is held up by the compute lane: it is so
+//! evenly, by as much as it would be if no other collective ran.
 
 use super::Reach;
 use super::contention::{Contention, Ran};
@@ -58,8 +63,9 @@ impl Traffic {
         *self = Self::default();
     }
 
-    /// The end of a collective and when it runs, in order. It begins at `begin` and takes `nanoseconds` alone, and
-    /// longer by `held_up` for what is no collective. From then on it is one of those before.
+    /// The end of a collective, and when and at what share of its speed other collectives let it run. It begins at
+    /// `begin` and takes `nanoseconds` alone, and longer by `held_up` for what is no collective. From then on it
+    /// is one of those before.
     pub(crate) fn carry(
         &mut self,
         contention: &Contention,
@@ -92,6 +98,7 @@ impl Traffic {
                 }
             }
         }
+        ran.iter_mut().for_each(|ran| ran.share /= own);
         (now, ran)
     }
 }
@@ -134,10 +141,10 @@ mod tests {
         assert_eq!(ran(2.0, &late), [vec![(4, 8)], vec![(0, 4), (8, 14)], vec![(14, 15)]]);
     }
 
-    /// Both together move 2 / f as much as one: for f = 4 / 3 the second goes at half its speed, and takes that much
-    /// of the link from the third.
+    /// Both together move 2 / f as much as one: for f = 4 / 3 the second goes at half its speed, and takes half as
+    /// much from the third.
     #[test]
-    fn what_a_link_moves_in_all_is_shared() {
+    fn one_that_is_slowed_takes_less_from_the_next() {
         let of = |length| (Reach::Between, 0, length);
         assert_eq!(ends(4.0 / 3.0, &[of(12.0), of(6.0)]), [12, 12]);
         assert_eq!(ends(4.0 / 3.0, &[of(12.0), of(6.0), of(4.0)]), [12, 12, 13]);
@@ -158,7 +165,7 @@ mod tests {
     fn what_compute_keeps_a_collective_from_taking_is_left_to_others() {
         let mut traffic = Traffic::default();
         let mut carry = |length, held_up| traffic.carry(&shared(2.0), Reach::Inside, (0, length, held_up));
-        assert_eq!(carry(10.0, 10.0), (20, vec![Ran { from: 0, to: 20, share: 0.5 }]));
+        assert_eq!(carry(10.0, 10.0), (20, vec![Ran { from: 0, to: 20, share: 1.0 }]));
         assert_eq!(carry(4.0, 0.0).0, 8);
         assert_eq!(
             carry(10.0, 0.0),

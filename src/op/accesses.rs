@@ -174,12 +174,13 @@ mod tests {
             let slots = || (0..count).map(SlotId::at);
             let read = slots().map(|slot| (slot, Access::Read));
             let again = slots().rev().map(|slot| {
-                let access = if slot.index() % 2 == 0 { Access::Read } else { Access::Write };
+                let access = if slot.index().is_multiple_of(2) { Access::Read } else { Access::Write };
                 (slot, access)
             });
             let found = merged(read.chain(again));
-            let strongest =
-                |slot: SlotId| (slot, if slot.index() % 2 == 0 { Access::Read } else { Access::Update });
+            let strongest = |slot: SlotId| {
+                (slot, if slot.index().is_multiple_of(2) { Access::Read } else { Access::Update })
+            };
             assert_eq!(found, slots().map(strongest).collect::<Vec<_>>(), "{count}");
         }
     }

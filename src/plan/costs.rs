@@ -106,7 +106,7 @@ impl Costs {
     /// Do collectives of two communicators that take the same links share their bytes? So they do where each of two
     /// takes at least twice as long.
     pub(super) fn one_link(&self) -> bool {
-        self.prices.cluster().contention.collective_beside_collective >= 2.0
+        self.contention().collective_beside_collective >= 2.0
     }
 
     /// Do they, as far as a number tells that was measured and is off by a few percent?

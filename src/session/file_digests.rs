@@ -66,7 +66,9 @@ pub(super) fn compare_tensors(
     let digests: BTreeMap<String, String> = match about.get(TENSORS) {
         None if sealed => return Err(format!("it has no `{TENSORS}`; {ADVICE}")),
         None => return Ok(()),
-        Some(listed) => serde_json::from_str(listed).map_err(|error| format!("its `{TENSORS}`: {error}"))?,
+        Some(listed) => {
+            serde_json::from_str(listed).map_err(|error| format!("its `{TENSORS}`: {error}; {ADVICE}"))?
+        }
     };
     for (name, tensor) in tensors.tensors() {
         match digests.get(&name) {

@@ -97,7 +97,9 @@ impl FileStore {
         let version = about.get("warpweft_checkpoint").ok_or_else(|| self.content(NO_CHECKPOINT))?;
         if !VERSIONS.contains(&version.as_str()) {
             return Err(
-                self.content(format!("it has version {version}, and versions 1 to {VERSION} are known"))
+                self.content(format!(
+                    "it has version {version}, and this build knows versions 1 to {VERSION}; load it with a later one"
+                ))
             );
         }
         let sealed = version == VERSION;

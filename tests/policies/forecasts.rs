@@ -55,6 +55,38 @@ fn a_forecast_is_near_the_simulator_where_lanes_contend() {
     }
 }
 
+/// On one link what collectives keep from the compute lane is bounded by what they take alone, in whatever number of
+/// communicators they stand in each other's way.
+#[test]
+fn calls_pay_for_what_a_link_moves_and_not_for_what_stands_still() {
+    let (name, _, sizes) = SHAPES[0];
+    let program = program(name, sizes, 64);
+    let mut config = Config { prefetch: Prefetch::depth(2), ..Config::default() };
+    config.mesh.replicate = 2;
+    let factor = 1.5;
+    let mut one_link = plain();
+    one_link.contention = Contention { collective_beside_collective: 2.0, ..Default::default() };
+    let mut paid = one_link.clone();
+    paid.contention.compute_beside_collective = factor;
+    let forecast = |cluster: &Cluster, communicators| {
+        let config = Config { communicators, ..config.clone() };
+        let plan = plan_program_on(&program, &config, cluster, 4).unwrap();
+        plan.forecast(&costs_of(&config, cluster, 4).unwrap())
+    };
+    for communicators in 1..=3 {
+        let alone = forecast(&plain(), communicators);
+        let plan_config = Config { communicators, ..config.clone() };
+        let plan = plan_program_on(&program, &plan_config, &plain(), 4).unwrap();
+        let collectives = plan.tasks.iter().zip(&alone.spans).filter(|(task, _)| task.op.is_collective());
+        let moved: u64 = collectives.map(|(_, span)| span.end - span.begin).sum();
+        let (free, charged) = (forecast(&one_link, communicators), forecast(&paid, communicators));
+        assert_eq!(free.compute, alone.compute);
+        let extra = (charged.compute - free.compute) as f64;
+        let most = (factor - 1.0) * moved as f64 / factor;
+        assert!(extra > 0.0 && extra <= 1.001 * most, "{communicators}: {extra} of {most}");
+    }
+}
+
 /// The bound holds for every order of the same tasks, so the one of a plan is below the time of every other
 /// plan of them. On two hosts gathers and exchanges share one link, and sums over replicas go over another.
 #[test]

@@ -3,10 +3,11 @@
 //! Law: every constraint here holds in any schedule that computes the same: content before its reader; calls
 //! one after the other, in program order; one thing at a time on a link, on the quantize lane and on the
 //! host; a call after all gathers that it and the calls before it need; a task after the launches of itself
-//! and of what it cannot do without. Memory, prefetch and contention are left out, so a plan may be above the
-//! bound and the best still be found. The order of the plan enters nowhere but along the compute lane. Where
-//! lanes contend, tasks take longer and never less, so the bound of the step holds there too; that of exposed
-//! communication does not, for calls that are slowed beside collectives hide more of them.
+//! and of what it cannot do without. Memory, prefetch and contention are left out, but for collectives that the
+//! cluster gives one link at a time, so a plan may be above the bound and the best still be found. The order of
+//! the plan enters nowhere but along the compute lane. Where lanes contend, tasks take longer and never less, so
+//! the bound of the step holds there too; that of exposed communication does not, for calls that are slowed
+//! beside collectives hide more of them.
 //!
 //! With G(c) the time of all gathers that calls up to c need, and C(c) that of the calls before c, call c
 //! cannot begin before G(c), and `G(c) − C(c)` is exposed; so is what remains of the collectives that come up
@@ -140,8 +141,9 @@ impl Launches {
     }
 }
 
-/// What serial resources other than the compute lane have to do: lanes and, where collectives share the bytes of
-/// links, the links inside of nodes and those between them.
+/// What serial resources other than the compute lane have to do: lanes and, where collectives have one link at a
+/// time, the collectives of one reach. Those that take both kinds of links fill one of them, and nothing says which:
+/// so beside others they count as if they took neither.
 struct Links {
     lanes: usize,
     /// Are links resources?
@@ -157,7 +159,7 @@ struct Links {
 impl Links {
     fn new(plan: &StepPlan, costs: &Costs) -> Self {
         let lanes = plan.lanes.len();
-        let all = lanes + 2;
+        let all = lanes + 3;
         Self {
             lanes,
             share: costs.one_link(),
@@ -169,12 +171,12 @@ impl Links {
 
     /// What a task of a lane has to itself while it runs.
     fn taken(&self, lane: LaneId, reach: Option<Reach>) -> impl Iterator<Item = usize> + use<> {
-        let [inside, between] = match reach {
-            Some(reach) if self.share => [reach.is_inside(), reach.is_between()],
-            _ => [false, false],
+        let place = |reach| match reach {
+            Reach::Inside => 0,
+            Reach::Between => 1,
+            Reach::Both => 2,
         };
-        let links = [(inside, self.lanes), (between, self.lanes + 1)];
-        let links = links.into_iter().filter_map(|(taken, link)| taken.then_some(link));
+        let links = reach.filter(|_| self.share).map(|reach| self.lanes + place(reach));
         std::iter::once(lane.index()).chain(links)
     }
 

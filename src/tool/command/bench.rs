@@ -244,6 +244,10 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> StackError {
 
 /// Refuses files that could not be written in the end, and those that nobody said may be replaced.
 fn check_outputs(json: Option<&Path>, options: &StackOptions, replace: bool) -> Result<(), StackError> {
+    if let Some(file) = options.traces.as_ref().filter(|path| path.exists() && !path.is_dir()) {
+        let source = io::ErrorKind::NotADirectory.into();
+        return Err(StackError::File { action: "write traces to", path: file.clone(), source });
+    }
     // A folder that is not there yet has no files.
     let traced = options.traces.as_ref().is_some_and(|folder| folder.is_dir());
     let traces = if traced { trace_files(options) } else { Vec::new() };
@@ -381,6 +385,18 @@ mod tests {
         std::fs::write(&table, "kept").unwrap();
         let said = check(line("*/gradients"), false).unwrap_err();
         assert!(matches!(&said, StackError::Exists { path } if *path == table), "{said}");
+    }
+
+    #[test]
+    fn a_file_in_the_place_of_the_folder_of_traces_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("traces");
+        std::fs::write(&file, "kept").unwrap();
+        let (_, options) = options(&format!("--traces {}", file.display()));
+        for replace in [false, true] {
+            let said = check_outputs(None, &options, replace).unwrap_err().to_string();
+            assert!(said.contains("write traces to") && said.contains("not a directory"), "{said}");
+        }
     }
 
     #[test]
