@@ -37,7 +37,8 @@ pub struct Forecast {
     pub exposed: u64,
     /// The least exposed communication of any schedule without contention but of collectives for a link: the
     /// maximum over prefixes of the step of communication that is needed so far less the compute before it. With
-    /// contention it is no bound, and [`Forecast::exposed`] may be below it: calls that run slower beside collectives hide more.
+    /// contention it is no bound, and [`Forecast::exposed`] may be below it: calls that run slower beside
+    /// collectives hide more.
     pub exposed_bound: u64,
     /// The least time of any schedule of these tasks, with any memory. Contention only adds to it.
     pub step_bound: u64,
