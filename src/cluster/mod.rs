@@ -5,6 +5,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `charges` | what a task takes beside those before it |
 //! | `collective` | what a collective takes: α–β formulas |
 //! | `contention` | what lanes of one GPU take from each other |
 //! | `price` | what every op takes by itself |
@@ -15,6 +16,7 @@
 //!
 //! Deliberately absent: topologies beyond two levels, and congestion between jobs.
 
+mod charges;
 mod collective;
 mod contention;
 mod jitter;
@@ -23,14 +25,13 @@ mod price;
 mod reach;
 mod traffic;
 
+pub(crate) use charges::Charges;
 pub use collective::{Algorithm, Links};
 pub use contention::Contention;
-pub(crate) use contention::{Ran, stretched};
 pub use jitter::Jitter;
 pub use presets::{PRESETS, named, preset};
 pub use price::{Prices, Work};
 pub use reach::Reach;
-pub(crate) use traffic::Traffic;
 
 use std::path::Path;
 

@@ -70,9 +70,8 @@ fn expected(request: &Request<'_>, costs: &Costs, placed: Placed) -> u64 {
     let nanoseconds = prices(request, costs, &placed);
     let reaches: Vec<_> = placed.tasks.iter().map(|task| costs.reach(&task.op)).collect();
     let Placed { accesses, slots, lanes, lanes_of, releases, transient_bytes, .. } = placed;
-    let kinds: Vec<LaneKind> = lanes.iter().map(|lane| lane.kind).collect();
     let arena = ArenaLayout { slots, resident_bytes: 0, transient_bytes };
-    let fences = fences(&lanes_of, kinds.len(), &dependences(&accesses, &arena), &releases);
+    let fences = fences(&lanes_of, lanes.len(), &dependences(&accesses, &arena), &releases);
     let timed: Vec<Timed<'_>> = lanes_of
         .iter()
         .zip(&nanoseconds)
@@ -80,7 +79,7 @@ fn expected(request: &Request<'_>, costs: &Costs, placed: Placed) -> u64 {
         .zip(reaches)
         .map(|(((lane, time), waits), reach)| Timed { lane: *lane, nanoseconds: *time, reach, waits })
         .collect();
-    spans(&timed, &kinds, costs).iter().map(|span| span.end).max().unwrap_or(0)
+    spans(&timed, &lanes, costs).iter().map(|span| span.end).max().unwrap_or(0)
 }
 
 /// What the calls and what is between them take.

@@ -5,9 +5,9 @@
 //! not a time: it would stand still there.
 
 use crate::backend::TaskInterval;
-use crate::cluster::{Cluster, Contention, Jitter, Ran, Traffic, stretched};
+use crate::cluster::{Charges, Cluster, Jitter};
 use crate::id::{EventId, LaneId, RankId, TaskId};
-use crate::layout::{Lane, LaneKind};
+use crate::layout::Lane;
 use crate::model::{Group, Mesh};
 
 use super::bind::Priced;
@@ -71,29 +71,20 @@ impl Progress {
     }
 }
 
-#[derive(Debug)]
-struct LaneState {
-    kind: LaneKind,
-    /// When the lane is free, per clock.
-    free: Vec<u64>,
-    /// When it ran in this step, on rank 0, in order.
-    busy: Vec<Ran>,
-}
-
 /// All clocks.
 #[derive(Debug)]
 pub(super) struct Machine {
     mesh: Mesh,
-    contention: Contention,
     jitter: Jitter,
     launch: u64,
     replay: u64,
     /// The constant factor of every rank.
     slow: Vec<f64>,
     host: Vec<u64>,
-    lanes: Vec<LaneState>,
-    /// What was taken of links in this step, on rank 0.
-    traffic: Traffic,
+    /// When each lane is free, per clock.
+    lanes: Vec<Vec<u64>>,
+    /// What ran in this step, on rank 0.
+    charges: Charges,
     step: u64,
     pub(super) recording: Option<Vec<Action>>,
 }
@@ -104,14 +95,13 @@ impl Machine {
         let nanoseconds = |microseconds: f64| (microseconds * 1e3).round() as u64;
         Self {
             mesh,
-            contention: cluster.contention,
             jitter: cluster.jitter,
             launch: nanoseconds(cluster.gpu.launch_us),
             replay: nanoseconds(cluster.gpu.replay_us),
             slow: (0..clocks).map(|rank| cluster.jitter.slow(rank)).collect(),
             host: vec![0; clocks as usize],
             lanes: Vec::new(),
-            traffic: Traffic::default(),
+            charges: Charges::new(cluster.contention),
             step: 0,
             recording: None,
         }
@@ -122,17 +112,17 @@ impl Machine {
     }
 
     pub(super) fn open(&mut self, lane: Lane) {
-        let state = |kind| LaneState { kind, free: vec![0; self.host.len()], busy: Vec::new() };
-        while self.lanes.len() <= lane.id.index() {
-            self.lanes.push(state(lane.kind));
+        let idle = vec![0; self.host.len()];
+        if self.lanes.len() <= lane.id.index() {
+            self.lanes.resize(lane.id.index() + 1, idle.clone());
         }
-        self.lanes[lane.id.index()] = state(lane.kind);
+        self.lanes[lane.id.index()] = idle;
+        self.charges.open(lane);
     }
 
     pub(super) fn begin_step(&mut self) {
         self.step += 1;
-        self.lanes.iter_mut().for_each(|lane| lane.busy.clear());
-        self.traffic.clear();
+        self.charges.clear();
     }
 
     /// Notes that the host enqueues something; events are free.
@@ -149,9 +139,9 @@ impl Machine {
 
     /// Lets all lanes wait for `first`.
     pub(super) fn part(&mut self, first: LaneId) {
-        let Some(free) = self.lanes.get(first.index()).map(|lane| lane.free.clone()) else { return };
+        let Some(free) = self.lanes.get(first.index()).cloned() else { return };
         for lane in &mut self.lanes {
-            lane.free.iter_mut().zip(&free).for_each(|(own, first)| *own = (*own).max(*first));
+            lane.iter_mut().zip(&free).for_each(|(own, first)| *own = (*own).max(*first));
         }
     }
 
@@ -159,21 +149,21 @@ impl Machine {
     pub(super) fn meet(&mut self, first: LaneId) {
         for other in 0..self.lanes.len() {
             if let Ok([first, other]) = self.lanes.get_disjoint_mut([first.index(), other]) {
-                first.free.iter_mut().zip(&other.free).for_each(|(own, other)| *own = (*own).max(*other));
+                first.iter_mut().zip(&*other).for_each(|(own, other)| *own = (*own).max(*other));
             }
         }
     }
 
     /// Notes that the host waits for a lane.
     pub(super) fn synchronize(&mut self, lane: LaneId) {
-        if let Some(lane) = self.lanes.get(lane.index()) {
-            self.host.iter_mut().zip(&lane.free).for_each(|(host, free)| *host = (*host).max(*free));
+        if let Some(free) = self.lanes.get(lane.index()) {
+            self.host.iter_mut().zip(free).for_each(|(host, free)| *host = (*host).max(*free));
         }
     }
 
     /// The furthest clock.
     pub(super) fn latest(&self) -> u64 {
-        let lanes = self.lanes.iter().flat_map(|lane| &lane.free);
+        let lanes = self.lanes.iter().flatten();
         self.host.iter().chain(lanes).copied().max().unwrap_or(0)
     }
 
@@ -196,18 +186,18 @@ impl Machine {
                 let priced = tasks.get(task.index()).filter(|priced| priced.lane == lane);
                 let priced = priced.ok_or("the task is not of this plan and lane")?;
                 let interval = self.run(task, priced).ok_or(NO_LANE)?;
-                if self.lanes[lane.index()].free.iter().any(|free| *free >= END) {
+                if self.lanes[lane.index()].iter().any(|free| *free >= END) {
                     return Err(NO_TIME);
                 }
                 progress.intervals[task.index()] = interval;
             }
             Action::Record { lane, event } => {
-                let free = &self.lanes.get(lane.index()).ok_or(NO_LANE)?.free;
+                let free = self.lanes.get(lane.index()).ok_or(NO_LANE)?;
                 progress.event(event).ok_or(NO_EVENT)?.copy_from_slice(free);
                 progress.recorded[event.index()] = true;
             }
             Action::Wait { lane, event } => {
-                let free = &mut self.lanes.get_mut(lane.index()).ok_or(NO_LANE)?.free;
+                let free = self.lanes.get_mut(lane.index()).ok_or(NO_LANE)?;
                 if progress.recorded.get(event.index()) != Some(&true) {
                     return Err(NO_EVENT);
                 }
@@ -219,40 +209,26 @@ impl Machine {
     }
 
     fn run(&mut self, task: TaskId, priced: &Priced) -> Option<TaskInterval> {
-        let lane = self.lanes.get_mut(priced.lane.index())?;
-        lane.free.iter_mut().zip(&self.host).for_each(|(free, host)| *free = (*free).max(*host));
-        let begin = lane.free[0];
+        let free = self.lanes.get_mut(priced.lane.index())?;
+        free.iter_mut().zip(&self.host).for_each(|(free, host)| *free = (*free).max(*host));
+        let begin = free[0];
         if let Some((group, _)) = priced.collective {
-            join(&mut lane.free, self.mesh, group);
+            join(free, self.mesh, group);
         }
-        let joined = lane.free[0];
-        let held_up = self.beside_other_lanes(priced, joined);
-        let lane = &mut self.lanes[priced.lane.index()];
+        let joined = free[0];
+        let alone = (joined, priced.nanoseconds);
         if let Some((_, reach)) = priced.collective {
-            let (end, ran) =
-                self.traffic.carry(&self.contention, reach, (joined, priced.nanoseconds, held_up));
-            lane.free.iter_mut().for_each(|free| *free = free.saturating_add(end - joined));
-            lane.busy.extend(ran);
+            let end = self.charges.carry(priced.lane, reach, alone);
+            free.iter_mut().for_each(|time| *time = time.saturating_add(end - joined));
         } else {
-            let (step, jitter) = (self.step, self.jitter);
-            for ((rank, free), slow) in (0u32..).zip(&mut lane.free).zip(&self.slow) {
-                let late = (priced.nanoseconds + held_up) * slow * jitter.factor(rank, step, task.number());
-                *free = free.saturating_add(late.round() as u64);
+            let length = priced.nanoseconds + self.charges.held_up(priced.lane, alone);
+            for ((rank, time), slow) in (0u32..).zip(free.iter_mut()).zip(&self.slow) {
+                let late = length * slow * self.jitter.factor(rank, self.step, task.number());
+                *time = time.saturating_add(late.round() as u64);
             }
-            lane.busy.push(Ran { from: joined, to: lane.free[0], share: 1.0 });
+            self.charges.note(priced.lane, (joined, free[0]));
         }
-        Some(TaskInterval { begin, joined, end: lane.free[0] })
-    }
-
-    /// By how much lanes of other kinds hold up a task that begins at `begin`.
-    fn beside_other_lanes(&self, priced: &Priced, begin: u64) -> f64 {
-        let own = self.lanes[priced.lane.index()].kind;
-        let others = self.lanes.iter().filter(|lane| lane.kind != own);
-        let by_each = others.map(|lane| {
-            let factor = self.contention.factor(own, lane.kind);
-            stretched(begin as f64, priced.nanoseconds, &lane.busy, factor) - priced.nanoseconds
-        });
-        by_each.sum()
+        Some(TaskInterval { begin, joined, end: free[0] })
     }
 }
 

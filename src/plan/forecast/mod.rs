@@ -51,7 +51,6 @@ impl StepPlan {
     #[must_use]
     pub fn forecast(&self, costs: &Costs) -> Forecast {
         let nanoseconds = self.durations(costs);
-        let kinds: Vec<LaneKind> = self.lanes.iter().map(|lane| lane.kind).collect();
         let timed: Vec<Timed<'_>> = self
             .tasks
             .iter()
@@ -63,7 +62,7 @@ impl StepPlan {
                 waits: &task.waits,
             })
             .collect();
-        let spans = spans(&timed, &kinds, costs);
+        let spans = spans(&timed, &self.lanes, costs);
         let bounds = bound::bounds(self, &nanoseconds, costs);
         Forecast {
             step: spans.iter().map(|span| span.end).max().unwrap_or(0),

@@ -4,9 +4,9 @@
 //! takes its price and what other lanes take from it, charged in T. That is the machine of the simulator on one
 //! clock, without delays, and to the nanosecond where lanes take nothing from each other.
 
-use crate::cluster::{Ran, Reach, Traffic, stretched};
+use crate::cluster::{Charges, Reach};
 use crate::id::{LaneId, TaskId};
-use crate::layout::LaneKind;
+use crate::layout::{Lane, LaneKind};
 use crate::plan::{Costs, StepPlan};
 
 /// One task, as far as time is concerned.
@@ -28,13 +28,12 @@ pub struct Span {
     pub end: u64,
 }
 
-/// The spans of tasks in issue order, on lanes of these kinds.
-pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[LaneKind], costs: &Costs) -> Vec<Span> {
-    let contention = costs.contention();
+/// The spans of tasks in issue order, on these lanes.
+pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[Lane], costs: &Costs) -> Vec<Span> {
+    let mut charges = Charges::new(costs.contention());
+    lanes.iter().for_each(|lane| charges.open(*lane));
     let (launch, mut host) = costs.host();
     let mut free = vec![0u64; lanes.len()];
-    let mut busy = vec![Vec::new(); lanes.len()];
-    let mut traffic = Traffic::default();
     let mut spans: Vec<Span> = Vec::with_capacity(tasks.len());
     for task in tasks {
         let lane = task.lane.index();
@@ -43,20 +42,13 @@ pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[LaneKind], costs: &C
         // such a plan.
         let over = task.waits.iter().filter_map(|wait| spans.get(wait.index())).map(|span| span.end);
         let begin = over.fold(free[lane].max(host), u64::max);
-        let others = (0..lanes.len()).filter(|other| lanes[*other] != lanes[lane]);
-        let extra: f64 = others
-            .map(|other| {
-                let factor = contention.factor(lanes[lane], lanes[other]);
-                stretched(begin as f64, task.nanoseconds, &busy[other], factor) - task.nanoseconds
-            })
-            .sum();
+        let alone = (begin, task.nanoseconds);
         let end = if let Some(reach) = task.reach {
-            let (end, ran) = traffic.carry(&contention, reach, (begin, task.nanoseconds, extra));
-            busy[lane].extend(ran);
-            end
+            charges.carry(task.lane, reach, alone)
         } else {
-            let end = begin.saturating_add((task.nanoseconds + extra).round() as u64);
-            busy[lane].push(Ran { from: begin, to: end, share: 1.0 });
+            let held_up = charges.held_up(task.lane, alone);
+            let end = begin.saturating_add((task.nanoseconds + held_up).round() as u64);
+            charges.note(task.lane, (begin, end));
             end
         };
         free[lane] = end;

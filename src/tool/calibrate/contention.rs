@@ -3,7 +3,7 @@
 //! Laws:
 //! - A task that takes `d` by itself and `m` here, `o` of it beside another lane, did `d − (m − o)` of its
 //!   work in that time; so it ran `o / (d − m + o)` times slower there. That undoes
-//!   [`crate::cluster::stretched`] exactly.
+//!   what `cluster::Charges` does where no collective stands in another's way.
 //! - What `d` is comes from products of the same shape, one after the other for as long as beside the other
 //!   lane, and from the backward after them; never from a model, and never from a device that stood still: a
 //!   GPU that multiplies for long lowers its clock, and what it takes longer for that no other lane takes
