@@ -2,12 +2,17 @@
 //! TCP, devices are the CPU's lanes of one process, which is the only place where they can reach each other.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::sync::Arc;
+use std::time::Duration;
+
 mod port;
 mod split;
 mod trainer;
 
-use split::{config, feed, in_processes, in_processes_with, train};
+use port::Port;
+use split::{config, feed, in_processes, in_processes_with, join, train};
 use trainer::{Mischief, SIZE, Shaped, Trainer, losses, within_a_minute};
+use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::id::RankId;
@@ -338,4 +343,55 @@ fn copies_are_compared_across_processes() {
         assert!(found.iter().all(|error| error.contains("call the same in every process")), "{found:?}");
         assert!(found[0].contains("saves parts where another rank compares copies"), "{found:?}");
     }
+}
+
+/// RV-2: who has nothing to copy waits for who has, and whoever asked for something else is named.
+#[test]
+fn an_export_that_other_processes_did_not_ask_for_ends_with_the_names_of_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = PartFiles::new(folder.path());
+    let found = in_processes(&trainer(), &[1, 1], &Mischief::default(), move |process, mut session| {
+        let files = files.clone();
+        async move {
+            train(&mut session, 0..2).await;
+            let ended = match process {
+                0 => session.export_to_first().await.map(drop),
+                _ => session.save_parts(&files, &Default::default()).await.map(drop),
+            };
+            ended.unwrap_err().to_string()
+        }
+    });
+    assert!(found[0].contains("saves parts where another rank exports a checkpoint"), "{found:?}");
+    assert!(found[1].contains("exports a checkpoint where another rank saves parts"), "{found:?}");
+}
+
+/// Ranks of a start that nobody waits for any more wait for no other process.
+#[test]
+fn a_start_whose_future_is_dropped_ends_the_start_of_the_other_processes() {
+    within_a_minute(async {
+        let device = Arc::new(CpuWorld::new(config().mesh_of(2).unwrap(), CpuOptions::default()).unwrap());
+        let claimed = Port::claim();
+        let (port, (dropped, is_dropped)) = (claimed.number(), std::sync::mpsc::channel());
+        let start = move |process: u32, device: Arc<CpuWorld>| {
+            let world = join(port, (process, 2), 1);
+            let backends = world.own().map(|rank| device.backend(rank).unwrap()).collect();
+            trainer().builder(config(), &Mischief::default()).start_in(world, backends)
+        };
+        let other = {
+            let device = Arc::clone(&device);
+            std::thread::spawn(move || {
+                let starting = start(1, device);
+                is_dropped.recv().unwrap();
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(starting).unwrap_err().to_string()
+            })
+        };
+        let starting = start(0, device);
+        // Long enough for its rank to wait for the other one; dropping it must end, whenever it comes.
+        let given_up = tokio::time::timeout(Duration::from_millis(100), starting).await;
+        assert!(given_up.is_err(), "the other process has not begun to start");
+        dropped.send(()).unwrap();
+        let error = other.join().unwrap();
+        assert!(error.contains("given up while it started"), "{error}");
+    });
 }

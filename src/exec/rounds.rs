@@ -25,6 +25,7 @@ pub(super) enum Work {
     SavesItsPart,
     ReadsItsPart,
     ComparesCopies,
+    CopiesItsState,
 }
 
 impl Work {
@@ -38,6 +39,7 @@ impl Work {
                 "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s"
             }
             Self::ComparesCopies => "it compares copies of weights; raise deadline_s",
+            Self::CopiesItsState => "it copies its weights and state to the host; raise deadline_s",
         }
     }
 
@@ -47,6 +49,7 @@ impl Work {
             Self::SavesItsPart => "saves parts",
             Self::ReadsItsPart => "imports parts",
             Self::ComparesCopies => "compares copies",
+            Self::CopiesItsState => "exports a checkpoint",
         };
         format!("it {} where another rank {}; call the same in every process", does(other), does(self))
     }
@@ -153,6 +156,7 @@ fn decode(bytes: &[u8]) -> Result<(Work, Said), Truncated> {
         0 => Work::SavesItsPart,
         1 => Work::ReadsItsPart,
         2 => Work::ComparesCopies,
+        3 => Work::CopiesItsState,
         _ => return Err(Truncated),
     };
     let said = match reader.byte()? {

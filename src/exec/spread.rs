@@ -16,7 +16,7 @@ use crate::format::DelayedState;
 use crate::id::{CallId, ProgramId, RankId};
 use crate::model::{BufferSpec, Role};
 use crate::plan::StepPlan;
-use crate::rendezvous::{Reader, Topic, Truncated, Writer};
+use crate::rendezvous::{Reader, Topic, Truncated, Writer, cut};
 
 /// Why nothing is imported where every process could.
 pub(super) const DIFFERENT_CHECKPOINTS: &str =
@@ -56,12 +56,13 @@ impl RankReport {
         let mut writer = Writer::default();
         writer.byte(u8::from(self.fault.is_some()));
         if let Some(fault) = &self.fault {
-            writer.number(fault.call.number()).byte(u8::from(fault.panicked)).list(fault.message.as_bytes());
+            let message = cut(&fault.message).as_bytes();
+            writer.number(fault.call.number()).byte(u8::from(fault.panicked)).list(message);
         }
         Diverged::encode(self.diverged.as_ref(), &mut writer);
         writer.byte(u8::from(self.unrecorded.is_some()));
         if let Some(reason) = &self.unrecorded {
-            writer.list(reason.as_bytes());
+            writer.list(cut(reason).as_bytes());
         }
         for output in &self.outputs {
             writer.list(output);
@@ -255,10 +256,13 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
     Ok(WeightShard { master, exp_avg, exp_avg_sq, planes, tensor_scale, delayed })
 }
 
-/// Bytes of the outputs of one rank, and what a report adds to them.
+/// What a report holds beside outputs, at most.
+const WORDS: usize = 64 << 10;
+
+/// Bytes of the outputs of one rank, and what a report adds to them at most: two texts as long as they may be, and
+/// numbers.
 #[must_use]
 pub(crate) fn report_bytes(plan: &Arc<StepPlan>) -> usize {
-    const WORDS: usize = 64 << 10;
     let outputs = plan.buffers.iter().filter(|spec| spec.role == Role::Output);
     outputs.map(|spec| staged_bytes(plan, spec).saturating_add(8)).fold(WORDS, usize::saturating_add)
 }
@@ -289,5 +293,19 @@ mod tests {
                 assert!(decode(&bytes[..end]).is_err(), "{end} bytes");
             }
         }
+    }
+
+    /// However much a closure says, a report is no longer than [`report_bytes`] counts.
+    #[test]
+    fn words_of_any_length_leave_a_report_within_what_was_counted() {
+        let report = |length: usize| RankReport {
+            fault: Some(ClosureFault { call: CallId::new(1), message: "ä".repeat(length), panicked: false }),
+            diverged: None,
+            unrecorded: Some("ö".repeat(length)),
+            outputs: Vec::new(),
+        };
+        let longest = report(1 << 20).encode().len();
+        assert!(longest <= WORDS, "{longest}");
+        assert_eq!(report(100).encode().len(), 1 + 4 + 1 + 2 * (8 + 200) + 1 + 1, "short words travel whole");
     }
 }

@@ -7,6 +7,7 @@
 use bytemuck::Pod;
 use half::bf16;
 
+use super::rounds::{Rounds, Work};
 use super::{ExecError, Handover, Rank, ShardPlanes, StatePart, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
@@ -23,13 +24,17 @@ impl<B: Backend> Rank<B> {
     /// and the others have nothing.
     ///
     /// # Errors
-    /// What the backend refuses.
+    /// What the backend refuses, and the end of the world.
     pub fn export(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
         self.quantize_new_masters()?;
         let plan = &self.prologue.plan;
+        // Ranks that have little to copy would wait for the others, where all bring it to one process.
+        let spread = !self.world.rendezvous().is_whole();
+        let rounds = spread.then(|| Rounds::new(&self.world, self.id(), Work::CopiesItsState));
         handover.shards.clear();
         for number in 0..plan.weights.layouts.len() {
             let weight = WeightId::at(number);
+            rounds.iter().try_for_each(Rounds::alive)?;
             // Ranks of the first replica come first.
             if self.id().number() >= plan.weights.layout(weight).shard.ranks {
                 handover.shards.push(WeightShard::default());
@@ -48,6 +53,12 @@ impl<B: Backend> Rank<B> {
         handover.carried = (0..self.carried.len())
             .map(|place| self.carried_bytes(CarriedId::at(place)))
             .collect::<Result<_, _>>()?;
+        if let Some(rounds) = rounds {
+            rounds.agree(Ok(0))?.map_err(|(other, reason)| ExecError::World {
+                rank: self.id(),
+                reason: format!("{other} does not export a checkpoint: {reason}"),
+            })?;
+        }
         self.world.gather_weights(self.id(), handover)
     }
 

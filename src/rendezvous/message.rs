@@ -118,8 +118,8 @@ impl Message {
     }
 }
 
-/// As much of a text as a message carries.
-fn cut(text: &str) -> &str {
+/// As much of a text as a message carries: at most 16 KiB.
+pub(crate) fn cut(text: &str) -> &str {
     let mut end = text.len().min(MOST_TEXT);
     while !text.is_char_boundary(end) {
         end -= 1;

@@ -50,6 +50,7 @@ pub use environment::{Launcher, ProcessEnvironment};
 pub use error::RendezvousError;
 #[doc(hidden)]
 pub use host_name::HostName;
+pub(crate) use message::cut;
 pub use secret::Secret;
 pub(crate) use wire::{Reader, Truncated, Writer};
 
@@ -65,6 +66,9 @@ use shared::Shared;
 pub(crate) const VARIABLES: [&str; 4] =
     [secret::SECRET, secret::SECRET_FILE, environment::OWN_PORT, host_name::OWN_HOST];
 
+/// A year. Times that lie further ahead may not be numbers of the clock.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
 /// The ranks of a world, as one process sees them.
 #[derive(Debug)]
 pub struct Rendezvous {
@@ -77,10 +81,11 @@ impl Rendezvous {
     /// Bytes of one contribution, at most.
     pub const MOST_BYTES: usize = board::MOST;
 
-    /// A world of `ranks` ranks of this process, which meet within `deadline` of each other.
+    /// A world of `ranks` ranks of this process, which meet within `deadline` of each other. One of more than a year is
+    /// a year.
     #[must_use]
     pub fn of_threads(ranks: u32, deadline: Duration) -> Self {
-        let shared = Shared::new(ranks as usize, 0..ranks as usize, deadline);
+        let shared = Shared::new(ranks as usize, 0..ranks as usize, deadline.min(LONGEST_DEADLINE));
         Self { shared: Arc::new(shared), links: Links::default() }
     }
 
@@ -99,6 +104,7 @@ impl Rendezvous {
         secret: Option<&Secret>,
         deadline: Duration,
     ) -> Result<Self, RendezvousError> {
+        let deadline = deadline.min(LONGEST_DEADLINE);
         let joined = join::join(environment, ranks, secret, deadline)?;
         let shared = Arc::new(Shared::new(joined.ranks, joined.own.clone(), deadline));
         let links = Links::start(&shared, joined.connections)?;
@@ -206,5 +212,22 @@ impl Drop for Busy<'_> {
 impl Drop for Rendezvous {
     fn drop(&mut self) {
         self.links.close(&self.shared);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::RankId;
+
+    #[test]
+    fn ranks_meet_under_a_deadline_that_lies_beyond_the_clock() {
+        let world = Rendezvous::of_threads(2, Duration::MAX);
+        assert_eq!(world.deadline(), LONGEST_DEADLINE);
+        let said = |rank| world.exchange(RankId::at(rank), Topic::Work, &[rank as u8]).unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| said(1));
+            assert_eq!(said(0), other.join().unwrap());
+        });
     }
 }

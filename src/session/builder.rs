@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::given_up::GivenUp;
 use super::plans::{Plans, host_buffers};
 use super::recorder::{self, Recorder};
 use super::startable::{Shared, Startable, Unstarted};
@@ -262,7 +263,11 @@ impl Start {
                 .inspect_err(|error| shared.world.end(&error.to_string()))?;
             session.ranks.push(thread);
         }
-        session.await_setup().await?;
+        // Dropped before the session is, whose drop waits for its ranks.
+        let given_up = GivenUp::unless_ended(&session.rendezvous);
+        let set_up = session.await_setup().await;
+        given_up.ended();
+        set_up?;
         // Behind it: a session that did not start has no trace to write over that of the last one.
         session.recorder = recorder;
         Ok(session)

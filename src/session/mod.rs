@@ -30,6 +30,7 @@ mod error;
 mod file_digests;
 mod file_store;
 mod fitting;
+mod given_up;
 mod host_time;
 pub mod initial;
 mod input;
@@ -106,8 +107,8 @@ use report::Unseen;
 ///
 /// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all ranks
 /// are told to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
-/// that never returns holds it up; peers that do not end, for seconds. The trace is then written as well, but
-/// nobody hears whether that failed (it is logged as a warning).
+/// that never returns holds it up; so do ranks of other processes that are late, for `deadline_s` at most. The trace
+/// is then written as well, but nobody hears whether that failed (it is logged as a warning).
 ///
 /// ```
 /// use warpweft::{prelude::*, session::block_on};

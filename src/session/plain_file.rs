@@ -45,7 +45,7 @@ impl Checkpoint {
     /// # Errors
     /// [`StoreError`] for another element type, a name that two weights have or none can have, a weight
     /// without all of its masters or with one that is not finite as it is written, and what the file system
-    /// refuses. What was there is kept then.
+    /// refuses. What was there is kept then, unless the error says that the new file is in place.
     pub fn save_weights(
         &self,
         path: impl Into<PathBuf>,

@@ -91,19 +91,7 @@ fn run<T: Send + 'static, B: Backend<Surface = CpuSurface>>(
             let (device, builder) = (Arc::clone(&device), trainer.builder(config.clone(), mischief));
             let wrap = wrap.clone();
             std::thread::spawn(move || {
-                let environment = ProcessEnvironment {
-                    process: ProcessId::new(process),
-                    processes,
-                    local: process,
-                    locals: Some(processes),
-                    address: "127.0.0.1".into(),
-                    port,
-                    launcher: Launcher::Torchrun,
-                };
-                let secret = Secret::new("a secret of sessions").unwrap();
-                let deadline = Duration::from_secs(60);
-                let world = Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap();
-                let world = Arc::new(world);
+                let world = join(port, (process, processes), ranks);
                 let backends = world.own().map(|rank| wrap(device.backend(rank).unwrap())).collect();
                 let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
                 runtime.block_on(async {
@@ -114,6 +102,22 @@ fn run<T: Send + 'static, B: Backend<Surface = CpuSurface>>(
         })
         .collect();
     threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+}
+
+/// The world as one of several processes of this host joins it.
+pub fn join(port: u16, (process, processes): (u32, u32), ranks: u32) -> Arc<Rendezvous> {
+    let environment = ProcessEnvironment {
+        process: ProcessId::new(process),
+        processes,
+        local: process,
+        locals: Some(processes),
+        address: "127.0.0.1".into(),
+        port,
+        launcher: Launcher::Torchrun,
+    };
+    let secret = Secret::new("a secret of sessions").unwrap();
+    let deadline = Duration::from_secs(60);
+    Arc::new(Rendezvous::of_processes(&environment, ranks, Some(&secret), deadline).unwrap())
 }
 
 /// As `trainer::feed`, for the ranks of this session.

@@ -75,6 +75,8 @@ impl Opened {
             let rank = RankId::at(row / cut.rows_per_rank);
             let held = cut.rows_of(rank);
             let part = self.part(rank)?;
+            // Opening a part may take long, and a weight may be in hundreds.
+            alive().map_err(|error| part.unread(error))?;
             let tensor = part.tensor(&name, Dtype::F32, &[held.rows, cols])?;
             let rows = (held.begin + held.rows).min(end) - row;
             places.push((tensor, (row - held.begin) * cols * size_of::<f32>(), rows * cols));

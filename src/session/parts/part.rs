@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
 use safetensors::tensor::Dtype;
@@ -163,6 +163,11 @@ impl Part {
         }
     }
 
+    /// Why reading it ended.
+    pub(super) fn unread(&self, source: io::Error) -> PartError {
+        PartError::file(&self.path, FileTask::Read, source)
+    }
+
     fn damaged(&self, reason: String) -> PartError {
         PartError::Damaged { path: self.path.clone(), reason }
     }
@@ -175,7 +180,7 @@ impl Found<'_> {
     /// # Errors
     /// [`PartError::File`]; [`PartError::Damaged`] for a block that is not as it was saved.
     pub(super) fn read(self, from: usize, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), PartError> {
-        let failed = |source| PartError::file(&self.part.path, FileTask::Read, source);
+        let failed = |source| self.part.unread(source);
         if self.held.bytes.checked_sub(from).is_none_or(|held| held < bytes.len()) {
             return Err(self.part.damaged(format!(
                 "`{}` ends before its rows; load a checkpoint that is not damaged",
