@@ -5,7 +5,7 @@
 // - Sums have one written order and use no atomics, so they are the same in every run.
 // - Vectors begin at multiples of 16 bytes; any count will do.
 
-#include "common.cuh"
+#include "block_sum.cuh"
 #include "elements.cuh"
 #include "gelu.cuh"
 
@@ -103,18 +103,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) uniform(const __grid_const
 #pragma unroll
     for (u32 k = 0; k < VALUES; ++k) drawn.of[k] = uniform_of(all.seed, first + k) * all.scale;
     store(all.out, first, all.count, drawn);
-}
-
-// The sum of every thread's value, for thread 0: halves are added onto halves.
-__device__ __forceinline__ double sum_over_block(double value) {
-    __shared__ double of_threads[THREADS];
-    of_threads[threadIdx.x] = value;
-    __syncthreads();
-    for (u32 half = THREADS / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half) of_threads[threadIdx.x] += of_threads[threadIdx.x + half];
-        __syncthreads();
-    }
-    return of_threads[0];
 }
 
 // partial[block] = the block's part of the sum of the values, or of their squares. PARTIALS blocks.

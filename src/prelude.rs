@@ -18,7 +18,9 @@
 pub use crate::backend::cpu::{CpuSurface, on_cpu};
 #[cfg(feature = "cuda")]
 pub use crate::backend::cuda::{CudaSurface, DeviceOrdinal, on_cuda};
-pub use crate::compute::{Compute, ComputeContext, ComputeError, Seat, UpdateContext, updating};
+pub use crate::compute::{
+    Compute, ComputeContext, ComputeError, PrepareContext, Seat, TransformContext, UpdateContext, updating,
+};
 pub use crate::config::Config;
 pub use crate::format::{ElementType, Format, Orientation};
 pub use crate::id::{BufferId, RankId, WeightId};

@@ -51,6 +51,20 @@ fn the_numbered_examples_run() {
     says("11_adapters_beside_a_frozen_weight", &[], "the frozen weight is what it was");
 }
 
+/// A rank that transformed only its own rows would have another loss from the second step on.
+#[test]
+fn the_example_of_muon_learns_and_has_the_losses_of_one_rank() {
+    let text = run("14_muon", &[]);
+    let of = |ranks: &str| -> Vec<f32> {
+        let lines = text.lines().filter(|line| line.starts_with(ranks));
+        lines.map(|line| line.split(' ').next_back().unwrap().parse().unwrap()).collect()
+    };
+    let (alone, together) = (of("ranks 1,"), of("ranks 2,"));
+    assert_eq!((alone.len(), together.len()), (4, 4), "{text}");
+    assert!(alone[3] < 0.2 * alone[0], "{text}");
+    assert!(alone.iter().zip(&together).all(|(one, two)| (one - two).abs() < 0.01 * one), "{text}");
+}
+
 /// A rank that learned only of its own samples would have another loss from the first step on.
 #[test]
 fn the_example_of_a_loss_over_all_ranks_learns_and_has_the_losses_of_one_rank() {

@@ -183,7 +183,7 @@ fn under_the_checking_layer_what_is_half_written_or_added_to_fails_the_step_by_n
             };
             assert_eq!((*rank, call.as_str(), *panicked), (RankId::new(1), "fit", None));
             let said = format!(
-                "declares to write {what}, and its closure left {missing} of its {of} elements as they were, the first at \
+                "call `fit` writes {what}, and its closure left {missing} of its {of} elements as they were, the first at \
                  {first}"
             );
             assert!(message.contains(&said), "{message}");

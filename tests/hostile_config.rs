@@ -18,6 +18,7 @@ fn every_key() -> String {
         reuse: None,
         weight_decay: Some(0.1),
         lr_scale: Some(0.5),
+        whole_matrix: Some(false),
         frozen: Some(true),
     };
     let text = Config { weights: vec![rule.clone(), rule], ..Config::default() }.effective();

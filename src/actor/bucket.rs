@@ -20,7 +20,7 @@ pub struct BucketActor {
     bucket: BucketId,
     name: String,
     state: EdgeState,
-    /// Weights updated in this step, by one task for each parameter group.
+    /// Weights updated in this step, by one task for each parameter group or round of whole matrices.
     updated: usize,
 }
 

@@ -109,9 +109,12 @@ fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
         | Op::RecordAmax { bucket, .. }
         | Op::PartialCast { bucket, .. }
         | Op::Adam { bucket, .. }
+        | Op::Prepare { bucket, .. }
+        | Op::Transform { bucket, .. }
         | Op::Update { bucket, .. } => ActorKind::Bucket(*bucket),
         Op::AllReduce { .. }
         | Op::ExchangeBuffer { .. }
+        | Op::ExchangeRows { .. }
         | Op::AllGather { .. }
         | Op::GatherChunk { .. }
         | Op::ReduceScatter { .. }

@@ -12,7 +12,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::ClosureFault;
-use crate::compute::{BoundCall, BoundUpdate, Compute, ComputeFactory, Seat, Surface};
+use crate::compute::{Borrower, BoundCall, Compute, ComputeFactory, RuleTask, Seat, Surface};
 use crate::id::RankId;
 use crate::panics::kept_words;
 
@@ -74,36 +74,31 @@ impl<S: Surface> Closures<S> {
     }
 }
 
-/// Why an update was not carried out, or only in part.
+/// Why a part of a rule of updates was not carried out, or only partly.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum UpdateFault {
+pub(super) enum RuleFault {
     #[error(transparent)]
     NoClosures(#[from] NoClosures),
     #[error(
-        "the rule of updates failed: {0}; unless the step was only being recorded, some masters may be updated now and others not, on some ranks, so begin a new session and import the last checkpoint"
+        "the rule of updates failed: {0}; unless the step was only being recorded, some masters or what is kept beside them may be updated now and others not, on some ranks, so begin a new session and import the last checkpoint"
     )]
     Failed(String),
 }
 
 impl<S: Surface> Closures<S> {
-    /// Carries out one update by the rule of the closures.
-    pub(super) fn update(
-        &mut self,
-        rank: RankId,
-        bound: &BoundUpdate,
-        surface: &S,
-    ) -> Result<(), UpdateFault> {
+    /// Carries out one task of the closures' rule.
+    pub(super) fn rule(&mut self, rank: RankId, task: &RuleTask, surface: &S) -> Result<(), RuleFault> {
         let closures = match self {
             Self::None => return Err(NoClosures.into()),
-            Self::Broken(message) => return Err(UpdateFault::Failed(message.clone())),
+            Self::Broken(message) => return Err(RuleFault::Failed(message.clone())),
             Self::Ready(closures) => closures,
         };
-        match catch_unwind(AssertUnwindSafe(|| bound.run(rank, surface, closures.as_mut()))) {
-            Ok(updated) => updated.map_err(|error| UpdateFault::Failed(error.to_string())),
+        match catch_unwind(AssertUnwindSafe(|| task.run(rank, surface, closures.as_mut()))) {
+            Ok(done) => done.map_err(|error| RuleFault::Failed(error.to_string())),
             Err(panic) => {
-                let message = format!("{} panicked: {}", bound.name, kept_words(panic));
+                let message = format!("{} panicked: {}", task.name(), kept_words(panic));
                 *self = Self::Broken(message.clone());
-                Err(UpdateFault::Failed(message))
+                Err(RuleFault::Failed(message))
             }
         }
     }

@@ -223,9 +223,13 @@ impl Prices {
                 }
                 cluster.memory_ns(touched)
             }
+            Op::ExchangeRows { weights, .. } => {
+                let first = work.weights.layouts.get(weights.first()?.index())?;
+                exchanged(Group::Shard, (first.stored_elements() * size_of::<f32>()) as u64)
+            }
             // What the rule leaves is read once more, by another kernel. Its own arithmetic nobody knows.
-            Op::Update { states, .. } => {
-                let mut touched = 0u64;
+            Op::Update { states, transformed, .. } => {
+                let mut touched = transformed.map_or(Some(0), bytes)?;
                 for state in states {
                     for slot in state.kept.iter().chain([&state.master]) {
                         touched = touched.saturating_add(bytes(*slot)?.saturating_mul(3));

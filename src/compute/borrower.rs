@@ -5,10 +5,9 @@
 use std::fmt;
 
 use super::bound::BoundCall;
-use super::update::BoundUpdate;
 use crate::layout::Region;
 
-/// A call or an update, as a surface names it in its errors.
+/// A call or a part of a rule, as a surface names it in its errors.
 pub trait Borrower: fmt::Debug + Send + Sync {
     /// Its name.
     fn name(&self) -> &str;
@@ -20,16 +19,6 @@ pub trait Borrower: fmt::Debug + Send + Sync {
 impl Borrower for BoundCall {
     fn name(&self) -> &str {
         &self.call.name
-    }
-
-    fn name_at(&self, region: Region) -> String {
-        self.operand_at(region)
-    }
-}
-
-impl Borrower for BoundUpdate {
-    fn name(&self) -> &str {
-        &self.name
     }
 
     fn name_at(&self, region: Region) -> String {

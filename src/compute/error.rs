@@ -32,12 +32,12 @@ pub enum ComputeError {
     },
     /// The closure returned and left elements as the checking layer had filled them, or added to those.
     #[error(
-        "call `{call}` declares to write {what}, and its closure left {missing} of its {elements} elements as they were, the first at {first} (counted from 0), or computed them from memory that nothing wrote; write every element, and add nothing to what is there (check = true fills it with a NaN, and found that NaN again)"
+        "{task} writes {what}, and its closure left {missing} of its {elements} elements as they were, the first at {first} (counted from 0), or computed them from memory that nothing wrote; write every element, and add nothing to what is there (check = true fills it with a NaN, and found that NaN again)"
     )]
     PartlyWritten {
-        /// The call's name.
-        call: String,
-        /// The gradient or output.
+        /// The call, or the part of a rule of updates.
+        task: String,
+        /// The gradient, output, or rows.
         what: String,
         /// Elements that were left.
         missing: usize,
@@ -56,9 +56,9 @@ pub enum ComputeError {
         "the closures have a rule of updates, which optimizer.own_states does not ask for: set it to the number of lists that the rule keeps, or leave the rule out for Adam"
     )]
     RuleUnused,
-    /// The rule asked for a weight that this update is not about.
+    /// The rule asked for a weight that this update, or this round, is not about.
     #[error(
-        "the rule of updates asked for {weight}, which is not of this update; take the weights of UpdateContext::weights, of which every update has others"
+        "the rule of updates asked for {weight}, which is not of this task; take the weights of its context (`weights`), of which every task has others"
     )]
     NotOfUpdate {
         /// The weight.
@@ -81,6 +81,51 @@ pub enum ComputeError {
         "the rule of updates returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
     )]
     NotUpdated {
+        /// The weight's name.
+        weight: String,
+    },
+    /// A weight is to be updated as a whole matrix, and the closures' rule has no parts for that.
+    #[error(
+        "`{weight}` is to be updated as a whole matrix (whole_matrix), and the closures have no rule that prepares and transforms matrices: give them one by Updating::by_matrices, or by Compute::prepare, Compute::transform and Compute::has_matrix_rule, or take whole_matrix from the weight"
+    )]
+    NoMatrixRule {
+        /// The weight's name.
+        weight: String,
+    },
+    /// The closures' rule prepares and transforms matrices, and no weight asks for that.
+    #[error(
+        "the closures have a rule that prepares and transforms matrices, and no weight is to be updated as a whole matrix: set whole_matrix for those that are, or give the closures a rule without these parts"
+    )]
+    MatrixRuleUnused,
+    /// A part of a rule was called that the closures do not have.
+    #[error(
+        "the closures say that they have a rule for whole matrices (Compute::has_matrix_rule), and do not have {part}; implement both Compute::prepare and Compute::transform"
+    )]
+    NoMatrixPart {
+        /// The function that is missing.
+        part: &'static str,
+    },
+    /// The rule asked for the transformed rows of a weight whose matrix is not made whole.
+    #[error(
+        "the rule of updates asked for the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or ask only where UpdatedWeight::whole_matrix is set"
+    )]
+    NoMatrix {
+        /// The weight's name.
+        weight: String,
+    },
+    /// The rule returned without asking for rows that it was to prepare.
+    #[error(
+        "the rule of updates returned without asking for the prepared rows of `{weight}`, so its matrix would hold whatever lay there; prepare every weight of PrepareContext::weights"
+    )]
+    NotPrepared {
+        /// The weight's name.
+        weight: String,
+    },
+    /// The rule returned without asking for what becomes of a matrix.
+    #[error(
+        "the rule of updates returned without asking for the transformed matrix of `{weight}`, which would hold whatever lay there; write TransformContext::transformed (the matrix as it is, if there is nothing to do)"
+    )]
+    NotTransformed {
         /// The weight's name.
         weight: String,
     },

@@ -14,7 +14,9 @@ mod error;
 mod filled;
 mod left_out;
 mod lent;
+mod matrix;
 mod program;
+mod rule_task;
 mod run;
 mod seat;
 mod surface;
@@ -28,12 +30,15 @@ pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
 pub use left_out::LeftOut;
 pub(crate) use lent::Lent;
+pub(crate) use matrix::{BoundMatrix, BoundRows};
+pub use matrix::{BoundPreparation, BoundTransformation, PrepareContext, TransformContext};
 pub use program::BoundProgram;
+pub use rule_task::RuleTask;
 pub use seat::Seat;
 pub use surface::{LentSlice, Surface};
 pub(crate) use update::BoundState;
 pub use update::{BoundUpdate, UpdateContext, UpdatedWeight};
-pub use updating::{Updating, updating};
+pub use updating::{Updating, UpdatingByMatrices, updating};
 
 use crate::model::Call;
 
@@ -89,7 +94,7 @@ pub trait Compute<S: Surface> {
 
     /// Updates weights in place of Adam, where [`optimizer.own_states`](crate::config::Optimizer::own_states) is set.
     /// In a step that has an optimizer it is called behind the vote, on every rank, once for each set of weights of one
-    /// format, placement and parameter group.
+    /// format, placement and parameter group, or for each round of those whose matrices it needs whole.
     ///
     /// A rule works element by element, or row by row: a rank has some of the rows of a weight, and which depends on
     /// the number of ranks. Every rank of a replicated weight has all of it and must come to the same bits; so must
@@ -109,6 +114,36 @@ pub trait Compute<S: Surface> {
     fn update(&mut self, context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
         let _ = context;
         Err(ComputeError::NoRule)
+    }
+
+    /// Prepares the rank's rows of matrices that the rule needs whole, where a weight is declared so
+    /// ([`ParameterGroup::whole_matrix`](crate::model::ParameterGroup::whole_matrix)): of main grads and of what is
+    /// kept beside masters. It is called behind the vote, on every rank, once for each round of such weights, as
+    /// [`Compute::update`] is, which is called for the same weights later in the step.
+    ///
+    /// # Errors
+    /// As of [`Compute::update`]. The default says that there is no such part.
+    fn prepare(&mut self, context: &PrepareContext<'_, S>) -> Result<(), ComputeError> {
+        let _ = context;
+        Err(ComputeError::NoMatrixPart { part: "Compute::prepare" })
+    }
+
+    /// Transforms a matrix whose rows all ranks prepared. It is called behind [`Compute::prepare`], on one rank of
+    /// each replica for each matrix, and on every rank for a matrix of which each has all. What it makes of a matrix
+    /// must not depend on the rank.
+    ///
+    /// # Errors
+    /// As of [`Compute::prepare`].
+    fn transform(&mut self, context: &TransformContext<'_, S>) -> Result<(), ComputeError> {
+        let _ = context;
+        Err(ComputeError::NoMatrixPart { part: "Compute::transform" })
+    }
+
+    /// Whether the rule prepares and transforms matrices: `true` from whoever implements [`Compute::prepare`] and
+    /// [`Compute::transform`]. A session does not start if a weight asks for whole matrices and the rule has no such
+    /// parts, or the other way around.
+    fn has_matrix_rule(&self) -> bool {
+        false
     }
 
     /// Whether there is a rule of updates. A session does not start if its configuration asks for one and there is

@@ -1,9 +1,10 @@
 //! What the trainer's own rule of updates may touch, in place of Adam.
 //!
 //! Laws:
-//! - A rule gets the rank's rows of the weights of one bucket and one parameter group: masters and what is kept
-//!   beside them to update, main grads to read; besides these the vote and the learning rate. It gets no plane, no
-//!   buffer, and no row of another rank.
+//! - A rule gets the rank's rows of the weights of one bucket and one parameter group, or of one round of these if it
+//!   needs their matrices whole: masters and what is kept beside them to update, main grads to read; besides these
+//!   the vote and the learning rate. It gets no plane, no buffer, and no row of another rank but those that came of a
+//!   whole matrix.
 //! - EX-4: it asks for the master of every weight of which the rank has rows.
 //! - What is decided from step to step is in memory, which a recorded step reads: the vote, with clip factor and step
 //!   count, and the learning rate.
@@ -29,6 +30,9 @@ pub struct UpdatedWeight {
     pub shape: Shape,
     /// Whether the ranks of a replica share it, or each has all of it.
     pub placement: Placement,
+    /// Whether the rule gets its matrix whole, on one of the ranks, before it updates rows:
+    /// [`ParameterGroup::whole_matrix`](crate::model::ParameterGroup::whole_matrix).
+    pub whole_matrix: bool,
     /// The first of the rank's rows within the whole weight.
     pub first_row: usize,
     /// The rank's rows. A rank may have none; then there is nothing to update, and its master need not be asked for.
@@ -44,6 +48,8 @@ pub(crate) struct BoundState {
     pub(crate) master: Region,
     pub(crate) kept: Vec<Region>,
     pub(crate) main_grad: Region,
+    /// The rank's rows of what was made of the whole matrix, where the rule asks for it.
+    pub(crate) transformed: Option<Region>,
     pub(crate) lent: Lent,
 }
 
@@ -61,12 +67,7 @@ pub struct BoundUpdate {
 }
 
 impl BoundUpdate {
-    /// Carries out the update on `rank` by the rule of its closures, which gets its memory from `surface`.
-    ///
-    /// # Errors
-    /// What the rule or the surface says, [`ComputeError::NotUpdated`] for a master with rows that it did not ask
-    /// for.
-    pub fn run<S: Surface>(
+    pub(super) fn run<S: Surface>(
         &self,
         rank: RankId,
         surface: &S,
@@ -83,9 +84,11 @@ impl BoundUpdate {
     /// The operand that begins where `region` does.
     pub(super) fn operand_at(&self, region: Region) -> String {
         let begins = |(_, part): &(&str, &Region)| part.bytes > 0 && part.offset == region.offset;
-        for BoundState { weight, master, kept, main_grad, .. } in &self.states {
+        for BoundState { weight, master, kept, main_grad, transformed, .. } in &self.states {
             let lists = ["first state", "second state"].into_iter().zip(kept);
-            let mut parts = [("master", master), ("main grad", main_grad)].into_iter().chain(lists);
+            let rows = transformed.iter().map(|rows| ("transformed rows", rows));
+            let own = [("master", master), ("main grad", main_grad)];
+            let mut parts = own.into_iter().chain(lists).chain(rows);
             if let Some((what, _)) = parts.find(begins) {
                 return format!("the {what} of `{}`", weight.name);
             }
@@ -115,8 +118,8 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
         &self.bound.program
     }
 
-    /// The weights to update, in the order of their ids: those of one format, placement and parameter group. All others
-    /// come with updates of their own, in the same step.
+    /// The weights to update, in the order of their ids: those of one format, placement and parameter group, or those
+    /// of one round if their matrices were whole before. All others come with updates of their own, in the same step.
     pub fn weights(&self) -> impl Iterator<Item = &'a UpdatedWeight> {
         self.bound.states.iter().map(|state| &state.weight)
     }
@@ -139,6 +142,18 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
     /// [`ComputeError::NotOfUpdate`] for a weight that is not of this update.
     pub fn main_grad(&self, weight: WeightId) -> Result<S::Read<'a, f32>, ComputeError> {
         self.surface.read(self.state(weight)?.main_grad)
+    }
+
+    /// The rank's rows of what [`Compute::transform`] made of the whole matrix, f32 `[rows, columns]`. On a GPU they
+    /// begin where those of the weight before end, which may be a multiple of 4 bytes and no more.
+    ///
+    /// # Errors
+    /// [`ComputeError::NoMatrix`] for a weight without [`UpdatedWeight::whole_matrix`], [`ComputeError::NotOfUpdate`]
+    /// for one that is not of this update.
+    pub fn transformed(&self, weight: WeightId) -> Result<S::Read<'a, f32>, ComputeError> {
+        let BoundState { weight, transformed, .. } = self.state(weight)?;
+        let missing = || ComputeError::NoMatrix { weight: weight.name.clone() };
+        self.surface.read(transformed.ok_or_else(missing)?)
     }
 
     /// The first list that is kept beside the master, to update; f32 `[rows, columns]`, zeros before the first step.

@@ -92,6 +92,7 @@ mod tests {
             reuse: sharded.then_some(Reuse::Keep),
             weight_decay: sharded.then_some(0.1),
             lr_scale: (!sharded).then_some(0.0),
+            whole_matrix: sharded.then_some(true),
             frozen: sharded.then_some(false),
         });
         let rate = prop::option::of(1e3..1e12f64);

@@ -48,6 +48,7 @@ impl Config {
             let parameters = ParameterGroup {
                 weight_decay: settings.weight_decay.or(spec.parameters.weight_decay),
                 learning_rate_scale: settings.learning_rate_scale.or(spec.parameters.learning_rate_scale),
+                whole_matrix: settings.whole_matrix.unwrap_or(spec.parameters.whole_matrix),
             };
             let frozen = settings.frozen.unwrap_or(spec.frozen);
             let changed = WeightSpec { placement, format, reuse, group, parameters, frozen, ..spec.clone() };
@@ -165,6 +166,7 @@ mod tests {
             "match = '*'\nformat = 'bf16'\nreuse = 'keep'\n[[weights]]\nmatch = '*.up'\nplacement = 'replicated'\nformat = 'f32'",
             "match = '*.down'\nplacement = 'replicated'",
             "match = '*'\nweight_decay = 0.1\n[[weights]]\nmatch = '*.gain'\nweight_decay = 0\nlr_scale = 0.5",
+            "match = '*'\nwhole_matrix = true\n[[weights]]\nmatch = '*.gain'\nwhole_matrix = false",
             "match = '*'\nfrozen = true\n[[weights]]\nmatch = '*.gain'\nfrozen = false",
             "match = '*.gate'\nplacement = 'sharded'\nformat = 'nvfp4'",
             "match = '*.up'\nformat = 'bf16'\n[[weights]]\nmatch = '*'\nformat = 'fp8_block'\nreuse = 'regather'",
@@ -232,7 +234,8 @@ mod tests {
                     [[weights]]\nmatch = \"*.attention\"\nweight_decay = 0";
         let refined = config(text).apply_weight_rules(&model()).unwrap();
         let of = |number: usize| {
-            let ParameterGroup { weight_decay, learning_rate_scale } = refined.weights()[number].parameters;
+            let ParameterGroup { weight_decay, learning_rate_scale, .. } =
+                refined.weights()[number].parameters;
             [weight_decay, learning_rate_scale].map(|value| value.map(NonNegative::value))
         };
         assert_eq!(of(0), [Some(0.1), Some(0.5)]);
@@ -240,11 +243,11 @@ mod tests {
         let mut declared = Model::builder();
         let weight = declared.sharded("w", 128, 128, Format::Bf16).unwrap();
         let decay = NonNegative::new(0.25);
-        let own = ParameterGroup { weight_decay: decay, learning_rate_scale: None };
+        let own = ParameterGroup { weight_decay: decay, whole_matrix: true, ..ParameterGroup::default() };
         declared.parameters(weight, own).unwrap();
         let text = "[[weights]]\nmatch = \"w\"\nlr_scale = 2";
         let refined = config(text).apply_weight_rules(&declared.build()).unwrap();
-        let expected = ParameterGroup { weight_decay: decay, learning_rate_scale: NonNegative::new(2.0) };
+        let expected = ParameterGroup { learning_rate_scale: NonNegative::new(2.0), ..own };
         assert_eq!(refined.weights()[0].parameters, expected);
     }
 

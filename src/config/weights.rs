@@ -36,6 +36,9 @@ pub struct WeightRule {
     /// A factor on their learning rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr_scale: Option<f64>,
+    /// Whether the trainer's own rule of updates gets their matrices whole, if the rule is to decide it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_matrix: Option<bool>,
     /// Whether they stay what they are, if the rule is to decide it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<bool>,
@@ -54,6 +57,8 @@ pub struct WeightSettings {
     pub weight_decay: Option<NonNegative>,
     /// A factor on its learning rate.
     pub learning_rate_scale: Option<NonNegative>,
+    /// Whether the trainer's own rule of updates gets its matrix whole.
+    pub whole_matrix: Option<bool>,
     /// Whether it stays what it is.
     pub frozen: Option<bool>,
 }
@@ -67,6 +72,7 @@ impl Config {
             reuse: rule.reuse.or(settings.reuse),
             weight_decay: number(rule.weight_decay).or(settings.weight_decay),
             learning_rate_scale: number(rule.lr_scale).or(settings.learning_rate_scale),
+            whole_matrix: rule.whole_matrix.or(settings.whole_matrix),
             frozen: rule.frozen.or(settings.frozen),
         };
         let matching = self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name));

@@ -237,7 +237,8 @@ mod tests {
 
     #[test]
     fn what_is_said_arrives_and_what_is_torn_is_refused() {
-        for work in [Work::SavesItsPart, Work::ReadsItsPart, Work::ComparesCopies] {
+        let all = [Work::SavesItsPart, Work::ReadsItsPart, Work::ComparesCopies, Work::CopiesItsState];
+        for work in all {
             for said in [Said::Works, Said::Done(u64::MAX), Said::Refuses("é".to_owned())] {
                 let bytes = encode(work, &said);
                 assert_eq!(decode(&bytes), Ok((work, said)));
@@ -246,7 +247,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(decode(&[3, 0]), Err(Truncated));
+        assert_eq!(decode(&[4, 0]), Err(Truncated));
         assert_eq!(decode(&[0, 3]), Err(Truncated));
     }
 

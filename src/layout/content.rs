@@ -13,6 +13,19 @@ use crate::format::{ElementType, Format, Orientation, Shape};
 use crate::id::{BucketId, BufferId, CallId, MicroBatchId, WeightId};
 use crate::op::{NormRecord, Vote};
 
+/// How far a round of matrices has come, for a rule that needs them whole: see [`Op::Prepare`](crate::op::Op::Prepare).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum RoundStage {
+    /// What a rule made of the rank's rows, of each matrix of the round: `[matrices, rows_per_rank, cols]`.
+    Prepared,
+    /// One matrix whole, with padding rows: `[padded rows, cols]`. Ranks have different ones.
+    Gathered,
+    /// What the rule made of it, like it.
+    Transformed,
+    /// The rank's rows of what was made of each matrix, like the prepared ones.
+    Returned,
+}
+
 /// What a slot is for. Sizes follow from it (see [`Content::bytes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Content {
@@ -77,6 +90,9 @@ pub enum Content {
     ReducedGradient(WeightId, CallId),
     /// Those rows, summed over the replicas where there are several: f32 `[rows_per_rank, cols]`.
     SummedGradient(WeightId, CallId),
+    /// A round of matrices, named by its first weight, f32: as many bytes as this weight's padded rows, whatever the
+    /// stage.
+    Round(WeightId, RoundStage),
     /// A declared buffer.
     Buffer(BufferId),
     /// The transfer area between trainer and plan for an input or output of one micro-batch.
@@ -117,7 +133,8 @@ impl Content {
             | Self::WireGradient(..)
             | Self::LandedGradient(..)
             | Self::ReducedGradient(..)
-            | Self::SummedGradient(..) => true,
+            | Self::SummedGradient(..)
+            | Self::Round(..) => true,
             Self::Master(_)
             | Self::MasterRemainder(_)
             | Self::ExpAvg(_)
@@ -182,7 +199,9 @@ impl Content {
             Self::Dense(weight, _, values) => {
                 layout(weight).shard.shape.elements().saturating_mul(values.bytes())
             }
-            Self::Gradient(weight, _) => f32s(layout(weight).shard.padded().elements()),
+            Self::Gradient(weight, _) | Self::Round(weight, _) => {
+                f32s(layout(weight).shard.padded().elements())
+            }
             Self::WireGradient(weight, _) => {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
             }

@@ -16,7 +16,7 @@ mod weights;
 
 pub use arena::{ArenaLayout, Residency, Slot};
 pub use binding::{Binding, OptimizerSettings, Settings};
-pub use content::Content;
+pub use content::{Content, RoundStage};
 pub use lane::{Lane, LaneKind};
 pub use region::{ALIGNMENT, MAX_ARENA, Region, aligned};
 pub use state::{Delayed, StateLayout};

@@ -57,6 +57,12 @@ pub enum LinearError {
         /// The weight's shape.
         weight: Shape,
     },
+    /// A matrix without elements.
+    #[error("a matrix of {shape} has nothing to orthogonalize; give it at least one row and one column")]
+    NoMatrix {
+        /// Its shape.
+        shape: Shape,
+    },
     /// A size beyond what products can address.
     #[error("{size} {what} are more than the {largest} a product takes; split the layer")]
     TooLarge {

@@ -20,7 +20,8 @@
 //! gradient reads of x ([`Linear::forward_keeping`]). What comes between products is [`Elementwise`], or is
 //! computed on the way to codes ([`Activations`]); a residual is added by the product itself
 //! ([`Output::Sum`]). [`DeviceBuffer`]s hold what closures keep. A [`LinearSpec`] says what a call that uses
-//! a layer costs. Biases and products of several weights at a time are deliberately absent.
+//! a layer costs. [`NewtonSchulz`] makes matrices nearly orthogonal, for rules that update by such. Biases and
+//! products of several weights at a time are deliberately absent.
 
 mod activations;
 mod cost;
@@ -28,6 +29,7 @@ mod device;
 mod elementwise;
 mod error;
 mod layer;
+mod newton_schulz;
 mod recipe;
 mod shapes;
 mod spec;
@@ -41,6 +43,7 @@ pub use device::Device;
 pub use elementwise::Elementwise;
 pub use error::LinearError;
 pub use layer::{BackwardOperands, Linear, Output};
+pub use newton_schulz::NewtonSchulz;
 pub use recipe::Recipe;
 pub use spec::LinearSpec;
 pub use weight::Weight;

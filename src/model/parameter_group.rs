@@ -1,7 +1,8 @@
 //! How the optimizer treats one weight differently from the others.
 //!
 //! Law: what is not set is as the configuration says, so a weight without settings of its own is treated as
-//! before there were groups. Weights of one bucket and one group are one launch of the optimizer.
+//! before there were groups. Weights of one bucket and one group are one launch of the optimizer, or one for each
+//! round of whole matrices.
 
 use serde::{Serialize, Serializer};
 
@@ -42,6 +43,11 @@ pub struct ParameterGroup {
     /// but moments, norm and clipping still see the gradient. A weight that is to have no gradient is
     /// [frozen](crate::model::WeightSpec::frozen) instead.
     pub learning_rate_scale: Option<NonNegative>,
+    /// Whether the trainer's own rule needs the matrix whole: then it
+    /// [prepares](crate::compute::Compute::prepare) rows and [transforms](crate::compute::Compute::transform) the
+    /// matrix, before it updates rows by what came of it. For Adam there is no such thing.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub whole_matrix: bool,
 }
 
 impl ParameterGroup {

@@ -20,6 +20,7 @@ impl Op {
         match self {
             Self::Copy { from, to }
             | Self::ExchangeBuffer { from, to, .. }
+            | Self::ExchangeRows { from, to, .. }
             | Self::RoundGradient { from, to, .. }
             | Self::GatherRecords { from, to } => {
                 vec![(*from, Read), (*to, Write)]
@@ -114,8 +115,18 @@ impl Op {
             Self::Vote { records, optimizer_step, gradient_scale, vote } => {
                 vec![(*records, Read), (*optimizer_step, Update), (*gradient_scale, Read), (*vote, Write)]
             }
-            Self::Update { states, vote, learning_rate, .. } => {
+            Self::Prepare { states, vote, to, .. } => {
+                let mut all = vec![(*vote, Read), (*to, Write)];
+                for state in states {
+                    all.extend(state.kept.iter().map(|slot| (*slot, Update)));
+                    all.push((state.main_grad, Read));
+                }
+                all
+            }
+            Self::Transform { vote, from, to, .. } => vec![(*vote, Read), (*from, Read), (*to, Write)],
+            Self::Update { states, vote, learning_rate, transformed, .. } => {
                 let mut all = vec![(*vote, Read), (*learning_rate, Read)];
+                all.extend(transformed.map(|slot| (slot, Read)));
                 for state in states {
                     all.push((state.master, Update));
                     all.extend(state.kept.iter().map(|slot| (*slot, Update)));

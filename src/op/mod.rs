@@ -14,8 +14,8 @@ mod vocabulary;
 
 pub(crate) use division::{Division, exchange_given_to_each, given_to_each};
 pub use operands::{
-    AdamOperand, Chunk, DequantizePart, GatherPart, MasterOperand, Operand, OperandRole, ReducePart,
-    ShardOperand, SumPart, SumTarget, TransposePart, UpdateOperand,
+    AdamOperand, Chunk, DequantizePart, GatherPart, MasterOperand, Operand, OperandRole, PrepareOperand,
+    ReducePart, ShardOperand, SumPart, SumTarget, TransposePart, UpdateOperand,
 };
 pub use records::{NormRecord, Vote};
 pub use vocabulary::{Op, Reduction};

@@ -22,7 +22,8 @@ impl Op {
             Self::AllGather { .. }
             | Self::GatherChunk { .. }
             | Self::ReduceScatter { .. }
-            | Self::ExchangeGradient { .. } => Some(Group::Shard),
+            | Self::ExchangeGradient { .. }
+            | Self::ExchangeRows { .. } => Some(Group::Shard),
             Self::GatherRecords { .. } => Some(Group::World),
             _ => None,
         }
@@ -35,6 +36,15 @@ impl Op {
             Self::Compute { call, .. } | Self::ExchangeBuffer { call, .. } => Some(*call),
             _ => None,
         }
+    }
+
+    /// Whether the op runs what the trainer wrote: a closure, or a part of a rule of updates.
+    #[must_use]
+    pub const fn runs_trainers_code(&self) -> bool {
+        matches!(
+            self,
+            Self::Compute { .. } | Self::Prepare { .. } | Self::Transform { .. } | Self::Update { .. }
+        )
     }
 
     /// Whether the op gathers planes, or a chunk of them.
@@ -73,6 +83,9 @@ impl Op {
             Self::GatherRecords { .. } => "gather records",
             Self::Vote { .. } => "vote",
             Self::Adam { .. } => "adam",
+            Self::Prepare { .. } => "prepare",
+            Self::ExchangeRows { .. } => "exchange rows",
+            Self::Transform { .. } => "transform",
             Self::Update { .. } => "update",
         }
     }

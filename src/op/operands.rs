@@ -160,6 +160,17 @@ impl MasterOperand {
     }
 }
 
+/// One weight of a round of matrices: what a rule prepares its rows from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct PrepareOperand {
+    /// The weight.
+    pub weight: WeightId,
+    /// The lists that the rule keeps, updated.
+    pub kept: Vec<SlotId>,
+    /// Main grad, read.
+    pub main_grad: SlotId,
+}
+
 /// State of one weight that a rule of the trainer's own updates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct UpdateOperand {

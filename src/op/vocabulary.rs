@@ -6,8 +6,8 @@
 use serde::Serialize;
 
 use super::operands::{
-    AdamOperand, Chunk, DequantizePart, GatherPart, Operand, ReducePart, ShardOperand, SumPart,
-    TransposePart, UpdateOperand,
+    AdamOperand, Chunk, DequantizePart, GatherPart, Operand, PrepareOperand, ReducePart, ShardOperand,
+    SumPart, TransposePart, UpdateOperand,
 };
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, CallId, SlotId, WeightId};
@@ -267,6 +267,44 @@ pub enum Op {
         /// Learning rate.
         learning_rate: SlotId,
     },
+    /// Runs the first part of a rule that needs whole matrices: of every weight of a round, the rank's rows of what
+    /// the matrix is made of, from main grads and what the rule keeps. It has no effect when the vote says fault; on a
+    /// GPU the rule's kernels see to that.
+    Prepare {
+        /// The bucket.
+        bucket: BucketId,
+        /// The weights of the round, at most one for each rank of a replica, of one size.
+        states: Vec<PrepareOperand>,
+        /// The vote, which carries clip factor and step count.
+        vote: SlotId,
+        /// Where the rows go: those of one weight behind those of the one before.
+        to: SlotId,
+    },
+    /// Brings the rows of a round's matrices together, so that the first rank of a replica gets the first matrix
+    /// whole, the second the second, and so on; or brings the rows back in the same way. Ranks for which there is no
+    /// matrix take part.
+    ExchangeRows {
+        /// The weights of the round.
+        weights: Vec<WeightId>,
+        /// What the rank gives: one part for each rank.
+        from: SlotId,
+        /// What it gets: one part of each rank.
+        to: SlotId,
+    },
+    /// Runs the second part of such a rule on the matrix that the rank has whole, if there is one. When the vote says
+    /// fault nothing reads what it makes.
+    Transform {
+        /// The bucket.
+        bucket: BucketId,
+        /// The weights of the round.
+        weights: Vec<WeightId>,
+        /// The vote.
+        vote: SlotId,
+        /// The matrix, `[padded rows, columns]`.
+        from: SlotId,
+        /// What the rule makes of it.
+        to: SlotId,
+    },
     /// Runs the trainer's own rule of updates on masters of a bucket. It has no effect when the vote says fault; on a
     /// GPU the rule's kernels see to that.
     Update {
@@ -278,6 +316,10 @@ pub enum Op {
         vote: SlotId,
         /// Learning rate.
         learning_rate: SlotId,
+        /// Where the weights are a round of matrices: the rank's rows of what [`Op::Transform`] made of them, one
+        /// weight's behind those of the one before.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        transformed: Option<SlotId>,
     },
     /// Gathers some bytes of every rank's shard of one weight, each to where a whole gather would put them.
     /// Chunks come in the order of their bytes: each follows those before it, so the last one leaves what

@@ -61,12 +61,13 @@ impl StepPlan {
 
 const fn color(op: &Op) -> &'static str {
     match op {
-        Op::Compute { .. } | Op::Update { .. } => "#cfe8cf",
+        op if op.runs_trainers_code() => "#cfe8cf",
         Op::AllGather { .. } | Op::GatherChunk { .. } => "#cfdcf2",
         Op::ReduceScatter { .. }
         | Op::ExchangeGradient { .. }
         | Op::AllReduce { .. }
         | Op::ExchangeBuffer { .. }
+        | Op::ExchangeRows { .. }
         | Op::GatherRecords { .. } => "#f2d7cf",
         _ => "#eeeeee",
     }

@@ -97,6 +97,14 @@ pub enum PlanError {
         /// Its format.
         format: String,
     },
+    /// Adam is to update a weight whose matrix a rule of the trainer's own is to get whole.
+    #[error(
+        "`{weight}` is to be updated as a whole matrix (whole_matrix), which Adam does not do; set optimizer.own_states and give the closures a rule, or take whole_matrix from the weight"
+    )]
+    WholeMatrix {
+        /// The weight's name.
+        weight: String,
+    },
     /// Scales are to be delayed, but no weight that trains has one scale for the whole tensor.
     #[error(
         "quantize.scaling is \"delayed\", but no weight that trains has a per-tensor FP8 format (of weights that train: {formats}); give one the format fp8_tensor_e4m3, or set quantize.scaling to \"current\""

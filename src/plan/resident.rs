@@ -29,11 +29,13 @@ impl ResidentLayout {
     /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size or type,
     /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16,
     /// [`PlanError::Policy`] when a rule of the trainer's own is to have more than two lists, or other values than f32,
+    /// [`PlanError::WholeMatrix`] when Adam is to update a weight as a whole matrix,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
         check_masters(weights)?;
         check_own_rule(weights)?;
+        check_matrices(weights, programs)?;
         check_scaling(weights)?;
         let mut cursor = Cursor { bytes: 0 };
         let mut names: Vec<(String, Content)> = Vec::new();
@@ -172,6 +174,17 @@ fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
             advice: "keep at most 2 lists for a rule of your own, and masters and moments in f32",
         }),
         _ => Ok(()),
+    }
+}
+
+/// Adam would update a matrix row by row.
+fn check_matrices(weights: &Weights, programs: &[&StepProgram]) -> Result<(), PlanError> {
+    let by_adam =
+        weights.state.own_states.is_none() && programs.iter().any(|program| program.updates_weights());
+    let whole = |layout: &&WeightLayout| layout.parameters.whole_matrix && !layout.frozen;
+    match weights.layouts.iter().find(whole).filter(|_| by_adam) {
+        None => Ok(()),
+        Some(layout) => Err(PlanError::WholeMatrix { weight: layout.name.clone() }),
     }
 }
 

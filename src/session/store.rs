@@ -72,8 +72,8 @@ pub trait CheckpointStore: Send + Sync {
     /// Keeps `checkpoint` in place of what was there.
     ///
     /// # Errors
-    /// [`StoreError`]; what was there is kept then. A [`FileStore`](super::FileStore) whose disk refuses to make the new
-    /// file's name last says so, and has the new file by then.
+    /// [`StoreError`]; what was there is kept then. A [`FileStore`](super::FileStore) whose disk refuses to make the
+    /// new file's name last says so, and has the new file by then.
     async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError>;
 
     /// The checkpoint kept last.

@@ -9,17 +9,20 @@ use super::svg::{FRAME, PALETTE};
 use crate::noise::mixed;
 
 /// Places in the palette of categories that take time. Two ways to do the same share one.
-const OWN: [(&str, usize); 15] = [
+const OWN: [(&str, usize); 18] = [
     ("accumulate", 0),
     ("sum gradient", 0),
     ("adam", 1),
     ("update", 1),
+    ("prepare", 1),
+    ("transform", 1),
     ("all-gather", 2),
     ("all-gather chunk", 2),
     ("all-reduce", 3),
     ("reduce-scatter", 4),
     ("exchange gradient", 4),
     ("exchange buffer", 4),
+    ("exchange rows", 4),
     ("compute", 5),
     ("transpose", 6),
     ("dequantize", 8),

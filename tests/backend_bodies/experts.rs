@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 
 use warpweft::format::{ElementType, Format, Orientation, Shape};
 use warpweft::id::{BufferId, WeightId};
-use warpweft::model::{BufferSpec, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram};
+use warpweft::model::{
+    BufferSpec, Lifetime, Model, ParameterGroup, Phase, ProgramBuilder, Role, StepProgram,
+};
 use warpweft::session::initial::MasterRows;
 
 use super::harness::noise;
@@ -66,6 +68,15 @@ pub(crate) fn declare(dynamic: &[&str]) -> Declared {
 
 /// The program with so many micro-batches in a step.
 pub(crate) fn declare_with(dynamic: &[&str], micro_batches: u32) -> Declared {
+    declared(dynamic, micro_batches, ParameterGroup::default())
+}
+
+/// The program of one micro-batch whose weights' matrices a rule gets whole.
+pub(crate) fn declare_by_matrices() -> Declared {
+    declared(&[], 1, ParameterGroup { whole_matrix: true, ..ParameterGroup::default() })
+}
+
+fn declared(dynamic: &[&str], micro_batches: u32, parameters: ParameterGroup) -> Declared {
     let formats = formats();
     let mut model = Model::builder();
     let blocks: Vec<Vec<WeightId>> = formats
@@ -75,6 +86,7 @@ pub(crate) fn declare_with(dynamic: &[&str], micro_batches: u32) -> Declared {
             let sharded = |expert| model.sharded(&name(expert), WEIGHT.rows, WEIGHT.cols, *format).unwrap();
             let experts: Vec<WeightId> = (0..EXPERTS).map(sharded).collect();
             model.group(&format.to_string(), &experts).unwrap();
+            experts.iter().for_each(|expert| model.parameters(*expert, parameters).unwrap());
             experts
         })
         .collect();

@@ -109,7 +109,9 @@ fn adam_is_bit_exact_to_every_golden_case() {
         if own {
             // The weight's own group says what the case does, and the settings something else.
             let weight_decay = NonNegative::new(number("wd") as f32);
-            let parameters = ParameterGroup { weight_decay, learning_rate_scale: NonNegative::new(0.5) };
+            let learning_rate_scale = NonNegative::new(0.5);
+            let parameters =
+                ParameterGroup { weight_decay, learning_rate_scale, ..ParameterGroup::default() };
             state.plan.weights.layouts[0].parameters = parameters;
             state.plan.settings.optimizer.weight_decay += 7.0;
             lr *= 2.0;

@@ -8,7 +8,7 @@ use warpweft::id::RankId;
 use warpweft::model::Call;
 use warpweft::session::{Checkpoint, Outcome, Session, SessionError, UpdatedBy};
 
-use super::experts::{Declared, ELEMENTS, EXPERTS, declare_with, formats, initial};
+use super::experts::{Declared, ELEMENTS, EXPERTS, declare_by_matrices, declare_with, formats, initial};
 use super::harness::{noise, within_limit};
 use crate::device::most_recorded_ranks;
 use crate::products::{Layers, Rule, Surface, settled, start};
@@ -17,12 +17,24 @@ const STEPS: u32 = 5;
 /// The step whose input is infinite.
 const SKIPPED: u32 = 3;
 
-/// A session whose weights Adam updates, or the device's rule.
-async fn session(capture: Capture, own_states: Option<u8>, weight_decay: f64) -> Session {
+/// Who updates the weights of a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Adam,
+    /// The device's rule, from its rows of the gradients.
+    Rows,
+    /// The same, from gradients that were whole matrices on some rank.
+    Matrices,
+}
+
+async fn session(capture: Capture, by: By, weight_decay: f64) -> Session {
     let mut config = settled(Config { capture, ..Config::default() });
-    config.optimizer.own_states = own_states;
+    config.optimizer.own_states = (by != By::Adam).then_some(2);
     (config.optimizer.weight_decay, config.optimizer.max_norm) = (weight_decay, 1.0);
-    let Declared { program, products } = declare_with(&[], 1);
+    let Declared { program, products } = match by {
+        By::Matrices => declare_by_matrices(),
+        By::Adam | By::Rows => declare_with(&[], 1),
+    };
     let closure = move |rank: RankId| {
         let (products, mut layers) = (products.clone(), Layers::new(rank, &formats()));
         move |call: &Call, context: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
@@ -30,14 +42,22 @@ async fn session(capture: Capture, own_states: Option<u8>, weight_decay: f64) ->
             products.iter().try_for_each(|product| layers.run(*block, context, *product).map(drop))
         }
     };
-    let builder = match own_states {
-        None => Session::builder(config, closure),
-        Some(_) => Session::builder(config, move |rank| {
-            let mut rule = Rule::new();
-            updating(closure(rank), move |context: &UpdateContext<'_, Surface>| rule.adamw(context))
-        }),
+    let builder = match by {
+        By::Adam => Session::builder(config, closure),
+        By::Rows => Session::builder(config, move |rank| updating(closure(rank), ruled())),
+        By::Matrices => {
+            let parts =
+                move |rank| updating(closure(rank), ruled()).by_matrices(Rule::prepare, Rule::transform);
+            Session::builder(config, parts)
+        }
     };
     start(builder.program(program).initialize(initial), most_recorded_ranks()).await
+}
+
+/// The device's rule, made on the rank that runs it.
+fn ruled() -> impl FnMut(&UpdateContext<'_, Surface>) -> Result<(), ComputeError> {
+    let mut rule = Rule::new();
+    move |context| rule.adamw(context)
 }
 
 fn feed(session: &mut Session, step: u32) {
@@ -55,8 +75,8 @@ fn feed(session: &mut Session, step: u32) {
     }
 }
 
-async fn left(capture: Capture, own_states: Option<u8>) -> Checkpoint {
-    let mut session = session(capture, own_states, 0.01).await;
+async fn left(capture: Capture, by: By) -> Checkpoint {
+    let mut session = session(capture, by, 0.01).await;
     for step in 0..STEPS {
         feed(&mut session, step);
         let report = session.step("train").await.unwrap();
@@ -75,20 +95,24 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
-/// EX-1, of every format, issued and recorded, over a step that is skipped.
+/// EX-1, of every format, issued and recorded, over a step that is skipped, from rows and from whole matrices.
 fn a_rule_that_computes_adamw_leaves_the_bits_of_adam() {
     within_limit(|| {
-        let expected = block_on(left(Capture::Off, None));
+        let expected = block_on(left(Capture::Off, By::Adam));
         assert_eq!(expected.optimizer_step, STEPS - 1);
-        for capture in [Capture::Off, Capture::Step] {
-            let found = block_on(left(capture, Some(2)));
-            for (found, expected) in found.weights.iter().zip(&expected.weights) {
-                assert!(found == expected, "{capture:?}: planes, masters and states of {}", found.name);
+        for by in [By::Rows, By::Matrices] {
+            for capture in [Capture::Off, Capture::Step] {
+                let found = block_on(left(capture, by));
+                for (found, expected) in found.weights.iter().zip(&expected.weights) {
+                    let name = &found.name;
+                    assert!(found == expected, "{by:?}, {capture:?}: planes, masters and states of {name}");
+                }
+                let Checkpoint { updated_by: Some(UpdatedBy::OwnRule), .. } = found else {
+                    panic!("{by:?}, {capture:?}")
+                };
+                let as_adam = Checkpoint { updated_by: expected.updated_by, ..found };
+                assert!(as_adam == expected, "{by:?}, {capture:?}");
             }
-            let Checkpoint { updated_by: Some(UpdatedBy::OwnRule), .. } = found else {
-                panic!("{capture:?}")
-            };
-            assert!(Checkpoint { updated_by: expected.updated_by, ..found } == expected, "{capture:?}");
         }
     });
 }
@@ -99,7 +123,7 @@ fn a_rule_that_leaves_values_that_are_not_finite_ends_the_step_by_weight_row_and
         for capture in [Capture::Off, Capture::Step] {
             block_on(async {
                 // Masters of a hundredth and more, times decay and rate, are beyond what f32 holds.
-                let mut session = session(capture, Some(2), 100.0).await;
+                let mut session = session(capture, By::Rows, 100.0).await;
                 for step in 0..2 {
                     feed(&mut session, step);
                     session.step("train").await.unwrap();

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError, UpdateContext};
+use warpweft::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
 use warpweft::config::Config;
 use warpweft::format::{Format, Orientation};
 use warpweft::id::RankId;
@@ -86,6 +86,20 @@ impl Rule {
     #[allow(clippy::unused_self, reason = "rules of other devices have state")]
     pub(crate) fn adamw(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         adamw(context)
+    }
+
+    /// The gradient, as it is.
+    pub(crate) fn prepare(context: &PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        context.weights().try_for_each(|weight| {
+            context.prepared(weight.id)?.copy_from_slice(&context.main_grad(weight.id)?);
+            Ok(())
+        })
+    }
+
+    /// The matrix, as it is.
+    pub(crate) fn transform(context: &TransformContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        context.transformed()?.copy_from_slice(&context.matrix()?);
+        Ok(())
     }
 }
 

@@ -6,11 +6,15 @@
 use std::collections::BTreeMap;
 
 use half::bf16;
+use warpweft::backend::cuda::cudarc::driver::result::memcpy_dtod_async;
 use warpweft::backend::cuda::kernels::{
     AdamOperand, Bounds, KernelLaunch, Kernels, LearningRate, MasterState,
 };
+use warpweft::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use warpweft::backend::cuda::{CudaSurface, DeviceAddress, DeviceOrdinal, KernelCache};
-use warpweft::compute::{ComputeContext, ComputeError, UpdateContext};
+use warpweft::compute::{
+    ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, UpdatedWeight,
+};
 use warpweft::config::{AdamMode, ByteSize, Config, Moments, SignalBy, Transport};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{RankId, WeightId};
@@ -138,22 +142,38 @@ impl Rule {
         Ok(())
     }
 
+    /// The gradient, as it is.
+    pub(crate) fn prepare(context: &PrepareContext<'_, CudaSurface>) -> Result<(), ComputeError> {
+        context.weights().try_for_each(|weight| {
+            copy(context.handles(), context.main_grad(weight.id)?, context.prepared(weight.id)?)
+        })
+    }
+
+    /// The matrix, as it is.
+    pub(crate) fn transform(context: &TransformContext<'_, CudaSurface>) -> Result<(), ComputeError> {
+        copy(context.handles(), context.matrix()?, context.transformed()?)
+    }
+
     fn launch(&mut self, context: &UpdateContext<'_, CudaSurface>) -> Result<KernelLaunch, ComputeError> {
         let kernels = match &self.kernels {
             Some(kernels) => kernels,
             None => self.kernels.insert(Kernels::for_current_context(KernelCache::of_user())?),
         };
-        let operand = |id: WeightId| -> Result<AdamOperand, ComputeError> {
+        let operand = |weight: &UpdatedWeight| -> Result<AdamOperand, ComputeError> {
+            let id = weight.id;
+            let gradient = match weight.whole_matrix {
+                true => context.transformed(id)?,
+                false => context.main_grad(id)?,
+            };
             Ok(AdamOperand {
                 master: MasterState::Whole(context.master(id)?.address()),
                 exp_avg: context.first_state(id)?.address(),
                 exp_avg_sq: context.second_state(id)?.address(),
-                main_grad: context.main_grad(id)?.address(),
-                elements: context.main_grad(id)?.len(),
+                main_grad: gradient.address(),
+                elements: gradient.len(),
             })
         };
-        let operands: Vec<_> =
-            context.weights().map(|weight| operand(weight.id)).collect::<Result<_, ComputeError>>()?;
+        let operands: Vec<_> = context.weights().map(operand).collect::<Result<_, ComputeError>>()?;
         let settings = OptimizerSettings {
             mode: AdamMode::AdamW,
             beta1: 0.9,
@@ -169,6 +189,20 @@ impl Rule {
         let vote = context.vote()?.address();
         Ok(kernels.adam(&settings, Moments::F32, &operands, vote, rate, any)?)
     }
+}
+
+fn copy(
+    handles: &CudaHandles,
+    from: DeviceSlice<'_, f32>,
+    to: DeviceSliceMut<'_, f32>,
+) -> Result<(), ComputeError> {
+    let bytes = to.len() * size_of::<f32>();
+    if bytes == 0 {
+        return Ok(()); // this rank has no rows of it
+    }
+    let (target, source) = (to.address().number(), from.address().number());
+    // SAFETY: both were lent for this plan, are as long, and lie apart; the stream is the session's.
+    unsafe { memcpy_dtod_async(target, source, bytes, handles.stream()) }.map_err(ComputeError::closure)
 }
 
 /// Where a weight lies that a call uses.

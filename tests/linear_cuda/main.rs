@@ -12,6 +12,8 @@ mod dropped;
 mod gpu;
 mod in_a_session;
 mod kept;
+mod muon;
+mod newton_schulz;
 mod products;
 mod recipes;
 mod reference;

@@ -10,14 +10,19 @@ fn power(base: f64, exponent: u32) -> f64 {
     bits.fold(1.0, |product, (_, square)| product * square)
 }
 
-/// AdamW with the configuration's defaults, in the order of operations that it is specified in.
+/// AdamW with the configuration's defaults, in the order of operations that it is specified in; by what came back of a
+/// matrix, where one was made whole.
 pub(crate) fn adamw(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     const BETAS: [f32; 2] = [0.9, 0.999];
     let vote = context.vote()?[0];
     let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     let corrections = BETAS.map(|beta| (1.0 - power(f64::from(beta), vote.step)) as f32);
     for weight in context.weights() {
-        let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
+        let mut master = context.master(weight.id)?;
+        let gradient = match weight.whole_matrix {
+            true => context.transformed(weight.id)?,
+            false => context.main_grad(weight.id)?,
+        };
         let (mut first, mut second) = (context.first_state(weight.id)?, context.second_state(weight.id)?);
         assert_eq!(master.len(), weight.rows * weight.columns);
         for at in 0..master.len() {

@@ -91,7 +91,7 @@ pub(crate) fn recount(plan: &mut StepPlan) {
     plan.bounds.wire_bytes = plan.tasks.iter().map(|task| task.wire_bytes).sum();
 }
 
-/// Planes, dense values and gradients, by the names that their contents print.
+/// Planes, dense values, gradients and matrices, by the names that their contents print.
 fn is_of_a_weight(content: Content) -> bool {
     let of_a_weight = [
         "Gathered",
@@ -102,6 +102,7 @@ fn is_of_a_weight(content: Content) -> bool {
         "LandedGradient",
         "ReducedGradient",
         "SummedGradient",
+        "Round",
     ];
     let name = format!("{content:?}");
     of_a_weight.contains(&name.split('(').next().unwrap_or_default())

@@ -67,7 +67,7 @@ fn is_exchange(op: &Op) -> bool {
 }
 
 /// Everything that must be over before a task begins: what stands before it on its lane, its fences, and theirs.
-fn before(plan: &StepPlan, task: usize) -> Vec<bool> {
+pub(crate) fn before(plan: &StepPlan, task: usize) -> Vec<bool> {
     let mut is_before = vec![false; plan.tasks.len()];
     is_before[task] = true;
     for position in (0..=task).rev() {

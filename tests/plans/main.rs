@@ -4,6 +4,8 @@
 mod ahead;
 mod exchanges;
 mod joined;
+mod matrices;
+mod matrix_costs;
 mod own_rule;
 mod parts;
 mod replicas;

@@ -140,8 +140,8 @@ fn a_bucket_has_an_optimizer_task_for_each_parameter_group() {
     let weights: Vec<_> =
         (0..4).map(|n| model.sharded(&format!("w{n}"), 64, 64, Format::NVFP4_2D).unwrap()).collect();
     let none = NonNegative::new(0.0);
-    let undecayed = ParameterGroup { weight_decay: none, learning_rate_scale: None };
-    let slow = ParameterGroup { weight_decay: None, learning_rate_scale: NonNegative::new(0.1) };
+    let undecayed = ParameterGroup { weight_decay: none, ..ParameterGroup::default() };
+    let slow = ParameterGroup { learning_rate_scale: NonNegative::new(0.1), ..ParameterGroup::default() };
     model.parameters(weights[1], undecayed).unwrap();
     model.parameters(weights[3], undecayed).unwrap();
     model.parameters(weights[2], slow).unwrap();

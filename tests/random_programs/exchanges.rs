@@ -7,7 +7,8 @@
 use warpweft::format::ElementType;
 use warpweft::id::BufferId;
 use warpweft::model::{
-    Access, BufferSpec, Call, Exchange, ExchangeKind, Gradient, Group, Lifetime, Mesh, Role, StepProgram,
+    Access, BufferSpec, Call, Exchange, ExchangeKind, Gradient, Group, Lifetime, Mesh, Model, Role,
+    StepProgram,
 };
 
 use super::{Draw, Ending, built, with_use};
@@ -45,19 +46,28 @@ pub(super) fn with_exchanges(
     mesh: Mesh,
     draw: &mut Draw,
 ) -> StepProgram {
-    let mut additions = Additions {
-        calls: program.calls(),
-        buffers: program.buffers().to_vec(),
-        accesses: Vec::new(),
-        exchanges: Vec::new(),
-    };
+    let mut additions = Additions::none(program);
     for number in 0..1 + draw.below(3) {
         additions.exchange(number, mesh, draw);
     }
-    additions.added_to(program, ending)
+    additions.added_to(program, program.model(), ending)
 }
 
-impl Additions<'_> {
+/// The same program over a model with the same weights, of which some say something else.
+pub(super) fn over(model: &Model, program: &StepProgram, ending: Ending) -> StepProgram {
+    Additions::none(program).added_to(program, model, ending)
+}
+
+impl<'p> Additions<'p> {
+    fn none(program: &'p StepProgram) -> Self {
+        Self {
+            calls: program.calls(),
+            buffers: program.buffers().to_vec(),
+            accesses: Vec::new(),
+            exchanges: Vec::new(),
+        }
+    }
+
     fn exchange(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
         let reader = draw.below(self.calls.len());
         let before = draw.below(reader + 1);
@@ -138,8 +148,8 @@ impl Additions<'_> {
     }
 
     /// The program, declared anew.
-    fn added_to(self, old: &StepProgram, ending: Ending) -> StepProgram {
-        let mut program = StepProgram::builder(old.name(), old.model());
+    fn added_to(self, old: &StepProgram, model: &Model, ending: Ending) -> StepProgram {
+        let mut program = StepProgram::builder(old.name(), model);
         program.micro_batches(old.micro_batches()).unwrap();
         let ids: Vec<BufferId> = self.buffers.into_iter().map(|spec| program.buffer(spec).unwrap()).collect();
         for (number, call) in self.calls.iter().enumerate() {

@@ -1,6 +1,7 @@
 //! What may come up in a random program and its plan.
 //!
-//! Law: a case that a suite counts on has a row here, so it cannot get lost when the generator changes.
+//! Law: a case that a suite counts on has a row here, or in `matrix_features` if it is about whole matrices, so it
+//! cannot get lost when the generator changes.
 
 use warpweft::config::{
     AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
@@ -14,7 +15,7 @@ use warpweft::model::{
 use warpweft::op::{DequantizePart, Op, SumTarget};
 use warpweft::plan::{GatherStart, StepPlan};
 
-use super::{FORMATS, Sample};
+use super::{FORMATS, Sample, matrix_features};
 
 /// Does a sample, or the plan of its step, have it?
 type Has = Box<dyn Fn(&Sample, &StepPlan) -> bool>;
@@ -23,7 +24,7 @@ type Has = Box<dyn Fn(&Sample, &StepPlan) -> bool>;
 type Chosen = fn(&Sample) -> bool;
 
 /// A name, and what it names.
-type Feature = (String, Has);
+pub(super) type Feature = (String, Has);
 
 /// All there are.
 pub(crate) fn features() -> Vec<Feature> {
@@ -136,8 +137,8 @@ pub(crate) fn features() -> Vec<Feature> {
     }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a bucket of several parameter groups that a rule of its own updates", |_, plan| {
-        let updates = plan.tasks.iter().filter(|task| matches!(task.op, Op::Update { .. }));
-        updates.count() > plan.weights.buckets.len()
+        let rows = |op: &Op| matches!(op, Op::Update { transformed: None, .. });
+        plan.tasks.iter().filter(|task| rows(&task.op)).count() > plan.weights.buckets.len()
     });
     add("a rule of its own at the end of a sum, with replicas", |_, plan| {
         let is_last = plan.accumulation == Accumulation::Last && plan.weights.mesh.replicas() > 1;
@@ -301,6 +302,7 @@ pub(crate) fn features() -> Vec<Feature> {
     let of_one_shard =
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
+    all.extend(matrix_features::features());
     all
 }
 

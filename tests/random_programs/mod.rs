@@ -7,6 +7,8 @@
 mod draw;
 mod exchanges;
 mod feature;
+mod matrices;
+mod matrix_features;
 
 pub(crate) use draw::{Draw, mix};
 pub(crate) use feature::features;
@@ -34,6 +36,9 @@ const FORMATS: [Format; 6] = [
     Format::FP8_BLOCK128_POW2,
     Format::FP8_TENSOR_E4M3,
 ];
+
+/// Tells the draw of which matrices a rule gets whole from the others of a seed.
+const MATRICES: u64 = 1 << 59;
 
 /// Tells the draw of what is frozen from the others of a seed.
 const FROZEN: u64 = 1 << 60;
@@ -73,6 +78,11 @@ impl Sample {
         let (rule, optimizer) = (&mut Draw::new(mix(seed ^ RULE)), &mut config.optimizer);
         if (optimizer.moments, optimizer.masters) == (Moments::F32, Masters::F32) && rule.one_in(2) {
             optimizer.own_states = Some(rule.below(3) as u8);
+        }
+        // Adam gets no matrix whole.
+        let matrices = &mut Draw::new(mix(seed ^ MATRICES));
+        if optimizer.own_states.is_some() && !matrices.one_in(4) {
+            program = matrices::with_matrices(&program, config.quantize.scaling, ending, matrices);
         }
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
         config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
@@ -200,7 +210,12 @@ fn model(draw: &mut Draw, frozen: &mut Draw) -> Model {
             let value = |draw: &mut Draw| NonNegative::new(draw.among(&[0.0, 0.1, 3.0]));
             let weight_decay = if draw.one_in(2) { value(draw) } else { None };
             let learning_rate_scale = if draw.one_in(2) { value(draw) } else { None };
-            model.parameters(weight, ParameterGroup { weight_decay, learning_rate_scale }).unwrap();
+            model
+                .parameters(
+                    weight,
+                    ParameterGroup { weight_decay, learning_rate_scale, ..ParameterGroup::default() },
+                )
+                .unwrap();
         }
     }
     if frozen.one_in(4) {

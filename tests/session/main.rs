@@ -8,6 +8,7 @@ mod exchanges;
 mod executors;
 mod frozen;
 mod loss_scale;
+mod matrices;
 #[path = "../own_adamw/mod.rs"]
 mod own_adamw;
 mod own_rule;

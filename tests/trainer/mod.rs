@@ -12,7 +12,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError, UpdateContext, updating};
+use warpweft::compute::{
+    ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, updating,
+};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
@@ -138,6 +140,29 @@ impl Trainer {
     {
         let run = self.closure(mischief);
         self.with_programs(Session::builder(config, move |_: RankId| updating(run.clone(), rule.clone())))
+    }
+
+    /// The same with a rule that also gets whole matrices: what prepares rows, what transforms a matrix, what updates.
+    pub fn builder_by_matrices<P, T, R>(
+        &self,
+        config: Config,
+        mischief: &Mischief,
+        (prepare, transform, update): (P, T, R),
+    ) -> SessionBuilder<CpuSurface>
+    where
+        P: FnMut(&PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static,
+        T: FnMut(&TransformContext<'_, CpuSurface>) -> Result<(), ComputeError>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        R: FnMut(&UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static,
+    {
+        let run = self.closure(mischief);
+        let made = move |_: RankId| {
+            updating(run.clone(), update.clone()).by_matrices(prepare.clone(), transform.clone())
+        };
+        self.with_programs(Session::builder(config, made))
     }
 
     fn closure(

@@ -123,7 +123,7 @@ fn a_task_that_says_it_receives_other_bytes_than_its_op_does_is_refused() {
             }
         }
     }
-    assert_eq!(seen.len(), 7, "every kind of collective: {seen:?}");
+    assert_eq!(seen.len(), 8, "every kind of collective: {seen:?}");
 }
 
 /// PL-6

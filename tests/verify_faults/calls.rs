@@ -263,14 +263,7 @@ fn weights_of_two_parameter_groups_are_not_updated_as_one() {
     let Op::Adam { states, .. } = &plan.tasks[adam].op else { unreachable!() };
     let last = states.last().unwrap().weight;
     plan.weights.layouts[last.index()].parameters.weight_decay = NonNegative::new(0.0);
-    refused(
-        &plan,
-        &[
-            "PL-4",
-            "whose weight decay or learning rate differ",
-            "give each parameter group a task of its own",
-        ],
-    );
+    refused(&plan, &["PL-4", "whose parameter groups differ", "give each parameter group a task of its own"]);
 }
 
 /// PL-10

@@ -45,12 +45,16 @@ mod gradients;
 mod groups;
 mod landed;
 mod malformed;
+mod matrices;
 mod micro_batches;
 mod order;
 mod own_rule;
+mod prepared;
 mod programs;
 mod races;
 mod replicas;
+mod rounds;
+mod stages;
 mod uses;
 
 #[path = "../plan_books/mod.rs"]

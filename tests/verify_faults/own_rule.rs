@@ -149,7 +149,7 @@ fn two_parameter_groups_are_not_updated_as_one_by_the_rule() {
     let mut plan = training(2);
     let moved = states(&mut plan, "calm").remove(0);
     states(&mut plan, "up").push(moved);
-    let differ = "updates `down` and `calm`, whose weight decay or learning rate differ, as one";
+    let differ = "updates `down` and `calm`, whose parameter groups differ, as one";
     assert!(is_coverage(&refused(&plan, &["PL-4", "(update of", differ])));
 }
 

@@ -12,6 +12,7 @@ use warpweft::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
 
 use crate::edit::{recount, serialize};
 use crate::exchanges::exchanging_training;
+use crate::matrices::by_matrices;
 
 use Orientation::{Columnwise as Cols, Rowwise as Rows};
 
@@ -164,6 +165,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("delayed training", delayed_training()),
         ("delayed prologue", delayed_prologue()),
         ("training by a rule of its own", own_training()),
+        ("training by a rule of whole matrices", by_matrices(1)),
         ("evaluation", evaluation()),
         ("prologue", prologue()),
         ("quantize then evaluate", quantize_then_evaluate()),

@@ -159,7 +159,7 @@ fn numbers(plan: &StepPlan) -> Vec<Option<(CommId, CommSeq)>> {
     plan.tasks.iter().map(&mut of).collect()
 }
 
-/// Closures run on the compute lane, collectives and nothing else on a communicator's.
+/// Closures and rules run on the compute lane, collectives and nothing else on a communicator's.
 fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     let (op, kind) = (&plan.tasks[task].op, plan.lanes[plan.tasks[task].lane.index()].kind);
     let collective = matches!(
@@ -170,14 +170,15 @@ fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
             | Op::ExchangeGradient { .. }
             | Op::AllReduce { .. }
             | Op::ExchangeBuffer { .. }
+            | Op::ExchangeRows { .. }
             | Op::GatherRecords { .. }
     );
+    let trainers_own =
+        matches!(op, Op::Compute { .. } | Op::Prepare { .. } | Op::Transform { .. } | Op::Update { .. });
     match kind {
         LaneKind::Communicator(_) => collective,
         LaneKind::Compute => !collective,
-        LaneKind::Quantize | LaneKind::Sum => {
-            !collective && !matches!(op, Op::Compute { .. } | Op::Update { .. })
-        }
+        LaneKind::Quantize | LaneKind::Sum => !collective && !trainers_own,
     }
 }
 
@@ -196,7 +197,7 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
             let declared = plan.calls[call.index()].exchange;
             (declared.is_some_and(|exchange| exchange.kind != *kind), *group)
         }
-        Op::GradNorm { .. } | Op::Adam { .. } | Op::Update { .. } => {
+        Op::GradNorm { .. } | Op::Adam { .. } | Op::Prepare { .. } | Op::Update { .. } => {
             let of_rank = |slot: &SlotId| matches!(content(slot), Content::LocalGrad(_));
             (op.accesses().iter().any(|(slot, _)| of_rank(slot)), Group::World)
         }

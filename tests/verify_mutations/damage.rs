@@ -16,6 +16,7 @@ use crate::operands::{
 };
 use crate::plan_books::{recount, renumber_collectives, twin};
 use crate::random_programs::Draw;
+use crate::rounds::change_round;
 
 /// What an edit does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,10 +46,11 @@ pub(crate) enum Edit {
     UseTwin,
     ChangeOptimizer,
     ChangeExchange,
+    ChangeRound,
 }
 
 impl Edit {
-    pub(crate) const ALL: [Self; 25] = [
+    pub(crate) const ALL: [Self; 26] = [
         Self::DropFence,
         Self::RedirectFence,
         Self::DropEvent,
@@ -74,6 +76,7 @@ impl Edit {
         Self::UseTwin,
         Self::ChangeOptimizer,
         Self::ChangeExchange,
+        Self::ChangeRound,
     ];
 
     /// Does the edit touch nothing but what a plan says about itself? It may do no harm then.
@@ -284,6 +287,8 @@ impl Edit {
                     _ => change_phase(&mut plan, task, draw)?,
                 }
             }
+            // Tasks that make matrices whole, or need them so: few plans have any.
+            Self::ChangeRound => change_round(&mut plan, draw)?,
         }
         recount(&mut plan);
         let mut untouched = original.clone();
@@ -293,7 +298,7 @@ impl Edit {
 }
 
 /// Lets an op name another slot of the same size.
-fn change_operand(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
+pub(crate) fn change_operand(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
     let sizes: Vec<usize> = plan.arena.slots.iter().map(|slot| slot.region.bytes).collect();
     let mut slots = slots_of(&mut plan.tasks[task].op);
     let position = draw.below(slots.len());
@@ -336,7 +341,7 @@ fn fences(plan: &StepPlan) -> Vec<(usize, usize)> {
 }
 
 /// A place up to three tasks away.
-fn near(task: usize, draw: &mut Draw, plan: &StepPlan) -> usize {
+pub(crate) fn near(task: usize, draw: &mut Draw, plan: &StepPlan) -> usize {
     let distance = 1 + draw.below(3);
     let there = if draw.one_in(2) { task.saturating_sub(distance) } else { task + distance };
     there.min(plan.tasks.len() - 1)

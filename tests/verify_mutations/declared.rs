@@ -5,8 +5,8 @@
 //! by what they hold.
 
 use warpweft::format::{ElementType, Orientation};
-use warpweft::id::{CallId, SlotId};
-use warpweft::layout::Content;
+use warpweft::id::{CallId, SlotId, WeightId};
+use warpweft::layout::{Content, RoundStage};
 use warpweft::op::{MasterOperand, Op, OperandRole, SumTarget};
 use warpweft::plan::StepPlan;
 
@@ -145,15 +145,34 @@ fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Ve
             put(*optimizer_step, Content::OptimizerStep);
             put(*vote, Content::Vote);
         }
+        Op::Prepare { states, to, .. } => {
+            for state in states {
+                all.extend(lists(state.weight, &state.kept));
+            }
+            let first = states.first().map(|state| state.weight);
+            all.push((*to, first.map(|first| Content::Round(first, RoundStage::Prepared))));
+        }
+        Op::ExchangeRows { weights, from, to } => {
+            let stage = match declared(*from) {
+                Content::Round(_, RoundStage::Prepared) => Some(RoundStage::Gathered),
+                Content::Round(_, RoundStage::Transformed) => Some(RoundStage::Returned),
+                _ => None,
+            };
+            all.push((*to, round(weights, stage)));
+        }
+        // What the rank made whole goes back by an exchange, what it had whole is there.
+        Op::Transform { weights, from, to, .. } => {
+            let stage = match declared(*from) {
+                Content::Round(_, RoundStage::Gathered) => Some(RoundStage::Transformed),
+                Content::Round(_, RoundStage::Prepared) => Some(RoundStage::Returned),
+                _ => None,
+            };
+            all.push((*to, round(weights, stage)));
+        }
         Op::Update { states, .. } => {
             for state in states {
-                let weight = state.weight;
-                put(state.master, Content::Master(weight));
-                for (list, wanted) in
-                    state.kept.iter().zip([Content::ExpAvg(weight), Content::ExpAvgSq(weight)])
-                {
-                    put(*list, wanted);
-                }
+                all.push((state.master, Some(Content::Master(state.weight))));
+                all.extend(lists(state.weight, &state.kept));
             }
         }
         Op::Adam { states, .. } => {
@@ -172,6 +191,17 @@ fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Ve
         }
     }
     all
+}
+
+/// A round goes by its first weight.
+fn round(weights: &[WeightId], stage: Option<RoundStage>) -> Option<Content> {
+    weights.first().zip(stage).map(|(first, stage)| Content::Round(*first, stage))
+}
+
+/// What a rule keeps of a weight.
+fn lists(weight: WeightId, kept: &[SlotId]) -> impl Iterator<Item = (SlotId, Option<Content>)> {
+    let wanted = [Content::ExpAvg(weight), Content::ExpAvgSq(weight)].map(Some);
+    kept.iter().copied().zip(wanted)
 }
 
 /// The call whose gradient, whole, rounded or reduced, a slot is declared for.

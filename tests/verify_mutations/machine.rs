@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
-use warpweft::compute::{Compute, ComputeContext, ComputeFactory, UpdateContext, updating};
+use warpweft::compute::ComputeFactory;
 use warpweft::id::{RankId, TaskId, WeightId};
 use warpweft::layout::{Content, Region, Residency, Slot, WeightLayout};
-use warpweft::model::{Call, Group, Placement, Role};
+use warpweft::model::{Group, Placement, Role};
 use warpweft::plan::StepPlan;
 use warpweft::session::initial::MasterRows;
 
@@ -20,7 +20,7 @@ use crate::closure;
 use crate::happens_before::Before;
 use crate::random_programs::Draw;
 use crate::random_programs::Sample;
-use crate::rule;
+use crate::rule::Closures;
 
 struct Rank {
     backend: CpuBackend,
@@ -114,21 +114,8 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
 }
 
 fn closures(sample: &Sample) -> ComputeFactory<CpuSurface> {
-    let (program, lists) = (sample.program.clone(), sample.config.optimizer.own_states);
-    Arc::new(move |_| {
-        let program = program.clone();
-        let run = move |call: &Call, context: &ComputeContext<'_, CpuSurface>| {
-            closure::run(&program, call, context)
-        };
-        let boxed: Box<dyn Compute<CpuSurface>> = match lists {
-            None => Box::new(run),
-            Some(lists) => {
-                let update = move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context);
-                Box::new(updating(run, update))
-            }
-        };
-        Ok(boxed)
-    })
+    let sample = sample.clone();
+    Arc::new(move |_| Ok(Box::new(Closures::of(&sample))))
 }
 
 /// One step of every rank.

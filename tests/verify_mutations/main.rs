@@ -3,14 +3,14 @@
 //! | file | idea |
 //! |---|---|
 //! | `tests/random_programs` | random programs, planned in random ways |
-//! | `damage`, `operands`, `books`, `tests/plan_books` | one random edit of a plan |
+//! | `damage`, `operands`, `rounds`, `books`, `tests/plan_books` | one random edit of a plan |
 //! | `happens_before`, `meaning`, `part`, `harm` | is the edited plan harmful? by brute force, without the verifier |
 //! | `conservative`, `declared` | why the verifier may refuse what is harmless |
 //! | `properties` | what holds of random plans, and of families of edits |
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
 //! | `peers` | no rank touches the memory of one that does not stand still |
-//! | `reference`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
-//! | `rule` | what updates weights where Adam does not |
+//! | `reference`, `parameter`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
+//! | `rule`, `matrix_rule` | what updates weights where Adam does not |
 //!
 //! `cargo test` runs a share of seconds.
 //! `WARPWEFT_MUTANTS=10000 cargo test --test verify_mutations -- --nocapture` runs as many harmful mutants
@@ -25,8 +25,10 @@ mod declared;
 mod happens_before;
 mod harm;
 mod machine;
+mod matrix_rule;
 mod meaning;
 mod operands;
+mod parameter;
 mod part;
 mod peers;
 #[path = "../plan_books/mod.rs"]
@@ -35,6 +37,7 @@ mod properties;
 #[path = "../random_programs/mod.rs"]
 mod random_programs;
 mod reference;
+mod rounds;
 mod rule;
 mod schedules;
 mod sessions;
@@ -87,7 +90,7 @@ fn every_harmful_mutant_is_refused() {
     let mut caught: BTreeMap<(Edit, Harm), usize> = BTreeMap::new();
     let mut conservative: BTreeMap<Class, usize> = BTreeMap::new();
     let (mut accepted, mut harmful, mut plans) = (0, 0, 0);
-    let (mut of_rules, mut of_exchanges) = (0, 0);
+    let (mut of_rules, mut of_exchanges, mut of_rounds) = (0, 0, 0);
     for (seed, _, _, plan) in samples(0) {
         if harmful >= wanted() {
             break;
@@ -98,7 +101,8 @@ fn every_harmful_mutant_is_refused() {
         // A rule's tasks and exchanges are few among many, and each of their operands is to be hit.
         let more = |tasks: Said<'_>| if tasks.is_empty() { 0 } else { 10 };
         let more = std::iter::repeat_n(Edit::ChangeOptimizer, more(updates(&plan)))
-            .chain(std::iter::repeat_n(Edit::ChangeExchange, more(exchanges(&plan))));
+            .chain(std::iter::repeat_n(Edit::ChangeExchange, more(exchanges(&plan))))
+            .chain(std::iter::repeat_n(Edit::ChangeRound, 3 * more(rounds(&plan))));
         for edit in Edit::ALL.into_iter().chain(more) {
             let Some(mutant) = edit.apply(&plan, draw) else { continue };
             match (original.harm(&mutant), verify(&mutant)) {
@@ -107,6 +111,7 @@ fn every_harmful_mutant_is_refused() {
                     harmful += 1;
                     of_rules += usize::from(updates(&mutant) != updates(&plan));
                     of_exchanges += usize::from(exchanges(&mutant) != exchanges(&plan));
+                    of_rounds += usize::from(rounds(&mutant) != rounds(&plan));
                 }
                 (Some(harm), Ok(_)) => panic!("seed {seed}: {edit:?} does harm ({harm:?}) and is accepted"),
                 (None, Err(error)) => {
@@ -119,7 +124,7 @@ fn every_harmful_mutant_is_refused() {
         }
     }
     println!(
-        "{plans} plans; {harmful} harmful mutants, {of_rules} of rules of updates and {of_exchanges} of exchanges, all refused:"
+        "{plans} plans; {harmful} harmful mutants, {of_rules} of rules of updates, {of_exchanges} of exchanges and {of_rounds} of rounds of matrices, all refused:"
     );
     for edit in Edit::ALL {
         let of = |((_, harm), count): (&(Edit, Harm), &usize)| format!("{harm:?} {count}");
@@ -133,6 +138,7 @@ fn every_harmful_mutant_is_refused() {
     assert!(silent.iter().all(|edit| edit.is_about_books()), "no harm came of {silent:?}");
     assert!(of_rules >= wanted() / 20, "{of_rules}");
     assert!(of_exchanges >= wanted() / 20, "{of_exchanges}");
+    assert!(of_rounds >= wanted() / 20, "{of_rounds}");
     for harm in [Harm::Space, Harm::Deadlock, Harm::Race, Harm::Content] {
         assert!(caught.keys().any(|(_, other)| *other == harm), "{harm:?} never came up");
     }
@@ -141,7 +147,7 @@ fn every_harmful_mutant_is_refused() {
 /// What a plan says of some tasks: each with its lane and how many fences it waits for.
 type Said<'p> = Vec<(&'p Op, LaneId, usize)>;
 
-/// Of the trainer's own rule.
+/// Of updates by the trainer's own rule.
 fn updates(plan: &StepPlan) -> Said<'_> {
     said(plan, |op| matches!(op, Op::Update { .. }))
 }
@@ -149,6 +155,11 @@ fn updates(plan: &StepPlan) -> Said<'_> {
 /// Of exchanges of buffers.
 fn exchanges(plan: &StepPlan) -> Said<'_> {
     said(plan, |op| matches!(op, Op::ExchangeBuffer { .. }))
+}
+
+/// Of what rounds of matrices do, but for the updates behind it.
+fn rounds(plan: &StepPlan) -> Said<'_> {
+    said(plan, |op| matches!(op, Op::Prepare { .. } | Op::ExchangeRows { .. } | Op::Transform { .. }))
 }
 
 fn said(plan: &StepPlan, wanted: impl Fn(&Op) -> bool) -> Said<'_> {

@@ -18,7 +18,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use warpweft::id::{RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Region, Residency, Slot};
 use warpweft::model::{Group, Role};
-use warpweft::op::{AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, SumTarget, UpdateOperand};
+use warpweft::op::{
+    AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, PrepareOperand, SumTarget, UpdateOperand,
+};
 use warpweft::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
@@ -382,12 +384,34 @@ impl<'p> Memory<'p> {
                 let by = term((name, bucket, group, self.read(*vote), self.read(*learning_rate)));
                 states.iter().for_each(|state| self.update(by, state));
             }
-            Op::Update { bucket, states, vote, learning_rate } => {
+            // The rows of the n-th weight are the n-th part of what is prepared, whatever weight that is.
+            Op::Prepare { bucket, states, vote, to } => {
+                let by = term((name, bucket, self.read(*vote)));
+                let prepare = |PrepareOperand { weight, kept, main_grad }: &PrepareOperand| {
+                    self.rewrite(by, *weight, kept, *main_grad)
+                };
+                let rows: Vec<Term> = states.iter().map(prepare).collect();
+                self.write(*to, Cell::of((name, rows)));
+            }
+            // The n-th rank gives and gets other bytes than its peers, which came to be as its own did: from the parts
+            // of all places. Each way is one exchange more, so rows that did not go both ways are others.
+            Op::ExchangeRows { weights, from, to } => {
+                self.write(*to, self.among(Group::Shard, (name, weights), self.read(*from)));
+            }
+            // The n-th rank takes what it has for the matrix of the n-th weight.
+            Op::Transform { bucket, weights, vote, from, to } => {
+                let made = (name, bucket, weights, self.read(*vote), self.read(*from));
+                self.write(*to, Cell::of(made));
+            }
+            Op::Update { bucket, states, vote, learning_rate, transformed } => {
                 let group = states.first().map(|state| self.plan.weights.layout(state.weight).parameters);
-                let by = term((name, bucket, group, self.read(*vote), self.read(*learning_rate)));
-                for UpdateOperand { weight, master, kept, main_grad } in states {
+                let by = (name, bucket, group, self.read(*vote), self.read(*learning_rate));
+                for (place, state) in states.iter().enumerate() {
+                    let UpdateOperand { weight, master, kept, main_grad } = state;
+                    // The rows of the n-th weight are the n-th part of what came back.
+                    let rows = transformed.map(|slot| (place, self.read(slot)));
                     let state: Vec<SlotId> = [master].into_iter().chain(kept).copied().collect();
-                    self.rewrite(by, *weight, &state, *main_grad);
+                    self.rewrite(term((&by, rows)), *weight, &state, *main_grad);
                 }
             }
         }
@@ -437,10 +461,12 @@ impl<'p> Memory<'p> {
         self.rewrite(by, weight, &state, main_grad);
     }
 
-    fn rewrite(&mut self, by: Term, weight: WeightId, state: &[SlotId], main_grad: SlotId) {
+    /// Rewrites all state of a weight, and returns what else comes of it.
+    fn rewrite(&mut self, by: Term, weight: WeightId, state: &[SlotId], main_grad: SlotId) -> Term {
         let made = (by, weight, self.all(state), self.read(main_grad));
         for (position, slot) in state.iter().enumerate() {
             self.write(*slot, Cell::of((&made, position)));
         }
+        term(made)
     }
 }

@@ -4,10 +4,11 @@
 
 use warpweft::format::{ElementType, Orientation};
 use warpweft::id::{BucketId, SlotId, WeightId};
-use warpweft::layout::Content;
+use warpweft::layout::{ArenaLayout, Content, Slot};
 use warpweft::model::{Access, ExchangeKind, Group};
 use warpweft::op::{
-    DequantizePart, MasterOperand, Op, Operand, OperandRole, Reduction, SumTarget, UpdateOperand,
+    DequantizePart, MasterOperand, Op, Operand, OperandRole, PrepareOperand, Reduction, SumTarget,
+    UpdateOperand,
 };
 use warpweft::plan::StepPlan;
 
@@ -19,6 +20,7 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
     match op {
         Op::Copy { from, to }
         | Op::ExchangeBuffer { from, to, .. }
+        | Op::ExchangeRows { from, to, .. }
         | Op::GatherRecords { from, to }
         | Op::RoundGradient { from, to, .. } => vec![from, to],
         Op::Transpose { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
@@ -69,8 +71,17 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         Op::Vote { records, optimizer_step, gradient_scale, vote } => {
             vec![records, optimizer_step, gradient_scale, vote]
         }
-        Op::Update { states, vote, learning_rate, .. } => {
+        Op::Prepare { states, vote, to, .. } => {
+            let mut slots = vec![vote, to];
+            for state in states {
+                slots.extend(std::iter::once(&mut state.main_grad).chain(&mut state.kept));
+            }
+            slots
+        }
+        Op::Transform { vote, from, to, .. } => vec![vote, from, to],
+        Op::Update { states, vote, learning_rate, transformed, .. } => {
             let mut slots = vec![vote, learning_rate];
+            slots.extend(transformed);
             for state in states {
                 slots.extend([&mut state.master, &mut state.main_grad].into_iter().chain(&mut state.kept));
             }
@@ -127,6 +138,10 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
         Op::SumGradient { parts, .. } => absent(&mut parts.first_mut()?.landed),
         Op::GradNorm { main_grads, .. } => one(main_grads, draw),
         Op::Adam { states, .. } => one(states, draw),
+        Op::Prepare { states, .. } if draw.one_in(2) => one(states, draw),
+        Op::Prepare { states, .. } => one(&mut states.first_mut()?.kept, draw),
+        Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => one(weights, draw),
+        Op::Update { transformed, .. } if transformed.is_some() && draw.one_in(3) => absent(transformed),
         Op::Update { states, .. } if draw.one_in(2) => one(states, draw),
         Op::Update { states, .. } => one(&mut states.first_mut()?.kept, draw),
         _ => None,
@@ -199,21 +214,26 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
             _ => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
         },
-        // Both lists in each other's place, or one more than the rule keeps, in any slot that is as large.
+        Op::Prepare { states, .. } => {
+            let state = draw.below(states.len());
+            let PrepareOperand { kept, main_grad, .. } = &mut states[state];
+            change_lists(&plan.arena, kept, *main_grad, draw)?;
+        }
+        Op::ExchangeRows { weights, from, to } => match draw.below(2) {
+            0 => swap_two(weights, draw)?,
+            _ => std::mem::swap(from, to),
+        },
+        Op::Transform { weights, from, to, .. } => match draw.below(2) {
+            0 => swap_two(weights, draw)?,
+            _ => std::mem::swap(from, to),
+        },
+        Op::Update { states, transformed: Some(_), .. } if states.len() > 1 && draw.one_in(2) => {
+            swap_two(states, draw)?;
+        }
         Op::Update { states, .. } => {
             let state = draw.below(states.len());
             let UpdateOperand { master, kept, .. } = &mut states[state];
-            let bytes = plan.arena.region(*master).bytes;
-            let alike: Vec<SlotId> = plan
-                .arena
-                .entries()
-                .filter(|(slot, found)| found.region.bytes == bytes && slot != master)
-                .map(|(slot, _)| slot)
-                .collect();
-            match kept.len() {
-                2 if draw.one_in(2) => kept.reverse(),
-                _ => kept.push(*draw.of(&alike)?),
-            }
+            change_lists(&plan.arena, kept, *master, draw)?;
         }
         Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
             let shard = draw.below(shards.len());
@@ -227,6 +247,26 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
         }
     }
     restate_what_is_received(plan, task);
+    Some(())
+}
+
+/// Both lists in each other's place, or one more than the rule keeps, in any slot as large as this one.
+fn change_lists(arena: &ArenaLayout, kept: &mut Vec<SlotId>, like: SlotId, draw: &mut Draw) -> Option<()> {
+    let bytes = arena.region(like).bytes;
+    let is_alike = |(slot, found): &(SlotId, &Slot)| found.region.bytes == bytes && *slot != like;
+    let alike: Vec<SlotId> = arena.entries().filter(is_alike).map(|(slot, _)| slot).collect();
+    match kept.len() {
+        2 if draw.one_in(2) => kept.reverse(),
+        _ => kept.push(*draw.of(&alike)?),
+    }
+    Some(())
+}
+
+/// Two in each other's place, if there are two.
+fn swap_two<T>(list: &mut [T], draw: &mut Draw) -> Option<()> {
+    let one = draw.below(list.len());
+    let others: Vec<usize> = (0..list.len()).filter(|other| *other != one).collect();
+    list.swap(one, *draw.of(&others)?);
     Some(())
 }
 
@@ -264,12 +304,18 @@ pub(crate) fn run_as_exchange(plan: &mut StepPlan, task: usize, draw: &mut Draw)
     Some(())
 }
 
+/// One of a list; none of none.
+fn at_place<T>(list: &mut [T], place: usize) -> Option<&mut T> {
+    let place = place.checked_rem(list.len())?;
+    list.get_mut(place)
+}
+
 /// Lets an op speak of another weight or bucket of the plan; its operands stay.
 pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
     let weights = plan.weights.layouts.len();
     let buckets = plan.weights.buckets.len();
-    // What a rule updates has both.
-    let names_weight = draw.one_in(2);
+    // What is of a rule has both, or some weights.
+    let (names_weight, place) = (draw.one_in(2), draw.below(60));
     let StepPlan { tasks, weights: layouts, .. } = plan;
     // Of another shape the op would not fit its slots, which every backend refuses when it binds the plan.
     let mut rename = |weight: &mut WeightId| {
@@ -291,13 +337,18 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
         | Op::RoundGradient { weight, .. }
         | Op::AddGradient { weight, .. }
         | Op::Accumulate { weight, .. } => return rename(weight),
-        Op::Update { states, .. } if names_weight => return rename(&mut states.first_mut()?.weight),
+        Op::ExchangeRows { weights, .. } => return rename(at_place(weights, place)?),
+        Op::Transform { weights, .. } if names_weight => return rename(at_place(weights, place)?),
+        Op::Prepare { states, .. } if names_weight => return rename(&mut at_place(states, place)?.weight),
+        Op::Update { states, .. } if names_weight => return rename(&mut at_place(states, place)?.weight),
         Op::PartialAmax { bucket, .. }
         | Op::DelayedScale { bucket, .. }
         | Op::RecordAmax { bucket, .. }
         | Op::FusedScale { bucket, .. }
         | Op::PartialCast { bucket, .. }
         | Op::Adam { bucket, .. }
+        | Op::Prepare { bucket, .. }
+        | Op::Transform { bucket, .. }
         | Op::Update { bucket, .. } => *bucket = BucketId::at(draw.below(buckets)),
         _ => return None,
     }

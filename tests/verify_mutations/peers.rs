@@ -118,6 +118,7 @@ fn no_accepted_plan_lets_a_peer_touch_memory_that_does_not_stand_still() {
             Edit::SwapSlots,
             Edit::MoveTask,
             Edit::ChangeExchange,
+            Edit::ChangeRound,
         ] {
             let Some(mutant) = edit.apply(&step, draw) else { continue };
             match (unordered_with_a_peer(&mutant), verify(&mutant)) {

@@ -6,8 +6,10 @@ use warpweft::plan::{StepPlan, VerifyError, verify};
 
 use crate::books::drop_task;
 use crate::happens_before::Before;
+use crate::harm::{Harm, Original};
 use crate::plan_books::serialize;
 use crate::random_programs::{Draw, features, samples};
+use crate::rounds::{change_places, rounds_of};
 use crate::wanted;
 
 /// The generator's law: no case is lost.
@@ -85,6 +87,36 @@ fn swapped_tasks_are_refused_unless_they_commute() {
         let refused = verify(&plan).err().filter(|error| !matches!(**error, VerifyError::Bytes { .. }));
         assert_eq!(refused.is_none(), commute, "seed {seed}: {refused:?}");
     }
+}
+
+/// PL-9. A round is the same weights in the same order in all of its tasks: where two of them change places in all
+/// tasks up to some, or behind it, the plan is refused.
+#[test]
+fn a_round_whose_weights_change_places_on_their_way_is_refused() {
+    let (mut rounds, mut longest) = (0, 0);
+    for (seed, _, _, plan) in samples(13 << 32) {
+        if rounds >= wanted() / 100 {
+            break;
+        }
+        let original = Original::new(&plan);
+        for round in rounds_of(&plan).into_iter().filter(|round| round.weights.len() > 1) {
+            rounds += 1;
+            longest = longest.max(round.weights.len());
+            let count = round.weights.len();
+            let pairs = (0..count).flat_map(|one| (0..one).map(move |other| (one, other)));
+            for (one, other) in pairs {
+                for cut in 1..round.tasks.len() {
+                    for side in [&round.tasks[..cut], &round.tasks[cut..]] {
+                        let mut mutant = plan.clone();
+                        change_places(&mut mutant, side, one, other);
+                        assert_eq!(original.harm(&mutant), Some(Harm::Content), "seed {seed}");
+                        assert!(verify(&mutant).is_err(), "seed {seed}: {one}, {other} from {side:?}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(longest > 2, "{longest}");
 }
 
 /// May two neighbours of T change places? They may if they share no written byte, and in one more case: a

@@ -14,6 +14,7 @@ use warpweft::model::{Call, Exchange, ExchangeKind, Form, Gradient, Lifetime, No
 use warpweft::session::initial::MasterRows;
 
 use crate::closure::{self, Digest, has_tensor_scale};
+use crate::parameter::{Parameter, transformed};
 use crate::random_programs::Sample;
 
 /// What came of some steps.
@@ -27,12 +28,6 @@ pub(crate) struct Outcome {
     pub(crate) carried: HashMap<String, Vec<Vec<u8>>>,
     /// Per step, rank and output: `[micro_batches, elements]`.
     pub(crate) outputs: Vec<Vec<Outputs>>,
-}
-
-struct Parameter {
-    master: Vec<f32>,
-    /// What is kept beside it, in which position counts.
-    lists: [Vec<f32>; 2],
 }
 
 /// Buffers of one rank, as bytes.
@@ -79,6 +74,7 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         }
         let taken = number as i32 + 1;
         if sample.program.updates_weights() {
+            let own_states = sample.config.optimizer.own_states;
             let trained =
                 parameters.iter_mut().enumerate().filter(|(number, _)| !model.weights()[*number].frozen);
             for (number, parameter) in trained {
@@ -89,7 +85,13 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
                 gradient.iter_mut().for_each(|value| *value *= undone);
                 let decay = group.weight_decay.map_or(0.0, NonNegative::value);
                 let rate = 1e-3f32 * group.learning_rate_scale.map_or(1.0, NonNegative::value);
-                match sample.config.optimizer.own_states {
+                if let (true, Some(lists)) = (group.whole_matrix, own_states) {
+                    let prepared = parameter.prepare(lists, &gradient, taken);
+                    let transformed = transformed(&prepared, model.weights()[number].shape.cols, number);
+                    parameter.descend_by(lists, (&transformed, &gradient), taken, rate, decay);
+                    continue;
+                }
+                match own_states {
                     None | Some(2) => parameter.update(&gradient, taken, rate, decay),
                     Some(1) => parameter.roll(&gradient, rate, decay),
                     _ => parameter.descend(&gradient, rate, decay),
@@ -316,38 +318,4 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
         |replica: &[Vec<Vec<f32>>], number: usize| sum(replica.iter().map(|of| of[number].clone()));
     let of_all = |number: usize| sum(replicas().map(|replica| of_replica(replica, number)));
     sum((0..ranks[0].len()).map(|number| scaled(of_all(number))))
-}
-
-impl Parameter {
-    /// AdamW with the defaults of the configuration but for the weight's own group, operation by operation as
-    /// the specification writes it.
-    fn update(&mut self, gradient: &[f32], step: i32, rate: f32, decay: f32) {
-        let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
-        let corrected = |beta: f32| (1.0 - f64::from(beta).powi(step)) as f32;
-        let (c1, c2) = (corrected(beta1), corrected(beta2));
-        let [exp_avg, exp_avg_sq] = &mut self.lists;
-        for (at, gradient) in gradient.iter().enumerate() {
-            let m = beta1 * exp_avg[at] + (1.0 - beta1) * gradient;
-            let v = beta2 * exp_avg_sq[at] + ((1.0 - beta2) * gradient) * gradient;
-            let update = (m / c1) / ((v / c2).sqrt() + epsilon);
-            self.master[at] -= rate * (update + decay * self.master[at]);
-            (exp_avg[at], exp_avg_sq[at]) = (m, v);
-        }
-    }
-
-    /// Descent with a momentum.
-    fn roll(&mut self, gradient: &[f32], rate: f32, decay: f32) {
-        for (at, gradient) in gradient.iter().enumerate() {
-            let m = 0.9f32 * self.lists[0][at] + gradient;
-            self.master[at] -= rate * (m + decay * self.master[at]);
-            self.lists[0][at] = m;
-        }
-    }
-
-    /// Plain descent.
-    fn descend(&mut self, gradient: &[f32], rate: f32, decay: f32) {
-        for (master, gradient) in self.master.iter_mut().zip(gradient) {
-            *master -= rate * (gradient + decay * *master);
-        }
-    }
 }

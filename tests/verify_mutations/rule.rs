@@ -1,24 +1,72 @@
 //! Rules that random programs are trained by where Adam does not: one for each number of lists that are kept.
 //!
-//! Law: a rule takes everything that differs between steps, weights and parameter groups from its context, and
-//! rounds every operation in f32, in the order in which [`crate::reference`] does the same on whole weights; they
-//! share no code. Two lists are AdamW's moments, one is a momentum, and without any it is plain descent.
+//! Law: [`Closures`] are what machine and sessions carry a program out with; weights whose matrices are whole are for
+//! [`crate::matrix_rule`]. A rule takes everything that differs between steps, weights and parameter groups from its
+//! context, and rounds every operation in f32, in the order in which [`crate::reference`] does the same on whole
+//! weights; they share no code. Two lists are AdamW's moments, one is a momentum, and without any it is plain descent.
 
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeError, UpdateContext};
+use warpweft::compute::{
+    Compute, ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext,
+};
+use warpweft::model::{Call, StepProgram};
 
-/// Updates the weights of one task, beside each of which so many lists are kept.
-pub(crate) fn run(lists: u8, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    match lists {
-        0 => descent(context),
-        1 => momentum(context),
-        2 => adam_w(context),
-        other => Err(ComputeError::closure(format!("{other} lists are for no rule"))),
+use crate::random_programs::Sample;
+use crate::{closure, matrix_rule};
+
+/// The calls of a program, and the rule if there is one.
+pub(crate) struct Closures {
+    program: StepProgram,
+    lists: Option<u8>,
+}
+
+impl Closures {
+    pub(crate) fn of(sample: &Sample) -> Self {
+        Self { program: sample.program.clone(), lists: sample.config.optimizer.own_states }
+    }
+
+    fn lists(&self) -> Result<u8, ComputeError> {
+        self.lists.ok_or(ComputeError::NoRule)
+    }
+}
+
+impl Compute<CpuSurface> for Closures {
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        closure::run(&self.program, call, context)
+    }
+
+    fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        let lists = self.lists()?;
+        if context.weights().any(|weight| weight.whole_matrix) {
+            return matrix_rule::update(lists, context);
+        }
+        match lists {
+            0 => descent(context),
+            1 => momentum(context),
+            2 => adam_w(context),
+            other => Err(ComputeError::closure(format!("{other} lists are for no rule"))),
+        }
+    }
+
+    fn has_rule(&self) -> bool {
+        self.lists.is_some()
+    }
+
+    fn prepare(&mut self, context: &PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        matrix_rule::prepare(self.lists()?, context)
+    }
+
+    fn transform(&mut self, context: &TransformContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        matrix_rule::transform(context)
+    }
+
+    fn has_matrix_rule(&self) -> bool {
+        self.program.model().weights().iter().any(|spec| spec.parameters.whole_matrix)
     }
 }
 
 /// The factor on gradients, the rate of these weights, and their decay.
-fn scalars(context: &UpdateContext<'_, CpuSurface>) -> Result<[f32; 3], ComputeError> {
+pub(crate) fn scalars(context: &UpdateContext<'_, CpuSurface>) -> Result<[f32; 3], ComputeError> {
     let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     Ok([context.vote()?[0].factor(), rate, context.weight_decay()])
 }

@@ -122,6 +122,7 @@ fn harmful_mutants_show_on_the_machine() {
             Edit::MoveSlot,
             Edit::DropTask,
             Edit::ChangeExchange,
+            Edit::ChangeRound,
         ] {
             let harmful = edit
                 .apply(&plan, draw)

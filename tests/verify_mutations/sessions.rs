@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, UpdateContext, updating};
 use warpweft::config::{Capture, Config, Reduce};
 use warpweft::id::RankId;
-use warpweft::model::{Call, Role};
+use warpweft::model::Role;
 use warpweft::session::{Carried, Session};
 
 use crate::random_programs::Sample;
 use crate::random_programs::samples;
 use crate::reference::{self, Outcome, is_plain};
+use crate::rule::Closures;
 use crate::trainer::within_a_minute;
-use crate::{closure, rule, wanted};
+use crate::{closure, wanted};
 
 /// For each step of the optimizer, of how many steps the gradients are: enough for a step that is issued, one that is
 /// recorded and one that is replayed.
@@ -22,18 +21,8 @@ fn sums(sample: &Sample) -> &'static [u32] {
 }
 
 async fn outcome(sample: &Sample, config: Config) -> Outcome {
-    let (program, lists) = (sample.program.clone(), config.optimizer.own_states);
-    let closures = move |_: RankId| {
-        let program = program.clone();
-        move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(&program, call, context)
-    };
-    let builder = match lists {
-        None => Session::builder(config, closures),
-        Some(lists) => Session::builder(config, move |rank: RankId| {
-            let update = move |context: &UpdateContext<'_, CpuSurface>| rule::run(lists, context);
-            updating(closures(rank), update)
-        }),
-    };
+    let of = sample.clone();
+    let builder = Session::builder(config, move |_: RankId| Closures::of(&of));
     let builder = builder.program(sample.program.clone()).initialize(closure::initial);
     let mut session = builder.start_cpu(sample.ranks).await.unwrap();
     let ranks: Vec<RankId> = (0..sample.ranks).map(RankId::new).collect();
@@ -83,7 +72,7 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
 /// cannot run are passed over here.
 #[test]
 fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
-    let (programs, mut accumulating, mut by_rules, mut exchanging) = (wanted() / 25, 0, 0, 0);
+    let (programs, mut accumulating, mut by_rules, mut whole, mut exchanging) = (wanted() / 25, 0, 0, 0, 0);
     // A budget that was found for plans of another kind, or for some of them alone, is none for a session's.
     let starts =
         |sample: &Sample| sample.reduce == Reduce::Ordered && sample.parts().all(|part| part.plans().is_ok());
@@ -100,14 +89,18 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
         accumulating += usize::from(sample.program.is_accumulating());
         let by_rule = sample.config.optimizer.own_states.is_some() && sample.program.updates_weights();
         by_rules += usize::from(by_rule);
+        let by_matrices =
+            sample.program.model().weights().iter().any(|spec| !spec.frozen && spec.parameters.whole_matrix);
+        whole += usize::from(by_rule && by_matrices);
         exchanging += usize::from(sample.program.calls().iter().any(|call| call.exchange.is_some()));
         let found = within_a_minute(async move { outcome(&sample, config).await });
         assert_eq!(found, expected, "seed {seed}, {capture:?}");
     }
     println!(
-        "{programs} random programs, {accumulating} of which add gradients of several steps, {by_rules} of which are trained by a rule of their own and {exchanging} of which exchange buffers: the bits of an unsharded trainer"
+        "{programs} random programs, {accumulating} of which add gradients of several steps, {by_rules} of which are trained by a rule of their own, {whole} of these by whole matrices, and {exchanging} of which exchange buffers: the bits of an unsharded trainer"
     );
     assert!(accumulating > programs / 20, "{accumulating}");
     assert!(by_rules > programs / 20, "{by_rules}");
+    assert!(whole > programs / 20, "{whole}");
     assert!(exchanging > programs / 20, "{exchanging}");
 }

@@ -2,7 +2,7 @@
 
 use super::memory::BorrowError;
 use crate::backend::BackendError;
-use crate::backend::closures::{NoClosures, UpdateFault};
+use crate::backend::closures::{NoClosures, RuleFault};
 use crate::format::FormatError;
 use crate::id::RankId;
 
@@ -16,7 +16,7 @@ pub(super) enum OpError {
     #[error(transparent)]
     NoClosures(#[from] NoClosures),
     #[error(transparent)]
-    Update(#[from] UpdateFault),
+    Rule(#[from] RuleFault),
     #[error("this lane has no communicator; collectives belong on one")]
     NoCommunicator,
     #[error("{0} has not reserved its arena; reserve it before anything is enqueued")]

@@ -14,7 +14,7 @@ use super::surface::CpuSurface;
 use super::{collective, delayed, gradient, optimizer, planes, quantize};
 use crate::backend::ClosureFault;
 use crate::backend::closures::fault_word;
-use crate::backend::local::{ComputeCall, LocalOp, Update};
+use crate::backend::local::{ComputeCall, LocalOp, Rule};
 use crate::op::Vote;
 
 /// What remains to be reported of a finished task.
@@ -49,7 +49,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         LocalOp::GradNorm(op) => gradient::grad_norm(op, arena)?,
         LocalOp::Vote(op) => gradient::vote(op, arena)?,
         LocalOp::Adam(op) => optimizer::adam(op, arena, &context.presence.diverged)?,
-        LocalOp::Update(op) => update(op, context)?,
+        LocalOp::Rule(op) => rule(op, context)?,
         LocalOp::Collective(op) => {
             let joined = collective::collective(op, task, context)?;
             return Ok(Done { joined: Some(joined), ..Done::default() });
@@ -73,14 +73,14 @@ fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<Closure
     Ok(fault)
 }
 
-/// Runs the trainer's own rule, unless the vote skips the step, and looks at what it left.
-fn update(op: &Update, context: &mut LaneContext) -> Result<(), OpError> {
+/// Runs a part of the trainer's own rule, unless the vote skips the step, and looks at what it left.
+fn rule(op: &Rule, context: &mut LaneContext) -> Result<(), OpError> {
     let arena = &context.arena;
     if arena.read::<Vote>(op.vote)?.iter().any(Vote::skips) {
         return Ok(());
     }
-    let surface = CpuSurface::new(Arc::clone(arena), op.update.clone());
-    context.closures.update(context.presence.rank, &op.update, &surface)?;
+    let surface = CpuSurface::new(Arc::clone(arena), op.task.clone());
+    context.closures.rule(context.presence.rank, &op.task, &surface)?;
     for (values, largest) in &op.looked_at {
         if !arena.read::<f32>(*values)?.iter().all(|value| value.abs() <= *largest) {
             context.presence.diverged.store(true, Ordering::SeqCst);

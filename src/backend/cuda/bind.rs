@@ -112,9 +112,9 @@ impl Binder<'_> {
             Preparation { kernels: self.kernels, arena: self.arena, diverged: self.progress.diverged() };
         Ok(Work::Commands(match op {
             LocalOp::Compute(call) => return Ok(Work::Call(call)),
-            LocalOp::Update(op) => {
-                let look = Command::kernel(prepare.look(&op)?);
-                return Ok(Work::Update(op.update, look));
+            LocalOp::Rule(op) => {
+                let look = prepare.look(&op)?.map(Command::kernel);
+                return Ok(Work::Rule(op.task, look));
             }
             LocalOp::ClearFault { fault } => {
                 return Ok(Work::ClearFault(Command::zero(self.arena, fault).into_iter().collect()));

@@ -12,7 +12,7 @@ use super::script::Script;
 use super::stream::Event;
 use super::timeline::Timeline;
 use crate::backend::local::ComputeCall;
-use crate::compute::BoundUpdate;
+use crate::compute::RuleTask;
 use crate::id::{EventId, TaskId};
 
 /// A plan bound to one rank.
@@ -47,8 +47,8 @@ pub(super) enum Work {
     Commands(Vec<Command>),
     /// Runs a closure, which enqueues.
     Call(ComputeCall),
-    /// Runs the trainer's own rule, which enqueues, and then looks at what that left.
-    Update(Arc<BoundUpdate>, Command),
+    /// Runs a part of the trainer's own rule, which enqueues, and then looks at what an update left.
+    Rule(Arc<RuleTask>, Option<Command>),
     /// Sets the fault word, and what the host knows of it, to no fault.
     ClearFault(Vec<Command>),
 }

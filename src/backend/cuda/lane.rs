@@ -92,7 +92,7 @@ impl CudaStream {
                 all(commands)
             }
             // The vote will skip the step, so a rule of updates has nothing to do either.
-            Work::Call(_) | Work::Update(..) if *faulted => Ok(()),
+            Work::Call(_) | Work::Rule(..) if *faulted => Ok(()),
             Work::Call(call) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());
                 let run = || closures.run(*rank, &call.call, &surface);
@@ -107,12 +107,12 @@ impl CudaStream {
                 }
                 Ok(())
             }
-            Work::Update(update, look) => {
-                let surface = CudaSurface::new(*arena, handles.clone(), update.clone());
-                let run = || closures.update(*rank, update, &surface);
-                let updated = stream.meter().within(Activity::Closure, run);
-                updated.map_err(|error| CudaFailure::Refused(error.to_string()))?;
-                all(std::slice::from_ref(look))
+            Work::Rule(task, look) => {
+                let surface = CudaSurface::new(*arena, handles.clone(), task.clone());
+                let run = || closures.rule(*rank, task, &surface);
+                let done = stream.meter().within(Activity::Closure, run);
+                done.map_err(|error| CudaFailure::Refused(error.to_string()))?;
+                all(look.as_slice())
             }
         };
         match &bound.timeline {

@@ -15,7 +15,7 @@ use super::kernels::{
 };
 use crate::backend::local::{
     Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Largest, Master,
-    Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose, Update,
+    Move, PartialAmax, PartialCast, RecordAmax, Round, Rule, Spread, SumGradient, Transpose,
 };
 use crate::format::{Format, Orientation, Shape, Via};
 use crate::layout::Region;
@@ -252,14 +252,17 @@ impl Preparation<'_> {
     }
 
     /// What is looked at behind a rule of the trainer's own.
-    pub(super) fn look(&self, op: &Update) -> Result<KernelLaunch, CudaFailure> {
+    pub(super) fn look(&self, op: &Rule) -> Result<Option<KernelLaunch>, CudaFailure> {
+        if op.looked_at.is_empty() {
+            return Ok(None);
+        }
         let operand = |(values, largest): &(Region, f32)| LookOperand {
             values: self.at(*values),
             elements: values.bytes / size_of::<f32>(),
             largest: *largest,
         };
         let operands: Vec<_> = op.looked_at.iter().map(operand).collect();
-        self.kernels.look(&operands, self.at(op.vote), self.diverged)
+        self.kernels.look(&operands, self.at(op.vote), self.diverged).map(Some)
     }
 
     pub(super) fn adam(&self, op: &Adam) -> Result<KernelLaunch, CudaFailure> {

@@ -232,6 +232,21 @@ impl Collective {
         Ok(Self::new(binder, group, from, pull))
     }
 
+    /// One part of equal size for each rank that shares the weights, and of each.
+    pub(super) fn exchange_rows(
+        binder: &Binder<'_>,
+        weights: &[WeightId],
+        from: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let first = weights.first().ok_or("a round of no weight")?;
+        let bytes = binder.weight(*first)?.stored_elements().saturating_mul(size_of::<f32>());
+        let all = bytes.saturating_mul(binder.shards());
+        let (source, landed) = (binder.bytes(from, all)?, binder.bytes(to, all)?);
+        let pull = Pull::AllToAll(Slices { source, landed, with_own: true, bytes });
+        Ok(Self::new(binder, Group::Shard, source, pull))
+    }
+
     pub(super) fn all_reduce(
         binder: &Binder<'_>,
         reduction: Reduction,

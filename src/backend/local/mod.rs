@@ -15,7 +15,7 @@ mod optimizer;
 mod planes;
 mod quantize;
 mod resolve;
-mod update;
+mod rule;
 
 pub(super) use assemble::Assemble;
 #[cfg(feature = "cuda")]
@@ -29,7 +29,7 @@ pub(super) use optimizer::{Adam, Largest, Master, State};
 pub(super) use planes::{Dequantize, Transpose};
 pub(super) use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
 pub(super) use resolve::resolve;
-pub(super) use update::Update;
+pub(super) use rule::Rule;
 
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ pub(super) enum LocalOp {
     GradNorm(GradNorm),
     Vote(CastVote),
     Adam(Adam),
-    Update(Update),
+    Rule(Rule),
     Collective(Collective),
 }
 

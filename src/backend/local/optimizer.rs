@@ -109,7 +109,7 @@ pub(super) fn parameters(
             return Err(format!("{} is of another parameter group than those before it", layout.name));
         }
     }
-    let ParameterGroup { weight_decay, learning_rate_scale } = group.unwrap_or_default();
+    let ParameterGroup { weight_decay, learning_rate_scale, .. } = group.unwrap_or_default();
     let weight_decay = weight_decay.map_or(settings.weight_decay, NonNegative::value);
     Ok((weight_decay, learning_rate_scale.map_or(1.0, NonNegative::value)))
 }

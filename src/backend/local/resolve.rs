@@ -11,7 +11,7 @@ use super::gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
 use super::quantize::{FusedScale, PartialAmax, PartialCast};
-use super::update::Update;
+use super::rule::Rule;
 use super::{ComputeCall, LocalOp};
 use crate::backend::BackendError;
 use crate::compute::{BoundCall, BoundProgram};
@@ -121,13 +121,22 @@ impl Binder<'_> {
             Op::Vote { records, optimizer_step, gradient_scale, vote } => {
                 LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *gradient_scale, *vote)?)
             }
-            Op::Update { bucket, states, vote, learning_rate } => LocalOp::Update(Update::resolve(
+            Op::Prepare { bucket, states, vote, to } => {
+                LocalOp::Rule(Rule::prepare(self, *bucket, states, *vote, *to)?)
+            }
+            Op::ExchangeRows { weights, from, to } => {
+                LocalOp::Collective(Collective::exchange_rows(self, weights, *from, *to)?)
+            }
+            Op::Transform { weights, vote, from, to, .. } => {
+                LocalOp::Rule(Rule::transform(self, weights, *vote, *from, *to)?)
+            }
+            Op::Update { bucket, states, vote, learning_rate, transformed } => LocalOp::Rule(Rule::update(
                 self,
                 (settings.optimizer, settings.via),
                 *bucket,
                 states,
-                *vote,
-                *learning_rate,
+                (*vote, *learning_rate),
+                *transformed,
             )?),
             Op::Adam { states, vote, learning_rate, .. } => LocalOp::Adam(Adam::resolve(
                 self,

@@ -181,6 +181,7 @@ mod tests {
             reuse: Some(crate::model::Reuse::Keep),
             weight_decay: Some(0.5),
             lr_scale: Some(2.0),
+            whole_matrix: Some(true),
             frozen: Some(true),
         });
         let table = Table::try_from(&config).unwrap();
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(children("cpu.link.speed"), ["bytes_per_s", "latency_us"]);
         assert_eq!(
             children("weights.4.x"),
-            ["match", "format", "placement", "reuse", "weight_decay", "lr_scale", "frozen"]
+            ["match", "format", "placement", "reuse", "weight_decay", "lr_scale", "whole_matrix", "frozen"]
         );
         assert!(children("nonsense").contains(&"prefetch".to_owned()));
     }

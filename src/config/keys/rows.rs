@@ -332,6 +332,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         valid: |rule| rule.lr_scale.is_none_or(from_zero),
     },
     RuleRow {
+        field: "whole_matrix",
+        expected: "true or false",
+        value: |rule| rule.whole_matrix.and_then(toml),
+        valid: |_| true,
+    },
+    RuleRow {
         field: "frozen",
         expected: "true or false",
         value: |rule| rule.frozen.and_then(toml),

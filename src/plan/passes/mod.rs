@@ -12,6 +12,7 @@ mod dense;
 mod gather;
 mod joined;
 mod latest;
+mod matrices;
 mod optimize;
 mod quantize;
 mod reduce;

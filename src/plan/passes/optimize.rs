@@ -3,11 +3,12 @@
 //! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts every main
 //! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all
 //! replicas, in rank order, so that all of them skip a step together. Weights of one bucket and one parameter
-//! group are one task.
+//! group are one task, or one for each round of matrices that a rule needs whole.
 
 use std::collections::BTreeMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use super::matrices::{self, Round};
 use super::{of_group, peers};
 use crate::format::Orientation;
 use crate::id::{BucketId, SlotId, WeightId};
@@ -44,13 +45,18 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
 /// calls do.
 fn update(draft: &mut Draft<'_>, vote: SlotId) {
     let learning_rate = draft.slot(Content::LearningRate);
+    let (mut others, mut rounds) = (Vec::new(), Vec::<Round>::new());
     for (bucket, members) in draft.weights.entries().filter(|(_, members)| !members.frozen) {
         let mut groups: BTreeMap<ParameterGroup, Vec<WeightId>> = BTreeMap::new();
         for weight in &members.weights {
             groups.entry(draft.weights.layout(*weight).parameters).or_default().push(*weight);
         }
         let alone = groups.len() == 1;
-        for weights in groups.into_values() {
+        for (group, weights) in groups {
+            if group.whole_matrix {
+                rounds.extend(matrices::rounds(draft, bucket, &weights));
+                continue;
+            }
             // What is measured of a task goes by its name, so no two groups have one.
             let subject = match weights.first().filter(|_| !alone) {
                 Some(first) => of_group(draft.name(*first), weights.len()),
@@ -58,14 +64,20 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
             };
             let (op, carrier) = if draft.weights.state.own_states.is_some() {
                 let states = weights.into_iter().map(|weight| own(draft, weight)).collect();
-                (Op::Update { bucket, states, vote, learning_rate }, Carrier::Compute)
+                (Op::Update { bucket, states, vote, learning_rate, transformed: None }, Carrier::Compute)
             } else {
                 let states = weights.into_iter().map(|weight| adam(draft, bucket, weight)).collect();
                 (Op::Adam { bucket, states, vote, learning_rate }, Carrier::Quantize)
             };
-            draft.add(draft.tail(), Section::Tail, DraftTask::local(op, subject, carrier));
+            others.push(DraftTask::local(op, subject, carrier));
         }
     }
+    matrices::by_rounds(draft, &rounds, others, vote, |draft, round, transformed| {
+        let (bucket, transformed) = (round.bucket, Some(transformed));
+        let states = round.weights.iter().map(|weight| own(draft, *weight)).collect();
+        let op = Op::Update { bucket, states, vote, learning_rate, transformed };
+        DraftTask::local(op, matrices::subject(draft, round), Carrier::Compute)
+    });
 }
 
 fn adam(draft: &Draft<'_>, bucket: BucketId, weight: WeightId) -> AdamOperand {

@@ -8,7 +8,6 @@
 use super::{Verdict, VerifyError};
 use crate::id::{LaneId, TaskId};
 use crate::layout::LaneKind;
-use crate::op::Op;
 use crate::plan::StepPlan;
 
 /// Happens-before of a plan whose waits all point back.
@@ -94,8 +93,7 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
     for (id, task) in plan.entries() {
         let kind = plan.lanes[task.lane.index()].kind;
         let fits = match (&task.op, kind) {
-            (Op::Compute { .. } | Op::Update { .. }, LaneKind::Compute) => true,
-            (Op::Compute { .. } | Op::Update { .. }, _) => false,
+            (op, kind) if op.runs_trainers_code() => kind == LaneKind::Compute,
             (op, LaneKind::Communicator(_)) => op.is_collective(),
             (op, LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum) => !op.is_collective(),
         };

@@ -160,6 +160,7 @@ impl Ids<'_> {
             | Content::Shard(weight, _)
             | Content::Gathered(weight, _)
             | Content::Transposed(weight)
+            | Content::Round(weight, _)
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
@@ -252,6 +253,20 @@ impl Ids<'_> {
             Op::Adam { bucket, states, .. } => {
                 self.bucket(*bucket, place)?;
                 states.iter().try_for_each(|state| self.weight(state.weight, place))
+            }
+            Op::Prepare { bucket, states, .. } => {
+                self.bucket(*bucket, place)?;
+                some(states.len(), "weight", place)?;
+                states.iter().try_for_each(|state| self.weight(state.weight, place))
+            }
+            Op::ExchangeRows { weights, .. } => {
+                some(weights.len(), "weight", place)?;
+                weights.iter().try_for_each(|weight| self.weight(*weight, place))
+            }
+            Op::Transform { bucket, weights, .. } => {
+                self.bucket(*bucket, place)?;
+                some(weights.len(), "weight", place)?;
+                weights.iter().try_for_each(|weight| self.weight(*weight, place))
             }
             Op::Update { bucket, states, .. } => {
                 self.bucket(*bucket, place)?;

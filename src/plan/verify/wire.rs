@@ -1,9 +1,9 @@
 //! PL-6: what a task says it receives is what its op and the mesh imply.
 //!
 //! Law: in every collective each rank gets from each other rank of its group the same number of bytes: its
-//! shard, its slice of a gradient, its record, what an exchange of buffers gives to each, and of values that are
-//! combined all, or two slices of all ([`op::given_to_each`]). Ops that are no collectives receive nothing. How often
-//! bytes travel inside of a collective is otherwise the transport's business and no part of a plan.
+//! shard, its slice of a gradient, its rows of a matrix, its record, what an exchange of buffers gives to each, and of
+//! values that are combined all, or two slices of all ([`op::given_to_each`]). Ops that are no collectives receive
+//! nothing. How often bytes travel inside of a collective is otherwise the transport's business and no part of a plan.
 
 use super::{Verdict, VerifyError};
 use crate::id::SlotId;
@@ -46,6 +46,9 @@ fn from_each_peer(plan: &StepPlan, op: &Op, ranks: u32) -> usize {
             .map(|part| plan.weights.layout(part.weight).stored_elements().saturating_mul(element.bytes()))),
         Op::AllReduce { pairs, .. } => op::given_to_each(pairs.iter().map(|(from, _)| content(from)), ranks),
         Op::GatherRecords { from, .. } => content(from),
+        Op::ExchangeRows { weights, .. } => weights.first().map_or(0, |first| {
+            plan.weights.layout(*first).stored_elements().saturating_mul(size_of::<f32>())
+        }),
         Op::ExchangeBuffer { kind, from, .. } => op::exchange_given_to_each(*kind, content(from), ranks),
         Op::Copy { .. }
         | Op::ClearFault { .. }
@@ -66,6 +69,8 @@ fn from_each_peer(plan: &StepPlan, op: &Op, ranks: u32) -> usize {
         | Op::GradNorm { .. }
         | Op::Vote { .. }
         | Op::Adam { .. }
+        | Op::Prepare { .. }
+        | Op::Transform { .. }
         | Op::Update { .. } => 0,
     }
 }

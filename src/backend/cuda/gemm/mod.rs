@@ -17,6 +17,7 @@ mod elementwise;
 mod factor;
 mod kept;
 mod lent;
+mod newton_schulz;
 mod product;
 #[cfg(feature = "cli")]
 mod queue;
@@ -32,6 +33,7 @@ pub(crate) use elementwise::Elementwise;
 pub(crate) use factor::{Element, Factor, ProductSpec, Scale};
 pub(crate) use kept::Kept;
 pub(crate) use lent::{Lent, LentMut};
+pub(crate) use newton_schulz::NewtonSchulz;
 pub(crate) use product::{Product, Scaled};
 #[cfg(feature = "cli")]
 pub(crate) use queue::{Queue, Recording};

@@ -26,6 +26,20 @@ pub(crate) struct Scaled<'a> {
     pub(crate) amax: Option<Lent<'a>>,
 }
 
+/// What is added to a product, laid out as its result is, and by what both are multiplied.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weighted<'a> {
+    pub(crate) product: f32,
+    pub(crate) addend: Option<(f32, Lent<'a>)>,
+}
+
+impl<'a> Weighted<'a> {
+    /// The product as it is, plus `addend` as it is.
+    pub(crate) fn plain(addend: Option<Lent<'a>>) -> Self {
+        Self { product: 1.0, addend: addend.map(|addend| (1.0, addend)) }
+    }
+}
+
 /// A product and how it is computed.
 #[derive(Debug)]
 pub(crate) struct Product {
@@ -90,7 +104,24 @@ impl Product {
         addend: Option<Lent<'_>>,
         d: LentMut<'_>,
     ) -> Result<(), CudaFailure> {
+        self.enqueue_weighted(handles, a, b, Weighted::plain(addend), d)
+    }
+
+    /// Like [`Product::enqueue`], with product and addend each multiplied by a number. Products of tensors whose block
+    /// scales are relative to their amaxes are not multiplied by another.
+    ///
+    /// # Errors
+    /// As [`Product::enqueue`].
+    pub(crate) fn enqueue_weighted(
+        &mut self,
+        handles: &CudaHandles,
+        a: Scaled<'_>,
+        b: Scaled<'_>,
+        weighted: Weighted<'_>,
+        d: LentMut<'_>,
+    ) -> Result<(), CudaFailure> {
         let spec = self.spec;
+        let (beta, addend) = weighted.addend.unzip();
         self.blas.check(handles)?;
         check("the first factor", spec.factor_bytes(&spec.a, spec.rows), ALIGNMENT, a.values)?;
         check("the second factor", spec.factor_bytes(&spec.b, spec.cols), ALIGNMENT, b.values)?;
@@ -110,8 +141,12 @@ impl Product {
             let at = self.blas.aligned(handles, attribute == B_SCALE, scale.address())?;
             handles.driver(|| self.description.pointer(attribute, at))?;
         }
-        let host = [1.0_f32, if addend.is_some() { 1.0 } else { 0.0 }];
+        let host = [weighted.product, beta.unwrap_or(0.0)];
         let [alpha, beta] = match &mut self.scalars {
+            Some(_) if host[0] != 1.0 || beta.is_some_and(|beta| beta != 1.0) => {
+                let what = "a product of NVFP4 takes its factor from amaxes, and none besides";
+                return Err(CudaFailure::Refused(what.into()));
+            }
             None => [&raw const host[0], &raw const host[1]],
             Some(scalars) => scalars
                 .enqueue(handles, [a.amax, b.amax], addend.is_some())?

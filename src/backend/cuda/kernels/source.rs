@@ -37,11 +37,13 @@ pub enum Family {
     BlockScaled,
     /// bf16 values one by one, and their sums.
     Elementwise,
+    /// What surrounds the products that orthogonalize a matrix.
+    Orthogonalize,
 }
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -58,6 +60,7 @@ impl Family {
         Self::Activation,
         Self::BlockScaled,
         Self::Elementwise,
+        Self::Orthogonalize,
     ];
 
     pub(super) const fn source(self) -> Source {
@@ -76,6 +79,9 @@ impl Family {
             Self::Activation => (c"activation.cu", include_str!("../../../../kernels/activation.cu")),
             Self::BlockScaled => (c"block_scaled.cu", include_str!("../../../../kernels/block_scaled.cu")),
             Self::Elementwise => (c"elementwise.cu", include_str!("../../../../kernels/elementwise.cu")),
+            Self::Orthogonalize => {
+                (c"orthogonalize.cu", include_str!("../../../../kernels/orthogonalize.cu"))
+            }
             Self::Exchange => (c"exchange.cu", include_str!("../../../../kernels/exchange.cu")),
             Self::Memory => (c"memory.cu", include_str!("../../../../kernels/memory.cu")),
         };
@@ -84,6 +90,7 @@ impl Family {
             text,
             headers: &[
                 (c"activation.cuh", include_str!("../../../../kernels/activation.cuh")),
+                (c"block_sum.cuh", include_str!("../../../../kernels/block_sum.cuh")),
                 (c"common.cuh", include_str!("../../../../kernels/common.cuh")),
                 (c"crossing.cuh", include_str!("../../../../kernels/crossing.cuh")),
                 (c"elements.cuh", include_str!("../../../../kernels/elements.cuh")),

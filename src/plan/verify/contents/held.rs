@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use crate::format::{ElementType, Orientation};
 use crate::id::{BucketId, BufferId, CallId, MicroBatchId, SlotId, TaskId, Version, WeightId};
-use crate::layout::Content;
+use crate::layout::{Content, RoundStage};
 use crate::plan::StepPlan;
 
 /// Where the present value of a buffer comes from.
@@ -83,6 +83,8 @@ pub(super) enum Held {
     LocalSum(WeightId, BTreeSet<CallId>),
     /// The main grad: the sum of these calls' gradients over all ranks.
     MainGrad(WeightId, BTreeSet<CallId>),
+    /// A round of matrices.
+    Round { weights: Vec<WeightId>, stage: RoundStage },
     /// The fault word, having seen this many calls since it was cleared.
     FaultWord { calls: usize },
     /// This rank's norm and fault record of the step.
@@ -148,6 +150,9 @@ impl Held {
             }
             Self::LocalSum(weight, _) => content == Content::LocalGrad(*weight),
             Self::MainGrad(weight, _) => content == Content::MainGrad(*weight),
+            Self::Round { weights, stage } => {
+                weights.first().is_some_and(|first| content == Content::Round(*first, *stage))
+            }
             Self::FaultWord { .. } => content == Content::FaultWord,
             Self::Record => content == Content::NormRecord,
             Self::Records => content == Content::NormRecords,
@@ -264,6 +269,15 @@ impl Held {
                 format!("this rank's gradient sum of {} over {}", name(weight), calls(of))
             }
             Self::MainGrad(weight, of) => format!("the main grad of {} over {}", name(weight), calls(of)),
+            Self::Round { weights, stage } => {
+                let weights = weights.iter().map(name).collect::<Vec<_>>().join(", ");
+                match stage {
+                    RoundStage::Prepared => format!("the prepared rows of {weights}"),
+                    RoundStage::Gathered => format!("this rank's whole matrix of {weights}"),
+                    RoundStage::Transformed => format!("this rank's transformed matrix of {weights}"),
+                    RoundStage::Returned => format!("the transformed rows of {weights}"),
+                }
+            }
             Self::FaultWord { calls } => format!("a fault word that has seen {calls} calls of this step"),
             Self::Record => "this rank's record of the step".into(),
             Self::Records => "all ranks' records of the step".into(),

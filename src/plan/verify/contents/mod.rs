@@ -16,8 +16,8 @@
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
 //! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients`
-//! and `optimizer` what follows them, `landed` gradients that ranks sum by themselves, `quantize` the way from
-//! masters to shards, `delayed` what remembers amaxes on it.
+//! and `optimizer` what follows them, `matrices` what a rule needs whole for it, `landed` gradients that ranks sum by
+//! themselves, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
 
 mod calls;
 mod delayed;
@@ -27,6 +27,7 @@ mod exit;
 mod gradients;
 mod held;
 mod landed;
+mod matrices;
 mod optimizer;
 mod planes;
 mod quantize;
@@ -156,8 +157,13 @@ impl<'p> Run<'p> {
             Op::Vote { records, optimizer_step, gradient_scale, vote } => {
                 self.vote(task, *records, *optimizer_step, *gradient_scale, *vote)
             }
-            Op::Update { bucket, states, vote, learning_rate } => {
-                self.update(task, *bucket, states, *vote, *learning_rate)
+            Op::Prepare { bucket, states, vote, to } => self.prepare(task, *bucket, states, *vote, *to),
+            Op::ExchangeRows { weights, from, to } => self.exchange_rows(task, weights, *from, *to),
+            Op::Transform { bucket, weights, vote, from, to } => {
+                self.transform(task, *bucket, weights, *vote, (*from, *to))
+            }
+            Op::Update { bucket, states, vote, learning_rate, transformed } => {
+                self.update(task, *bucket, states, (*vote, *learning_rate), *transformed)
             }
             Op::Adam { bucket, states, vote, learning_rate } => {
                 self.adam(task, *bucket, states, *vote, *learning_rate)

@@ -137,34 +137,46 @@ impl Run<'_> {
         task: TaskId,
         bucket: BucketId,
         states: &[UpdateOperand],
-        vote: SlotId,
-        learning_rate: SlotId,
+        (vote, learning_rate): (SlotId, SlotId),
+        transformed: Option<SlotId>,
     ) -> Verdict<()> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
         self.is_update(task, bucket, &weights, vote, learning_rate)?;
         if self.plan.weights.state.own_states.is_none() {
             return self.other_rule(task, "runs a rule of the trainer's own on weights that Adam updates");
         }
+        let found = self.round_of_update(task, &weights, transformed)?;
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
         for UpdateOperand { weight, master, kept, main_grad } in states {
             self.complete(task, *weight, *main_grad)?;
             self.rewrite(task, *master, Held::Master(*weight, old), Held::Master(*weight, new))?;
-            let lists = self.plan.weights.state.lists();
-            if kept.len() != lists {
-                let name = self.name(*weight);
-                let problem = format!("updates {} lists of state of `{name}`, which has {lists}", kept.len());
-                return self.other_rule(task, &problem);
-            }
-            let versions: [fn(WeightId, Version) -> Held; 2] = [Held::ExpAvg, Held::ExpAvgSq];
-            for (slot, held) in kept.iter().zip(versions) {
-                self.rewrite(task, *slot, held(*weight, old), held(*weight, new))?;
-            }
+            self.rewrite_lists(task, *weight, kept, (found, new))?;
         }
         Ok(())
     }
 
-    /// What holds of any update: it is under the vote and at the step's learning rate, of weights that train, of one
-    /// bucket and one parameter group.
+    /// All lists that a rule keeps of a weight go from one version to another, or are changed within it.
+    pub(super) fn rewrite_lists(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        kept: &[SlotId],
+        (old, new): (Version, Version),
+    ) -> Verdict<()> {
+        let lists = self.plan.weights.state.lists();
+        if kept.len() != lists {
+            let name = self.name(weight);
+            let problem = format!("updates {} lists of state of `{name}`, which has {lists}", kept.len());
+            return self.other_rule(task, &problem);
+        }
+        let versions: [fn(WeightId, Version) -> Held; 2] = [Held::ExpAvg, Held::ExpAvgSq];
+        for (slot, held) in kept.iter().zip(versions) {
+            self.rewrite(task, *slot, held(weight, old), held(weight, new))?;
+        }
+        Ok(())
+    }
+
+    /// What holds of any update: it is under the vote and at the step's learning rate, of weights of one group.
     fn is_update(
         &self,
         task: TaskId,
@@ -182,6 +194,16 @@ impl Run<'_> {
                 "name the learning rate's slot",
             );
         }
+        self.is_of_one_group(task, bucket, weights)
+    }
+
+    /// Weights of one task train and are of one bucket and one parameter group.
+    pub(super) fn is_of_one_group(
+        &self,
+        task: TaskId,
+        bucket: BucketId,
+        weights: &[WeightId],
+    ) -> Verdict<()> {
         let coverage =
             |problem| Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }));
         let parameters = |weight: &WeightId| self.plan.weights.layout(*weight).parameters;
@@ -189,7 +211,7 @@ impl Run<'_> {
             weights.array_windows().find(|[first, other]| parameters(first) != parameters(other))
         {
             return coverage(format!(
-                "updates `{}` and `{}`, whose weight decay or learning rate differ, as one; give each parameter group \
+                "updates `{}` and `{}`, whose parameter groups differ, as one; give each parameter group \
                  a task of its own",
                 self.name(*first),
                 self.name(*other)
@@ -206,7 +228,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn other_rule(&self, task: TaskId, problem: &str) -> Verdict<()> {
+    pub(super) fn other_rule(&self, task: TaskId, problem: &str) -> Verdict<()> {
         let problem = format!("{problem}; update all weights by the rule that their state is laid out for");
         Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }))
     }
