@@ -29,6 +29,16 @@ pub(super) fn features() -> Vec<Feature> {
         exchanged(plan).any(|(weights, ranks)| weights > 1 && weights < ranks)
     });
     add("one matrix, and ranks without", |plan| exchanged(plan).any(|(weights, _)| weights == 1));
+    add("a matrix of which a rank has no rows", |plan| {
+        let ranks = plan.weights.mesh.shards() as usize;
+        let is_short = |layout: &WeightLayout| {
+            ranks > 1 && layout.shard.rows_per_rank * (ranks - 1) >= layout.shard.shape.rows
+        };
+        rounds(plan).any(|op| match op {
+            Op::ExchangeRows { weights, .. } => is_short(plan.weights.layout(weights[0])),
+            _ => false,
+        })
+    });
     add("a matrix that every rank has whole, beside shared ones", |plan| {
         let prepared = rounds(plan).filter(|op| matches!(op, Op::Prepare { .. })).count();
         (1..prepared).contains(&(exchanged(plan).count() / 2))

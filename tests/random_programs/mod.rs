@@ -210,12 +210,8 @@ fn model(draw: &mut Draw, frozen: &mut Draw) -> Model {
             let value = |draw: &mut Draw| NonNegative::new(draw.among(&[0.0, 0.1, 3.0]));
             let weight_decay = if draw.one_in(2) { value(draw) } else { None };
             let learning_rate_scale = if draw.one_in(2) { value(draw) } else { None };
-            model
-                .parameters(
-                    weight,
-                    ParameterGroup { weight_decay, learning_rate_scale, ..ParameterGroup::default() },
-                )
-                .unwrap();
+            let group = ParameterGroup { weight_decay, learning_rate_scale, ..ParameterGroup::default() };
+            model.parameters(weight, group).unwrap();
         }
     }
     if frozen.one_in(4) {

@@ -7,6 +7,7 @@ use crate::random_programs::Draw;
 use crate::random_programs::Sample;
 use crate::random_programs::samples;
 use crate::reference::{self, is_plain};
+use crate::rounds::rounds_of;
 use crate::wanted;
 use warpweft::plan::{PlanError, StepPlan, verify};
 
@@ -112,7 +113,8 @@ fn accepted_mutants_leave_the_same_bits_in_adversarial_schedules() {
 #[test]
 fn harmful_mutants_show_on_the_machine() {
     let (mut shown, mut tried) = (0, 0);
-    for (seed, sample, prologue, plan) in samples(5 << 32).take(10) {
+    let with_rounds = samples(14 << 32).filter(|(.., plan)| !rounds_of(plan).is_empty());
+    for (seed, sample, prologue, plan) in samples(5 << 32).take(10).chain(with_rounds.take(5)) {
         let (original, draw) = (Original::new(&plan), &mut Draw::new(!seed));
         let expected = bits(&sample, &prologue, &plan, 0);
         for edit in [
