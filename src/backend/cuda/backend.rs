@@ -180,7 +180,7 @@ impl CudaBackend {
         let stream = Arc::new(Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?);
         let communication = match lane.kind {
             LaneKind::Communicator(communicator) => {
-                Some(Communication::new(communicator, Arc::clone(&stream)))
+                Some(Communication::open(&self.world, self.rank, communicator, &self.context, &stream)?)
             }
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
@@ -199,21 +199,6 @@ impl CudaBackend {
             records: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
-    }
-
-    /// The lanes, with the communicators that a plan needs. All ranks call this together, for the same plan.
-    fn connected(
-        &self,
-        binding: &Binding<'_>,
-    ) -> Result<BTreeMap<LaneId, Option<Communication>>, CudaFailure> {
-        let mut lanes = lock(&self.lanes).clone();
-        for (lane, communication) in &mut lanes {
-            if let Some(communication) = communication {
-                communication.open(&self.world, &self.context, binding, *lane)?;
-            }
-        }
-        lock(&self.lanes).clone_from(&lanes);
-        Ok(lanes)
     }
 
     fn begin_recording(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
@@ -313,8 +298,7 @@ impl Backend for CudaBackend {
         within(binding, self.world.mesh)?;
         self.context.make_current().map_err(self.failed("binding a plan"))?;
         let homes = self.world.homes(self.rank).map_err(self.failed("meeting the other ranks"))?;
-        let lanes = self.connected(binding).map_err(self.failed("opening communicators"));
-        let lanes = lanes.inspect_err(|error| drop(self.world.poison(error.to_string())))?;
+        let lanes = lock(&self.lanes).clone();
         let binder = Binder {
             world: &self.world,
             context: &self.context,
