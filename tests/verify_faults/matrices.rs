@@ -392,3 +392,11 @@ fn a_frozen_weight_in_a_round_is_refused() {
         not_covered(&plan, &[says, "`base`, which is frozen; leave it out"]);
     }
 }
+
+/// PL-4: Adam would update rows of weights whose rule was to get their matrices.
+#[test]
+fn weights_that_are_to_be_whole_matrices_are_not_updated_by_adam() {
+    let mut plan = crate::programs::nvfp4_training();
+    plan.weights.layouts.iter_mut().for_each(|layout| layout.parameters.whole_matrix = true);
+    refused(&plan, &["PL-4", "(adam of", "lets Adam update weights whose rule needs whole matrices"]);
+}

@@ -82,7 +82,11 @@ fn rows_of_another_round_are_refused() {
             Gathered,
             "needs this rank's whole matrix of `up`, `down`, but slot `q and 3 more whole matrix`",
         ),
-        (Back, Transformed, "of `up`, `down`, but slot `q and 3 more transformed matrix`"),
+        (
+            Back,
+            Transformed,
+            "needs this rank's transformed matrix of `up`, `down`, but slot `q and 3 more transformed matrix`",
+        ),
         (
             Update,
             Returned,

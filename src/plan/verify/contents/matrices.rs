@@ -1,4 +1,4 @@
-//! PL-9, rounds of matrices: what a rule that needs them whole finds.
+//! PL-9, rounds of matrices: what a rule that needs them whole finds; PL-4, which weights may be one.
 //!
 //! Law: a round is the same weights in the same order from its preparation to its update, at most one for each rank
 //! that shares them, with shards of one size; so the n-th rank has the n-th matrix and no other, and gets back the rows
@@ -7,7 +7,7 @@
 
 use super::{Held, Run, Verdict, VerifyError};
 use crate::id::{BucketId, SlotId, TaskId, Version, WeightId};
-use crate::layout::RoundStage;
+use crate::layout::{Content, RoundStage};
 use crate::op::PrepareOperand;
 
 impl Run<'_> {
@@ -48,7 +48,13 @@ impl Run<'_> {
             Held::Round { weights: of, stage: RoundStage::Transformed } if of == weights => {
                 RoundStage::Returned
             }
-            _ => return self.wrong_round(task, from, weights, RoundStage::Prepared),
+            _ => {
+                let wanted = match self.plan.arena.slot(to).content {
+                    Content::Round(_, RoundStage::Returned) => RoundStage::Transformed,
+                    _ => RoundStage::Prepared,
+                };
+                return self.wrong_round(task, from, weights, wanted);
+            }
         };
         self.fill(task, to, Held::Round { weights: weights.to_vec(), stage })
     }

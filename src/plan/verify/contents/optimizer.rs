@@ -105,6 +105,9 @@ impl Run<'_> {
             return self
                 .other_rule(task, "lets Adam update weights that the trainer updates by a rule of its own");
         }
+        if weights.iter().any(|weight| self.plan.weights.layout(*weight).parameters.whole_matrix) {
+            return self.other_rule(task, "lets Adam update weights whose rule needs whole matrices");
+        }
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
         for state in states {
             let AdamOperand { weight, master, exp_avg, exp_avg_sq, main_grad } = *state;
