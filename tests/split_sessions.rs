@@ -361,8 +361,11 @@ fn an_export_that_other_processes_did_not_ask_for_ends_with_the_names_of_both() 
             ended.unwrap_err().to_string()
         }
     });
-    assert!(found[0].contains("saves parts where another rank exports a checkpoint"), "{found:?}");
-    assert!(found[1].contains("exports a checkpoint where another rank saves parts"), "{found:?}");
+    // Whoever finds it first ends the world for both.
+    let names = ["saves parts", "exports a checkpoint", "call the same in every process"];
+    for said in &found {
+        assert!(names.iter().all(|name| said.contains(name)), "{found:?}");
+    }
 }
 
 /// Ranks of a start that nobody waits for any more wait for no other process.

@@ -38,7 +38,8 @@ pub struct DeviceSliceMut<'a, T> {
 macro_rules! lent {
     ($name:ident) => {
         impl<T> $name<'_, T> {
-            /// Where the first element is. A multiple of 256 bytes for whole operands.
+            /// Where the first element is. A multiple of 256 bytes for whole operands; of 4 for the rows that an
+            /// update rule prepares, or gets back, of a round of whole matrices.
             #[must_use]
             pub const fn address(&self) -> DeviceAddress {
                 self.address
