@@ -42,6 +42,9 @@ struct AmaxTensor {
 };
 static_assert(sizeof(AmaxTensor) == 80, "kernels::amax::TensorArguments");
 
+// Passes of a block: more made no launch faster, and those over rows slower by 1 % (one H100, 2026-11-25).
+constexpr u32 MOST_PASSES = 2;
+
 // Blocks that share a multiprocessor. On Ampere a fifth would spill registers to memory.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr u32 RESIDENT = 4;
@@ -55,7 +58,7 @@ struct AmaxArguments {
     Pending* pending;
     const Vote* vote;
     u32 via_bf16;
-    // One, two or four. Four only where a pass of a warp is 8 rows high.
+    // At most MOST_PASSES.
     u32 passes;
     AmaxTensor only;
 };
@@ -198,7 +201,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile16(cons
 // FP8 in 128x128 tiles: a block takes one tile in a pass, a warp 16 of its rows.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile128(const __grid_constant__ AmaxArguments all) {
     if (skips(all.vote)) return;
-    constexpr u32 MOST_PASSES = 2;
     __shared__ float of_warp[MOST_PASSES][WARPS];
     Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);

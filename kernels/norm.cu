@@ -3,7 +3,9 @@
 // Laws:
 // - Squares are exact in f64 and added in f64, in an order that follows from the lengths of the gradients
 //   alone: elements to threads, threads to a block's partial sum, partial sums in block order. So the result is
-//   the same on every device and in every run.
+//   the same on every device, at every address and in every run.
+// - The blocks of a gradient take its stretches in turn, so that they walk through memory side by side; a block that
+//   had one long stretch for itself would make the launch take up to 4 % longer.
 // - The last block to start adds the partial sums: all others are running or done, so it can wait for
 //   them. A partial sum says by itself that it is there, and no block waits for a fence. What is counted and
 //   summed is left at zero.
@@ -40,12 +42,11 @@ struct NormArguments {
     u32* started;
     const u32* fault;
     NormRecord* record;
-    // Elements of a tile, a multiple of STRIDE.
-    u64 tile;
     NormTensor only;
 };
 
 constexpr u32 UNROLL = 4;
+// Elements of a stretch.
 constexpr u32 STRIDE = 4 * THREADS * UNROLL;
 
 __device__ __forceinline__ double square_onto(double sum, float value) {
@@ -66,26 +67,43 @@ __device__ __forceinline__ double over_block(double sum) {
     return sum;
 }
 
+// Four neighbours, each onto its own sum.
+__device__ __forceinline__ void squares_onto(double (&sums)[4], float4 v) {
+    sums[0] = square_onto(sums[0], v.x);
+    sums[1] = square_onto(sums[1], v.y);
+    sums[2] = square_onto(sums[2], v.z);
+    sums[3] = square_onto(sums[3], v.w);
+}
+
+// Four neighbours wherever they begin; those past the end count as 0.
+__device__ __forceinline__ float4 some_of(const NormTensor& t, u64 at) {
+    float v[4];
+#pragma unroll
+    for (u32 k = 0; k < 4; ++k) v[k] = at + k < t.count ? __ldg(t.values + at + k) : 0.0f;
+    return make_float4(v[0], v[1], v[2], v[3]);
+}
+
+// The thread's part of the squares of a block's stretches.
 __device__ __forceinline__ double squares_of_tile(const NormArguments& all, u32 tile) {
     Place place = place_of(all.tiles, tile);
     const NormTensor t = tensor_of<NormTensor>(all, place);
-    u64 first = u64(place.tile) * all.tile;
-    u64 end = min(first + all.tile, t.count);
+    u64 step = u64(tiles_of(all.tiles, place.tensor)) * STRIDE;
     double sums[4] = {0.0, 0.0, 0.0, 0.0};
-    u64 whole = t.aligned ? first + (end - first) / STRIDE * STRIDE : first;
-    for (u64 at = first + 4 * threadIdx.x; at < whole; at += STRIDE) {
-        float4 v[UNROLL];
+    // Unrolled further, reads would wait for squares.
+#pragma unroll 1
+    for (u64 first = u64(place.tile) * STRIDE; first < t.count; first += step) {
+        u64 own = first + 4 * threadIdx.x;
+        if (t.aligned && first + STRIDE <= t.count) {
+            float4 v[UNROLL];
 #pragma unroll
-        for (u32 i = 0; i < UNROLL; ++i) v[i] = load16(t.values + at + i * 4 * THREADS);
+            for (u32 i = 0; i < UNROLL; ++i) v[i] = load16(t.values + own + i * 4 * THREADS);
 #pragma unroll
-        for (u32 i = 0; i < UNROLL; ++i) {
-            sums[0] = square_onto(sums[0], v[i].x);
-            sums[1] = square_onto(sums[1], v[i].y);
-            sums[2] = square_onto(sums[2], v[i].z);
-            sums[3] = square_onto(sums[3], v[i].w);
+            for (u32 i = 0; i < UNROLL; ++i) squares_onto(sums, v[i]);
+        } else {
+#pragma unroll 1
+            for (u32 i = 0; i < UNROLL; ++i) squares_onto(sums, some_of(t, own + i * 4 * THREADS));
         }
     }
-    for (u64 at = whole + threadIdx.x; at < end; at += THREADS) sums[0] = square_onto(sums[0], __ldg(t.values + at));
     return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 

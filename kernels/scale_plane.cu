@@ -131,14 +131,53 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
     }
 }
 
+// Descriptors that the threads of a block fetch with 16 bytes each.
+constexpr u32 FETCHED = THREADS * sizeof(uint4) / sizeof(ExpandTensor);
+static_assert(2 * 32 == FETCHED, "a lane looks at two tensors");
+
+// The tables of a launch of up to FETCHED tensors, asked for before a block knows its number, so that it waits once.
+class Fetched {
+    uint4 unit;
+    u32 first;
+    bool has_unit;
+    bool has_first;
+
+  public:
+    __device__ __forceinline__ explicit Fetched(const ExpandArguments& all)
+        : has_unit(threadIdx.x < all.tiles.tensors * (sizeof(ExpandTensor) / sizeof(uint4))),
+          has_first(threadIdx.x < all.tiles.tensors) {
+        if (has_unit) unit = __ldg(reinterpret_cast<const uint4*>(all.tensors) + threadIdx.x);
+        if (has_first) first = __ldg(all.tiles.first + threadIdx.x);
+    }
+
+    __device__ __forceinline__ void store(ExpandTensor* tensors, u32* firsts) const {
+        if (has_unit) reinterpret_cast<uint4*>(tensors)[threadIdx.x] = unit;
+        // No tile has the number of a tensor that is not there.
+        if (threadIdx.x < FETCHED) firsts[threadIdx.x] = has_first ? first : ~0u;
+    }
+
+    static __device__ __forceinline__ Place place_in(const u32* firsts, u32 tile) {
+        u32 begun = __popc(__ballot_sync(0xFFFFFFFFu, firsts[lane()] <= tile)) +
+                    __popc(__ballot_sync(0xFFFFFFFFu, firsts[lane() + 32] <= tile));
+        return Place{begun - 1, tile - firsts[begun - 1]};
+    }
+};
+
 // NVFP4 in 16x16 tiles.
 extern "C" __global__ void __launch_bounds__(THREADS, 8)
 expand_scale(const __grid_constant__ ExpandArguments all) {
     __shared__ u32 number;
-    if (threadIdx.x == 0) number = started_before(all.started, gridDim.x);
+    __shared__ uint4 descriptors[THREADS];
+    __shared__ u32 firsts[FETCHED];
+    ExpandTensor* tensors = reinterpret_cast<ExpandTensor*>(descriptors);
+    u32 before = 0;
+    if (threadIdx.x == 0) before = started_before(all.started, gridDim.x);
+    bool fetches = all.tiles.tensors != 1 && all.tiles.tensors <= FETCHED;
+    if (fetches) Fetched(all).store(tensors, firsts);
+    if (threadIdx.x == 0) number = before;
     __syncthreads();
-    Place place = place_of(all.tiles, number);
-    const ExpandTensor t = tensor_of<ExpandTensor>(all, place);
+    Place place = fetches ? Fetched::place_in(firsts, number) : place_of(all.tiles, number);
+    const ExpandTensor t = fetches ? tensors[place.tensor] : tensor_of<ExpandTensor>(all, place);
     if (t.aligned) {
         expand<uint4>(t, place.tile);
     } else {

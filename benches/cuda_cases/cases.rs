@@ -82,6 +82,9 @@ pub(crate) const CASES: &[Case] = &[
     case("mxfp8 dequantize columnwise f32", [1.0 + 1.0 / 32.0, 4.0], &[], |d, s| {
         dequantize(d, s, Format::Mxfp8, Orientation::Columnwise, ElementType::F32)
     }),
+    case("mxfp8 dequantize rowwise bf16", [1.0 + 1.0 / 32.0, 2.0], &[], |d, s| {
+        dequantize(d, s, Format::Mxfp8, Orientation::Rowwise, ElementType::Bf16)
+    }),
     case("fp8 tensor amax", [4.0, 0.0], &[], |d, s| amax(d, s, Format::FP8_TENSOR_E4M3)),
     case("fp8 tensor cast", [4.0, 1.0], &[], |d, s| cast(d, s, Format::FP8_TENSOR_E4M3)),
     case("bf16 cast", [4.0, 2.0], &[], |d, s| cast(d, s, Format::Bf16)),

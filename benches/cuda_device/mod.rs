@@ -131,9 +131,11 @@ impl Device {
     }
 
     /// Median microseconds of a copy that reads and writes `bytes` bytes together: the driver's, with source and
-    /// target at several distances, or our own kernel's, whichever is fastest.
+    /// target at several distances, or our own kernel's, whichever is fastest. More than the pool has room for counts
+    /// as so many times what has room.
     pub(crate) fn time_of_copy(&self, bytes: usize, runs: usize) -> f64 {
         let half = (bytes / 2).min(self.bytes / 3);
+        let times = (bytes / 2) as f64 / half as f64;
         let places = [half, half + (5 << 20), self.bytes / 2];
         let drivers = places.map(|distance| {
             let target = self.base + distance.next_multiple_of(256) as u64;
@@ -145,12 +147,14 @@ impl Device {
         let from = DeviceAddress::new(self.base);
         let to = from.plus(half.next_multiple_of(256));
         let own = self.kernels.copy(&[CopyOperand { from, to, bytes: half }]).unwrap();
-        drivers.into_iter().fold(self.time(&[own], runs), f64::min)
+        times * drivers.into_iter().fold(self.time(&[own], runs), f64::min)
     }
 
-    /// Median microseconds of a kernel that reads and writes so many bytes and does nothing else.
+    /// Median microseconds of a kernel that reads and writes so many bytes and does nothing else. Where the pool has
+    /// no room for both, it writes over the end of what it reads.
     pub(crate) fn time_of_plain(&self, reads: usize, writes: usize, runs: usize) -> f64 {
-        let to = self.base + reads.next_multiple_of(256) as u64;
+        let behind = reads.min(self.bytes.saturating_sub(writes + 256)).next_multiple_of(256);
+        let to = self.base + behind as u64;
         let median = |enqueue: &mut dyn FnMut()| self.median(runs, enqueue);
         self.plain.time((self.base, reads), (to, writes), self.stream, median)
     }

@@ -51,7 +51,7 @@ impl Plain {
                     (&raw mut to).cast(),
                     (&raw mut written_lines).cast(),
                 ];
-                // SAFETY: the arguments are those of the kernel, on ranges of the pool that do not overlap.
+                // SAFETY: the arguments are those of the kernel, on ranges of the pool; nobody looks at what they hold.
                 unsafe {
                     let (grid, block) = ((blocks, 1, 1), (THREADS, 1, 1));
                     result::launch_kernel(self.function, grid, block, 0, stream, &mut arguments).unwrap();

@@ -61,6 +61,8 @@ struct Arguments {
 const FLAT_PASS: u64 = 16384;
 /// Blocks that a large device runs at one time. A launch with no more than that makes one pass per block.
 const AT_ONCE: u64 = 512;
+/// `MOST_PASSES` of the kernels, a power of two.
+const MOST_PASSES: u64 = 2;
 /// Bytes of `Pending`, one per tensor.
 const PENDING: usize = 8;
 
@@ -71,8 +73,6 @@ struct Cut {
     block: (usize, usize),
     /// Rows that a warp takes in a pass, of 128 columns; 0 if a thread block takes a block of the format.
     height: usize,
-    /// The most passes of a thread block, a power of two.
-    most_passes: u64,
 }
 
 impl AmaxOperand {
@@ -98,7 +98,7 @@ impl Cut {
                 return Err(CudaFailure::Refused(format!("{format} has no scales, hence no amax")));
             }
         };
-        Ok(Self { kernel, block, height, most_passes: if height == 8 { 4 } else { 2 } })
+        Ok(Self { kernel, block, height })
     }
 
     /// Rows and columns of the block grid.
@@ -131,7 +131,7 @@ impl Cut {
     fn passes(&self, operands: &[AmaxOperand]) -> u64 {
         let blocks = |passes| operands.iter().map(|operand| self.tiles(operand, passes)).sum::<u64>();
         let mut passes = 1;
-        while passes < self.most_passes && blocks(passes) > AT_ONCE {
+        while passes < MOST_PASSES && blocks(passes) > AT_ONCE {
             passes *= 2;
         }
         passes
@@ -200,4 +200,4 @@ impl Kernels {
 }
 
 #[cfg(test)]
-mirrors!(Family::Amax, FLAT_PASS);
+mirrors!(Family::Amax, FLAT_PASS, MOST_PASSES);

@@ -58,11 +58,15 @@ struct Arguments {
 /// `FLAT_TILE` of the kernels.
 const FLAT_TILE: u64 = 8192;
 
+/// `FEW_ROWS` and `MANY_ROWS` of the kernels.
+const FEW_ROWS: u64 = 2;
+const MANY_ROWS: u64 = 4;
+
 /// How a kernel cuts the stored matrix.
 #[derive(Clone, Copy)]
 enum Cut {
-    /// A warp takes 4 rows, with 512 bytes of values from each.
-    Strips,
+    /// A warp takes so many rows, with 512 bytes of values from each.
+    Strips(u64),
     /// A block takes 128 rows of 128 columns.
     Columns,
     /// A block takes 8192 elements.
@@ -85,7 +89,9 @@ impl Kernel {
         let (names, cut, group, element) = match format {
             Format::F32 => ((c"dequantize_f32_f32", c"dequantize_f32_bf16"), Cut::Flat, 16, 4),
             Format::Bf16 => ((c"dequantize_bf16_f32", c"dequantize_bf16_bf16"), Cut::Flat, 8, 2),
-            Format::Nvfp4(_) => ((c"dequantize_nvfp4_f32", c"dequantize_nvfp4_bf16"), Cut::Strips, 2, 1),
+            Format::Nvfp4(_) => {
+                ((c"dequantize_nvfp4_f32", c"dequantize_nvfp4_bf16"), Cut::Strips(FEW_ROWS), 2, 1)
+            }
             Format::Fp8Block(block) => {
                 let names = match (block.element, block.tile) {
                     (E4m3, Tile128x128) => (c"dequantize_e4m3_tile128_f32", c"dequantize_e4m3_tile128_bf16"),
@@ -93,19 +99,22 @@ impl Kernel {
                     (E4m3, Row1x128) => (c"dequantize_e4m3_row128_f32", c"dequantize_e4m3_row128_bf16"),
                     (E5m2, Row1x128) => (c"dequantize_e5m2_row128_f32", c"dequantize_e5m2_row128_bf16"),
                 };
-                (names, Cut::Strips, 4, 1)
+                (names, Cut::Strips(MANY_ROWS), 4, 1)
             }
             Format::Fp8Tensor(tensor) => {
                 let names = match tensor.element {
                     E4m3 => (c"dequantize_e4m3_tensor_f32", c"dequantize_e4m3_tensor_bf16"),
                     E5m2 => (c"dequantize_e5m2_tensor_f32", c"dequantize_e5m2_tensor_bf16"),
                 };
-                (names, Cut::Strips, 4, 1)
+                (names, Cut::Strips(MANY_ROWS), 4, 1)
             }
             Format::Mxfp8 => match orientation {
-                Orientation::Rowwise => {
-                    ((c"dequantize_mxfp8_rowwise_f32", c"dequantize_mxfp8_rowwise_bf16"), Cut::Strips, 4, 1)
-                }
+                Orientation::Rowwise => (
+                    (c"dequantize_mxfp8_rowwise_f32", c"dequantize_mxfp8_rowwise_bf16"),
+                    Cut::Strips(FEW_ROWS),
+                    4,
+                    1,
+                ),
                 Orientation::Columnwise => (
                     (c"dequantize_mxfp8_columnwise_f32", c"dequantize_mxfp8_columnwise_bf16"),
                     Cut::Columns,
@@ -120,7 +129,7 @@ impl Kernel {
     fn tiles(&self, stored: Shape, values: ElementType) -> u64 {
         let cut = |height, width| stored.rows.div_ceil(height) as u64 * stored.cols.div_ceil(width) as u64;
         match self.cut {
-            Cut::Strips => cut(4, 512 / values.bytes()).div_ceil(WARPS),
+            Cut::Strips(rows) => cut(rows as usize, 512 / values.bytes()).div_ceil(WARPS),
             Cut::Columns => cut(128, 128),
             Cut::Flat => (stored.elements() as u64).div_ceil(FLAT_TILE),
         }
@@ -182,7 +191,7 @@ impl Kernels {
             // A thread makes 16 bytes of values.
             let columns = 16 / values.bytes();
             let codes = match kernel.cut {
-                Cut::Strips => kernel.group * columns as u64 / 4,
+                Cut::Strips(_) => kernel.group * columns as u64 / 4,
                 Cut::Columns | Cut::Flat => kernel.group,
             };
             let in_rows = matches!(kernel.cut, Cut::Flat) || stored.cols.is_multiple_of(columns);
@@ -209,4 +218,4 @@ impl Kernels {
 }
 
 #[cfg(test)]
-mirrors!(Family::Dequantize, FLAT_TILE);
+mirrors!(Family::Dequantize, FLAT_TILE, FEW_ROWS, MANY_ROWS);

@@ -56,7 +56,6 @@ struct Arguments {
     started: DeviceAddress,
     fault: DeviceAddress,
     record: DeviceAddress,
-    tile: u64,
     only: TensorArguments,
 }
 
@@ -71,7 +70,7 @@ struct VoteArguments {
     max_norm: f32,
 }
 
-/// `STRIDE` of the kernel: what a block reads at a time.
+/// `STRIDE` of the kernel: the elements of a stretch, which a block reads at a time.
 const STRIDE: u64 = 4096;
 /// Elements that are worth a block.
 const LEAST: u64 = 2 * STRIDE;
@@ -82,7 +81,7 @@ const AT_ONCE: u64 = 512;
 /// About the number of partial sums that one block adds at the end without being waited for.
 const PARTIAL_SUMS: u64 = 4096;
 
-/// Elements of a tile. The number depends on the lengths alone, so that sums have one order everywhere. With
+/// The most elements of a block. The number depends on the lengths alone, so that sums have one order everywhere. With
 /// up to `ENOUGH` elements each, all blocks run at one time.
 fn tile_of(operands: &[NormOperand]) -> u64 {
     let elements: u64 = operands.iter().map(|operand| operand.elements as u64).sum();
@@ -133,7 +132,6 @@ impl Kernels {
             started: table.workspace,
             fault,
             record,
-            tile,
         };
         let function = self.function(Family::Norm, c"grad_norm")?;
         Ok(KernelLaunch::new(function, blocks, THREADS, arguments, Some(table.table)))
