@@ -32,7 +32,7 @@ pub(crate) struct BoundRows {
 
 /// The first part of a rule, bound to the arena.
 #[derive(Debug)]
-pub struct BoundPreparation {
+pub(crate) struct BoundPreparation {
     pub(crate) program: String,
     pub(crate) name: String,
     /// In the order of the weights' ids.
@@ -44,7 +44,7 @@ pub struct BoundPreparation {
 
 /// The second part of a rule, bound to the arena.
 #[derive(Debug)]
-pub struct BoundTransformation {
+pub(crate) struct BoundTransformation {
     pub(crate) program: String,
     pub(crate) name: String,
     /// Absent on a rank for which the round has no matrix.

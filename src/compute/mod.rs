@@ -31,13 +31,14 @@ pub use error::ComputeError;
 pub use left_out::LeftOut;
 pub(crate) use lent::Lent;
 pub(crate) use matrix::{BoundMatrix, BoundRows};
-pub use matrix::{BoundPreparation, BoundTransformation, PrepareContext, TransformContext};
+pub(crate) use matrix::{BoundPreparation, BoundTransformation};
+pub use matrix::{PrepareContext, TransformContext};
 pub use program::BoundProgram;
-pub use rule_task::RuleTask;
+pub(crate) use rule_task::RuleTask;
 pub use seat::Seat;
 pub use surface::{LentSlice, Surface};
-pub(crate) use update::BoundState;
-pub use update::{BoundUpdate, UpdateContext, UpdatedWeight};
+pub(crate) use update::{BoundState, BoundUpdate};
+pub use update::{UpdateContext, UpdatedWeight};
 pub use updating::{Updating, UpdatingByMatrices, updating};
 
 use crate::model::Call;

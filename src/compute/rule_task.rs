@@ -11,7 +11,7 @@ use crate::layout::Region;
 
 /// A part of a rule, bound to the arena.
 #[derive(Debug)]
-pub enum RuleTask {
+pub(crate) enum RuleTask {
     /// Prepares rows of matrices.
     Prepare(BoundPreparation),
     /// Transforms a matrix.
@@ -26,7 +26,7 @@ impl RuleTask {
     /// # Errors
     /// What the rule or the surface says; [`ComputeError::NotUpdated`] for a master, [`ComputeError::NotPrepared`] for
     /// rows and [`ComputeError::NotTransformed`] for a matrix that it did not ask for.
-    pub fn run<S: Surface>(
+    pub(crate) fn run<S: Surface>(
         &self,
         rank: RankId,
         surface: &S,

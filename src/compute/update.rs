@@ -55,7 +55,7 @@ pub(crate) struct BoundState {
 
 /// An update bound to the arena.
 #[derive(Debug)]
-pub struct BoundUpdate {
+pub(crate) struct BoundUpdate {
     pub(crate) program: String,
     pub(crate) name: String,
     /// In the order of the weights' ids.

@@ -83,8 +83,7 @@ impl RankReport {
         }
         for spec in &plan.buffers {
             let output = reader.list()?;
-            let expected = if spec.role == Role::Output { staged_bytes(plan, spec) } else { 0 };
-            if output.len() != expected {
+            if output.len() != told_bytes(plan, spec) {
                 return Err(Truncated);
             }
             report.outputs.push(output.to_vec());
@@ -258,13 +257,20 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
 
 /// What a report holds beside outputs, at most.
 const WORDS: usize = 64 << 10;
+/// Bytes by which a list says how long it is.
+const LENGTH: usize = size_of::<u64>();
 
-/// Bytes of the outputs of one rank, and what a report adds to them at most: two texts as long as they may be, and
-/// numbers.
+/// Bytes of the outputs of one rank, and what a report adds to them at most: a length for each buffer, two texts as long
+/// as they may be, and numbers.
 #[must_use]
 pub(crate) fn report_bytes(plan: &Arc<StepPlan>) -> usize {
-    let outputs = plan.buffers.iter().filter(|spec| spec.role == Role::Output);
-    outputs.map(|spec| staged_bytes(plan, spec).saturating_add(8)).fold(WORDS, usize::saturating_add)
+    let told = plan.buffers.iter().map(|spec| told_bytes(plan, spec).saturating_add(LENGTH));
+    told.fold(WORDS, usize::saturating_add)
+}
+
+/// Bytes that a report has of a buffer: only outputs are told.
+fn told_bytes(plan: &StepPlan, spec: &BufferSpec) -> usize {
+    if spec.role == Role::Output { staged_bytes(plan, spec) } else { 0 }
 }
 
 /// Bytes of a buffer as it is staged: once for every micro-batch.
@@ -275,6 +281,10 @@ fn staged_bytes(plan: &StepPlan, spec: &BufferSpec) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+    use crate::format::ElementType;
+    use crate::model::{CallBuilder, Mesh, Model, Phase, StepProgram};
+    use crate::plan::Policy;
 
     #[test]
     fn a_shard_arrives_as_it_was_sent_and_a_torn_one_is_refused() {
@@ -307,5 +317,27 @@ mod tests {
         let longest = report(1 << 20).encode().len();
         assert!(longest <= WORDS, "{longest}");
         assert_eq!(report(100).encode().len(), 1 + 4 + 1 + 2 * (8 + 200) + 1 + 1, "short words travel whole");
+    }
+
+    /// Buffers of which nothing is told still have a length in a report.
+    #[test]
+    fn what_a_report_has_of_buffers_is_what_was_counted_and_it_arrives() {
+        let mut program = StepProgram::builder("look", &Model::builder().build());
+        let x = program.input("x", 3, ElementType::F32).unwrap();
+        let between = ["a", "b", "c"].map(|name| program.activation(name, 5).unwrap());
+        let loss = program.output("loss", 7, ElementType::F32).unwrap();
+        let call = program.call("look", Phase::Forward).reads(x).writes(loss);
+        between.into_iter().fold(call, CallBuilder::writes).add().unwrap();
+        let program = program.build_evaluation().unwrap();
+        let plan =
+            StepPlan::build(&program, &Policy::from(&Config::default()), Mesh::new(1).unwrap()).unwrap();
+        let outputs: Vec<_> = plan.buffers.iter().map(|spec| vec![1; told_bytes(&plan, spec)]).collect();
+        let report = RankReport { outputs, ..RankReport::default() };
+        let bytes = report.encode();
+        assert_eq!(
+            bytes.len() - RankReport::default().encode().len(),
+            report_bytes(&Arc::new(plan.clone())) - WORDS
+        );
+        assert_eq!(RankReport::decode(&plan, &bytes), Ok(report));
     }
 }

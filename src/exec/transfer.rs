@@ -50,9 +50,11 @@ impl<B: Backend> Rank<B> {
             });
         }
         handover.optimizer_step = self.steps_taken()?;
-        handover.carried = (0..self.carried.len())
-            .map(|place| self.carried_bytes(CarriedId::at(place)))
-            .collect::<Result<_, _>>()?;
+        handover.carried.clear();
+        for place in 0..self.carried.len() {
+            rounds.iter().try_for_each(Rounds::alive)?;
+            handover.carried.push(self.carried_bytes(CarriedId::at(place))?);
+        }
         if let Some(rounds) = rounds {
             rounds.agree(Ok(0))?.map_err(|(other, reason)| ExecError::World {
                 rank: self.id(),

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use super::given_up::GivenUp;
 use super::{CompiledHere, Session, SessionBuilder, SessionError};
 use crate::backend::cuda::{CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
 use crate::config::{self, Config};
@@ -112,13 +113,16 @@ impl SessionBuilder<CudaSurface> {
                 deadline: self.deadline(),
                 ..CudaOptions::new(devices)
             };
+            let given_up = GivenUp::unless_ended(&rendezvous);
             let met = Arc::clone(&rendezvous);
             let opened = beside(move || {
                 let world = CudaWorld::within(Arc::clone(&met), options)?;
                 let backends = world.backends().inspect_err(|failure| drop(met.end(&failure.to_string())))?;
                 Ok::<_, CudaFailure>((backends, world.ranks_of_host()))
             });
-            let (backends, ranks_of_host) = opened.await??;
+            let opened = opened.await;
+            given_up.ended();
+            let (backends, ranks_of_host) = opened??;
             let cores = thread::available_parallelism().map_or(1, usize::from);
             self.patience = patience(ranks_of_host, cores);
             self.start_in(rendezvous, backends).await
@@ -156,9 +160,25 @@ async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) ->
 
 #[cfg(test)]
 mod tests {
+    use std::task::{Context, Waker};
     use std::time::Instant;
 
     use super::*;
+    use crate::compute::ComputeContext;
+    use crate::model::Call;
+
+    #[test]
+    fn a_start_whose_future_is_dropped_while_devices_are_opened_ends_the_world() {
+        let rendezvous = Arc::new(Rendezvous::of_threads(2, Duration::from_secs(60)));
+        let idle = |_: &Call, _: &ComputeContext<'_, CudaSurface>| Ok(());
+        let builder = Session::builder::<CudaSurface, _, _>(Config::default(), move |_| idle);
+        let mut start =
+            Box::pin(builder.start_cuda_in(Arc::clone(&rendezvous), vec![DeviceOrdinal::new(0); 2]));
+        let _ = start.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        drop(start);
+        // Either so, or devices could not be opened.
+        assert!(rendezvous.ended().is_some());
+    }
 
     #[test]
     fn ranks_look_for_commands_only_where_all_ranks_of_the_host_have_two_cores_each() {

@@ -1,8 +1,8 @@
 //! A start that nobody waits for any more.
 //!
-//! Law: whoever drops the future of a start whose ranks have started ends the world, so that no rank of any process
-//! waits for one that will not come; else the threads of the ranks, which dropping waits for, would wait for other
-//! processes. What comes before, such as opening devices, is not covered.
+//! Law: whoever drops the future of a start ends the world it knows, so that no rank of any process waits for one that
+//! will not come; else the threads that open devices, and those of the ranks, for which dropping waits, would wait for
+//! other processes. While processes join there is no world yet: then the connections close, or a deadline passes.
 
 use std::sync::Arc;
 

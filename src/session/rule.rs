@@ -17,13 +17,12 @@ pub(super) fn checked<S: Surface + 'static>(
 ) -> ComputeFactory<S> {
     let is_own = config.optimizer.own_states.is_some();
     let updates = programs.iter().any(StepProgram::updates_weights);
-    let whole = |frozen| {
-        let programs = programs.iter().filter(|program| program.updates_weights());
-        programs.flat_map(|program| program.model().weights()).find(|spec| is_whole(spec, frozen))
-    };
-    let by_matrix = whole(false).map(|spec| spec.name.clone());
-    // A matrix that is frozen for a while is no mistake.
-    let is_asked_for = by_matrix.is_some() || whole(true).is_some();
+    let updating = programs.iter().filter(|program| program.updates_weights());
+    let matrices = updating.flat_map(|program| program.model().weights());
+    let matrices: Vec<&WeightSpec> = matrices.filter(|spec| spec.parameters.whole_matrix).collect();
+    let by_matrix = matrices.iter().find(|spec| !spec.frozen).map(|spec| spec.name.clone());
+    // Matrices that are all frozen for a while are no mistake.
+    let has_matrices = !matrices.is_empty();
     Arc::new(move |seat| {
         let made = closures(seat)?;
         match (is_own, made.has_rule()) {
@@ -31,15 +30,10 @@ pub(super) fn checked<S: Surface + 'static>(
             (false, true) => Err(ComputeError::RuleUnused),
             (true, true) if updates => match (&by_matrix, made.has_matrix_rule()) {
                 (Some(weight), false) => Err(ComputeError::NoMatrixRule { weight: weight.clone() }),
-                (None, true) if !is_asked_for => Err(ComputeError::MatrixRuleUnused),
+                (None, true) if !has_matrices => Err(ComputeError::MatrixRuleUnused),
                 _ => Ok(made),
             },
             _ => Ok(made),
         }
     })
-}
-
-/// Is the weight to be updated as a whole matrix, or would it be if it were not frozen?
-const fn is_whole(spec: &WeightSpec, frozen: bool) -> bool {
-    spec.parameters.whole_matrix && spec.frozen == frozen
 }

@@ -181,7 +181,18 @@ fn squares(gradients: &[Vec<f32>]) -> f64 {
 }
 
 fn record(gpu: &Gpu, gradients: &[Vec<f32>], fault: u32, runs: usize) -> Vec<NormRecord> {
-    let buffers: Vec<_> = gradients.iter().enumerate().map(|(at, g)| gpu.buffer_at(g, at % 2 * 4)).collect();
+    record_at(gpu, gradients, |at| at % 2 * 4, fault, runs)
+}
+
+/// The same, each gradient so many bytes behind a multiple of 16.
+fn record_at(
+    gpu: &Gpu,
+    gradients: &[Vec<f32>],
+    behind: impl Fn(usize) -> usize,
+    fault: u32,
+    runs: usize,
+) -> Vec<NormRecord> {
+    let buffers: Vec<_> = gradients.iter().enumerate().map(|(at, g)| gpu.buffer_at(g, behind(at))).collect();
     let operands: Vec<_> = buffers
         .iter()
         .zip(gradients)
@@ -210,6 +221,16 @@ fn a_norm_record_is_the_cpus_and_the_same_in_every_run() {
         assert!(apart <= 1e-14, "{} and {expected}", records[0].squares);
         assert_eq!((records[0].fault, records[0].reserved), (3, 0));
     }
+}
+
+/// Sums have one order, whether values are read four at a time or one by one.
+#[test]
+fn a_norm_record_is_the_same_wherever_gradients_begin() {
+    let Some(gpu) = Gpu::open("norm records of gradients that begin elsewhere") else { return };
+    let gradients: Vec<_> = LENGTHS.iter().map(|n| values(*n, Kind::Wide, *n as u64)).collect();
+    let at = |bytes: usize| record_at(&gpu, &gradients, |_| bytes, 0, 1)[0];
+    let found = [0, 4, 8, 12].map(|bytes| at(bytes).squares.to_bits());
+    assert_eq!(found, [found[0]; 4]);
 }
 
 #[test]

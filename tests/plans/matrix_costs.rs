@@ -10,11 +10,12 @@ use warpweft::plan::Policy;
 use crate::matrices::{WHOLE, lives, plan, planned, program, ranks, rounds, squares, whole};
 use crate::policy;
 
-/// PL-6. Nothing else takes as much here, so these are the bytes of the plan.
+/// PL-6. Where there are no copies nothing else takes as much, so these are the bytes of the plan; with copies, sums of
+/// gradients take more.
 #[test]
 fn at_most_three_rounds_are_in_memory_however_many_there_are() {
     const MATRIX: usize = 128 * 128 * 4;
-    for mesh in [ranks(1), ranks(4)] {
+    for mesh in [ranks(1), ranks(4), Mesh::hybrid(4, 2).unwrap()] {
         let peak = |count: usize| {
             let plan = plan(&squares(count * mesh.shards() as usize, 128), mesh);
             assert_eq!(rounds(&plan).len(), count);
@@ -26,12 +27,19 @@ fn at_most_three_rounds_are_in_memory_however_many_there_are() {
                 bytes = bytes.max(here().map(|(_, slot, _)| plan.arena.region(*slot).bytes).sum());
             }
             assert_eq!(alive, 3, "{mesh:?}");
-            assert_eq!(plan.bounds.live_weight_bytes, bytes);
+            if mesh.replicas() == 1 {
+                assert_eq!(plan.bounds.live_weight_bytes, bytes);
+            }
+            assert!(plan.bounds.live_weight_bytes >= bytes, "{mesh:?}");
             (bytes, plan.bounds.transient_bytes)
         };
         let (few, many) = (peak(3), peak(12));
-        assert_eq!(few, many, "{mesh:?}");
         assert_eq!(few.0, 4 * MATRIX);
+        assert_eq!(many.0, few.0, "{mesh:?}");
+        if mesh.replicas() > 1 {
+            continue;
+        }
+        assert_eq!(few, many, "{mesh:?}");
         // A slot is held until what comes of it is there, so that no task waits for its bytes.
         let held = if mesh.shards() == 1 { 4 } else { 7 };
         assert!((held * MATRIX..held * MATRIX + 4096).contains(&few.1), "{} bytes", few.1);

@@ -17,10 +17,12 @@ use crate::layout::{Content, RoundStage};
 use crate::model::Group;
 use crate::op::{Op, PrepareOperand};
 
-/// Weights that are transformed at once, each on another rank.
+/// Weights that are transformed at once, each on another rank; never none.
 pub(super) struct Round {
     pub(super) bucket: BucketId,
     pub(super) weights: Vec<WeightId>,
+    /// The first of them, by which the round's slots and tasks are known.
+    first: WeightId,
 }
 
 /// The rounds of weights of one bucket and parameter group.
@@ -31,9 +33,11 @@ pub(super) fn rounds(draft: &Draft<'_>, bucket: BucketId, weights: &[WeightId]) 
         by_size.entry((layout.shard.ranks, layout.stored_elements())).or_default().push(*weight);
     }
     let of_size = |((ranks, _), alike): ((u32, usize), Vec<WeightId>)| {
-        let rounds =
-            alike.chunks(ranks.max(1) as usize).map(|round| Round { bucket, weights: round.to_vec() });
-        rounds.collect::<Vec<_>>()
+        let round = |weights: &[WeightId]| {
+            let first = *weights.first()?;
+            Some(Round { bucket, weights: weights.to_vec(), first })
+        };
+        alike.chunks(ranks.max(1) as usize).filter_map(round).collect::<Vec<_>>()
     };
     by_size.into_iter().rev().flat_map(of_size).collect()
 }
@@ -99,7 +103,7 @@ fn exchanged(draft: &mut Draft<'_>, round: &Round, from: SlotId, stage: RoundSta
         return from;
     }
     let (weights, to) = (round.weights.clone(), slot(draft, round, stage));
-    let part = round.weights.first().map_or(0, |first| draft.weights.layout(*first).stored_elements());
+    let part = draft.weights.layout(round.first).stored_elements();
     let bytes = wire_bytes(part, ElementType::F32, draft.weights.mesh, Group::Shard);
     // What is measured of a task goes by its name, so the two ways have two.
     let way = if stage == RoundStage::Returned { "back" } else { "whole" };
@@ -111,20 +115,19 @@ fn exchanged(draft: &mut Draft<'_>, round: &Round, from: SlotId, stage: RoundSta
 
 /// Do several ranks share its weights?
 fn is_shared(draft: &Draft<'_>, round: &Round) -> bool {
-    round.weights.first().is_some_and(|first| draft.weights.layout(*first).shard.ranks > 1)
+    draft.weights.layout(round.first).shard.ranks > 1
 }
 
 fn slot(draft: &mut Draft<'_>, round: &Round, stage: RoundStage) -> SlotId {
-    let first = round.weights.first().copied().unwrap_or(WeightId::at(usize::MAX));
     let state = match stage {
         RoundStage::Prepared => "prepared rows",
         RoundStage::Gathered => "whole matrix",
         RoundStage::Transformed => "transformed matrix",
         RoundStage::Returned => "transformed rows",
     };
-    draft.transient(format!("{} {state}", subject(draft, round)), Content::Round(first, stage))
+    draft.transient(format!("{} {state}", subject(draft, round)), Content::Round(round.first, stage))
 }
 
 pub(super) fn subject(draft: &Draft<'_>, round: &Round) -> String {
-    round.weights.first().map_or_else(String::new, |first| of_group(draft.name(*first), round.weights.len()))
+    of_group(draft.name(round.first), round.weights.len())
 }

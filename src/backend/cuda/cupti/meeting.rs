@@ -51,7 +51,7 @@ impl<T> Meeting<T> {
         ended: impl Fn() -> bool,
         work: impl FnOnce() -> T,
     ) -> Option<Arc<T>> {
-        let until = Instant::now() + deadline;
+        let begun = Instant::now();
         let mut state = lock(&self.state);
         state.there += 1;
         let meeting = state.begun;
@@ -67,7 +67,7 @@ impl<T> Meeting<T> {
             return Some(done);
         }
         while state.held <= meeting {
-            if ended() || Instant::now() >= until {
+            if ended() || begun.elapsed() >= deadline {
                 if state.begun == meeting {
                     state.there = state.there.saturating_sub(1);
                 }
