@@ -260,8 +260,8 @@ const WORDS: usize = 64 << 10;
 /// Bytes by which a list says how long it is.
 const LENGTH: usize = size_of::<u64>();
 
-/// Bytes of the outputs of one rank, and what a report adds to them at most: a length for each buffer, two texts as long
-/// as they may be, and numbers.
+/// Bytes of the outputs of one rank, and what a report adds to them at most: a length for each buffer, two texts as
+/// long as they may be, and numbers.
 #[must_use]
 pub(crate) fn report_bytes(plan: &Arc<StepPlan>) -> usize {
     let told = plan.buffers.iter().map(|spec| told_bytes(plan, spec).saturating_add(LENGTH));

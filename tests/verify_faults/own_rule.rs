@@ -135,6 +135,16 @@ fn a_rule_updates_the_weights_of_its_own_bucket() {
 
 /// PL-4
 #[test]
+fn a_rule_that_updates_no_weight_is_refused() {
+    let mut plan = training(1);
+    states(&mut plan, "bias").clear();
+    let error =
+        refused(&plan, &["PL-4", "(update of", "updates no weight, and the rule would run for nothing"]);
+    assert!(is_coverage(&error));
+}
+
+/// PL-4
+#[test]
 fn a_frozen_weight_that_the_rule_updates_is_refused() {
     let mut plan = training(1);
     let base = weight(&plan, "base");

@@ -33,7 +33,7 @@ mod planes;
 mod quantize;
 mod slots;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use held::{BufferValue, Held};
 use slots::Slots;
@@ -41,6 +41,7 @@ use slots::Slots;
 use super::{Verdict, VerifyError};
 use crate::format::ElementType;
 use crate::id::{CallId, SlotId, TaskId, WeightId};
+use crate::layout::RoundStage;
 use crate::op::{Op, Reduction};
 use crate::plan::StepPlan;
 
@@ -77,6 +78,8 @@ struct Run<'p> {
     written_in: HashMap<(WeightId, CallId), ElementType>,
     /// For every buffer, the last call so far that wrote it.
     writers: Vec<Option<CallId>>,
+    /// How far matrices have come in their rounds, and by which tasks.
+    stages: BTreeMap<(WeightId, RoundStage), TaskId>,
     proven: Proven,
 }
 
@@ -98,6 +101,7 @@ impl<'p> Run<'p> {
             contributors,
             written_in,
             writers: vec![None; plan.buffers.len()],
+            stages: BTreeMap::new(),
             proven: Proven::default(),
         }
     }
