@@ -42,7 +42,7 @@ impl<B: Backend> Rank<B> {
     /// # Errors
     /// What the backend refuses, and the end of the world.
     pub fn compare_copies(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
-        handover.unequal = None;
+        handover.part.unequal = None;
         let rounds = Rounds::new(&self.world, self.id(), Work::ComparesCopies);
         let copied = self.copied(&rounds)?;
         for group in [Group::Replicate, Group::World] {
@@ -55,7 +55,7 @@ impl<B: Backend> Rank<B> {
             }
             for Copied { weight, part, digest, .. } in of_group() {
                 if let Some([first, other]) = self.unlike(&rounds, *digest, group)? {
-                    handover.unequal = Some(Unequal { weight: *weight, part: *part, first, other });
+                    handover.part.unequal = Some(Unequal { weight: *weight, part: *part, first, other });
                     return Ok(());
                 }
             }

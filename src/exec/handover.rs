@@ -51,87 +51,122 @@ impl ShardPlanes {
     }
 }
 
-impl Handover {
-    /// Gives back the memory of weights and carried buffers that went out or came in.
-    pub fn forget_weights(&mut self) {
-        self.shards = Vec::new();
-        self.carried = Vec::new();
-        self.gathered = Vec::new();
-        self.main_grads = Vec::new();
-        self.part_writer = None;
-        self.part_reader = None;
-    }
-}
-
 /// One rank's handover.
 #[derive(Clone, Debug, Default)]
 pub struct Handover {
-    /// Learning rate of the coming step.
-    pub learning_rate: f32,
-    /// Loss scale of the coming step.
-    pub loss_scale: f32,
-    /// The loss scale, times the number of steps whose gradients main grads hold at its end.
-    pub gradient_scale: f32,
-    /// Whether the coming step is recorded for a trace.
-    pub recorded: bool,
-    /// The plan that the coming step's program runs from now on, if it is a new one; the rank takes it out.
-    pub adoption: Option<Adoption>,
-    /// Whether all ranks tell each other how long the coming step took.
-    pub measures: bool,
-    /// How long the last measured step took, as all ranks agreed, in nanoseconds: the step, then each of its
-    /// tasks if the backend timed them.
-    pub agreed: Vec<u64>,
+    /// What is asked of the coming step.
+    pub coming: ComingStep,
     /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
     /// buffers. Plans of one name are one program.
     pub staged: Vec<Vec<Vec<u8>>>,
+    /// How the last step ended.
+    pub last: LastStep,
+    /// What the last step took.
+    pub times: StepTimes,
+    /// Weights and state that go out or come in whole.
+    pub transfer: Transfer,
+    /// The rank's part of a checkpoint in parts.
+    pub part: PartTransfer,
+}
+
+/// What is asked of the coming step.
+#[derive(Clone, Debug, Default)]
+pub struct ComingStep {
+    /// Learning rate.
+    pub learning_rate: f32,
+    /// Loss scale.
+    pub loss_scale: f32,
+    /// The loss scale, times the number of steps whose gradients main grads hold at its end.
+    pub gradient_scale: f32,
+    /// The plan that the step's program runs from now on, if it is a new one; the rank takes it out.
+    pub adoption: Option<Adoption>,
+    /// Whether it is recorded for a trace.
+    pub recorded: bool,
+    /// Whether all ranks tell each other how long it took.
+    pub measures: bool,
+    /// Whether its time on the host is to be split.
+    pub splits: bool,
+}
+
+/// How the last step ended.
+#[derive(Clone, Debug, Default)]
+pub struct LastStep {
     /// The vote of the last step that had one.
     pub vote: Option<Vote>,
-    /// The fault of this rank's closures in the last step.
+    /// The fault of this rank's closures.
     pub fault: Option<ClosureFault>,
-    /// What the last step left on this rank from which no training goes on.
+    /// What it left on this rank from which no training goes on.
     pub diverged: Option<Diverged>,
-    /// Why this rank did not record the last step, if it was supposed to.
+    /// Why this rank did not record it, if it was supposed to.
     pub unrecorded: Option<String>,
-    /// Recordings that were launched for the last step; 0 if its tasks were issued.
+    /// Recordings that were launched for it; 0 if its tasks were issued.
     pub segments: usize,
-    /// How long the rank took to issue the last step's tasks or to launch its recordings.
+    /// How it ended on the ranks of other processes; in the handover of this process's first rank.
+    pub elsewhere: Vec<(RankId, RankReport)>,
+}
+
+/// What the last step took.
+#[derive(Clone, Debug, Default)]
+pub struct StepTimes {
+    /// How long the last measured step took, as all ranks agreed, in nanoseconds: the step, then each of its
+    /// tasks if the backend timed them.
+    pub agreed: Vec<u64>,
+    /// How long the rank took to issue the step's tasks or to launch its recordings.
     pub issue: Duration,
-    /// Whether the coming step's time on the host is to be split.
-    pub splits: bool,
     /// What `issue` was spent on, if it was split.
     pub issued: HostSplit,
     /// What the rest of the step's time on the host was spent on, if it was split: copying inputs in,
     /// waiting, copying outputs out. Neither includes recording.
     pub edges: HostSplit,
-    /// From the rank's first look at the last command to its end.
+    /// From the rank's first look at the command to its end.
     pub took: Duration,
-    /// When every task of the last step ran.
+    /// When every task ran.
     pub intervals: Vec<TaskInterval>,
-    /// Where the last step's time went on the device, according to `intervals`.
+    /// Where the time went on the device, according to `intervals`.
     pub exposure: Exposure,
+}
+
+/// Weights and state that go out or come in whole.
+#[derive(Clone, Debug, Default)]
+pub struct Transfer {
     /// Weights going out (export) or coming in (import).
     pub shards: Vec<WeightShard>,
     /// Carried buffers going out or coming in, in the order of [`crate::plan::carried`].
     pub carried: Vec<Vec<u8>>,
-    /// Main grads going out: the rank's real rows of every weight that trains.
-    pub main_grads: Vec<(WeightId, Vec<f32>)>,
     /// Optimizer steps taken, going out or coming in.
     pub optimizer_step: u32,
-    /// How the last step ended on the ranks of other processes; in the handover of this process's first rank.
-    pub elsewhere: Vec<(RankId, RankReport)>,
+    /// Main grads going out: the rank's real rows of every weight that trains.
+    pub main_grads: Vec<(WeightId, Vec<f32>)>,
     /// What all ranks exported, in rank order; in the handover of rank 0, where a world has several processes.
-    pub gathered: Vec<Handover>,
+    pub gathered: Vec<Transfer>,
     /// Which checkpoint is being imported, where other processes must import the same; `None` for one this
     /// process refuses.
     pub checkpoint: Option<u64>,
     /// Why nothing was imported, if processes did not agree.
-    pub import_refused: Option<String>,
-    /// Where the rank's part of a checkpoint goes; the rank takes it out.
-    pub part_writer: Option<Arc<dyn PartWriter>>,
-    /// Where what the rank owns of a checkpoint in parts comes from; the rank takes it out.
-    pub part_reader: Option<Arc<dyn PartReader>>,
+    pub refused: Option<String>,
+}
+
+/// The rank's part of a checkpoint in parts.
+#[derive(Clone, Debug, Default)]
+pub struct PartTransfer {
+    /// Where it goes; the rank takes it out.
+    pub writer: Option<Arc<dyn PartWriter>>,
+    /// Where what the rank owns comes from; the rank takes it out.
+    pub reader: Option<Arc<dyn PartReader>>,
     /// Two ranks that hold other values of the same rows, if copies were compared and some are.
     pub unequal: Option<Unequal>,
     /// The first rank that could not save its part, or read what it owns, and why.
     pub refusal: Option<Refusal>,
+}
+
+impl Handover {
+    /// Gives back the memory of weights and carried buffers that went out or came in.
+    pub fn forget_weights(&mut self) {
+        self.transfer.shards = Vec::new();
+        self.transfer.carried = Vec::new();
+        self.transfer.gathered = Vec::new();
+        self.transfer.main_grads = Vec::new();
+        self.part.writer = None;
+        self.part.reader = None;
+    }
 }

@@ -39,7 +39,9 @@ pub use copies::Unequal;
 pub use diverged::{Diverged, Stray};
 pub use error::ExecError;
 pub use gauge::Gauge;
-pub use handover::{Handover, ShardPlanes, WeightShard};
+pub use handover::{
+    ComingStep, Handover, LastStep, PartTransfer, ShardPlanes, StepTimes, Transfer, WeightShard,
+};
 pub use installed::Installed;
 pub use masters::{Initializer, MasterRows};
 pub use part_error::{FileTask, PartError};

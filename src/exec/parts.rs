@@ -98,9 +98,9 @@ pub enum Incomplete {
 /// What a rank takes in: its own rows of every weight, and its carried buffers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankPart {
-    /// As [`Handover::shards`](super::Handover::shards), without planes.
+    /// As [`Transfer::shards`](super::Transfer::shards), without planes.
     pub shards: Vec<WeightShard>,
-    /// As [`Handover::carried`](super::Handover::carried).
+    /// As [`Transfer::carried`](super::Transfer::carried).
     pub carried: Vec<Vec<u8>>,
     /// Optimizer steps taken.
     pub optimizer_step: u32,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::installed::{Driven, Installed, Staged, install};
-use super::{CaptureMode, ExecError, Gauge, Handover, World};
+use super::{CaptureMode, ComingStep, ExecError, Gauge, Handover, World};
 use crate::backend::{Activity, Backend, Meter};
 use crate::compute::ComputeFactory;
 use crate::flow::Poison;
@@ -94,7 +94,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Like [`Rank::new`], with room for plans that programs may run later in place of their own
-    /// ([`Handover::adoption`]).
+    /// ([`ComingStep::adoption`]).
     ///
     /// # Errors
     /// As [`Rank::new`].
@@ -171,15 +171,15 @@ impl<B: Backend> Rank<B> {
     /// [`ExecError::NoProgram`], [`ExecError::Entry`] and [`ExecError::Exit`] when the plan does not fit what
     /// ran before it, and faults of flow control or the backend. A closure's failure is not an error here: it
     /// is in the handover, and in every rank's vote. Nor is a master or a moment from which no training goes on
-    /// ([`Handover::diverged`]): the rank lives on, for an import.
+    /// ([`LastStep::diverged`](super::LastStep::diverged)): the rank lives on, for an import.
     ///
     /// # Panics
     /// When `handover.staged` was not made for the programs of this rank.
     pub fn step(&mut self, program: ProgramId, handover: &mut Handover) -> Result<(), ExecError> {
         let begun = Instant::now();
-        self.meter.begin(handover.splits);
+        self.meter.begin(handover.coming.splits);
         let outcome = self.try_step(program, handover);
-        handover.took = begun.elapsed();
+        handover.times.took = begun.elapsed();
         self.meter.begin(false);
         if let Err(error) = &outcome {
             self.give_up(&error.to_string());
@@ -193,7 +193,7 @@ impl<B: Backend> Rank<B> {
         if program.index() >= programs {
             return Err(ExecError::NoProgram { rank: self.id(), program, programs });
         }
-        if let Some(adoption) = handover.adoption.take() {
+        if let Some(adoption) = handover.coming.adoption.take() {
             self.adopt(program, adoption)?;
         }
         self.quantize_new_masters()?;
@@ -201,19 +201,19 @@ impl<B: Backend> Rank<B> {
         let _ = self.meter.lap();
         self.upload_inputs(program, handover)?;
         let driven = self.run(Some(program))?;
-        (handover.unrecorded, handover.issue, handover.segments) =
+        (handover.last.unrecorded, handover.times.issue, handover.last.segments) =
             (driven.unrecorded, driven.issue, driven.segments);
-        (handover.issued, handover.edges) = (driven.issued, driven.before);
+        (handover.times.issued, handover.times.edges) = (driven.issued, driven.before);
         let installed = &self.programs[program.index()];
-        self.backend.intervals(&installed.bound, &mut handover.intervals);
-        handover.exposure = self.gauge.measure(&installed.plan, &handover.intervals);
-        handover.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
-        let faulted = handover.fault.is_some();
-        handover.diverged = self.divergence()?;
+        self.backend.intervals(&installed.bound, &mut handover.times.intervals);
+        handover.times.exposure = self.gauge.measure(&installed.plan, &handover.times.intervals);
+        handover.last.fault = self.streams.iter_mut().find_map(|stream| self.backend.take_fault(stream));
+        let faulted = handover.last.fault.is_some();
+        handover.last.diverged = self.divergence()?;
         let Self { backend, programs, world, meter, .. } = self;
         meter.within(Activity::Waiting, || programs[program.index()].settle(backend, world, faulted))?;
         let installed = &self.programs[program.index()];
-        handover.vote = match installed.vote {
+        handover.last.vote = match installed.vote {
             None => None,
             Some(region) => {
                 let mut vote = Vote::default();
@@ -226,13 +226,14 @@ impl<B: Backend> Rank<B> {
         self.download_outputs(program, handover)?;
         let plan = &self.programs[program.index()].plan;
         self.meter.within(Activity::Waiting, || {
-            if handover.measures {
-                handover.agreed = self.world.agree_on_times(self.id(), &handover.intervals, driven.step)?;
+            if handover.coming.measures {
+                handover.times.agreed =
+                    self.world.agree_on_times(self.id(), &handover.times.intervals, driven.step)?;
             }
             let staging = self.staging[program.index()];
             self.world.spread_report(self.id(), plan, (staging, program), handover)
         })?;
-        handover.edges += self.meter.lap();
+        handover.times.edges += self.meter.lap();
         Ok(())
     }
 
@@ -301,7 +302,7 @@ impl<B: Backend> Rank<B> {
     }
 
     fn upload_inputs(&mut self, program: ProgramId, handover: &Handover) -> Result<(), ExecError> {
-        let Handover { learning_rate, loss_scale, gradient_scale, .. } = *handover;
+        let ComingStep { learning_rate, loss_scale, gradient_scale, .. } = handover.coming;
         let contents = [Content::LearningRate, Content::LossScale, Content::GradientScale];
         let values = [learning_rate, loss_scale, gradient_scale];
         for (place, (content, value)) in contents.into_iter().zip(values).enumerate() {

@@ -24,12 +24,12 @@ impl<B: Backend> Rank<B> {
     /// # Errors
     /// What the backend refuses, and the end of the world.
     pub fn save_part(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
-        handover.refusal = None;
-        let Some(writer) = handover.part_writer.take() else {
+        handover.part.refusal = None;
+        let Some(writer) = handover.part.writer.take() else {
             return Err(ExecError::NoParts { rank: self.id(), what: "writer" });
         };
         self.quantize_new_masters()?;
-        handover.refusal = self.save_to(writer.as_ref())?;
+        handover.part.refusal = self.save_to(writer.as_ref())?;
         Ok(())
     }
 
@@ -72,8 +72,8 @@ impl<B: Backend> Rank<B> {
     /// # Errors
     /// What the backend refuses, and the end of the world.
     pub fn import_part(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
-        (handover.import_refused, handover.refusal) = (None, None);
-        let Some(reader) = handover.part_reader.take() else {
+        (handover.transfer.refused, handover.part.refusal) = (None, None);
+        let Some(reader) = handover.part.reader.take() else {
             return Err(ExecError::NoParts { rank: self.id(), what: "reader" });
         };
         let (part, agreed) = {
@@ -88,9 +88,9 @@ impl<B: Backend> Rank<B> {
             (part, rounds.agree(own)?)
         };
         match agreed {
-            Err(refusal) => handover.refusal = Some(refusal),
+            Err(refusal) => handover.part.refusal = Some(refusal),
             Ok(digests) if digests.windows(2).any(|pair| pair[0] != pair[1]) => {
-                handover.import_refused = Some(DIFFERENT_CHECKPOINTS.to_owned());
+                handover.transfer.refused = Some(DIFFERENT_CHECKPOINTS.to_owned());
             }
             Ok(_) => return self.take_in(part, handover),
         }
@@ -99,7 +99,8 @@ impl<B: Backend> Rank<B> {
 
     fn take_in(&mut self, part: RankPart, handover: &mut Handover) -> Result<(), ExecError> {
         let RankPart { shards, carried, optimizer_step } = part;
-        (handover.shards, handover.carried, handover.optimizer_step) = (shards, carried, optimizer_step);
+        (handover.transfer.shards, handover.transfer.carried, handover.transfer.optimizer_step) =
+            (shards, carried, optimizer_step);
         self.import(handover)
     }
 }

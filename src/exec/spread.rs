@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::world::{failed, misfit};
-use super::{Diverged, ExecError, Handover, ShardPlanes, WeightShard, World};
+use super::{ComingStep, Diverged, ExecError, Handover, ShardPlanes, Transfer, WeightShard, World};
 use crate::backend::ClosureFault;
 use crate::format::DelayedState;
 use crate::id::{CallId, ProgramId, RankId};
@@ -45,9 +45,9 @@ impl RankReport {
             if spec.role == Role::Output { bytes.clone() } else { Vec::new() }
         };
         Self {
-            fault: handover.fault.clone(),
-            diverged: handover.diverged,
-            unrecorded: handover.unrecorded.clone(),
+            fault: handover.last.fault.clone(),
+            diverged: handover.last.diverged,
+            unrecorded: handover.last.unrecorded.clone(),
             outputs: staged.map(output).collect(),
         }
     }
@@ -104,7 +104,7 @@ struct Asked {
 
 impl Asked {
     fn of(plan: ProgramId, handover: &Handover) -> Self {
-        let Handover { learning_rate, loss_scale, gradient_scale, .. } = *handover;
+        let ComingStep { learning_rate, loss_scale, gradient_scale, .. } = handover.coming;
         Self { plan, scalars: [learning_rate, loss_scale, gradient_scale].map(f32::to_bits) }
     }
 
@@ -137,7 +137,7 @@ impl World {
         handover: &mut Handover,
     ) -> Result<(), ExecError> {
         let rendezvous = self.rendezvous();
-        handover.elsewhere.clear();
+        handover.last.elsewhere.clear();
         if rendezvous.is_whole() {
             return Ok(());
         }
@@ -160,7 +160,7 @@ impl World {
             }
             let report = RankReport::decode(plan, bytes);
             let report = report.map_err(|_| failed(rank, misfit("the report of a step")))?;
-            handover.elsewhere.push((RankId::at(other), report));
+            handover.last.elsewhere.push((RankId::at(other), report));
         }
         Ok(())
     }
@@ -172,13 +172,13 @@ impl World {
             return Ok(());
         }
         let ranks = rendezvous.ranks() as usize;
-        let mut gathered: Vec<Handover> = Vec::new();
+        let mut gathered: Vec<Transfer> = Vec::new();
         let first = rank == RankId::new(0);
         if first {
-            let step = handover.optimizer_step;
-            gathered.resize_with(ranks, || Handover { optimizer_step: step, ..Handover::default() });
+            let step = handover.transfer.optimizer_step;
+            gathered.resize_with(ranks, || Transfer { optimizer_step: step, ..Transfer::default() });
         }
-        for shard in std::mem::take(&mut handover.shards) {
+        for shard in std::mem::take(&mut handover.transfer.shards) {
             let all =
                 rendezvous.gather_to_first(rank, &encode(&shard)).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
@@ -186,25 +186,25 @@ impl World {
                 place.shards.push(shard);
             }
         }
-        for carried in std::mem::take(&mut handover.carried) {
+        for carried in std::mem::take(&mut handover.transfer.carried) {
             let all = rendezvous.gather_to_first(rank, &carried).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
                 place.carried.push(bytes);
             }
         }
-        handover.gathered = gathered;
+        handover.transfer.gathered = gathered;
         Ok(())
     }
 
     /// Whether all processes import the same checkpoint and each can; if not, why not.
     pub(super) fn agree_on_import(&self, rank: RankId, handover: &mut Handover) -> Result<(), ExecError> {
-        handover.import_refused = None;
+        handover.transfer.refused = None;
         if self.rendezvous().is_whole() {
             return Ok(());
         }
-        let all = self.exchange(rank, handover.checkpoint.unwrap_or(0))?;
+        let all = self.exchange(rank, handover.transfer.checkpoint.unwrap_or(0))?;
         let refusing = all.iter().position(|digest| *digest == 0);
-        handover.import_refused = match refusing {
+        handover.transfer.refused = match refusing {
             Some(other) => Some(format!("the process of {} refused its checkpoint", RankId::at(other))),
             None if all.windows(2).all(|pair| pair[0] == pair[1]) => None,
             None => Some(DIFFERENT_CHECKPOINTS.to_owned()),

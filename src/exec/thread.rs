@@ -220,7 +220,7 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
                     world.stand(rank, "");
                     initialized
                 }
-                Some(Command::Step(program)) => match spans.as_ref().filter(|_| handover.recorded) {
+                Some(Command::Step(program)) => match spans.as_ref().filter(|_| handover.coming.recorded) {
                     Some(lane) => lane.within(|| owner.step(program, &mut handover)),
                     None => owner.step(program, &mut handover),
                 },

@@ -31,16 +31,16 @@ impl<B: Backend> Rank<B> {
         // Ranks that have little to copy would wait for the others, where all bring it to one process.
         let spread = !self.world.rendezvous().is_whole();
         let rounds = spread.then(|| Rounds::new(&self.world, self.id(), Work::CopiesItsState));
-        handover.shards.clear();
+        handover.transfer.shards.clear();
         for number in 0..plan.weights.layouts.len() {
             let weight = WeightId::at(number);
             rounds.iter().try_for_each(Rounds::alive)?;
             // Ranks of the first replica come first.
             if self.id().number() >= plan.weights.layout(weight).shard.ranks {
-                handover.shards.push(WeightShard::default());
+                handover.transfer.shards.push(WeightShard::default());
                 continue;
             }
-            handover.shards.push(WeightShard {
+            handover.transfer.shards.push(WeightShard {
                 master: self.rows(weight, StatePart::Master)?,
                 exp_avg: self.rows(weight, StatePart::FirstMoment)?,
                 exp_avg_sq: self.rows(weight, StatePart::SecondMoment)?,
@@ -49,11 +49,11 @@ impl<B: Backend> Rank<B> {
                 delayed: self.delayed(weight)?,
             });
         }
-        handover.optimizer_step = self.steps_taken()?;
-        handover.carried.clear();
+        handover.transfer.optimizer_step = self.steps_taken()?;
+        handover.transfer.carried.clear();
         for place in 0..self.carried.len() {
             rounds.iter().try_for_each(Rounds::alive)?;
-            handover.carried.push(self.carried_bytes(CarriedId::at(place))?);
+            handover.transfer.carried.push(self.carried_bytes(CarriedId::at(place))?);
         }
         if let Some(rounds) = rounds {
             rounds.agree(Ok(0))?.map_err(|(other, reason)| ExecError::World {
@@ -72,7 +72,7 @@ impl<B: Backend> Rank<B> {
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
         let trained = weights.filter(|weight| !self.is_frozen(*weight));
         let main_grad = |weight| Ok((weight, self.values(Content::MainGrad(weight), weight)?));
-        handover.main_grads = trained.map(main_grad).collect::<Result<_, ExecError>>()?;
+        handover.transfer.main_grads = trained.map(main_grad).collect::<Result<_, ExecError>>()?;
         Ok(())
     }
 
@@ -83,7 +83,7 @@ impl<B: Backend> Rank<B> {
     /// What the backend refuses, and the end of the world.
     pub fn import_agreed(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
         self.world.agree_on_import(self.id(), handover)?;
-        if handover.import_refused.is_some() { Ok(()) } else { self.import(handover) }
+        if handover.transfer.refused.is_some() { Ok(()) } else { self.import(handover) }
     }
 
     /// Puts masters, moments, delayed scales, step count and carried buffers from `handover` in place; the
@@ -94,9 +94,9 @@ impl<B: Backend> Rank<B> {
     /// [`ExecError::Misfit`] for other weights, rows or carried buffers than the rank's, before anything is changed;
     /// what the backend refuses.
     pub fn import(&mut self, handover: &Handover) -> Result<(), ExecError> {
-        self.check_shards(&handover.shards)?;
-        self.check_carried(&handover.carried)?;
-        for (number, shard) in handover.shards.iter().enumerate() {
+        self.check_shards(&handover.transfer.shards)?;
+        self.check_carried(&handover.transfer.carried)?;
+        for (number, shard) in handover.transfer.shards.iter().enumerate() {
             let weight = WeightId::at(number);
             self.write_master(weight, &shard.master)?;
             for (list, values) in self.kept(weight).zip([&shard.exp_avg, &shard.exp_avg_sq]) {
@@ -104,9 +104,9 @@ impl<B: Backend> Rank<B> {
             }
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
-        self.write(Content::OptimizerStep, &handover.optimizer_step.to_le_bytes())?;
-        self.optimizer_steps = handover.optimizer_step;
-        for (region, bytes) in self.carried.iter().zip(&handover.carried) {
+        self.write(Content::OptimizerStep, &handover.transfer.optimizer_step.to_le_bytes())?;
+        self.optimizer_steps = handover.transfer.optimizer_step;
+        for (region, bytes) in self.carried.iter().zip(&handover.transfer.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         self.edge = EdgeState::NEW_MASTERS;

@@ -7,11 +7,11 @@
 //! rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ops::{DerefMut, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::UpdatedBy;
-use crate::exec::{Handover, WeightShard};
+use crate::exec::{Transfer, WeightShard};
 use crate::format::{
     DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale,
 };
@@ -133,11 +133,11 @@ impl Checkpoint {
         self
     }
 
-    /// Puts the ranks' shards together, and takes them out of the handovers. It goes weight by weight: what is in
+    /// Puts together what the ranks copied out, and takes it from them. It goes weight by weight: what is in
     /// memory at once is one checkpoint, in parts or whole, and one weight more.
-    pub(super) fn gather<E: DerefMut<Target = Handover>>(
+    pub(super) fn gather(
         programs: &[Arc<StepPlan>],
-        ranks: &mut [E],
+        ranks: &mut [&mut Transfer],
     ) -> Result<Self, FormatError> {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
         let mut weights = Vec::with_capacity(layouts.len());
@@ -159,7 +159,7 @@ impl Checkpoint {
     }
 
     /// Cuts out what `rank` owns.
-    pub(super) fn scatter(&self, programs: &[Arc<StepPlan>], rank: RankId, handover: &mut Handover) {
+    pub(super) fn scatter(&self, programs: &[Arc<StepPlan>], rank: RankId, transfer: &mut Transfer) {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
         let bytes_of = |(name, region): (&str, Region)| match &self.carried {
             Carried::Zeros => vec![0; region.bytes],
@@ -168,12 +168,12 @@ impl Checkpoint {
                 found.find_map(|buffer| buffer.ranks.get(rank.index())).cloned().unwrap_or_default()
             }
         };
-        handover.carried = carried(programs).into_iter().map(bytes_of).collect();
-        handover.optimizer_step = self.optimizer_step;
+        transfer.carried = carried(programs).into_iter().map(bytes_of).collect();
+        transfer.optimizer_step = self.optimizer_step;
         let weights = programs.first().map(|plan| &plan.weights);
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
-        handover.shards = layouts
+        transfer.shards = layouts
             .iter()
             .filter_map(|layout| by_name.get(layout.name.as_str()).map(|state| (*state, layout)))
             .map(|(state, layout)| {

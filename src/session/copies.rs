@@ -31,7 +31,7 @@ impl Session {
             self.check_usable()?;
             self.command(Command::CompareCopies);
             self.finish().await?;
-            let found = self.ranks.iter().find_map(|thread| thread.handover().unequal.take());
+            let found = self.ranks.iter().find_map(|thread| thread.handover().part.unequal.take());
             // All programs have the same weights, and without a program there is none that could differ.
             let Some((found, program)) = found.zip(self.programs.first()) else { return Ok(()) };
             let (Unequal { weight, part, first, other }, weights) = (found, &program.plan.weights);

@@ -48,7 +48,7 @@ impl Session {
         for thread in &self.ranks {
             let mut handover = thread.handover();
             all.push((thread.rank(), RankReport::of(plan, program, &handover)));
-            all.append(&mut handover.elsewhere);
+            all.append(&mut handover.last.elsewhere);
         }
         all.sort_by_key(|(rank, _)| *rank);
         all.into_iter().map(|(_, report)| report).collect()
@@ -80,14 +80,14 @@ impl Session {
         self.diverged = Divergence::of(step, &ranks, &plan.weights);
         if let Some(tuning) = &mut self.tuning {
             let failed = faults.is_some() || self.diverged.is_some();
-            let is_skipped = |first: &Handover| first.vote.is_some_and(|vote| vote.skips());
+            let is_skipped = |first: &Handover| first.last.vote.is_some_and(|vote| vote.skips());
             let times = handovers.first().filter(|first| !failed && !is_skipped(first));
-            tuning.after_step(number, failed, times.map(|first| first.agreed.as_slice()));
+            tuning.after_step(number, failed, times.map(|first| first.times.agreed.as_slice()));
         }
         if plan.writes_gradients() {
             self.has_gradients = faults.is_none();
         }
-        let loss_scale = handovers.first().map_or(1.0, |handover| handover.loss_scale);
+        let loss_scale = handovers.first().map_or(1.0, |handover| handover.coming.loss_scale);
         self.sum = self.sum.after(&plan, faults.is_some(), loss_scale);
         if let Some(Faults { first: (rank, fault), panicked }) = faults {
             let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);

@@ -42,16 +42,17 @@ impl HostTime {
         tasks: usize,
         duration: Duration,
     ) -> Option<Self> {
-        let (rank, slowest) =
-            handovers.filter(|(_, handover)| handover.splits).max_by_key(|(_, handover)| handover.issue)?;
+        let (rank, slowest) = handovers
+            .filter(|(_, handover)| handover.coming.splits)
+            .max_by_key(|(_, handover)| handover.times.issue)?;
         Some(Self {
             rank,
             tasks,
-            segments: slowest.segments,
-            issue: slowest.issued,
-            edges: slowest.edges,
+            segments: slowest.last.segments,
+            issue: slowest.times.issued,
+            edges: slowest.times.edges,
             caller: Duration::ZERO,
-            handing_over: duration.saturating_sub(slowest.took),
+            handing_over: duration.saturating_sub(slowest.times.took),
         })
     }
 
@@ -117,6 +118,7 @@ impl fmt::Display for HostTime {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exec::{ComingStep, StepTimes};
 
     const fn micros(micros: u64) -> Duration {
         Duration::from_micros(micros)
@@ -139,11 +141,14 @@ mod tests {
             ..HostSplit::default()
         };
         Handover {
-            splits: true,
-            issue: micros(issue),
-            issued,
-            edges,
-            took: micros(took),
+            coming: ComingStep { splits: true, ..ComingStep::default() },
+            times: StepTimes {
+                issue: micros(issue),
+                issued,
+                edges,
+                took: micros(took),
+                ..StepTimes::default()
+            },
             ..Handover::default()
         }
     }
@@ -153,8 +158,8 @@ mod tests {
         let all = [handover(1000, 5000), handover(2000, 4000), handover(10, 10)];
         let numbered = || all.iter().enumerate().map(|(rank, handover)| (RankId::at(rank), handover));
         let host = HostTime::of(numbered(), 400, micros(5100)).unwrap();
-        assert_eq!((host.rank, host.issue), (RankId::new(1), all[1].issued));
-        assert_eq!(host.issue.busy(), all[1].issue, "parts add up");
+        assert_eq!((host.rank, host.issue), (RankId::new(1), all[1].times.issued));
+        assert_eq!(host.issue.busy(), all[1].times.issue, "parts add up");
         assert_eq!(host.handing_over, micros(1100));
         assert_eq!(host.own_each(), Duration::from_nanos(500));
         assert_eq!(HostTime { segments: 1, ..host }.own_each(), micros(200));
@@ -167,7 +172,7 @@ mod tests {
 
     #[test]
     fn steps_that_were_not_split_say_nothing() {
-        let quiet = Handover { splits: false, ..handover(1000, 5000) };
+        let quiet = Handover { coming: ComingStep::default(), ..handover(1000, 5000) };
         assert_eq!(HostTime::of([(RankId::new(0), &quiet)].into_iter(), 1, micros(1)), None);
         assert_eq!(HostTime::of(std::iter::empty(), 1, micros(1)), None);
     }

@@ -54,7 +54,8 @@ impl Session {
             let Some(program) = self.programs.first() else { return Ok(Vec::new()) };
             let mut all = Vec::new();
             for thread in &self.ranks {
-                let (rank, copied) = (thread.rank(), std::mem::take(&mut thread.handover().main_grads));
+                let (rank, copied) =
+                    (thread.rank(), std::mem::take(&mut thread.handover().transfer.main_grads));
                 all.extend(copied.into_iter().map(|(weight, values)| {
                     let layout = program.plan.weights.layout(weight);
                     MainGrad { rank, weight: layout.name.clone(), rows: layout.shard.rows_of(rank), values }

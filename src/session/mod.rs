@@ -80,7 +80,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::TaskInterval;
-use crate::exec::{Command, Inbox, RankThread};
+use crate::exec::{ComingStep, Command, Inbox, RankThread};
 #[doc(inline)]
 pub use crate::exec::{ExecError, FileTask, PartError, StatePart};
 use crate::id::{ProgramId, RankId};
@@ -229,15 +229,18 @@ impl Session {
             self.programs[number.index()].plan = Arc::clone(&adoption.plan);
         }
         let measures = self.tuning.as_ref().is_some_and(|tuning| tuning.measures(number));
+        let recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
         for (rank, thread) in self.ranks.iter().enumerate() {
             let mut handover = thread.handover();
-            handover.learning_rate = self.learning_rate;
-            handover.loss_scale = self.loss_scale;
-            handover.gradient_scale = gradient_scale;
-            handover.adoption.clone_from(&adoption);
-            handover.measures = measures;
-            handover.splits = self.splits;
-            handover.recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
+            handover.coming = ComingStep {
+                learning_rate: self.learning_rate,
+                loss_scale: self.loss_scale,
+                gradient_scale,
+                adoption: adoption.clone(),
+                recorded,
+                measures,
+                splits: self.splits,
+            };
             for (staged, input) in
                 handover.staged[number.index()].iter_mut().zip(&self.programs[number.index()].inputs[rank])
             {
@@ -316,7 +319,7 @@ impl Session {
         self.check_own(rank)?;
         let thread = self.ranks.iter().find(|thread| thread.rank() == rank);
         let drained = thread.filter(|_| self.pending.is_none());
-        Ok(drained.map_or_else(Vec::new, |thread| thread.handover().intervals.clone()))
+        Ok(drained.map_or_else(Vec::new, |thread| thread.handover().times.intervals.clone()))
     }
 
     /// Ends the session: waits for a step still under way, closes the ranks, writes the trace if

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::{SessionError, costs};
 use crate::config::{Capture, Config};
-use crate::exec::Handover;
+use crate::exec::{Handover, StepTimes};
 use crate::layout::{StateLayout, Weights};
 use crate::model::{Accumulation, BufferSpec, Mesh, Role, StepProgram};
 use crate::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
@@ -106,7 +106,7 @@ impl Plans {
         let longest = self.all().map(|plan| plan.tasks.len()).max().unwrap_or(0);
         Ok(Handover {
             staged: staged.collect::<Result<_, _>>()?,
-            intervals: Vec::with_capacity(longest),
+            times: StepTimes { intervals: Vec::with_capacity(longest), ..StepTimes::default() },
             ..Handover::default()
         })
     }

@@ -77,7 +77,7 @@ impl Recorder {
         let causes = causes(plan);
         for (rank, handover) in handovers.iter().enumerate() {
             let rank = RankId::at(first + rank);
-            add_step(&mut self.timeline, plan, &causes, rank, step, 0, &handover.intervals);
+            add_step(&mut self.timeline, plan, &causes, rank, step, 0, &handover.times.intervals);
         }
     }
 

@@ -223,8 +223,8 @@ pub(super) fn build<E: Deref<Target = Handover>>(
     (first, handovers): (RankId, &[E]),
     ranks: Vec<RankReport>,
 ) -> Result<StepReport, SessionError> {
-    let exposure = handovers.iter().map(|handover| handover.exposure).sum();
-    let outcome = match handovers.first().and_then(|handover| handover.vote) {
+    let exposure = handovers.iter().map(|handover| handover.times.exposure).sum();
+    let outcome = match handovers.first().and_then(|handover| handover.last.vote) {
         None if plan.accumulation.stays_open() => Outcome::Accumulated { steps: accumulated },
         None => Outcome::Evaluated,
         Some(vote) if vote.verdict == Vote::CLEAN => {
@@ -242,9 +242,9 @@ pub(super) fn build<E: Deref<Target = Handover>>(
         outcome,
         unobserved: unseen.outcomes,
         not_recorded: unseen.not_recorded,
-        segments: handovers.first().map_or(0, |handover| handover.segments),
+        segments: handovers.first().map_or(0, |handover| handover.last.segments),
         duration,
-        issue: handovers.iter().map(|handover| handover.issue).max().unwrap_or_default(),
+        issue: handovers.iter().map(|handover| handover.times.issue).max().unwrap_or_default(),
         host,
         exposure,
         bounds: plan.bounds,

@@ -189,8 +189,8 @@ pub(crate) fn simulate_each_step(
     let mesh = config.mesh_of(ranks)?;
     let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
     let mut handover = plans.handover()?;
-    handover.learning_rate = config.optimizer.lr as f32;
-    (handover.loss_scale, handover.gradient_scale) = (1.0, 1.0);
+    handover.coming.learning_rate = config.optimizer.lr as f32;
+    (handover.coming.loss_scale, handover.coming.gradient_scale) = (1.0, 1.0);
     let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
     let backend = world.backend()?;
     let device = backend.describe();
@@ -205,18 +205,18 @@ pub(crate) fn simulate_each_step(
     for _ in 0..steps.max(1) {
         rank.step(ProgramId::new(0), &mut handover)?;
         let end = world.elapsed();
-        each(end - ends.last().copied().unwrap_or(begin), &handover.intervals);
+        each(end - ends.last().copied().unwrap_or(begin), &handover.times.intervals);
         ends.push(end);
     }
     let step = (world.elapsed() - begin) / steps.max(1);
     let steps = ends.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let durations = handover.intervals.iter().map(|interval| interval.end - interval.joined).collect();
+    let durations = handover.times.intervals.iter().map(|interval| interval.end - interval.joined).collect();
     let Some(plan) = plans.programs.into_iter().next() else {
         return Err(SessionError::Start { reason: "add a program".into() });
     };
-    let exposure = handover.exposure;
-    let busy = busy(&plan, &handover.intervals);
-    let timeline = timeline(&plan, &device, &handover.intervals);
+    let exposure = handover.times.exposure;
+    let busy = busy(&plan, &handover.times.intervals);
+    let timeline = timeline(&plan, &device, &handover.times.intervals);
     Ok(Simulation { plan, step, steps, durations, exposure, busy, timeline, device })
 }
 

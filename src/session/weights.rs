@@ -4,7 +4,7 @@
 //! that was refused is told once, to whoever awaits it.
 
 use super::{Checkpoint, CompiledHere, Session, SessionError, Sum};
-use crate::exec::{Command, Handover, RankThread};
+use crate::exec::{Command, RankThread, Transfer};
 
 impl Session {
     /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
@@ -51,14 +51,13 @@ impl Session {
             self.finish().await?;
             let mut handovers: Vec<_> = self.ranks.iter().map(RankThread::handover).collect();
             let plans = self.plans();
-            let checkpoint = if self.rendezvous.is_whole() {
-                Some(Checkpoint::gather(&plans, &mut handovers))
+            let mut copied: Vec<&mut Transfer> = if self.rendezvous.is_whole() {
+                handovers.iter_mut().map(|handover| &mut handover.transfer).collect()
             } else {
-                let gathered =
-                    handovers.first_mut().map_or(&mut [][..], |first| first.gathered.as_mut_slice());
-                let mut gathered: Vec<&mut Handover> = gathered.iter_mut().collect();
-                (!gathered.is_empty()).then(|| Checkpoint::gather(&plans, &mut gathered))
+                // Rank 0 has them all, of every process.
+                handovers.iter_mut().take(1).flat_map(|first| &mut first.transfer.gathered).collect()
             };
+            let checkpoint = (!copied.is_empty()).then(|| Checkpoint::gather(&plans, &mut copied));
             handovers.iter_mut().for_each(|handover| handover.forget_weights());
             Ok(checkpoint.transpose()?)
         })
@@ -95,9 +94,9 @@ impl Session {
             let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest());
             for thread in &self.ranks {
                 let mut handover = thread.handover();
-                handover.checkpoint = digest;
+                handover.transfer.checkpoint = digest;
                 if checked.is_ok() {
-                    checkpoint.scatter(&plans, thread.rank(), &mut handover);
+                    checkpoint.scatter(&plans, thread.rank(), &mut handover.transfer);
                 }
             }
             self.refused = checked.err();
@@ -115,7 +114,7 @@ impl Session {
         for thread in &self.ranks {
             let mut handover = thread.handover();
             handover.forget_weights();
-            told = told.or(handover.import_refused.take());
+            told = told.or(handover.transfer.refused.take());
         }
         let told = of_rank.or(told.map(|reason| (reason, None)));
         // What this process found says more than what it told the others.

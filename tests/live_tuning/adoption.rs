@@ -6,7 +6,7 @@ use std::time::Duration;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
-use warpweft::exec::{Adoption, CaptureMode, ExecError, Handover, Rank, World};
+use warpweft::exec::{Adoption, CaptureMode, ComingStep, ExecError, Handover, Rank, World};
 use warpweft::format::Format;
 use warpweft::id::ProgramId;
 use warpweft::layout::Weights;
@@ -72,7 +72,8 @@ fn step(
                             .unwrap();
                     let staged = own.buffers.iter().map(|buffer| vec![0; buffer.bytes()]).collect();
                     let adoption = Some(Adoption { plan: adopted(rank), trial: true });
-                    let mut handover = Handover { staged: vec![staged], adoption, ..Handover::default() };
+                    let coming = ComingStep { adoption, ..ComingStep::default() };
+                    let mut handover = Handover { staged: vec![staged], coming, ..Handover::default() };
                     owner.step(ProgramId::new(0), &mut handover)
                 })
             })

@@ -198,9 +198,9 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
         (Fails::Doubt, all.clone(), vec![], Some((first, Fails::Doubt))),
     ] {
         let (told, found) = asked(fails, |rank, handover, keeper| {
-            handover.part_writer = Some(keeper);
+            handover.part.writer = Some(keeper);
             rank.save_part(handover).unwrap();
-            handover.refusal.take().map(said)
+            handover.part.refusal.take().map(said)
         });
         assert_eq!(told, heard(named), "{fails:?}");
         let completed = if fails == Fails::Never { vec![first] } else { vec![] };
@@ -212,18 +212,18 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
 #[test]
 fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
     let (told, _) = asked(Fails::Read, |rank, handover, keeper| {
-        handover.part_reader = Some(keeper);
+        handover.part.reader = Some(keeper);
         rank.import_part(handover).unwrap();
-        let refused = handover.refusal.take().map(said);
+        let refused = handover.part.refusal.take().map(said);
         rank.export(handover).unwrap();
         let masters: f32 =
-            handover.shards.iter().flat_map(|shard| &shard.master).map(|value| value.abs()).sum();
+            handover.transfer.shards.iter().flat_map(|shard| &shard.master).map(|value| value.abs()).sum();
         assert!(masters > 0.0, "they are as they were");
         refused
     });
     assert_eq!(told, heard(Some((RankId::new(1), Fails::Read))));
     let (told, _) = asked(Fails::Never, |rank, handover, keeper| {
-        handover.part_reader = Some(keeper);
+        handover.part.reader = Some(keeper);
         rank.import_part(handover).unwrap_err().to_string()
     });
     assert!(told.iter().all(|said| said.contains("0 weights of a checkpoint, and place for 3")), "{told:?}");

@@ -21,7 +21,7 @@ use warpweft::backend::Backend;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, ExecError, Handover, Rank, WeightShard, World};
+use warpweft::exec::{CaptureMode, ComingStep, ExecError, Handover, Rank, WeightShard, World};
 use warpweft::format::Format;
 use warpweft::id::{ProgramId, RankId, Version};
 use warpweft::layout::{Content, Region, Weights};
@@ -210,16 +210,19 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
         let staged = vec![plan.buffers.iter().map(staged).collect()];
         let mut handover = Handover {
             staged,
-            learning_rate: 1e-3,
-            loss_scale: 1.0,
-            gradient_scale: 1.0,
+            coming: ComingStep {
+                learning_rate: 1e-3,
+                loss_scale: 1.0,
+                gradient_scale: 1.0,
+                ..ComingStep::default()
+            },
             ..Handover::default()
         };
         (0..3).try_for_each(|number| {
             step.store(number, Ordering::SeqCst);
             rank.step(ProgramId::new(0), &mut handover)
         })?;
-        Ok::<_, ExecError>(handover.vote.unwrap())
+        Ok::<_, ExecError>(handover.last.vote.unwrap())
     };
     let clean = run(false, None).unwrap();
     assert_eq!(clean.step, 3);
@@ -297,24 +300,24 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
         });
         rank.initialize(&ones).unwrap();
         rank.export(&mut handover).unwrap();
-        let (whole, first) = (handover.shards.clone(), handover.shards[0].master.clone());
+        let (whole, first) = (handover.transfer.shards.clone(), handover.transfer.shards[0].master.clone());
         let last = whole.len() - 1;
         for spoil in 0..5 {
-            handover.shards.clone_from(&whole);
-            handover.shards[0].master.fill(9.0);
+            handover.transfer.shards.clone_from(&whole);
+            handover.transfer.shards[0].master.fill(9.0);
             match spoil {
-                0 => handover.shards[last].exp_avg.push(2.0),
-                1 => handover.shards[last].master.truncate(3),
-                2 => handover.shards.truncate(last),
-                3 => handover.carried.push(vec![0; 4]),
-                _ => handover.shards.push(WeightShard::default()),
+                0 => handover.transfer.shards[last].exp_avg.push(2.0),
+                1 => handover.transfer.shards[last].master.truncate(3),
+                2 => handover.transfer.shards.truncate(last),
+                3 => handover.transfer.carried.push(vec![0; 4]),
+                _ => handover.transfer.shards.push(WeightShard::default()),
             }
             let error = rank.import(&handover).unwrap_err();
             assert!(matches!(error, ExecError::Misfit { .. }), "{error}");
             rank.export(&mut handover).unwrap();
-            assert_eq!(handover.shards[0].master, first, "{error}");
+            assert_eq!(handover.transfer.shards[0].master, first, "{error}");
         }
-        handover.shards.clone_from(&whole);
+        handover.transfer.shards.clone_from(&whole);
         rank.import(&handover).unwrap();
     });
 }

@@ -50,7 +50,7 @@ impl Session {
             let (folder, notes) = (files.folder().to_owned(), notes.clone());
             let writer: Arc<dyn PartWriter> = Arc::new(Save { folder, notes, programs: self.plans() });
             for thread in &self.ranks {
-                thread.handover().part_writer = Some(Arc::clone(&writer));
+                thread.handover().part.writer = Some(Arc::clone(&writer));
             }
             self.command(Command::SavePart);
             self.finish().await?;
@@ -66,7 +66,7 @@ impl Session {
 
     /// The first rank that refused what all ranks have replied to: by its kind, where it is of this process.
     pub(in crate::session) fn refusal(&mut self) -> Option<Refusal> {
-        let refusals = self.ranks.iter().filter_map(|thread| thread.handover().refusal.take());
+        let refusals = self.ranks.iter().filter_map(|thread| thread.handover().part.refusal.take());
         // Of one that was told to several, all say the same.
         refusals.reduce(|one, other| if matches!(one.1, PartError::Told { .. }) { other } else { one })
     }
@@ -107,7 +107,7 @@ impl Session {
                 }
             };
             for thread in &self.ranks {
-                thread.handover().part_reader = Some(Arc::clone(&reader));
+                thread.handover().part.reader = Some(Arc::clone(&reader));
             }
             self.command(Command::ImportPart);
             let outcome = self.finish().await;
