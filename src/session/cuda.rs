@@ -2,7 +2,8 @@
 //!
 //! Law: what waits for other processes or opens devices does so on a thread of its own, whatever executor
 //! polls: an executor's thread is held up for as long as it takes to start one. A future dropped meanwhile
-//! leaves that thread to end by itself, at the deadline at the latest, and what it made is closed.
+//! leaves that thread to end by itself, at the deadline at the latest, and what it made is closed; once the
+//! processes have met, it ends the world (`given_up.rs`).
 
 use std::sync::Arc;
 use std::thread;
@@ -12,7 +13,9 @@ use tokio::sync::oneshot;
 
 use super::given_up::GivenUp;
 use super::{CompiledHere, Session, SessionBuilder, SessionError};
-use crate::backend::cuda::{CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport};
+use crate::backend::cuda::{
+    CudaBackend, CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport,
+};
 use crate::config::{self, Config};
 use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
@@ -92,7 +95,7 @@ impl SessionBuilder<CudaSurface> {
     }
 
     fn start_cuda_in_here(
-        mut self,
+        self,
         rendezvous: Arc<Rendezvous>,
         devices: Vec<DeviceOrdinal>,
     ) -> CompiledHere<'static, Session> {
@@ -113,20 +116,33 @@ impl SessionBuilder<CudaSurface> {
                 deadline: self.deadline(),
                 ..CudaOptions::new(devices)
             };
-            let given_up = GivenUp::unless_ended(&rendezvous);
             let met = Arc::clone(&rendezvous);
-            let opened = beside(move || {
+            let open = move || {
                 let world = CudaWorld::within(Arc::clone(&met), options)?;
                 let backends = world.backends().inspect_err(|failure| drop(met.end(&failure.to_string())))?;
-                Ok::<_, CudaFailure>((backends, world.ranks_of_host()))
-            });
-            let opened = opened.await;
-            given_up.ended();
-            let (backends, ranks_of_host) = opened??;
+                Ok((backends, world.ranks_of_host()))
+            };
+            self.start_opened(rendezvous, open).await
+        })
+    }
+
+    /// Starts on what `open` opens, which also says how many ranks are on the host.
+    async fn start_opened(
+        mut self,
+        rendezvous: Arc<Rendezvous>,
+        open: impl FnOnce() -> Result<(Vec<CudaBackend>, usize), CudaFailure> + Send + 'static,
+    ) -> Result<Session, SessionError> {
+        // Over all of it, so that nothing lies between the opening and what guards itself behind it.
+        let given_up = GivenUp::unless_ended(&rendezvous);
+        let started = async {
+            let (backends, ranks_of_host) = beside(open).await??;
             let cores = thread::available_parallelism().map_or(1, usize::from);
             self.patience = patience(ranks_of_host, cores);
-            self.start_in(rendezvous, backends).await
-        })
+            self.start_in(Arc::clone(&rendezvous), backends).await
+        };
+        let started = started.await.inspect_err(|error| drop(rendezvous.end(&error.to_string())));
+        given_up.ended();
+        started
     }
 
     /// Up to how many bytes for a peer go by a kernel.
@@ -168,19 +184,6 @@ mod tests {
     use crate::model::Call;
 
     #[test]
-    fn a_start_whose_future_is_dropped_while_devices_are_opened_ends_the_world() {
-        let rendezvous = Arc::new(Rendezvous::of_threads(2, Duration::from_secs(60)));
-        let idle = |_: &Call, _: &ComputeContext<'_, CudaSurface>| Ok(());
-        let builder = Session::builder::<CudaSurface, _, _>(Config::default(), move |_| idle);
-        let mut start =
-            Box::pin(builder.start_cuda_in(Arc::clone(&rendezvous), vec![DeviceOrdinal::new(0); 2]));
-        let _ = start.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        drop(start);
-        // Either so, or devices could not be opened.
-        assert!(rendezvous.ended().is_some());
-    }
-
-    #[test]
     fn ranks_look_for_commands_only_where_all_ranks_of_the_host_have_two_cores_each() {
         for (ranks_of_host, cores, looks) in
             [(1, 2, true), (1, 1, false), (4, 16, true), (8, 16, true), (8, 15, false), (8, 8, false)]
@@ -200,6 +203,53 @@ mod tests {
         let begun = Instant::now();
         let (went_on, ()) = runtime.block_on(async { tokio::join!(waits, says) });
         assert!(went_on.unwrap(), "{:?}", begun.elapsed());
+    }
+
+    /// A start on GPUs of the first of two ranks, on what `open` opens, and where these meet.
+    fn start_opened_by(
+        open: impl FnOnce() -> Result<(Vec<CudaBackend>, usize), CudaFailure> + Send + 'static,
+    ) -> (Arc<Rendezvous>, impl Future<Output = Result<Session, SessionError>>) {
+        let rendezvous = Arc::new(Rendezvous::of_threads(2, Duration::from_secs(60)));
+        let closures = |_| |_: &Call, _: &ComputeContext<'_, CudaSurface>| Ok(());
+        let builder = Session::builder(Config::default(), closures);
+        (Arc::clone(&rendezvous), builder.start_opened(rendezvous, open))
+    }
+
+    #[test]
+    fn a_start_that_is_given_up_while_devices_are_opened_ends_the_world() {
+        let (close, closed) = std::sync::mpsc::channel::<()>();
+        let (rendezvous, start) = start_opened_by(move || {
+            // Until the test is over.
+            let _ = closed.recv();
+            Err(CudaFailure::Refused("it came too late".to_owned()))
+        });
+        let mut start = Box::pin(start);
+        let poll = start.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(poll.is_pending());
+        assert_eq!(rendezvous.ended(), None);
+        drop(start);
+        let ended = rendezvous.ended().unwrap();
+        assert!(ended.contains("given up while it started"), "{ended}");
+        drop(close);
+    }
+
+    #[test]
+    fn a_start_that_opens_nothing_ends_the_world_for_the_reason_that_it_gives() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (rendezvous, start) = start_opened_by(|| Err(CudaFailure::Refused("no such device".to_owned())));
+        let error = runtime.block_on(start).unwrap_err().to_string();
+        assert_eq!(rendezvous.ended(), Some(error.as_str()));
+        assert!(error.contains("no such device"), "{error}");
+    }
+
+    #[test]
+    fn a_start_that_panics_while_devices_are_opened_ends_the_world() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (rendezvous, start) = start_opened_by(|| panic!("no such library"));
+        let start = std::panic::AssertUnwindSafe(|| runtime.block_on(start));
+        assert!(std::panic::catch_unwind(start).is_err());
+        let ended = rendezvous.ended().unwrap();
+        assert!(ended.contains("given up while it started: it panicked"), "{ended}");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! A start that nobody waits for any more.
 //!
-//! Law: whoever drops the future of a start ends the world it knows, so that no rank of any process waits for one that
-//! will not come; else the threads that open devices, and those of the ranks, for which dropping waits, would wait for
-//! other processes. While processes join there is no world yet: then the connections close, or a deadline passes.
+//! Law: whoever drops the future of a start whose processes have met ends the world, from the opening of
+//! devices on, so that no rank of any process waits for one that will not come; else the threads of the ranks,
+//! which dropping waits for, would wait for other processes. Until processes meet there is no world to end.
 
 use std::sync::Arc;
 
@@ -26,7 +26,8 @@ impl GivenUp {
 impl Drop for GivenUp {
     fn drop(&mut self) {
         if let Some(rendezvous) = &self.0 {
-            rendezvous.end("a session was given up while it started: its future was dropped");
+            let how = if std::thread::panicking() { "it panicked" } else { "its future was dropped" };
+            rendezvous.end(&format!("a session was given up while it started: {how}"));
         }
     }
 }

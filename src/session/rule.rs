@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::compute::{ComputeError, ComputeFactory, Surface};
 use crate::config::Config;
-use crate::model::{StepProgram, WeightSpec};
+use crate::model::StepProgram;
 
 /// The same factory; what it makes has a rule if `config` asks for one and a program updates weights, and has none if
 /// Adam updates them.
@@ -18,19 +18,18 @@ pub(super) fn checked<S: Surface + 'static>(
     let is_own = config.optimizer.own_states.is_some();
     let updates = programs.iter().any(StepProgram::updates_weights);
     let updating = programs.iter().filter(|program| program.updates_weights());
-    let matrices = updating.flat_map(|program| program.model().weights());
-    let matrices: Vec<&WeightSpec> = matrices.filter(|spec| spec.parameters.whole_matrix).collect();
-    let by_matrix = matrices.iter().find(|spec| !spec.frozen).map(|spec| spec.name.clone());
-    // Matrices that are all frozen for a while are no mistake.
-    let has_matrices = !matrices.is_empty();
+    let weights = updating.flat_map(|program| program.model().weights());
+    // One that trains, if there is any. A matrix that is frozen for a while is no mistake.
+    let whole = weights.filter(|spec| spec.parameters.whole_matrix).min_by_key(|spec| spec.frozen);
+    let whole = whole.map(|spec| (spec.name.clone(), spec.frozen));
     Arc::new(move |seat| {
         let made = closures(seat)?;
         match (is_own, made.has_rule()) {
             (true, false) if updates => Err(ComputeError::NoRule),
             (false, true) => Err(ComputeError::RuleUnused),
-            (true, true) if updates => match (&by_matrix, made.has_matrix_rule()) {
-                (Some(weight), false) => Err(ComputeError::NoMatrixRule { weight: weight.clone() }),
-                (None, true) if !has_matrices => Err(ComputeError::MatrixRuleUnused),
+            (true, true) if updates => match (&whole, made.has_matrix_rule()) {
+                (Some((weight, false)), false) => Err(ComputeError::NoMatrixRule { weight: weight.clone() }),
+                (None, true) => Err(ComputeError::MatrixRuleUnused),
                 _ => Ok(made),
             },
             _ => Ok(made),

@@ -339,10 +339,6 @@ fn an_update_by_rows_that_its_rule_does_not_ask_for_is_refused() {
             &["(update of ", "updates weights by transformed rows that their rule does not ask for"],
         );
     }
-    // Nor is an update of nothing one of a round.
-    let mut plan = by_matrices(1);
-    updated(op(&mut plan, Update, "q")).clear();
-    not_covered(&plan, &["(update of q and 3 more)", "by transformed rows that their rule does not ask for"]);
 }
 
 /// PL-4: weight decay and learning rate of a task are its first weight's.

@@ -1,14 +1,17 @@
 //! PL-4, PL-9 and PL-10 where rows of whole matrices are prepared and updated: under the vote, from complete main
 //! grads, with every list that is kept, each weight once.
 
+use warpweft::id::TaskId;
 use warpweft::layout::Content;
 use warpweft::model::Access;
 use warpweft::op::Op;
 use warpweft::plan::VerifyError;
 
-use crate::edit::{position, refused, relocate, remove, repeat, serialize, slot, twin, weight};
+use crate::edit::{
+    position, recount, refused, relocate, remove, repeat, serialize, slot, spread, twin, weight,
+};
 use crate::matrices::{
-    PARTS, Part, apart, by_matrices, not_covered, op, prepared, task, updated, wrong_state,
+    PARTS, Part, apart, by_matrices, join, not_covered, op, prepared, task, updated, wrong_state,
 };
 
 use Part::{Back, Prepare, There, Transform, Update};
@@ -137,6 +140,62 @@ fn rows_that_are_prepared_twice_are_refused() {
         repeat(&mut plan, again);
         let needs = "(prepare of q and 3 more) needs the first state of `q` at version 0";
         wrong_state(&plan, &[needs, "the first state of `q` at version 1", "once a step"]);
+    }
+}
+
+/// PL-4. Where no list is kept, nothing but its closure would notice.
+#[test]
+fn a_part_of_a_round_that_runs_twice_is_refused() {
+    for (first, part, says) in [
+        ("q", Prepare, "makes the prepared rows of `q` again"),
+        ("q", There, "makes this rank's whole matrix of `q` again"),
+        ("q", Transform, "makes this rank's transformed matrix of `q` again"),
+        ("q", Back, "makes the transformed rows of `q` again"),
+        ("scale", Prepare, "makes the prepared rows of `scale` again"),
+        ("scale", Transform, "makes the transformed rows of `scale` again"),
+    ] {
+        for lists in 0..=2 {
+            if part == Prepare && lists > 0 {
+                continue;
+            }
+            // Right behind itself, and at the end of the round, where what it goes on from is still there.
+            for behind in [part, Update] {
+                let mut plan = by_matrices(lists);
+                spread(&mut plan);
+                let (again, last) = (task(&plan, part, first), task(&plan, behind, first));
+                repeat(&mut plan, again);
+                relocate(&mut plan, again + 1, last + 1);
+                recount(&mut plan);
+                let which = plan.describe(TaskId::at(again));
+                not_covered(&plan, &[says, &format!("again, which {which} made"), "once a step"]);
+            }
+        }
+    }
+}
+
+/// PL-4
+#[test]
+fn a_weight_that_is_prepared_in_two_rounds_is_refused() {
+    let mut plan = by_matrices(0);
+    join(&mut plan, Prepare, "up", "q");
+    let which = plan.describe(TaskId::at(task(&plan, Prepare, "q")));
+    not_covered(
+        &plan,
+        &["(prepare of up and 1 more)", &format!("makes the prepared rows of `q` again, which {which} made")],
+    );
+}
+
+/// A rule would run on nothing.
+#[test]
+fn an_update_of_no_weight_is_refused() {
+    for first in ["q", "plain"] {
+        let mut plan = by_matrices(0);
+        let again = task(&plan, Update, first);
+        repeat(&mut plan, again);
+        updated(&mut plan.tasks[again + 1].op).clear();
+        let says = ["malformed plan: ", "(update of ", "names no weight", "every part of a rule"];
+        let error = refused(&plan, &says);
+        assert!(matches!(error, VerifyError::Malformed { .. }), "{error}");
     }
 }
 

@@ -6,7 +6,7 @@ use warpweft::layout::{ALIGNMENT, Content, LaneKind, RoundStage};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, VerifyError};
 
-use crate::edit::{position, refused, repeat, spread};
+use crate::edit::{position, refused, spread};
 use crate::matrices::{PARTS, Part, apart, by_matrices, op, rows, task};
 
 use Part::{Back, Prepare, There, Transform, Update};
@@ -265,25 +265,6 @@ fn a_name_of_something_absent_in_a_round_is_refused_without_a_panic() {
         let slot = rows(&plan, "q", stage);
         plan.arena.slots[slot.index()].content = Content::Round(WeightId::new(FAR), stage);
         refused(&plan, &["malformed plan: ", "(`q and 3 more ", "names weight 9999, but the plan has"]);
-    }
-}
-
-/// PL-9. Its bytes would be the same, but a rule's closure would run twice.
-#[test]
-fn a_part_of_a_round_that_comes_again_is_refused() {
-    let made = [
-        (There, "this rank's whole matrix of `q`"),
-        (Transform, "this rank's transformed matrix of `q`"),
-        (Back, "the transformed rows of `q`"),
-    ];
-    for (part, what) in made {
-        let mut plan = apart();
-        let first = task(&plan, part, "q");
-        repeat(&mut plan, first);
-        let needs = format!("needs to be the only task that makes {what}");
-        let error =
-            refused(&plan, &["PL-9", &needs, &format!("but task {first} ("), "has made that already"]);
-        assert!(matches!(error, VerifyError::Edge { .. }), "{error}");
     }
 }
 

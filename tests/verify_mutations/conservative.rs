@@ -81,7 +81,9 @@ impl Class {
                 (&[Self::Lane, Self::AheadOfRelease, Self::Numbers, Self::ForwardFence, Self::Events], task)
             }
             VerifyError::Bytes { subject, .. } => (&[Self::OtherContent], subject),
-            VerifyError::Accumulation { task, .. } => (&[Self::DeadWork], task),
+            VerifyError::Accumulation { task, .. } | VerifyError::Coverage { task, .. } => {
+                (&[Self::DeadWork], task)
+            }
             VerifyError::Use { task, .. } => (&[Self::DeadWork, Self::OtherSlot, Self::UnusedScale], task),
             VerifyError::Edge { subject, .. } => (
                 &[Self::DeadWork, Self::OtherContent, Self::OtherSlot, Self::UnusedScale, Self::SingleRank],

@@ -256,9 +256,10 @@ impl Edit {
                 let all: Vec<usize> =
                     (0..plan.tasks.len()).filter(|task| updates(&plan.tasks[*task].op)).collect();
                 let task = *draw.of(&all)?;
-                match draw.below(7) {
+                match draw.below(8) {
                     0 => drop_task(&mut plan, task),
                     1 => duplicate(&mut plan, task, task + 1),
+                    7 => update_nothing(&mut plan, task)?,
                     2 => move_task(&mut plan, task, near(task, draw, original)),
                     3 => change_operand(&mut plan, task, draw)?,
                     4 => lose_operand(&mut plan.tasks[task].op, draw)?,
@@ -307,6 +308,22 @@ pub(crate) fn change_operand(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
         .filter(|other| sizes[*other] == sizes[slot.index()] && *other != slot.index())
         .collect();
     *slot = SlotId::at(*draw.of(&alike)?);
+    Some(())
+}
+
+/// Runs the trainer's own rule once more, on no weights.
+fn update_nothing(plan: &mut StepPlan, task: usize) -> Option<()> {
+    if !matches!(plan.tasks[task].op, Op::Update { .. }) {
+        return None;
+    }
+    duplicate(plan, task, task + 1);
+    match &mut plan.tasks[task + 1].op {
+        Op::Update { states, transformed, .. } => {
+            states.clear();
+            *transformed = None;
+        }
+        _ => return None,
+    }
     Some(())
 }
 

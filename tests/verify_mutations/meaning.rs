@@ -3,8 +3,9 @@
 //! Law: memory is bytes, and every byte knows the term that was written over it. A task reads its operands'
 //! terms and writes new ones made of its op and of all that it read, so two plans that leave equal terms
 //! compute equal bits, and a byte of another content makes every term behind it another one. Nothing is
-//! expected anywhere: what a plan means is what its closures read, in order, and what lies in memory at the
-//! end. This file knows no version, no phase and no rule of PL-2, PL-4 or PL-9.
+//! expected anywhere: what a plan means is what its closures read, those of calls in order and parts of a
+//! rule each as often as it runs, and what lies in memory at the end. This file knows no version, no
+//! phase and no rule of PL-2, PL-4 or PL-9.
 //!
 //! What is told apart beside the bytes: in a shard the codes and the scales, which different ops write, and
 //! in a gradient its rows and its padding rows, because a closure writes the rows alone. What is known beside
@@ -54,6 +55,8 @@ impl Cell {
 pub(crate) struct Meaning {
     /// What each call computed with, in the order in which calls ran.
     calls: Vec<Term>,
+    /// What each part of a rule worked on, and how often. Which ran first is for the planner to say.
+    parts: BTreeMap<Term, usize>,
     /// What lies in the slots that stay, and in fault word and vote, by what they are declared for.
     left: BTreeMap<Content, BTreeSet<Term>>,
     /// What a rank added up by itself, which nobody looks into unless a sum stays open.
@@ -73,13 +76,14 @@ pub(crate) fn meaning(plan: &StepPlan, order: &[usize]) -> Meaning {
     }
     let own_sums = sums(plan).filter(|slot| is_own_sum(plan, *slot)).map(read).collect();
     let edges = term((plan.entry, plan.exit, plan.micro_batches));
-    Meaning { calls: memory.calls, left, own_sums, edges }
+    Meaning { calls: memory.calls, parts: memory.parts, left, own_sums, edges }
 }
 
 impl Meaning {
     /// Is this what `expected` means, to whoever goes on from it?
     pub(crate) fn is(&self, expected: &Self, stays_open: bool) -> bool {
-        (&self.calls, &self.left, self.edges) == (&expected.calls, &expected.left, expected.edges)
+        (&self.calls, &self.parts) == (&expected.calls, &expected.parts)
+            && (&self.left, self.edges) == (&expected.left, expected.edges)
             && (!stays_open || self.own_sums == expected.own_sums)
     }
 }
@@ -138,11 +142,12 @@ pub(crate) struct Memory<'p> {
     /// By first byte.
     pieces: BTreeMap<usize, Piece>,
     calls: Vec<Term>,
+    parts: BTreeMap<Term, usize>,
 }
 
 impl<'p> Memory<'p> {
     pub(crate) fn before_the_step(plan: &'p StepPlan) -> Self {
-        let mut memory = Self { plan, pieces: BTreeMap::new(), calls: Vec::new() };
+        let mut memory = Self { plan, pieces: BTreeMap::new(), calls: Vec::new(), parts: BTreeMap::new() };
         for (id, slot) in plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident) {
             memory.write(id, Cell::of(("before the step", slot.content)));
         }
@@ -391,6 +396,7 @@ impl<'p> Memory<'p> {
                     self.rewrite(by, *weight, kept, *main_grad)
                 };
                 let rows: Vec<Term> = states.iter().map(prepare).collect();
+                self.ran((name, by, &rows));
                 self.write(*to, Cell::of((name, rows)));
             }
             // The n-th rank gives and gets other bytes than its peers, which came to be as its own did: from the parts
@@ -401,18 +407,21 @@ impl<'p> Memory<'p> {
             // The n-th rank takes what it has for the matrix of the n-th weight.
             Op::Transform { bucket, weights, vote, from, to } => {
                 let made = (name, bucket, weights, self.read(*vote), self.read(*from));
+                self.ran(made);
                 self.write(*to, Cell::of(made));
             }
             Op::Update { bucket, states, vote, learning_rate, transformed } => {
                 let group = states.first().map(|state| self.plan.weights.layout(state.weight).parameters);
                 let by = (name, bucket, group, self.read(*vote), self.read(*learning_rate));
-                for (place, state) in states.iter().enumerate() {
+                let update = |(place, state): (usize, &UpdateOperand)| {
                     let UpdateOperand { weight, master, kept, main_grad } = state;
                     // The rows of the n-th weight are the n-th part of what came back.
                     let rows = transformed.map(|slot| (place, self.read(slot)));
                     let state: Vec<SlotId> = [master].into_iter().chain(kept).copied().collect();
-                    self.rewrite(term((&by, rows)), *weight, &state, *main_grad);
-                }
+                    self.rewrite(term((&by, rows)), *weight, &state, *main_grad)
+                };
+                let updated: Vec<Term> = states.iter().enumerate().map(update).collect();
+                self.ran((by, updated));
             }
         }
     }
@@ -431,6 +440,11 @@ impl<'p> Memory<'p> {
         let read = self.read(slot);
         let shard = &self.plan.weights.layout(weight).shard;
         (read.value, read.zeroed || shard.padded_rows() == shard.shape.rows)
+    }
+
+    /// A part of a rule ran on this.
+    fn ran(&mut self, on: impl Hash) {
+        *self.parts.entry(term(on)).or_default() += 1;
     }
 
     fn call(&mut self, op: &Op) {

@@ -17,12 +17,19 @@ use crate::layout::{Content, RoundStage};
 use crate::model::Group;
 use crate::op::{Op, PrepareOperand};
 
-/// Weights that are transformed at once, each on another rank; never none.
+/// Weights that are transformed at once, each on another rank.
 pub(super) struct Round {
     pub(super) bucket: BucketId,
-    pub(super) weights: Vec<WeightId>,
-    /// The first of them, by which the round's slots and tasks are known.
+    /// It names the round.
     first: WeightId,
+    others: Vec<WeightId>,
+}
+
+impl Round {
+    /// In the order of ranks.
+    pub(super) fn weights(&self) -> impl Iterator<Item = WeightId> {
+        std::iter::once(self.first).chain(self.others.iter().copied())
+    }
 }
 
 /// The rounds of weights of one bucket and parameter group.
@@ -34,8 +41,8 @@ pub(super) fn rounds(draft: &Draft<'_>, bucket: BucketId, weights: &[WeightId]) 
     }
     let of_size = |((ranks, _), alike): ((u32, usize), Vec<WeightId>)| {
         let round = |weights: &[WeightId]| {
-            let first = *weights.first()?;
-            Some(Round { bucket, weights: weights.to_vec(), first })
+            let (first, others) = weights.split_first()?;
+            Some(Round { bucket, first: *first, others: others.to_vec() })
         };
         alike.chunks(ranks.max(1) as usize).filter_map(round).collect::<Vec<_>>()
     };
@@ -75,12 +82,12 @@ pub(super) fn by_rounds<'a>(
 /// Prepares rows and brings them together; returns the slot of the matrix.
 fn gather(draft: &mut Draft<'_>, round: &Round, vote: SlotId) -> SlotId {
     let (bucket, to) = (round.bucket, slot(draft, round, RoundStage::Prepared));
-    let operand = |weight: &WeightId| PrepareOperand {
-        weight: *weight,
-        kept: Content::kept(draft.weights.state, *weight).map(|list| draft.slot(list)).collect(),
-        main_grad: draft.slot(Content::MainGrad(*weight)),
+    let operand = |weight| PrepareOperand {
+        weight,
+        kept: Content::kept(draft.weights.state, weight).map(|list| draft.slot(list)).collect(),
+        main_grad: draft.slot(Content::MainGrad(weight)),
     };
-    let states = round.weights.iter().map(operand).collect();
+    let states = round.weights().map(operand).collect();
     let task =
         DraftTask::local(Op::Prepare { bucket, states, vote, to }, subject(draft, round), Carrier::Compute);
     draft.add(draft.tail(), Section::Tail, task);
@@ -90,7 +97,7 @@ fn gather(draft: &mut Draft<'_>, round: &Round, vote: SlotId) -> SlotId {
 /// Transforms matrices and brings their rows back; returns the slot of these.
 fn transform(draft: &mut Draft<'_>, round: &Round, vote: SlotId, from: SlotId) -> SlotId {
     let stage = if is_shared(draft, round) { RoundStage::Transformed } else { RoundStage::Returned };
-    let (bucket, weights, to) = (round.bucket, round.weights.clone(), slot(draft, round, stage));
+    let (bucket, weights, to) = (round.bucket, round.weights().collect(), slot(draft, round, stage));
     let op = Op::Transform { bucket, weights, vote, from, to };
     let task = DraftTask::local(op, subject(draft, round), Carrier::Compute);
     draft.add(draft.tail(), Section::Tail, task);
@@ -102,7 +109,7 @@ fn exchanged(draft: &mut Draft<'_>, round: &Round, from: SlotId, stage: RoundSta
     if !is_shared(draft, round) {
         return from;
     }
-    let (weights, to) = (round.weights.clone(), slot(draft, round, stage));
+    let (weights, to) = (round.weights().collect(), slot(draft, round, stage));
     let part = draft.weights.layout(round.first).stored_elements();
     let bytes = wire_bytes(part, ElementType::F32, draft.weights.mesh, Group::Shard);
     // What is measured of a task goes by its name, so the two ways have two.
@@ -129,5 +136,5 @@ fn slot(draft: &mut Draft<'_>, round: &Round, stage: RoundStage) -> SlotId {
 }
 
 pub(super) fn subject(draft: &Draft<'_>, round: &Round) -> String {
-    of_group(draft.name(round.first), round.weights.len())
+    of_group(draft.name(round.first), round.weights().count())
 }

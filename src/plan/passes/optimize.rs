@@ -74,7 +74,7 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
     }
     matrices::by_rounds(draft, &rounds, others, vote, |draft, round, transformed| {
         let (bucket, transformed) = (round.bucket, Some(transformed));
-        let states = round.weights.iter().map(|weight| own(draft, *weight)).collect();
+        let states = round.weights().map(|weight| own(draft, weight)).collect();
         let op = Op::Update { bucket, states, vote, learning_rate, transformed };
         DraftTask::local(op, matrices::subject(draft, round), Carrier::Compute)
     });

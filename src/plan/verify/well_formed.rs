@@ -270,6 +270,7 @@ impl Ids<'_> {
             }
             Op::Update { bucket, states, .. } => {
                 self.bucket(*bucket, place)?;
+                some(states.len(), "weight", place)?;
                 states.iter().try_for_each(|state| self.weight(state.weight, place))
             }
             Op::ExchangeBuffer { call, .. } => self.call_id(*call, place),
@@ -285,15 +286,15 @@ impl Ids<'_> {
     }
 }
 
-/// Refuses a task that moves nothing: a collective would meet peers who may not come, and a sum of nothing
-/// belongs to nobody.
+/// Refuses a task that moves nothing: a collective would meet peers who may not come, a sum of nothing belongs
+/// to nobody, and a rule would run once more than its weights say.
 fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
     if parts > 0 {
         return Ok(());
     }
     let (named, present) = (
         format!("no {what}"),
-        "every collective, and every task that goes on with what one brought, carries at least one"
+        "every collective, every task that goes on with what one brought, and every part of a rule has at least one"
             .to_owned(),
     );
     Err(VerifyError::Malformed { place: place(), named, present }.into())

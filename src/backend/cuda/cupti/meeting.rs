@@ -115,6 +115,7 @@ mod tests {
     fn nobody_waits_in_a_world_that_has_ended_nor_past_the_deadline() {
         let meeting = Meeting::new(2);
         assert_eq!(meeting.meet(LONG, || true, || ()), None);
+        assert_eq!(meeting.meet(Duration::MAX, || true, || ()), None, "it lies beyond the clock");
         assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);
         // A rank that gave up is not counted: two must come for the next.
         assert_eq!(meeting.meet(Duration::from_millis(1), || false, || ()), None);

@@ -2,8 +2,8 @@
 //!
 //! Law: a round is the same weights in the same order from its preparation to its update, at most one for each rank
 //! that shares them, with shards of one size; so the n-th rank has the n-th matrix and no other, and gets back the rows
-//! that it gave. Each part of the rule runs once for a weight, whatever it leaves in memory. Lists that the rule keeps
-//! are one version on when their rows are prepared; the update may change them again.
+//! that it gave. Lists that the rule keeps are one version on when their rows are prepared; the update may change them
+//! again. A weight comes to each stage of its round once a step, so no part of the rule runs twice.
 
 use super::{Held, Run, Verdict, VerifyError};
 use crate::id::{BucketId, SlotId, TaskId, Version, WeightId};
@@ -28,7 +28,7 @@ impl Run<'_> {
             self.complete(task, *weight, *main_grad)?;
             self.rewrite_lists(task, *weight, kept, (old, new))?;
         }
-        self.fill_round(task, to, weights, RoundStage::Prepared)
+        self.fill_round(task, to, &weights, RoundStage::Prepared)
     }
 
     pub(super) fn exchange_rows(
@@ -56,7 +56,7 @@ impl Run<'_> {
                 return self.wrong_round(task, from, weights, wanted);
             }
         };
-        self.fill_round(task, to, weights.to_vec(), stage)
+        self.fill_round(task, to, weights, stage)
     }
 
     pub(super) fn transform(
@@ -75,7 +75,7 @@ impl Run<'_> {
             false => (RoundStage::Prepared, RoundStage::Returned),
         };
         self.holds_round(task, from, weights, wanted)?;
-        self.fill_round(task, to, weights.to_vec(), made)
+        self.fill_round(task, to, weights, made)
     }
 
     /// What an update of `weights` finds of their matrices: rows that came back if its rule needs them whole, otherwise
@@ -103,24 +103,23 @@ impl Run<'_> {
         }
     }
 
-    /// Lets `task` bring a round to a stage, at which no weight of it was before.
+    /// Lets `task` write rows that have come to `stage`, to which none of them came before in this step.
     fn fill_round(
         &mut self,
         task: TaskId,
         to: SlotId,
-        weights: Vec<WeightId>,
+        weights: &[WeightId],
         stage: RoundStage,
     ) -> Verdict<()> {
-        self.fill(task, to, Held::Round { weights: weights.clone(), stage })?;
+        self.fill(task, to, Held::Round { weights: weights.to_vec(), stage })?;
         for weight in weights {
-            if let Some(before) = self.stages.insert((weight, stage), task) {
-                let made = Held::Round { weights: vec![weight], stage }.describe(self.plan);
-                return Err(Box::new(VerifyError::Edge {
-                    subject: self.plan.describe(task),
-                    needs: format!("to be the only task that makes {made}"),
-                    finds: format!("{} has made that already", self.plan.describe(before)),
-                    remedy: "plan each part of a round once".into(),
-                }));
+            if let Some(first) = self.stages.insert((*weight, stage), task) {
+                let made = Held::Round { weights: vec![*weight], stage }.describe(self.plan);
+                let problem = format!(
+                    "makes {made} again, which {} made; run each part of a round once a step",
+                    self.plan.describe(first)
+                );
+                return Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }));
             }
         }
         Ok(())

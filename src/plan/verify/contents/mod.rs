@@ -33,7 +33,7 @@ mod planes;
 mod quantize;
 mod slots;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use held::{BufferValue, Held};
 use slots::Slots;
@@ -78,8 +78,8 @@ struct Run<'p> {
     written_in: HashMap<(WeightId, CallId), ElementType>,
     /// For every buffer, the last call so far that wrote it.
     writers: Vec<Option<CallId>>,
-    /// How far matrices have come in their rounds, and by which tasks.
-    stages: BTreeMap<(WeightId, RoundStage), TaskId>,
+    /// For every weight of a round and every stage to which it came so far, the task that brought it there.
+    stages: HashMap<(WeightId, RoundStage), TaskId>,
     proven: Proven,
 }
 
@@ -101,7 +101,7 @@ impl<'p> Run<'p> {
             contributors,
             written_in,
             writers: vec![None; plan.buffers.len()],
-            stages: BTreeMap::new(),
+            stages: HashMap::new(),
             proven: Proven::default(),
         }
     }
