@@ -362,7 +362,7 @@ fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
     let sound = Decoder::from_toml(DECODER, "small.toml").unwrap();
     let model = sound.model().unwrap();
     assert_eq!(sound.check(), Ok(()));
-    let damages: [(&str, Damage); 13] = [
+    let damages: [(&str, Damage); 14] = [
         ("`heads` of decoder `small` is 3; set it to a number that divides 64", |sizes| sizes.heads = 3),
         ("`heads` of decoder `small` is 0; set it to at least 1", |sizes| sizes.heads = 0),
         ("`layers` of decoder `small` is 0", |sizes| sizes.layers = 0),
@@ -373,6 +373,13 @@ fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
             sizes.layers = 4096;
             (sizes.experts, sizes.expert_groups) = (Some(128), Some(1));
         }),
+        (
+            "`experts` of decoder `small` is 128; set it to at most 127 in each of 1 layers and 2048 replays",
+            |sizes| {
+                (sizes.layers, sizes.replays) = (1, Some(2048));
+                (sizes.experts, sizes.expert_groups) = (Some(128), Some(1));
+            },
+        ),
         ("`kv_heads` of decoder `small` is 3", |sizes| sizes.kv_heads = Some(3)),
         ("`sequence` of decoder `small` is 33; set it to at most `tokens`, 32", |sizes| {
             sizes.sequence = Some(33);

@@ -47,11 +47,13 @@ impl Environment {
     /// The variable that set a key, if one did.
     pub(super) fn origin(&self, path: &str) -> Option<Origin> {
         let mut steps = path.split('.');
-        let first = self.table.get(steps.next()?)?;
-        steps.try_fold(first, |value, key| match value {
-            Value::Array(list) => list.get(key.parse::<usize>().ok()?),
-            other => other.get(key),
-        })?;
+        let mut value = self.table.get(steps.next()?)?;
+        // A list takes the place of another, so what is missing in it is missing in the variable.
+        while !value.is_array()
+            && let Some(key) = steps.next()
+        {
+            value = value.get(key)?;
+        }
         self.origin_near(path)
     }
 

@@ -456,6 +456,7 @@ mod tests {
                 "`weights` is a list, and no variable sets a part of it; set it to",
             ),
             ("WARPWEFT_WEIGHTS", "{ match = 'x' }", "`weights` is a list"),
+            ("WARPWEFT_WEIGHTS", "[{ format = 'bf16' }]", "`weights.0.match` is missing"),
             (
                 "WARPWEFT_WEIGHTS",
                 "[{ match = 'x'",
@@ -463,8 +464,10 @@ mod tests {
             ),
             ("WARPWEFT_", "2", "unknown key"),
         ] {
-            let error = from_environment("prefetch.depth = 3", &[(name, value)]).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("environment variable {name}: {expected}")), "{error}");
+            for file in ["prefetch.depth = 3", "[[weights]]\nmatch = \"*\"\nformat = \"f32\""] {
+                let error = from_environment(file, &[(name, value)]).unwrap_err().to_string();
+                assert!(error.starts_with(&format!("environment variable {name}: {expected}")), "{error}");
+            }
         }
     }
 

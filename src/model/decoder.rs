@@ -138,7 +138,8 @@ impl Decoder {
     pub const MAX_LAYERS: usize = 4096;
     /// The most experts of an MLP.
     pub const MAX_EXPERTS: usize = 65_536;
-    /// The most experts of all layers that are weights of their own, so that declaring them ends.
+    /// The most experts of all layers that are weights of their own, counted again for each replay, so that declaring
+    /// and using them ends.
     pub const MAX_EXPERT_WEIGHTS: usize = 1 << 18;
 
     /// Are all sizes at least 1, and do they fit each other? [`Decoder::model`] and [`Decoder::program`] ask
@@ -180,13 +181,12 @@ impl Decoder {
         if let Some((size, is, most)) = bounds.into_iter().find(|(_, is, most)| is > most) {
             return refuse(size, is, format!("at most {most}"));
         }
-        let most = Self::MAX_EXPERT_WEIGHTS / layers;
+        let most = Self::MAX_EXPERT_WEIGHTS / (layers + replays);
         if self.expert_groups.is_some() && experts > most {
-            return refuse(
-                "experts",
-                experts,
-                format!("at most {most} in each of {layers} layers, or leave `expert_groups` out"),
-            );
+            let replayed = if replays == 0 { String::new() } else { format!(" and {replays} replays") };
+            let needs =
+                format!("at most {most} in each of {layers} layers{replayed}, or leave `expert_groups` out");
+            return refuse("experts", experts, needs);
         }
         if !hidden.is_multiple_of(heads) {
             return refuse("heads", heads, divides(hidden));

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::tensors::Tensor;
 use crate::digest::Digest;
@@ -44,7 +44,7 @@ pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut HashMap<String, String>) 
 ///
 /// # Errors
 /// What is wrong, and what to do.
-pub(super) fn compare_metadata(about: &HashMap<String, String>, sealed: bool) -> Result<(), String> {
+pub(crate) fn compare_metadata(about: &HashMap<String, String>, sealed: bool) -> Result<(), String> {
     match (about.get(METADATA), sealed) {
         (None, false) => Ok(()),
         (Some(saved), true) if *saved == of_metadata(about) => Ok(()),
@@ -53,8 +53,53 @@ pub(super) fn compare_metadata(about: &HashMap<String, String>, sealed: bool) ->
     }
 }
 
-/// Are tensors as they were saved? Before version 3 a digest is of a tensor's bytes, and a tensor that is missing is
-/// told by whoever needs it.
+/// The digests that a file lists, by the names of tensors. Before version 3 a digest is of a tensor's bytes, and none
+/// need be there.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    digests: BTreeMap<String, String>,
+    sealed: bool,
+}
+
+impl Listed {
+    /// What a file says in its metadata.
+    ///
+    /// # Errors
+    /// As [`compare_metadata`].
+    pub(crate) fn of(about: &HashMap<String, String>, sealed: bool) -> Result<Self, String> {
+        let digests = match about.get(TENSORS) {
+            None if sealed => return Err(format!("it has no `{TENSORS}`; {ADVICE}")),
+            None => BTreeMap::new(),
+            Some(listed) => {
+                serde_json::from_str(listed).map_err(|error| format!("its `{TENSORS}`: {error}; {ADVICE}"))?
+            }
+        };
+        Ok(Self { digests, sealed })
+    }
+
+    /// The begin of the digest of a tensor, which goes on with its bytes.
+    pub(crate) fn begin(&self, dtype: Dtype, shape: &[usize]) -> Digest {
+        if self.sealed { described(dtype, shape) } else { Digest::default() }
+    }
+
+    /// Is the tensor `name`, whose digest is `taken`, as it was saved?
+    ///
+    /// # Errors
+    /// As [`compare_metadata`].
+    pub(crate) fn compare(&self, name: &str, taken: Digest) -> Result<(), String> {
+        match self.digests.get(name) {
+            Some(saved) if *saved == words(taken) => Ok(()),
+            Some(_) => {
+                let name = shown(name);
+                Err(format!("`{name}` is not as it was saved, for its digest is another; {ADVICE}"))
+            }
+            None if self.sealed => Err(format!("`{}` was not saved with the others; {ADVICE}", shown(name))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Are tensors as they were saved? Before version 3 a tensor that is missing is told by whoever needs it.
 ///
 /// # Errors
 /// As [`compare_metadata`].
@@ -63,36 +108,16 @@ pub(super) fn compare_tensors(
     about: &HashMap<String, String>,
     sealed: bool,
 ) -> Result<(), String> {
-    let digests: BTreeMap<String, String> = match about.get(TENSORS) {
-        None if sealed => return Err(format!("it has no `{TENSORS}`; {ADVICE}")),
-        None => return Ok(()),
-        Some(listed) => {
-            serde_json::from_str(listed).map_err(|error| format!("its `{TENSORS}`: {error}; {ADVICE}"))?
-        }
-    };
+    let listed = Listed::of(about, sealed)?;
     for (name, tensor) in tensors.tensors() {
-        match digests.get(&name) {
-            Some(saved) if *saved == of_tensor(&tensor, sealed) => {}
-            Some(_) => {
-                let name = shown(&name);
-                return Err(format!("`{name}` is not as it was saved, for its digest is another; {ADVICE}"));
-            }
-            None if sealed => {
-                return Err(format!("`{}` was not saved with the others; {ADVICE}", shown(&name)));
-            }
-            None => {}
-        }
+        let mut taken = listed.begin(tensor.dtype(), tensor.shape());
+        taken.more(tensor.data());
+        listed.compare(&name, taken)?;
     }
-    match digests.keys().find(|name| sealed && tensors.tensor(name).is_err()) {
+    match listed.digests.keys().find(|name| sealed && tensors.tensor(name).is_err()) {
         Some(missing) => Err(format!("`{}` is missing; {ADVICE}", shown(missing))),
         None => Ok(()),
     }
-}
-
-fn of_tensor(tensor: &TensorView<'_>, sealed: bool) -> String {
-    let mut digest = if sealed { described(tensor.dtype(), tensor.shape()) } else { Digest::default() };
-    digest.more(tensor.data());
-    words(digest)
 }
 
 /// The begin of a tensor's digest, which goes on with its bytes.

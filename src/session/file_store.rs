@@ -78,6 +78,20 @@ const WITHOUT_CARRIED: &str = "1";
 /// What it reads.
 const VERSIONS: [&str; 3] = [WITHOUT_CARRIED, "2", VERSION];
 
+/// Do files of this version have digests of all that they have?
+///
+/// # Errors
+/// What to say of a version that is not known.
+pub(crate) fn is_sealed(version: &str) -> Result<bool, String> {
+    if VERSIONS.contains(&version) {
+        return Ok(version == VERSION);
+    }
+    let version = shown(version);
+    Err(format!(
+        "it has version {version}, and this build knows versions 1 to {VERSION}; load it with a later one"
+    ))
+}
+
 impl FileStore {
     /// A store in the file `path`.
     #[must_use]
@@ -95,14 +109,7 @@ impl FileStore {
         let about = header.metadata().clone().unwrap_or_default();
         let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
         let version = about.get("warpweft_checkpoint").ok_or_else(|| self.content(NO_CHECKPOINT))?;
-        if !VERSIONS.contains(&version.as_str()) {
-            return Err(
-                self.content(format!(
-                    "it has version {version}, and this build knows versions 1 to {VERSION}; load it with a later one"
-                ))
-            );
-        }
-        let sealed = version == VERSION;
+        let sealed = is_sealed(version).map_err(|reason| self.content(reason))?;
         file_digests::compare_metadata(&about, sealed).map_err(|reason| self.content(reason))?;
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
         let whose = |word: &String| {

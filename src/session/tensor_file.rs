@@ -51,10 +51,11 @@ pub(super) fn header(
     tensors: &[Tensor<'_>],
     about: HashMap<String, String>,
 ) -> Result<Vec<u8>, SafeTensorError> {
-    let mut end = 0;
+    let mut end: usize = 0;
     let described = tensors.iter().map(|Tensor { name, dtype, shape, content }| {
         let begin = end;
-        end += content.bytes();
+        // Offsets that do not fit are refused with the shapes they are of.
+        end = begin.saturating_add(content.bytes());
         (name.clone(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) })
     });
     let mut header = serde_json::to_vec(&Metadata::new(Some(about), described.collect())?)?;

@@ -25,8 +25,9 @@ use crate::format::{Format, Orientation, Quantized, Shape};
 /// and gains `warpweft_quantized`, a JSON text with version, format and the original dtypes and shapes.
 ///
 /// Of a checkpoint that a session saved ([`FileStore`](crate::session::FileStore)) only the masters are taken, under
-/// the names of their weights. Moments, planes and carried buffers are left out, and so is what would make the output
-/// look like a checkpoint to resume from.
+/// the names of their weights, and compared with their digests before anything is written. Moments, planes and carried
+/// buffers are left out, and so is what would make the output look like a checkpoint to resume from. A master of one
+/// row or one column is copied, as a tensor of one dimension.
 ///
 /// Memory: the header, and at most 12 bytes per element of the largest matrix.
 ///
@@ -45,10 +46,14 @@ pub fn quantize_checkpoint(
         return Err(ToolError::AlreadyQuantized { path: input.to_owned(), format });
     }
     Output::check(output, options.replace, input)?;
-    let Source { tensors, mut metadata, left_out } = Source::of(&header, input)?;
-    check_patterns(&tensors, input, &options.only)?;
+    let source = Source::of(&header, input)?;
+    check_patterns(&source.tensors, input, &options.only)?;
 
-    let plan = Plan::of(&tensors, options)?;
+    let plan = Plan::of(&source.tensors, options)?;
+    let to_take: u64 = source.tensors.iter().map(TensorEntry::bytes).sum();
+    progress.start(source.compared_bytes() + to_take);
+    source.compare(&mut data, progress)?;
+    let Source { tensors, mut metadata, left_out, .. } = source;
     metadata.insert(KEY.to_owned(), plan.manifest.to_text(output)?);
     let layout = plan.outline.lay_out(&metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
@@ -57,7 +62,6 @@ pub fn quantize_checkpoint(
     report.left_out = left_out;
 
     let mut target = Output::create(output, options.replace, layout)?;
-    progress.start(tensors.iter().map(TensorEntry::bytes).sum());
     let mut values = Vec::new();
     for (entry, fate) in tensors.iter().zip(plan.fates) {
         progress.tensor(&entry.name);

@@ -1,15 +1,21 @@
 //! What of a checkpoint is quantized.
 //!
-//! Law: of a checkpoint that a session saved, the masters alone, under the names of their weights; for moments,
-//! planes and carried buffers are nothing that a model is served with, and no session could resume from them
-//! without the masters. Of any other file everything, as it is. What is left out is counted.
+//! Laws:
+//! - Of a checkpoint that a session saved, the masters alone, under the names of their weights; for moments, planes and
+//!   carried buffers are nothing that a model is served with, and no session could resume from them without the
+//!   masters. Of any other file everything, as it is. What is left out is counted.
+//! - A master of one row or one column is a norm or a bias, and has one dimension: no format takes it.
+//! - What a session would refuse to load is refused here, before there is an output: the digests that would show what
+//!   changed are not in it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::ToolError;
-use super::checkpoint::{Header, TensorEntry, shown};
+use super::checkpoint::{Header, Input, TensorEntry, shown};
+use super::{Progress, ToolError};
+use crate::session::file_digests::{Listed, compare_metadata};
+use crate::session::file_store::is_sealed;
 
 /// What the metadata of a session's checkpoint have, by which it is known, and what they say only of it. Its notes
 /// stay.
@@ -33,30 +39,51 @@ pub(super) struct Source<'header> {
     pub(super) metadata: BTreeMap<String, String>,
     /// Tensors that a session saved besides its masters, and their bytes; `None` for any other file.
     pub(super) left_out: Option<(usize, u64)>,
+    /// Of a checkpoint that a session saved.
+    saved: Option<Saved>,
+}
+
+/// The masters as a session saved them, and what it says of them.
+struct Saved {
+    path: PathBuf,
+    masters: Vec<TensorEntry>,
+    digests: Listed,
 }
 
 impl<'header> Source<'header> {
     /// What the file `path` with this header gives.
     ///
     /// # Errors
-    /// [`ToolError::Saved`] for a checkpoint of a session that is damaged.
+    /// [`ToolError::Saved`] for a checkpoint of a session that is damaged, as far as its header shows that.
     pub(super) fn of(header: &'header Header, path: &Path) -> Result<Self, ToolError> {
         let mut metadata = header.metadata().clone();
-        if !metadata.contains_key(SAVED) {
-            return Ok(Self { tensors: Cow::Borrowed(header.tensors()), metadata, left_out: None });
-        }
+        let Some(version) = metadata.get(SAVED) else {
+            let tensors = Cow::Borrowed(header.tensors());
+            return Ok(Self { tensors, metadata, left_out: None, saved: None });
+        };
         let damaged = |problem| ToolError::Saved { path: path.to_owned(), problem };
+        let about = metadata.clone().into_iter().collect();
+        let sealed = is_sealed(version).map_err(damaged)?;
+        compare_metadata(&about, sealed).map_err(damaged)?;
+        let digests = Listed::of(&about, sealed).map_err(damaged)?;
         let listed = metadata.get(WEIGHTS).map_or("", String::as_str);
         let listed: Vec<(String, String)> = serde_json::from_str(listed).map_err(|error| {
             damaged(format!("lists its weights in a way that is not understood ({error})"))
         })?;
         // By the names of their masters.
-        let mut weights: HashMap<String, String> =
-            listed.into_iter().map(|(name, _)| (format!("{name}.master"), name)).collect();
-        let (mut tensors, mut left_out) = (Vec::new(), (0, 0));
+        let mut weights: HashMap<String, String> = HashMap::new();
+        for (name, _) in listed {
+            if let Some(twice) = weights.insert(format!("{name}.master"), name) {
+                return Err(damaged(format!("lists its weight `{}` twice", shown(&twice))));
+            }
+        }
+        let (mut masters, mut tensors, mut left_out) = (Vec::new(), Vec::new(), (0, 0));
         for entry in header.tensors() {
             match weights.remove(&entry.name) {
-                Some(name) => tensors.push(TensorEntry { name, ..entry.clone() }),
+                Some(name) => {
+                    masters.push(entry.clone());
+                    tensors.push(TensorEntry { name, shape: dimensions(&entry.shape), ..entry.clone() });
+                }
                 None => left_out = (left_out.0 + 1, left_out.1 + entry.bytes()),
             }
         }
@@ -64,6 +91,39 @@ impl<'header> Source<'header> {
             return Err(damaged(format!("has no tensor `{}`", shown(missing))));
         }
         metadata.retain(|key, _| !OF_A_SESSION.contains(&key.as_str()));
-        Ok(Self { tensors: Cow::Owned(tensors), metadata, left_out: Some(left_out) })
+        let saved = Some(Saved { path: path.to_owned(), masters, digests });
+        Ok(Self { tensors: Cow::Owned(tensors), metadata, left_out: Some(left_out), saved })
+    }
+
+    /// Bytes that [`Source::compare`] reads.
+    pub(super) fn compared_bytes(&self) -> u64 {
+        self.saved.iter().flat_map(|saved| &saved.masters).map(TensorEntry::bytes).sum()
+    }
+
+    /// Reads what a session saved, and compares it with what it said of it.
+    ///
+    /// # Errors
+    /// [`ToolError::Saved`] for a master that is another than was saved; what reading meets.
+    pub(super) fn compare(&self, data: &mut Input, progress: &mut dyn Progress) -> Result<(), ToolError> {
+        let Some(Saved { path, masters, digests }) = &self.saved else { return Ok(()) };
+        for master in masters {
+            progress.tensor(&master.name);
+            let mut taken = digests.begin(master.dtype, &master.shape);
+            data.pieces(master, progress, |piece| {
+                taken.more(piece);
+                Ok(())
+            })?;
+            let damaged = |problem| ToolError::Saved { path: path.clone(), problem };
+            digests.compare(&master.name, taken).map_err(damaged)?;
+        }
+        Ok(())
+    }
+}
+
+/// The dimensions of a master `[rows, cols]`.
+fn dimensions(shape: &[usize]) -> Vec<usize> {
+    match shape {
+        [1, length] | [length, 1] => vec![*length],
+        _ => shape.to_vec(),
     }
 }

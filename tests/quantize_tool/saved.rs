@@ -12,18 +12,27 @@ use warpweft::tool::QuantizeOptions;
 
 use crate::checkpoint::{Contents, Folder};
 
-/// A folder whose input a session saved after one step: a matrix, a gain and a carried buffer.
+/// A folder whose input a session saved after one step: a matrix, a gain, a norm and a carried buffer.
 fn saved() -> Folder {
     let mut model = Model::builder();
     let up = model.sharded("up", 64, 96, Format::NVFP4_2D).unwrap();
     let gain = model.replicated("gain", 64, 1).unwrap();
+    let norm = model.replicated("norm", 1, 96).unwrap();
     let mut program = StepProgram::builder("train", &model.build());
     let kept = program.carried("kept", 4, ElementType::F32).unwrap();
-    program.call("fit", Phase::Backward).gradient(up).gradient(gain).updates(kept).add().unwrap();
+    program
+        .call("fit", Phase::Backward)
+        .gradient(up)
+        .gradient(gain)
+        .gradient(norm)
+        .updates(kept)
+        .add()
+        .unwrap();
     let closure = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
         let mut gradient = context.gradient(up)?;
         gradient.iter_mut().enumerate().for_each(|(at, value)| *value = (at % 7) as f32 - 3.0);
         context.gradient(gain)?.fill(1.0);
+        context.gradient(norm)?.fill(1.0);
         Ok::<_, ComputeError>(())
     };
     let program = program.build_training().unwrap();
@@ -52,6 +61,7 @@ fn of_a_checkpoint_that_a_session_saved_the_masters_alone_are_quantized_into_the
         after.names(),
         [
             "gain",
+            "norm",
             "up.amax",
             "up.columnwise_data",
             "up.columnwise_scale",
@@ -62,7 +72,10 @@ fn of_a_checkpoint_that_a_session_saved_the_masters_alone_are_quantized_into_the
     for name in ["up.rowwise_data", "up.rowwise_scale", "up.amax"] {
         assert_eq!(after.tensor(name), before.tensor(name), "{name}");
     }
-    assert_eq!(after.tensor("gain"), before.tensor("gain.master"), "no format takes its shape");
+    for (name, master, length) in [("gain", "gain.master", 64), ("norm", "norm.master", 96)] {
+        assert_eq!(after.tensor(name).bytes, before.tensor(master).bytes, "{name}");
+        assert_eq!(after.tensor(name).shape, [length], "{name}");
+    }
     let mut keys: Vec<&str> = after.metadata.keys().map(String::as_str).collect();
     keys.sort_unstable();
     assert_eq!(keys, ["notes", "warpweft_quantized"], "it does not claim to be a session's");
@@ -75,7 +88,7 @@ fn of_a_checkpoint_that_a_session_saved_the_masters_alone_are_quantized_into_the
 
     let back = folder.dequantize().unwrap();
     assert_eq!(back.left_out, None);
-    assert_eq!(folder.read("back.safetensors").names(), ["gain", "up"]);
+    assert_eq!(folder.read("back.safetensors").names(), ["gain", "norm", "up"]);
 }
 
 #[test]
@@ -86,7 +99,7 @@ fn patterns_select_weights_of_a_checkpoint_that_a_session_saved_by_their_names()
         ..QuantizeOptions::new(Format::Mxfp8)
     };
     let error = folder.quantize(&only("*.exp_avg")).unwrap_err().to_string();
-    assert!(error.contains("matches no tensor") && error.contains("`gain`"), "{error}");
+    assert!(error.contains("matches no tensor") && error.contains("`up`"), "{error}");
     assert_eq!(folder.quantize(&only("up")).unwrap().tensors.len(), 1);
 }
 
@@ -96,12 +109,74 @@ fn a_checkpoint_of_a_session_without_a_master_that_it_lists_is_refused() {
     let mut contents = Contents::read(&saved.input());
     contents.tensors.remove("up.master");
     for (damaged, said) in [
-        (contents.clone(), "has no tensor `up.master`"),
-        (contents.with_metadata("weights", "up, gain"), "lists its weights in a way that is not understood"),
+        (older(contents.clone()), "has no tensor `up.master`"),
+        (
+            older(contents.with_metadata("weights", "up, gain")),
+            "lists its weights in a way that is not understood",
+        ),
     ] {
         let folder = Folder::with(&damaged.to_bytes());
         let error = folder.quantize(&QuantizeOptions::new(Format::NVFP4_2D)).unwrap_err().to_string();
         assert!(error.contains("was saved by a session and") && error.contains(said), "{error}");
         assert_eq!(folder.files(), ["in.safetensors"]);
+    }
+}
+
+/// The same in version 2 of the file, which has digests of nothing.
+fn older(contents: Contents) -> Contents {
+    let mut contents = contents.with_metadata("warpweft_checkpoint", "2");
+    contents.metadata.retain(|key, _| !matches!(key.as_str(), "digests" | "metadata_digest"));
+    contents
+}
+
+/// What would be lost of norms and biases is not: formats with one scale for a tensor would take their shape.
+#[test]
+fn masters_of_one_row_or_one_column_are_copied_whatever_the_format() {
+    let folder = saved();
+    for format in [Format::FP8_TENSOR_E4M3, Format::FP8_BLOCK128_POW2] {
+        let options = QuantizeOptions { replace: true, ..QuantizeOptions::new(format) };
+        let report = folder.quantize(&options).unwrap();
+        assert_eq!(report.tensors.iter().map(|tensor| tensor.name.as_str()).collect::<Vec<_>>(), ["up"]);
+        let after = folder.read("out.safetensors");
+        assert!(["gain", "norm"].iter().all(|name| after.names().contains(name)), "{:?}", after.names());
+    }
+}
+
+/// Nothing that a session refuses to load is published without its digests.
+#[test]
+fn a_checkpoint_of_a_session_that_changed_since_is_refused_before_there_is_an_output() {
+    let saved = saved();
+    let sound = Contents::read(&saved.input());
+    let changed = |change: &dyn Fn(&mut Contents)| {
+        let mut contents = sound.clone();
+        change(&mut contents);
+        contents
+    };
+    let all = [
+        (
+            changed(&|contents| contents.tensors.get_mut("up.master").unwrap().bytes[1000] ^= 1),
+            "`up.master` is not as it was saved",
+        ),
+        (
+            changed(&|contents| contents.tensors.get_mut("norm.master").unwrap().shape = vec![96, 1]),
+            "`norm.master` is not as it was saved",
+        ),
+        (sound.clone().with_metadata("notes", "{}"), "its metadata are not as they were saved"),
+        (sound.clone().with_metadata("warpweft_checkpoint", "9"), "version 9"),
+        (
+            older(sound.clone()).with_metadata("weights", r#"[["up","nvfp4_2d"],["up","nvfp4_2d"]]"#),
+            "lists its weight `up` twice",
+        ),
+    ];
+    for (damaged, said) in all {
+        let folder = Folder::with(&damaged.to_bytes());
+        let error = folder.quantize(&QuantizeOptions::new(Format::NVFP4_2D)).unwrap_err().to_string();
+        assert!(error.contains("was saved by a session and") && error.contains(said), "{error}");
+        assert_eq!(folder.files(), ["in.safetensors"]);
+    }
+    // What is left out is not looked at, and files from before digests are taken as they are.
+    let moments = changed(&|contents| contents.tensors.get_mut("up.exp_avg").unwrap().bytes[0] ^= 1);
+    for sound in [moments, older(sound)] {
+        Folder::with(&sound.to_bytes()).quantize(&QuantizeOptions::new(Format::NVFP4_2D)).unwrap();
     }
 }

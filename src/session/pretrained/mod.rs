@@ -50,7 +50,8 @@ const LONGEST_NAME: usize = 200;
 /// be transposed cannot be found out.
 ///
 /// A checkpoint of [`FileStore`](super::FileStore) is such a file as well: the tensor of weight `w` is
-/// `w.master`.
+/// `w.master`. Its digests are not compared, because rows are read and not the whole;
+/// [`FileStore::load`](super::CheckpointStore::load) compares them.
 ///
 /// ```
 /// use warpweft::prelude::*;
