@@ -58,7 +58,7 @@ struct AmaxArguments {
     Pending* pending;
     const Vote* vote;
     u32 via_bf16;
-    // At most MOST_PASSES.
+    // A power of two, at most MOST_PASSES.
     u32 passes;
     AmaxTensor only;
 };

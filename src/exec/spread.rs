@@ -255,7 +255,7 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
     Ok(WeightShard { master, exp_avg, exp_avg_sq, planes, tensor_scale, delayed })
 }
 
-/// What a report holds beside outputs, at most.
+/// What a report holds beside buffers, at most.
 const WORDS: usize = 64 << 10;
 /// Bytes by which a list says how long it is.
 const LENGTH: usize = size_of::<u64>();

@@ -397,7 +397,8 @@ fn check_outputs(plans: &Plans, rendezvous: &Rendezvous) -> Result<(), SessionEr
         None => Ok(()),
         Some(plan) => Err(SessionError::Start {
             reason: format!(
-                "the outputs of `{}` have {}, and processes tell each other {} at most; make them smaller",
+                "what a step of `{}` tells of its buffers has {}, and processes tell each other {} at most; make \
+                 outputs smaller, or declare fewer buffers",
                 plan.name,
                 ByteSize::of(report_bytes(plan)).in_full(),
                 ByteSize::of(most).in_full()

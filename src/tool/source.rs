@@ -5,8 +5,8 @@
 //!   carried buffers are nothing that a model is served with, and no session could resume from them without the
 //!   masters. Of any other file everything, as it is. What is left out is counted.
 //! - A master of one row or one column is a norm or a bias, and has one dimension: no format takes it.
-//! - What a session would refuse to load is refused here, before there is an output: the digests that would show what
-//!   changed are not in it.
+//! - Masters that are not as they were saved are refused before there is an output, and so are metadata: the digests
+//!   that would show it are not in the output. What is left out is not read.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

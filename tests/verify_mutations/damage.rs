@@ -259,11 +259,11 @@ impl Edit {
                 match draw.below(8) {
                     0 => drop_task(&mut plan, task),
                     1 => duplicate(&mut plan, task, task + 1),
-                    7 => update_nothing(&mut plan, task)?,
                     2 => move_task(&mut plan, task, near(task, draw, original)),
                     3 => change_operand(&mut plan, task, draw)?,
                     4 => lose_operand(&mut plan.tasks[task].op, draw)?,
                     5 => change_phase(&mut plan, task, draw)?,
+                    6 => update_nothing(&mut plan, task)?,
                     _ => change_subject(&mut plan, task, draw)?,
                 }
             }
