@@ -24,7 +24,8 @@ use crate::format::{Format, FormatError, Via};
 ///   X.amax              largest magnitude of X
 ///
 /// Of a checkpoint that a session saved only the masters are taken, under the names of their weights:
-/// X.master becomes X.rowwise_data and so on.
+/// X.master becomes X.rowwise_data and so on. They are read twice, first to compare them with their
+/// digests. Those of one row or one column, such as norms, are copied.
 ///
 /// The metadata gains `warpweft_quantized`, which names the format and the tensors as they were.
 /// Tensors are read one by one, so the file may be larger than memory. The output appears whole or
