@@ -62,7 +62,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
 
     let builder = Session::builder(Config::default(), move |_| fit).program(program);
-    let mut session = builder.start_cpu(2).await?;
+    let mut session = builder.initialize(initial::zeros()).start_cpu(2).await?;
     for step in 0..200 {
         // It decays to 0: with a rate that stays, Adam would keep walking around the solution.
         session.set_learning_rate(0.01 * (1.0 - step as f32 / 200.0))?;

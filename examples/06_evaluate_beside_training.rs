@@ -69,6 +69,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut session = Session::builder(config, closure)
         .program(declare(&model, weight, small, true)?)
         .program(declare(&model, weight, large, false)?)
+        .initialize(initial::zeros())
         .start_cpu(2)
         .await?;
 

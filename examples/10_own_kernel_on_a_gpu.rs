@@ -153,7 +153,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut config = Config::default();
     config.optimizer.lr = 0.01;
-    let mut session = Session::try_builder(config, closure).program(program).start_cuda(vec![gpu]).await?;
+    let builder = Session::try_builder(config, closure).program(program).initialize(initial::zeros());
+    let mut session = builder.start_cuda(vec![gpu]).await?;
     for step in 0..200 {
         let x: [f32; SIZE] = std::array::from_fn(|at| ((step * 7 + at * 5) as f32).sin());
         session.write_input("train", RankId::new(0), "x", &x)?;

@@ -70,7 +70,8 @@ async fn train(
     builder: SessionBuilder<CpuSurface>,
     rate: f32,
 ) -> Result<usize, Box<dyn std::error::Error>> {
-    let mut session = builder.program(declare()?).start_cpu(2).await?;
+    let builder = builder.program(declare()?).initialize(initial::zeros());
+    let mut session = builder.start_cpu(2).await?;
     for step in 0..STEPS {
         session.set_learning_rate(rate * (1.0 - step as f32 / STEPS as f32))?;
         for rank in 0..2 {

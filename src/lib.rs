@@ -42,7 +42,7 @@
 //!
 //!     let config = Config::default(); // or Config::load: a TOML file and the environment
 //!     let builder = Session::builder(config, move |_rank| fit).program(program.build_training()?);
-//!     let mut session = builder.start_cpu(2).await?;
+//!     let mut session = builder.initialize(initial::normal(1, 0.02)).start_cpu(2).await?;
 //!     let mut losses = Vec::new();
 //!     for step in 0..200 {
 //!         session.set_learning_rate(0.01 * (1.0 - step as f32 / 200.0))?;

@@ -12,7 +12,7 @@
 //! | numbers of ranks, weights and buffers | [`RankId`], [`WeightId`], [`BufferId`] |
 //! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], [`Seat`], and [`on_cpu`], [`CpuSurface`] or `on_cuda`, `CudaSurface` |
 //! | a rule of updates in place of Adam | [`UpdateContext`], [`updating`] |
-//! | running | [`Config`], [`Session`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
+//! | running | [`Config`], [`Session`], [`initial`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
 //! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
 
 pub use crate::backend::cpu::{CpuSurface, on_cpu};
@@ -27,5 +27,5 @@ pub use crate::id::{BufferId, RankId, WeightId};
 pub use crate::model::{Call, DeclareError, Form, Model, Phase, ProgramBuilder, StepProgram};
 pub use crate::session::{
     Checkpoint, CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, StepReport,
-    StoreError, block_on,
+    StoreError, block_on, initial,
 };

@@ -14,7 +14,9 @@ use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Call, Model, Phase, ProgramBuilder, StepProgram};
-use warpweft::session::{Carried, Checkpoint, CheckpointStore, FileStore, Outcome, Session, SessionError};
+use warpweft::session::{
+    Carried, Checkpoint, CheckpointStore, FileStore, Outcome, Session, SessionError, initial,
+};
 
 /// What goes wrong in the last call on rank 1: 0 nothing, 1 its gradient is NaN, 2 it fails.
 type Trouble = Arc<AtomicU32>;
@@ -47,7 +49,7 @@ fn programs_that_carry_a_buffer_in_two_element_types_are_refused() {
         };
         let closures = |_: RankId| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok(());
         let start = |elements, element| {
-            let builder = Session::builder(Config::default(), closures);
+            let builder = Session::builder(Config::default(), closures).initialize(initial::zeros());
             let builder = builder.program(program("one", 3, ElementType::F32));
             builder.program(program("other", elements, element)).start_cpu(1)
         };
@@ -96,7 +98,8 @@ impl Counter {
             move |call: &Call, context: &ComputeContext<'_, CpuSurface>| counter.run(call, context, &trouble)
         };
         let [train, evaluate] = programs;
-        Session::builder(config, closures).program(train).program(evaluate).start_cpu(ranks).await.unwrap()
+        let builder = Session::builder(config, closures).program(train).program(evaluate);
+        builder.initialize(initial::zeros()).start_cpu(ranks).await.unwrap()
     }
 
     fn run(

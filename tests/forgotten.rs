@@ -15,7 +15,7 @@ use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
-use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StatePart, block_on};
+use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StatePart, block_on, initial};
 
 const RANKS: u32 = 2;
 const SIZE: usize = 32;
@@ -104,7 +104,7 @@ fn builder(config: Config, orders: &Orders) -> SessionBuilder<CpuSurface> {
         let orders = orders.clone();
         move |_: &Call, context: &ComputeContext<'_, CpuSurface>| fit(map, orders.of(context.rank()), context)
     };
-    Session::builder(config, closures).program(program)
+    Session::builder(config, closures).program(program).initialize(initial::zeros())
 }
 
 async fn start(config: Config, orders: &Orders) -> Session {
@@ -152,7 +152,8 @@ fn a_gradient_that_is_lent_twice_at_once_is_refused_by_name() {
                 context.gradient(map).map(drop)
             }
         };
-        let builder = Session::builder(Config::default(), closures).program(program);
+        let builder =
+            Session::builder(Config::default(), closures).program(program).initialize(initial::zeros());
         let mut session = builder.start_cpu(1).await.unwrap();
         session.write_input("train", RankId::new(0), "x", &[0.5_f32; SIZE]).unwrap();
         let said = session.step("train").await.unwrap_err().to_string();

@@ -11,7 +11,7 @@ use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::{MainGrad, Outcome, Session, SessionError, block_on};
+use warpweft::session::{MainGrad, Outcome, Session, SessionError, block_on, initial};
 
 const RANKS: u32 = 2;
 const BATCHES: u32 = 2;
@@ -88,6 +88,7 @@ async fn start_with(capture: Capture, fails: Arc<AtomicBool>) -> Session {
         }
     };
     let builder = Session::builder(Config { check: true, capture, ..Config::default() }, closures);
+    let builder = builder.initialize(initial::zeros());
     let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
     let mut session = builder.start_cpu(RANKS).await.unwrap();
     for rank in (0..RANKS).map(RankId::new) {

@@ -66,7 +66,7 @@ impl Session {
     ///     Ok(())
     /// });
     /// let builder = Session::builder(Config::default(), move |_| fit).program(program);
-    /// let mut session = block_on(builder.start_cpu(1))?;
+    /// let mut session = block_on(builder.initialize(initial::zeros()).start_cpu(1))?;
     /// for x in [1.0_f32, 2.0, 6.0] {
     ///     session.write_input("train", RankId::new(0), "x", &[x])?;
     ///     if x < 6.0 {

@@ -28,7 +28,7 @@ use crossbeam::sync::{Parker, Unparker};
 /// # let fit = on_cpu(move |_, context| Ok(context.gradient(weight)?.fill(0.0)));
 ///
 /// let builder = Session::builder(Config::default(), move |_| fit).program(program);
-/// let mut session = block_on(builder.start_cpu(2))?;
+/// let mut session = block_on(builder.initialize(initial::zeros()).start_cpu(2))?;
 /// for _ in 0..3 {
 ///     let report = block_on(session.step("train"))?;
 ///     println!("{:?}", report.outcome);

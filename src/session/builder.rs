@@ -32,7 +32,7 @@ use crate::trace::HostTrace;
 pub struct SessionBuilder<S: Surface> {
     pub(super) config: Config,
     programs: Vec<StepProgram>,
-    initializer: Initializer,
+    initializer: Option<Initializer>,
     closures: ComputeFactory<S>,
     /// How long ranks look for their next command before they sleep.
     pub(super) patience: Duration,
@@ -70,7 +70,7 @@ impl Session {
         SessionBuilder {
             config,
             programs: Vec::new(),
-            initializer: Arc::new(|_, _| Ok(())),
+            initializer: None,
             patience: Duration::ZERO,
             closures: Arc::new(move |seat| Ok(Box::new(closures(seat)?))),
         }
@@ -85,10 +85,13 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// How masters begin: `fill` is called for every rank and weight, with the weight's name, the place of
-    /// the rank's rows in it, and these rows, row-major. Without it masters begin as zeros. What it fills in
-    /// must depend on name and place alone: ranks that hold the same rows are asked one by one, and must be
-    /// given the same values. [`initial::normal`](super::initial::normal) is such a function. One that reads
-    /// files, and so can fail, goes to [`SessionBuilder::try_initialize`].
+    /// the rank's rows in it, and these rows, row-major. What it fills in must depend on name and place alone:
+    /// ranks that hold the same rows are asked one by one, and must be given the same values.
+    /// [`initial::normal`](super::initial::normal) and [`initial::zeros`](super::initial::zeros) make such functions.
+    /// One that reads files, and so can fail, goes to [`SessionBuilder::try_initialize`].
+    ///
+    /// A session whose model has weights does not start without one of the two
+    /// ([`SessionError::NotInitialized`]), unless it is in virtual time.
     pub fn initialize(self, fill: impl Fn(MasterRows<'_>, &mut [f32]) + Send + Sync + 'static) -> Self {
         self.try_initialize(move |rows, values| {
             fill(rows, values);
@@ -105,7 +108,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         fill: impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), E> + Send + Sync + 'static,
     ) -> Self {
         self.initializer =
-            Arc::new(move |rows, values| fill(rows, values).map_err(|error| error.to_string()));
+            Some(Arc::new(move |rows, values| fill(rows, values).map_err(|error| error.to_string())));
         self
     }
 
@@ -116,8 +119,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// [`SessionError::Backends`] unless `backends` are those of one whole world in rank order;
     /// [`SessionError::WeightRules`] unless programs are declared over a model that the rules of the
     /// configuration were applied to ([`Config::apply_weight_rules`]);
-    /// [`SessionError::Unsupported`], [`SessionError::Plan`], [`SessionError::Trace`] and
-    /// [`SessionError::Start`] before anything runs; [`SessionError::Exec`] with the cause when a
+    /// [`SessionError::NotInitialized`] without [`SessionBuilder::initialize`]; [`SessionError::Unsupported`],
+    /// [`SessionError::Plan`], [`SessionError::Trace`] and [`SessionError::Start`] before anything runs; [`SessionError::Exec`] with the cause when a
     /// rank cannot be set up.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
         self.config.validate()?;
@@ -171,7 +174,7 @@ fn unstarted<B: Backend>(
 pub(super) struct Start {
     config: Config,
     programs: Vec<StepProgram>,
-    initializer: Initializer,
+    initializer: Option<Initializer>,
     patience: Duration,
     /// What the backends are, but for the checking layer.
     device: String,
@@ -211,6 +214,7 @@ impl Start {
         rendezvous: Arc<Rendezvous>,
         backends: Vec<Box<dyn Startable>>,
     ) -> Result<Session, SessionError> {
+        let initializer = self.initializer()?;
         let device = backends.first().map_or_else(String::new, |backend| backend.describe());
         let plans = Plans::with_costs(&self.programs, &self.config, mesh, costs)?;
         check_outputs(&plans, &rendezvous)?;
@@ -222,7 +226,7 @@ impl Start {
             programs: plans.all().cloned().collect(),
             foreseen: tuning.as_ref().map_or_else(Vec::new, Tuning::foreseen),
             capture: CaptureMode::from(&self.config),
-            initializer: Arc::clone(&self.initializer),
+            initializer,
             patience: self.patience,
             inbox: Arc::clone(&inbox),
         };
@@ -271,6 +275,16 @@ impl Start {
         // Behind it: a session that did not start has no trace to write over that of the last one.
         session.recorder = recorder;
         Ok(session)
+    }
+
+    /// What masters begin with, which only a model without weights leaves open.
+    fn initializer(&self) -> Result<Initializer, SessionError> {
+        let mut weights = self.programs.iter().flat_map(|program| program.model().weights());
+        match (&self.initializer, weights.next()) {
+            (Some(initializer), _) => Ok(Arc::clone(initializer)),
+            (None, Some(weight)) => Err(SessionError::NotInitialized { weight: weight.name.clone() }),
+            (None, None) => Ok(Arc::new(|_, _| Ok(()))),
+        }
     }
 
     fn recorder(

@@ -117,6 +117,14 @@ pub enum SessionError {
         /// What is missing.
         reason: String,
     },
+    /// A model with weights, and no word on what their masters begin with.
+    #[error(
+        "nothing says what `{weight}` and the other weights begin with; choose by SessionBuilder::initialize: initial::normal or a closure for new ones, PretrainedFiles::initializer (to try_initialize) for those of files, or initial::zeros where zeros are meant or a checkpoint is imported before the first step"
+    )]
+    NotInitialized {
+        /// The first weight.
+        weight: String,
+    },
     /// A learning rate that is none.
     #[error("{given} is no learning rate; it must be a finite number from 0 on")]
     LearningRate {

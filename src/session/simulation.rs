@@ -102,7 +102,7 @@ fn first(plans: Plans) -> Result<Arc<StepPlan>, SessionError> {
 
 impl SessionBuilder<SimSurface> {
     /// Starts a session in virtual time, on `ranks` ranks of `cluster`. One rank is driven and stands for all
-    /// of them: the session owns rank 0 alone, no closures are called, inputs need not be written, and what
+    /// of them: the session owns rank 0 alone, no closures are called, inputs and masters need no values, and what
     /// it reports of values is zeros. Weights are neither exported, saved nor imported
     /// ([`SessionError::VirtualTime`]). Times are virtual but for [`super::StepReport::duration`] and
     /// [`super::StepReport::issue`]. The planner counts with the same cluster.
@@ -113,16 +113,18 @@ impl SessionBuilder<SimSurface> {
         self.start_simulated_here(cluster, ranks).await
     }
 
-    fn start_simulated_here(mut self, cluster: &Cluster, ranks: u32) -> CompiledHere<'_, Session> {
+    fn start_simulated_here(self, cluster: &Cluster, ranks: u32) -> CompiledHere<'_, Session> {
+        // There are no masters to fill in.
+        let mut builder = self.initialize(|_, _| {});
         Box::pin(async move {
-            self.config.prefetch.cluster.clone_from(&cluster.name);
-            self.config.validate()?;
-            let mesh = self.config.mesh_of(ranks)?;
-            let costs = costs_of(&self.config, cluster, ranks)?;
-            let backend = SimWorld::new(mesh, cluster.clone(), self.config.reduce)?.backend()?;
+            builder.config.prefetch.cluster.clone_from(&cluster.name);
+            builder.config.validate()?;
+            let mesh = builder.config.mesh_of(ranks)?;
+            let costs = costs_of(&builder.config, cluster, ranks)?;
+            let backend = SimWorld::new(mesh, cluster.clone(), builder.config.reduce)?.backend()?;
             // The one rank that is driven meets nobody on the host.
-            let alone = Rendezvous::of_threads(1, self.config.deadline());
-            let (start, ranks) = self.of_any(vec![backend]);
+            let alone = Rendezvous::of_threads(1, builder.config.deadline());
+            let (start, ranks) = builder.of_any(vec![backend]);
             let mut session = start.start_planned(mesh, Some(&costs), Arc::new(alone), ranks).await?;
             session.is_virtual = true;
             session.need_no_inputs();

@@ -14,7 +14,7 @@ use warpweft::format::{ElementType, Format, Shape};
 use warpweft::id::RankId;
 use warpweft::linear::{Device, NewtonSchulz};
 use warpweft::model::{Call, Model, ParameterGroup, Phase, StepProgram};
-use warpweft::session::Session;
+use warpweft::session::{Session, initial};
 
 use crate::gpu::Gpu;
 use crate::newton_schulz::{bits, run};
@@ -118,7 +118,7 @@ fn matrices_of_a_session_are_transformed_as_they_are_outside_of_one() {
         let made = |seat: Seat<DeviceOrdinal>| {
             Ok(updating(backward, update).by_matrices(prepare, transform(seat.device)))
         };
-        let builder = Session::try_builder(config, made).program(declare());
+        let builder = Session::try_builder(config, made).program(declare()).initialize(initial::zeros());
         runtime.block_on(async {
             let mut session = builder.start_cuda(devices).await.unwrap();
             for step in 0..3_u64 {

@@ -5,7 +5,7 @@ use warpweft::compute::ComputeContext;
 use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
-use warpweft::session::{Carried, PartFiles, Session};
+use warpweft::session::{Carried, PartFiles, Session, initial};
 
 use crate::trainer::within_a_minute;
 use crate::{notes, replicated};
@@ -26,7 +26,7 @@ pub(crate) async fn counting(ranks: u32, replicas: u32, name: &str) -> Session {
         }
     };
     let builder = Session::builder(replicated(replicas), closures).program(program.build_training().unwrap());
-    builder.start_cpu(ranks).await.unwrap()
+    builder.initialize(initial::zeros()).start_cpu(ranks).await.unwrap()
 }
 
 async fn held(session: &mut Session) -> Vec<Vec<u8>> {

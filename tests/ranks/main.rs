@@ -277,7 +277,12 @@ fn closures_that_cannot_be_made_fail_the_start_with_their_rank() {
             |_: &Call, _: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> { Ok(()) }
         };
         let builder = warpweft::session::Session::builder(Config::default(), broken);
-        let error = builder.program(trainer.train.clone()).start_cpu(2).await.unwrap_err();
+        let error = builder
+            .program(trainer.train.clone())
+            .initialize(trainer::initial)
+            .start_cpu(2)
+            .await
+            .unwrap_err();
         assert!(matches!(&error, SessionError::Exec(ExecError::Backend(_))), "{error:?}");
         let said = error.to_string();
         assert!(said.contains("rank 1") && said.contains("no closures on this rank"), "{said}");

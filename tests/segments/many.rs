@@ -8,7 +8,7 @@ use warpweft::config::Capture;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::Session;
+use warpweft::session::{Session, initial};
 
 use crate::config;
 use crate::meddler::hooked;
@@ -83,7 +83,7 @@ fn a_step_of_more_segments_than_a_queue_begins_with_is_replayed() {
             Ok(())
         });
         let builder = Session::builder(config(1, Capture::Segments), closures).program(program);
-        let mut session = builder.start(ranks).await.unwrap();
+        let mut session = builder.initialize(initial::zeros()).start(ranks).await.unwrap();
         for step in 0..3 {
             let report = session.step("count").await.unwrap();
             assert_eq!(report.mean_output("count").unwrap(), CALLS as f32);

@@ -6,7 +6,7 @@ use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Model, Phase, StepProgram};
-use warpweft::session::{Outcome, Session, block_on};
+use warpweft::session::{Outcome, Session, block_on, initial};
 
 /// A training program and an evaluation, which declare nothing about the scale.
 fn programs() -> (WeightId, StepProgram, StepProgram) {
@@ -37,7 +37,7 @@ fn closures_read_the_scale_of_the_step_without_declaring_it_in_issued_and_record
         };
         let config = Config { capture, check: true, ..Config::default() };
         let builder = Session::builder(config, move |_: RankId| closure).program(train).program(look);
-        let mut session = block_on(builder.start_cpu(2)).unwrap();
+        let mut session = block_on(builder.initialize(initial::zeros()).start_cpu(2)).unwrap();
         for (step, scale) in [1.0_f32, 1024.0, 0.5, 0.5, 65536.0].into_iter().enumerate() {
             if step > 0 {
                 session.set_loss_scale(scale).unwrap();

@@ -8,7 +8,7 @@ use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::{Session, SessionError};
+use warpweft::session::{Session, SessionError, initial};
 
 use crate::trainer::within_a_minute;
 
@@ -49,7 +49,7 @@ fn a_closure_knows_which_program_it_runs_and_finds_the_buffers_that_this_program
             }
         };
         let builder = Session::builder(Config::default(), closures).program(first).program(second);
-        let mut session = builder.start_cpu(1).await.unwrap();
+        let mut session = builder.initialize(initial::zeros()).start_cpu(1).await.unwrap();
         for (name, expected) in [("second", 6.0), ("first", 3.0), ("second", 6.0)] {
             session.write_input(name, RankId::new(0), "input", &[3.0_f32]).unwrap();
             let report = session.step(name).await.unwrap();
@@ -74,7 +74,7 @@ fn a_buffer_of_another_program_fails_the_step_and_is_not_taken_for_the_own_one_o
             move |_: &Call, context: &ComputeContext<'_, CpuSurface>| context.read::<f32>(foreign).map(|_| ())
         };
         let builder = Session::builder(Config::default(), closures).program(program);
-        let mut session = builder.start_cpu(1).await.unwrap();
+        let mut session = builder.initialize(initial::zeros()).start_cpu(1).await.unwrap();
         session.write_input("train", RankId::new(0), "input", &[3.0_f32]).unwrap();
         let said = session.step("train").await.unwrap_err().to_string();
         assert!(said.contains("buffer 0 of another program; in `train` that is `input`"), "{said}");
@@ -91,7 +91,7 @@ fn a_buffer_that_its_program_does_not_declare_fails_the_step_with_the_names_near
             |_: &Call, context: &ComputeContext<'_, CpuSurface>| context.buffer_named("ouput").map(|_| ())
         };
         let builder = Session::builder(Config::default(), closures).program(program);
-        let mut session = builder.start_cpu(1).await.unwrap();
+        let mut session = builder.initialize(initial::zeros()).start_cpu(1).await.unwrap();
         session.write_input("train", RankId::new(0), "input", &[3.0_f32]).unwrap();
         let error = session.step("train").await.unwrap_err();
         assert!(matches!(&error, SessionError::Closure { panicked: None, .. }), "{error}");

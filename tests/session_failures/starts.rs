@@ -1,7 +1,7 @@
 //! Sessions that do not start: the cause is told with its rank, or with the key that is at fault.
 
 use crate::meddler::{Switch, backends, failing_at, hooked};
-use crate::trainer::{Mischief, feed, losses, within_a_minute};
+use crate::trainer::{Mischief, feed, initial, losses, within_a_minute};
 use crate::wrapped::Moment;
 use crate::{traced, trainer};
 use warpweft::backend::BackendError;
@@ -11,7 +11,7 @@ use warpweft::config::{Capture, Config, Reduce, Transport};
 use warpweft::exec::ExecError;
 use warpweft::id::RankId;
 use warpweft::model::Call;
-use warpweft::session::initial::MasterRows;
+use warpweft::session::initial::{MasterRows, zeros};
 use warpweft::session::{Session, SessionError};
 
 #[test]
@@ -69,7 +69,7 @@ fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice(
             }
             |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(())
         };
-        let builder = Session::builder(config.clone(), slow).program(trainer().train);
+        let builder = Session::builder(config.clone(), slow).program(trainer().train).initialize(initial);
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
         assert!(error.contains("rank 1 did not come within 2s (deadline_s)"), "{error}");
         assert!(error.contains("rank 1: it makes its closures"), "{error}");
@@ -135,7 +135,8 @@ fn a_factory_that_fails_on_one_rank_fails_the_start_with_its_words_and_the_rank(
             }
             Ok(|_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(()))
         };
-        let builder = Session::try_builder(Config::default(), factory).program(trainer().train);
+        let builder =
+            Session::try_builder(Config::default(), factory).program(trainer().train).initialize(initial);
         let error = builder.start_cpu(3).await.unwrap_err();
         let SessionError::Exec(ExecError::Backend(BackendError::Lane { rank, reason, .. })) = &error else {
             panic!("{error:?}")
@@ -160,7 +161,7 @@ fn a_start_that_fails_leaves_the_last_trace_where_it_was() {
             }
             Ok(|_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(()))
         };
-        let builder = Session::try_builder(config, fails).program(trainer().train);
+        let builder = Session::try_builder(config, fails).program(trainer().train).initialize(initial);
         let error = builder.start_cpu(2).await.unwrap_err();
         assert!(error.to_string().contains("no data"), "{error}");
     });
@@ -201,5 +202,23 @@ fn a_trace_that_cannot_be_written_is_refused_at_the_start() {
         let error = trainer().start(config, 1).await.unwrap_err();
         assert!(matches!(error, SessionError::Trace { .. }), "{error}");
         assert!(error.to_string().contains("check the path, and that its folder is there"), "{error}");
+    });
+}
+
+/// Zeros are a choice like any other: two layers that both begin with them learn nothing, and every step is a success.
+#[test]
+fn a_session_does_not_start_before_somebody_says_what_its_weights_begin_with() {
+    within_a_minute(async {
+        let silent = |_: RankId| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(());
+        let builder = || Session::builder(Config::default(), silent).program(trainer().train);
+        let error = builder().start_cpu(2).await.unwrap_err();
+        assert!(matches!(&error, SessionError::NotInitialized { weight } if weight == "layer0"), "{error}");
+        let said = error.to_string();
+        for choice in ["initial::normal", "closure", "PretrainedFiles", "checkpoint", "initial::zeros"] {
+            assert!(said.contains(choice), "{choice}: {said}");
+        }
+        let mut session = builder().initialize(zeros()).start_cpu(2).await.unwrap();
+        let weights = session.export().await.unwrap().weights;
+        assert!(weights.iter().flat_map(|weight| &weight.master).all(|value| *value == 0.0));
     });
 }

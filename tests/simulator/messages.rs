@@ -48,6 +48,7 @@ where
     runtime.block_on(async {
         let closures = |_| |call: &Call, context: &ComputeContext<'_, B::Surface>| write_all(call, context);
         let builder = Session::builder(config.clone(), closures).program(program.clone());
+        let builder = builder.initialize(|_, _| {});
         let mut session = builder.start(vec![logged]).await.unwrap();
         let program = session.plan("train").unwrap();
         let inputs = program.buffers.iter().filter(|spec| spec.role == Role::Input);

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::format::{Format, Orientation, Shape};
 use crate::id::RankId;
 use crate::model::{Call, Form, Math};
-use crate::session::{Session, block_on};
+use crate::session::{Session, block_on, initial};
 
 /// Threads of this machine as ranks.
 pub(super) struct Cpu {
@@ -76,6 +76,7 @@ impl Subject for Cpu {
         let parts = experiment.parts.clone();
         let closure = move |_: RankId| Products::new(parts.clone());
         let builder = Session::builder(config, closure).program(experiment.program.clone());
+        let builder = builder.initialize(initial::zeros());
         block_on(async { observe(builder.start_cpu(ranks).await?, experiment, steps).await })
     }
 }

@@ -229,7 +229,7 @@ mod tests {
     use crate::backend::cpu::CpuSurface;
     use crate::compute::ComputeContext;
     use crate::model::Call;
-    use crate::session::{Session, block_on};
+    use crate::session::{Session, block_on, initial};
 
     const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 
@@ -248,7 +248,8 @@ mod tests {
             let run = block_on(async {
                 let closures = |_| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok(());
                 let name = program.name().to_owned();
-                let session = Session::builder(config, closures).program(program).start_cpu(2).await.unwrap();
+                let builder = Session::builder(config, closures).program(program);
+                let session = builder.initialize(initial::zeros()).start_cpu(2).await.unwrap();
                 let plan = session.plan(&name).unwrap().to_string();
                 session.close().await.unwrap();
                 plan
