@@ -1,5 +1,4 @@
-//! Weights of a group on the CPU: gathered and reduced together, they train as they do apart, and as whole
-//! weights do.
+//! Weights of one call on the CPU: in one collective, in groups or each alone, they train as whole weights do.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod reference;
@@ -23,13 +22,13 @@ fn name(expert: usize) -> String {
     format!("expert{expert}")
 }
 
-/// One call that uses all experts and writes the gradients of all.
-fn program(format: Format, grouped: bool) -> (StepProgram, Vec<WeightId>, BufferId) {
+/// One call that uses all experts, in groups of so many or in none, and writes the gradients of all.
+fn program(format: Format, groups_of: Option<usize>) -> (StepProgram, Vec<WeightId>, BufferId) {
     let mut model = Model::builder();
     let experts: Vec<WeightId> =
         (0..EXPERTS).map(|expert| model.sharded(&name(expert), SIZE, SIZE, format).unwrap()).collect();
-    if grouped {
-        model.group("experts", &experts).unwrap();
+    for (number, members) in groups_of.into_iter().flat_map(|of| experts.chunks(of)).enumerate() {
+        model.group(&format!("experts.{number}"), members).unwrap();
     }
     let mut program = StepProgram::builder("train", &model.build());
     let x = program.input("x", SIZE, ElementType::F32).unwrap();
@@ -48,8 +47,8 @@ fn gradient(weight: &[f32], x: &[f32]) -> Vec<f32> {
 }
 
 /// Bits of all masters after some steps.
-async fn trained(format: Format, grouped: bool, config: Config) -> Vec<Vec<u32>> {
-    let (program, experts, x) = program(format, grouped);
+async fn trained(format: Format, groups_of: Option<usize>, config: Config) -> Vec<Vec<u32>> {
+    let (program, experts, x) = program(format, groups_of);
     let closures = move |_: RankId| {
         let experts = experts.clone();
         move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
@@ -99,9 +98,9 @@ fn gathers_in_chunks_of_any_size_train_as_whole_ones_do() {
                 config.prefetch.chunk = chunk.map(ByteSize::new);
                 config
             };
-            let whole = trained(format, false, config(None, 2)).await;
+            let whole = trained(format, None, config(None, 2)).await;
             for (chunk, communicators) in [(1, 2), (700, 1), (1500, 2), (3000, 1), (1 << 40, 2)] {
-                let cut = trained(format, false, config(Some(chunk), communicators)).await;
+                let cut = trained(format, None, config(Some(chunk), communicators)).await;
                 assert!(cut == whole, "{format}, chunks of {chunk}");
             }
         }
@@ -109,21 +108,25 @@ fn gathers_in_chunks_of_any_size_train_as_whole_ones_do() {
 }
 
 #[test]
-fn a_group_trains_as_its_members_do_apart_and_as_whole_weights_do() {
+fn weights_train_as_whole_ones_do_whichever_of_them_travel_together() {
     within_a_minute(async {
         for format in [Format::F32, Format::NVFP4_2D, Format::Mxfp8, Format::FP8_BLOCK128_POW2] {
             for dtype in [ReduceDtype::F32, ReduceDtype::Bf16] {
                 let expected = reference(format, dtype);
-                for (grouped, depth, capture) in
-                    [(false, 0, Capture::Off), (true, 0, Capture::Off), (true, 2, Capture::Step)]
-                {
+                for (groups_of, depth, capture) in [
+                    (Some(1), 0, Capture::Off),
+                    (None, 0, Capture::Off),
+                    (None, 2, Capture::Step),
+                    (Some(EXPERTS), 0, Capture::Off),
+                    (Some(EXPERTS), 2, Capture::Step),
+                ] {
                     let mut config =
                         Config { check: true, capture, reduce_dtype: dtype, ..Config::default() };
                     config.optimizer.lr = f64::from(RATE);
                     config.prefetch.depth = Some(depth);
                     assert!(
-                        trained(format, grouped, config).await == expected,
-                        "{format}, {dtype:?}, {grouped}"
+                        trained(format, groups_of, config).await == expected,
+                        "{format}, {dtype:?}, {groups_of:?}"
                     );
                 }
             }

@@ -54,7 +54,7 @@ pub(crate) fn mesh() -> Mesh {
     Mesh::new(4).unwrap()
 }
 
-/// Prefetch two uses ahead, regather for backward, transpose on demand: the most tasks and fences.
+/// Prefetch two calls ahead, regather for backward, transpose on demand: the most tasks and fences.
 pub(crate) fn policy() -> Policy {
     let mut config = Config::default();
     config.prefetch.depth = Some(2);

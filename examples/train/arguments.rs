@@ -24,8 +24,8 @@ use crate::placement::DeviceKind;
 /// it is one process of several: each has the GPU of its LOCAL_RANK, or as many as `--ranks` says, and the
 /// process of rank 0 reports. Every rank owns a slice of rows of each matrix: FP32 master, Adam moments, and
 /// the slice in the chosen format. Before a layer computes, its rows are gathered from all ranks; after its
-/// backward the gradient is summed back to their owners. `--depth` says how many uses ahead a gather may
-/// start.
+/// backward the gradient is summed back to their owners. `--depth` says how many calls ahead weights are
+/// gathered.
 #[derive(Parser, Debug)]
 #[command(name = "train", version, mut_args(taking_negative_numbers))]
 pub(crate) struct Arguments {
@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     /// Rules in the configuration (`[[weights]]`) refine it by name.
     #[arg(long, default_value = "nvfp4_2d")]
     pub(crate) format: Format,
-    /// Uses ahead of which a weight may be gathered; 0 gathers on demand. [default: from --config]
+    /// How many calls ahead weights are gathered; 0 gathers on demand. [default: from --config]
     #[arg(long, value_parser = clap::value_parser!(u32).range(0..=i64::from(Prefetch::MAX_DEPTH)))]
     pub(crate) depth: Option<u32>,
     /// Of the first steps, try plans in so many (6 to 20) and go on with the fastest. [default: from --config]

@@ -14,16 +14,16 @@ use crate::format::ElementType;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prefetch {
-    /// How many uses ahead of its own a gather may start, 0 to 64; 0 gathers on demand. 1 by default.
+    /// How many calls ahead a call's weights are gathered, 0 to 64; 0 gathers on demand. 1 by default. Calls that
+    /// use no sharded weight do not count.
     pub depth: Option<u32>,
     /// As early as so many bytes of gathered planes in flight allow.
     pub bytes: Option<ByteSize>,
     /// By what tasks take.
     pub policy: Option<PrefetchPolicy>,
-    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many, spread
-    /// over the calls until they are needed, so that reductions on the same communicator get in between.
-    /// Groups travel whole. None are cut when not set. A gather has at most 256 chunks, however small this
-    /// is.
+    /// The most gathered bytes of one collective. Weights of a call share a collective up to this; when not set, all
+    /// of them do. A weight of more is cut into chunks of about so many, at most 256, spread over the calls until
+    /// they are needed, so that reductions on the same communicator get in between. Groups travel whole.
     pub chunk: Option<ByteSize>,
     /// The machine that `policy = "auto"` counts with, and trials ([`Tune::steps`]): a preset, or a cluster file.
     pub cluster: String,
@@ -45,7 +45,7 @@ impl Prefetch {
     /// The deepest depth there may be.
     pub const MAX_DEPTH: u32 = 64;
 
-    /// So many uses ahead.
+    /// So many calls ahead.
     #[must_use]
     pub fn depth(depth: u32) -> Self {
         Self { depth: Some(depth), ..Self::default() }

@@ -221,7 +221,8 @@ impl ModelBuilder {
     }
 
     /// Declares a group of sharded weights, such as the experts of a layer: the members that one call uses travel
-    /// as one collective, and so do the gradients of members that one call writes.
+    /// as one collective, apart from the call's other weights, and so do the gradients of members that one call
+    /// writes. A group of one weight travels alone.
     ///
     /// # Errors
     /// A repeated or empty name, no members, a number that no weight has, a weight named twice or already in a

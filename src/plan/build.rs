@@ -70,7 +70,8 @@ impl StepPlan {
 
     /// As [`StepPlan::within`], with a schedule made by hand in place of the policy's: for every use of a
     /// sharded weight, in program order, the call whose predecessor must end before the use's gather may
-    /// begin. A call later than the use's own means its own; along the uses, calls must not go back.
+    /// begin. A call later than the use's own means its own; along the uses, calls must not go back. Uses of one call
+    /// that name one call share a gather.
     ///
     /// # Errors
     /// As [`StepPlan::within`]; [`PlanError::Schedule`] for a schedule of another length or one that goes back.
@@ -308,7 +309,7 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
         return Err(PlanError::Policy {
             key: "prefetch.depth",
             value: depth.to_string(),
-            advice: "use at most 64 uses ahead",
+            advice: "use at most 64 calls ahead",
         });
     }
     Ok(())

@@ -7,14 +7,38 @@
 use std::collections::BTreeMap;
 
 use crate::cluster::{Contention, Prices, Reach, Work};
+use crate::id::{SlotId, WeightId};
 use crate::model::Group;
 use crate::op::Op;
 use crate::trace::median;
 
-/// A kind of task that takes the same time wherever it stands: op, subject, bytes received.
+/// A kind of work that takes the same time wherever it stands: op, subject, bytes.
 type Kind = (&'static str, String, usize);
 
-/// Measured durations of a plan's tasks. Tasks of one op, subject and size share one: the median.
+/// What a task is made of, with the share of its time that each kind takes. What is gathered, or derived of it, is
+/// of single weights, by the bytes of each, because plans join them differently. Any other task is one kind.
+/// `None` for one that names what there is not.
+fn kinds(work: &Work<'_>, op: &Op, subject: &str, wire_bytes: usize) -> Option<Vec<(Kind, f64)>> {
+    let parts: Vec<(WeightId, SlotId)> = match op {
+        Op::AllGather { parts } | Op::Assemble { parts } => {
+            parts.iter().map(|part| (part.weight, part.to)).collect()
+        }
+        Op::Transpose { parts } => parts.iter().map(|part| (part.weight, part.to)).collect(),
+        Op::Dequantize { parts } => parts.iter().map(|part| (part.weight, part.to)).collect(),
+        _ => return Some(vec![((op.name(), subject.to_owned(), wire_bytes), 1.0)]),
+    };
+    let kind = |(weight, to): &(WeightId, SlotId)| {
+        let name = &work.weights.layouts.get(weight.index())?.name;
+        Some((op.name(), name.clone(), work.slots.get(to.index())?.region.bytes))
+    };
+    let kinds: Vec<Kind> = parts.iter().map(kind).collect::<Option<_>>()?;
+    let all: f64 = kinds.iter().map(|(.., bytes)| *bytes as f64).sum();
+    let share = |(.., bytes): &Kind| if all > 0.0 { *bytes as f64 / all } else { 0.0 };
+    let shares: Vec<f64> = kinds.iter().map(share).collect();
+    Some(kinds.into_iter().zip(shares).collect())
+}
+
+/// Measured durations of a plan's tasks. Work of one op, subject and size shares one: the median.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Measured {
     nanoseconds: BTreeMap<Kind, f64>,
@@ -38,12 +62,15 @@ impl Measured {
     }
 
     fn of(plan: &super::StepPlan, nanoseconds: &[u64], wanted: impl Fn(&Op) -> bool) -> Self {
-        let mut all: BTreeMap<Kind, Vec<u64>> = BTreeMap::new();
+        let mut all: BTreeMap<Kind, Vec<f64>> = BTreeMap::new();
+        let work = Work { calls: &plan.calls, slots: &plan.arena.slots, weights: &plan.weights };
         for (task, time) in plan.tasks.iter().zip(nanoseconds).filter(|(task, _)| wanted(&task.op)) {
-            let kind = (task.op.name(), task.subject.clone(), task.wire_bytes);
-            all.entry(kind).or_default().push(*time);
+            let kinds = kinds(&work, &task.op, &task.subject, task.wire_bytes);
+            for (kind, share) in kinds.into_iter().flatten() {
+                all.entry(kind).or_default().push(*time as f64 * share);
+            }
         }
-        let middle = |(kind, times)| Some((kind, median(times)? as f64));
+        let middle = |(kind, times)| Some((kind, median(times)?));
         Self { nanoseconds: all.into_iter().filter_map(middle).collect(), calls_alone: false }
     }
 }
@@ -74,8 +101,8 @@ impl Costs {
     /// Nanoseconds of a task; 0 for one that names what there is not, which no plan that was verified does.
     pub(super) fn of(&self, work: &Work<'_>, op: &Op, subject: &str, wire_bytes: usize) -> f64 {
         let measured = || {
-            let kind = (op.name(), subject.to_owned(), wire_bytes);
-            self.measured.nanoseconds.get(&kind).copied()
+            let of = |(kind, _)| self.measured.nanoseconds.get(&kind);
+            kinds(work, op, subject, wire_bytes)?.into_iter().map(of).sum::<Option<f64>>()
         };
         let known = if self.measured.nanoseconds.is_empty() { None } else { measured() };
         known.or_else(|| self.prices.of(work, op)).unwrap_or(0.0)

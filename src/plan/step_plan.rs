@@ -19,8 +19,8 @@ use crate::op::Op;
 pub struct Policy {
     /// When gathers may start.
     pub prefetch: GatherStart,
-    /// Gathers of one weight of more gathered bytes than this are cut into chunks of about so many; `None`:
-    /// none are.
+    /// The most gathered bytes of one collective without groups: weights of a call share one up to this, and the
+    /// gather of a larger weight is cut into chunks of about so many. `None`: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chunk: Option<usize>,
     /// Limit on transient bytes per rank.

@@ -8,17 +8,17 @@ use warpweft::plan::{Policy, StepPlan};
 
 use crate::policy;
 
-/// A call that uses three weights of `rows` rows in NVFP4 and one in FP8 in both directions, and a weight of
-/// no group, between two that use none of them.
-fn layered(rows: usize, grouped: bool) -> StepProgram {
+/// A call that uses three weights of `rows` rows in NVFP4 and one in FP8, and a weight of no group, behind two that use
+/// none of them. The four are in groups of so many, or in none.
+fn layered(rows: usize, groups_of: Option<usize>) -> StepProgram {
     let mut model = Model::builder();
     let before = model.sharded("before", 64, 64, Format::NVFP4_2D).unwrap();
     let mut members: Vec<WeightId> =
         (0..3).map(|n| model.sharded(&format!("m{n}"), rows, 128, Format::NVFP4_2D).unwrap()).collect();
     members.push(model.sharded("m3", rows, 128, Format::FP8_BLOCK128_POW2).unwrap());
     let alone = model.sharded("alone", rows, 128, Format::NVFP4_2D).unwrap();
-    if grouped {
-        model.group("members", &members).unwrap();
+    for (number, members) in groups_of.into_iter().flat_map(|of| members.chunks(of)).enumerate() {
+        model.group(&format!("members.{number}"), members).unwrap();
     }
     let mut program = StepProgram::builder("evaluate", &model.build());
     let used = |name: &str, weights: &[WeightId], program: &mut ProgramBuilder| {
@@ -50,8 +50,8 @@ fn derived(plan: &StepPlan) -> (Subjects<'_>, Subjects<'_>) {
     (transposed, dequantized)
 }
 
-fn plan(rows: usize, grouped: bool, policy: &Policy) -> StepPlan {
-    StepPlan::build(&layered(rows, grouped), policy, Mesh::new(2).unwrap()).unwrap()
+fn plan(rows: usize, groups_of: Option<usize>, policy: &Policy) -> StepPlan {
+    StepPlan::build(&layered(rows, groups_of), policy, Mesh::new(2).unwrap()).unwrap()
 }
 
 #[test]
@@ -59,15 +59,18 @@ fn what_one_gather_brought_for_a_call_is_derived_by_one_task() {
     for derive_ahead in [false, true] {
         for depth in 0..3 {
             let policy = Policy { derive_ahead, ..policy(depth) };
-            let whole = plan(64, true, &policy);
+            let whole = plan(64, Some(4), &policy);
             let tasks = [("before", 1), ("m0 and 3 more", 4), ("alone", 1)];
             let (transposed, dequantized) = derived(&whole);
             assert_eq!(transposed, tasks, "depth {depth}, ahead {derive_ahead}");
             assert_eq!(dequantized, tasks, "depth {depth}, ahead {derive_ahead}");
-            let apart = plan(64, false, &policy);
+            let (apart, of_call) = (plan(64, Some(1), &policy), plan(64, None, &policy));
             let (transposed, dequantized) = derived(&apart);
             assert_eq!((transposed.len(), dequantized.len()), (6, 6));
+            let tasks = vec![("before", 1), ("m0 and 4 more", 5)];
+            assert_eq!(derived(&of_call), (tasks.clone(), tasks), "depth {depth}, ahead {derive_ahead}");
             assert_eq!(whole.bounds.wire_bytes, apart.bounds.wire_bytes);
+            assert_eq!(whole.bounds.wire_bytes, of_call.bounds.wire_bytes);
         }
     }
 }
@@ -99,7 +102,7 @@ fn one_task_makes_values_of_two_types_of_the_same_planes() {
 #[test]
 fn a_task_with_bytes_enough_takes_no_more_weights() {
     // Values of 64 MiB each.
-    let plan = plan(1 << 18, true, &policy(1));
+    let plan = plan(1 << 18, Some(4), &policy(1));
     let (transposed, values) = derived(&plan);
     assert_eq!(values, [("before", 1), ("m0", 1), ("m1", 1), ("m2", 1), ("m3", 1), ("alone", 1)]);
     // Planes of 18 MiB in NVFP4 and of 32 in FP8, read and written.

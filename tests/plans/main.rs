@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod ahead;
+mod calls_ahead;
 mod exchanges;
 mod joined;
 mod matrices;
@@ -103,7 +104,7 @@ fn position(plan: &StepPlan, wanted: impl Fn(&Op, &str) -> bool) -> usize {
 }
 
 #[test]
-fn a_gather_is_issued_depth_uses_ahead_of_its_use() {
+fn a_gather_is_issued_depth_calls_ahead_of_its_use() {
     for depth in 0..4 {
         let plan = StepPlan::build(&chain(6, Format::F32), &policy(depth), Mesh::new(2).unwrap()).unwrap();
         let gather = position(&plan, |op, subject| matches!(op, Op::AllGather { .. }) && subject == "w4");

@@ -2,6 +2,9 @@
 
 use warpweft::cluster::{Cluster, Contention, preset};
 use warpweft::config::{Capture, Config, Prefetch};
+use warpweft::format::{Format, Orientation};
+use warpweft::model::{Form, Model, Phase, StepProgram};
+use warpweft::plan::{Measured, StepPlan};
 use warpweft::session::{costs_of, plan_program_on, simulate_program};
 
 use crate::shapes::{SHAPES, program};
@@ -36,6 +39,62 @@ fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_othe
                 assert_eq!(u128::from(forecast.step), last, "{name}, {prefetch}, {communicators}");
             }
         }
+    }
+}
+
+/// A call of three weights, gathered as one or, in groups of one, each alone.
+fn of_three(groups_of: Option<usize>) -> StepProgram {
+    let mut model = Model::builder();
+    let rows = [256, 512, 1280];
+    let weights = rows.map(|rows| model.sharded(&format!("w{rows}"), rows, 128, Format::NVFP4_2D).unwrap());
+    for (number, members) in groups_of.into_iter().flat_map(|of| weights.chunks(of)).enumerate() {
+        model.group(&format!("group{number}"), members).unwrap();
+    }
+    let mut program = StepProgram::builder("evaluate", &model.build());
+    let mut call = program.call("all", Phase::Forward);
+    for weight in weights {
+        call = call.uses(weight, Orientation::Columnwise, Form::Dense);
+    }
+    call.add().unwrap();
+    program.build_evaluation().unwrap()
+}
+
+/// What was measured of three weights in one gather is spread over them by their bytes, and so prices plans that
+/// gather them apart; and back.
+#[test]
+fn a_measured_gather_counts_for_each_of_its_weights_whatever_they_travel_with() {
+    let (config, cluster) = (Config::default(), plain());
+    let costs = costs_of(&config, &cluster, 4).unwrap();
+    let [joined, apart] =
+        [None, Some(1)].map(|groups_of| plan_program_on(&of_three(groups_of), &config, &cluster, 4).unwrap());
+    let times: Vec<u64> = (1..=joined.tasks.len() as u64).map(|number| number * 1_000_000_000).collect();
+    let of_op = |plan: &StepPlan, times: &[u64], op: &str| -> Vec<u64> {
+        let tasks = plan.tasks.iter().zip(times).filter(|(task, _)| task.op.name() == op);
+        tasks.map(|(_, time)| *time).collect()
+    };
+    let forecast = |plan: &StepPlan, measured: Measured| -> Vec<u64> {
+        let costs = costs.clone().with_measured(measured);
+        plan.forecast(&costs).spans.iter().map(|span| span.end - span.begin).collect()
+    };
+    let priced = forecast(&apart, Measured::new(&joined, &times));
+    let mut ops = 0;
+    for op in ["all-gather", "assemble", "transpose", "dequantize"] {
+        let whole = of_op(&joined, &times, op);
+        let parts = of_op(&apart, &priced, op);
+        let [whole] = whole[..] else { continue };
+        // Bytes are proportional to rows: 1, 2 and 5 of 8 parts; a scale for each tensor is little.
+        let shares: Vec<f64> = parts.iter().map(|part| *part as f64 / whole as f64).collect();
+        assert_eq!(parts.len(), 3, "{op}");
+        for (share, expected) in shares.iter().zip([0.125, 0.25, 0.625]) {
+            assert!((share - expected).abs() < 1e-3, "{op}: {shares:?}");
+        }
+        ops += 1;
+    }
+    assert_eq!(ops, 4);
+    let back = forecast(&joined, Measured::new(&apart, &priced));
+    for op in ["all-gather", "assemble", "transpose", "dequantize"] {
+        let (found, told) = (of_op(&joined, &back, op)[0], of_op(&joined, &times, op)[0]);
+        assert!(found.abs_diff(told) <= 3, "{op}: {found} of {told}");
     }
 }
 

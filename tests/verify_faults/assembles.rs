@@ -132,7 +132,7 @@ fn planes_are_assembled_once() {
 /// PL-2
 #[test]
 fn a_member_left_out_of_its_group_s_assemble_is_missed() {
-    let mut plan = StepPlan::build(&experts(Format::F32, true), &policy(), Mesh::new(4).unwrap()).unwrap();
+    let mut plan = StepPlan::build(&experts(Format::F32, Some(4)), &policy(), Mesh::new(4).unwrap()).unwrap();
     let whole = |op: &Op| matches!(op, Op::Assemble { parts } if parts.len() > 1);
     let gathers = plan.tasks.iter().filter(|task| task.op.is_gather()).count();
     assert_eq!(

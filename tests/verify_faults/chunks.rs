@@ -12,7 +12,7 @@ use crate::programs::policy;
 /// Every gather in chunks of a kilobyte of all four ranks.
 fn plan() -> StepPlan {
     let policy = Policy { chunk: Some(1024), ..policy() };
-    StepPlan::build(&experts(Format::NVFP4_2D, false), &policy, Mesh::new(4).unwrap()).unwrap()
+    StepPlan::build(&experts(Format::NVFP4_2D, None), &policy, Mesh::new(4).unwrap()).unwrap()
 }
 
 fn is_chunk(op: &Op) -> bool {
@@ -28,7 +28,7 @@ fn chunk(plan: &mut StepPlan, position: usize) -> &mut Chunk {
 
 #[test]
 fn chunks_carry_the_bytes_of_a_whole_gather_and_prove_as_much() {
-    let whole = StepPlan::build(&experts(Format::NVFP4_2D, false), &policy(), Mesh::new(4).unwrap()).unwrap();
+    let whole = StepPlan::build(&experts(Format::NVFP4_2D, None), &policy(), Mesh::new(4).unwrap()).unwrap();
     let cut = plan();
     assert!(cut.tasks.iter().filter(|task| is_chunk(&task.op)).count() > 12);
     assert_eq!(cut.bounds.wire_bytes, whole.bounds.wire_bytes);

@@ -13,16 +13,17 @@ use crate::programs::policy;
 
 const EXPERTS: usize = 4;
 
-/// A dense layer, a layer of experts that one call uses all of, forward and backward, and another dense layer.
-pub(crate) fn experts(format: Format, grouped: bool) -> StepProgram {
+/// A dense layer, a layer of experts that one call uses all of, forward and backward, and another dense layer. The
+/// experts are in groups of so many, or in none.
+pub(crate) fn experts(format: Format, groups_of: Option<usize>) -> StepProgram {
     let mut model = Model::builder();
     let before = model.sharded("before", 64, 64, format).unwrap();
     let experts: Vec<WeightId> = (0..EXPERTS)
         .map(|n| model.sharded(&format!("expert{n}"), 64 + 32 * n, 64, format).unwrap())
         .collect();
     let after = model.sharded("after", 64, 64, format).unwrap();
-    if grouped {
-        model.group("experts", &experts).unwrap();
+    for (number, members) in groups_of.into_iter().flat_map(|of| experts.chunks(of)).enumerate() {
+        model.group(&format!("experts.{number}"), members).unwrap();
     }
     let mut program = StepProgram::builder("experts", &model.build());
     for (name, orientation) in [("forward", Orientation::Rowwise), ("backward", Orientation::Columnwise)] {
@@ -48,8 +49,10 @@ fn on_demand() -> Policy {
     Policy { prefetch: GatherStart::Depth(0), ..policy() }
 }
 
-fn plan(grouped: bool, policy: &Policy) -> StepPlan {
-    StepPlan::build(&experts(Format::NVFP4_2D, grouped), policy, Mesh::new(4).unwrap()).unwrap()
+/// All experts are one group, or each is one.
+fn plan(together: bool, policy: &Policy) -> StepPlan {
+    let of = if together { EXPERTS } else { 1 };
+    StepPlan::build(&experts(Format::NVFP4_2D, Some(of)), policy, Mesh::new(4).unwrap()).unwrap()
 }
 
 fn count(plan: &StepPlan, wanted: impl Fn(&Op) -> bool) -> usize {
@@ -77,7 +80,7 @@ fn a_group_is_gathered_and_reduced_as_one_collective_with_the_same_bytes() {
     assert_eq!(verify(&together).unwrap().gradients, verify(&apart).unwrap().gradients);
 }
 
-/// A group counts as one use, so that a depth of 1 hides it behind the call before.
+/// A call counts once, however many weights and groups it uses: a depth of 1 hides them behind the call before.
 #[test]
 fn a_group_is_gathered_as_far_ahead_as_a_single_weight() {
     for depth in 1..4 {

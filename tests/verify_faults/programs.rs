@@ -16,7 +16,7 @@ use crate::matrices::by_matrices;
 
 use Orientation::{Columnwise as Cols, Rowwise as Rows};
 
-/// Two communicators, gathers two uses ahead, regather in backward, columnwise planes on demand.
+/// Two communicators, gathers two calls ahead, regather in backward, columnwise planes on demand.
 pub(crate) fn policy() -> Policy {
     Policy {
         prefetch: GatherStart::Depth(2),

@@ -134,7 +134,7 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         path: "prefetch.chunk",
-        expected: "a size above zero such as \"64 MiB\", or remove it to gather every weight whole",
+        expected: "a size above zero such as \"64 MiB\", or remove it to gather the weights of a call as one collective",
         value: |c| c.prefetch.chunk.and_then(toml),
         valid: |c| c.prefetch.chunk.is_none_or(|size| size.bytes() > 0),
     },

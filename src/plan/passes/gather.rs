@@ -1,8 +1,9 @@
 //! Makes a task of every gather that is needed, where the timetable asks for it.
 //!
-//! Law (PL-2): every use has exactly one producing gather; what is gathered for one call of one group is one
-//! task. A gather asked for at stage s is released by the end of the call before s. A gather of a weight that
-//! the policy cuts is several tasks, in the order of their bytes, all released like the whole; they stand in
+//! Law (PL-2): every use has exactly one producing gather; what is asked for at one stage for one call is one
+//! task, but each declared group one of its own. A gather asked for at stage s is released by the end of the call
+//! before s. A policy with a chunk bounds what is no group: weights of a call share a task up to so many bytes, and
+//! a weight of more is several tasks, in the order of their bytes, all released like the whole; they stand in
 //! T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. None is made
 //! where the latest one serves ([`Latest`]). Which planes are needed, and when each is asked for, is decided in
 //! [`super::super::prefetch`].
@@ -25,6 +26,16 @@ struct Collected<'a> {
     cut: Option<Cut>,
     name: &'a str,
     parts: Vec<GatherPart>,
+    /// What it brings, counted over all ranks.
+    bytes: usize,
+}
+
+/// The gathers of one call in the making.
+#[derive(Default)]
+struct OfCall<'a> {
+    all: Vec<Collected<'a>>,
+    /// Which of them takes what is asked for at a stage: of a group, or of none.
+    open: HashMap<(usize, Option<GroupId>), usize>,
 }
 
 /// A gather that is cut into chunks.
@@ -72,16 +83,14 @@ pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], ti
     let mut latest: Latest<(WeightId, Orientation)> = Latest::new();
     let mut timed = timetable.issues.iter().zip(&timetable.kept);
     for of_call in demands.chunk_by(|one, other| one.stage == other.stage) {
-        let mut collected: Vec<Collected<'_>> = Vec::new();
-        // Where in it those of a group are.
-        let mut groups: HashMap<GroupId, usize> = HashMap::new();
+        let mut collected = OfCall::default();
         for (demand, (issue, kept)) in of_call.iter().zip(&mut timed) {
             let (stage, planes) = (demand.stage, (demand.weight, demand.orientation));
-            let make = || collect(draft, (&mut collected, &mut groups), demand, *issue);
+            let make = || collect(draft, &mut collected, demand, *issue);
             let supply = latest.serve(planes, stage, *issue, demand.keeps || *kept, make);
             draft.supplies[stage][demand.position] = Some(supply);
         }
-        for gather in collected {
+        for gather in collected.all {
             add(draft, gather);
         }
     }
@@ -99,10 +108,10 @@ fn replicated(draft: &mut Draft<'_>) {
     }
 }
 
-/// Puts the planes of a demand into its group's gather, or into one of their own.
+/// Puts the planes of a demand into the gather that takes them, or into one of their own.
 fn collect<'a>(
     draft: &mut Draft<'_>,
-    (collected, groups): (&mut Vec<Collected<'a>>, &mut HashMap<GroupId, usize>),
+    collected: &mut OfCall<'a>,
     demand: &Demand<'a>,
     issue: usize,
 ) -> Supply {
@@ -112,20 +121,23 @@ fn collect<'a>(
         Content::Gathered(weight, orientation),
     );
     let part = GatherPart { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
-    match group.and_then(|group| groups.get(&group).copied()) {
-        Some(place) => {
-            let other = &mut collected[place];
-            other.parts.push(part);
-            Supply { slot: to, stage: other.issue, gather: other.parts[0].to }
-        }
-        None => {
-            let cut = Cut::of(draft, demand, issue);
-            groups.extend(group.map(|group| (group, collected.len())));
-            collected.push(Collected { issue, cut, name, parts: vec![part] });
-            let last = cut.and_then(|cut| cut.chunks().next_back());
-            Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage), gather: to }
-        }
+    let ranks = draft.weights.mesh.size(Group::Shard) as usize;
+    let bytes = draft.weights.layout(weight).shard_bytes(orientation).saturating_mul(ranks);
+    let most = draft.policy.chunk.filter(|_| group.is_none()).unwrap_or(usize::MAX);
+    let OfCall { all, open } = collected;
+    let taker = open.get(&(issue, group)).and_then(|place| all.get_mut(*place));
+    if let Some(taker) = taker.filter(|taker| taker.bytes.saturating_add(bytes) <= most) {
+        taker.parts.push(part);
+        taker.bytes = taker.bytes.saturating_add(bytes);
+        return Supply { slot: to, stage: issue, gather: taker.parts[0].to };
     }
+    let cut = Cut::of(draft, demand, issue);
+    if cut.is_none() {
+        open.insert((issue, group), all.len());
+    }
+    all.push(Collected { issue, cut, name, parts: vec![part], bytes });
+    let last = cut.and_then(|cut| cut.chunks().next_back());
+    Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage), gather: to }
 }
 
 fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {

@@ -23,7 +23,7 @@ const MARGINS: [f64; 5] = [0.0, 0.5, 1.0, 2.0, 4.0];
 /// Places of reductions, in calls behind their own.
 const BEHIND: [usize; 5] = [1, 2, 3, 4, 6];
 
-/// Depths, in uses.
+/// Depths, in calls.
 const DEPTHS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
 
 /// Stages whose gathers are asked for together, so that reductions have the link to themselves in between.

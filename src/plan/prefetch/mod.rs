@@ -10,15 +10,15 @@
 //! | `choice` | the policies there are |
 //! | `timetable` | what a policy comes to |
 //! | `demands` | the planes each use needs |
-//! | `depth` | n uses ahead |
+//! | `depth` | n calls ahead |
 //! | `bytes` | as early as a number of gathered bytes in flight allows |
 //! | `deadline` | as late as is safe, by what everything takes |
 //! | `together` | demands of one group have one stage |
 //! | `auto` | the best of these within the budget, by what they are expected to take |
 //!
-//! Demands of one group and one call are asked for together: by time at the earliest of their stages, by
-//! bytes and by hand at the latest, when there is room for all. A demand whose planes are still there is not
-//! gathered again: see the gather pass.
+//! By depth all demands of a call have one stage. Otherwise those of one group and one call have: by time the
+//! earliest of their stages, by bytes and by hand the latest, when there is room for all. What one call demands
+//! at one stage is one gather, and planes that are still there are not gathered again: see the gather pass.
 
 mod auto;
 mod bytes;

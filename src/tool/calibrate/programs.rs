@@ -114,7 +114,7 @@ pub(super) struct Experiment {
     pub(super) program: StepProgram,
     /// Of every call, in program order.
     pub(super) parts: Arc<[Part]>,
-    /// How many uses ahead gathers start.
+    /// How many calls ahead gathers start.
     pub(super) depth: u32,
     /// 1 or 2.
     pub(super) communicators: u32,

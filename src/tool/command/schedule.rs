@@ -150,7 +150,7 @@ pub(super) struct ModelArguments {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Uses ahead of which a gather may start, over the configuration's policy; 0 is on demand
+    /// How many calls ahead weights are gathered, over the configuration's policy; 0 is on demand
     #[arg(long, value_name = "D", group = "prefetch", value_parser = clap::value_parser!(u32).range(0..=i64::from(Prefetch::MAX_DEPTH)))]
     depth: Option<u32>,
 
