@@ -28,7 +28,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1).map(PathBuf::from);
-    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/train_depth_2.json");
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("traces/train_depth_1.json");
     let trace = arguments.next().unwrap_or(committed);
     let picture = arguments.next().unwrap_or_else(|| std::env::temp_dir().join("warpweft_trace.svg"));
 

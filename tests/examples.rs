@@ -37,7 +37,7 @@ fn the_numbered_examples_run() {
     says("03_mixed_formats", &[], "3 buckets on 4 ranks");
     says("04_custom_shards", &[], "gathered bytes equal the whole weight's: true");
     let picture = tempfile::tempdir().unwrap().path().with_extension("svg");
-    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_1.json");
     says("05_read_a_trace", &[trace, picture.to_str().unwrap()], "steps, as shares of step time");
     assert!(std::fs::read_to_string(&picture).unwrap().starts_with("<svg"));
     std::fs::remove_file(&picture).unwrap();
@@ -363,7 +363,7 @@ fn the_numbered_examples_are_quiet_when_nobody_reads_on() {
     for name in ["01_print_a_plan", "02_plug_in_a_closure", "03_mixed_formats", "05_read_a_trace"] {
         let mut job = Command::new(example(name));
         if name == "05_read_a_trace" {
-            let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
+            let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_1.json");
             job.arg(trace).arg(&picture);
         }
         let mut job = job.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -422,7 +422,7 @@ fn a_trace_whose_name_is_no_text_is_refused() {
 
 #[test]
 fn examples_that_cannot_read_or_write_a_file_name_it() {
-    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json");
+    let committed = concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_1.json");
     let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
     for (arguments, advice) in [
         (&["/nowhere/trace.json"][..], "name a file"),

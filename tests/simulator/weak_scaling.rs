@@ -23,10 +23,10 @@ enum Layout {
 
 /// What example 09 prints and `docs/simulating.md` shows: layout, share of the preset's speed, efficiencies.
 const SIMULATED: [(Layout, f64, [f64; 6]); 4] = [
-    (Layout::Pairs, 1.0, [100.0, 84.5, 70.8, 64.8, 60.9, 58.5]),
-    (Layout::Pairs, 0.5, [100.0, 99.1, 98.2, 96.6, 94.8, 91.9]),
-    (Layout::Sharded, 1.0, [100.0, 101.7, 91.3, 87.1, 78.1, 70.5]),
-    (Layout::Sharded, 0.5, [100.0, 100.9, 101.1, 101.0, 100.6, 100.1]),
+    (Layout::Pairs, 1.0, [100.0, 84.6, 71.0, 64.9, 60.9, 58.6]),
+    (Layout::Pairs, 0.5, [100.0, 99.2, 98.5, 96.6, 94.9, 92.0]),
+    (Layout::Sharded, 1.0, [100.0, 101.7, 91.1, 87.4, 82.6, 76.7]),
+    (Layout::Sharded, 0.5, [100.0, 101.0, 101.1, 101.1, 100.9, 100.6]),
 ];
 
 /// Points by which a simulated efficiency may move before somebody has to look at it.

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_part_that_the_trace_lacks_is_refused_with_what_it_has() {
-        let trace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_2.json"));
+        let trace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/traces/train_depth_1.json"));
         let folder = tempfile::tempdir().unwrap();
         let outputs = Outputs { picture: Some(folder.path().join("part.svg")), ..Outputs::default() };
         let refused = |part: TracePart| show_trace(trace, &outputs, &part).unwrap_err().to_string();
