@@ -122,6 +122,21 @@ fn of_a_call_only_what_is_no_longer_there_is_gathered() {
 }
 
 #[test]
+fn a_weight_that_a_call_uses_in_both_orientations_is_one_gather_in_its_name() {
+    let mut model = Model::builder();
+    let weight = model.sharded("w", 256, 128, Format::Mxfp8).unwrap();
+    let mut program = StepProgram::builder("evaluate", &model.build());
+    let both = program.call("both", Phase::Forward).uses(weight, Orientation::Rowwise, Form::Planes);
+    both.uses(weight, Orientation::Columnwise, Form::Planes).add().unwrap();
+    let plan = plan(&program.build_evaluation().unwrap(), &policy(1));
+    let named = |wanted: &str| -> Vec<&str> {
+        let tasks = plan.tasks.iter().filter(|task| task.op.name() == wanted);
+        tasks.map(|task| task.subject.as_str()).collect()
+    };
+    assert_eq!((named("all-gather"), named("assemble")), (vec!["w"], vec!["w"]));
+}
+
+#[test]
 fn a_group_and_what_exceeds_a_chunk_travel_apart_from_the_others_of_their_call() {
     let of_first = |groups_of, chunk| {
         let plan = plan(&layers(groups_of), &Policy { chunk, ..policy(1) });

@@ -151,7 +151,7 @@ fn a_chain_on_demand_is_fully_exposed() {
 }
 
 #[test]
-fn a_chain_one_use_ahead_hides_all_but_its_first_gather() {
+fn a_chain_one_call_ahead_hides_all_but_its_first_gather() {
     let simulated = simulate_program(&chain(10, 100, 100_000), &depth(1), &plain(), RANKS, 1).unwrap();
     assert_eq!(simulated.step.as_nanos() as u64, GATHER + 10 * 100_000);
     assert_eq!(simulated.exposure.exposed.count(), GATHER);

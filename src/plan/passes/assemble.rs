@@ -9,7 +9,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Place, Section, ahead_of};
-use super::of_group;
+use super::{of_group, weights_of};
 use crate::id::SlotId;
 use crate::op::{GatherPart, Op};
 
@@ -48,8 +48,9 @@ pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
     for reader in first_readers(draft) {
         let (carrier, place) = reader.assembles(draft.derives_ahead());
         let parts = reader.of.parts;
-        let subject =
-            parts.first().map_or_else(String::new, |first| of_group(draft.name(first.weight), parts.len()));
+        let subject = parts
+            .first()
+            .map_or_else(String::new, |first| of_group(draft.name(first.weight), weights_of(&parts)));
         added.push((place, DraftTask::local(Op::Assemble { parts }, subject, carrier)));
     }
     draft.insert(added);

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};
 use super::latest::Latest;
-use super::{of_group, peers};
+use super::{of_group, peers, weights_of};
 use crate::format::Orientation;
 use crate::id::{CallId, GroupId, WeightId};
 use crate::layout::{ALIGNMENT, Content};
@@ -26,8 +26,8 @@ struct Collected<'a> {
     cut: Option<Cut>,
     name: &'a str,
     parts: Vec<GatherPart>,
-    /// What it brings, counted over all ranks.
-    bytes: usize,
+    /// Bytes that each rank gives.
+    given: usize,
 }
 
 /// The gathers of one call in the making.
@@ -122,26 +122,27 @@ fn collect<'a>(
     );
     let part = GatherPart { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
     let ranks = draft.weights.mesh.size(Group::Shard) as usize;
-    let bytes = draft.weights.layout(weight).shard_bytes(orientation).saturating_mul(ranks);
+    let given = draft.weights.layout(weight).shard_bytes(orientation);
     let most = draft.policy.chunk.filter(|_| group.is_none()).unwrap_or(usize::MAX);
     let OfCall { all, open } = collected;
     let taker = open.get(&(issue, group)).and_then(|place| all.get_mut(*place));
-    if let Some(taker) = taker.filter(|taker| taker.bytes.saturating_add(bytes) <= most) {
+    let all_given = |taker: &Collected<'_>| taker.given.saturating_add(given);
+    if let Some(taker) = taker.filter(|taker| all_given(taker).saturating_mul(ranks) <= most) {
+        taker.given = all_given(taker);
         taker.parts.push(part);
-        taker.bytes = taker.bytes.saturating_add(bytes);
         return Supply { slot: to, stage: issue, gather: taker.parts[0].to };
     }
     let cut = Cut::of(draft, demand, issue);
     if cut.is_none() {
         open.insert((issue, group), all.len());
     }
-    all.push(Collected { issue, cut, name, parts: vec![part], bytes });
+    all.push(Collected { issue, cut, name, parts: vec![part], given });
     let last = cut.and_then(|cut| cut.chunks().next_back());
     Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage), gather: to }
 }
 
 fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
-    let Collected { issue, cut, name, parts, .. } = gather;
+    let Collected { issue, cut, name, parts, given } = gather;
     let peers = peers(draft.weights.mesh, Group::Shard);
     let release = issue.checked_sub(1).map(CallId::at);
     if let (Some(cut), [part]) = (cut, parts.as_slice()) {
@@ -153,11 +154,9 @@ fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
         }
         return;
     }
-    let shard = |part: &GatherPart| draft.weights.layout(part.weight).shard_bytes(part.orientation);
-    let bytes = parts.iter().map(shard).fold(0, usize::saturating_add);
-    let subject = of_group(name, parts.len());
+    let subject = of_group(name, weights_of(&parts));
     let op = Op::AllGather { parts };
-    let mut task = DraftTask::collective(op, subject, Carrier::Gather, bytes.saturating_mul(peers));
+    let mut task = DraftTask::collective(op, subject, Carrier::Gather, given.saturating_mul(peers));
     task.release = release;
     draft.add(issue, Section::Gathers, task);
 }

@@ -17,9 +17,11 @@ mod optimize;
 mod quantize;
 mod reduce;
 
+use std::collections::HashSet;
+
 use crate::format::ElementType;
 use crate::model::{Group, Mesh};
-use crate::op;
+use crate::op::{self, GatherPart};
 
 pub(super) use assemble::assemble;
 pub(super) use buffers::buffers;
@@ -31,12 +33,17 @@ pub(super) use optimize::optimize;
 pub(super) use quantize::quantize;
 pub(super) use reduce::reduce;
 
-/// What a collective of `parts` weights concerns, of which `name` is the first.
-fn of_group(name: &str, parts: usize) -> String {
-    match parts {
+/// What a task of so many weights concerns, of which `name` is the first.
+fn of_group(name: &str, weights: usize) -> String {
+    match weights {
         0 | 1 => name.to_owned(),
-        _ => format!("{name} and {} more", parts - 1),
+        _ => format!("{name} and {} more", weights - 1),
     }
+}
+
+/// How many weights have planes among these; those of one weight in two orientations are two parts.
+fn weights_of(parts: &[GatherPart]) -> usize {
+    parts.iter().map(|part| part.weight).collect::<HashSet<_>>().len()
 }
 
 /// Bytes a rank receives when every other one of its group sends it `elements` values. Saturates.
