@@ -121,6 +121,7 @@ pub mod config;
 mod digest;
 #[doc(hidden)]
 pub mod exec;
+mod file_kind;
 #[doc(hidden)]
 pub mod flow;
 pub mod format;

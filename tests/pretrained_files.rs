@@ -242,7 +242,6 @@ fn a_hostile_file_is_refused_with_what_is_wrong_with_it() {
     let cases = [
         (Vec::new(), "has 0 bytes"),
         (vec![0; 7], "has 7 bytes"),
-        (b"version https://git-lfs.github.com/spec/v1\n".to_vec(), "give no length of a header"),
         (u64::MAX.to_le_bytes().to_vec(), "give no length of a header, but 18446744073709551615"),
         (100_000_000_u64.to_le_bytes().to_vec(), "cut off in its header of 100000000 bytes"),
         (file_of("[]", 0), "expected an object of tensors"),
@@ -276,8 +275,6 @@ fn a_hostile_file_is_refused_with_what_is_wrong_with_it() {
     assert_eq!(PretrainedFiles::open([&path]).unwrap().tensor_names().len(), 0);
     let missing = PretrainedFiles::open([folder.path().join("none")]).unwrap_err();
     assert!(matches!(&missing, PretrainedError::File { .. }), "{missing}");
-    let no_file = PretrainedFiles::open([folder.path()]).unwrap_err().to_string();
-    assert!(no_file.contains("it is no plain file"), "{no_file}");
 }
 
 #[test]
@@ -504,7 +501,9 @@ fn a_folder_of_the_hub_is_opened_by_its_index_or_by_its_only_file() {
     ];
     write_index(folder.path(), &listed);
     let files = PretrainedFiles::open_model(folder.path()).unwrap();
-    assert_eq!(files.tensor_names().len(), 5, "and the tensor that is no weight");
+    assert_eq!(files.tensor_names().len(), 4, "what the index does not list is not there");
+    let error = files.shape("steps").unwrap_err().to_string();
+    assert!(error.contains("their index does not list it"), "{error}");
     let mut values = [0.0; SIZE];
     files.rows("model.layer0.weight", 0, SIZE, &mut values).unwrap();
     assert_eq!(bits(&values), bits(&masters("layer0", 1)));
@@ -514,6 +513,36 @@ fn a_folder_of_the_hub_is_opened_by_its_index_or_by_its_only_file() {
     assert!(matches!(&missing, PretrainedError::File { path, .. } if path.ends_with("model.safetensors")));
     write(&alone.path().join("model.safetensors"), &[given("w", Dtype::F32, &[2], &[1.0, 2.0])]);
     assert_eq!(PretrainedFiles::open_model(alone.path()).unwrap().shape("w").unwrap(), [2]);
+}
+
+/// Both have it, and the index says which of them counts.
+#[test]
+fn of_two_files_with_one_tensor_the_one_counts_that_the_index_lists() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["a.safetensors", "b.safetensors"];
+    for (name, value) in names.into_iter().zip([1.0, 2.0]) {
+        let alone = given(name, Dtype::F32, &[1], &[value]);
+        write(&folder.path().join(name), &[given("shared", Dtype::F32, &[1], &[value]), alone]);
+    }
+    for (counts, value) in names.into_iter().zip([1.0, 2.0]) {
+        let of_each = names.map(|name| (name, name));
+        write_index(folder.path(), &[("shared", counts), of_each[0], of_each[1]]);
+        let files = PretrainedFiles::open_model(folder.path()).unwrap();
+        let mut values = [0.0];
+        files.rows("shared", 0, 1, &mut values).unwrap();
+        assert_eq!(values, [value], "{counts}");
+    }
+}
+
+#[test]
+fn a_name_of_the_hub_is_no_folder_and_is_told_what_to_do() {
+    let error = PretrainedFiles::open_model("some-company/some-model").unwrap_err();
+    assert!(matches!(error, PretrainedError::NoFolder { .. }), "{error}");
+    let said = error.to_string();
+    assert!(
+        said.contains("there is no folder some-company/some-model") && said.contains("download"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -19,6 +19,33 @@ pub enum PretrainedError {
         /// What the system says.
         source: std::io::Error,
     },
+    /// A folder, or a file of another kind than safetensors.
+    #[error("{} is {what}", path.display())]
+    NotSafetensors {
+        /// The file.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: String,
+    },
+    /// There is no such folder.
+    #[error(
+        "there is no folder {}; models are opened where they are on the disk: download the model, and name its folder",
+        path.display()
+    )]
+    NoFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A tensor that holds something other than a weight in plain numbers: codes, scales, what an optimizer keeps.
+    #[error("tensor `{}` is no weight in plain numbers, for {} is {what}", shown(tensor), path.display())]
+    NotWeights {
+        /// The tensor.
+        tensor: String,
+        /// Its file.
+        path: PathBuf,
+        /// What the file is, and what to do.
+        what: String,
+    },
     /// A file is no sound safetensors file.
     #[error(
         "{} is no sound safetensors file: {reason}; fetch it again, with its content and not a pointer of Git LFS in its place",
@@ -54,7 +81,10 @@ pub enum PretrainedError {
         second: PathBuf,
     },
     /// No file has a tensor of this name.
-    #[error("none of the {files} files has a tensor `{tensor}`; {}", proposed(near))]
+    #[error(
+        "none of the {files} files has a tensor `{tensor}`, or their index does not list it; {}",
+        proposed(near)
+    )]
     NoTensor {
         /// The name asked for.
         tensor: String,

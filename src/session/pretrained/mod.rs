@@ -20,6 +20,7 @@ use super::initial::MasterRows;
 use super::tensor_header::{self, Unsound};
 use crate::config::near;
 use crate::errors::shown;
+use crate::file_kind::{Listed, NotWeights, Stated, of_start};
 use crate::format::Shape;
 use crate::model::Model;
 
@@ -39,6 +40,9 @@ const LONGEST_NAME: usize = 200;
 /// Opening reads the headers. Rows are read when they are asked for, by any thread, and converted to f32,
 /// which is exact: F32, BF16 and F16 are read; tensors of other dtypes may be in the files. The files stay
 /// open. A clone reads the same files.
+///
+/// Codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for, with
+/// what the file is ([`PretrainedError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
 ///
 /// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one
 /// row, or one column where a weight is n×1. One of more dimensions has rows of its last one, so
@@ -88,6 +92,8 @@ pub struct PretrainedFiles {
 struct Opened {
     files: Vec<Source>,
     tensors: BTreeMap<String, Tensor>,
+    /// Those that hold something other than a weight.
+    not_weights: NotWeights,
 }
 
 /// One file, at whatever place it was read last.
@@ -113,17 +119,28 @@ impl PretrainedFiles {
     /// [`PretrainedFiles::open_model`] finds them in a model's folder.
     ///
     /// # Errors
-    /// [`PretrainedError::File`], [`PretrainedError::Content`] for what is no sound safetensors file, and
-    /// [`PretrainedError::Twice`] for a name that two files have.
+    /// [`PretrainedError::File`], [`PretrainedError::NotSafetensors`] for a file of another kind,
+    /// [`PretrainedError::Content`] for what is no sound safetensors file, and [`PretrainedError::Twice`] for a name
+    /// that two files have.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self, PretrainedError> {
+        Self::open_listed(paths, |_, _| true)
+    }
+
+    /// Opens files, and takes of each, by its number, the tensors that are `listed`.
+    fn open_listed(
+        paths: impl IntoIterator<Item = impl AsRef<Path>>,
+        listed: impl Fn(usize, &str) -> bool,
+    ) -> Result<Self, PretrainedError> {
         let (mut files, mut tensors) = (Vec::<Source>::new(), BTreeMap::<String, Tensor>::new());
+        let mut stated = Stated::default();
         for path in paths {
             let path = path.as_ref();
-            let described = tensor_header::read(path).map_err(|error| match error {
-                Unsound::File(source) => PretrainedError::File { path: path.to_owned(), source },
-                Unsound::Content(reason) => PretrainedError::Content { path: path.to_owned(), reason },
-            })?;
+            let described = tensor_header::read(path).map_err(|error| unsound(path, error))?;
+            stated = stated.or(Stated::of(path, described.about.keys()));
             for (name, about) in described.tensors {
+                if !listed(files.len(), &name) {
+                    continue;
+                }
                 if let Some(first) = tensors.get(&name) {
                     let (first, second) = (files[first.file].path.clone(), path.to_owned());
                     return Err(PretrainedError::Twice { tensor: name, first, second });
@@ -134,7 +151,10 @@ impl PretrainedFiles {
             }
             files.push(Source { path: path.to_owned(), file: Mutex::new(described.file) });
         }
-        Ok(Self { opened: Arc::new(Opened { files, tensors }) })
+        let all =
+            tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed { name, dtype: *dtype, shape });
+        let not_weights = NotWeights::of(all, &stated);
+        Ok(Self { opened: Arc::new(Opened { files, tensors, not_weights }) })
     }
 
     /// The names of all tensors of all files, sorted.
@@ -154,9 +174,9 @@ impl PretrainedFiles {
     /// rows as `values` has room for.
     ///
     /// # Errors
-    /// [`PretrainedError::NoTensor`], [`PretrainedError::Dtype`], and [`PretrainedError::Rows`] for other
-    /// columns, rows that are not there, or a part of one. [`PretrainedError::File`] when the file cannot be
-    /// read; part of `values` may be filled then.
+    /// [`PretrainedError::NoTensor`], [`PretrainedError::NotWeights`], [`PretrainedError::Dtype`], and
+    /// [`PretrainedError::Rows`] for other columns, rows that are not there, or a part of one.
+    /// [`PretrainedError::File`] when the file cannot be read; part of `values` may be filled then.
     pub fn rows(
         &self,
         tensor: &str,
@@ -195,8 +215,9 @@ impl PretrainedFiles {
     ///
     /// # Errors
     /// [`PretrainedError::Weight`] with the weight, for the first one whose tensor is not there
-    /// ([`PretrainedError::NoTensor`]), is of another shape ([`PretrainedError::Shape`]) or of a dtype that
-    /// is not read ([`PretrainedError::Dtype`]). Nothing but headers was read then.
+    /// ([`PretrainedError::NoTensor`]), is part of a quantized weight or of the state of an optimizer
+    /// ([`PretrainedError::NotWeights`]), is of another shape ([`PretrainedError::Shape`]) or of a dtype that is not
+    /// read ([`PretrainedError::Dtype`]). Nothing but headers was read then.
     pub fn initializer<F: Fn(&str) -> Option<String>>(
         &self,
         model: &Model,
@@ -246,6 +267,10 @@ impl PretrainedFiles {
 
     /// Bytes of an element of a tensor that can be a weight.
     fn width(&self, tensor: &str, found: &Tensor) -> Result<usize, PretrainedError> {
+        if let Some(what) = self.opened.not_weights.what(tensor) {
+            let (tensor, path, what) = (tensor.to_owned(), self.path(found), what.to_owned());
+            return Err(PretrainedError::NotWeights { tensor, path, what });
+        }
         match found.dtype {
             Dtype::F32 => Ok(size_of::<f32>()),
             Dtype::BF16 | Dtype::F16 => Ok(size_of::<u16>()),
@@ -302,6 +327,17 @@ impl Source {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         file.seek(SeekFrom::Start(at))?;
         file.read_exact(bytes)
+    }
+}
+
+/// Why a file is none of tensors: by how it begins, if that says it.
+fn unsound(path: &Path, error: Unsound) -> PretrainedError {
+    match (error, of_start(path)) {
+        (Unsound::File(source), _) => PretrainedError::File { path: path.to_owned(), source },
+        (Unsound::Content(_), Some(what)) => {
+            PretrainedError::NotSafetensors { path: path.to_owned(), what: what.to_owned() }
+        }
+        (Unsound::Content(reason), None) => PretrainedError::Content { path: path.to_owned(), reason },
     }
 }
 

@@ -1,9 +1,10 @@
 //! A model's folder, as the Hugging Face hub lays it out.
 //!
-//! Law: the folder's index says which files there are, and no file is opened that is not directly in the folder. What
-//! the index promises, the files have: a tensor that is not where it says is an error at once, not a surprise later.
+//! Law: the folder's index says which files there are and which tensor is in which of them, and no file is opened
+//! that is not directly in the folder. What the index promises, the files have: a tensor that is not where it says is
+//! an error at once, not a surprise later. What it does not list is not there, even where a file has it.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
@@ -57,13 +58,17 @@ impl<'de> Visitor<'de> for ListVisitor {
 
 impl PretrainedFiles {
     /// Opens a model's folder, as the Hugging Face hub lays it out: all files that
-    /// `model.safetensors.index.json` lists, or `model.safetensors` where there is no such index.
+    /// `model.safetensors.index.json` lists, or `model.safetensors` where there is no such index. Of each file the
+    /// tensors count that the index lists for it, and no others.
     ///
     /// # Errors
-    /// As [`PretrainedFiles::open`]; [`PretrainedError::Index`] for an index that is none, that names a file outside of
-    /// the folder, or that promises a tensor which its file does not have.
+    /// As [`PretrainedFiles::open`]; [`PretrainedError::NoFolder`]; [`PretrainedError::Index`] for an index that is
+    /// none, that names a file outside of the folder, or that promises a tensor which its file does not have.
     pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, PretrainedError> {
         let folder = folder.as_ref();
+        if !folder.is_dir() {
+            return Err(PretrainedError::NoFolder { path: folder.to_owned() });
+        }
         let path = folder.join(INDEX);
         // A link that leads nowhere, or what this user may not look at, is no reason to take another file.
         let there = std::fs::symlink_metadata(&path);
@@ -72,9 +77,11 @@ impl PretrainedFiles {
         }
         let wrong = |reason| PretrainedError::Index { path: path.clone(), reason };
         let Index { weight_map: Listed(weight_map) } = read(&path)?;
-        let mut names = HashSet::new();
-        if let Some((tensor, _)) = weight_map.iter().find(|(tensor, _)| !names.insert(tensor)) {
-            return Err(wrong(format!("it lists the tensor `{}` twice", shown(tensor))));
+        let mut places: HashMap<&str, &str> = HashMap::new();
+        for (tensor, file) in &weight_map {
+            if places.insert(tensor, file).is_some() {
+                return Err(wrong(format!("it lists the tensor `{}` twice", shown(tensor))));
+            }
         }
         // Each once, in the order of their names.
         let mut files: Vec<&String> = weight_map.iter().map(|(_, file)| file).collect();
@@ -86,12 +93,12 @@ impl PretrainedFiles {
         if files.is_empty() {
             return Err(wrong("it lists no tensor".to_owned()));
         }
-        let opened = Self::open(files.iter().map(|name| folder.join(name)))?;
-        let is_there = |tensor: &str, file: &String| {
-            let found = opened.opened.tensors.get(tensor);
-            found.is_some_and(|found| files.get(found.file).is_some_and(|name| *name == file))
+        let is_listed = |file: usize, tensor: &str| {
+            let place = places.get(tensor);
+            place.is_some() && place.copied() == files.get(file).map(|name| name.as_str())
         };
-        match weight_map.iter().find(|(tensor, file)| !is_there(tensor, file)) {
+        let opened = Self::open_listed(files.iter().map(|name| folder.join(name)), is_listed)?;
+        match weight_map.iter().find(|(tensor, _)| !opened.opened.tensors.contains_key(tensor)) {
             None => Ok(opened),
             Some((tensor, file)) => {
                 Err(wrong(format!("{} does not have the tensor `{}`", shown(file), shown(tensor))))

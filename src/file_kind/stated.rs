@@ -1,0 +1,83 @@
+//! What is said about a file of tensors: by its metadata, and by a `config.json` beside it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::errors::shown;
+
+/// The files that say how a model is quantized, and under which key.
+const BESIDE: [(&str, &str); 2] =
+    [("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")];
+
+/// What names the method, under these keys.
+const METHODS: [&str; 2] = ["quant_method", "quant_algo"];
+
+/// More than a `config.json` takes.
+const LONGEST: u64 = 1 << 24;
+
+/// What is said about files of tensors.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stated {
+    /// Who says that the model is quantized, and as what.
+    quantized: Option<String>,
+    /// Whether a file is one rank's part of a checkpoint of this library.
+    is_part: bool,
+}
+
+/// The key in the metadata of such a part.
+const PART: &str = "warpweft_part";
+
+impl Stated {
+    /// What the metadata of the file `path`, by their keys, and the files beside it say.
+    pub(crate) fn of<'a>(path: &Path, metadata: impl IntoIterator<Item = &'a String>) -> Self {
+        let (mut of_metadata, mut is_part) = (None, false);
+        for key in metadata {
+            is_part |= key == PART;
+            if key.to_ascii_lowercase().contains("quantiz") {
+                of_metadata = Some(format!("its metadata have `{}`", shown(key)));
+            }
+        }
+        Self { quantized: beside(path).or(of_metadata), is_part }
+    }
+
+    /// What this or the other one says, as the files of one model.
+    pub(crate) fn or(self, other: Self) -> Self {
+        Self { quantized: self.quantized.or(other.quantized), is_part: self.is_part || other.is_part }
+    }
+
+    /// What a file is, if it is one rank's part of a checkpoint.
+    pub(super) fn part(&self) -> Option<&'static str> {
+        let what = "one rank's part of a checkpoint: rows of masters and the state of an optimizer; write the weights \
+                    of all parts by `PartFiles::save_weights`";
+        self.is_part.then_some(what)
+    }
+
+    /// Who says that the model is quantized, and as what, in words.
+    pub(super) fn quantized(&self) -> Option<&str> {
+        self.quantized.as_deref()
+    }
+}
+
+/// What files in the folder of `path` say. One that cannot be read says nothing.
+fn beside(path: &Path) -> Option<String> {
+    let folder = path.parent()?;
+    BESIDE.iter().find_map(|(name, key)| {
+        let about = read(&folder.join(name))?.get_mut(*key)?.take();
+        let method = METHODS.iter().find_map(|method| about.get(method)?.as_str());
+        let method = method.map(|method| format!(", by `{}`", shown(method))).unwrap_or_default();
+        about.is_object().then(|| format!("`{name}` beside it says that it is quantized{method}"))
+    })
+}
+
+fn read(path: &Path) -> Option<Value> {
+    // Asked before opening: opening a pipe waits for its writer.
+    if !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut json = Vec::new();
+    File::open(path).ok()?.take(LONGEST).read_to_end(&mut json).ok()?;
+    serde_json::from_slice(&json).ok()
+}
