@@ -44,6 +44,28 @@ fn memory_follows_the_largest_matrix_and_not_the_file() {
 }
 
 #[test]
+fn of_a_stack_one_matrix_is_in_memory_at_a_time() {
+    let _alone = ALONE.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output, back) =
+        (folder.path().join("in"), folder.path().join("out"), folder.path().join("back"));
+    // 24 matrices of 1 MiB.
+    let bytes = 24 * MIB;
+    let header =
+        format!(r#"{{"experts":{{"dtype":"F32","shape":[24,512,512],"data_offsets":[0,{bytes}]}}}}"#);
+    let mut file = File::create(&input).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + bytes as u64).unwrap();
+    let options = QuantizeOptions::new(Format::NVFP4_2D);
+    let peak = peak_of(|| drop(quantize_checkpoint(&input, &output, &options, &mut ()).unwrap()));
+    assert!(peak < 3 * MIB + 2 * MIB, "quantize: {peak}");
+    let peak = peak_of(|| drop(dequantize_checkpoint(&output, &back, false, &mut ()).unwrap()));
+    assert!(peak < 2 * MIB + 3 * MIB, "dequantize: {peak}");
+    assert_eq!(back.metadata().unwrap().len() / MIB as u64, 24);
+}
+
+#[test]
 fn the_documented_bytes_per_element_hold_for_every_format() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();

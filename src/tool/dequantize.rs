@@ -10,17 +10,17 @@ use std::time::Instant;
 use safetensors::Dtype;
 
 use super::checkpoint::{Header, Input, Outline, Output, TensorEntry, TensorId, reserve, shown};
-use super::manifest::{KEY, Manifest, Part};
-use super::report::{Converted, Report};
+use super::manifest::{KEY, Manifest, Matrices, Part};
+use super::report::{Converted, Copied, CopyReason, Lost, Report};
 use super::{Progress, ToolError};
-use crate::format::{Format, Orientation, Planes, Shape, dequantize};
+use crate::format::{Format, Orientation, Planes, dequantize};
 
 /// Values written at once.
 const PIECE: usize = 1 << 18;
 
 /// Turns every quantized tensor of a checkpoint that [`quantize_checkpoint`](super::quantize_checkpoint) wrote
-/// into F32 `[M, K]` under its old name, from its rowwise parts; all other tensors are copied. `replace` allows
-/// that there is a file `output`.
+/// into F32 `[M, K]`, or `[N, M, K]` where it was a stack of matrices, under its old name, from its rowwise parts;
+/// all other tensors are copied. `replace` allows that there is a file `output`.
 ///
 /// The dtype is F32 whatever it was before, for codes times scales are f32 values. The columnwise parts may be
 /// absent.
@@ -40,6 +40,9 @@ pub fn dequantize_checkpoint(
     let Some(manifest) = Manifest::of(&header, input)? else {
         return Err(ToolError::NotQuantized { path: input.to_owned() });
     };
+    if manifest.tensors.is_empty() {
+        return Err(ToolError::NothingConverted { path: input.to_owned(), copies: Vec::new() });
+    }
     Output::check(output, replace, input)?;
 
     let plan = Plan::of(&header, &manifest, input)?;
@@ -53,21 +56,29 @@ pub fn dequantize_checkpoint(
     for (entry, id) in plan.copies {
         progress.tensor(&entry.name);
         data.pieces(entry, progress, |piece| target.append(id, piece))?;
-        report.count_copy(entry.bytes());
+        let (name, bytes, reason) = (entry.name.clone(), entry.bytes(), CopyReason::NotQuantized);
+        report.copied.push(Copied { name, bytes, reason });
     }
     for weight in plan.weights {
         progress.tensor(weight.name);
         let begin = Instant::now();
-        let values = weight.read(manifest.format, &mut data, progress)?;
-        for values in values.chunks(PIECE) {
-            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-            target.append(weight.target, &bytes)?;
+        let mut bytes_after = 0;
+        for number in 0..weight.matrices.count() {
+            let values = weight.read(number, manifest.format, &mut data, progress)?;
+            let name = weight.matrices.name(weight.name, number);
+            report.lost.extend(Lost::first(&name, weight.matrices.shape().cols, None, &values));
+            for values in values.chunks(PIECE) {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                target.append(weight.target, &bytes)?;
+                bytes_after += bytes.len() as u64;
+            }
         }
         report.tensors.push(Converted {
             name: weight.name.to_owned(),
-            shape: weight.shape,
+            matrices: weight.matrices.count(),
+            shape: weight.matrices.shape(),
             bytes_before: weight.bytes_before,
-            bytes_after: 4 * values.len() as u64,
+            bytes_after,
             relative_error: None,
             time: begin.elapsed(),
         });
@@ -88,7 +99,7 @@ struct Plan<'a> {
 /// A quantized tensor: its rowwise parts in the input, and its place in the output.
 struct Weight<'a> {
     name: &'a str,
-    shape: Shape,
+    matrices: Matrices,
     data: &'a TensorEntry,
     /// The scales of the blocks, of a format that has blocks.
     scale_plane: Option<&'a TensorEntry>,
@@ -105,9 +116,8 @@ impl<'a> Plan<'a> {
         let mut parts = Parts { format: manifest.format, unused: named.collect(), input };
         let (mut weights, mut outline) = (Vec::new(), Outline::default());
         for (name, original) in &manifest.tensors {
-            let [rows, cols] = original.shape;
-            let shape = Shape::new(rows, cols);
-            manifest.format.check_shape(shape).map_err(|error| ToolError::Manifest {
+            let shape = original.shape;
+            manifest.format.check_shape(shape.shape()).map_err(|error| ToolError::Manifest {
                 path: input.to_owned(),
                 problem: format!("describes a tensor `{}` that cannot be: {error}", shown(name)),
             })?;
@@ -125,8 +135,16 @@ impl<'a> Plan<'a> {
                 Format::Fp8Tensor(_) => (None, Some(scale)),
                 _ => (Some(scale), None),
             };
-            let target = outline.add(name.clone(), Dtype::F32, vec![rows, cols]);
-            weights.push(Weight { name, shape, data, scale_plane, tensor_scale, bytes_before, target });
+            let target = outline.add(name.clone(), Dtype::F32, shape.dimensions());
+            weights.push(Weight {
+                name,
+                matrices: shape,
+                data,
+                scale_plane,
+                tensor_scale,
+                bytes_before,
+                target,
+            });
         }
         // In the order of the input, so that it is read from front to back.
         weights.sort_by_key(|weight| weight.data.begin);
@@ -148,7 +166,12 @@ struct Parts<'a> {
 
 impl<'a> Parts<'a> {
     /// A part of a tensor; `None` if it is absent.
-    fn take(&mut self, name: &str, shape: Shape, part: Part) -> Result<Option<&'a TensorEntry>, ToolError> {
+    fn take(
+        &mut self,
+        name: &str,
+        shape: Matrices,
+        part: Part,
+    ) -> Result<Option<&'a TensorEntry>, ToolError> {
         let Some(entry) = self.unused.remove(part.name(name).as_str()) else {
             return Ok(None);
         };
@@ -161,7 +184,7 @@ impl<'a> Parts<'a> {
     }
 
     /// A part that must be there.
-    fn need(&mut self, name: &str, shape: Shape, part: Part) -> Result<&'a TensorEntry, ToolError> {
+    fn need(&mut self, name: &str, shape: Matrices, part: Part) -> Result<&'a TensorEntry, ToolError> {
         self.take(name, shape, part)?.ok_or_else(|| self.wrong(name, part, "is missing".to_owned()))
     }
 
@@ -177,29 +200,31 @@ impl Weight<'_> {
         self.data.bytes() + scales.map(TensorEntry::bytes).sum::<u64>()
     }
 
-    /// The values of the tensor.
+    /// The values of one of its matrices.
     fn read(
         &self,
+        number: usize,
         format: Format,
         input: &mut Input,
         progress: &mut dyn Progress,
     ) -> Result<Vec<f32>, ToolError> {
-        let data = input.bytes(self.data, progress)?;
+        let (count, shape) = (self.matrices.count(), self.matrices.shape());
+        let data = input.bytes(&self.data.part(number, count), progress)?;
         let scale = match self.scale_plane {
-            Some(plane) => input.bytes(plane, progress)?,
+            Some(plane) => input.bytes(&plane.part(number, count), progress)?,
             None => Vec::new(),
         };
         let mut values = Vec::new();
         if let Some(entry) = self.tensor_scale {
-            input.values(entry, progress, &mut values)?;
+            input.values(&entry.part(number, count), progress, &mut values)?;
         }
         let tensor_scale = values.first().copied().unwrap_or(1.0);
         values.clear();
-        reserve(&mut values, self.name, self.shape.elements() as u64)?;
-        values.resize(self.shape.elements(), 0.0);
+        reserve(&mut values, self.name, shape.elements() as u64)?;
+        values.resize(shape.elements(), 0.0);
         let planes = Planes { data: &data, scale: &scale };
-        dequantize(format, Orientation::Rowwise, self.shape, planes, tensor_scale, &mut values)
-            .map_err(|source| ToolError::Values { tensor: self.name.to_owned(), source })?;
+        dequantize(format, Orientation::Rowwise, shape, planes, tensor_scale, &mut values)
+            .map_err(|source| ToolError::Values { tensor: self.matrices.name(self.name, number), source })?;
         Ok(values)
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::checkpoint::{CheckpointError, shown};
 use super::formats::quantizing_names;
 use super::manifest::KEY;
+use super::report::{Copied, CopyReason};
 use crate::format::{Format, FormatError};
 use crate::whole_file::next_step;
 
@@ -24,7 +25,16 @@ pub enum ToolError {
         source: io::Error,
     },
 
-    /// A pipe, a folder or a device where a file is needed.
+    /// The input is no model in plain numbers: quantized, the state of an optimizer, or a file of another kind.
+    #[error("`{}` is {what}", path.display())]
+    NotWeights {
+        /// The input.
+        path: PathBuf,
+        /// What it is, and what to do.
+        what: String,
+    },
+
+    /// A pipe or a device where a file is needed, or a folder as the output.
     #[error("`{}` is not a regular file; tensors are read and written in any order, so it must be one", path.display())]
     NotAFile {
         /// What it is called.
@@ -124,13 +134,22 @@ pub enum ToolError {
         source: FormatError,
     },
 
-    /// The format refuses the shape of a tensor, and none was to be refused.
-    #[error("tensor `{}`: {source}; without --strict it is copied as it is", shown(tensor))]
+    /// A selected tensor cannot be quantized, and none was to be left as it is.
+    #[error("tensor `{}`: {reason}; without --strict it is copied as it is", shown(tensor))]
     Refused {
         /// The tensor.
         tensor: String,
         /// Why.
-        source: FormatError,
+        reason: CopyReason,
+    },
+
+    /// No tensor would be converted.
+    #[error("nothing in `{}` would be converted{}", path.display(), listed(copies))]
+    NothingConverted {
+        /// The input.
+        path: PathBuf,
+        /// What there is, and why it would be copied.
+        copies: Vec<Copied>,
     },
 
     /// A value of a tensor is no number, or is infinite.
@@ -214,6 +233,19 @@ pub enum ToolError {
 }
 
 debug_in_words!(ToolError);
+
+/// The first of some copies, and how many others there are.
+fn listed(copies: &[Copied]) -> String {
+    const MOST: usize = 4;
+    let one = |Copied { name, reason, .. }: &Copied| format!("`{}`: {reason}", shown(name));
+    let mut listed: Vec<String> = copies.iter().take(MOST).map(one).collect();
+    match copies.len() {
+        0 => return ": it has no tensor".to_owned(),
+        1..=MOST => {}
+        more => listed.push(format!("{} others", more - MOST)),
+    }
+    format!(": {}", listed.join("; "))
+}
 
 impl ToolError {
     /// What the file system said about `path`, as a function for `map_err`.

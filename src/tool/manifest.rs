@@ -1,11 +1,13 @@
 //! What a quantized checkpoint says about itself: one entry of its metadata, as JSON.
 //!
 //! ```json
-//! {"version": 1, "written_by": "warpweft 0.1.0", "format": "nvfp4_2d", "via": "none",
-//!  "tensors": {"blocks.0.up": {"dtype": "BF16", "shape": [1024, 256]}}}
+//! {"version": 2, "written_by": "warpweft 0.1.0", "format": "nvfp4_2d", "via": "none",
+//!  "tensors": {"blocks.0.up": {"dtype": "BF16", "shape": [1024, 256]},
+//!              "blocks.0.experts": {"dtype": "BF16", "shape": [8, 256, 128]}}}
 //! ```
 //!
-//! `version` counts changes of this text and of the parts of a tensor, their names and layouts ([`Part`]).
+//! `version` counts changes of this text and of the parts of a tensor, their names and layouts ([`Part`]). Version 1
+//! had no tensors of three dimensions, and is read.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +22,7 @@ use crate::format::{ElementType, Format, Orientation, Shape, Via};
 /// The key in the metadata.
 pub(super) const KEY: &str = "warpweft_quantized";
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// What is quantized, and how.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,7 +41,65 @@ pub(super) struct Manifest {
 #[serde(deny_unknown_fields)]
 pub(super) struct Original {
     pub(super) dtype: Dtype,
-    pub(super) shape: [usize; 2],
+    pub(super) shape: Matrices,
+}
+
+/// The shape of what is quantized: a matrix, or a stack of matrices, each of which is quantized by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Matrices {
+    /// `[rows, cols]`.
+    One([usize; 2]),
+    /// `[matrices, rows, cols]`.
+    Stack([usize; 3]),
+}
+
+impl Matrices {
+    /// Those of a tensor of two or three dimensions.
+    pub(super) fn of(shape: &[usize]) -> Option<Self> {
+        let one = shape.try_into().map(Self::One);
+        one.or_else(|_| shape.try_into().map(Self::Stack)).ok()
+    }
+
+    /// How many there are.
+    pub(super) const fn count(self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Stack([matrices, ..]) => matrices,
+        }
+    }
+
+    /// The shape of each.
+    pub(super) const fn shape(self) -> Shape {
+        match self {
+            Self::One([rows, cols]) | Self::Stack([_, rows, cols]) => Shape::new(rows, cols),
+        }
+    }
+
+    /// Its dimensions.
+    pub(super) fn dimensions(self) -> Vec<usize> {
+        match self {
+            Self::One(dimensions) => dimensions.to_vec(),
+            Self::Stack(dimensions) => dimensions.to_vec(),
+        }
+    }
+
+    /// The dimensions of what there is one of for each matrix, of these dimensions.
+    fn each(self, dimensions: Vec<usize>) -> Vec<usize> {
+        match self {
+            Self::One(_) => dimensions,
+            Self::Stack([matrices, ..]) if dimensions == [1] => vec![matrices],
+            Self::Stack([matrices, ..]) => [vec![matrices], dimensions].concat(),
+        }
+    }
+
+    /// The name of one of them in messages.
+    pub(super) fn name(self, tensor: &str, number: usize) -> String {
+        match self {
+            Self::One(_) => tensor.to_owned(),
+            Self::Stack(_) => format!("{tensor}[{number}]"),
+        }
+    }
 }
 
 /// The one field that every version has.
@@ -64,8 +124,8 @@ impl Manifest {
         let unreadable =
             |error: serde_json::Error| wrong(format!("is not understood: {}", shown(&error.to_string())));
         let Version { version } = serde_json::from_str(text).map_err(unreadable)?;
-        if version != VERSION {
-            return Err(wrong(format!("has version {version}, and this program reads {VERSION}")));
+        if !(1..=VERSION).contains(&version) {
+            return Err(wrong(format!("has version {version}, and this program reads 1 to {VERSION}")));
         }
         let manifest: Self = serde_json::from_str(text).map_err(unreadable)?;
         if matches!(manifest.format, Format::F32 | Format::Bf16) {
@@ -111,8 +171,14 @@ impl Part {
         }
     }
 
-    /// Dtype and stored shape, padding included.
-    pub(super) fn stored(self, format: Format, shape: Shape) -> (Dtype, Vec<usize>) {
+    /// Dtype and stored shape, padding included. Of a stack the parts of its matrices lie one behind the other, along
+    /// a first dimension of their own.
+    pub(super) fn stored(self, format: Format, matrices: Matrices) -> (Dtype, Vec<usize>) {
+        let (dtype, dimensions) = self.of_one(format, matrices.shape());
+        (dtype, matrices.each(dimensions))
+    }
+
+    fn of_one(self, format: Format, shape: Shape) -> (Dtype, Vec<usize>) {
         let (orientation, plane) = match self {
             Self::Data(orientation) => (orientation, 0),
             Self::Scale(orientation) => (orientation, 1),

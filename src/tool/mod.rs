@@ -59,7 +59,7 @@ pub use formats::describe_formats;
 pub use options::QuantizeOptions;
 pub use progress::Progress;
 pub use quantize::quantize_checkpoint;
-pub use report::{Converted, Lost, PassedOver, Refused, Report};
+pub use report::{Converted, Copied, CopyReason, Lost, Report};
 pub use schedule::{
     ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TracePart, TuneOptions, plan_model,
     show_trace, simulate_model, tune_model,

@@ -15,7 +15,9 @@ pub struct QuantizeOptions {
     /// Only tensors whose whole name one of these patterns matches, as those of
     /// [`WeightRule::pattern`](crate::config::WeightRule::pattern); all tensors if there are none.
     pub only: Vec<String>,
-    /// Whether a selected matrix of a shape that the format refuses is an error, and not copied.
+    /// Whether a selected tensor that is not quantized is an error, and not copied: for its dtype, its dimensions, or
+    /// the shape of its matrices. A tensor of fewer than two dimensions is copied, unless a pattern selects nothing
+    /// that is quantized.
     pub strict: bool,
     /// Quantize as so many ranks do that own flat shards of every matrix. The bytes are the same.
     pub shards: Option<NonZeroUsize>,

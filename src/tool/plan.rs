@@ -4,20 +4,18 @@ use std::path::Path;
 
 use super::ToolError;
 use super::checkpoint::{Outline, TensorEntry, TensorId, float_bytes};
-use super::manifest::{Manifest, Original, Part};
+use super::manifest::{Manifest, Matrices, Original, Part};
 use super::options::QuantizeOptions;
-use super::report::{PassedOver, Refused};
+use super::report::{Copied, CopyReason};
 use crate::config::pattern_matches;
-use crate::format::Shape;
+use crate::format::{Format, FormatError};
 
 /// What becomes of the tensors, and what the output is going to be.
 pub(super) struct Plan {
     /// One per tensor of the source, in its order.
     pub(super) fates: Vec<Fate>,
-    /// The matrices among them that are copied for their shape.
-    pub(super) refused: Vec<Refused>,
-    /// What patterns select that select no matrix.
-    pub(super) passed_over: Vec<PassedOver>,
+    /// Those among them that are copied, and why.
+    pub(super) copied: Vec<Copied>,
     pub(super) outline: Outline,
     pub(super) manifest: Manifest,
 }
@@ -26,57 +24,81 @@ pub(super) struct Plan {
 pub(super) enum Fate {
     /// It is copied.
     Copy(TensorId),
-    /// It is quantized, into the parts of [`Part::ALL`].
-    Quantize(Shape, [TensorId; Part::ALL.len()]),
+    /// Each of its matrices is quantized, into the parts of [`Part::ALL`].
+    Quantize(Matrices, [TensorId; Part::ALL.len()]),
 }
 
 impl Plan {
-    pub(super) fn of(tensors: &[TensorEntry], options: &QuantizeOptions) -> Result<Self, ToolError> {
+    /// # Errors
+    /// [`ToolError::Refused`] for a strict plan that would copy what is selected and could be a matrix, or what a
+    /// pattern selects that selects nothing else; [`ToolError::NothingConverted`].
+    pub(super) fn of(
+        tensors: &[TensorEntry],
+        input: &Path,
+        options: &QuantizeOptions,
+    ) -> Result<Self, ToolError> {
         let mut plan = Self {
             fates: Vec::new(),
-            refused: Vec::new(),
-            passed_over: passed_over(tensors, &options.only),
+            copied: Vec::new(),
             outline: Outline::default(),
             manifest: Manifest::new(options.format, options.via),
         };
+        let idle = idle_patterns(tensors, options);
         for entry in tensors {
-            let shape = matrix(entry).filter(|_| is_selected(&options.only, &entry.name));
-            let fate = match shape.map(|shape| (shape, options.format.check_shape(shape))) {
-                None => plan.copy(entry),
-                Some((shape, Ok(()))) => plan.quantize(entry, shape),
-                Some((_, Err(source))) if options.strict => {
-                    return Err(ToolError::Refused { tensor: entry.name.clone(), source });
-                }
-                Some((_, Err(reason))) => {
-                    plan.refused.push(Refused { name: entry.name.clone(), reason });
-                    plan.copy(entry)
+            let selected = is_selected(&options.only, &entry.name);
+            let matrices =
+                if selected { matrices(entry, options.format) } else { Err(CopyReason::NotSelected) };
+            let fate = match matrices {
+                Ok(matrices) => plan.quantize(entry, matrices),
+                Err(reason) => {
+                    let asked_for = idle.iter().any(|pattern| pattern_matches(pattern, &entry.name));
+                    let is_left_out = match reason {
+                        CopyReason::NotSelected => false,
+                        CopyReason::NoMatrix { .. } => asked_for,
+                        _ => true,
+                    };
+                    if options.strict && is_left_out {
+                        return Err(ToolError::Refused { tensor: entry.name.clone(), reason });
+                    }
+                    plan.copied.push(Copied { name: entry.name.clone(), bytes: entry.bytes(), reason });
+                    Fate::Copy(plan.outline.add(entry.name.clone(), entry.dtype, entry.shape.clone()))
                 }
             };
             plan.fates.push(fate);
         }
+        if plan.manifest.tensors.is_empty() {
+            return Err(ToolError::NothingConverted { path: input.to_owned(), copies: plan.copied });
+        }
         Ok(plan)
     }
 
-    fn copy(&mut self, entry: &TensorEntry) -> Fate {
-        Fate::Copy(self.outline.add(entry.name.clone(), entry.dtype, entry.shape.clone()))
-    }
-
-    fn quantize(&mut self, entry: &TensorEntry, shape: Shape) -> Fate {
-        let original = Original { dtype: entry.dtype, shape: [shape.rows, shape.cols] };
+    fn quantize(&mut self, entry: &TensorEntry, matrices: Matrices) -> Fate {
+        let original = Original { dtype: entry.dtype, shape: matrices };
         self.manifest.tensors.insert(entry.name.clone(), original);
         let parts = Part::ALL.map(|part| {
-            let (dtype, stored) = part.stored(self.manifest.format, shape);
+            let (dtype, stored) = part.stored(self.manifest.format, matrices);
             self.outline.add(part.name(&entry.name), dtype, stored)
         });
-        Fate::Quantize(shape, parts)
+        Fate::Quantize(matrices, parts)
     }
 }
 
-/// The shape of a tensor that can be quantized: two dimensions of floats.
-fn matrix(entry: &TensorEntry) -> Option<Shape> {
-    match entry.shape[..] {
-        [rows, cols] if float_bytes(entry.dtype).is_some() => Some(Shape::new(rows, cols)),
-        _ => None,
+/// The matrices of a tensor that the format takes, or why it is copied.
+fn matrices(entry: &TensorEntry, format: Format) -> Result<Matrices, CopyReason> {
+    let (dtype, shape) = (entry.dtype, entry.shape.clone());
+    let Some(matrices) = Matrices::of(&shape) else {
+        return Err(match shape.len() {
+            0 | 1 => CopyReason::NoMatrix { dtype, shape },
+            _ => CopyReason::Dimensions { dtype, shape },
+        });
+    };
+    if float_bytes(dtype).is_none() {
+        return Err(CopyReason::Dtype { dtype, shape });
+    }
+    format.check_shape(matrices.shape())?;
+    match matrices.count() {
+        0 => Err(FormatError::EmptyShape { shape: matrices.shape() }.into()),
+        _ => Ok(matrices),
     }
 }
 
@@ -84,31 +106,27 @@ fn is_selected(only: &[String], name: &str) -> bool {
     only.is_empty() || only.iter().any(|pattern| pattern_matches(pattern, name))
 }
 
-/// What patterns select that select no matrix, each tensor once.
-fn passed_over(tensors: &[TensorEntry], only: &[String]) -> Vec<PassedOver> {
-    let selects_a_matrix = |pattern: &&String| {
-        tensors.iter().any(|entry| matrix(entry).is_some() && pattern_matches(pattern, &entry.name))
+/// Patterns that select nothing that is quantized.
+fn idle_patterns<'a>(tensors: &[TensorEntry], options: &'a QuantizeOptions) -> Vec<&'a String> {
+    let quantizes = |pattern: &&String| {
+        tensors
+            .iter()
+            .any(|entry| pattern_matches(pattern, &entry.name) && matrices(entry, options.format).is_ok())
     };
-    let idle: Vec<&String> = only.iter().filter(|pattern| !selects_a_matrix(pattern)).collect();
-    let is_idle = |entry: &&TensorEntry| idle.iter().any(|pattern| pattern_matches(pattern, &entry.name));
-    let passed = |entry: &TensorEntry| PassedOver {
-        name: entry.name.clone(),
-        what: format!("{:?} of shape {:?}", entry.dtype, entry.shape),
-    };
-    tensors.iter().filter(is_idle).map(passed).collect()
+    options.only.iter().filter(|pattern| !quantizes(pattern)).collect()
 }
 
 /// Refuses a pattern that matches no tensor: it is misspelt.
 pub(super) fn check_patterns(
     tensors: &[TensorEntry],
     input: &Path,
-    only: &[String],
+    options: &QuantizeOptions,
 ) -> Result<(), ToolError> {
     let idle = |pattern: &&String| !tensors.iter().any(|entry| pattern_matches(pattern, &entry.name));
-    let Some(pattern) = only.iter().find(idle) else {
+    let Some(pattern) = options.only.iter().find(idle) else {
         return Ok(());
     };
-    let example = tensors.iter().find(|entry| matrix(entry).is_some());
+    let example = tensors.iter().find(|entry| matrices(entry, options.format).is_ok());
     Err(ToolError::NothingMatches {
         pattern: pattern.clone(),
         path: input.to_owned(),

@@ -5,24 +5,28 @@
 
 use std::borrow::Cow;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::checkpoint::{Input, Output, TensorEntry};
-use super::manifest::{KEY, Manifest, Part};
+use super::checkpoint::{Input, Output, TensorEntry, TensorId};
+use super::manifest::{KEY, Manifest, Matrices, Part};
 use super::options::QuantizeOptions;
 use super::plan::{Fate, Plan, check_patterns};
-use super::report::{Converted, Lost, Report, relative_error};
+use super::report::{Converted, Deviation, Lost, Report};
 use super::source::Source;
 use super::{Progress, ToolError};
 use crate::format::{Format, Orientation, Quantized, Shape};
 
 /// Quantizes the matrices of F32, BF16 and F16 in the checkpoint `input`, in both orientations, and writes
-/// them to the checkpoint `output`; all other tensors are copied.
+/// them to the checkpoint `output`; all other tensors are copied, and the report says why.
 ///
 /// Tensor `X` of shape `[M, K]` becomes `X.rowwise_data`, `X.rowwise_scale`, `X.columnwise_data` and
 /// `X.columnwise_scale`, with the dtypes and padded shapes of [`Format::planes`], and `X.amax`, F32 `[1]`. Where
 /// one decode scale serves the whole tensor, both scales hold it, as F32 `[1]`. The metadata keeps what it had
 /// and gains `warpweft_quantized`, a JSON text with version, format and the original dtypes and shapes.
+///
+/// A tensor of three dimensions `[N, M, K]`, such as the experts of a layer, is N matrices, each quantized by itself:
+/// what `X` becomes has a first dimension N, so that the planes of a matrix follow those of the one before, and what
+/// would be F32 `[1]` is F32 `[N]`.
 ///
 /// Of a checkpoint that a session saved ([`FileStore`](crate::session::FileStore)) only the masters are taken, under
 /// the names of their weights, and compared with their digests before anything is written. Moments, planes and carried
@@ -32,7 +36,8 @@ use crate::format::{Format, Orientation, Quantized, Shape};
 /// Memory: the header, and at most 12 bytes per element of the largest matrix.
 ///
 /// # Errors
-/// Any [`ToolError`]; `output` is as it was then.
+/// Any [`ToolError`]; `output` is as it was then. So it is where nothing can be quantized, and where the input is
+/// quantized already or holds no weights.
 pub fn quantize_checkpoint(
     input: &Path,
     output: &Path,
@@ -47,9 +52,9 @@ pub fn quantize_checkpoint(
     }
     Output::check(output, options.replace, input)?;
     let source = Source::of(&header, input)?;
-    check_patterns(&source.tensors, input, &options.only)?;
+    check_patterns(&source.tensors, input, options)?;
 
-    let plan = Plan::of(&source.tensors, options)?;
+    let plan = Plan::of(&source.tensors, input, options)?;
     let to_take: u64 = source.tensors.iter().map(TensorEntry::bytes).sum();
     progress.start(source.compared_bytes() + to_take);
     source.compare(&mut data, progress)?;
@@ -57,44 +62,20 @@ pub fn quantize_checkpoint(
     metadata.insert(KEY.to_owned(), plan.manifest.to_text(output)?);
     let layout = plan.outline.lay_out(&metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
-    report.refused = plan.refused;
-    report.passed_over = plan.passed_over;
+    report.copied = plan.copied;
     report.left_out = left_out;
 
     let mut target = Output::create(output, options.replace, layout)?;
-    let mut values = Vec::new();
     for (entry, fate) in tensors.iter().zip(plan.fates) {
         progress.tensor(&entry.name);
-        let (shape, parts) = match fate {
-            Fate::Quantize(shape, parts) => (shape, parts),
-            Fate::Copy(id) => {
-                data.pieces(entry, progress, |piece| target.append(id, piece))?;
-                report.count_copy(entry.bytes());
-                continue;
+        match fate {
+            Fate::Quantize(matrices, parts) => {
+                let tensor = Weight { entry, matrices, parts, options };
+                let converted = tensor.convert(&mut data, &mut target, &mut report.lost, progress)?;
+                report.tensors.push(converted);
             }
-        };
-        let begin = Instant::now();
-        let unfit = |source| ToolError::Values { tensor: entry.name.clone(), source };
-        data.values(entry, progress, &mut values)?;
-        check_finite(entry, options, shape, &values)?;
-        let quantized = options.quantize(shape, &values).map_err(unfit)?;
-        let mut bytes_after = 0;
-        for (part, id) in Part::ALL.into_iter().zip(parts) {
-            let bytes = bytes_of(part, &quantized);
-            target.append(id, &bytes)?;
-            bytes_after += bytes.len() as u64;
+            Fate::Copy(id) => data.pieces(entry, progress, |piece| target.append(id, piece))?,
         }
-        let time = begin.elapsed();
-        let back = quantized.dequantize(Orientation::Rowwise).map_err(unfit)?;
-        report.lost.extend(lost(entry, &quantized, &values, &back));
-        report.tensors.push(Converted {
-            name: entry.name.clone(),
-            shape,
-            bytes_before: entry.bytes(),
-            bytes_after,
-            relative_error: Some(relative_error(&values, &back)),
-            time,
-        });
     }
     progress.finish();
     target.commit()?;
@@ -102,10 +83,60 @@ pub fn quantize_checkpoint(
     Ok(report)
 }
 
+/// A tensor that is quantized, and its place in the output.
+struct Weight<'a> {
+    entry: &'a TensorEntry,
+    matrices: Matrices,
+    parts: [TensorId; Part::ALL.len()],
+    options: &'a QuantizeOptions,
+}
+
+impl Weight<'_> {
+    /// Reads its matrices, one at a time, and writes their parts.
+    fn convert(
+        &self,
+        data: &mut Input,
+        target: &mut Output,
+        lost: &mut Vec<Lost>,
+        progress: &mut dyn Progress,
+    ) -> Result<Converted, ToolError> {
+        let Self { entry, matrices, parts, options } = *self;
+        let (shape, count) = (matrices.shape(), matrices.count());
+        let (mut values, mut deviation) = (Vec::new(), Deviation::default());
+        let (mut bytes_after, mut time) = (0, Duration::ZERO);
+        for number in 0..count {
+            let begin = Instant::now();
+            let tensor = matrices.name(&entry.name, number);
+            let unfit = |source| ToolError::Values { tensor: tensor.clone(), source };
+            data.values(&entry.part(number, count), progress, &mut values)?;
+            check_finite(&tensor, options, shape, &values)?;
+            let quantized = options.quantize(shape, &values).map_err(unfit)?;
+            for (part, id) in Part::ALL.into_iter().zip(parts) {
+                let bytes = bytes_of(part, &quantized);
+                target.append(id, &bytes)?;
+                bytes_after += bytes.len() as u64;
+            }
+            time += begin.elapsed();
+            let back = quantized.dequantize(Orientation::Rowwise).map_err(unfit)?;
+            lost.extend(Lost::first(&tensor, shape.cols, Some(&values), &back));
+            deviation.add(&values, &back);
+        }
+        Ok(Converted {
+            name: entry.name.clone(),
+            matrices: count,
+            shape,
+            bytes_before: entry.bytes(),
+            bytes_after,
+            relative_error: Some(deviation.relative()),
+            time,
+        })
+    }
+}
+
 /// Refuses a value that is no number, or infinite, or infinite once it is rounded: of its block or tensor
 /// nothing would come back.
 fn check_finite(
-    entry: &TensorEntry,
+    tensor: &str,
     options: &QuantizeOptions,
     shape: Shape,
     values: &[f32],
@@ -113,19 +144,12 @@ fn check_finite(
     let QuantizeOptions { format, via, .. } = *options;
     let rounded = |value: f32| via.round(format, value);
     let Some(at) = values.iter().position(|value| !rounded(*value).is_finite()) else { return Ok(()) };
-    let (tensor, row, column, value) = (entry.name.clone(), at / shape.cols, at % shape.cols, values[at]);
+    let (tensor, row, column, value) = (tensor.to_owned(), at / shape.cols, at % shape.cols, values[at]);
     if value.is_finite() {
         let back = rounded(value);
         return Err(ToolError::TooLarge { tensor, row, column, value, back, format });
     }
     Err(ToolError::NotFinite { tensor, row, column, value })
-}
-
-/// The first finite value that comes back as another: next to those near the largest of f32, in some formats.
-fn lost(entry: &TensorEntry, quantized: &Quantized, values: &[f32], rowwise: &[f32]) -> Option<Lost> {
-    let at = rowwise.iter().position(|value| !value.is_finite())?;
-    let (row, column) = (at / quantized.shape.cols, at % quantized.shape.cols);
-    Some(Lost { name: entry.name.clone(), row, column, value: values[at], back: rowwise[at] })
 }
 
 /// A part of a weight that has both orientations.

@@ -4,6 +4,7 @@
 //! - Of a checkpoint that a session saved, the masters alone, under the names of their weights; for moments, planes and
 //!   carried buffers are nothing that a model is served with, and no session could resume from them without the
 //!   masters. Of any other file everything, as it is. What is left out is counted.
+//! - What holds something other than weights in plain numbers is refused with what it is (FK-1).
 //! - A master of one row or one column is a norm or a bias, and has one dimension: no format takes it.
 //! - Masters that are not as they were saved are refused before there is an output, and so are metadata: the digests
 //!   that would show it are not in the output. What is left out is not read.
@@ -14,7 +15,8 @@ use std::path::{Path, PathBuf};
 
 use super::checkpoint::{Header, Input, TensorEntry, shown};
 use super::{Progress, ToolError};
-use crate::session::file_digests::{Listed, compare_metadata};
+use crate::file_kind::{Listed, NotWeights, Stated};
+use crate::session::file_digests::{self, compare_metadata};
 use crate::session::file_store::is_sealed;
 
 /// What the metadata of a session's checkpoint have, by which it is known, and what they say only of it. Its notes
@@ -47,17 +49,19 @@ pub(super) struct Source<'header> {
 struct Saved {
     path: PathBuf,
     masters: Vec<TensorEntry>,
-    digests: Listed,
+    digests: file_digests::Listed,
 }
 
 impl<'header> Source<'header> {
     /// What the file `path` with this header gives.
     ///
     /// # Errors
-    /// [`ToolError::Saved`] for a checkpoint of a session that is damaged, as far as its header shows that.
+    /// [`ToolError::Saved`] for a checkpoint of a session that is damaged, as far as its header shows that;
+    /// [`ToolError::NotWeights`] for another file that holds something other than weights in plain numbers.
     pub(super) fn of(header: &'header Header, path: &Path) -> Result<Self, ToolError> {
         let mut metadata = header.metadata().clone();
         let Some(version) = metadata.get(SAVED) else {
+            check_weights(header, path)?;
             let tensors = Cow::Borrowed(header.tensors());
             return Ok(Self { tensors, metadata, left_out: None, saved: None });
         };
@@ -65,7 +69,7 @@ impl<'header> Source<'header> {
         let about = metadata.clone().into_iter().collect();
         let sealed = is_sealed(version).map_err(damaged)?;
         compare_metadata(&about, sealed).map_err(damaged)?;
-        let digests = Listed::of(&about, sealed).map_err(damaged)?;
+        let digests = file_digests::Listed::of(&about, sealed).map_err(damaged)?;
         let listed = metadata.get(WEIGHTS).map_or("", String::as_str);
         let listed: Vec<(String, String)> = serde_json::from_str(listed).map_err(|error| {
             damaged(format!("lists its weights in a way that is not understood ({error})"))
@@ -91,6 +95,8 @@ impl<'header> Source<'header> {
             return Err(damaged(format!("has no tensor `{}`", shown(missing))));
         }
         metadata.retain(|key, _| !OF_A_SESSION.contains(&key.as_str()));
+        // Readers of the Hugging Face hub's files ask for it.
+        metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
         let saved = Some(Saved { path: path.to_owned(), masters, digests });
         Ok(Self { tensors: Cow::Owned(tensors), metadata, left_out: Some(left_out), saved })
     }
@@ -117,6 +123,17 @@ impl<'header> Source<'header> {
             digests.compare(&master.name, taken).map_err(damaged)?;
         }
         Ok(())
+    }
+}
+
+/// Refuses a file that is not what it should be, by what it contains.
+fn check_weights(header: &Header, path: &Path) -> Result<(), ToolError> {
+    let tensors = header.tensors().iter();
+    let tensors = tensors.map(|entry| Listed { name: &entry.name, dtype: entry.dtype, shape: &entry.shape });
+    let stated = Stated::of(path, header.metadata().keys());
+    match NotWeights::of(tensors, &stated).first() {
+        None => Ok(()),
+        Some(what) => Err(ToolError::NotWeights { path: path.to_owned(), what: what.to_owned() }),
     }
 }
 

@@ -1,9 +1,11 @@
 //! A report as people read it: a row per tensor, what was not converted and why, totals.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 
 use super::checkpoint::shown;
-use super::report::{Converted, Lost, Report};
+use super::report::{Converted, Copied, Lost, Report};
 use super::text::{Align, Table, bytes, duration};
 
 impl fmt::Display for Report {
@@ -20,7 +22,10 @@ impl fmt::Display for Report {
         for tensor in &self.tensors {
             table.row([
                 shown(&tensor.name),
-                tensor.shape.to_string(),
+                match tensor.matrices {
+                    1 => tensor.shape.to_string(),
+                    matrices => format!("{matrices} of {}", tensor.shape),
+                },
                 bytes(tensor.bytes_before),
                 bytes(tensor.bytes_after),
                 ratio(tensor.bytes_before, tensor.bytes_after),
@@ -39,13 +44,14 @@ impl fmt::Display for Report {
             String::new(),
             duration(self.tensors.iter().map(|tensor| tensor.time).sum()),
         ]);
-        let copied = bytes(self.copied_bytes);
+        let copied_bytes = self.copied.iter().map(|copied| copied.bytes).sum();
+        let copied = bytes(copied_bytes);
         table.row([
-            format!("{} copied", self.copied),
+            format!("{} copied", self.copied.len()),
             String::new(),
             copied.clone(),
             copied,
-            ratio(self.copied_bytes, self.copied_bytes),
+            ratio(copied_bytes, copied_bytes),
             String::new(),
             String::new(),
         ]);
@@ -67,20 +73,12 @@ impl fmt::Display for Report {
                 bytes(left_out)
             )?;
         }
-        if !self.refused.is_empty() {
-            writeln!(f, "\nCopied as they are, because of their shape:")?;
+        if !self.copied.is_empty() {
+            writeln!(f, "\nCopied as they are (`*` stands for numbers):")?;
         }
-        for refused in &self.refused {
-            writeln!(f, "  {}: {}", shown(&refused.name), refused.reason)?;
-        }
-        if !self.passed_over.is_empty() {
-            writeln!(
-                f,
-                "\nSelected by --only and copied as they are, for only matrices of F32, BF16 or F16 are quantized:"
-            )?;
-        }
-        for passed in &self.passed_over {
-            writeln!(f, "  {}: {}", shown(&passed.name), passed.what)?;
+        for (name, reason, count) in alike(&self.copied) {
+            let count = if count == 1 { String::new() } else { format!(" ({count} tensors)") };
+            writeln!(f, "  {}{count}: {reason}", shown(&name))?;
         }
         if !self.lost.is_empty() {
             writeln!(
@@ -90,10 +88,45 @@ impl fmt::Display for Report {
             )?;
         }
         for Lost { name, row, column, value, back } in &self.lost {
-            writeln!(f, "  {}: {value:e} at [{row}, {column}] comes back as {back}", shown(name))?;
+            let value = value.map(|value| format!("{value:e} ")).unwrap_or_default();
+            writeln!(f, "  {}: {value}at [{row}, {column}] comes back as {back}", shown(name))?;
         }
         Ok(())
     }
+}
+
+/// Tensors that were copied for one reason and whose names differ in numbers alone: their name with `*` in the place
+/// of numbers, the reason, and how many there are.
+fn alike(copied: &[Copied]) -> Vec<(String, String, usize)> {
+    let mut places: HashMap<(String, String), usize> = HashMap::new();
+    let mut all: Vec<(String, String, usize)> = Vec::new();
+    for Copied { name, reason, .. } in copied {
+        let reason = reason.to_string();
+        match places.entry((without_numbers(name), reason.clone())) {
+            Entry::Vacant(entry) => {
+                entry.insert(all.len());
+                all.push((name.clone(), reason, 1));
+            }
+            Entry::Occupied(entry) => {
+                let (name, _, count) = &mut all[*entry.get()];
+                name.clone_from(&entry.key().0);
+                *count += 1;
+            }
+        }
+    }
+    all
+}
+
+fn without_numbers(name: &str) -> String {
+    let mut short = String::new();
+    for character in name.chars() {
+        match character.is_ascii_digit() {
+            true if short.ends_with('*') => {}
+            true => short.push('*'),
+            false => short.push(character),
+        }
+    }
+    short
 }
 
 /// How many times smaller.
@@ -105,48 +138,54 @@ fn ratio(before: u64, after: u64) -> String {
 mod tests {
     use std::time::Duration;
 
-    use super::super::report::{PassedOver, Refused};
+    use safetensors::Dtype;
+
+    use super::super::report::CopyReason;
     use super::*;
     use crate::format::{Format, Shape};
 
     #[test]
-    fn a_report_lists_every_tensor_then_totals_then_what_was_refused() {
+    fn a_report_lists_every_tensor_then_totals_then_what_was_copied_and_why() {
         let mut report = Report::new(4096, 2048);
-        report.tensors.push(Converted {
-            name: "up\n".to_owned(),
+        let converted = |name: &str, matrices| Converted {
+            name: name.to_owned(),
+            matrices,
             shape: Shape::new(16, 32),
             bytes_before: 2048,
             bytes_after: 1024,
             relative_error: Some(0.0625),
             time: Duration::from_millis(2),
-        });
-        report.count_copy(512);
-        let shape = Shape::new(16, 40);
-        let reason = Format::NVFP4_2D.check_shape(shape).unwrap_err();
-        report.refused.push(Refused { name: "odd".to_owned(), reason });
-        report
-            .passed_over
-            .push(PassedOver { name: "norm".to_owned(), what: "F32 of shape [4096]".to_owned() });
-        let (name, back) = ("up".to_owned(), f32::INFINITY);
-        report.lost.push(Lost { name, row: 0, column: 5, value: 3e38, back });
+        };
+        report.tensors.extend([converted("up\n", 1), converted("experts", 8)]);
+        let mut copied =
+            |name: &str, reason| report.copied.push(Copied { name: name.to_owned(), bytes: 128, reason });
+        copied("odd", CopyReason::Shape(Format::NVFP4_2D.check_shape(Shape::new(16, 40)).unwrap_err()));
+        let (dtype, shape) = (Dtype::F32, vec![4096]);
+        for layer in [0, 1, 12] {
+            let reason = CopyReason::NoMatrix { dtype, shape: shape.clone() };
+            copied(&format!("layers.{layer}.norm"), reason);
+        }
+        for (name, value) in [("up", Some(3e38)), ("experts[3]", None)] {
+            report.lost.push(Lost { name: name.to_owned(), row: 0, column: 5, value, back: f32::INFINITY });
+        }
         report.elapsed = Duration::from_millis(5);
         assert_eq!(
             report.to_string(),
             "\
-tensor       shape    before     after  ratio  rel. error    time
-up\\n         16×32  2.00 KiB  1.00 KiB  2.00×     6.25e-2  2.0 ms
-1 converted         2.00 KiB  1.00 KiB  2.00×              2.0 ms
-1 copied               512 B     512 B  1.00×
-file                4.00 KiB  2.00 KiB  2.00×              5.0 ms
+tensor            shape    before     after  ratio  rel. error    time
+up\\n              16×32  2.00 KiB  1.00 KiB  2.00×     6.25e-2  2.0 ms
+experts      8 of 16×32  2.00 KiB  1.00 KiB  2.00×     6.25e-2  2.0 ms
+2 converted              4.00 KiB  2.00 KiB  2.00×              4.0 ms
+4 copied                    512 B     512 B  1.00×
+file                     4.00 KiB  2.00 KiB  2.00×              5.0 ms
 
-Copied as they are, because of their shape:
+Copied as they are (`*` stands for numbers):
   odd: nvfp4_2d needs columns in multiples of 16, but the shape is 16×40; pad the columns to 48, or choose another format
-
-Selected by --only and copied as they are, for only matrices of F32, BF16 or F16 are quantized:
-  norm: F32 of shape [4096]
+  layers.*.norm (3 tensors): F32 of shape [4096] is no matrix
 
 LOST: values too large for the format do not come back; leave these tensors out with --only, or choose another format:
   up: 3e38 at [0, 5] comes back as inf
+  experts[3]: at [0, 5] comes back as inf
 "
         );
     }

@@ -74,7 +74,7 @@ fn i1_every_golden_case_is_bit_exact_through_the_tool() {
     for file in FILES {
         let folder = inputs(file);
         let report = folder.quantize(&QuantizeOptions::new(file.parse().unwrap())).unwrap();
-        assert!(report.refused.is_empty() && report.copied == 0, "{file}: every case is quantized");
+        assert!(report.copied.is_empty(), "{file}: every case is quantized");
         folder.dequantize().unwrap();
         compare(file, &folder.read("out.safetensors"), &folder.read("back.safetensors"));
     }
@@ -89,8 +89,13 @@ fn i1_every_golden_case_is_bit_exact_through_the_program() {
             let mut program = Command::new(env!("CARGO_BIN_EXE_warpweft"));
             let output = program.arg("quantize").args(arguments).args([from, to]).output().unwrap();
             let complaint = String::from_utf8(output.stderr).unwrap();
-            assert!(output.status.success() && complaint.is_empty(), "{file}: {complaint}");
-            String::from_utf8(output.stdout).unwrap()
+            let table = String::from_utf8(output.stdout).unwrap();
+            // One case holds values that do not come back.
+            let lost = table.contains("LOST: ");
+            assert_eq!(output.status.code(), Some(i32::from(lost)), "{file}: {complaint}");
+            assert_eq!(complaint.contains("values that do not come back"), lost, "{file}: {complaint}");
+            assert_eq!(complaint.is_empty(), !lost, "{file}: {complaint}");
+            table
         };
         let table = run(&["--format", file], &folder.input(), &folder.output());
         run(&["--dequantize"], &folder.output(), &folder.path("back.safetensors"));

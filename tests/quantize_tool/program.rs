@@ -57,6 +57,40 @@ fn every_option_reaches_the_library() {
     assert!(folder.read("out.safetensors").tensors.contains_key("b.w"));
 }
 
+/// What was converted wrongly, or not at all, is no success to a script.
+#[test]
+fn what_is_not_converted_as_it_was_asked_ends_the_program_by_another_code_than_zero() {
+    let scales: Vec<f32> = (0..512).map(|at| (-6.0 - (at % 9) as f32).exp2()).collect();
+    let codes = Tensor::new(safetensors::Dtype::F8_E4M3, &[4096, 2048], vec![0x38; 4096 * 2048]);
+    let quantized = Contents::default()
+        .with("up.weight", codes)
+        .with("up.weight_scale_inv", Tensor::f32s(&[32, 16], &scales));
+    let lost = Contents::default().with("w", Tensor::f32s(&[16, 16], &[3e38; 256]));
+    let nothing = Contents::default().with("norm", Tensor::f32s(&[16], &[1.0; 16]));
+    for (contents, said, files_after) in [
+        (quantized, "is quantized: `up.weight` (F8_E4M3 [4096, 2048]) holds FP8 codes", 1),
+        (lost, "1 matrices hold values that do not come back", 2),
+        (nothing, "nothing in", 1),
+    ] {
+        for strict in [&[][..], &["--strict"]] {
+            let folder = Folder::with(&contents.to_bytes());
+            let (input, output) = (folder.input(), folder.output());
+            let files = [input.to_str().unwrap(), output.to_str().unwrap()];
+            let ended = run(&[&["quantize", "--format", "nvfp4"], strict, &files].concat());
+            assert_eq!(ended.status.code(), Some(1), "{said}");
+            assert!(text(&ended.stderr).contains(said), "{said}: {}", text(&ended.stderr));
+            assert_eq!(folder.files().len(), files_after, "{said}");
+        }
+    }
+    let folder =
+        Folder::with(&Contents::default().with("w", Tensor::f32s(&[16, 16], &[3e38; 256])).to_bytes());
+    folder.quantize(&warpweft::tool::QuantizeOptions::new(warpweft::format::Format::NVFP4_2D)).unwrap();
+    let (output, back) = (folder.output(), folder.path("back"));
+    let ended = run(&["quantize", "--dequantize", output.to_str().unwrap(), back.to_str().unwrap()]);
+    assert_eq!(ended.status.code(), Some(1));
+    assert!(text(&ended.stdout).contains("LOST: "), "{}", text(&ended.stdout));
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupted_program_removes_what_it_was_writing() {

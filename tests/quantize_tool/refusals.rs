@@ -61,11 +61,53 @@ fn a_pattern_that_matches_nothing_is_told_with_a_name_that_could_be_meant() {
 }
 
 #[test]
-fn strictness_refuses_what_would_be_copied_for_its_shape() {
-    let strict = QuantizeOptions { strict: true, ..options(Format::Mxfp8) };
-    refused(&plain(), &strict, "tensor `w`: mxfp8 needs rows in multiples of 32");
-    let selected = QuantizeOptions { only: vec!["b".to_owned()], ..strict };
-    assert!(plain().quantize(&selected).is_ok(), "only what is selected counts");
+fn strictness_refuses_every_selected_tensor_that_would_be_copied_and_is_no_vector() {
+    let strict = |only: &[&str], format| QuantizeOptions {
+        strict: true,
+        only: only.iter().map(|&pattern| pattern.to_owned()).collect(),
+        ..options(format)
+    };
+    refused(&plain(), &strict(&[], Format::Mxfp8), "tensor `w`: mxfp8 needs rows in multiples of 32");
+    assert!(plain().quantize(&strict(&[], Format::NVFP4_2D)).is_ok(), "a vector is copied");
+    refused(&plain(), &strict(&["w", "b"], Format::NVFP4_2D), "tensor `b`: F32 of shape [3] is no matrix");
+    for (tensor, said) in [
+        (Tensor::new(Dtype::F64, &[16, 16], vec![0; 2048]), "F64 of shape [16, 16], and F32, BF16 and F16"),
+        (Tensor::new(Dtype::F8_E4M3, &[16, 16], vec![0; 256]), "F8_E4M3 of shape [16, 16], and F32"),
+        (Tensor::new(Dtype::I64, &[1, 2], vec![0; 16]), "I64 of shape [1, 2], and F32"),
+        (Tensor::f32s(&[1, 1, 16, 16], &[0.0; 256]), "has 4 dimensions, and 2 or 3 are quantized"),
+        (Tensor::f32s(&[2, 16, 8], &[0.0; 256]), "needs columns in multiples of 16"),
+    ] {
+        let contents = Contents::default().with("w", matrix(1.0)).with("x", tensor);
+        let folder = Folder::with(&contents.to_bytes());
+        refused(&folder, &strict(&[], Format::NVFP4_2D), "tensor `x`: ");
+        refused(&folder, &strict(&["*"], Format::NVFP4_2D), said);
+        let report = folder.quantize(&strict(&["w"], Format::NVFP4_2D)).unwrap();
+        assert_eq!(report.copied.len(), 1, "only what is selected counts");
+    }
+}
+
+#[test]
+fn a_file_of_which_nothing_would_be_quantized_is_an_error_that_says_why() {
+    let nothing = [
+        (Contents::default(), "would be converted: it has no tensor"),
+        (
+            Contents::default().with("b", Tensor::f32s(&[3], &[1.0; 3])),
+            "would be converted: `b`: F32 of shape [3] is no matrix",
+        ),
+        (
+            Contents::default().with("d", Tensor::new(Dtype::F64, &[2, 2], vec![0; 32])),
+            "`d`: F64 of shape [2, 2], and F32, BF16 and F16 are quantized",
+        ),
+    ];
+    for (contents, said) in nothing {
+        refused(&Folder::with(&contents.to_bytes()), &options(Format::NVFP4_2D), said);
+    }
+    let many = (0..9).fold(Contents::default(), |contents, at| {
+        contents.with(&format!("b{at}"), Tensor::f32s(&[3], &[1.0; 3]))
+    });
+    refused(&Folder::with(&many.to_bytes()), &options(Format::NVFP4_2D), "; 5 others");
+    let error = with_manifest(|manifest| manifest["tensors"] = serde_json::json!({}));
+    assert!(error.contains("nothing in"), "{error}");
 }
 
 #[test]
@@ -89,6 +131,8 @@ fn finite_values_that_come_back_as_others_are_told() {
     let report = folder.quantize(&options(Format::NVFP4_2D)).unwrap();
     let told = report.to_string();
     assert!(told.contains("LOST: ") && told.contains("  w: 3e38 at [0, 0] comes back as inf"), "{told}");
+    let back = folder.dequantize().unwrap().to_string();
+    assert!(back.contains("LOST: ") && back.contains("  w: at [0, 0] comes back as inf"), "{back}");
     assert!(plain().quantize(&options(Format::NVFP4_2D)).unwrap().lost.is_empty());
 }
 
@@ -108,17 +152,6 @@ fn a_value_that_is_rounded_to_infinity_first_is_told_with_its_place_in_every_for
             refused(&folder(), &sharded, "leave --via out, or the tensor");
         }
     }
-}
-
-#[test]
-fn what_is_selected_and_no_matrix_is_listed_with_what_it_is() {
-    let selecting = |only: &str| {
-        let options = QuantizeOptions { only: vec![only.to_owned()], ..options(Format::NVFP4_2D) };
-        plain().quantize(&options).unwrap().passed_over
-    };
-    let [passed] = &selecting("b")[..] else { panic!("one vector is selected") };
-    assert_eq!((passed.name.as_str(), passed.what.as_str()), ("b", "F32 of shape [3]"));
-    assert!(selecting("*").is_empty(), "a pattern that also selects matrices is no mistake");
 }
 
 #[test]
@@ -151,7 +184,7 @@ fn files_that_are_none_are_refused() {
     let nowhere = folder.path("no/where");
     let error = quantize(&missing, &folder.output(), false);
     assert!(matches!(&error, ToolError::File { action: "read", path, .. } if *path == missing), "{error}");
-    assert!(matches!(quantize(&here, &folder.output(), false), ToolError::NotAFile { .. }));
+    assert!(matches!(quantize(&here, &folder.output(), false), ToolError::NotWeights { .. }));
     for replace in [false, true] {
         assert!(matches!(quantize(&folder.input(), &here, replace), ToolError::NotAFile { .. }));
         let error = quantize(&folder.input(), &nowhere, replace);
@@ -258,7 +291,7 @@ fn metadata_that_makes_no_sense_is_refused() {
     assert!(error.contains("`warpweft_quantized` is not understood"), "{error}");
     type Change = fn(&mut serde_json::Value);
     let changes: [(Change, &str); 6] = [
-        (|manifest| manifest["version"] = 2.into(), "has version 2, and this program reads 1"),
+        (|manifest| manifest["version"] = 3.into(), "has version 3, and this program reads 1 to 2"),
         (|manifest| manifest["format"] = "fp3".into(), "unknown format `fp3`"),
         (|manifest| manifest["format"] = "bf16".into(), "names bf16, which does not quantize"),
         (|manifest| manifest["extra"] = 1.into(), "unknown field `extra`"),

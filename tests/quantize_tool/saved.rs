@@ -7,7 +7,7 @@ use warpweft::format::{ElementType, Format, Via};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
-use warpweft::session::{CheckpointStore, FileStore, Session, block_on};
+use warpweft::session::{CheckpointStore, FileStore, PretrainedError, PretrainedFiles, Session, block_on};
 use warpweft::tool::QuantizeOptions;
 
 use crate::checkpoint::{Contents, Folder};
@@ -78,7 +78,8 @@ fn of_a_checkpoint_that_a_session_saved_the_masters_alone_are_quantized_into_the
     }
     let mut keys: Vec<&str> = after.metadata.keys().map(String::as_str).collect();
     keys.sort_unstable();
-    assert_eq!(keys, ["notes", "warpweft_quantized"], "it does not claim to be a session's");
+    assert_eq!(keys, ["format", "notes", "warpweft_quantized"], "it does not claim to be a session's");
+    assert_eq!(after.metadata["format"], "pt");
 
     let (tensors, bytes) = report.left_out.unwrap();
     let left = before.names().into_iter().filter(|name| !name.ends_with(".master"));
@@ -120,6 +121,24 @@ fn a_checkpoint_of_a_session_without_a_master_that_it_lists_is_refused() {
         assert!(error.contains("was saved by a session and") && error.contains(said), "{error}");
         assert_eq!(folder.files(), ["in.safetensors"]);
     }
+}
+
+/// What a session saved is no model's file to begin with, but for its masters.
+#[test]
+fn of_a_checkpoint_that_a_session_saved_only_masters_are_weights_to_pretrained_files() {
+    let folder = saved();
+    let files = PretrainedFiles::open([folder.input()]).unwrap();
+    let names: Vec<String> = files.tensor_names().map(str::to_owned).collect();
+    let mut refused = 0;
+    for name in names.iter().filter(|name| !name.starts_with("carried.") && !name.ends_with(".amax")) {
+        let read = files.rows(name, 0, files.shape(name).unwrap()[1], &mut []);
+        assert_eq!(read.is_ok(), name.ends_with(".master"), "{name}");
+        if let Err(error) = read {
+            assert!(matches!(error, PretrainedError::NotWeights { .. }), "{error}");
+            refused += 1;
+        }
+    }
+    assert_eq!(refused, 2 * 3 + 2, "moments of three weights, codes and scales of one");
 }
 
 /// The same in version 2 of the file, which has digests of nothing.

@@ -26,4 +26,13 @@ impl TensorEntry {
     pub const fn bytes(&self) -> u64 {
         self.end.saturating_sub(self.begin)
     }
+
+    /// The `number`-th of `count` equal parts of its bytes, which lie one behind the other; a part of a whole number
+    /// of elements, in one dimension, under the tensor's name.
+    pub(in crate::tool) fn part(&self, number: usize, count: usize) -> Self {
+        let each = self.bytes() / count.max(1) as u64;
+        let elements = self.shape.iter().product::<usize>() / count.max(1);
+        let begin = self.begin + each * number as u64;
+        Self { name: self.name.clone(), dtype: self.dtype, shape: vec![elements], begin, end: begin + each }
+    }
 }

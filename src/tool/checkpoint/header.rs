@@ -132,7 +132,9 @@ mod tests {
         assert_eq!(names, ["a", "empty", "b"]);
         assert_eq!(header.tensors()[2].bytes(), 24);
         assert_eq!(header.metadata()["format"], "pt");
-        assert_eq!(parse("{}", 0).unwrap(), Header::default());
+        for nothing in ["{}", r#"{"__metadata__":{}}"#, r#"{"__metadata__":null}"#] {
+            assert_eq!(parse(nothing, 0).unwrap(), Header::default(), "{nothing}");
+        }
     }
 
     #[test]

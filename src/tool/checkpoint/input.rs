@@ -10,6 +10,7 @@ use safetensors::Dtype;
 use super::entry::{LENGTH_BYTES, TensorEntry};
 use super::error::CheckpointError;
 use super::header::{Header, LONGEST_HEADER};
+use crate::file_kind::of_start;
 use crate::tool::{Progress, ToolError};
 
 /// Bytes read at once; a multiple of every element.
@@ -26,8 +27,18 @@ pub(in crate::tool) struct Input {
 }
 
 impl Input {
-    /// Opens a checkpoint and reads its header.
+    /// Opens a checkpoint and reads its header. What is none is told by how it begins.
     pub(in crate::tool) fn open(path: &Path) -> Result<(Header, Self), ToolError> {
+        Self::of_checkpoint(path).map_err(|error| {
+            let unsound = matches!(error, ToolError::Checkpoint { .. } | ToolError::NotAFile { .. });
+            match of_start(path).filter(|_| unsound) {
+                Some(what) => ToolError::NotWeights { path: path.to_owned(), what: what.to_owned() },
+                None => error,
+            }
+        })
+    }
+
+    fn of_checkpoint(path: &Path) -> Result<(Header, Self), ToolError> {
         let failed = ToolError::file("read", path);
         let unsound = |source| ToolError::Checkpoint { path: path.to_owned(), source };
         // Asked before opening: opening a pipe waits for its writer.

@@ -73,8 +73,9 @@ impl<'de> Visitor<'de> for Header<'_> {
         let mut metadata = None;
         while let Some(name) = map.next_key::<String>()? {
             if name == METADATA {
-                let Texts(texts) = map.next_value()?;
-                if metadata.replace(texts).is_some() {
+                // The safetensors library takes `null` for no metadata, and so do others.
+                let texts: Option<Texts> = map.next_value()?;
+                if metadata.replace(texts.map(|Texts(texts)| texts).unwrap_or_default()).is_some() {
                     return Err(A::Error::custom("`__metadata__` stands there twice"));
                 }
                 continue;

@@ -75,9 +75,14 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, interrupts: &Interrupt
     };
     let said = match arguments.command {
         Command::Formats => Ok(describe_formats()),
-        Command::Quantize(quantize) => {
-            quantize.run(interrupts.watch()).map(|report| report.to_string()).map_err(Failure::from)
-        }
+        Command::Quantize(quantize) => match quantize.run(interrupts.watch()) {
+            Err(error) => Err(Failure::from(error)),
+            Ok(report) if report.lost.is_empty() => Ok(report.to_string()),
+            Ok(report) => {
+                print(&report.to_string());
+                Err(Failure::Lost { matrices: report.lost.len() })
+            }
+        },
         Command::Plan(plan) => plan.run().map_err(Failure::from),
         Command::Simulate(simulate) => simulate.run().map_err(Failure::from),
         Command::Tune(tune) => tune.run().map_err(Failure::from),
@@ -100,6 +105,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, interrupts: &Interrupt
 enum Failure {
     #[error(transparent)]
     Checkpoint(#[from] ToolError),
+    /// The output is there, and what it lost is printed.
+    #[error(
+        "{matrices} matrices hold values that do not come back; the output was written, and the report says which"
+    )]
+    Lost { matrices: usize },
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
     #[error(transparent)]
@@ -113,7 +123,7 @@ impl Failure {
     const fn is_interruption(&self) -> bool {
         match self {
             Self::Checkpoint(error) => matches!(error, ToolError::Interrupted),
-            Self::Schedule(_) => false,
+            Self::Schedule(_) | Self::Lost { .. } => false,
             Self::Calibrate(error) => matches!(error, CalibrateError::Interrupted),
             #[cfg(feature = "cuda")]
             Self::Stack(error) => matches!(error, super::StackError::Interrupted),

@@ -14,14 +14,21 @@ use crate::format::{Format, FormatError, Via};
 
 /// Quantizes the matrices of a safetensors checkpoint, or turns them back to f32
 ///
-/// Every tensor of two dimensions in F32, BF16 or F16 is quantized in both orientations; all other
-/// tensors are copied. Tensor X of shape [M, K] becomes:
+/// Every matrix in F32, BF16 or F16 is quantized in both orientations; all other tensors are copied,
+/// and listed with the reason. Tensor X of shape [M, K] becomes:
 ///
 ///   X.rowwise_data      codes, blocks along the rows: what forward reads
 ///   X.rowwise_scale     their decode scales, padded as a GEMM wants them
 ///   X.columnwise_data   codes, blocks along the columns: what backward reads
 ///   X.columnwise_scale  their decode scales
 ///   X.amax              largest magnitude of X
+///
+/// Tensor X of shape [N, M, K], such as the experts of a layer, is N matrices: each is quantized by
+/// itself, and all of these have a first dimension N.
+///
+/// A file that is quantized already, that holds the state of an optimizer, or that is of another kind
+/// is refused with what it is, and so is one of which nothing would be quantized. Where values come
+/// back as infinite, the output is written, they are listed, and the exit code is 1.
 ///
 /// Of a checkpoint that a session saved only the masters are taken, under the names of their weights:
 /// X.master becomes X.rowwise_data and so on. They are read twice, first to compare them with their
@@ -46,7 +53,8 @@ pub(super) struct Quantize {
     #[arg(long, value_name = "PATTERN")]
     pub(super) only: Vec<String>,
 
-    /// Fail when the format refuses the shape of a matrix, instead of copying it
+    /// Fail when a selected tensor is not quantized, for its dtype, its dimensions or the shape of its matrices.
+    /// Vectors, such as norms and biases, are copied, unless a pattern selects nothing else
     #[arg(long)]
     strict: bool,
 
