@@ -1,30 +1,35 @@
 //! Who is let in: the handshakes of the process that listens.
 //!
 //! Laws:
-//! - **RV-4** a stranger holds up nobody. Every handshake has a thread and one limit for all its bytes
-//!   ([`PATIENCE`]); [`AT_ONCE`] take place at a time. Who comes then is given the place of the oldest, if
-//!   that has had [`GRACE`] to prove itself, and else waits in the system's queue. Who came when the system gave
-//!   no thread is kept, and is the first at the next look.
-//! - Nobody unproven outlives the door: it hangs up on them.
+//! - **RV-4** a silent connection costs a stranger more than it costs the world. All who knock are accepted at the next
+//!   look, and heard as far as they have spoken, by the thread that looks. [`AT_ONCE`] are unproven at a time; the
+//!   others wait in the system's queue. Then the place of one who has had [`FIRST_WORD`] for its first message, or
+//!   [`GRACE`] for its proof, is given away: from the address that has wasted the most places, and there of the oldest.
+//! - Nobody is unproven for longer than [`PATIENCE`], or outlives the door: it hangs up on them.
 //! - Who was refused, and what the system refused, is kept for whoever asks why somebody is missing.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, mpsc};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use super::Secret;
-use super::handshake::{self, Claim, Seals};
-use super::timed::Timed;
+use super::handshake::{Claim, Handshake, Seals};
 
 /// How long whoever connects may take to prove itself.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How long it may in any case, while others wait for its place: several times what a message takes around the
 /// world, on a busy machine.
 const GRACE: Duration = Duration::from_secs(1);
-/// Handshakes at the same time.
-const AT_ONCE: usize = 64;
+/// How long it may be silent at first, while others wait: a member speaks as soon as it is connected, and has spoken
+/// before it is accepted if it had to wait.
+const FIRST_WORD: Duration = Duration::from_millis(250);
+/// Handshakes at the same time: a few hundred bytes and an open file each, and a quarter of the files that a process
+/// commonly may have.
+const AT_ONCE: usize = 256;
+/// Addresses whose wasted places are counted.
+const COUNTED: usize = 1024;
 /// Refusals that are kept.
 const KEPT: usize = 8;
 
@@ -41,20 +46,11 @@ pub(super) struct Guest {
 /// Whoever has not proved itself yet.
 #[derive(Debug)]
 struct Unproven {
-    number: u64,
     since: Instant,
     address: SocketAddr,
-    /// Its thread has it too until it sends what came of the handshake.
-    stream: Arc<TcpStream>,
-}
-
-type Met = Result<(Claim, Seals), String>;
-
-/// Runs a handshake on a thread of its own.
-type Spawn = fn(Box<dyn FnOnce() + Send>) -> io::Result<()>;
-
-fn spawn(handshake: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-    std::thread::Builder::new().name("warpweft handshake".to_owned()).spawn(handshake).map(drop)
+    /// Does not block.
+    stream: TcpStream,
+    handshake: Handshake,
 }
 
 /// Where processes and strangers knock.
@@ -64,90 +60,84 @@ pub(super) struct Door {
     secret: Secret,
     /// No handshake goes on after this.
     until: Instant,
-    /// Oldest first.
-    unproven: VecDeque<Unproven>,
-    /// Who came and got no thread: one at most, since nobody is accepted before it has one.
-    waiting: Option<(Arc<TcpStream>, SocketAddr)>,
-    /// How many came.
-    count: u64,
-    results: mpsc::Sender<(u64, Met)>,
-    arrived: mpsc::Receiver<(u64, Met)>,
+    unproven: Vec<Unproven>,
+    /// Places that each address has wasted.
+    wasted: BTreeMap<IpAddr, u64>,
     refused: Vec<String>,
     /// Refused and not kept.
     more: usize,
-    /// Why the system gave no connection, or no thread for one, the last time.
+    /// Why the system gave no connection the last time.
     failure: Option<String>,
-    spawn: Spawn,
 }
 
 impl Door {
     /// A door at a listener that does not block.
     pub(super) fn new(listener: TcpListener, secret: &Secret, until: Instant) -> Self {
-        let (results, arrived) = mpsc::channel();
         Self {
             listener,
             secret: secret.clone(),
             until,
-            unproven: VecDeque::new(),
-            waiting: None,
-            count: 0,
-            results,
-            arrived,
+            unproven: Vec::new(),
+            wasted: BTreeMap::new(),
             refused: Vec::new(),
             more: 0,
             failure: None,
-            spawn,
         }
     }
 
-    /// Begins handshakes with who knocked since, and returns who proved itself.
+    /// Goes on with all handshakes, begins those with who knocked since, and returns who proved itself.
     pub(super) fn look(&mut self) -> Vec<Guest> {
         let mut guests = Vec::new();
-        self.let_in(&mut guests);
+        for unproven in std::mem::take(&mut self.unproven) {
+            self.go_on(unproven, &mut guests);
+        }
         loop {
             let is_full = self.unproven.len() >= AT_ONCE;
-            if is_full && !self.may_send_away() {
+            let place = self.dispensable();
+            if is_full && place.is_none() {
                 return guests;
             }
-            let came = match self.waiting.take() {
-                Some(waiting) => Ok(waiting),
-                None => self.listener.accept().map(|(stream, address)| (Arc::new(stream), address)),
-            };
-            let begun = came.and_then(|(stream, address)| {
-                if is_full {
-                    self.send_away(&mut guests);
-                }
-                self.shake(stream, address)
+            let came = self.listener.accept().and_then(|(stream, address)| {
+                stream.set_nonblocking(true)?;
+                let (since, handshake) = (Instant::now(), Handshake::new());
+                Ok(Unproven { since, address, stream, handshake })
             });
-            if let Err(error) = begun {
-                match error.kind() {
+            match came {
+                Ok(unproven) => {
+                    if let Some(place) = place.filter(|_| is_full) {
+                        self.send_away(place);
+                    }
+                    self.go_on(unproven, &mut guests);
+                }
+                Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return guests,
                     // Somebody who hung up before it was looked at.
                     io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
                     _ => {
                         // What is missing may be what strangers hold; the next look tries again.
-                        if self.may_send_away() {
-                            self.send_away(&mut guests);
+                        if let Some(place) = place {
+                            self.send_away(place);
                         }
                         self.failure = Some(error.to_string());
                         return guests;
                     }
-                }
+                },
             }
         }
     }
 
-    /// Adds who proved itself since.
-    fn let_in(&mut self, guests: &mut Vec<Guest>) {
-        while let Ok((number, met)) = self.arrived.try_recv() {
-            // Who was sent away before is not among them.
-            let place = self.unproven.iter().position(|unproven| unproven.number == number);
-            let Some(unproven) = place.and_then(|place| self.unproven.remove(place)) else { continue };
-            let address = unproven.address;
-            match met.and_then(|met| unproven.proved(met)) {
-                Ok(guest) => guests.push(guest),
-                Err(reason) => self.refuse(format!("{address} {reason}")),
+    /// Goes on with a handshake: lets it in, keeps it unproven, or refuses it.
+    fn go_on(&mut self, mut unproven: Unproven, guests: &mut Vec<Guest>) {
+        let Unproven { since, address, stream, handshake } = &mut unproven;
+        let is_late = since.elapsed() >= PATIENCE || Instant::now() >= self.until;
+        match handshake.go_on(&mut *stream, &self.secret) {
+            Ok(Some((claim, seals))) => {
+                let address = address.to_string();
+                guests.push(Guest { claim, seals, stream: unproven.stream, address });
             }
+            Ok(None) if !is_late => self.unproven.push(unproven),
+            Ok(None) => self.refuse(&unproven, "said nothing"),
+            Err(reason) => self.refuse(&unproven, &reason),
         }
     }
 
@@ -166,49 +156,34 @@ impl Door {
         words
     }
 
-    fn refuse(&mut self, refusal: String) {
+    fn refuse(&mut self, unproven: &Unproven, reason: &str) {
+        let source = unproven.address.ip();
+        if self.wasted.len() < COUNTED || self.wasted.contains_key(&source) {
+            *self.wasted.entry(source).or_default() += 1;
+        }
         if self.refused.len() < KEPT {
-            self.refused.push(refusal);
+            self.refused.push(format!("{} {reason}", unproven.address));
         } else {
             self.more += 1;
         }
+        unproven.hang_up();
     }
 
-    fn may_send_away(&self) -> bool {
-        self.unproven.front().is_some_and(|oldest| oldest.since.elapsed() >= GRACE)
-    }
-
-    /// Hangs up on the oldest of the unproven, unless a handshake ended meanwhile and left its place.
-    fn send_away(&mut self, guests: &mut Vec<Guest>) {
-        let before = self.unproven.len();
-        self.let_in(guests);
-        if self.unproven.len() < before {
-            return;
-        }
-        if let Some(oldest) = self.unproven.pop_front() {
-            oldest.hang_up();
-            self.refuse(format!("{} did not prove itself while others waited", oldest.address));
-        }
-    }
-
-    /// Begins a handshake; who gets no thread for it waits for the next look.
-    fn shake(&mut self, stream: Arc<TcpStream>, address: SocketAddr) -> io::Result<()> {
-        let since = Instant::now();
-        let (number, until) = (self.count, self.until.min(since + PATIENCE));
-        self.count += 1;
-        self.unproven.push_back(Unproven { number, since, address, stream: Arc::clone(&stream) });
-        let (results, secret) = (self.results.clone(), self.secret.clone());
-        let work = move || {
-            let blocking = stream.set_nonblocking(false).map_err(|error| error.to_string());
-            let met = blocking.and_then(|()| handshake::receive(Timed::new(&stream, until), &secret));
-            drop(stream);
-            // Nobody listens any more when the door is gone.
-            drop(results.send((number, met)));
+    /// Whose place is the next to be given away, if anybody has had its time.
+    fn dispensable(&self) -> Option<usize> {
+        let wasted = |source: IpAddr| self.wasted.get(&source).copied().unwrap_or(0);
+        let has_had_its_time = |(_, unproven): &(usize, &Unproven)| {
+            unproven.since.elapsed() >= if unproven.handshake.has_begun() { GRACE } else { FIRST_WORD }
         };
-        (self.spawn)(Box::new(work)).map_err(|error| {
-            self.waiting = self.unproven.pop_back().map(|unproven| (unproven.stream, unproven.address));
-            io::Error::other(format!("no thread for it: {error}"))
-        })
+        (self.unproven.iter().enumerate())
+            .filter(has_had_its_time)
+            .max_by_key(|(_, unproven)| (wasted(unproven.address.ip()), Reverse(unproven.since)))
+            .map(|(place, _)| place)
+    }
+
+    fn send_away(&mut self, place: usize) {
+        let unproven = self.unproven.swap_remove(place);
+        self.refuse(&unproven, "did not prove itself while others waited");
     }
 }
 
@@ -219,16 +194,9 @@ impl Drop for Door {
 }
 
 impl Unproven {
-    /// Its thread reads nothing any more, and ends.
     fn hang_up(&self) {
         // It fails where the other end has closed, which is what is wanted.
         let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    fn proved(self, (claim, seals): (Claim, Seals)) -> Result<Guest, String> {
-        let stream = Arc::into_inner(self.stream).ok_or("is still being asked")?;
-        stream.set_nonblocking(true).map_err(|error| error.to_string())?;
-        Ok(Guest { claim, seals, stream, address: self.address.to_string() })
     }
 }
 
@@ -238,7 +206,8 @@ mod tests {
 
     use super::*;
     use crate::id::ProcessId;
-    use crate::rendezvous::sealed::keys;
+    use crate::rendezvous::handshake;
+    use crate::rendezvous::timed::Timed;
 
     fn secret() -> Secret {
         Secret::new("a secret of tests").unwrap()
@@ -246,6 +215,7 @@ mod tests {
 
     fn door(until: Instant) -> (Door, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        rustix::net::listen(&listener, 2 * AT_ONCE as i32).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         (Door::new(listener, &secret(), until), address)
@@ -299,61 +269,43 @@ mod tests {
         assert_eq!(stranger.read(&mut [0]).unwrap(), 0);
     }
 
-    /// A handshake that never ends: its thread is gone.
-    fn silent(_handshake: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// What a handshake with the member that came as number `number` came to.
-    fn proved(number: u64) -> (u64, Met) {
-        let [from_host, to_host] = keys(&secret(), &[]);
-        let claim = Claim { process: ProcessId::new(1), processes: 2, ranks: 1 };
-        (number, Ok((claim, Seals { from_host, to_host })))
-    }
-
-    /// RV-4: strangers may hold all threads that there are.
-    #[test]
-    fn whoever_there_is_no_thread_for_is_begun_with_as_soon_as_there_is_one() {
-        let (mut door, address) = door(Instant::now() + Duration::from_secs(60));
-        door.spawn = silent;
-        let _member = TcpStream::connect(address).unwrap();
-        look_until(&mut door, |door, _| !door.unproven.is_empty());
-        door.results.send(proved(0)).unwrap();
-        door.spawn = |_| Err(io::ErrorKind::WouldBlock.into());
-        let late = TcpStream::connect(address).unwrap();
-        let own_address = late.local_addr().unwrap();
-        let until = door.until;
-        let late = std::thread::spawn(move || {
-            let claim = Claim { process: ProcessId::new(2), processes: 3, ranks: 1 };
-            handshake::greet(Timed::new(&late, until), claim, &secret(), "here").map(drop)
-        });
-        let guests = look_until(&mut door, |door, _| door.failure.is_some());
-        assert_eq!(guests.len(), 1, "who proved itself is let in all the same");
-        assert!(door.unproven.is_empty() && door.refusals().contains("no thread for it"), "{door:?}");
-        // It is kept, and nobody else is accepted meanwhile.
-        let _next = TcpStream::connect(address).unwrap();
-        door.look();
-        assert!(door.unproven.is_empty() && door.waiting.is_some(), "{door:?}");
-        door.spawn = spawn;
-        let guests = look_until(&mut door, |_, guests| !guests.is_empty());
-        assert_eq!(guests[0].address, own_address.to_string());
-        late.join().unwrap().unwrap();
-    }
-
     /// RV-4.
     #[test]
-    fn who_proved_itself_since_the_last_look_is_not_sent_away() {
+    fn a_place_is_taken_from_the_address_that_wasted_most_and_there_from_the_oldest() {
         let (mut door, address) = door(Instant::now() + Duration::from_secs(60));
-        door.spawn = silent;
-        let _both = [(); 2].map(|()| TcpStream::connect(address).unwrap());
-        look_until(&mut door, |door, _| door.unproven.len() == 2);
-        door.results.send(proved(0)).unwrap();
-        let mut guests = Vec::new();
-        door.send_away(&mut guests);
-        assert_eq!((guests.len(), door.unproven.len()), (1, 1));
-        assert_eq!(door.refusals(), "");
-        door.send_away(&mut guests);
-        assert!(door.unproven.is_empty() && door.refusals().contains("did not prove itself"), "{door:?}");
+        let _all = [(); 3].map(|()| TcpStream::connect(address).unwrap());
+        look_until(&mut door, |door, _| door.unproven.len() == 3);
+        assert_eq!(door.dispensable(), None, "nobody has had its time");
+        let long_ago = Instant::now() - GRACE;
+        let addresses = [[10, 0, 0, 1], [10, 0, 0, 2], [10, 0, 0, 2]];
+        for (number, (unproven, address)) in (0..).zip(door.unproven.iter_mut().zip(addresses)) {
+            unproven.address = (address, 1).into();
+            unproven.since = long_ago + Duration::from_millis(number);
+        }
+        assert_eq!(door.dispensable(), Some(0), "none has wasted more than another");
+        door.wasted.insert([10, 0, 0, 2].into(), 1);
+        assert_eq!(door.dispensable(), Some(1));
+        door.unproven[1].handshake = Handshake::begun();
+        door.unproven[1].since = Instant::now();
+        assert_eq!(door.dispensable(), Some(2), "who has spoken has more time");
+        door.send_away(2);
+        assert_eq!(door.wasted[&IpAddr::from([10, 0, 0, 2])], 2);
+        assert!(door.refusals().contains("10.0.0.2:1 did not prove itself"), "{door:?}");
+    }
+
+    /// RV-4: addresses are counted in bounded memory, those that were counted still.
+    #[test]
+    fn not_more_addresses_are_counted_than_there_is_room_for() {
+        let (mut door, address) = door(Instant::now() + Duration::from_secs(60));
+        let _stranger = TcpStream::connect(address).unwrap();
+        look_until(&mut door, |door, _| !door.unproven.is_empty());
+        let mut stranger = door.unproven.remove(0);
+        for number in (0..2 * COUNTED as u32).chain([0]) {
+            stranger.address = (IpAddr::from(number.to_be_bytes()), 1).into();
+            door.refuse(&stranger, "said nothing");
+        }
+        assert_eq!((door.wasted.len(), door.wasted[&IpAddr::from([0; 4])]), (COUNTED, 2));
+        assert_eq!((door.refused.len(), door.more), (KEPT, 2 * COUNTED + 1 - KEPT));
     }
 
     /// RV-2.

@@ -94,40 +94,97 @@ pub(super) fn greet(
     Ok(seals(secret, &hello, &nonce))
 }
 
-/// The host's side. The connection has a time limit.
-///
-/// # Errors
-/// Why whoever came is not let in, in words.
-pub(super) fn receive(mut connection: impl Read + Write, secret: &Secret) -> Result<(Claim, Seals), String> {
-    let silent = |error: io::Error| match error.kind() {
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => "said nothing".to_owned(),
-        _ => format!("hung up ({error})"),
-    };
-    let mut hello = [0; HELLO];
-    connection.read_exact(&mut hello[..MAGIC.len()]).map_err(silent)?;
-    if hello[..MAGIC.len()] != MAGIC {
-        return Err("is not warpweft".to_owned());
+/// The host's side, as far as the member has spoken.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    heard: [u8; HELLO + PROOF],
+    /// Bytes of it that have come.
+    length: usize,
+    /// What the reply to the first message had.
+    nonce: Option<[u8; NONCE]>,
+}
+
+impl Handshake {
+    pub(super) const fn new() -> Self {
+        Self { heard: [0; HELLO + PROOF], length: 0, nonce: None }
     }
-    connection.read_exact(&mut hello[MAGIC.len()..]).map_err(silent)?;
-    let mut reader = Reader::new(&hello[MAGIC.len()..]);
-    let short = |error: Truncated| error.to_string();
-    let theirs = u16::from_le_bytes(reader.fixed().map_err(short)?);
-    let process = ProcessId::new(reader.number().map_err(short)?);
-    let processes = reader.number().map_err(short)?;
-    let ranks = reader.number().map_err(short)?;
-    let nonce = fresh().map_err(|error| error.to_string())?;
-    let mine = secret.proof("host", &[&hello, &nonce]);
-    let reply = Writer::default().raw(&MAGIC).raw(&VERSION.to_le_bytes()).raw(&nonce).raw(&mine).take();
-    connection.write_all(&reply).map_err(silent)?;
-    if theirs != VERSION {
-        return Err(format!("claims to be {process} and speaks version {theirs}, this process {VERSION}"));
+
+    /// One that has begun.
+    #[cfg(test)]
+    pub(super) const fn begun() -> Self {
+        Self { nonce: Some([0; NONCE]), ..Self::new() }
     }
-    let mut proof = [0; PROOF];
-    connection.read_exact(&mut proof).map_err(silent)?;
-    if !secret.admits(&proof, "member", &[&hello, &nonce]) {
-        return Err(format!("claims to be {process} and holds another secret"));
+
+    /// Has the member's first message come, and been answered?
+    pub(super) const fn has_begun(&self) -> bool {
+        self.nonce.is_some()
     }
-    Ok((Claim { process, processes, ranks }, seals(secret, &hello, &nonce)))
+
+    /// Goes on with what has come on a connection that does not block; nothing while there is more to come.
+    ///
+    /// # Errors
+    /// Why the one who came is not let in, in words.
+    pub(super) fn go_on(
+        &mut self,
+        mut connection: impl Read + Write,
+        secret: &Secret,
+    ) -> Result<Option<(Claim, Seals)>, String> {
+        let is_of_ours = self.fill(&mut connection, MAGIC.len())?;
+        if is_of_ours && self.heard[..MAGIC.len()] != MAGIC {
+            return Err("is not warpweft".to_owned());
+        }
+        if !self.fill(&mut connection, HELLO)? {
+            return Ok(None);
+        }
+        let (hello, _) = self.heard.split_at(HELLO);
+        let mut reader = Reader::new(&hello[MAGIC.len()..]);
+        let short = |error: Truncated| error.to_string();
+        let theirs = u16::from_le_bytes(reader.fixed().map_err(short)?);
+        let process = ProcessId::new(reader.number().map_err(short)?);
+        let processes = reader.number().map_err(short)?;
+        let ranks = reader.number().map_err(short)?;
+        let nonce = match self.nonce {
+            Some(nonce) => nonce,
+            None => {
+                let nonce = fresh().map_err(|error| error.to_string())?;
+                let mine = secret.proof("host", &[hello, &nonce]);
+                let mut reply = Writer::default();
+                let reply = reply.raw(&MAGIC).raw(&VERSION.to_le_bytes()).raw(&nonce).raw(&mine).take();
+                // The first bytes of a connection have room in its buffer.
+                connection.write_all(&reply).map_err(hung_up)?;
+                *self.nonce.insert(nonce)
+            }
+        };
+        if theirs != VERSION {
+            return Err(format!("claims to be {process} and speaks version {theirs}, this process {VERSION}"));
+        }
+        if !self.fill(&mut connection, HELLO + PROOF)? {
+            return Ok(None);
+        }
+        let (hello, proof) = self.heard.split_at(HELLO);
+        if !proof.try_into().is_ok_and(|proof: &[u8; PROOF]| secret.admits(proof, "member", &[hello, &nonce])) {
+            return Err(format!("claims to be {process} and holds another secret"));
+        }
+        Ok(Some((Claim { process, processes, ranks }, seals(secret, hello, &nonce))))
+    }
+
+    /// Reads until the first `wanted` bytes have come; false while they have not.
+    fn fill(&mut self, connection: &mut impl Read, wanted: usize) -> Result<bool, String> {
+        while self.length < wanted {
+            match connection.read(&mut self.heard[self.length..wanted]) {
+                Ok(0) => return Err(hung_up(io::ErrorKind::UnexpectedEof.into())),
+                Ok(bytes) => self.length += bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(hung_up(error)),
+            }
+        }
+        Ok(true)
+    }
+}
+
+fn hung_up(error: io::Error) -> String {
+    format!("hung up ({error})")
 }
 
 #[cfg(test)]
@@ -141,6 +198,11 @@ mod tests {
 
     fn secret(text: &str) -> Secret {
         Secret::new(text).unwrap()
+    }
+
+    /// The host's side of a connection that blocks.
+    fn receive(stream: TcpStream, secret: &Secret) -> Result<(Claim, Seals), String> {
+        Handshake::new().go_on(stream, secret).map(Option::unwrap)
     }
 
     /// Both ends of a connection.

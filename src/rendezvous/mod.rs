@@ -10,7 +10,7 @@
 //! - **RV-3** the first reason ends the world for good, on every process: a process that fails says so to
 //!   all, one that is killed is noticed by its closed connection, one that is stopped by its silence.
 //! - **RV-4** a connection counts when both ends have proved that they hold the same secret. Before that a
-//!   stranger can make the listening process keep a thread and a few hundred bytes for a few seconds, and
+//!   stranger can make the listening process keep a socket and a few hundred bytes for a few seconds, and
 //!   those of all strangers are bounded and give way to whoever knocks; after it every message is bounded and
 //!   carries a tag.
 //!

@@ -51,6 +51,7 @@ fn play(role: &str) -> Result<(), RendezvousError> {
             let (world, role) = (Arc::clone(&world), role.to_owned());
             std::thread::spawn(move || match role.as_str() {
                 "agree" => agree(&world, rank),
+                "join" => Ok(()),
                 "quit early" if first => Ok(()),
                 "fail" if rank == RankId::new(1) => {
                     Err(RendezvousError::Ended { reason: world.end("rank 1, task 7: no such kernel") })

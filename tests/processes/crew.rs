@@ -171,6 +171,13 @@ impl Member {
         self.process.kill().unwrap();
     }
 
+    /// Its largest resident memory so far, where the system tells.
+    pub(crate) fn most_memory_kib(&self) -> Option<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().trim_end_matches("kB").trim().parse().ok()
+    }
+
     /// SIGSTOP, SIGCONT.
     pub(crate) fn signal(&self, name: &str) {
         let pid = self.process.id().to_string();

@@ -10,6 +10,7 @@ mod crew;
 mod endings;
 #[path = "../port/mod.rs"]
 mod port;
+mod strangers;
 mod worlds;
 
 use std::panic::catch_unwind;

@@ -13,6 +13,7 @@ pub(crate) const ALL: &[Test] = &[
     ("a_process_may_come_much_later_than_another", late_comers),
     ("strangers_at_the_port_are_ignored", strangers),
     ("strangers_who_drip_bytes_and_come_again_keep_nobody_out", dripping),
+    ("silent_strangers_who_come_again_keep_nobody_out", crate::strangers::silent),
     ("who_closes_first_takes_nothing_from_the_others", quit_early),
     ("a_world_of_one_process_needs_no_secret_and_no_port", alone),
 ];

@@ -15,6 +15,10 @@ use crate::rendezvous::message::Message;
 use crate::rendezvous::timed::Timed;
 use crate::rendezvous::{ProcessEnvironment, RendezvousError, Secret, sealed};
 
+/// Connections that wait to be accepted; the system may allow fewer. Where more knock between two looks, they try again
+/// after a second or more, and among them may be a member.
+const QUEUE: i32 = 4096;
+
 /// Waits for all others and begins the world.
 pub(super) fn host(
     environment: &ProcessEnvironment,
@@ -104,6 +108,8 @@ fn listen(environment: &ProcessEnvironment) -> Result<TcpListener, RendezvousErr
         }
     }
     let listener = outcome?;
+    // Once more, with a longer queue than std asks for.
+    rustix::net::listen(&listener, QUEUE).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
