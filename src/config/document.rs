@@ -27,8 +27,9 @@ impl Document {
         let refused = |error: toml::de::Error| syntax(name, text, &error);
         let table = text.parse::<Table>().map_err(refused)?;
         let places = toml::from_str::<Places>(text).map_err(refused)?;
+        let ends: Vec<usize> = text.match_indices('\n').map(|(offset, _)| offset).collect();
         let mut lines = BTreeMap::new();
-        places.collect("", text, &mut lines);
+        places.collect("", &ends, &mut lines);
         Ok(Self { name: name.to_owned(), table, lines })
     }
 
@@ -108,25 +109,27 @@ enum Places {
 }
 
 impl Places {
-    fn collect(&self, path: &str, text: &str, lines: &mut BTreeMap<String, usize>) {
+    /// The line of every key; `ends` are the offsets at which lines end.
+    fn collect(&self, path: &str, ends: &[usize], lines: &mut BTreeMap<String, usize>) {
+        let line = |start: usize| ends.partition_point(|end| *end < start) + 1;
         match self {
             Self::Value => {}
             Self::List(items) => {
                 for (number, item) in items.iter().enumerate() {
                     let path = below(path, &number.to_string());
-                    item.collect(&path, text, lines);
+                    item.collect(&path, ends, lines);
                     // An item has no key of its own: it stands where its first key does.
                     if let Self::Table(entries) = item {
                         let first = entries.iter().map(|(key, _)| key.span().start).min();
-                        lines.extend(first.map(|start| (path, position(text, start).0)));
+                        lines.extend(first.map(|start| (path, line(start))));
                     }
                 }
             }
             Self::Table(entries) => {
                 for (key, value) in entries {
                     let path = below(path, key.get_ref());
-                    value.collect(&path, text, lines);
-                    lines.insert(path, position(text, key.span().start).0);
+                    value.collect(&path, ends, lines);
+                    lines.insert(path, line(key.span().start));
                 }
             }
         }

@@ -123,11 +123,12 @@ impl Origins {
         }
     }
 
+    /// Where some other key of the same table came from.
     fn sibling(&self, path: &str) -> Option<Origin> {
         let (parent, _) = path.rsplit_once('.')?;
-        let inside = |key: &String| key.rsplit_once('.').is_some_and(|(other, _)| other == parent);
-        let found = self.loaded.iter().find(|(key, _)| inside(key));
-        found.map(|(_, (origin, _))| origin.clone())
+        let table = format!("{parent}.");
+        let (key, (origin, _)) = self.loaded.range(table.clone()..).next()?;
+        key.starts_with(&table).then(|| origin.clone())
     }
 }
 

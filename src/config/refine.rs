@@ -7,7 +7,8 @@
 //! programs can ask whether their model was refined ([`Config::unrefined`]).
 
 use super::suggest::near;
-use super::{Config, ConfigError, WeightRule, keys, pattern_matches};
+use super::weights::{RuleIndex, settings};
+use super::{Config, ConfigError, WeightRule, keys};
 use crate::format::Format;
 use crate::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
 
@@ -21,10 +22,12 @@ impl Config {
     /// [`ConfigError::Invalid`] for a rule that matches nothing, [`ConfigError::Weights`] when a weight
     /// cannot be what a rule wants.
     pub fn apply_weight_rules(&self, model: &Model) -> Result<Model, ConfigError> {
-        let matches_none =
-            |pattern: &str| !model.weights().iter().any(|spec| pattern_matches(pattern, &spec.name));
+        let index = RuleIndex::new(&self.weights);
+        let matching: Vec<_> = model.weights().iter().map(|spec| index.matching(&spec.name)).collect();
+        let mut matches_any = vec![false; self.weights.len()];
+        matching.iter().flatten().for_each(|rule| matches_any[*rule] = true);
         for (number, rule) in self.weights.iter().enumerate() {
-            if matches_none(&rule.pattern) {
+            if !matches_any[number] {
                 return Err(self.refuse(
                     format!("weights.{number}.match"),
                     format!("is {:?}, which matches no weight", rule.pattern),
@@ -36,12 +39,13 @@ impl Config {
             }
         }
         let mut refined = ModelBuilder::with_groups_of(model);
-        for spec in model.weights() {
-            let settings = self.weight_settings(&spec.name);
+        for (spec, matching) in model.weights().iter().zip(&matching) {
+            let rules = || matching.iter().map(|rule| &self.weights[*rule]);
+            let settings = settings(rules());
             let placement = settings.placement.unwrap_or(spec.placement);
             let format = match placement {
                 Placement::Sharded => settings.format.unwrap_or(spec.format),
-                Placement::Replicated => self.replicated_format(&spec.name),
+                Placement::Replicated => replicated_format(rules()),
             };
             let group = spec.group.filter(|_| placement == Placement::Sharded);
             let reuse = settings.reuse.or(spec.reuse);
@@ -73,33 +77,26 @@ impl Config {
 
     /// The rules that match a weight's name, in words.
     fn rules_about(&self, name: &str) -> String {
-        let entries = keys::entries(self);
-        let matching = (self.weights.iter().enumerate())
-            .filter(|(_, rule)| pattern_matches(&rule.pattern, name))
-            .filter_map(|(number, _)| {
-                let table = format!("weights.{number}");
-                let own = |entry: &&keys::Entry| {
-                    entry.path.rsplit_once('.').is_some_and(|(parent, _)| parent == table)
-                };
-                let set: Vec<String> = (entries.iter().filter(own))
-                    .filter_map(|entry| {
-                        let (_, key) = entry.path.rsplit_once('.')?;
-                        Some(format!("{key} = {}", entry.value.as_ref()?))
-                    })
-                    .collect();
-                let origin = entries.iter().find(own).map(|entry| self.origins.of(entry))?;
-                Some(format!("`{}` ({origin})", set.join(", ")))
-            });
-        matching.collect::<Vec<_>>().join(" and ")
-    }
-
-    /// f32, unless one rule asks for a replicated weight in another format, which is then refused.
-    fn replicated_format(&self, name: &str) -> Format {
-        let asked = |rule: &&WeightRule| {
-            rule.placement == Some(Placement::Replicated) && pattern_matches(&rule.pattern, name)
+        let in_words = |number: usize| {
+            let entries = keys::entries_of_rule(number, &self.weights[number]);
+            let set: Vec<String> = (entries.iter())
+                .filter_map(|entry| {
+                    let (_, key) = entry.path.rsplit_once('.')?;
+                    Some(format!("{key} = {}", entry.value.as_ref()?))
+                })
+                .collect();
+            let origin = entries.first().map(|entry| self.origins.of(entry))?;
+            Some(format!("`{}` ({origin})", set.join(", ")))
         };
-        self.weights.iter().filter(asked).filter_map(|rule| rule.format).next_back().unwrap_or(Format::F32)
+        let matching = RuleIndex::new(&self.weights).matching(name);
+        matching.into_iter().filter_map(in_words).collect::<Vec<_>>().join(" and ")
     }
+}
+
+/// f32, unless one of the rules about a weight asks for a replicated one in another format, which is then refused.
+fn replicated_format<'r>(rules: impl DoubleEndedIterator<Item = &'r WeightRule>) -> Format {
+    let mut asked = rules.filter(|rule| rule.placement == Some(Placement::Replicated));
+    asked.rfind(|rule| rule.format.is_some()).and_then(|rule| rule.format).unwrap_or(Format::F32)
 }
 
 /// Patterns that match weights: those close to the one that does not, else the first.

@@ -4,6 +4,7 @@
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
 //! characters, dots included, and `?` for any one character. All else stands for itself.
 
+use std::collections::HashMap;
 use std::str::Chars;
 
 use serde::{Deserialize, Serialize};
@@ -66,17 +67,49 @@ pub struct WeightSettings {
 impl Config {
     /// What the rules say about the weight of this name.
     pub fn weight_settings(&self, name: &str) -> WeightSettings {
-        let apply = |settings: WeightSettings, rule: &WeightRule| WeightSettings {
-            format: rule.format.or(settings.format),
-            placement: rule.placement.or(settings.placement),
-            reuse: rule.reuse.or(settings.reuse),
-            weight_decay: number(rule.weight_decay).or(settings.weight_decay),
-            learning_rate_scale: number(rule.lr_scale).or(settings.learning_rate_scale),
-            whole_matrix: rule.whole_matrix.or(settings.whole_matrix),
-            frozen: rule.frozen.or(settings.frozen),
-        };
-        let matching = self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name));
-        matching.fold(WeightSettings::default(), apply)
+        settings(self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name)))
+    }
+}
+
+/// What `rules` say about a weight that all of them match.
+pub(super) fn settings<'r>(rules: impl Iterator<Item = &'r WeightRule>) -> WeightSettings {
+    let apply = |settings: WeightSettings, rule: &WeightRule| WeightSettings {
+        format: rule.format.or(settings.format),
+        placement: rule.placement.or(settings.placement),
+        reuse: rule.reuse.or(settings.reuse),
+        weight_decay: number(rule.weight_decay).or(settings.weight_decay),
+        learning_rate_scale: number(rule.lr_scale).or(settings.learning_rate_scale),
+        whole_matrix: rule.whole_matrix.or(settings.whole_matrix),
+        frozen: rule.frozen.or(settings.frozen),
+    };
+    rules.fold(WeightSettings::default(), apply)
+}
+
+/// Rules by how their patterns begin, before the first `*` or `?`: a name is compared with those alone that begin as it
+/// does, however many there are.
+pub(super) struct RuleIndex<'r> {
+    rules: &'r [WeightRule],
+    by_beginning: HashMap<&'r str, Vec<usize>>,
+}
+
+impl<'r> RuleIndex<'r> {
+    pub(super) fn new(rules: &'r [WeightRule]) -> Self {
+        let mut by_beginning: HashMap<&str, Vec<usize>> = HashMap::new();
+        for (number, rule) in rules.iter().enumerate() {
+            let beginning = rule.pattern.split(['*', '?']).next().unwrap_or_default();
+            by_beginning.entry(beginning).or_default().push(number);
+        }
+        Self { rules, by_beginning }
+    }
+
+    /// The numbers of the rules that match a name, in the order of the file.
+    pub(super) fn matching(&self, name: &str) -> Vec<usize> {
+        let beginnings = (0..=name.len()).filter_map(|end| name.get(..end));
+        let candidates = beginnings.filter_map(|beginning| self.by_beginning.get(beginning)).flatten();
+        let mut matching: Vec<usize> =
+            candidates.copied().filter(|rule| pattern_matches(&self.rules[*rule].pattern, name)).collect();
+        matching.sort_unstable();
+        matching
     }
 }
 
@@ -206,6 +239,17 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_index_finds_the_rules_that_match_in_the_order_of_the_file(
+            patterns in prop::collection::vec("[abü*?.]{0,4}", 0..8), name in "[abü.]{0,6}"
+        ) {
+            let rule = |pattern: String| WeightRule { pattern, ..WeightRule::default() };
+            let rules: Vec<_> = patterns.into_iter().map(rule).collect();
+            let expected: Vec<_> =
+                (0..rules.len()).filter(|&rule| pattern_matches(&rules[rule].pattern, &name)).collect();
+            prop_assert_eq!(RuleIndex::new(&rules).matching(&name), expected);
+        }
+
         #[test]
         fn matching_agrees_with_its_definition(pattern in "[ab*?.]{0,8}", name in "[ab.]{0,10}") {
             let letters = |text: &str| text.chars().collect::<Vec<_>>();

@@ -8,7 +8,7 @@ mod rows;
 use toml::Value;
 
 use self::rows::{ROWS, RULE_ROWS, Row, RuleRow};
-use super::Config;
+use super::{Config, WeightRule};
 
 /// A key with its present value.
 pub(super) struct Entry {
@@ -39,15 +39,19 @@ pub(super) fn entries(config: &Config) -> Vec<Entry> {
         value: (row.value)(config),
         valid: (row.valid)(config),
     });
-    let rules = config.weights.iter().enumerate().flat_map(|(number, rule)| {
-        RULE_ROWS.iter().map(move |row| Entry {
-            path: format!("{RULES}.{number}.{}", row.field),
-            expected: row.expected,
-            value: (row.value)(rule),
-            valid: (row.valid)(rule),
-        })
-    });
-    plain.chain(rules).collect()
+    let rules = config.weights.iter().enumerate();
+    plain.chain(rules.flat_map(|(number, rule)| entries_of_rule(number, rule))).collect()
+}
+
+/// The keys of one rule.
+pub(super) fn entries_of_rule(number: usize, rule: &WeightRule) -> Vec<Entry> {
+    let entry = |row: &RuleRow| Entry {
+        path: format!("{RULES}.{number}.{}", row.field),
+        expected: row.expected,
+        value: (row.value)(rule),
+        valid: (row.valid)(rule),
+    };
+    RULE_ROWS.iter().map(entry).collect()
 }
 
 /// The value a key has when nobody sets it; `None` when it is then not set.
