@@ -87,6 +87,15 @@ impl Timeline {
     }
 }
 
+/// The steps of a rank at the beginning of `left`, which is ordered by rank, and takes them from there. Ranks are asked
+/// for in order.
+pub(super) fn steps_of<'a>(rank: RankId, left: &mut &'a [StepExposure]) -> &'a [StepExposure] {
+    let (_, from_rank) = left.split_at(left.partition_point(|step| step.rank < rank));
+    let (own, rest) = from_rank.split_at(from_rank.partition_point(|step| step.rank == rank));
+    *left = rest;
+    own
+}
+
 /// When the last rank arrived at each collective, by its task, its step and the lowest rank that takes part:
 /// the shards of one replica gather without those of another.
 fn last_arrivals(slices: &[Slice]) -> HashMap<(TaskId, u64, RankId), Nanoseconds> {

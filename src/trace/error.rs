@@ -103,6 +103,15 @@ pub enum TraceError {
         reason: String,
     },
 
+    /// More ranks than one picture shows.
+    #[error("a picture shows up to {most} ranks, and this one would show {ranks}; pick one of them (--rank)")]
+    Ranks {
+        /// Ranks that would be shown.
+        ranks: usize,
+        /// Ranks that a picture shows.
+        most: usize,
+    },
+
     /// The anchor event is not among the host spans.
     #[error(
         "the host spans hold no anchor event, so they cannot be placed in time; \

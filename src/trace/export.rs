@@ -11,7 +11,7 @@ use std::io::Write;
 
 use serde_json::json;
 
-use super::arrival::StepExposure;
+use super::arrival::{StepExposure, steps_of};
 use super::chrome::{Argument, ChromeWriter, CompleteEvent, FlowPoint, Track};
 use super::error::TraceError;
 use super::time::{Interval, Nanoseconds};
@@ -73,14 +73,15 @@ pub(super) fn write_timeline<W: Write>(
     timeline.validate()?;
     let ranks = timeline.ranks();
     let mut tracks = Tracks::new(&ranks);
-    let exposures = timeline.exposures();
+    let (lanes, exposures) = (timeline.lanes_by_rank(), timeline.exposures());
+    let mut steps_left = exposures.as_slice();
     for rank in ranks {
         let process = tracks.process(Some(rank));
         let number = [("rank", Argument::Integer(rank.index() as u64))];
         writer.process(process, &rank.to_string(), process, &number)?;
         let steps = tracks.fresh(process);
         writer.thread(steps, "steps", steps.thread, &[("kind", Argument::Text(DERIVED))])?;
-        for lane in timeline.lanes_of(rank) {
+        for lane in lanes.get(&rank).into_iter().flatten() {
             let track = tracks.fresh(process);
             tracks.lanes.insert((rank, lane.lane), track);
             let details = [
@@ -90,7 +91,7 @@ pub(super) fn write_timeline<W: Write>(
             ];
             writer.thread(track, &lane.name, track.thread, &details)?;
         }
-        for step in exposures.iter().filter(|step| step.rank == rank) {
+        for step in steps_of(rank, &mut steps_left) {
             write_step(step, &timeline.step_name(step.step), steps, writer)?;
         }
     }

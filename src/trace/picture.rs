@@ -8,9 +8,9 @@
 //! window shows a part. Of slices too thin to see, the first stands for all that fall on its mark, so the
 //! picture of a long run stays small. Arrows are left to the trace viewers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use super::arrival::{Activity, StepExposure};
+use super::arrival::{Activity, StepExposure, steps_of};
 use super::axis::Axis;
 use super::colours::coloured;
 use super::error::TraceError;
@@ -18,7 +18,7 @@ use super::exposure::Exposure;
 use super::svg::{Anchor, FRAME, Font, GRID, MUTED, Rect, Svg, TEXT};
 use super::time::{Interval, Nanoseconds, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
-use crate::id::RankId;
+use crate::id::{LaneId, RankId};
 
 const EXPOSED: &str = "#f9c6c9";
 const SKEW: &str = "#e2e7ee";
@@ -29,6 +29,8 @@ const SLICE: f64 = 18.0;
 const RANK_HEADER: f64 = 24.0;
 const RANK_GAP: f64 = 10.0;
 const LEGEND_ROW: f64 = 20.0;
+/// Ranks of a picture: more make it so high that no viewer shows it.
+const MOST_RANKS: usize = 1024;
 /// The least width of a mark in pixels; slices below it share marks.
 const THIN: f64 = 0.6;
 
@@ -66,10 +68,14 @@ impl TimelinePicture {
     /// Draws the timeline and returns the text of a self-contained SVG file.
     ///
     /// # Errors
-    /// What [`Timeline::validate`] says.
+    /// What [`Timeline::validate`] says; [`TraceError::Ranks`] for more ranks than one picture shows.
     pub fn render(&self, timeline: &Timeline) -> Result<String, TraceError> {
         timeline.validate()?;
-        Ok(Drawing::new(self, timeline).draw())
+        let drawing = Drawing::new(self, timeline);
+        match drawing.ranks.len() {
+            ranks if ranks > MOST_RANKS => Err(TraceError::Ranks { ranks, most: MOST_RANKS }),
+            _ => Ok(drawing.draw()),
+        }
     }
 }
 
@@ -80,6 +86,8 @@ struct Drawing<'a> {
     colours: BTreeMap<&'a str, &'static str>,
     /// The ranks that are shown.
     ranks: Vec<RankId>,
+    lanes: BTreeMap<RankId, Vec<&'a LaneInfo>>,
+    slices: HashMap<(RankId, LaneId), Vec<&'a Slice>>,
     /// The steps that the window shows any of, of these ranks.
     steps: Vec<StepExposure>,
     window: Interval,
@@ -112,6 +120,8 @@ impl<'a> Drawing<'a> {
             timeline,
             colours,
             ranks,
+            lanes: timeline.lanes_by_rank(),
+            slices: timeline.slices_by_lane(),
             steps,
             window,
             zero,
@@ -135,15 +145,15 @@ impl<'a> Drawing<'a> {
         self.draw_grid(&mut svg, top, bottom);
         let activities = self.timeline.activities();
         let mut y = top;
+        let mut steps_left = self.steps.as_slice();
         for &rank in &self.ranks {
-            let own = |place: &&StepExposure| place.rank == rank;
-            let steps: Vec<&StepExposure> = self.steps.iter().filter(own).collect();
+            let steps = steps_of(rank, &mut steps_left);
             for (_, activity) in activities.range((rank, 0)..=(rank, u64::MAX)) {
                 self.draw_shades(&mut svg, activity, y + RANK_HEADER, self.height(rank) - RANK_HEADER);
             }
-            self.draw_steps(&mut svg, &steps, y, self.height(rank));
-            self.draw_header(&mut svg, rank, &steps, y);
-            for (row, lane) in self.timeline.lanes_of(rank).enumerate() {
+            self.draw_steps(&mut svg, steps, y, self.height(rank));
+            self.draw_header(&mut svg, rank, steps, y);
+            for (row, lane) in self.lanes_of(rank).iter().enumerate() {
                 self.draw_lane(&mut svg, lane, y + RANK_HEADER + row as f64 * ROW);
             }
             y += self.height(rank) + RANK_GAP;
@@ -151,8 +161,12 @@ impl<'a> Drawing<'a> {
         svg.finish()
     }
 
+    fn lanes_of(&self, rank: RankId) -> &[&LaneInfo] {
+        self.lanes.get(&rank).map_or(&[], Vec::as_slice)
+    }
+
     fn height(&self, rank: RankId) -> f64 {
-        RANK_HEADER + self.timeline.lanes_of(rank).count() as f64 * ROW
+        RANK_HEADER + self.lanes_of(rank).len() as f64 * ROW
     }
 
     /// Where the part of an interval inside the window lies, left edge and width; `None` outside.
@@ -215,7 +229,7 @@ impl<'a> Drawing<'a> {
         svg.text((middle, bottom + 34.0), TICK_FONT, &format!("time since {from}, ms"));
     }
 
-    fn draw_header(&self, svg: &mut Svg, rank: RankId, steps: &[&StepExposure], y: f64) {
+    fn draw_header(&self, svg: &mut Svg, rank: RankId, steps: &[StepExposure], y: f64) {
         svg.text((MARGIN, y + 16.0), RANK_FONT, &rank.to_string());
         let total: Exposure = steps.iter().map(|step| step.exposure).sum();
         let percent = 100.0 * total.fraction();
@@ -223,7 +237,7 @@ impl<'a> Drawing<'a> {
         svg.line((MARGIN, y), (self.right, y), FRAME, "");
     }
 
-    fn draw_steps(&self, svg: &mut Svg, steps: &[&StepExposure], y: f64, height: f64) {
+    fn draw_steps(&self, svg: &mut Svg, steps: &[StepExposure], y: f64, height: f64) {
         for step in steps {
             let Some((x, width)) = self.span(step.window) else {
                 continue;
@@ -261,8 +275,7 @@ impl<'a> Drawing<'a> {
         svg.text((self.left - 10.0, y + 14.0), LANE_FONT, &name);
         let base = y + ROW - 1.0;
         svg.line((self.left, base), (self.right, base), GRID, "");
-        let own = |slice: &&Slice| (slice.rank, slice.lane) == (lane.rank, lane.lane);
-        let mut slices: Vec<&Slice> = self.timeline.slices.iter().filter(own).collect();
+        let mut slices = self.slices.get(&(lane.rank, lane.lane)).cloned().unwrap_or_default();
         slices.sort_by_key(|slice| (slice.begin, slice.end));
         let mut drawn_until = f64::MIN;
         for slice in slices {
@@ -341,6 +354,26 @@ mod tests {
     use super::super::svg::PALETTE;
     use super::super::timeline::tests::{lane, slice};
     use super::*;
+
+    /// The limit is there to end searches that grow with the square of the ranks: those take many minutes.
+    #[test]
+    fn a_hundred_thousand_ranks_are_written_and_summed_up_and_drawn_one_at_a_time() {
+        const RANKS: u32 = 100_000;
+        let timeline = Timeline {
+            lanes: (0..RANKS).map(|rank| lane(rank, 0, "compute", LaneKind::Compute)).collect(),
+            slices: (0..RANKS).map(|rank| slice([rank, 0, 1], ["a", "x"], [0, 5])).collect(),
+            ..Timeline::default()
+        };
+        let begun = std::time::Instant::now();
+        crate::trace::write_trace(&timeline, None, std::io::sink()).unwrap();
+        let summary = crate::trace::Summary::of(&timeline);
+        assert!(summary.lanes.len() == 100_000 && summary.lanes.iter().all(|lane| lane.slices == 1));
+        let error = TimelinePicture::default().render(&timeline).unwrap_err();
+        assert!(matches!(error, TraceError::Ranks { ranks: 100_000, most: MOST_RANKS }), "{error}");
+        let one = TimelinePicture { rank: Some(RankId::new(77)), ..TimelinePicture::default() };
+        assert!(one.render(&timeline).unwrap().contains(">rank 77<"));
+        assert!(begun.elapsed() < std::time::Duration::from_secs(100), "{:?}", begun.elapsed());
+    }
 
     #[test]
     fn labels_of_different_slices_stay_different_where_there_is_little_room() {

@@ -4,7 +4,8 @@
 //! ranks, slices with their arguments in the order of their names, counters (up to the last bit of a
 //! fraction), arrows, programs of steps and notes. Derived events are skipped, since they follow from the
 //! slices. Host lanes are totalled, not kept: a long run has millions of spans. Events of other tools are
-//! ignored where they do not pretend to be ours.
+//! ignored where they do not pretend to be ours, and are not kept either: what we write names a lane before its slices,
+//! and a process before its counters, so each event is judged as it comes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
@@ -52,10 +53,14 @@ struct Reading {
     order: Vec<Thread>,
     derived: HashSet<Thread>,
     host: BTreeMap<Thread, HostThread>,
-    slices: Vec<Event>,
-    counters: Vec<Event>,
+    timeline: Timeline,
+    /// Slices that say that they are a task of a step, on threads that are not named yet.
+    early: Vec<Event>,
     flows: Vec<Event>,
 }
+
+/// Slices before the names of their lanes, at most. What we write has none.
+const MOST_EARLY: usize = 100_000;
 
 impl Reading {
     fn take(&mut self, event: Event) -> Result<(), TraceError> {
@@ -63,8 +68,18 @@ impl Reading {
         match event.ph.as_str() {
             "M" if event.name == "process_name" => self.process(&event),
             "M" if event.name == "thread_name" => self.thread(&event)?,
-            "X" => self.slices.push(event),
-            "C" if event.cat != DERIVED => self.counters.push(event),
+            "X" if self.lanes.contains_key(&thread) => {
+                let slice = self.slice(event)?;
+                self.timeline.slices.push(slice);
+            }
+            "X" if !self.derived.contains(&thread) && is_task(&event) => match self.early.len() {
+                MOST_EARLY.. => return self.place(&event).map(drop),
+                _ => self.early.push(event),
+            },
+            "C" if event.cat != DERIVED => {
+                let counter = self.counter(event)?;
+                self.timeline.counters.extend(counter);
+            }
             "s" | "f" if event.cat == ARROW => self.flows.push(event),
             "B" | "E" | "i" => self.host.entry(thread).or_default().take(&event),
             _ => {}
@@ -108,14 +123,11 @@ impl Reading {
     }
 
     fn finish(mut self, about: &Value) -> Result<TraceFile, TraceError> {
-        let mut timeline = Timeline::default();
-        for event in std::mem::take(&mut self.slices) {
-            if !self.derived.contains(&(event.pid, event.tid)) && self.is_ours(&event) {
+        let mut timeline = std::mem::take(&mut self.timeline);
+        for event in std::mem::take(&mut self.early) {
+            if !self.derived.contains(&(event.pid, event.tid)) {
                 timeline.slices.push(self.slice(event)?);
             }
-        }
-        for event in std::mem::take(&mut self.counters) {
-            timeline.counters.extend(self.counter(event)?);
         }
         timeline.arrows = self.arrows()?;
         timeline.lanes = self.order.iter().filter_map(|t| self.lanes.get(t).cloned()).collect();
@@ -128,12 +140,6 @@ impl Reading {
         timeline.programs = programs.into_iter().flatten().filter_map(program).collect();
         let totals = self.host.into_values().filter_map(|thread| thread.total().transpose());
         Ok(TraceFile { timeline, host: totals.collect::<Result<_, _>>()? })
-    }
-
-    /// Does a slice lie on a lane, or say that it is a task of a step?
-    fn is_ours(&self, event: &Event) -> bool {
-        self.lanes.contains_key(&(event.pid, event.tid))
-            || ["step", "task"].into_iter().all(|name| event.args.contains_key(name))
     }
 
     fn slice(&self, event: Event) -> Result<Slice, TraceError> {
@@ -204,6 +210,11 @@ impl Reading {
         };
         Ok(ArrowEnd { rank: lane.rank, lane: lane.lane, task: TaskId::new(task), step })
     }
+}
+
+/// Does a slice say that it is a task of a step?
+fn is_task(event: &Event) -> bool {
+    ["step", "task"].into_iter().all(|name| event.args.contains_key(name))
 }
 
 /// A number that must fit an id, if the event has it at all.
@@ -339,6 +350,21 @@ mod tests {
         let (head, tail) = text.split_once('[').unwrap();
         let mixed = format!("{head}[{},{tail}", events.join(","));
         assert_eq!(read_trace(mixed.as_bytes()).unwrap(), ours);
+    }
+
+    /// TR-3: memory is taken for what is ours alone.
+    #[test]
+    fn slices_and_counters_of_other_tools_are_not_kept() {
+        let mut reading = Reading::default();
+        let events = r#"{"ph":"X","pid":7,"tid":8,"name":"other","ts":1,"dur":1,"args":{"step":1}},
+            {"ph":"C","pid":7,"name":"other","ts":1,"args":{"value":1}}"#;
+        let events = format!("[{}]", [events; 50].join(","));
+        for_each_event(events.as_bytes(), &mut |event| reading.take(event)).unwrap();
+        assert!(reading.early.is_empty() && reading.timeline == Timeline::default());
+        let early = r#"{"ph":"X","pid":1,"tid":8,"name":"early","args":{"step":1,"task":2}}"#;
+        let events = format!("[{}]", vec![early; MOST_EARLY + 1].join(","));
+        let refused = for_each_event(events.as_bytes(), &mut |event| reading.take(event)).unwrap_err();
+        assert!(refused.to_string().contains("thread 8 is not named"), "{refused}");
     }
 
     #[test]

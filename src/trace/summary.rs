@@ -93,9 +93,11 @@ impl Summary {
         longest.sort_by_key(|slice| Reverse(slice.interval().length()));
         let mut seen = HashSet::new();
         longest.retain(|slice| seen.insert(slice.name.as_str()));
+        let slices = timeline.slices_by_lane();
+        let own = |lane: &LaneInfo| slices.get(&(lane.rank, lane.lane)).map_or(&[][..], Vec::as_slice);
         Self {
             extent: timeline.extent().unwrap_or_default(),
-            lanes: timeline.lanes.iter().map(|lane| sum_lane(timeline, lane)).collect(),
+            lanes: timeline.lanes.iter().map(|lane| sum_lane(lane, own(lane))).collect(),
             programs: sum_programs(timeline),
             ranks,
             longest: longest.into_iter().take(LONGEST).cloned().collect(),
@@ -115,9 +117,8 @@ impl Summary {
     }
 }
 
-fn sum_lane(timeline: &Timeline, lane: &LaneInfo) -> LaneSummary {
-    let own = |slice: &&Slice| (slice.rank, slice.lane) == (lane.rank, lane.lane);
-    let mut intervals: Vec<Interval> = timeline.slices.iter().filter(own).map(Slice::interval).collect();
+fn sum_lane(lane: &LaneInfo, slices: &[&Slice]) -> LaneSummary {
+    let mut intervals: Vec<Interval> = slices.iter().map(|slice| slice.interval()).collect();
     let slices = intervals.len();
     coalesce(&mut intervals);
     LaneSummary { lane: lane.clone(), slices, busy: measure(&intervals) }

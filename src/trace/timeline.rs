@@ -219,6 +219,20 @@ impl Timeline {
         self.lanes.iter().filter(move |lane| lane.rank == rank)
     }
 
+    /// The lanes of every rank that has some, in the order in which they are shown.
+    pub(super) fn lanes_by_rank(&self) -> BTreeMap<RankId, Vec<&LaneInfo>> {
+        let mut lanes: BTreeMap<_, Vec<_>> = BTreeMap::new();
+        self.lanes.iter().for_each(|lane| lanes.entry(lane.rank).or_default().push(lane));
+        lanes
+    }
+
+    /// The slices of every lane, in the order of the timeline.
+    pub(super) fn slices_by_lane(&self) -> HashMap<(RankId, LaneId), Vec<&Slice>> {
+        let mut slices: HashMap<_, Vec<_>> = HashMap::new();
+        self.slices.iter().for_each(|slice| slices.entry((slice.rank, slice.lane)).or_default().push(slice));
+        slices
+    }
+
     /// From the first begin to the last end; `None` without slices.
     pub fn extent(&self) -> Option<Interval> {
         hull(self.slices.iter().map(Slice::interval))
