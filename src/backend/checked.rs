@@ -123,6 +123,10 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.landing_bytes(binding)
     }
 
+    fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), BackendError> {
+        self.inner.admit(ranks, lanes, bytes)
+    }
+
     fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError> {
         self.inner.reserve(bytes, landing)
     }

@@ -79,6 +79,16 @@ pub trait Backend: Send + 'static {
     /// another mesh than the world's.
     fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
+    /// Refuses `ranks` ranks of this process, of `lanes` lanes and `bytes` bytes each, if the system would. Called
+    /// before anything is reserved for any of them.
+    ///
+    /// # Errors
+    /// [`BackendError::Room`].
+    fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), BackendError> {
+        let _ = (ranks, lanes, bytes);
+        Ok(())
+    }
+
     /// Reserves the arena, zeroed, for moments and counts begin with that; and `landing` bytes besides it: what
     /// [`Backend::landing_bytes`] says for the most demanding plan. Called once.
     ///
@@ -289,6 +299,18 @@ pub enum BackendError {
         bytes: usize,
         /// The allocator's words.
         reason: String,
+    },
+    /// More ranks than the system gives one process the threads or the memory for.
+    #[error(
+        "{ranks} ranks in one process take {needed}, and the system allows {limit}; use fewer ranks, spread them over several processes, or raise that limit"
+    )]
+    Room {
+        /// Ranks of this process.
+        ranks: usize,
+        /// What they take.
+        needed: String,
+        /// What there is, and by which limit.
+        limit: String,
     },
     /// A lane cannot be opened, or has ended.
     #[error("{rank}, {lane}: {reason}")]

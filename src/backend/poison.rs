@@ -46,7 +46,10 @@ impl Poison {
     /// From now on a poisoned world wakes `sleeper`.
     pub(super) fn watch(&self, sleeper: Weak<dyn Wake>) {
         let mut sleepers = lock(&self.sleepers);
-        sleepers.retain(|other| other.strong_count() > 0);
+        // Only where the list would grow, so that n of them take no n² looks.
+        if sleepers.len() == sleepers.capacity() {
+            sleepers.retain(|other| other.strong_count() > 0);
+        }
         sleepers.push(sleeper);
     }
 }

@@ -90,6 +90,13 @@ struct Column {
     collected: u64,
 }
 
+impl Column {
+    /// Whole contributions so far.
+    fn contributions(&self) -> u64 {
+        self.first + self.held.len() as u64
+    }
+}
+
 /// All topics.
 #[derive(Debug)]
 pub(super) struct Board {
@@ -109,24 +116,25 @@ impl Board {
         self.topics.entry(topic).or_insert_with(|| (0..ranks).map(|_| Column::default()).collect())
     }
 
-    /// A whole contribution.
-    pub(super) fn post(&mut self, topic: Topic, rank: RankId, bytes: Arc<[u8]>) -> Result<(), Unexpected> {
+    /// A whole contribution; true if its round has everybody's now.
+    pub(super) fn post(&mut self, topic: Topic, rank: RankId, bytes: Arc<[u8]>) -> Result<bool, Unexpected> {
         let column = self.columns(topic).get_mut(rank.index()).ok_or(Unexpected)?;
         if column.held.len() >= AHEAD || !column.begun.is_empty() {
             return Err(Unexpected);
         }
         column.held.push_back(bytes);
-        Ok(())
+        let contributions = column.contributions();
+        Ok(self.columns(topic).iter().all(|column| column.contributions() >= contributions))
     }
 
-    /// The next part of a contribution.
+    /// The next part of a contribution; true if it is the last one and the round has everybody's now.
     pub(super) fn post_part(
         &mut self,
         topic: Topic,
         rank: RankId,
         last: bool,
         bytes: &Arc<[u8]>,
-    ) -> Result<(), Unexpected> {
+    ) -> Result<bool, Unexpected> {
         let column = self.columns(topic).get_mut(rank.index()).ok_or(Unexpected)?;
         if last && column.begun.is_empty() {
             return self.post(topic, rank, Arc::clone(bytes));
@@ -139,7 +147,7 @@ impl Board {
             let whole = std::mem::take(&mut column.begun);
             return self.post(topic, rank, whole.into());
         }
-        Ok(())
+        Ok(false)
     }
 
     /// Everybody's contribution to the next round of `rank`, which has collected it then.
@@ -166,7 +174,7 @@ impl Board {
     pub(super) fn missing(&mut self, topic: Topic, rank: RankId) -> impl Iterator<Item = RankId> + '_ {
         let columns = self.columns(topic);
         let round = columns.get(rank.index()).map_or(0, |column| column.collected);
-        let is_behind = move |column: &Column| column.first + column.held.len() as u64 <= round;
+        let is_behind = move |column: &Column| column.contributions() <= round;
         (columns.iter().enumerate())
             .filter(move |(_, column)| is_behind(column))
             .map(|(rank, _)| RankId::at(rank))
@@ -217,6 +225,21 @@ mod tests {
             assert!(board.missing(TOPIC, rank(1)).eq([rank(0), rank(1)]));
             board.columns(TOPIC)[2].held.clear();
         }
+    }
+
+    /// RV-1: who waits is woken once in a round.
+    #[test]
+    fn the_last_contribution_of_a_round_says_that_it_is_whole() {
+        let mut board = Board::new(3, 0..2);
+        let rank = RankId::new;
+        assert_eq!(board.post(TOPIC, rank(2), bytes(1)), Ok(false));
+        assert_eq!(board.post(TOPIC, rank(2), bytes(2)), Ok(false), "it is ahead");
+        assert_eq!(board.post(TOPIC, rank(0), bytes(1)), Ok(false));
+        assert_eq!(board.post_part(TOPIC, rank(1), false, &bytes(1)), Ok(false));
+        assert_eq!(board.post_part(TOPIC, rank(1), true, &bytes(1)), Ok(true));
+        assert!(board.collect(TOPIC, rank(0)).is_some() && board.collect(TOPIC, rank(1)).is_some());
+        assert_eq!(board.post(TOPIC, rank(1), bytes(2)), Ok(false));
+        assert_eq!(board.post(TOPIC, rank(0), bytes(2)), Ok(true));
     }
 
     /// RV-4: a peer cannot fill the memory with rounds nobody asked for.

@@ -156,13 +156,16 @@ impl Handshake {
             }
         };
         if theirs != VERSION {
-            return Err(format!("claims to be {process} and speaks version {theirs}, this process {VERSION}"));
+            return Err(format!(
+                "claims to be {process} and speaks version {theirs}, this process {VERSION}"
+            ));
         }
         if !self.fill(&mut connection, HELLO + PROOF)? {
             return Ok(None);
         }
         let (hello, proof) = self.heard.split_at(HELLO);
-        if !proof.try_into().is_ok_and(|proof: &[u8; PROOF]| secret.admits(proof, "member", &[hello, &nonce])) {
+        if !proof.try_into().is_ok_and(|proof: &[u8; PROOF]| secret.admits(proof, "member", &[hello, &nonce]))
+        {
             return Err(format!("claims to be {process} and holds another secret"));
         }
         Ok(Some((Claim { process, processes, ranks }, seals(secret, hello, &nonce))))

@@ -1,6 +1,7 @@
 //! Where the ranks of one process wait, and what its connections change.
 //!
-//! Law: whoever changes what is waited for rings; every wait also ends with the world, and at the deadline,
+//! Law: whoever changes what is waited for rings, and nobody else: of the contributions to a round that is the last, or
+//! n ranks would wake each other n² times. Every wait also ends with the world, and at the deadline,
 //! which ends the world for all (RV-2, RV-3). The deadline is counted while somebody is missing who is not busy. A
 //! contribution is on its way to the other processes before its rank waits.
 
@@ -92,12 +93,14 @@ impl Shared {
         }
         if !topic.is_for_first() || self.own.start == 0 {
             let posted = lock(&self.board).post(topic, rank, value.into());
-            posted.map_err(|_| RendezvousError::Absent {
+            let is_whole = posted.map_err(|_| RendezvousError::Absent {
                 reason: format!(
                     "{rank} contributes to {topic:?} again and has not collected what others said"
                 ),
             })?;
-            self.changed.notify_all();
+            if is_whole {
+                self.changed.notify_all();
+            }
             if topic.is_for_first() {
                 return Ok(());
             }
@@ -183,7 +186,9 @@ impl Shared {
     /// A part of what a rank of another process contributes.
     pub(super) fn arrive(&self, topic: Topic, rank: RankId, last: bool, bytes: &Arc<[u8]>) -> bool {
         let posted = lock(&self.board).post_part(topic, rank, last, bytes);
-        self.changed.notify_all();
+        if posted == Ok(true) {
+            self.changed.notify_all();
+        }
         posted.is_ok()
     }
 

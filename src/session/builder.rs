@@ -219,12 +219,17 @@ impl Start {
         let plans = Plans::with_costs(&self.programs, &self.config, mesh, costs)?;
         check_outputs(&plans, &rendezvous)?;
         let tuning = Tuning::new(&self.config, &self.programs, &plans, costs)?;
+        let foreseen = tuning.as_ref().map_or_else(Vec::new, Tuning::foreseen);
+        let all = plans.all().chain(&foreseen).chain([&plans.prologue]);
+        let arena = all.map(|plan| plan.arena.bytes()).max().unwrap_or(0);
+        let lanes = plans.prologue.lanes.len();
+        backends.first().map_or(Ok(()), |backend| backend.admit(backends.len(), lanes, arena))?;
         let inbox = Arc::new(Inbox::new(backends.len()));
         let shared = Shared {
             world: Arc::new(World::over(Arc::clone(&rendezvous))),
             prologue: Arc::clone(&plans.prologue),
             programs: plans.all().cloned().collect(),
-            foreseen: tuning.as_ref().map_or_else(Vec::new, Tuning::foreseen),
+            foreseen,
             capture: CaptureMode::from(&self.config),
             initializer,
             patience: self.patience,
@@ -317,7 +322,9 @@ impl SessionBuilder<crate::backend::cpu::CpuSurface> {
     /// configuration says.
     ///
     /// # Errors
-    /// As [`SessionBuilder::start`]; [`SessionError::Config`] for a `transport` that only GPUs have.
+    /// As [`SessionBuilder::start`]; [`SessionError::Config`] for a `transport` that only GPUs have;
+    /// [`SessionError::Exec`] with [`BackendError::Room`](crate::backend::BackendError::Room), before anything is
+    /// reserved, for more ranks than the system gives one process the threads and the memory for.
     pub async fn start_cpu(self, ranks: u32) -> Result<Session, SessionError> {
         self.start_cpu_here(ranks).await
     }

@@ -43,6 +43,7 @@ pub(super) trait Startable: Send {
     fn reduce(&self) -> Reduce;
     fn describe(&self) -> String;
     fn origin(&self) -> Instant;
+    fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), ExecError>;
     fn landing_bytes(&self, shared: &Shared) -> Result<usize, ExecError>;
     fn start(
         self: Box<Self>,
@@ -71,6 +72,10 @@ impl<B: Backend> Startable for Unstarted<B> {
 
     fn origin(&self) -> Instant {
         self.backend.origin()
+    }
+
+    fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), ExecError> {
+        Ok(self.backend.admit(ranks, lanes, bytes)?)
     }
 
     fn landing_bytes(&self, shared: &Shared) -> Result<usize, ExecError> {

@@ -10,7 +10,7 @@ use warpweft::compute::{ComputeContext, ComputeError, Seat};
 use warpweft::config::{Capture, Config, Reduce, Transport};
 use warpweft::exec::ExecError;
 use warpweft::id::RankId;
-use warpweft::model::Call;
+use warpweft::model::{Call, Mesh};
 use warpweft::session::initial::{MasterRows, zeros};
 use warpweft::session::{Session, SessionError};
 
@@ -220,5 +220,26 @@ fn a_session_does_not_start_before_somebody_says_what_its_weights_begin_with() {
         let mut session = builder().initialize(zeros()).start_cpu(2).await.unwrap();
         let weights = session.export().await.unwrap().weights;
         assert!(weights.iter().flat_map(|weight| &weight.master).all(|value| *value == 0.0));
+    });
+}
+
+/// The most ranks of a mesh are 65,536, and each takes several threads.
+#[test]
+fn more_ranks_than_the_system_has_threads_for_are_refused_with_what_they_take_and_what_there_is() {
+    let maps = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    let maps: Option<u64> = maps.and_then(|maps| maps.trim().parse().ok());
+    if maps.is_none_or(|maps| maps > 1 << 19) {
+        println!("this system may have room for them");
+        return;
+    }
+    within_a_minute(async {
+        let builder = trainer().builder(Config::default(), &Mischief::default());
+        let error = builder.start_cpu(Mesh::MAX_RANKS).await.unwrap_err();
+        let found = matches!(
+            &error,
+            SessionError::Exec(ExecError::Backend(BackendError::Room { ranks: 65_536, .. }))
+        );
+        let said = error.to_string();
+        assert!(found && said.contains("threads and") && said.contains("the system allows"), "{said}");
     });
 }

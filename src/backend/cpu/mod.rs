@@ -8,7 +8,8 @@
 //!
 //! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and `lane` are the two
 //! ends of a queue, `recorded` is what a queue replays, `bound` is a plan ready to run, `bind` makes it,
-//! `roll` finds ranks that disagree, `rendezvous` is where ranks meet, `collective` is what they pull; the
+//! `limits` refuses ranks that the system has no room for, `roll` finds ranks that disagree, `rendezvous` is
+//! where ranks meet, `collective` is what they pull; the
 //! rest is arithmetic.
 
 mod action;
@@ -20,6 +21,7 @@ mod context;
 mod delayed;
 mod gradient;
 mod lane;
+mod limits;
 mod memory;
 mod op_error;
 mod ops;
@@ -49,6 +51,7 @@ pub use surface::{CpuSurface, on_cpu};
 pub use world::{CpuOptions, CpuWorld, CpuWorldError};
 
 use self::action::Action;
+use self::limits::Limits;
 use self::memory::{Arena, BorrowError};
 use self::world::Presence;
 use super::{Backend, BackendError, ClosureFault, TaskInterval};
@@ -128,6 +131,10 @@ impl Backend for CpuBackend {
 
     fn landing_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
         Ok(0)
+    }
+
+    fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), BackendError> {
+        Limits::of_this_process().admit(ranks, lanes, bytes)
     }
 
     fn reserve(&self, bytes: usize, _landing: usize) -> Result<CpuMemory, BackendError> {

@@ -27,6 +27,9 @@ use crate::layout::{Lane, LaneKind};
 use crate::panics::kept_words;
 use crate::queue::{Refused, Sender, bounded};
 
+/// Stack of a lane that runs no closures, whose calls are ours and not deep. A closure's has the system's usual size.
+const STACK: usize = 512 << 10;
+
 /// Commands a queue holds before it has met a plan.
 const FIRST_QUEUE: usize = 64;
 
@@ -74,7 +77,11 @@ impl CpuStream {
         let (made, ready) = std::sync::mpsc::sync_channel(1);
         let near = Arc::clone(&presence);
         let far = Arc::clone(&state);
-        let thread = std::thread::Builder::new().name(format!("{rank} {}", lane.kind)).spawn(move || {
+        let mut thread = std::thread::Builder::new().name(format!("{rank} {}", lane.kind));
+        if closures.is_none() {
+            thread = thread.stack_size(STACK);
+        }
+        let thread = thread.spawn(move || {
             let closures = match Closures::make(closures, Seat::new(rank, ())) {
                 Ok(closures) => closures,
                 Err(reason) => return drop(made.send(Err(reason))),

@@ -212,13 +212,13 @@ impl World {
         let mut place = |group: Group| {
             let all = [Group::World, Group::Shard, Group::Replicate];
             let group = all.into_iter().find(|other| self.mesh.alike(*other, group)).unwrap_or(group);
-            let members: Vec<RankId> = self.mesh.members(rank, group).collect();
-            let first = members.first().copied().unwrap_or(rank);
+            let members = || self.mesh.members(rank, group);
+            let first = members().next().unwrap_or(rank);
             let place = places.entry((group, first)).or_insert_with(|| {
                 let is_gone = |rank: RankId| {
                     self.ranks.get(rank.index()).is_none_or(|seat| seat.gone.load(Ordering::SeqCst))
                 };
-                let members = members.into_iter().map(|rank| (rank, is_gone(rank))).collect();
+                let members = members().map(|rank| (rank, is_gone(rank))).collect();
                 let place = Arc::new(Rendezvous::new(communicator, members));
                 self.poison.watch(Arc::<Rendezvous>::downgrade(&place));
                 place
