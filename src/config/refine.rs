@@ -140,6 +140,22 @@ mod tests {
         Config::from_toml_str(text, "rules.toml").unwrap()
     }
 
+    /// The limit is there to end a search that grows with their square: that one takes several minutes.
+    #[test]
+    fn tens_of_thousands_of_rules_are_read_and_applied_in_time_that_grows_with_their_number() {
+        const RULES: usize = 30_000;
+        let begun = std::time::Instant::now();
+        let mut text = String::new();
+        let mut model = Model::builder();
+        for number in 0..RULES {
+            text += &format!("[[weights]]\nmatch = \"blocks.{number}.*\"\nfrozen = true\n");
+            model.sharded(&format!("blocks.{number}.w"), 16, 16, Format::Bf16).unwrap();
+        }
+        let refined = config(&text).apply_weight_rules(&model.build()).unwrap();
+        assert!(refined.weights().iter().all(|weight| weight.frozen));
+        assert!(begun.elapsed() < std::time::Duration::from_secs(100), "{:?}", begun.elapsed());
+    }
+
     #[test]
     fn rules_mix_formats_in_one_model_and_leave_other_weights_alone() {
         let text = "[[weights]]\nmatch = \"blocks.*.mlp.*\"\nformat = \"fp8_block\"";
