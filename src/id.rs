@@ -1,13 +1,13 @@
 //! Newtypes for every index that crosses a module border.
 //!
 //! Law: an index is made by the owner of the numbered thing, and is a position in the owner's list. There is no
-//! arithmetic on it, and a lane number can never be used where a rank number is expected. Whose list it is it does
-//! not know, but for a [`BufferId`], which knows its name: the id of another model's weight names the weight of
-//! that number. Anyone can make one by number, which is for ranks, for tests and for what reads plans.
+//! arithmetic on it, and a lane number can never be used where a rank number is expected. Those that a user hands to
+//! a model, a program or a context know whose list it is by a name: [`WeightId`], [`GroupId`], [`BufferId`]. Anyone can
+//! make one by number, which is for ranks, for tests and for what reads plans.
 
-mod buffer;
+mod named;
 
-pub use buffer::BufferId;
+pub use named::{BufferId, GroupId, WeightId};
 
 use serde::{Deserialize, Serialize};
 
@@ -74,10 +74,6 @@ index!(
     CommSeq, "collective "
 );
 index!(
-    /// One declared weight.
-    WeightId, "weight "
-);
-index!(
     /// One carried buffer of a session, by its place in [`crate::plan::carried`].
     CarriedId, "carried buffer "
 );
@@ -92,10 +88,6 @@ index!(
 index!(
     /// One repetition of a program's calls within a step.
     MicroBatchId, "micro-batch "
-);
-index!(
-    /// A declared group of weights that are gathered and reduced together.
-    GroupId, "group "
 );
 index!(
     /// A set of weights of one format and placement whose shards live and move together.

@@ -5,8 +5,8 @@
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{
-    BufferSpec, CostHint, DeclareError, Decoder, Form, Layer, LayerStack, Lifetime, Model, Phase,
-    ProgramBuilder, Reuse, Role, StepProgram, WeightSpec,
+    BufferSpec, CostHint, DeclareError, Decoder, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup,
+    Phase, ProgramBuilder, Reuse, Role, StepProgram, WeightSpec,
 };
 
 const ROWWISE: Orientation = Orientation::Rowwise;
@@ -38,6 +38,42 @@ fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
     assert!(error.contains("`v`") && error.contains('w'), "{error}");
 }
 
+/// Shape and format are the same: all that differs is the name.
+#[test]
+fn a_model_refuses_weights_and_groups_of_another_model_and_stays_as_it_was() {
+    let declared = |weight: &str, group: &str| {
+        let mut model = Model::builder();
+        let weight = model.sharded(weight, 64, 64, Format::F32).unwrap();
+        let group = model.group(group, &[weight]).unwrap();
+        (model, weight, group)
+    };
+    let ((mut model, own, _), (_, other, foreign)) = (declared("up", "mlp"), declared("down", "experts"));
+    assert_eq!(own, other);
+    let before = model.clone().build();
+    let mut grouped = WeightSpec::sharded("gate", 64, 64, Format::F32);
+    grouped.group = Some(foreign);
+    for (refused, words) in [
+        (model.freeze(other), "ModelBuilder::freeze names weight 0"),
+        (model.reuse(other, Reuse::Keep), "ModelBuilder::reuse names weight 0"),
+        (model.parameters(other, ParameterGroup::default()), "ModelBuilder::parameters names weight 0"),
+        (model.group("both", &[other]).map(drop), "group `both` names weight 0"),
+        (model.add(grouped).map(drop), "weight `gate` names group 0"),
+        (before.weight(other).map(drop), "Model::weight names weight 0"),
+    ] {
+        let error = refused.unwrap_err();
+        assert!(matches!(error, DeclareError::OtherOwner { owner: "model", .. }), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    let model = model.build();
+    assert_eq!(model, before);
+    assert_eq!(model.weight(own).unwrap().name, "up");
+    assert_eq!(
+        model.weight(declared("up", "mlp").1).unwrap().name,
+        "up",
+        "models that declare alike share ids"
+    );
+}
+
 #[test]
 fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
     let (sharded, whole, mut program) = begin();
@@ -51,13 +87,18 @@ fn calls_that_name_what_is_not_there_are_refused_and_not_added() {
     let mut evaluate = StepProgram::builder("evaluate", program.model());
     let other = evaluate.activation("y", 4).unwrap(); // of the same number, type and access
     let foreign = program.call("a", Phase::Forward).writes(other).add().unwrap_err();
-    assert!(matches!(foreign, DeclareError::OtherBuffer { .. }), "{foreign}");
-    assert!(
-        foreign
-            .to_string()
-            .contains("call `a` of `train` names buffer 0 of another program; in `train` that is `x`"),
-        "{foreign}"
-    );
+    let owned = |error: DeclareError, words: &str| {
+        assert!(matches!(error, DeclareError::OtherOwner { .. }), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
+    };
+    owned(foreign, "call `a` of `train` names buffer 0 of another program; in this one that is `x`");
+    let mut model = Model::builder();
+    let other = model.sharded("v", 64, 64, Format::NVFP4_2D).unwrap(); // of the same number, shape and format
+    let named = "call `a` of `train` names weight 0 of another model; in this one that is `w`";
+    owned(program.call("a", Phase::Forward).uses(other, ROWWISE, Form::Dense).add().unwrap_err(), named);
+    owned(program.call("a", Phase::Backward).gradient(other).add().unwrap_err(), named);
+    let trained = program.call("a", Phase::Backward).gradient_if_trained(other, ElementType::F32);
+    owned(trained.add().unwrap_err(), named);
     let repeated = program.call("a", Phase::Forward).writes(buffer).reads(buffer).add().unwrap_err();
     assert!(matches!(repeated, DeclareError::RepeatedAccess { kind: "buffer", .. }), "{repeated}");
     let repeated = program.call("a", Phase::Forward).gradient(sharded).gradient(sharded).add().unwrap_err();
@@ -263,6 +304,7 @@ fn the_backward_call_of_a_layer_whose_matrix_is_frozen_costs_as_much_as_its_forw
         let mut layer = Layer::new("layer", vec![norm, weight], 32);
         layer.cost.push(CostHint { flops: 7, ..CostHint::default() });
         let stack = LayerStack::forward(&mut program, input, vec![layer], Form::Planes).unwrap();
+        program.call("fit", Phase::Backward).reads(stack.output()).updates(gradient).add().unwrap();
         stack.backward(&mut program, gradient, unused).unwrap();
         let program = program.build_training().unwrap();
         let call = program.calls().last().unwrap();

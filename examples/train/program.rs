@@ -274,13 +274,14 @@ impl Sketch<'_> {
     }
 
     fn is_frozen(&self, name: &str) -> bool {
-        self.model.weight(self.weight(name)).frozen
+        self.model.weight(self.weight(name)).is_ok_and(|spec| spec.frozen)
     }
 
     /// Floating-point operations of the products that the frozen ones among these matrices need not.
     fn spared_flops(&self, matrices: &[&str]) -> u64 {
         let frozen = matrices.iter().filter(|name| self.is_frozen(name));
-        let elements = frozen.map(|name| self.model.weight(self.weight(name)).shape.elements());
-        (2 * self.config.tokens() * elements.sum::<usize>()) as u64
+        let specs = frozen.filter_map(|name| self.model.weight(self.weight(name)).ok());
+        let elements: usize = specs.map(|spec| spec.shape.elements()).sum();
+        (2 * self.config.tokens() * elements) as u64
     }
 }

@@ -147,7 +147,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// A weight the call uses densely: f32 `[rows, cols]` rowwise, `[cols, rows]` columnwise.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use,
+    /// [`ComputeError::OtherOwner`] for the id of another model whose number a weight of this one has.
     pub fn dense(
         &self,
         weight: WeightId,
@@ -160,7 +161,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// A weight the call uses densely in bfloat16: `[rows, cols]` rowwise, `[cols, rows]` columnwise.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use,
+    /// [`ComputeError::OtherOwner`] for the id of another model whose number a weight of this one has.
     pub fn dense_bf16(
         &self,
         weight: WeightId,
@@ -173,7 +175,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The planes of a weight the call uses quantized.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use.
+    /// [`ComputeError::NotDeclared`] unless the call declares exactly this use,
+    /// [`ComputeError::OtherOwner`] for the id of another model whose number a weight of this one has.
     pub fn planes(
         &self,
         weight: WeightId,
@@ -186,7 +189,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
             .iter()
             .find(|(other, ..)| *other == weight)
             .map(|(_, format, shape)| (*format, *shape))
-            .ok_or_else(|| self.undeclared(self.weight_name(weight)))?;
+            .ok_or_else(|| self.undeclared(weight.to_string()))?;
         Ok(PlanesView {
             format,
             shape,
@@ -208,8 +211,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// rule says. Ranks and micro-batches of different sizes are therefore weighted equally, not per sample.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares this gradient,
-    /// [`ComputeError::GradientElement`] if it declares it in bf16.
+    /// As [`ComputeContext::gradient_element`], and [`ComputeError::GradientElement`] if it declares it in bf16.
     pub fn gradient(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
         self.surface.write(self.gradient_region(weight, ElementType::F32)?)
     }
@@ -219,8 +221,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// ranks' gradients are summed in f32, as they were written.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares this gradient,
-    /// [`ComputeError::GradientElement`] if it declares it in f32.
+    /// As [`ComputeContext::gradient_element`], and [`ComputeError::GradientElement`] if it declares it in f32.
     pub fn gradient_bf16(&self, weight: WeightId) -> Result<S::Write<'a, bf16>, ComputeError> {
         self.surface.write(self.gradient_region(weight, ElementType::Bf16)?)
     }
@@ -228,7 +229,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The element type in which this call overwrites the gradient of `weight`, for closures that serve both.
     ///
     /// # Errors
-    /// [`ComputeError::NotDeclared`] unless the call declares this gradient.
+    /// [`ComputeError::NotDeclared`] unless the call declares this gradient,
+    /// [`ComputeError::OtherOwner`] for the id of another model whose number a weight of this one has.
     pub fn gradient_element(&self, weight: WeightId) -> Result<ElementType, ComputeError> {
         Ok(self.bound_gradient(weight)?.gradient.element)
     }
@@ -240,20 +242,21 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
             return Ok(bound.region);
         }
         let (call, declared) = (self.bound.call.name.clone(), bound.gradient.element);
-        let weight = self.weight_name(weight);
+        let weight = format!("weight `{}`", self.weight_name(weight)?);
         Err(ComputeError::GradientElement { call, weight, declared, asked })
     }
 
     fn bound_gradient(&self, weight: WeightId) -> Result<&BoundGradient, ComputeError> {
+        let name = self.weight_name(weight)?;
         let found = self.bound.gradients.iter().find(|bound| bound.gradient.weight == weight);
-        found.ok_or_else(|| self.undeclared(format!("the gradient of {}", self.weight_name(weight))))
+        found.ok_or_else(|| self.undeclared(format!("the gradient of weight `{name}`")))
     }
 
     /// A buffer the call reads: the elements of one micro-batch, in their declared type.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has,
+    /// [`ComputeError::OtherOwner`] for the id of another program whose number a buffer of this one has,
     /// [`ComputeError::BufferElement`] unless it is declared in `T`.
     pub fn read<T: Element>(&self, buffer: BufferId) -> Result<S::Read<'a, T>, ComputeError> {
         self.surface.read(self.typed(self.readable(buffer)?, T::TYPE)?)
@@ -265,7 +268,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has,
+    /// [`ComputeError::OtherOwner`] for the id of another program whose number a buffer of this one has,
     /// [`ComputeError::BufferElement`] unless it is declared in `T`.
     pub fn write<T: Element>(&self, buffer: BufferId) -> Result<S::Write<'a, T>, ComputeError> {
         let bound = self.writable(buffer)?;
@@ -279,7 +282,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to read or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has.
+    /// [`ComputeError::OtherOwner`] for the id of another program whose number a buffer of this one has.
     pub fn read_bytes(&self, buffer: BufferId) -> Result<S::Read<'a, u8>, ComputeError> {
         self.surface.read(self.readable(buffer)?.region)
     }
@@ -288,7 +291,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call declares to write or update it,
-    /// [`ComputeError::OtherBuffer`] for the id of another program whose number a buffer of this one has.
+    /// [`ComputeError::OtherOwner`] for the id of another program whose number a buffer of this one has.
     pub fn write_bytes(&self, buffer: BufferId) -> Result<S::Write<'a, u8>, ComputeError> {
         let bound = self.writable(buffer)?;
         bound.lent.mark();
@@ -315,7 +318,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         };
         if !buffer.is_named(&spec.name) {
             let (call, program) = (self.bound.call.name.clone(), program.name().to_owned());
-            return Err(ComputeError::OtherBuffer { call, program, buffer, named: spec.name.clone() });
+            let (id, named) = (buffer.to_string(), spec.name.clone());
+            return Err(ComputeError::OtherOwner { call, program, id, owner: "program", named });
         }
         let found = self.bound.buffers.iter().find(|bound| bound.buffer == buffer && allows(bound.access));
         found.ok_or_else(|| self.undeclared(format!("buffer `{}` to {verb}", spec.name)))
@@ -336,18 +340,27 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         orientation: Orientation,
         form: Form,
     ) -> Result<&BoundUse, ComputeError> {
+        let name = self.weight_name(weight)?;
         self.bound
             .uses
             .iter()
             .find(|usage| usage.weight == weight && usage.orientation == orientation && usage.form == form)
-            .ok_or_else(|| self.undeclared(format!("{} {orientation} as {form:?}", self.weight_name(weight))))
+            .ok_or_else(|| self.undeclared(format!("weight `{name}` {orientation} as {form:?}")))
     }
 
-    /// A weight, for messages.
-    fn weight_name(&self, weight: WeightId) -> String {
-        match self.bound.program.weight_name(weight) {
-            None => format!("{weight}, which is of another model,"),
-            Some(name) => format!("weight `{name}`"),
+    /// The name of a weight of this model.
+    fn weight_name(&self, weight: WeightId) -> Result<&str, ComputeError> {
+        let program = &self.bound.program;
+        match program.weight_name(weight) {
+            Some(name) if weight.is_named(name) => Ok(name),
+            Some(name) => Err(ComputeError::OtherOwner {
+                call: self.bound.call.name.clone(),
+                program: program.name().to_owned(),
+                id: weight.to_string(),
+                owner: "model",
+                named: name.to_owned(),
+            }),
+            None => Err(self.undeclared(format!("{weight}, which is of another model"))),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use crate::errors::with_causes;
 use crate::format::ElementType;
-use crate::id::{BufferId, WeightId};
+use crate::id::WeightId;
 
 /// Why a call could not be carried out.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -157,19 +157,22 @@ pub enum ComputeError {
         /// Names near it, the nearest first.
         near: Vec<String>,
     },
-    /// The closure asked by the id of another program, whose buffer of that number has another name.
+    /// The closure asked by the id of a weight of another model or of a buffer of another program, whose number one
+    /// here has under another name.
     #[error(
-        "call `{call}` of `{program}` was asked for {buffer} of another program; in `{program}` that is `{named}`. Take the \
-         id that `{program}` gives, or ComputeContext::buffer_named in a closure for several programs"
+        "call `{call}` of `{program}` was asked for {id} of another {owner}; in this one that is `{named}`. Take the id \
+         that this {owner} gives, or look it up by its name (ComputeContext::weight_named, buffer_named)"
     )]
-    OtherBuffer {
+    OtherOwner {
         /// The call's name.
         call: String,
         /// Its program.
         program: String,
-        /// The id, of another program.
-        buffer: BufferId,
-        /// The buffer of that number in this program.
+        /// The kind and number of the id.
+        id: String,
+        /// `model` or `program`.
+        owner: &'static str,
+        /// What has that number here.
         named: String,
     },
     /// A gradient was asked for in another element type than the call declares.

@@ -224,7 +224,8 @@ impl<'a, S: Surface> PrepareContext<'a, S> {
 
     fn rows(&self, weight: WeightId) -> Result<&'a BoundRows, ComputeError> {
         let found = self.bound.rows.binary_search_by_key(&weight, |rows| rows.weight.id);
-        found.map(|at| &self.bound.rows[at]).map_err(|_| ComputeError::NotOfUpdate { weight })
+        let rows = found.ok().map(|at| &self.bound.rows[at]);
+        rows.filter(|rows| weight.is_named(&rows.weight.name)).ok_or(ComputeError::NotOfUpdate { weight })
     }
 }
 

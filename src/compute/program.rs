@@ -28,7 +28,8 @@ impl BoundProgram {
         let mut by_name: Vec<BufferId> =
             buffers.iter().enumerate().map(|(at, spec)| BufferId::named(&spec.name, at)).collect();
         by_name.sort_by_key(|buffer| &buffers[buffer.index()].name);
-        let mut weights_by_name: Vec<WeightId> = (0..weights.len()).map(WeightId::at).collect();
+        let mut weights_by_name: Vec<WeightId> =
+            weights.iter().enumerate().map(|(at, name)| WeightId::named(name, at)).collect();
         weights_by_name.sort_by_key(|weight| &weights[weight.index()]);
         Self { name: name.to_owned(), buffers: buffers.to_vec(), by_name, weights, weights_by_name }
     }

@@ -227,6 +227,7 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
 
     fn state(&self, weight: WeightId) -> Result<&'a BoundState, ComputeError> {
         let found = self.bound.states.binary_search_by_key(&weight, |state| state.weight.id);
-        found.map(|at| &self.bound.states[at]).map_err(|_| ComputeError::NotOfUpdate { weight })
+        let state = found.ok().map(|at| &self.bound.states[at]);
+        state.filter(|state| weight.is_named(&state.weight.name)).ok_or(ComputeError::NotOfUpdate { weight })
     }
 }

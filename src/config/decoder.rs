@@ -128,7 +128,7 @@ mod tests {
         };
         let ((one, stacked), (several, grouped)) = (declared(&stacked), declared(&grouped));
         assert_eq!((stacked.groups().len(), grouped.groups().len()), (0, 2 * 2 * 2));
-        let spec = |name: &str| grouped.weight(grouped.find(name).unwrap());
+        let spec = |name: &str| grouped.weight(grouped.find(name).unwrap()).unwrap();
         let expert = |number: usize| spec(&format!("blocks.1.down.experts.{number}.weight"));
         assert_eq!((expert(0).shape.rows, expert(5).shape.cols), (64, 128));
         assert!(expert(0).group == expert(2).group && expert(2).group != expert(3).group);

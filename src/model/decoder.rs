@@ -240,7 +240,7 @@ impl Decoder {
         let embedded = program.activation("embedded", stream)?;
         program
             .call("embed.forward", Phase::Forward)
-            .uses(embedding, Orientation::Rowwise, form(model, embedding))
+            .uses(embedding, Orientation::Rowwise, form(model, embedding)?)
             .reads(tokens)
             .writes(embedded)
             .cost(self.cost(0, 0, stream))
@@ -262,7 +262,7 @@ impl Decoder {
         program
             .call("head.forward", Phase::Forward)
             .uses(norm, Orientation::Rowwise, Form::Dense)
-            .uses(head, Orientation::Rowwise, form(model, head))
+            .uses(head, Orientation::Rowwise, form(model, head)?)
             .reads(stack.output())
             .writes(loss)
             .cost(cost)
@@ -270,7 +270,7 @@ impl Decoder {
         program
             .call("head.backward", Phase::Backward)
             .uses(norm, Orientation::Rowwise, Form::Dense)
-            .uses(head, backward(model, head), form(model, head))
+            .uses(head, backward(model, head)?, form(model, head)?)
             .reads(stack.output())
             .writes(gradient)
             .gradient_if_trained(norm, ElementType::F32)
@@ -279,7 +279,7 @@ impl Decoder {
             .add()?;
         let input_gradient = program.activation("embedded_gradient", stream)?;
         stack.backward(&mut program, gradient, input_gradient)?;
-        if !model.weight(embedding).frozen {
+        if !model.weight(embedding)?.frozen {
             self.embed_backward(&mut program, embedding, input_gradient)?;
         }
         program.build_training()
@@ -370,16 +370,16 @@ fn product(factors: &[usize]) -> u64 {
 }
 
 /// Planes where the weight has any, otherwise the replicated values.
-fn form(model: &Model, weight: WeightId) -> Form {
-    match model.weight(weight).placement {
+fn form(model: &Model, weight: WeightId) -> Result<Form, DeclareError> {
+    Ok(match model.weight(weight)?.placement {
         Placement::Sharded => Form::Planes,
         Placement::Replicated => Form::Dense,
-    }
+    })
 }
 
-fn backward(model: &Model, weight: WeightId) -> Orientation {
-    match model.weight(weight).placement {
+fn backward(model: &Model, weight: WeightId) -> Result<Orientation, DeclareError> {
+    Ok(match model.weight(weight)?.placement {
         Placement::Sharded => Orientation::Columnwise,
         Placement::Replicated => Orientation::Rowwise,
-    }
+    })
 }

@@ -1,7 +1,6 @@
 //! What can be wrong with a declaration.
 
 use crate::format::{ElementType, FormatError};
-use crate::id::BufferId;
 use crate::model::ExchangeKind;
 
 /// A declaration that cannot be planned. Nothing was added to the model or program.
@@ -32,18 +31,18 @@ pub enum DeclareError {
         /// The names that exist.
         declared: String,
     },
-    /// A call names a buffer that another program declared.
+    /// The id of a weight or group of another model, or of a buffer of another program, whose number one here has.
     #[error(
-        "call `{call}` of `{program}` names {buffer} of another program; in `{program}` that is `{named}`. Take the id that the builder of `{program}` gave"
+        "{by} names {id} of another {owner}; in this one that is `{named}`. Take the id that the builder of this {owner} gave"
     )]
-    OtherBuffer {
-        /// The call.
-        call: String,
-        /// The program that it was to be added to.
-        program: String,
-        /// The id, of the other program.
-        buffer: BufferId,
-        /// The buffer of that number in this program.
+    OtherOwner {
+        /// Where it is named: a call with its program, a group, or a function.
+        by: String,
+        /// The kind and number of the id.
+        id: String,
+        /// `model` or `program`.
+        owner: &'static str,
+        /// What has that number here.
         named: String,
     },
     /// A dimension or element count is zero.
@@ -251,6 +250,16 @@ pub enum DeclareError {
         /// The buffer's name.
         buffer: String,
     },
+    /// An activation that no call of a training program reads: what forward calls alone access, and only write.
+    #[error(
+        "buffer `{buffer}` of program `{program}` is read by no call; read it, declare it as an output (ProgramBuilder::output) if the loop around the steps is to have it, or with Lifetime::Call if it is scratch of one call, or drop it"
+    )]
+    NeverRead {
+        /// The program's name.
+        program: String,
+        /// The buffer's name.
+        buffer: String,
+    },
     /// An output nobody writes.
     #[error("output buffer `{buffer}` is written by no call; write it or drop it")]
     OutputNeverWritten {
@@ -334,7 +343,9 @@ pub enum DeclareError {
         most: usize,
     },
     /// A mesh without ranks.
-    #[error("a mesh needs at least one rank")]
+    #[error(
+        "there are no ranks to run on; start at least one (start_cpu(1), or on GPUs one device, for each of which there is a rank)"
+    )]
     NoRanks,
     /// A mesh of more ranks than [`Mesh::MAX_RANKS`](super::Mesh::MAX_RANKS).
     #[error(

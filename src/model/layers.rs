@@ -177,7 +177,7 @@ impl LayerStack {
 /// What a backward call costs, as a multiple of its forward call: once for the gradient of the input, and
 /// once for those of the weights if at least half of their elements train.
 pub(super) fn backward_cost(model: &Model, weights: &[WeightId]) -> u32 {
-    let specs = || weights.iter().filter_map(|weight| model.weights().get(weight.index()));
+    let specs = || weights.iter().filter_map(|weight| model.weight(*weight).ok());
     let elements = |frozen| {
         let of = specs().filter(move |spec| spec.frozen == frozen).map(|spec| spec.shape.elements());
         of.fold(0, usize::saturating_add)
@@ -186,5 +186,5 @@ pub(super) fn backward_cost(model: &Model, weights: &[WeightId]) -> u32 {
 }
 
 fn is_replicated(model: &Model, weight: WeightId) -> bool {
-    model.weights().get(weight.index()).is_some_and(|spec| spec.placement == Placement::Replicated)
+    model.weight(weight).is_ok_and(|spec| spec.placement == Placement::Replicated)
 }

@@ -80,7 +80,7 @@ impl WeightSpec {
 /// model.replicated("norm", 1, 64)?; // in f32, whole on every rank
 /// model.group("mlp", &[up, down])?; // they travel together
 /// let model = model.build();
-/// assert_eq!((model.find("down")?, model.weight(up).shape.rows), (down, 256));
+/// assert_eq!((model.find("down")?, model.weight(up)?.shape.rows), (down, 256));
 /// # Ok::<(), warpweft::model::DeclareError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -108,7 +108,7 @@ impl Model {
 
     /// Every weight with its id.
     pub fn entries(&self) -> impl Iterator<Item = (WeightId, &WeightSpec)> {
-        self.weights.iter().enumerate().map(|(position, spec)| (WeightId::at(position), spec))
+        self.weights.iter().enumerate().map(|(position, spec)| (WeightId::named(&spec.name, position), spec))
     }
 
     /// The names of all groups, in the order of their ids.
@@ -117,13 +117,53 @@ impl Model {
         &self.groups
     }
 
-    /// The weight that an id of this model names. An id of another model names the weight of that number.
+    /// The weight that an id of this model names.
     ///
-    /// # Panics
-    /// When there is no weight of that number.
-    #[must_use]
-    pub fn weight(&self, weight: WeightId) -> &WeightSpec {
-        &self.weights[weight.index()]
+    /// # Errors
+    /// [`DeclareError::Unknown`] for a number that no weight has, [`DeclareError::OtherOwner`] for the id of another
+    /// model.
+    pub fn weight(&self, weight: WeightId) -> Result<&WeightSpec, DeclareError> {
+        self.weight_of(weight, || "Model::weight".to_owned())
+    }
+
+    /// As [`Model::weight`], with the words `by` for who names it.
+    pub(super) fn weight_of(
+        &self,
+        weight: WeightId,
+        by: impl FnOnce() -> String,
+    ) -> Result<&WeightSpec, DeclareError> {
+        match self.weights.get(weight.index()) {
+            Some(spec) if weight.is_named(&spec.name) => Ok(spec),
+            Some(spec) => Err(DeclareError::OtherOwner {
+                by: by(),
+                id: weight.to_string(),
+                owner: "model",
+                named: spec.name.clone(),
+            }),
+            None => Err(DeclareError::Unknown {
+                kind: "weight",
+                name: weight.to_string(),
+                declared: names(self.weights.iter().map(|spec| spec.name.as_str())),
+            }),
+        }
+    }
+
+    /// The name of the group that an id of this model names, if it is of this model.
+    fn group_of(&self, group: GroupId, by: impl FnOnce() -> String) -> Result<&str, DeclareError> {
+        match self.groups.get(group.index()) {
+            Some(name) if group.is_named(name) => Ok(name),
+            Some(name) => Err(DeclareError::OtherOwner {
+                by: by(),
+                id: group.to_string(),
+                owner: "model",
+                named: name.clone(),
+            }),
+            None => Err(DeclareError::Unknown {
+                kind: "group",
+                name: group.to_string(),
+                declared: names(self.groups.iter().map(String::as_str)),
+            }),
+        }
     }
 
     /// The id of the weight called `name`.
@@ -131,7 +171,8 @@ impl Model {
     /// # Errors
     /// [`DeclareError::Unknown`] lists the names that exist.
     pub fn find(&self, name: &str) -> Result<WeightId, DeclareError> {
-        self.weight_names.find(name).map(WeightId::at).ok_or_else(|| DeclareError::Unknown {
+        let found = self.weight_names.find(name).map(|position| WeightId::named(name, position));
+        found.ok_or_else(|| DeclareError::Unknown {
             kind: "weight",
             name: name.to_owned(),
             declared: names(self.weights.iter().map(|spec| spec.name.as_str())),
@@ -197,15 +238,9 @@ impl ModelBuilder {
             });
         }
         if let Some(group) = spec.group {
-            let Some(name) = self.model.groups.get(group.index()) else {
-                return Err(DeclareError::Unknown {
-                    kind: "group",
-                    name: group.to_string(),
-                    declared: names(self.model.groups.iter().map(String::as_str)),
-                });
-            };
+            let name = self.model.group_of(group, || format!("weight `{}`", spec.name))?.to_owned();
             if spec.placement == Placement::Replicated {
-                return Err(DeclareError::ReplicatedGroup { weight: spec.name, group: name.clone() });
+                return Err(DeclareError::ReplicatedGroup { weight: spec.name, group: name });
             }
         }
         let fits = match spec.placement {
@@ -215,9 +250,10 @@ impl ModelBuilder {
         if let Err(reason) = fits.and_then(|()| spec.format.check_shape(spec.shape)) {
             return Err(DeclareError::Format { weight: spec.name, reason });
         }
+        let weight = WeightId::named(&spec.name, self.model.weights.len());
         self.model.weight_names.push(&spec.name);
         self.model.weights.push(spec);
-        Ok(WeightId::at(self.model.weights.len() - 1))
+        Ok(weight)
     }
 
     /// Declares a group of sharded weights, such as the experts of a layer: the members that one call uses travel
@@ -225,11 +261,12 @@ impl ModelBuilder {
     /// writes. A group of one weight travels alone.
     ///
     /// # Errors
-    /// A repeated or empty name, no members, a number that no weight has, a weight named twice or already in a
-    /// group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is unchanged then.
+    /// A repeated or empty name, no members, a number that no weight has, a weight of another model, a weight named
+    /// twice or already in a group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is
+    /// unchanged then.
     pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
-        let Model { weights, groups, group_names, .. } = &mut self.model;
-        if group_names.contains(name) {
+        let model = &self.model;
+        if model.group_names.contains(name) {
             return Err(DeclareError::Duplicate { kind: "group", name: name.to_owned() });
         }
         if name.is_empty() {
@@ -240,26 +277,21 @@ impl ModelBuilder {
         }
         let mut seen = HashSet::new();
         for member in members {
-            let Some(spec) = weights.get(member.index()) else {
-                return Err(DeclareError::Unknown {
-                    kind: "weight",
-                    name: member.to_string(),
-                    declared: names(weights.iter().map(|spec| spec.name.as_str())),
-                });
-            };
+            let spec = model.weight_of(*member, || format!("group `{name}`"))?;
             let (weight, group) = (spec.name.clone(), name.to_owned());
             if spec.placement == Placement::Replicated {
                 return Err(DeclareError::ReplicatedGroup { weight, group });
             }
             if let Some(other) = spec.group {
-                let other = groups[other.index()].clone();
+                let other = model.groups[other.index()].clone();
                 return Err(DeclareError::TwoGroups { weight, first: other, second: group });
             }
             if !seen.insert(*member) {
                 return Err(DeclareError::TwoGroups { weight, first: group.clone(), second: group });
             }
         }
-        let group = GroupId::at(groups.len());
+        let Model { weights, groups, group_names, .. } = &mut self.model;
+        let group = GroupId::named(name, groups.len());
         group_names.push(name);
         groups.push(name.to_owned());
         for member in members {
@@ -272,18 +304,18 @@ impl ModelBuilder {
     /// configuration says; a use may decide otherwise.
     ///
     /// # Errors
-    /// [`DeclareError::Unknown`] for a number that no weight has.
+    /// As [`Model::weight`].
     pub fn reuse(&mut self, weight: WeightId, reuse: Reuse) -> Result<(), DeclareError> {
-        self.spec_mut(weight).map(|spec| spec.reuse = Some(reuse))
+        self.spec_mut(weight, "reuse").map(|spec| spec.reuse = Some(reuse))
     }
 
     /// Decides what the optimizer does differently for `weight`; a rule of the configuration may override it,
     /// key by key.
     ///
     /// # Errors
-    /// [`DeclareError::Unknown`] for a number that no weight has.
+    /// As [`Model::weight`].
     pub fn parameters(&mut self, weight: WeightId, parameters: ParameterGroup) -> Result<(), DeclareError> {
-        self.spec_mut(weight).map(|spec| spec.parameters = parameters)
+        self.spec_mut(weight, "parameters").map(|spec| spec.parameters = parameters)
     }
 
     /// Decides that `weight` does not train: calls write no gradient of it, and it stays as it was
@@ -291,18 +323,14 @@ impl ModelBuilder {
     /// asks the model whether a weight is [frozen](WeightSpec::frozen).
     ///
     /// # Errors
-    /// [`DeclareError::Unknown`] for a number that no weight has.
+    /// As [`Model::weight`].
     pub fn freeze(&mut self, weight: WeightId) -> Result<(), DeclareError> {
-        self.spec_mut(weight).map(|spec| spec.frozen = true)
+        self.spec_mut(weight, "freeze").map(|spec| spec.frozen = true)
     }
 
-    fn spec_mut(&mut self, weight: WeightId) -> Result<&mut WeightSpec, DeclareError> {
-        let weights = &mut self.model.weights;
-        if weight.index() >= weights.len() {
-            let declared = names(weights.iter().map(|spec| spec.name.as_str()));
-            return Err(DeclareError::Unknown { kind: "weight", name: weight.to_string(), declared });
-        }
-        Ok(&mut weights[weight.index()])
+    fn spec_mut(&mut self, weight: WeightId, by: &str) -> Result<&mut WeightSpec, DeclareError> {
+        self.model.weight_of(weight, || format!("ModelBuilder::{by}"))?;
+        Ok(&mut self.model.weights[weight.index()])
     }
 
     /// The finished model.

@@ -61,7 +61,7 @@ impl Bench {
         let mut issues = Vec::new();
         for (number, call) in program.calls().iter().enumerate() {
             for usage in &call.uses {
-                if program.model().weight(usage.weight).placement == Placement::Sharded {
+                if program.model().weight(usage.weight).unwrap().placement == Placement::Sharded {
                     issues.push(CallId::at(ahead(number)));
                 }
             }

@@ -59,6 +59,39 @@ fn a_closure_knows_which_program_it_runs_and_finds_the_buffers_that_this_program
     });
 }
 
+/// Number, shape and format are those of the weight that the call declares.
+#[test]
+fn a_weight_of_another_model_fails_the_step_and_is_not_taken_for_the_own_one_of_its_number() {
+    within_a_minute(async {
+        let declared = |name: &str| {
+            let mut model = Model::builder();
+            let weight = model.sharded(name, 32, 32, Format::F32).unwrap();
+            (model.build(), weight)
+        };
+        let ((model, own), (_, foreign)) = (declared("w"), declared("v"));
+        for asks_gradient in [false, true] {
+            let mut program = StepProgram::builder("train", &model);
+            program
+                .call("fit", Phase::Backward)
+                .uses(own, Orientation::Rowwise, Form::Dense)
+                .gradient(own)
+                .add()
+                .unwrap();
+            let closures = move |_: RankId| {
+                move |_: &Call, context: &ComputeContext<'_, CpuSurface>| match asks_gradient {
+                    true => context.gradient(foreign).map(|_| ()),
+                    false => context.dense(foreign, Orientation::Rowwise).map(|_| ()),
+                }
+            };
+            let builder =
+                Session::builder(Config::default(), closures).program(program.build_training().unwrap());
+            let mut session = builder.initialize(initial::zeros()).start_cpu(1).await.unwrap();
+            let said = session.step("train").await.unwrap_err().to_string();
+            assert!(said.contains("weight 0 of another model; in this one that is `w`"), "{said}");
+        }
+    });
+}
+
 /// Number, type and access are those of a buffer that the call declares: all that differs is the name.
 #[test]
 fn a_buffer_of_another_program_fails_the_step_and_is_not_taken_for_the_own_one_of_its_number() {
@@ -77,7 +110,7 @@ fn a_buffer_of_another_program_fails_the_step_and_is_not_taken_for_the_own_one_o
         let mut session = builder.initialize(initial::zeros()).start_cpu(1).await.unwrap();
         session.write_input("train", RankId::new(0), "input", &[3.0_f32]).unwrap();
         let said = session.step("train").await.unwrap_err().to_string();
-        assert!(said.contains("buffer 0 of another program; in `train` that is `input`"), "{said}");
+        assert!(said.contains("buffer 0 of another program; in this one that is `input`"), "{said}");
     });
 }
 

@@ -230,10 +230,10 @@ impl Trainer {
                 for (col, below) in below.iter_mut().enumerate() {
                     *below = dot(&transposed[col * SIZE..(col + 1) * SIZE], &above);
                 }
-                if !self.model.weight(self.bias).frozen {
+                if !self.model.weight(self.bias).unwrap().frozen {
                     context.gradient(self.bias)?.copy_from_slice(&above);
                 }
-                if self.model.weight(weight).frozen {
+                if self.model.weight(weight).unwrap().frozen {
                     return Ok(());
                 }
                 let mut gradient = context.gradient(weight)?;
@@ -262,7 +262,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// Backward wants a sharded weight columnwise; a replicated one lies rowwise.
 fn orientation(model: &Model, weight: WeightId) -> Orientation {
-    match model.weight(weight).placement {
+    match model.weight(weight).unwrap().placement {
         Placement::Sharded => Orientation::Columnwise,
         Placement::Replicated => Orientation::Rowwise,
     }

@@ -106,7 +106,7 @@ pub(crate) fn run(
 
 /// Do planes of the weight mean nothing without a scale of the whole tensor?
 pub(crate) fn has_tensor_scale(model: &Model, weight: WeightId) -> bool {
-    model.weight(weight).format.needs_tensor_amax()
+    model.weight(weight).unwrap().format.needs_tensor_amax()
 }
 
 /// A rank's input of one micro-batch of a step.

@@ -200,7 +200,7 @@ fn one_call(
     }
     let mut gradients = Vec::new();
     for (position, Gradient { weight, element }) in call.gradients.iter().enumerate() {
-        let mut values = vec![0.0; model.weight(*weight).shape.elements()];
+        let mut values = vec![0.0; model.weight(*weight).unwrap().shape.elements()];
         digest.fill(position, &mut values);
         if *element == ElementType::Bf16 {
             round(&mut values);
@@ -292,7 +292,7 @@ fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
 fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     let factor = 1.0 / (sample.ranks * sample.program.micro_batches()) as f32;
     let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * factor).collect::<Vec<f32>>();
-    if sample.program.model().weight(weight).placement == Placement::Replicated {
+    if sample.program.model().weight(weight).unwrap().placement == Placement::Replicated {
         return sum(ranks.iter().map(|of| sum(of.iter().map(|(.., values)| scaled(values.clone())))));
     }
     // What a rank adds before anything is reduced.

@@ -155,7 +155,7 @@ fn rows(binder: &Binder<'_>, slot: SlotId, place: usize, layout: &WeightLayout) 
 
 fn updated(id: WeightId, layout: &WeightLayout, rows: ShardRows) -> UpdatedWeight {
     UpdatedWeight {
-        id,
+        id: WeightId::named(&layout.name, id.index()),
         name: layout.name.clone(),
         shape: layout.shard.shape,
         placement: layout.placement,

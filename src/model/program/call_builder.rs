@@ -56,8 +56,7 @@ impl ProgramBuilder {
     }
 }
 
-/// One call under declaration. Ids come from the builder and model the call is added to; that of another model's
-/// weight is taken for the weight of that number.
+/// One call under declaration. Ids come from the builder and model the call is added to.
 #[derive(Debug)]
 #[must_use = "a call is declared by `add`"]
 pub struct CallBuilder<'program> {
@@ -101,7 +100,7 @@ impl CallBuilder<'_> {
     /// As [`CallBuilder::gradient_in`] of a weight that trains, and nothing of one that is
     /// [frozen](crate::model::WeightSpec::frozen), of which calls write none. The closure asks the model too.
     pub fn gradient_if_trained(self, weight: WeightId, element: ElementType) -> Self {
-        let frozen = self.program.model.weights().get(weight.index()).is_some_and(|spec| spec.frozen);
+        let frozen = self.program.model.weight(weight).is_ok_and(|spec| spec.frozen);
         if frozen { self } else { self.gradient_in(weight, element) }
     }
 
@@ -150,11 +149,11 @@ impl CallBuilder<'_> {
     /// Adds the call behind those added before.
     ///
     /// # Errors
-    /// A repeated or empty name, a number that no weight of the model and no buffer of the program has, a buffer
-    /// of another program ([`DeclareError::OtherBuffer`]), a buffer or gradient named twice, a reuse before the
-    /// first use, a use the weight's format or placement cannot serve, a gradient in an element type that gradients
-    /// are not written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The program is
-    /// unchanged then.
+    /// A repeated or empty name, a number that no weight of the model and no buffer of the program has, a weight of
+    /// another model or a buffer of another program ([`DeclareError::OtherOwner`]), a buffer or gradient named twice, a
+    /// reuse before the first use, a use the weight's format or placement cannot serve, a gradient in an element type
+    /// that gradients are not written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The
+    /// program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call, reuse_of_nothing } = self;
         if program.call_names.contains(&call.name) {
@@ -166,20 +165,14 @@ impl CallBuilder<'_> {
         if reuse_of_nothing {
             return Err(DeclareError::ReuseOfNothing { call: call.name });
         }
-        let model = &program.model;
-        let unknown_weight = |weight: &WeightId| DeclareError::Unknown {
-            kind: "weight",
-            name: weight.to_string(),
-            declared: names(model.weights().iter().map(|spec| spec.name.as_str())),
-        };
+        let by = || format!("call `{}` of `{}`", call.name, program.name);
         for usage in &call.uses {
-            let spec =
-                model.weights().get(usage.weight.index()).ok_or_else(|| unknown_weight(&usage.weight))?;
+            let spec = program.model.weight_of(usage.weight, by)?;
             check_use(&call.name, usage, spec)?;
         }
         let mut seen = BTreeSet::new();
         for Gradient { weight, element } in &call.gradients {
-            let spec = model.weights().get(weight.index()).ok_or_else(|| unknown_weight(weight))?;
+            let spec = program.model.weight_of(*weight, by)?;
             check_gradient(&call.name, *element, spec)?;
             if !seen.insert(*weight) {
                 return Err(DeclareError::RepeatedAccess {
@@ -197,10 +190,10 @@ impl CallBuilder<'_> {
                 declared: names(program.buffers.iter().map(|spec| spec.name.as_str())),
             })?;
             if !access.buffer.is_named(&spec.name) {
-                return Err(DeclareError::OtherBuffer {
-                    call: call.name,
-                    program: program.name.clone(),
-                    buffer: access.buffer,
+                return Err(DeclareError::OtherOwner {
+                    by: by(),
+                    id: access.buffer.to_string(),
+                    owner: "program",
                     named: spec.name.clone(),
                 });
             }
