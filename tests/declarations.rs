@@ -38,6 +38,44 @@ fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
     assert!(error.contains("`v`") && error.contains('w'), "{error}");
 }
 
+/// What the loop is to have is an output, and scratch of one call says so. A backward call may leave the gradient of an
+/// input to nobody, and an evaluation run the forward calls of training, which keep what backward calls read.
+#[test]
+fn a_training_program_with_an_activation_that_no_call_reads_is_refused_by_its_name() {
+    let declared = |role: Role, lifetime: Lifetime, reads: bool| {
+        let (sharded, whole, mut program) = begin();
+        let (name, elements, element) = ("kept".to_owned(), 4, ElementType::F32);
+        let kept = program.buffer(BufferSpec { name, elements, element, role, lifetime }).unwrap();
+        program.call("keep", Phase::Forward).writes(kept).add().unwrap();
+        let call = program.call("learn", Phase::Backward).gradient(sharded).gradient(whole);
+        if reads { call.reads(kept) } else { call }.add().unwrap();
+        program
+    };
+    let unread = declared(Role::Internal, Lifetime::Step, false);
+    for refused in [unread.clone().build_training(), unread.build_gradients()] {
+        let error = refused.unwrap_err();
+        assert!(matches!(&error, DeclareError::NeverRead { buffer, .. } if buffer == "kept"), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("ProgramBuilder::output") && said.contains("Lifetime::Call"), "{said}");
+    }
+    for (role, lifetime, reads) in [
+        (Role::Internal, Lifetime::Step, true),
+        (Role::Output, Lifetime::Step, false),
+        (Role::Internal, Lifetime::Call, false),
+        (Role::Internal, Lifetime::Carried, false),
+    ] {
+        declared(role, lifetime, reads).build_training().unwrap();
+    }
+    let (sharded, whole, mut program) = begin();
+    let gradient = program.activation("input gradient", 4).unwrap();
+    program.call("learn", Phase::Backward).writes(gradient).gradient(sharded).gradient(whole).add().unwrap();
+    program.build_training().unwrap();
+    let (_, _, mut evaluation) = begin();
+    let kept = evaluation.activation("kept", 4).unwrap();
+    evaluation.call("keep", Phase::Forward).writes(kept).add().unwrap();
+    evaluation.build_evaluation().unwrap();
+}
+
 /// Shape and format are the same: all that differs is the name.
 #[test]
 fn a_model_refuses_weights_and_groups_of_another_model_and_stays_as_it_was() {

@@ -1,14 +1,15 @@
 //! The declaration of a program: its buffers, and the checks that end it.
 //!
-//! Law: a refused buffer leaves the builder as it was. Buffers are checked as the calls run in program order:
-//! nothing is read before it is filled, no input is written and every one is read, every output is written. A
-//! gradient has a consumer, and
-//! a program that reduces gradients has one for every weight that trains, of which there is one at least.
+//! Law: a refused buffer leaves the builder as it was. Buffers are checked as the calls run in program order: nothing
+//! is read before it is filled, no input is written and every one is read, every output is written. A gradient has a
+//! consumer, and a program that reduces gradients has one for every weight that trains, of which there is one at
+//! least, and reads every activation. An evaluation need not: its forward calls may be those of training, which keep
+//! activations for backward calls.
 
 use std::collections::BTreeSet;
 
 use super::accumulation::Accumulation;
-use super::call::{Call, Gradient};
+use super::call::{Call, Gradient, Phase};
 use super::step::StepProgram;
 use crate::format::ElementType;
 use crate::id::{BufferId, WeightId};
@@ -165,8 +166,8 @@ impl ProgramBuilder {
     ///
     /// # Errors
     /// [`DeclareError::NoGradient`] when some weight gets no gradient and is not frozen,
-    /// [`DeclareError::NothingTrains`] when all are or there is none, and every error of
-    /// [`ProgramBuilder::build_evaluation`].
+    /// [`DeclareError::NothingTrains`] when all are or there is none, [`DeclareError::NeverRead`] for an
+    /// activation that no call reads, and every error of [`ProgramBuilder::build_evaluation`].
     pub fn build_training(self) -> Result<StepProgram, DeclareError> {
         self.check_gradients()?;
         self.build(true)
@@ -202,9 +203,30 @@ impl ProgramBuilder {
         let gradients = self.calls.iter().flat_map(|call| &call.gradients);
         let written: BTreeSet<WeightId> = gradients.map(|Gradient { weight, .. }| *weight).collect();
         match self.model.entries().find(|(weight, spec)| !spec.frozen && !written.contains(weight)) {
-            None => Ok(()),
+            None => self.check_activations(),
             Some((_, spec)) => {
                 Err(DeclareError::NoGradient { program: self.name.clone(), weight: spec.name.clone() })
+            }
+        }
+    }
+
+    /// Every activation is read. The gradient of an activation need not be: what a backward call says of its input is
+    /// for a call before it, and the first has none.
+    fn check_activations(&self) -> Result<(), DeclareError> {
+        let mut is_due: Vec<bool> = self
+            .buffers
+            .iter()
+            .map(|spec| (spec.role, spec.lifetime) == (Role::Internal, Lifetime::Step))
+            .collect();
+        for call in &self.calls {
+            for BufferAccess { buffer, access } in &call.buffers {
+                is_due[buffer.index()] &= !access.reads() && call.phase == Phase::Forward;
+            }
+        }
+        match self.buffers.iter().zip(is_due).find(|(_, is_due)| *is_due) {
+            None => Ok(()),
+            Some((spec, _)) => {
+                Err(DeclareError::NeverRead { program: self.name.clone(), buffer: spec.name.clone() })
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The stack as step programs: one call for each unit and direction.
 //!
 //! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in
-//! what becomes of the gradients. Both units declare the same weights and buffers and cut the same parts into
-//! calls ([`super::parts`]); the weights of a block that is a unit are one group, which travels as one
+//! what becomes of the gradients. Both units declare the same weights and buffers, some of which live for one call of a
+//! block, and cut the same parts into calls ([`super::parts`]); the weights of a block that is a unit are one group, which travels as one
 //! collective. The gradient of `qkv` is one carried buffer for all blocks: it starts as zeros, and only its
 //! first columns are ever written.
 
@@ -14,7 +14,9 @@ use super::shape::{Projection, StackShape};
 use super::variant::{Ending, Unit};
 use crate::format::{ElementType, Format, Orientation};
 use crate::id::{BufferId, WeightId};
-use crate::model::{BufferAccess, DeclareError, Model, Phase, ProgramBuilder, StepProgram};
+use crate::model::{
+    BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram,
+};
 
 /// What a closure needs to know of the programs.
 #[derive(Debug)]
@@ -76,7 +78,7 @@ fn calls(
 ) -> Result<Declaration, DeclareError> {
     let narrow = shape.tokens * shape.hidden;
     let qkv_gradient = program.carried("qkv.gradient", 3 * narrow, ElementType::Bf16)?;
-    let blocks = blocks(program, shape, computed, weights)?;
+    let blocks = blocks(program, shape, computed, unit, weights)?;
     let loss = program.output(LOSS, 1, ElementType::F32)?;
     let mut declaration = Declaration { calls: Vec::new(), blocks, qkv_gradient, loss };
     let parts = Part::of_step(weights.len());
@@ -91,12 +93,15 @@ fn blocks(
     program: &mut ProgramBuilder,
     shape: &StackShape,
     computed: Computed,
+    unit: Unit,
     weights: &[[WeightId; 4]],
 ) -> Result<Vec<Block>, DeclareError> {
     let StackShape { hidden, ffn, tokens, .. } = *shape;
     let (narrow, wide) = (tokens * hidden, tokens * ffn);
     let mut blocks: Vec<Block> = Vec::with_capacity(weights.len());
     let kept = kept_bytes(shape, computed);
+    // Between two products of one call whose backward reads codes.
+    let within = if unit == Unit::Block && kept.is_some() { Lifetime::Call } else { Lifetime::Step };
     for (number, weights) in weights.iter().enumerate() {
         // For bf16 what was activated, for FP8 what each product keeps of its input.
         let saved = match kept {
@@ -113,14 +118,18 @@ fn blocks(
                 Saved::Codes(buffers)
             }
         };
-        let mut own = |name: &str, elements| {
-            program.activation_in(&format!("blocks.{number}.{name}"), elements, ElementType::Bf16)
+        let mut own_for = |name: &str, elements, lifetime| {
+            let (name, element, role) =
+                (format!("blocks.{number}.{name}"), ElementType::Bf16, Role::Internal);
+            program.buffer(BufferSpec { name, elements, element, role, lifetime })
         };
+        let (qkv, middle) = (own_for("qkv", 3 * narrow, within)?, own_for("middle", narrow, within)?);
+        let mut own = |name: &str, elements| own_for(name, elements, Lifetime::Step);
         blocks.push(Block {
             weights: *weights,
             x: blocks.last().map(|before| before.output),
-            qkv: own("qkv", 3 * narrow)?,
-            middle: own("middle", narrow)?,
+            qkv,
+            middle,
             hidden: own("hidden", wide)?,
             saved,
             output: own("output", narrow)?,
@@ -240,7 +249,12 @@ mod tests {
         assert_eq!(by_weight.0.calls.concat(), Part::of_step(SHAPE.layers));
         assert_eq!(by_block.0.calls.concat(), Part::of_step(SHAPE.layers));
         let (by_weight, by_block) = (&by_weight.1[0], &by_block.1[0]);
-        assert_eq!(by_weight.buffers(), by_block.buffers());
+        // Those that pass between the parts of a block live for its one call.
+        let buffers = |program: &StepProgram| -> Vec<_> {
+            let all = program.buffers().iter();
+            all.map(|spec| (spec.name.clone(), spec.elements, spec.element, spec.role)).collect()
+        };
+        assert_eq!(buffers(by_weight), buffers(by_block));
         // Uses, gradients and costs are those of the same parts, in their order.
         let uses = |program: &StepProgram| -> Vec<_> {
             program.calls().iter().flat_map(|call| call.uses.clone()).collect()
