@@ -10,6 +10,7 @@ use figment::error::{Actual, Kind};
 use figment::providers::Serialized;
 
 use super::document::{Document, leaves};
+use super::elsewhere;
 use super::environment::{Environment, PREFIX, variable_for};
 use super::keys::{self, Place};
 use super::origin::{Origin, Origins};
@@ -200,10 +201,13 @@ fn describe(found: &Actual) -> String {
 
 fn unknown(key: String, origin: Origin) -> ConfigError {
     let candidates = keys::all_like(&key);
-    let suggestion = closest(&key, candidates.iter().map(String::as_str)).map(str::to_owned);
+    let names = || candidates.iter().map(String::as_str);
+    let instead = elsewhere::instead(&key).filter(|_| elsewhere::meant(&key, names()).is_none());
+    let suggestion = closest(&key, names()).filter(|_| instead.is_none()).map(str::to_owned);
     let advice = match (&suggestion, &origin) {
         (Some(meant), Origin::Environment { .. }) => format!("did you mean {}?", variable_for(meant)),
         (Some(meant), _) => format!("did you mean `{meant}`?"),
+        (None, _) if let Some(instead) = instead => format!("remove it: {instead}"),
         (None, _) => format!("remove it; the keys here are {}", keys::words(&keys::children(&key))),
     };
     ConfigError::UnknownKey { key, origin, suggestion, advice }

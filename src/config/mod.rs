@@ -26,7 +26,8 @@
 //! | `refine` | those rules applied to a declared model |
 //! | `disagreement` | keys that do not go together |
 //! | `origin`, `effective` | where values came from; printing them |
-//! | `suggest`, `shown` | the key or name that was meant; the value that was given |
+//! | `suggest`, `elsewhere` | the key or name that was meant; what settings of other frameworks are called here |
+//! | `shown` | the value that was given |
 //!
 //! Deliberately absent: a search for files, and any global configuration. The caller names the file
 //! and passes the result on.
@@ -38,6 +39,7 @@ mod decoder;
 mod disagreement;
 mod document;
 mod effective;
+mod elsewhere;
 mod environment;
 mod error;
 mod keys;

@@ -1,8 +1,11 @@
 //! The key that was meant, or the name.
 
-/// The candidate closest to a misspelt key; `None` when none is close.
-pub(super) fn closest<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    near(key, candidates).into_iter().next()
+use super::elsewhere;
+
+/// The candidate that a name of another framework stands for, or else the closest to a misspelt key; `None` when
+/// none is close.
+pub(super) fn closest<'a>(key: &str, candidates: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
+    elsewhere::meant(key, candidates.clone()).or_else(|| near(key, candidates).into_iter().next())
 }
 
 /// The candidates close to a misspelt key or name, the closest first.
