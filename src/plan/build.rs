@@ -10,6 +10,7 @@ use super::choose::timetable;
 use super::dependences::{Edge, EdgeKind, dependences};
 use super::exchanges::check_exchanges;
 use super::fences::fences;
+use super::other_model::check_model;
 use super::place::{Placed, Request, place};
 use super::prefetch::{Demand, demands};
 use super::resident::ResidentLayout;
@@ -19,7 +20,7 @@ use super::{Costs, GatherStart, PlanError, verify};
 use crate::config::{AcrossMicroBatches, ByteSize, Config};
 use crate::id::{CallId, CommSeq, Version};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
-use crate::model::{Accumulation, Call, Mesh, StepProgram, WeightSpec};
+use crate::model::{Accumulation, Call, Mesh, StepProgram};
 use crate::op::Op;
 
 impl StepPlan {
@@ -313,20 +314,6 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
         });
     }
     Ok(())
-}
-
-fn check_model(program: &StepProgram, weights: &Weights) -> Result<(), PlanError> {
-    let specs = program.model().weights();
-    let same = specs.len() == weights.layouts.len()
-        && specs.iter().zip(&weights.layouts).all(|(spec, layout)| {
-            // Taken apart, so that what is declared anew is compared as well.
-            let WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen } = spec;
-            (name, *shape, *format, *placement)
-                == (&layout.name, layout.shard.shape, layout.format, layout.placement)
-                && (*reuse, *group) == (layout.reuse, layout.group)
-                && (*parameters, *frozen) == (layout.parameters, layout.frozen)
-        });
-    if same { Ok(()) } else { Err(PlanError::OtherModel { program: program.name().to_owned() }) }
 }
 
 fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) -> Result<(), PlanError> {

@@ -163,11 +163,13 @@ pub enum PlanError {
     },
     /// A program whose weights are not those the layout was made for.
     #[error(
-        "program `{program}` was declared over other weights than the session's, or over the same with another format, placement, group, reuse or parameter group, or frozen otherwise; declare all programs over one model, and apply the rules of the configuration to it once"
+        "program `{program}` was declared over other weights than the session's: {difference}; declare all programs over one model, and apply the rules of the configuration to it once"
     )]
     OtherModel {
         /// The program.
         program: String,
+        /// The first weight that differs, and in what.
+        difference: String,
     },
     /// The finished plan broke a law: a fault of a planner pass.
     #[error("the planner made an unsafe plan and it was refused: {0}; please report it with the program")]

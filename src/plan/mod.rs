@@ -25,6 +25,7 @@ mod fingerprint;
 mod forecast;
 mod lanes;
 mod occupancy;
+mod other_model;
 mod packing;
 mod passes;
 mod pieces;

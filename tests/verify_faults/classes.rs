@@ -131,20 +131,32 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
     let error = StepPlan::within(&program, &weights, &resident, &policy()).unwrap_err();
     assert!(matches!(error, PlanError::OtherModel { .. }), "{error}");
     // Whatever else of the declaration is not the session's.
-    let changes: [fn(&mut WeightLayout); 5] = [
-        |layout| layout.placement = Placement::Replicated,
-        |layout| layout.frozen = true,
-        |layout| layout.reuse = Some(Reuse::Keep),
-        |layout| layout.group = Some(GroupId::new(0)),
-        |layout| layout.parameters.weight_decay = NonNegative::new(0.5),
+    let changes: [(fn(&mut WeightLayout), &str); 7] = [
+        (|layout| layout.name = "other".to_owned(), "it has `block` where the session has `other`"),
+        (|layout| layout.format = Format::F32, "`block` has format nvfp4_2d there, and f32 in the session"),
+        (
+            |layout| layout.placement = Placement::Replicated,
+            "`block` has placement Sharded there, and Replicated",
+        ),
+        (|layout| layout.frozen = true, "`block` has another choice whether it is frozen"),
+        (|layout| layout.reuse = Some(Reuse::Keep), "`block` has another reuse"),
+        (|layout| layout.group = Some(GroupId::new(0)), "`block` has another group"),
+        (
+            |layout| layout.parameters.weight_decay = NonNegative::new(0.5),
+            "`block` has another parameter group",
+        ),
     ];
-    for change in changes {
+    for (change, words) in changes {
         let mut weights = Weights::new(model.weights(), Mesh::new(2).unwrap());
         assert!(StepPlan::within(&program, &weights, &resident, &policy()).is_ok());
         change(&mut weights.layouts[0]);
         let error = StepPlan::within(&program, &weights, &resident, &policy()).unwrap_err();
         assert!(matches!(error, PlanError::OtherModel { .. }), "{error}");
+        assert!(error.to_string().contains(words), "{error}");
     }
+    let more = Weights::new(&[model.weights(), model.weights()].concat(), Mesh::new(2).unwrap());
+    let error = StepPlan::within(&program, &more, &resident, &policy()).unwrap_err().to_string();
+    assert!(error.contains("it has no `block`"), "{error}");
     // A call that declared quantized planes gets bf16 values.
     let mut plan = evaluation();
     spread(&mut plan);
