@@ -509,6 +509,13 @@ fn a_folder_of_the_hub_is_opened_by_its_index_or_by_its_only_file() {
     assert_eq!(bits(&values), bits(&masters("layer0", 1)));
 
     let alone = tempfile::tempdir().unwrap();
+    let hub = PretrainedFiles::open_model("meta-llama/Llama-3-8B").unwrap_err();
+    assert!(matches!(hub, PretrainedError::NoFolder { .. }), "{hub}");
+    let words = "the name of a model on the Hugging Face hub: nothing is downloaded here";
+    assert!(hub.to_string().contains(words), "{hub}");
+    assert!(hub.to_string().contains("hf download meta-llama/Llama-3-8B --local-dir"), "{hub}");
+    let nowhere = PretrainedFiles::open_model(alone.path().join("models")).unwrap_err().to_string();
+    assert!(nowhere.contains("there is no folder") && !nowhere.contains("Hugging Face"), "{nowhere}");
     let missing = PretrainedFiles::open_model(alone.path()).unwrap_err();
     assert!(matches!(&missing, PretrainedError::File { path, .. } if path.ends_with("model.safetensors")));
     write(&alone.path().join("model.safetensors"), &[given("w", Dtype::F32, &[2], &[1.0, 2.0])]);
@@ -532,17 +539,6 @@ fn of_two_files_with_one_tensor_the_one_counts_that_the_index_lists() {
         files.rows("shared", 0, 1, &mut values).unwrap();
         assert_eq!(values, [value], "{counts}");
     }
-}
-
-#[test]
-fn a_name_of_the_hub_is_no_folder_and_is_told_what_to_do() {
-    let error = PretrainedFiles::open_model("some-company/some-model").unwrap_err();
-    assert!(matches!(error, PretrainedError::NoFolder { .. }), "{error}");
-    let said = error.to_string();
-    assert!(
-        said.contains("there is no folder some-company/some-model") && said.contains("download"),
-        "{said}"
-    );
 }
 
 #[test]

@@ -8,9 +8,9 @@ pub use crate::exec::MasterRows;
 use crate::noise::{mixed, unit};
 
 /// All zeros, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize): weights that
-/// [`Session::import`](super::Session::import) or [`Session::import_parts`](super::Session::import_parts) replaces before
-/// the first step, and those that are meant to begin like this. Where one factor of a product of two weights is zeros,
-/// the gradient of the other is zeros; where both are, they learn nothing.
+/// [`Session::import`](super::Session::import) or [`Session::import_parts`](super::Session::import_parts) replaces
+/// before the first step, and those that are meant to begin like this. Where one factor of a product of two weights
+/// is zeros, the gradient of the other is zeros; where both are, they learn nothing.
 pub const fn zeros() -> impl Fn(MasterRows<'_>, &mut [f32]) + Clone + Send + Sync + 'static {
     |_, values| values.fill(0.0)
 }

@@ -328,7 +328,8 @@ impl Session {
     /// # Errors
     /// [`SessionError::LastStep`] or [`SessionError::Poisoned`] when a step still under way failed,
     /// [`SessionError::Import`] or [`SessionError::Parts`] when an import still under way was refused or a save failed,
-    /// else [`SessionError::Trace`] when the trace cannot be written. The session has ended either way.
+    /// else [`SessionError::Trace`] when the trace cannot be written, or no step of those to trace has run. The session
+    /// has ended either way.
     pub async fn close(self) -> Result<(), SessionError> {
         self.close_here().await
     }

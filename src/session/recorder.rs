@@ -1,9 +1,10 @@
 //! Turns what the ranks measured into a timeline, and writes it.
 //!
-//! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long run gives a
-//! trace a person can open. A path that cannot be written is refused before the session starts; the file is
-//! written when the session is closed or dropped, whole or not at all (`whole_file.rs`). Arrows show the
-//! plan's fences: from the task that filled or freed a slot to the task that waited for it.
+//! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long run gives a trace a
+//! person can open. Where it was asked for steps and none came, it writes nothing and says so. A path that cannot be
+//! written is refused before the session starts; the file is written when the session is closed or dropped, whole or
+//! not at all (`whole_file.rs`). Arrows show the plan's fences: from the task that filled or freed a slot to the task
+//! that waited for it.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
@@ -84,6 +85,12 @@ impl Recorder {
     /// Writes everything to the trace file of a session that ran `ran` steps.
     pub(super) fn write(mut self, ran: u64) -> Result<(), SessionError> {
         if let Some(note) = shortfall(&self.steps, ran) {
+            if ran <= self.steps.start {
+                let path = self.path.display().to_string();
+                let reason =
+                    format!("no step was traced, and nothing written: {note}; lower trace.first_step");
+                return Err(SessionError::Trace { path, reason });
+            }
             tracing::warn!(path = %self.path.display(), "the trace is not whole: {note}");
             self.timeline.notes.push(note);
         }

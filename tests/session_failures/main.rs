@@ -459,3 +459,26 @@ fn a_session_that_is_dropped_writes_its_trace() {
     let text = std::fs::read_to_string(&path).unwrap();
     assert!(text.contains("all-gather layer0"), "it shows the step");
 }
+
+#[test]
+fn a_session_that_ends_before_the_first_step_of_its_trace_says_so_and_leaves_the_last_trace_where_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    std::fs::write(&path, "old").unwrap();
+    let mut config = traced(&path);
+    config.trace.first_step = 2;
+    within_a_minute(async move {
+        let mut session = trainer().start(config.clone(), 2).await.unwrap();
+        losses(&mut session, 2, 0..2).await;
+        let error = session.close().await.unwrap_err();
+        assert!(matches!(error, SessionError::Trace { .. }), "{error}");
+        let said = error.to_string();
+        assert!(said.contains("no step was traced") && said.contains("the session ran 2"), "{said}");
+        assert!(said.contains("lower trace.first_step"), "{said}");
+        assert_eq!(std::fs::read_to_string(&config.trace.path).unwrap(), "old");
+        let mut session = trainer().start(config.clone(), 2).await.unwrap();
+        losses(&mut session, 2, 0..3).await;
+        session.close().await.unwrap();
+        assert!(std::fs::read_to_string(&config.trace.path).unwrap().contains("all-gather layer0"));
+    });
+}

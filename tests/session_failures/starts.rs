@@ -205,6 +205,17 @@ fn a_trace_that_cannot_be_written_is_refused_at_the_start() {
     });
 }
 
+#[test]
+fn a_start_on_no_ranks_or_no_devices_says_how_many_there_must_be() {
+    within_a_minute(async {
+        let silent = |_: RankId| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(());
+        let builder =
+            Session::builder(Config::default(), silent).program(trainer().train).initialize(initial);
+        let error = builder.start_cpu(0).await.unwrap_err().to_string();
+        assert!(error.contains("start at least one") && error.contains("start_cpu(1)"), "{error}");
+    });
+}
+
 /// Zeros are a choice like any other: two layers that both begin with them learn nothing, and every step is a success.
 #[test]
 fn a_session_does_not_start_before_somebody_says_what_its_weights_begin_with() {

@@ -2,7 +2,7 @@
 //!
 //! Law: what stands in a file of somebody else's comes into a message escaped and cut.
 
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 use crate::errors::shown;
 use crate::format::Shape;
@@ -27,15 +27,6 @@ pub enum PretrainedError {
         /// What it is, and what to do.
         what: String,
     },
-    /// There is no such folder.
-    #[error(
-        "there is no folder {}; models are opened where they are on the disk: download the model, and name its folder",
-        path.display()
-    )]
-    NoFolder {
-        /// The folder.
-        path: PathBuf,
-    },
     /// A tensor that holds something other than a weight in plain numbers: codes, scales, what an optimizer keeps.
     #[error("tensor `{}` is no weight in plain numbers, for {} is {what}", shown(tensor), path.display())]
     NotWeights {
@@ -56,6 +47,12 @@ pub enum PretrainedError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+    /// There is no such folder.
+    #[error("there is no folder {}; {}", folder.display(), found_elsewhere(folder))]
+    NoFolder {
+        /// What was given for a folder.
+        folder: PathBuf,
     },
     /// The index of a model's folder does not say which files it has, or not what they have.
     #[error("{}: {reason}; fetch the whole folder of the model again, or name its files by PretrainedFiles::open", path.display())]
@@ -161,6 +158,20 @@ pub enum PretrainedError {
 }
 
 debug_in_words!(PretrainedError);
+
+/// What to do about a folder that is not there, which may be the name of a model on a hub: `owner/model`.
+fn found_elsewhere(folder: &Path) -> String {
+    let names = folder.components().map(|part| matches!(part, Component::Normal(_)));
+    let names: Vec<bool> = names.collect();
+    if names != [true, true] {
+        return "pass the folder that has the model's files".to_owned();
+    }
+    let name = folder.display();
+    format!(
+        "if that is the name of a model on the Hugging Face hub: nothing is downloaded here, so fetch it first (`hf \
+         download {name} --local-dir FOLDER`), and pass the folder"
+    )
+}
 
 /// Names for one that is not there.
 fn proposed(near: &[String]) -> String {

@@ -62,12 +62,13 @@ impl PretrainedFiles {
     /// tensors count that the index lists for it, and no others.
     ///
     /// # Errors
-    /// As [`PretrainedFiles::open`]; [`PretrainedError::NoFolder`]; [`PretrainedError::Index`] for an index that is
-    /// none, that names a file outside of the folder, or that promises a tensor which its file does not have.
+    /// As [`PretrainedFiles::open`]; [`PretrainedError::NoFolder`] where nothing is, such as for the name of a model
+    /// on a hub, from which nothing is downloaded; [`PretrainedError::Index`] for an index that is none, that names a
+    /// file outside of the folder, or that promises a tensor which its file does not have.
     pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, PretrainedError> {
         let folder = folder.as_ref();
         if !folder.is_dir() {
-            return Err(PretrainedError::NoFolder { path: folder.to_owned() });
+            return Err(PretrainedError::NoFolder { folder: folder.to_owned() });
         }
         let path = folder.join(INDEX);
         // A link that leads nowhere, or what this user may not look at, is no reason to take another file.
