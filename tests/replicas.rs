@@ -297,6 +297,9 @@ fn replicas_that_do_not_divide_the_gpus_are_refused_before_any_is_opened() {
         let builder = Session::builder(uneven, closures).program(program.clone());
         let error = builder.start_cuda(nowhere.clone()).await.unwrap_err();
         assert!(error.to_string().contains("2 ranks cannot hold 3 replicas"), "{error}");
+        let builder = Session::builder(even.clone(), closures).program(program.clone());
+        let error = builder.start_cuda(Vec::new()).await.unwrap_err().to_string();
+        assert!(error.contains("start at least one") && error.contains("on GPUs one device"), "{error}");
         // And now for the GPUs, which are not there.
         let error = Session::builder(even, closures).program(program).start_cuda(nowhere).await.unwrap_err();
         assert!(matches!(error, SessionError::Cuda(_)) && !error.to_string().contains("replicas"), "{error}");
