@@ -1,10 +1,10 @@
 //! The stack as step programs: one call for each unit and direction.
 //!
-//! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in
-//! what becomes of the gradients. Both units declare the same weights and buffers, some of which live for one call of a
-//! block, and cut the same parts into calls ([`super::parts`]); the weights of a block that is a unit are one group, which travels as one
-//! collective. The gradient of `qkv` is one carried buffer for all blocks: it starts as zeros, and only its
-//! first columns are ever written.
+//! Law: both programs have the same calls, which write weight gradients in f32 or in bf16; they differ in what
+//! becomes of the gradients. Both units declare the same weights and buffers, some of which live for one call of a
+//! block, and cut the same parts into calls ([`super::parts`]); the weights of a block that is a unit are one group,
+//! which travels as one collective. The gradient of `qkv` is one carried buffer for all blocks: it starts as zeros,
+//! and only its first columns are ever written.
 
 use std::sync::Arc;
 
