@@ -1,63 +1,70 @@
 //! The colour of every category of slices.
 //!
-//! Law: a category has the same colour in every picture, so two of them can be compared. What takes time has a
-//! colour of its own; what mostly takes none shares a few.
+//! Law: no two categories of a picture have the same colour. One that this library writes has the same in every
+//! picture, so two of them can be compared. What takes time has a strong colour; what mostly takes none, and other
+//! ways to do the same, have lighter and darker shades.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::svg::{FRAME, PALETTE};
+use super::svg::{EXPOSED, SKEW};
 use crate::noise::mixed;
 
-/// Places in the palette of categories that take time. Two ways to do the same share one.
-const OWN: [(&str, usize); 18] = [
-    ("accumulate", 0),
-    ("sum gradient", 0),
-    ("adam", 1),
-    ("update", 1),
-    ("prepare", 1),
-    ("transform", 1),
-    ("all-gather", 2),
-    ("all-gather chunk", 2),
-    ("all-reduce", 3),
-    ("reduce-scatter", 4),
-    ("exchange gradient", 4),
-    ("exchange buffer", 4),
-    ("exchange rows", 4),
-    ("compute", 5),
-    ("transpose", 6),
-    ("dequantize", 8),
-    ("partial cast", 11),
-    ("assemble", 12),
-];
-/// Those of what mostly takes no time: a few places for all. What often stands side by side differs.
-const SHARED: [usize; 3] = [7, 9, 10];
-const SHARING: [(&str, usize); 12] = [
-    ("copy", 7),
-    ("clear fault", 7),
-    ("grad norm", 7),
-    ("record amax", 7),
-    ("vote", 9),
-    ("partial amax", 9),
-    ("zero padding", 9),
-    ("add gradient", 9),
-    ("fused scale", 10),
-    ("delayed scale", 10),
-    ("gather records", 10),
-    ("round gradient", 10),
+/// Colours that most people tell apart, and that carry dark text.
+const KNOWN: [(&str, &str); 30] = [
+    ("accumulate", "#c6e4f2"),
+    ("sum gradient", "#8ecae6"),
+    ("adam", "#ffb703"),
+    ("update", "#ffdb81"),
+    ("prepare", "#c78f02"),
+    ("transform", "#ece9ba"),
+    ("all-gather", "#95d5b2"),
+    ("all-gather chunk", "#74a68b"),
+    ("all-reduce", "#cdb4db"),
+    ("reduce-scatter", "#fdc280"),
+    ("exchange gradient", "#fb8500"),
+    ("exchange buffer", "#c46800"),
+    ("exchange rows", "#b4957d"),
+    ("compute", "#4f9bc8"),
+    ("transpose", "#d9d375"),
+    ("dequantize", "#2fa99a"),
+    ("partial cast", "#e7bfa0"),
+    ("assemble", "#8fae3c"),
+    ("copy", "#b08968"),
+    ("clear fault", "#d8c4b4"),
+    ("grad norm", "#896b51"),
+    ("record amax", "#f3dfd0"),
+    ("vote", "#8d9bf0"),
+    ("partial amax", "#c6cdf8"),
+    ("zero padding", "#6e79bb"),
+    ("add gradient", "#a7cde4"),
+    ("fused scale", "#b9bcc6"),
+    ("delayed scale", "#dcdee2"),
+    ("gather records", "#90939a"),
+    ("round gradient", "#6f9eb3"),
 ];
 
 /// Every category with its colour.
-pub(super) fn coloured(categories: BTreeSet<&str>) -> BTreeMap<&str, &'static str> {
-    categories.into_iter().map(|name| (name, colour(name))).collect()
+pub(super) fn coloured(categories: BTreeSet<&str>) -> BTreeMap<&str, String> {
+    let known = |name: &str| KNOWN.iter().find(|(other, _)| *other == name).map(|(_, colour)| *colour);
+    let mut taken: BTreeSet<String> = KNOWN.iter().map(|(_, colour)| (*colour).to_owned()).collect();
+    taken.extend([EXPOSED, SKEW].map(str::to_owned));
+    let of = |name| {
+        let colour = known(name).map_or_else(|| drawn(name, &mut taken), str::to_owned);
+        (name, colour)
+    };
+    categories.into_iter().map(of).collect()
 }
 
-/// The colour of a category, whatever else there is; one that is not in the tables takes a shared one by its
-/// name.
-fn colour(category: &str) -> &'static str {
-    let known = OWN.iter().chain(&SHARING).find(|(known, _)| *known == category).map(|(_, place)| *place);
-    let drawn = || category.bytes().fold(0, |state, byte| mixed(state ^ u64::from(byte)));
-    let place = known.unwrap_or_else(|| SHARED[(drawn() % SHARED.len() as u64) as usize]);
-    PALETTE.get(place).copied().unwrap_or(FRAME)
+/// A light colour that follows from the name, and is not taken yet.
+fn drawn(name: &str, taken: &mut BTreeSet<String>) -> String {
+    let mut state = name.bytes().fold(0, |state, byte| mixed(state ^ u64::from(byte)));
+    loop {
+        let colour = format!("#{:06x}", (state & 0x7f_7f7f) | 0x80_8080);
+        if taken.insert(colour.clone()) {
+            return colour;
+        }
+        state = mixed(state);
+    }
 }
 
 #[cfg(test)]
@@ -65,17 +72,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_takes_time_has_a_colour_of_its_own_whatever_else_there_is() {
-        let of = |names: &[&'static str]| coloured(names.iter().copied().collect());
-        let many =
-            of(&["accumulate", "compute", "reduce-scatter", "all-gather", "vote", "copy", "fused scale"]);
-        let colours: BTreeSet<&str> = many.values().copied().collect();
-        assert_eq!(colours.len(), many.len());
-        for name in many.keys().chain(&["assemble", "all_gather"]) {
-            assert_eq!(of(&[name])[name], coloured(many.keys().copied().chain([*name]).collect())[name]);
+    fn no_two_categories_of_a_picture_have_one_colour_whatever_else_there_is() {
+        let foreign: Vec<String> = (0..1000).map(|number| format!("category {number}")).collect();
+        let names = || KNOWN.iter().map(|(name, _)| *name);
+        let all = coloured(names().chain(foreign.iter().map(String::as_str)).collect());
+        let mut colours: BTreeSet<&str> = all.values().map(String::as_str).collect();
+        colours.extend([EXPOSED, SKEW]);
+        assert_eq!(colours.len(), all.len() + 2, "each its own, and none that of a shade");
+        for name in names() {
+            assert_eq!(
+                coloured(BTreeSet::from([name]))[name],
+                all[name],
+                "{name}: the same in every picture"
+            );
         }
-        let places = OWN.iter().chain(&SHARING).map(|(_, place)| *place);
-        assert!(places.chain(SHARED).all(|place| place < PALETTE.len()));
-        assert!(OWN.iter().all(|(_, place)| !SHARED.contains(place)));
     }
 }

@@ -15,13 +15,10 @@ use super::axis::Axis;
 use super::colours::coloured;
 use super::error::TraceError;
 use super::exposure::Exposure;
-use super::svg::{Anchor, FRAME, Font, GRID, MUTED, Rect, Svg, TEXT};
+use super::svg::{Anchor, EXPOSED, FRAME, Font, GRID, MUTED, Rect, SKEW, Svg, TEXT};
 use super::time::{Interval, Nanoseconds, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use crate::id::{LaneId, RankId};
-
-const EXPOSED: &str = "#f9c6c9";
-const SKEW: &str = "#e2e7ee";
 
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 22.0;
@@ -83,7 +80,7 @@ impl TimelinePicture {
 struct Drawing<'a> {
     picture: &'a TimelinePicture,
     timeline: &'a Timeline,
-    colours: BTreeMap<&'a str, &'static str>,
+    colours: BTreeMap<&'a str, String>,
     /// The ranks that are shown.
     ranks: Vec<RankId>,
     lanes: BTreeMap<RankId, Vec<&'a LaneInfo>>,
@@ -96,7 +93,7 @@ struct Drawing<'a> {
     time: Axis,
     left: f64,
     right: f64,
-    legend: Vec<Vec<(f64, &'static str, String)>>,
+    legend: Vec<Vec<(f64, String, String)>>,
 }
 
 impl<'a> Drawing<'a> {
@@ -178,16 +175,16 @@ impl<'a> Drawing<'a> {
         })
     }
 
-    fn lay_out_legend(&self) -> Vec<Vec<(f64, &'static str, String)>> {
-        let mut entries: Vec<(&'static str, String)> = Vec::new();
-        entries.extend(self.colours.iter().map(|(&name, &colour)| (colour, name.to_owned())));
+    fn lay_out_legend(&self) -> Vec<Vec<(f64, String, String)>> {
+        let mut entries: Vec<(String, String)> = Vec::new();
+        entries.extend(self.colours.iter().map(|(&name, colour)| (colour.clone(), name.to_owned())));
         let total: Exposure = self.steps.iter().map(|step| step.exposure).sum();
         let is_cut = self.steps.iter().any(|step| step.window.clipped(self.window) != step.window);
         let whole = if is_cut { "the whole step's" } else { "step" };
         let exposed = format!("exposed communication ({:.1} % of {whole} time)", 100.0 * total.fraction());
-        entries.push((EXPOSED, exposed));
+        entries.push((EXPOSED.to_owned(), exposed));
         if total.skew.count() > 0 {
-            entries.push((SKEW, "waiting for the last rank".to_owned()));
+            entries.push((SKEW.to_owned(), "waiting for the last rank".to_owned()));
         }
         let mut rows = vec![Vec::new()];
         let mut x = MARGIN;
@@ -283,7 +280,7 @@ impl<'a> Drawing<'a> {
                 continue;
             };
             let category = slice.category.as_str();
-            let colour = self.colours.get(category).copied().unwrap_or(FRAME);
+            let colour = self.colours.get(category).map_or(FRAME, String::as_str);
             if width >= THIN {
                 self.draw_slice(svg, slice, colour, (x, width), y);
                 drawn_until = x + width;
@@ -351,7 +348,6 @@ fn sharing_marks(places: impl Iterator<Item = (f64, f64)>) -> Vec<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::super::LaneKind;
-    use super::super::svg::PALETTE;
     use super::super::timeline::tests::{lane, slice};
     use super::*;
 
@@ -435,7 +431,7 @@ mod tests {
         let [(begin, width)] = rects(&svg, EXPOSED)[..] else {
             panic!("one exposed part: {svg}");
         };
-        let forward = rects(&svg, PALETTE[5])[0];
+        let forward = rects(&svg, &coloured(["compute"].into())["compute"])[0];
         let scale = (forward.0 + forward.1 + 0.5 - begin) / 10.0;
         assert!((width / scale - 3.0).abs() < 0.01, "{width} of {scale} a millisecond");
         assert!(svg.contains("30.0 % exposed") && svg.contains("&lt;0&gt;"), "{svg}");

@@ -7,12 +7,9 @@
 
 use std::fmt::Write;
 
-/// Colours that most people tell apart, and that carry dark text. Neighbours in the list differ
-/// most; none is close to the tones in which pictures shade exposed communication and skew.
-pub(super) const PALETTE: [&str; 13] = [
-    "#8ecae6", "#ffb703", "#95d5b2", "#cdb4db", "#fb8500", "#4f9bc8", "#d9d375", "#b08968", "#2fa99a",
-    "#8d9bf0", "#b9bcc6", "#e7bfa0", "#8fae3c",
-];
+/// The tones in which pictures shade exposed communication and waiting for the last rank.
+pub(super) const EXPOSED: &str = "#f9c6c9";
+pub(super) const SKEW: &str = "#e2e7ee";
 
 /// Darker colours, for lines on white.
 pub(super) const INK: [&str; 8] =
