@@ -1,6 +1,7 @@
 //! The training step of a model whose layers are another library's: what each call reads, writes and uses.
 //!
-//! Weights are used rowwise in backward too, because autograd wants the operand that forward had.
+//! Weights are used rowwise in backward too, because autograd wants the operand that forward had; unless
+//! autograd's graph is kept between forward and backward, which then has it already.
 
 use warpweft::prelude::*;
 
@@ -23,7 +24,7 @@ pub(crate) enum Pass {
     Forward { output: BufferId },
     /// The last layer's forward, the loss, and the last layer's backward.
     Loss { targets: BufferId, loss: BufferId, input_gradient: BufferId },
-    /// A layer once more, and its gradients. The first layer's input has none.
+    /// A layer once more, unless its graph was kept, and its gradients. The first layer's input has none.
     Backward { output_gradient: BufferId, input_gradient: Option<BufferId> },
 }
 
@@ -42,8 +43,15 @@ pub(crate) struct Declared {
     pub(crate) weights: Vec<Vec<WeightId>>,
 }
 
-/// Declares `layers` with weights in `format`, for `samples` on each rank.
-pub(crate) fn declare(layers: &[Layer], format: Format, samples: usize) -> Result<Declared, DeclareError> {
+/// Declares `layers` with weights in `format`, for `samples` on each rank. With `keeps_graph`, autograd's
+/// graph of a layer is kept from its forward to its backward; else backward computes the layer again, as with
+/// activation recompute.
+pub(crate) fn declare(
+    layers: &[Layer],
+    format: Format,
+    samples: usize,
+    keeps_graph: bool,
+) -> Result<Declared, DeclareError> {
     let mut model = Model::builder();
     let mut weights = Vec::new();
     for layer in layers {
@@ -81,9 +89,16 @@ pub(crate) fn declare(layers: &[Layer], format: Format, samples: usize) -> Resul
             Pass::Loss { .. } => (name.clone(), Phase::Backward),
             Pass::Backward { .. } => (format!("{name}.backward"), Phase::Backward),
         };
-        let mut call = program.call(&name, phase).reads(*input);
+        let mut call = program.call(&name, phase);
+        // A graph that was kept has the layer's input and weights: no weight is gathered again.
+        let has_graph = keeps_graph && matches!(pass, Pass::Backward { .. });
+        if !has_graph {
+            call = call.reads(*input);
+        }
         for weight in &weights[*layer] {
-            call = call.uses(*weight, Orientation::Rowwise, Form::Dense);
+            if !has_graph {
+                call = call.uses(*weight, Orientation::Rowwise, Form::Dense);
+            }
             if !matches!(pass, Pass::Forward { .. }) {
                 call = call.gradient(*weight);
             }

@@ -1,9 +1,10 @@
 //! What a call does: candle's forward, or forward once more and candle's autograd.
 //!
-//! Tensors live for one call. Forward keeps nothing of its graph, so backward computes its layer again from the input,
-//! as activation checkpointing does, and takes the gradient of `sum(output × output's gradient)`: by the chain
-//! rule these are the gradients of the loss.
+//! Tensors live for one call, unless the step keeps its graphs. Then forward leaves its tensors with the closure, and
+//! backward takes them. Otherwise backward computes its layer again from the input, as with activation recompute. Both
+//! take the gradient of `sum(output × output's gradient)`: by the chain rule these are the gradients of the loss.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::sync::Arc;
 
@@ -43,12 +44,22 @@ pub(crate) struct Step {
     pub(crate) weights: Vec<Vec<WeightId>>,
     pub(crate) jobs: Vec<Job>,
     pub(crate) samples: usize,
+    pub(crate) keeps_graph: bool,
+}
+
+/// A layer's output, and the variables that it was made of.
+struct Applied {
+    weights: Vec<Tensor>,
+    input: Tensor,
+    output: Tensor,
 }
 
 /// One rank's closure.
 pub(crate) struct Closure<B> {
-    pub(crate) step: Arc<Step>,
-    pub(crate) bridge: B,
+    step: Arc<Step>,
+    bridge: B,
+    /// What forward left for backward, by layer. With several micro-batches it would be by micro-batch too.
+    kept: HashMap<usize, Applied>,
 }
 
 impl<S: Surface, B: Bridge<S>> Compute<S> for Closure<B> {
@@ -62,49 +73,78 @@ impl<S: Surface, B: Bridge<S>> Compute<S> for Closure<B> {
 }
 
 impl<B> Closure<B> {
-    fn job<S: Surface>(&self, context: &ComputeContext<'_, S>) -> Result<(), Box<dyn Error>>
+    pub(crate) fn new(step: Arc<Step>, bridge: B) -> Self {
+        Self { step, bridge, kept: HashMap::new() }
+    }
+
+    fn job<S: Surface>(&mut self, context: &ComputeContext<'_, S>) -> Result<(), Box<dyn Error>>
+    where
+        B: Bridge<S>,
+    {
+        let Job { layer, input, pass } = self.step.jobs[context.call().index()];
+        let keeps = self.step.keeps_graph;
+        let (differentiated, input_gradient) = match pass {
+            Pass::Forward { output: buffer } => {
+                if layer == 0 {
+                    self.kept.clear(); // of a step that failed
+                }
+                let applied = self.apply(context, (layer, input), keeps)?;
+                self.bridge.store(&applied.output, context.write(buffer)?)?;
+                if keeps {
+                    self.kept.insert(layer, applied);
+                }
+                return Ok(());
+            }
+            Pass::Loss { targets, loss, input_gradient } => {
+                let applied = self.apply(context, (layer, input), true)?;
+                let mean = cross_entropy(&applied.output, &self.bridge.numbers(context.read(targets)?)?)?;
+                self.bridge.store(&mean, context.write(loss)?)?;
+                ((mean, applied), Some(input_gradient))
+            }
+            Pass::Backward { output_gradient, input_gradient } => {
+                let applied = match keeps {
+                    true => self.kept.remove(&layer).ok_or("forward kept no graph")?,
+                    false => self.apply(context, (layer, input), true)?,
+                };
+                let of_output =
+                    self.bridge.values(context.read(output_gradient)?, [self.step.samples, WIDTH], false)?;
+                (((&applied.output * of_output)?.sum_all()?, applied), input_gradient)
+            }
+        };
+        let (scalar, Applied { weights, input, .. }) = differentiated;
+        let gradients = scalar.backward()?;
+        let gradient = |of: &Tensor| gradients.get(of).ok_or("autograd has no gradient of an operand");
+        for (id, weight) in self.step.weights[layer].iter().zip(&weights) {
+            self.bridge.store(gradient(weight)?, context.gradient(*id)?)?;
+        }
+        if let Some(buffer) = input_gradient {
+            self.bridge.store(gradient(&input)?, context.write(buffer)?)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a layer on what the call was lent; with `tracks`, gradients of it can be asked for.
+    fn apply<S: Surface>(
+        &self,
+        context: &ComputeContext<'_, S>,
+        (layer, input): (usize, BufferId),
+        tracks: bool,
+    ) -> Result<Applied, Box<dyn Error>>
     where
         B: Bridge<S>,
     {
         let (step, bridge) = (&*self.step, &self.bridge);
-        let Job { layer, input, pass } = step.jobs[context.call().index()];
-        let (ids, layer, first) = (&step.weights[layer], &step.layers[layer], layer == 0);
-        let backward = !matches!(pass, Pass::Forward { .. });
-
+        let (ids, number, layer) = (&step.weights[layer], layer, &step.layers[layer]);
         let weight = |(id, weight): (&WeightId, &Weight)| -> Result<Tensor, Box<dyn Error>> {
             let lent = context.dense(*id, Orientation::Rowwise)?;
-            Ok(bridge.values(lent, [weight.rows, weight.columns], backward)?)
+            Ok(bridge.values(lent, [weight.rows, weight.columns], tracks)?)
         };
         let weights: Vec<Tensor> = ids.iter().zip(&layer.weights).map(weight).collect::<Result<_, _>>()?;
-        let input = match first {
-            true => bridge.numbers(context.read(input)?)?.reshape((step.samples, WINDOW))?,
-            false => bridge.values(context.read(input)?, [step.samples, WIDTH], backward)?,
+        let input = match number {
+            0 => bridge.numbers(context.read(input)?)?.reshape((step.samples, WINDOW))?,
+            _ => bridge.values(context.read(input)?, [step.samples, WIDTH], tracks)?,
         };
         let output = layer.apply(&weights, &input)?;
-
-        let (gradients, input_gradient) = match pass {
-            Pass::Forward { output: buffer } => {
-                bridge.store(&output, context.write(buffer)?)?;
-                return Ok(());
-            }
-            Pass::Loss { targets, loss, input_gradient } => {
-                let mean = cross_entropy(&output, &bridge.numbers(context.read(targets)?)?)?;
-                bridge.store(&mean, context.write(loss)?)?;
-                (mean.backward()?, Some(input_gradient))
-            }
-            Pass::Backward { output_gradient, input_gradient } => {
-                let of_output =
-                    bridge.values(context.read(output_gradient)?, [step.samples, WIDTH], false)?;
-                ((output * of_output)?.sum_all()?.backward()?, input_gradient)
-            }
-        };
-        let gradient = |of: &Tensor| gradients.get(of).ok_or("autograd has no gradient of an operand");
-        for (id, weight) in ids.iter().zip(&weights) {
-            bridge.store(gradient(weight)?, context.gradient(*id)?)?;
-        }
-        if let Some(buffer) = input_gradient {
-            bridge.store(gradient(&input)?, context.write(buffer)?)?;
-        }
-        Ok(())
+        Ok(Applied { weights, input, output })
     }
 }

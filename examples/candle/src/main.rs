@@ -7,7 +7,8 @@
 //! tensors, runs the layer under autograd, and gives the gradients back (`closure.rs`). The same functions are then
 //! trained by candle alone, with candle's optimizer and weights in f32 (`alone.rs`). Both begin with the same weights
 //! and see the same batches, so in f32 the losses must agree, which is checked; what NVFP4 and FP8 cost is printed
-//! beside them, and checked to be little.
+//! beside them, and checked to be little. One more run keeps autograd's graph between a layer's forward and backward:
+//! it gathers every weight once, and must give the same bits.
 //!
 //! With the feature `cuda`, ranks are GPUs if there are any (`on_cuda.rs`); docs/interop.md says what it takes.
 
@@ -52,24 +53,27 @@ fn rates() -> ParamsAdamW {
 
 struct Run {
     losses: Vec<f32>,
+    /// What a rank receives in a step.
+    wire_bytes: usize,
     begun: Checkpoint,
     trained: Checkpoint,
 }
 
 /// Trains with weights in `format`.
-async fn train(place: &Place, format: Format) -> Result<Run, Box<dyn Error>> {
+async fn train(place: &Place, format: Format, keeps_graph: bool) -> Result<Run, Box<dyn Error>> {
     let samples = SAMPLES / place.ranks();
     let layers = model::layers();
-    let program::Declared { program, jobs, weights } = program::declare(&layers, format, samples)?;
+    let program::Declared { program, jobs, weights } =
+        program::declare(&layers, format, samples, keeps_graph)?;
     let rates = rates();
     let mut config = Config::default();
     config.optimizer.lr = rates.lr;
     (config.optimizer.beta1, config.optimizer.beta2) = (rates.beta1, rates.beta2);
     (config.optimizer.eps, config.optimizer.weight_decay) = (rates.eps, rates.weight_decay);
-    let step = Step { layers, weights, jobs, samples };
+    let step = Step { layers, weights, jobs, samples, keeps_graph };
     let mut session = place.start(config, step, program).await?;
 
-    let begun = session.export().await?;
+    let (begun, wire_bytes) = (session.export().await?, session.plan("train")?.bounds.wire_bytes);
     let mut losses = Vec::new();
     for step in 0..STEPS {
         for rank in session.own_ranks() {
@@ -77,11 +81,13 @@ async fn train(place: &Place, format: Format) -> Result<Run, Box<dyn Error>> {
             session.write_input("train", rank, "windows", &batch.windows)?;
             session.write_input("train", rank, "targets", &batch.targets)?;
         }
-        losses.push(session.step("train").await?.mean_output("loss")?);
+        let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
+        losses.push(report.mean_output("loss")?);
     }
     let trained = session.export().await?;
     session.close().await?;
-    Ok(Run { losses, begun, trained })
+    Ok(Run { losses, wire_bytes, begun, trained })
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -97,7 +103,17 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let formats = [Format::F32, "fp8_block".parse()?, Format::NVFP4_2D];
     let mut runs = Vec::new();
     for format in formats {
-        runs.push(train(&place, format).await?);
+        runs.push(train(&place, format, false).await?);
+    }
+    if let (Some(format), Some(recomputed)) = (formats.last(), runs.last()) {
+        let kept = train(&place, *format, true).await?;
+        if kept.losses != recomputed.losses || kept.trained != recomputed.trained {
+            return Err("a graph that was kept gives other bits than one that was computed again".into());
+        }
+        println!(
+            "with graphs kept from forward to backward: the same bits, and {} in place of {} bytes from other ranks",
+            kept.wire_bytes, recomputed.wire_bytes
+        );
     }
     let alone = alone::train(&layers, &runs[0].begun, (STEPS, SAMPLES), rates(), &device)?;
     let mut ours = Vec::new();

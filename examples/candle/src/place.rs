@@ -58,7 +58,7 @@ impl Place {
         let step = Arc::new(step);
         match self {
             Self::Cpu(ranks) => {
-                let closures = move |_| Closure { step: Arc::clone(&step), bridge: OnCpu };
+                let closures = move |_| Closure::new(Arc::clone(&step), OnCpu);
                 let builder = Session::builder(config, closures).program(program);
                 builder.initialize(initial_values).start_cpu(*ranks).await
             }
@@ -66,7 +66,7 @@ impl Place {
             Self::Gpus(gpus) => {
                 let closures = move |seat: Seat<DeviceOrdinal>| {
                     let bridge = OnCuda::new(seat.device).map_err(ComputeError::closure)?;
-                    Ok(Closure { step: Arc::clone(&step), bridge })
+                    Ok(Closure::new(Arc::clone(&step), bridge))
                 };
                 let builder = Session::try_builder(config, closures).program(program);
                 builder.initialize(initial_values).start_cuda(gpus.clone()).await
