@@ -87,7 +87,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             assert_eq!(report.outcome, Outcome::Evaluated);
             println!("before step {step:3}: evaluation loss {:.4}", report.mean_output("loss")?);
         }
-        session.step("train").await?;
+        let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
     }
     println!("after all:       evaluation loss {:.4}", session.step("evaluate").await?.mean_output("loss")?);
     session.close().await?;

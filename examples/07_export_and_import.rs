@@ -44,8 +44,10 @@ async fn start(ranks: u32) -> Result<Session, SessionError> {
 
 async fn losses(session: &mut Session, steps: u32) -> Result<Vec<f32>, SessionError> {
     let mut losses = Vec::new();
-    for _ in 0..steps {
-        losses.push(session.step("train").await?.mean_output("loss")?);
+    for step in 0..steps {
+        let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
+        losses.push(report.mean_output("loss")?);
     }
     Ok(losses)
 }

@@ -93,6 +93,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     session.write_input("train", RankId::new(0), "x", &x)?;
     for step in 0..50 {
         let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
         if step % 10 == 0 {
             let y: Vec<bf16> = report.output(RankId::new(0), "y")?;
             let loss: f32 = y.iter().map(|y| 0.5 * y.to_f32() * y.to_f32()).sum();

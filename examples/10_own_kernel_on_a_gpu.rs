@@ -159,6 +159,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         let x: [f32; SIZE] = std::array::from_fn(|at| ((step * 7 + at * 5) as f32).sin());
         session.write_input("train", RankId::new(0), "x", &x)?;
         let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
         if step % 40 == 0 || step == 199 {
             println!("step {:3}  loss {:.5}", step + 1, report.mean_output("loss")?);
         }

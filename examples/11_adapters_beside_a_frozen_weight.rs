@@ -80,6 +80,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             session.write_input("train", RankId::new(rank as u32), "input", &x)?;
         }
         let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
         if step % 60 == 0 || step == 299 {
             println!("step {step:3}  loss {:.5}", report.mean_output("loss")?);
         }

@@ -80,6 +80,7 @@ async fn train(
             session.write_input("train", RankId::at(rank), "input", &x)?;
         }
         let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
         if step % 50 == 0 || step + 1 == STEPS {
             println!("{name:6} step {step:3}  loss {:.5}", report.mean_output("loss")?);
         }

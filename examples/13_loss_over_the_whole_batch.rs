@@ -162,7 +162,9 @@ async fn train(ranks: usize) -> Result<Vec<f32>, Box<dyn std::error::Error>> {
             session.write_input("train", RankId::at(rank), "x", &x[own.clone()])?;
             session.write_input("train", RankId::at(rank), "y", &y[own])?;
         }
-        losses.push(session.step("train").await?.mean_output("loss")?);
+        let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
+        losses.push(report.mean_output("loss")?);
     }
     session.close().await?;
     Ok(losses)

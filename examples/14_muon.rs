@@ -200,7 +200,9 @@ async fn train(ranks: usize) -> Result<f32, Box<dyn std::error::Error>> {
         for (rank, part) in batch.chunks_exact(batch.len() / ranks).enumerate() {
             session.write_input("train", RankId::at(rank), "x", part)?;
         }
-        loss = session.step("train").await?.mean_output("loss")?;
+        let report = session.step("train").await?;
+        assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
+        loss = report.mean_output("loss")?;
         if step % 40 == 0 || step + 1 == STEPS {
             println!("ranks {ranks}, step {step:3}  loss {loss:.5}");
         }

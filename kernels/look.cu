@@ -1,14 +1,17 @@
-// Looks for values from which no training goes on, in what a rule of the trainer's own has left.
+// Looks for values that are too large or no numbers: in what a rule of the trainer's own has left, and in gradients as
+// calls wrote them.
 //
 // Laws:
-// - A value goes on if its magnitude is at most that of its tensor; NaN does not. Values are read and never changed.
-// - A thread that finds one that does not says so in a word of the host's memory, which is written in no other case.
+// - A value passes if its magnitude is at most that of its tensor; NaN does not. Values are read and never changed.
+// - A thread that finds one that does not leaves the launch's number in a word of the host's memory that is still 0,
+//   which is written in no other case. So of launches on one stream the first that finds one stands.
 // - A vote that skips is not looked behind: nothing was changed then.
 
 #include "common.cuh"
+#include "slice.cuh"
 
 struct LookTensor {
-    const float* values;
+    u64 values;
     u64 count;
     float largest;
     u32 aligned;
@@ -19,32 +22,43 @@ struct LookArguments {
     Tiles tiles;
     const LookTensor* tensors;
     const Vote* vote;
-    u32* diverged;
+    u32* word;
+    u32 number;
+    u32 reserved;
     LookTensor only;
 };
-static_assert(sizeof(LookArguments) == 64, "kernels::look::Arguments");
+static_assert(sizeof(LookArguments) == 72, "kernels::look::Arguments");
 
 // Groups of four elements that a thread has in flight at once.
 constexpr u32 GROUPS = 4;
-constexpr u32 TILE = GROUPS * 4 * THREADS;
+constexpr u32 TILE = GROUPS * WIDTH * THREADS;
 
-extern "C" __global__ void __launch_bounds__(THREADS) look(const __grid_constant__ LookArguments all) {
+template <class Slice>
+__device__ __forceinline__ void look(const LookArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const LookTensor t = tensor_of<LookTensor>(all, place);
     u64 first = u64(place.tile) * TILE;
     bool sound = true;
     if (t.aligned && first + TILE <= t.count) {
-        float4 v[GROUPS];
+        float v[GROUPS][WIDTH];
 #pragma unroll
-        for (u32 i = 0; i < GROUPS; ++i) v[i] = load16(t.values + first + 4 * (threadIdx.x + i * THREADS));
+        for (u32 i = 0; i < GROUPS; ++i) Slice::load(t.values, first + WIDTH * (threadIdx.x + i * THREADS), v[i]);
 #pragma unroll
         for (u32 i = 0; i < GROUPS; ++i) {
-            sound &= (fabsf(v[i].x) <= t.largest) & (fabsf(v[i].y) <= t.largest) & (fabsf(v[i].z) <= t.largest) &
-                     (fabsf(v[i].w) <= t.largest);
+#pragma unroll
+            for (u32 k = 0; k < WIDTH; ++k) sound &= fabsf(v[i][k]) <= t.largest;
         }
     } else {
         u64 end = min(first + TILE, t.count);
-        for (u64 at = first + threadIdx.x; at < end; at += THREADS) sound &= fabsf(__ldg(t.values + at)) <= t.largest;
+        for (u64 at = first + threadIdx.x; at < end; at += THREADS) sound &= fabsf(Slice::one(t.values, at)) <= t.largest;
     }
-    if (!sound && !skips(all.vote)) *all.diverged = 1;
+    if (!sound && !skips(all.vote) && *all.word == 0) *all.word = all.number;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) look_f32(const __grid_constant__ LookArguments all) {
+    look<SliceF32>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) look_bf16(const __grid_constant__ LookArguments all) {
+    look<SliceBf16>(all);
 }

@@ -8,6 +8,7 @@
 
 #include "common.cuh"
 #include "elements.cuh"
+#include "slice.cuh"
 
 // Elements of a tile: four 16-byte accesses per thread.
 constexpr u32 TILE = 4096;
@@ -172,31 +173,6 @@ struct SlicesArguments {
 // The sum as it is, and its product with the factor, added. The product that overwrites comes between them.
 constexpr u32 ROWS = 0;
 constexpr u32 MORE = 2;
-
-// Four neighbours of a slice for each thread, the number that it accumulates at once, so that a warp reads and
-// writes whole lines.
-constexpr u32 WIDTH = 4;
-
-struct SliceF32 {
-    static __device__ __forceinline__ void load(u64 slice, u64 at, float (&v)[WIDTH]) {
-        float4 bits = load16(reinterpret_cast<const float*>(slice) + at);
-        v[0] = bits.x, v[1] = bits.y, v[2] = bits.z, v[3] = bits.w;
-    }
-    static __device__ __forceinline__ float one(u64 slice, u64 at) {
-        return __ldg(reinterpret_cast<const float*>(slice) + at);
-    }
-};
-
-struct SliceBf16 {
-    static __device__ __forceinline__ void load(u64 slice, u64 at, float (&v)[WIDTH]) {
-        uint2 bits = __ldg(reinterpret_cast<const uint2*>(reinterpret_cast<const u16*>(slice) + at));
-        v[0] = bf16_value(u16(bits.x)), v[1] = bf16_value(u16(bits.x >> 16));
-        v[2] = bf16_value(u16(bits.y)), v[3] = bf16_value(u16(bits.y >> 16));
-    }
-    static __device__ __forceinline__ float one(u64 slice, u64 at) {
-        return bf16_value(__ldg(reinterpret_cast<const u16*>(slice) + at));
-    }
-};
 
 template <class Slice>
 __device__ __forceinline__ void sum_slices(const SlicesArguments& all) {

@@ -50,7 +50,11 @@
 //!             let x: [f32; SIZE] = std::array::from_fn(|at| ((step * 7 + rank * 13 + at * 5) as f32).sin());
 //!             session.write_input("train", RankId::at(rank), "x", &x)?;
 //!         }
-//!         losses.push(session.step("train").await?.mean_output("loss")?);
+//!         let report = session.step("train").await?; // an error once 8 in a row have been skipped
+//!         if let Outcome::Skipped { norm, .. } = report.outcome {
+//!             println!("step {step} changed no weight, its gradient's norm is {norm}: {:?}", report.non_finite);
+//!         }
+//!         losses.push(report.mean_output("loss")?);
 //!     }
 //!     println!("loss {} -> {}", losses[0], losses[199]);
 //!     assert!(losses[199] < 0.01 * losses[0]);

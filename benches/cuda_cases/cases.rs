@@ -328,7 +328,7 @@ fn look(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     })?;
     let (vote, diverged) = (device.take(size_of::<Vote>())?, device.take(4)?);
     device.put(vote, Vote::default());
-    Some(vec![device.kernels.look(&operands, vote, diverged).unwrap()])
+    Some(vec![device.kernels.look(ElementType::F32, &operands, vote, (diverged, 1)).unwrap()])
 }
 
 fn zero(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {

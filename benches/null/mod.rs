@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::backend::{Backend, BackendError, ClosureFault, TaskInterval};
+use warpweft::backend::{Backend, BackendError, ClosureFault, Inspection, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::config::Reduce;
 use warpweft::id::{EventId, LaneId, RankId, TaskId};
@@ -113,6 +113,10 @@ impl Backend for Null {
 
     fn take_diverged(&self) -> bool {
         false
+    }
+
+    fn take_inspection(&self, _bound: &Self::Bound) -> Inspection {
+        Inspection::None
     }
 
     fn upload(&self, (): &(), _region: Region, _bytes: &[u8]) -> Result<(), BackendError> {

@@ -274,6 +274,10 @@ async fn train(
             run.exposure = [run.exposure, report.exposure].into_iter().sum();
             run.stepping += report.duration;
             run.hosts.extend(report.host);
+            if reports && matches!(report.outcome, Outcome::Skipped { .. }) {
+                let why = report.non_finite.as_ref().map_or_else(String::new, |made| format!(": {made}"));
+                bar.suspend(|| say!("note      step {} was skipped{why}", report.step));
+            }
             for refusal in report.not_recorded.iter().filter(|_| reports) {
                 bar.suspend(|| {
                     say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason)

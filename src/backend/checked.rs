@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use self::ledger::Ledger;
-use super::{Backend, BackendError, ClosureFault, Meter, TaskInterval};
+use super::{Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
@@ -244,6 +244,14 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn take_diverged(&self) -> bool {
         self.inner.take_diverged()
+    }
+
+    fn inspect(&self, on: bool) -> bool {
+        self.inner.inspect(on)
+    }
+
+    fn take_inspection(&self, bound: &Self::Bound) -> Inspection {
+        self.inner.take_inspection(&bound.inner)
     }
 
     fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {

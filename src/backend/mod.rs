@@ -22,6 +22,7 @@ mod closures;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod inspection;
 mod local;
 mod meter;
 mod poison;
@@ -30,6 +31,7 @@ pub mod sim;
 pub use checked::Checked;
 #[doc(hidden)]
 pub use checked::{CheckedBound, CheckedGraph};
+pub use inspection::Inspection;
 pub use meter::{Activity, HostSplit, Meter};
 
 use std::sync::Arc;
@@ -206,6 +208,16 @@ pub trait Backend: Send + 'static {
     /// on ([`Via::largest`](crate::format::Via::largest), [`StateLayout::largest_moment`]), or a tensor had an
     /// amax without a scale. What a step did is known once all of its lanes were waited for. Asking clears it.
     fn take_diverged(&self) -> bool;
+
+    /// Whether the gradients of the coming steps are inspected where that costs a pass over memory. Returns whether
+    /// those steps must be issued for it, because their recordings have no inspection. A backend that inspects the
+    /// gradients of every step, recorded or not, has nothing to change, which is the default.
+    fn inspect(&self, _on: bool) -> bool {
+        false
+    }
+
+    /// What inspecting the gradients of a step of the bound plan found. The lanes are drained. Asking clears it.
+    fn take_inspection(&self, bound: &Self::Bound) -> Inspection;
 
     /// Copies bytes into the arena, at the edge of a step.
     ///

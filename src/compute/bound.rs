@@ -159,6 +159,11 @@ impl BoundCall {
         self.program.weight_name(weight).map_or_else(|| weight.to_string(), |name| format!("`{name}`"))
     }
 
+    /// The gradients that the call overwrites, and where they are.
+    pub(crate) fn written_gradients(&self) -> impl Iterator<Item = (Gradient, Region)> + '_ {
+        self.gradients.iter().map(|gradient| (gradient.gradient, gradient.region))
+    }
+
     /// The regions of the gradients and buffers that the call overwrites.
     pub(super) fn overwritten(&self) -> impl Iterator<Item = Region> + '_ {
         let buffers = self.buffers.iter().filter(|buffer| buffer.access == Access::Write);

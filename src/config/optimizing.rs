@@ -113,6 +113,9 @@ pub struct Optimizer {
     pub own_states: Option<u8>,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
+    /// The step that makes so many in a row that were skipped, for a gradient that is not finite and without a loss
+    /// scale, is an error. 0 for any number.
+    pub max_skipped: u32,
 }
 
 impl Optimizer {
@@ -134,6 +137,7 @@ impl Default for Optimizer {
             masters: Masters::default(),
             own_states: None,
             max_norm: 0.0,
+            max_skipped: 8,
         }
     }
 }

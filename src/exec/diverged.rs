@@ -4,12 +4,9 @@
 //! - **EX-5** A step that leaves a master or a moment that is not finite, as it is kept or as it is cast, reports it
 //!   itself, in every process alike.
 //! - The device says that there is one somewhere, for the price of a comparison. Which it is, the host looks up
-//!   behind such a step alone: in the rank's own rows, weight by weight, the master first. It begins with no further
-//!   list of values once it has looked for a good part of the time that others wait.
+//!   behind such a step alone: in the rank's own rows, weight by weight, the master first (`found`).
 
-use std::time::{Duration, Instant};
-
-use super::{ExecError, Rank, StatePart};
+use super::{ExecError, FoundValue, Rank, StatePart};
 use crate::backend::Backend;
 use crate::id::WeightId;
 use crate::rendezvous::{Reader, Truncated, Writer};
@@ -17,16 +14,10 @@ use crate::rendezvous::{Reader, Truncated, Writer};
 /// One value that a rank found.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stray {
-    /// Of which weight.
-    pub weight: WeightId,
-    /// What of it.
+    /// What of its weight.
     pub part: StatePart,
-    /// The row of the whole weight, counted from 0.
-    pub row: usize,
-    /// The column, counted from 0.
-    pub column: usize,
-    /// The value as it is kept.
-    pub value: f32,
+    /// Where, and which.
+    pub found: FoundValue,
 }
 
 /// That training cannot go on from what a rank holds.
@@ -45,9 +36,9 @@ impl Diverged {
             return;
         };
         writer.byte(1).byte(u8::from(stray.is_some()));
-        if let Some(Stray { weight, part, row, column, value }) = stray {
-            writer.number(weight.number()).byte(*part as u8);
-            writer.long(*row as u64).long(*column as u64).number(value.to_bits());
+        if let Some(Stray { part, found }) = stray {
+            writer.byte(*part as u8);
+            found.encode(writer);
         }
     }
 
@@ -59,26 +50,15 @@ impl Diverged {
         if reader.byte()? == 0 {
             return Ok(Some(Self::default()));
         }
-        let weight = WeightId::new(reader.number()?);
         let part = match reader.byte()? {
             0 => StatePart::Master,
             1 => StatePart::FirstMoment,
             2 => StatePart::SecondMoment,
             _ => return Err(Truncated),
         };
-        let mut place = || usize::try_from(reader.long()?).map_err(|_| Truncated);
-        let (row, column) = (place()?, place()?);
-        let value = f32::from_bits(reader.number()?);
-        if weight.index() >= weights {
-            return Err(Truncated);
-        }
-        Ok(Some(Self { stray: Some(Stray { weight, part, row, column, value }) }))
+        Ok(Some(Self { stray: Some(Stray { part, found: FoundValue::decode(reader, weights)? }) }))
     }
 }
-
-/// How long a rank looks, at most and as a part of the deadline: long enough for the state of billions of elements.
-const LOOKS: Duration = Duration::from_secs(5);
-const LOOKS_OF_DEADLINE: u32 = 4;
 
 impl<B: Backend> Rank<B> {
     /// What there is to tell of the step that has just ended, if it left something to tell.
@@ -89,16 +69,10 @@ impl<B: Backend> Rank<B> {
         if !self.backend.take_diverged() {
             return Ok(None);
         }
-        let (begun, looks) =
-            (Instant::now(), LOOKS.min(self.world.rendezvous().deadline() / LOOKS_OF_DEADLINE));
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
         let lists = weights.flat_map(|weight| StatePart::ALL.map(|part| (weight, part)));
-        for (weight, part) in lists.take_while(|_| begun.elapsed() < looks) {
-            if let Some(stray) = self.stray_of(weight, part)? {
-                return Ok(Some(Diverged { stray: Some(stray) }));
-            }
-        }
-        Ok(Some(Diverged::default()))
+        let stray = self.first_found(lists, |(weight, part)| self.stray_of(weight, part))?;
+        Ok(Some(Diverged { stray }))
     }
 
     /// The first of the rank's values of one kind from which no training goes on.
@@ -109,11 +83,7 @@ impl<B: Backend> Rank<B> {
             StatePart::Master => plan.policy.settings.via.largest(layout.format),
             StatePart::FirstMoment | StatePart::SecondMoment => plan.weights.state.largest_moment(),
         };
-        let goes_on = |value: &f32| value.abs() <= largest;
-        let Some(at) = values.iter().position(|value| !goes_on(value)) else { return Ok(None) };
-        let (begin, columns) = (layout.shard.rows_of(self.id()).begin, layout.shard.shape.cols);
-        let (row, column) = (begin + at / columns, at % columns);
-        Ok(Some(Stray { weight, part, row, column, value: values[at] }))
+        Ok(self.first_beyond(weight, &values, largest).map(|found| Stray { part, found }))
     }
 }
 
@@ -124,11 +94,8 @@ mod tests {
     #[test]
     fn what_a_rank_tells_of_its_divergence_arrives_and_what_is_torn_or_of_no_weight_is_refused() {
         let stray = |part| Stray {
-            weight: WeightId::new(2),
             part,
-            row: 1 << 40,
-            column: 7,
-            value: f32::NEG_INFINITY,
+            found: FoundValue { weight: WeightId::new(2), row: 1 << 40, column: 7, value: f32::NEG_INFINITY },
         };
         let kinds = StatePart::ALL.map(|part| Some(stray(part)));
         let all = kinds.into_iter().chain([None]).map(|stray| Some(Diverged { stray })).chain([None]);

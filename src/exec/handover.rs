@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Adoption, Diverged, PartReader, PartWriter, RankReport, Refusal, Unequal};
+use super::{Adoption, Diverged, Gradients, PartReader, PartWriter, RankReport, Refusal, Unequal};
 use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::{DelayedState, PlaneKind};
 use crate::id::{RankId, WeightId};
@@ -86,6 +86,10 @@ pub struct ComingStep {
     pub measures: bool,
     /// Whether its time on the host is to be split.
     pub splits: bool,
+    /// Whether its gradients are inspected also where that costs a pass over memory: behind a step that was skipped.
+    pub inspects: bool,
+    /// How many steps in a row may be skipped, which all processes must have alike; 0 for any number.
+    pub max_skipped: u32,
 }
 
 /// How the last step ended.
@@ -97,6 +101,8 @@ pub struct LastStep {
     pub fault: Option<ClosureFault>,
     /// What it left on this rank from which no training goes on.
     pub diverged: Option<Diverged>,
+    /// What this rank knows of gradients of it that are not finite.
+    pub gradients: Gradients,
     /// Why this rank did not record it, if it was supposed to.
     pub unrecorded: Option<String>,
     /// Recordings that were launched for it; 0 if its tasks were issued.

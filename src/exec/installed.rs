@@ -103,9 +103,10 @@ impl<B: Backend> std::fmt::Debug for Installed<B> {
 }
 
 impl<B: Backend> Installed<B> {
-    /// Issues, records or replays one step and waits for its end.
+    /// Issues, records or replays one step and waits for its end. With `issues` it is issued in any case.
     pub(super) fn drive(
         &mut self,
+        issues: bool,
         backend: &B,
         streams: &mut [B::Stream],
         world: &World,
@@ -114,7 +115,7 @@ impl<B: Backend> Installed<B> {
         let before = meter.lap();
         let Self { bound, plan, pump, capture, compute, .. } = self;
         let mut unrecorded = None;
-        if capture.action() == Action::Record {
+        if capture.action() == Action::Record && !issues {
             let recorded = record(backend, streams, bound, plan, pump);
             let usable = u64::from(recorded.is_ok());
             let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
@@ -130,7 +131,7 @@ impl<B: Backend> Installed<B> {
         let begin = Instant::now();
         let _ = meter.lap();
         backend.begin_step(bound)?;
-        let put = match capture.pieces() {
+        let put = match capture.pieces().filter(|_| !issues) {
             Some(pieces) => replay(backend, streams, bound, *compute, pieces).map_err(ExecError::from),
             None => pump.run(backend, streams, bound).map(|()| 0).map_err(ExecError::from),
         };

@@ -14,7 +14,9 @@ mod capture;
 mod copies;
 mod diverged;
 mod error;
+mod found;
 mod gauge;
+mod gradients;
 mod handover;
 mod initialize;
 mod installed;
@@ -38,7 +40,9 @@ pub use capture::{Capture, CaptureMode};
 pub use copies::Unequal;
 pub use diverged::{Diverged, Stray};
 pub use error::ExecError;
+pub use found::FoundValue;
 pub use gauge::Gauge;
+pub use gradients::Gradients;
 pub use handover::{
     ComingStep, Handover, LastStep, PartTransfer, ShardPlanes, StepTimes, Transfer, WeightShard,
 };

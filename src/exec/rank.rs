@@ -188,11 +188,12 @@ impl<B: Backend> Rank<B> {
     }
 
     fn try_step(&mut self, program: ProgramId, handover: &mut Handover) -> Result<(), ExecError> {
-        let _span = tracing::info_span!("step", program = program.number()).entered();
-        let programs = self.programs.len();
-        if program.index() >= programs {
-            return Err(ExecError::NoProgram { rank: self.id(), program, programs });
-        }
+        let (rank, programs) = (self.id(), self.programs.len());
+        let Some(installed) = self.programs.get(program.index()) else {
+            return Err(ExecError::NoProgram { rank, program, programs });
+        };
+        let name = installed.plan.name.as_str();
+        let _span = tracing::info_span!("step", program = name, rank = rank.number()).entered();
         if let Some(adoption) = handover.coming.adoption.take() {
             self.adopt(program, adoption)?;
         }
@@ -200,7 +201,8 @@ impl<B: Backend> Rank<B> {
         // New plans and new masters are not part of a step.
         let _ = self.meter.lap();
         self.upload_inputs(program, handover)?;
-        let driven = self.run(Some(program))?;
+        let issues = self.backend.inspect(handover.coming.inspects);
+        let driven = self.run(Some(program), issues)?;
         (handover.last.unrecorded, handover.times.issue, handover.last.segments) =
             (driven.unrecorded, driven.issue, driven.segments);
         (handover.times.issued, handover.times.edges) = (driven.issued, driven.before);
@@ -223,6 +225,8 @@ impl<B: Backend> Rank<B> {
                 Some(vote)
             }
         };
+        let bound = &self.programs[program.index()].bound;
+        handover.last.gradients = self.gradients(bound, handover.last.vote)?;
         self.download_outputs(program, handover)?;
         let plan = &self.programs[program.index()].plan;
         self.meter.within(Activity::Waiting, || {
@@ -240,7 +244,7 @@ impl<B: Backend> Rank<B> {
     /// Runs the prologue, if masters were set since it last ran.
     pub(super) fn quantize_new_masters(&mut self) -> Result<(), ExecError> {
         if self.edge.shards != Some(self.edge.masters) {
-            self.run(None)?;
+            self.run(None, false)?;
             // No closure runs in it.
             let Self { backend, prologue, world, meter, .. } = self;
             meter.within(Activity::Waiting, || prologue.settle(backend, world, false))?;
@@ -248,8 +252,8 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// One step between two edges, of a program or of the prologue.
-    fn run(&mut self, program: Option<ProgramId>) -> Result<Driven, ExecError> {
+    /// One step between two edges, of a program or of the prologue; with `issues` it is issued, recorded or not.
+    fn run(&mut self, program: Option<ProgramId>, issues: bool) -> Result<Driven, ExecError> {
         let Self {
             backend,
             streams,
@@ -276,7 +280,7 @@ impl<B: Backend> Rank<B> {
         }
         *sum_is_open &= !installed.plan.writes_gradients();
         *is_issuing = true;
-        let driven = installed.drive(backend, streams, world, meter);
+        let driven = installed.drive(issues, backend, streams, world, meter);
         *is_issuing = false;
         let driven = driven?;
         poison.check(rank)?;

@@ -1,8 +1,8 @@
 //! What ranks tell other processes: how a step ended, and weights on their way to rank 0.
 //!
 //! Laws:
-//! - **EX-2** every process knows of every rank what it knows of its own: fault, divergence, outputs, why a step was
-//!   not recorded.
+//! - **EX-2** every process knows of every rank what it knows of its own: fault, divergence, gradients that are not
+//!   finite, outputs, why a step was not recorded.
 //! - What arrives is checked against the plan before it is kept. Processes that were asked for different steps end.
 //! - Values travel as they are in memory, little endian on every host this library is built for.
 //! - None of this happens in a world of one process.
@@ -10,7 +10,9 @@
 use std::sync::Arc;
 
 use super::world::{failed, misfit};
-use super::{ComingStep, Diverged, ExecError, Handover, ShardPlanes, Transfer, WeightShard, World};
+use super::{
+    ComingStep, Diverged, ExecError, Gradients, Handover, ShardPlanes, Transfer, WeightShard, World,
+};
 use crate::backend::ClosureFault;
 use crate::format::DelayedState;
 use crate::id::{CallId, ProgramId, RankId};
@@ -29,6 +31,8 @@ pub struct RankReport {
     pub fault: Option<ClosureFault>,
     /// What it left from which no training goes on.
     pub diverged: Option<Diverged>,
+    /// What it knows of gradients that are not finite.
+    pub gradients: Gradients,
     /// Why it did not record the step, if it was supposed to.
     pub unrecorded: Option<String>,
     /// Per buffer of the program: the bytes of outputs, nothing for other buffers.
@@ -47,6 +51,7 @@ impl RankReport {
         Self {
             fault: handover.last.fault.clone(),
             diverged: handover.last.diverged,
+            gradients: handover.last.gradients,
             unrecorded: handover.last.unrecorded.clone(),
             outputs: staged.map(output).collect(),
         }
@@ -60,6 +65,7 @@ impl RankReport {
             writer.number(fault.call.number()).byte(u8::from(fault.panicked)).list(message);
         }
         Diverged::encode(self.diverged.as_ref(), &mut writer);
+        self.gradients.encode(&mut writer);
         writer.byte(u8::from(self.unrecorded.is_some()));
         if let Some(reason) = &self.unrecorded {
             writer.list(cut(reason).as_bytes());
@@ -78,6 +84,7 @@ impl RankReport {
             report.fault = Some(ClosureFault { call, message: reader.text()?, panicked });
         }
         report.diverged = Diverged::decode(&mut reader, plan.weights.layouts.len())?;
+        report.gradients = Gradients::decode(&mut reader, plan)?;
         if reader.byte()? != 0 {
             report.unrecorded = Some(reader.text()?);
         }
@@ -98,28 +105,31 @@ impl RankReport {
 struct Asked {
     /// The number of the plan: that of a program, or of a part of a sum over steps.
     plan: ProgramId,
-    /// Bits of the learning rate, the loss scale and the gradient scale.
-    scalars: [u32; 3],
+    /// Bits of the learning rate, the loss scale and the gradient scale, and how many steps in a row may be skipped.
+    scalars: [u32; 4],
 }
 
 impl Asked {
     fn of(plan: ProgramId, handover: &Handover) -> Self {
-        let ComingStep { learning_rate, loss_scale, gradient_scale, .. } = handover.coming;
-        Self { plan, scalars: [learning_rate, loss_scale, gradient_scale].map(f32::to_bits) }
+        let ComingStep { learning_rate, loss_scale, gradient_scale, max_skipped, .. } = handover.coming;
+        let [learning_rate, loss_scale, gradient_scale] =
+            [learning_rate, loss_scale, gradient_scale].map(f32::to_bits);
+        Self { plan, scalars: [learning_rate, loss_scale, gradient_scale, max_skipped] }
     }
 
-    fn encode(self) -> [u32; 4] {
-        let Self { plan, scalars: [learning_rate, loss_scale, gradient_scale] } = self;
-        [plan.number(), learning_rate, loss_scale, gradient_scale]
+    fn encode(self) -> [u32; 5] {
+        let Self { plan, scalars: [learning_rate, loss_scale, gradient_scale, max_skipped] } = self;
+        [plan.number(), learning_rate, loss_scale, gradient_scale, max_skipped]
     }
 
     /// What is different, in words.
-    fn unlike(self, other: [u32; 4]) -> Option<&'static str> {
-        const WORDS: [&str; 4] = [
+    fn unlike(self, other: [u32; 5]) -> Option<&'static str> {
+        const WORDS: [&str; 5] = [
             "another program, or another step of a sum",
             "another learning rate",
             "another loss scale",
             "a sum of another number of steps",
+            "another optimizer.max_skipped",
         ];
         let pairs = self.encode().into_iter().zip(other).zip(WORDS);
         pairs.into_iter().find_map(|((own, theirs), words)| (own != theirs).then_some(words))
@@ -152,7 +162,7 @@ impl World {
         }
         for (other, bytes) in all.iter().enumerate().filter(|(other, _)| !here.contains(other)) {
             let (theirs, bytes) = bytes
-                .split_first_chunk::<{ size_of::<[u32; 4]>() }>()
+                .split_first_chunk::<{ size_of::<[u32; 5]>() }>()
                 .ok_or_else(|| failed(rank, misfit("the report of a step")))?;
             if let Some(unlike) = asked.unlike(bytemuck::cast(*theirs)) {
                 let (program, other) = (plan.name.clone(), RankId::at(other));
@@ -311,12 +321,17 @@ mod tests {
         let report = |length: usize| RankReport {
             fault: Some(ClosureFault { call: CallId::new(1), message: "ä".repeat(length), panicked: false }),
             diverged: None,
+            gradients: Gradients::default(),
             unrecorded: Some("ö".repeat(length)),
             outputs: Vec::new(),
         };
         let longest = report(1 << 20).encode().len();
         assert!(longest <= WORDS, "{longest}");
-        assert_eq!(report(100).encode().len(), 1 + 4 + 1 + 2 * (8 + 200) + 1 + 1, "short words travel whole");
+        assert_eq!(
+            report(100).encode().len(),
+            1 + 4 + 1 + 2 * (8 + 200) + 1 + 2 + 1,
+            "short words travel whole"
+        );
     }
 
     /// Buffers of which nothing is told still have a length in a report.

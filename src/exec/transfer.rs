@@ -139,7 +139,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// The rank's real elements of `weight`, as `T` is stored in the arena.
-    fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
+    pub(super) fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
         let mut values = vec![T::zeroed(); layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
         self.read(content, bytemuck::cast_slice_mut(&mut values))?;
@@ -170,7 +170,7 @@ impl<B: Backend> Rank<B> {
         weights.splits_masters(weights.layout(weight).bucket)
     }
 
-    fn is_frozen(&self, weight: WeightId) -> bool {
+    pub(super) fn is_frozen(&self, weight: WeightId) -> bool {
         self.prologue.plan.weights.layout(weight).frozen
     }
 

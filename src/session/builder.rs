@@ -14,7 +14,7 @@ use super::plans::{Plans, host_buffers};
 use super::recorder::{self, Recorder};
 use super::startable::{Shared, Startable, Unstarted};
 use super::tuning::Tuning;
-use super::{CompiledHere, Program, Session, SessionError, Staged, Sum, SumPlan, Unseen, costs, rule};
+use super::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen, costs, rule};
 use crate::backend::cpu::{CpuOptions, CpuWorld, Pace};
 use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
@@ -252,6 +252,8 @@ impl Start {
             steps: 0,
             has_gradients: false,
             sum: Sum::default(),
+            skips: Skips::default(),
+            max_skipped: self.config.optimizer.max_skipped,
             pending: None,
             unseen: Unseen::default(),
             refused: None,

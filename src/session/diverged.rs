@@ -5,7 +5,7 @@
 //! Main grads are still handed out, which may show where it comes from.
 
 use super::{Session, SessionError};
-use crate::exec::{Diverged, RankReport, StatePart, Stray};
+use crate::exec::{Diverged, FoundValue, RankReport, StatePart, Stray};
 use crate::id::RankId;
 use crate::layout::Weights;
 
@@ -41,7 +41,7 @@ impl Divergence {
         let told = || ranks.iter().enumerate().filter_map(|(rank, report)| Some((rank, report.diverged?)));
         let (rank, Diverged { stray }) =
             told().find(|(_, diverged)| diverged.stray.is_some()).or_else(|| told().next())?;
-        let named = |Stray { weight, part, row, column, value }| StrayValue {
+        let named = |Stray { part, found: FoundValue { weight, row, column, value } }| StrayValue {
             weight: weights.layout(weight).name.clone(),
             part,
             list: part.in_words(weights.state),

@@ -54,18 +54,31 @@ impl Session {
         all.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// The report of the last step, by the plan numbered `number`. What it says of steps nobody saw is said once.
+    /// The report of the last step, by the plan numbered `number`. What it says of steps nobody saw is said once. The
+    /// step is logged (`logged`).
+    ///
+    /// # Errors
+    /// As [`Session::ended`].
+    pub(super) fn report(
+        &mut self,
+        number: ProgramId,
+        duration: Duration,
+    ) -> Result<StepReport, SessionError> {
+        let step = self.steps;
+        let ended = self.ended(number, duration);
+        self.log(number, step, duration, &ended);
+        ended
+    }
+
+    /// As [`Session::report`], which logs it.
     ///
     /// # Errors
     /// [`SessionError::Closure`] if a closure failed; the session has counted the step, and goes on unless one
     /// panicked.
     /// [`SessionError::Diverged`] if masters and moments cannot be trained on; it has counted the step, and waits for
     /// an import.
-    pub(super) fn report(
-        &mut self,
-        number: ProgramId,
-        duration: Duration,
-    ) -> Result<StepReport, SessionError> {
+    /// [`SessionError::Skipped`] if it is one too many in a row that was skipped; it has counted the step, and goes on.
+    fn ended(&mut self, number: ProgramId, duration: Duration) -> Result<StepReport, SessionError> {
         let ranks = self.rank_reports(number);
         let faults = Faults::of(&ranks);
         faults.iter().for_each(|faults| self.note_panic(faults));
@@ -88,6 +101,8 @@ impl Session {
             self.has_gradients = faults.is_none();
         }
         let loss_scale = handovers.first().map_or(1.0, |handover| handover.coming.loss_scale);
+        let vote = handovers.first().and_then(|handover| handover.last.vote);
+        let non_finite = self.skips.after(&plan, step, &ranks, (vote, loss_scale));
         self.sum = self.sum.after(&plan, faults.is_some(), loss_scale);
         if let Some(Faults { first: (rank, fault), panicked }) = faults {
             let call = plan.calls.get(fault.call.index()).map_or_else(String::new, Call::label);
@@ -95,8 +110,11 @@ impl Session {
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }
         self.check_sound()?;
+        self.check_skips((step, vote), non_finite.as_ref())?;
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
         let unseen = (std::mem::take(&mut self.unseen), self.sum.steps);
-        report::build(&plan, step, duration, device, unseen, (first, &handovers), ranks)
+        let mut report = report::build(&plan, step, duration, device, unseen, (first, &handovers), ranks)?;
+        report.non_finite = non_finite;
+        Ok(report)
     }
 }

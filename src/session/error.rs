@@ -1,6 +1,7 @@
 //! What a session refuses, and why.
 
 use super::diverged::{StrayValue, described};
+use super::non_finite::{NonFiniteGradient, why};
 use crate::backend::cpu::CpuWorldError;
 use crate::backend::sim::SimError;
 use crate::config::ConfigError;
@@ -322,6 +323,25 @@ pub enum SessionError {
         /// The first of its values; `None` if no rank found one among its own, or would have looked too long.
         value: Option<StrayValue>,
     },
+    /// As many steps in a row were skipped as `optimizer.max_skipped` says, none of them under a loss scale: nothing is
+    /// learned any more. No weight was changed, and the session can go on; every further step that is skipped is an
+    /// error too.
+    #[error(
+        "step {step} was skipped{}: {}; no weight was changed on any rank. {}",
+        if *steps == 1 { String::new() } else { format!(", as were the {} before it", steps - 1) },
+        why(*norm, gradient.as_ref()),
+        NOTHING_LEARNED
+    )]
+    Skipped {
+        /// The step.
+        step: u64,
+        /// How many steps were skipped one after the other, with this one.
+        steps: u32,
+        /// The norm as computed.
+        norm: f32,
+        /// The gradient because of which this step was skipped, where one is not finite.
+        gradient: Option<NonFiniteGradient>,
+    },
     /// Two ranks hold other values of the same rows. Nothing was changed, and the session can go on.
     #[error(
         "after {steps} step{}, {rank} and {other} hold different {list}s of the same rows of `{weight}`: ranks no longer train one model. Import a checkpoint that was saved while they did, and look for what may differ between ranks: a rule of updates that adds up in no fixed order or goes by the rank, or memory that fails",
@@ -454,6 +474,11 @@ pub(super) enum Asks {
     /// Its end, which comes in any case.
     ToClose,
 }
+
+/// What to do where steps are skipped one after the other.
+const NOTHING_LEARNED: &str = "Look at what that call computes and at its inputs; lower the learning rate or let it warm \
+                               up; or, if gradients are meant to overflow at times, set a loss scale \
+                               (`Session::set_loss_scale`) or raise optimizer.max_skipped";
 
 fn closure_failed(step: u64, rank: RankId, call: &str, message: &str, panicked: Option<RankId>) -> String {
     let failed = if panicked == Some(rank) { "panicked" } else { "failed" };

@@ -35,7 +35,9 @@ mod host_time;
 pub mod initial;
 mod input;
 mod live_bytes;
+mod logged;
 mod main_grads;
+mod non_finite;
 mod parts;
 mod plain_file;
 mod plans;
@@ -66,6 +68,7 @@ pub use error::SessionError;
 pub use file_store::FileStore;
 pub use host_time::HostTime;
 pub use main_grads::MainGrad;
+pub use non_finite::{MadeBy, NonFiniteGradient};
 pub use parts::{PartFiles, SavedParts};
 pub use pretrained::{PretrainedError, PretrainedFiles};
 pub use report::{NotRecorded, Outcome, StepReport};
@@ -91,6 +94,7 @@ use commanding::{Pending, Poison};
 use compiled_here::CompiledHere;
 use diverged::Divergence;
 use error::Asks;
+use non_finite::Skips;
 use recorder::Recorder;
 use report::Unseen;
 
@@ -140,6 +144,9 @@ pub struct Session {
     /// Did the last step that writes gradients leave all of them?
     has_gradients: bool,
     sum: Sum,
+    skips: Skips,
+    /// How many steps in a row may be skipped without a loss scale; 0 for any number.
+    max_skipped: u32,
     pending: Option<Pending>,
     unseen: Unseen,
     /// Why this process refuses the checkpoint of the import that was commanded last, until its caller is told.
@@ -200,9 +207,11 @@ impl Session {
     /// panicked),
     /// [`SessionError::Diverged`] when this step or one before it left a master or a moment that is not finite and
     /// nothing was imported since,
+    /// [`SessionError::Skipped`] when this step was skipped, as were `optimizer.max_skipped` in a row with it, none of
+    /// them under a loss scale (weights unchanged; session usable),
     /// [`SessionError::DroppedStep`] when the step before was dropped and failed,
-    /// [`SessionError::Poisoned`] after a panic or the death of a rank. A step skipped for a
-    /// non-finite gradient is no error: see [`StepReport::outcome`].
+    /// [`SessionError::Poisoned`] after a panic or the death of a rank. One step skipped for a
+    /// non-finite gradient is no error: see [`StepReport::outcome`] and [`StepReport::non_finite`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.step_here(program).await
     }
@@ -240,6 +249,8 @@ impl Session {
                 recorded,
                 measures,
                 splits: self.splits,
+                inspects: self.skips.inspects,
+                max_skipped: self.max_skipped,
             };
             for (staged, input) in
                 handover.staged[number.index()].iter_mut().zip(&self.programs[number.index()].inputs[rank])

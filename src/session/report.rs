@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::input::names;
-use super::{HostTime, SessionError};
+use super::{HostTime, NonFiniteGradient, SessionError};
 use crate::exec::{Handover, RankReport};
 use crate::format::{Element, ElementType};
 use crate::id::RankId;
@@ -34,7 +34,7 @@ pub enum Outcome {
     },
     /// A gradient was infinite or not a number on some rank, or the norm of all, after clipping, too large for
     /// f32 to hold its square; no rank changed any weight. What calls wrote into carried buffers stays
-    /// ([`crate::model::Lifetime::Carried`]).
+    /// ([`crate::model::Lifetime::Carried`]). [`StepReport::non_finite`] says which call made it.
     #[non_exhaustive]
     Skipped {
         /// The norm as computed.
@@ -74,6 +74,9 @@ pub struct StepReport {
     /// How the steps right before this one ended whose futures were dropped, so that nobody saw their
     /// reports; oldest first.
     pub unobserved: Vec<Outcome>,
+    /// The gradient because of which the step was skipped, where one was not finite; of a step whose
+    /// gradients were only added up, the one that will have the step skipped that ends the sum.
+    pub non_finite: Option<NonFiniteGradient>,
     /// A step was to be recorded and some rank could not: this one, or one before it whose report nobody saw,
     /// because its future was dropped or a closure failed in it. Ranks that could have dropped what they
     /// recorded, so all ranks do the same: they issue that program's steps anew from now on, and none tries
@@ -108,6 +111,7 @@ impl std::fmt::Debug for StepReport {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut shown = formatter.debug_struct("StepReport");
         shown.field("program", &self.program).field("step", &self.step).field("outcome", &self.outcome);
+        shown.field("non_finite", &self.non_finite);
         shown.field("unobserved", &self.unobserved).field("not_recorded", &self.not_recorded);
         shown.field("segments", &self.segments).field("duration", &self.duration).field("issue", &self.issue);
         shown.field("host", &self.host).field("exposure", &self.exposure).field("device", &self.device);
@@ -241,6 +245,7 @@ pub(super) fn build<E: Deref<Target = Handover>>(
         step,
         outcome,
         unobserved: unseen.outcomes,
+        non_finite: None,
         not_recorded: unseen.not_recorded,
         segments: handovers.first().map_or(0, |handover| handover.last.segments),
         duration,

@@ -3,7 +3,7 @@
 //! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
 //! that was refused is told once, to whoever awaits it.
 
-use super::{Checkpoint, CompiledHere, Session, SessionError, Sum};
+use super::{Checkpoint, CompiledHere, Session, SessionError, Skips, Sum};
 use crate::exec::{Command, RankThread, Transfer};
 
 impl Session {
@@ -124,6 +124,7 @@ impl Session {
             Some(refused) => Err(refused),
             None => {
                 self.diverged = None;
+                self.skips = Skips::default();
                 self.sum = Sum::default();
                 Ok(())
             }

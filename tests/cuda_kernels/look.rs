@@ -1,6 +1,9 @@
 //! Looking for values from which no training goes on.
 
+use half::bf16;
+use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::LookOperand;
+use warpweft::format::ElementType;
 use warpweft::op::Vote;
 
 use crate::gpu::Gpu;
@@ -48,13 +51,49 @@ fn one_value_beyond_its_tensor_s_bound_sets_the_word_and_the_bound_itself_does_n
                 let what = format!("{value} at {at} of tensor {which}, {skewed} elements on");
                 for (vote, skips) in [(&on_vote, false), (&on_skip, true)] {
                     let on_word = gpu.buffer(&[0_u32]);
-                    gpu.run(gpu.kernels.look(&operands, vote.address(), on_word.address()));
+                    let says = (on_word.address(), 1);
+                    gpu.run(gpu.kernels.look(ElementType::F32, &operands, vote.address(), says));
                     let told = !goes_on && !skips;
                     assert_eq!(on_word.read(), [u32::from(told)], "{what}, skips {skips}");
                 }
                 let alone = gpu.buffer(&[0_u32]);
-                gpu.run(gpu.kernels.look(&operands[which..=which], on_vote.address(), alone.address()));
+                let says = (alone.address(), 1);
+                gpu.run(gpu.kernels.look(
+                    ElementType::F32,
+                    &operands[which..=which],
+                    on_vote.address(),
+                    says,
+                ));
                 assert_eq!(alone.read(), [u32::from(!goes_on)], "{what}, alone");
+            }
+        }
+    }
+}
+
+/// Gradients as calls write them: without a vote, in f32 and in bf16, in whole tiles, behind them, and where
+/// no 16 bytes begin.
+#[test]
+fn of_gradients_that_are_not_finite_the_first_that_was_inspected_leaves_its_number() {
+    let Some(gpu) = Gpu::open("inspecting gradients") else { return };
+    const LENGTH: usize = 10_001;
+    let inspect = |element, address, number, word| {
+        let operand = [LookOperand { values: address, elements: LENGTH, largest: f32::MAX }];
+        gpu.run(gpu.kernels.look(element, &operand, DeviceAddress::NULL, (word, number)));
+    };
+    for skewed in [0, 1] {
+        for at in [0, 1, 4_095, 8_192, LENGTH - 1] {
+            for value in [f32::MAX, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut values = vec![0.5_f32; skewed + LENGTH];
+                values[skewed + at] = value;
+                let halves: Vec<bf16> = values.iter().map(|value| bf16::from_f32(*value)).collect();
+                let (wide, narrow) = (gpu.buffer(&values), gpu.buffer(&halves));
+                let word = gpu.buffer(&[0_u32]);
+                inspect(ElementType::F32, wide.address().plus(4 * skewed), 7, word.address());
+                let first = if value.is_finite() { 0 } else { 7 };
+                assert_eq!(word.read(), [first], "f32, {value} at {at}");
+                // f32::MAX rounds to infinity in bf16.
+                inspect(ElementType::Bf16, narrow.address().plus(2 * skewed), 9, word.address());
+                assert_eq!(word.read(), [if first == 0 { 9 } else { first }], "bf16, {value} at {at}");
             }
         }
     }

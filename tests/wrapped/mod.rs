@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use warpweft::backend::{Backend, BackendError, ClosureFault, Meter, TaskInterval};
+use warpweft::backend::{Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval};
 use warpweft::compute::ComputeFactory;
 use warpweft::config::Reduce;
 use warpweft::id::{EventId, LaneId, RankId, TaskId};
@@ -80,6 +80,8 @@ pub struct Wrapped<B: Backend> {
     residue: Option<Residue<B>>,
     times: Option<Times>,
     meter: Option<Arc<Meter>>,
+    /// Has steps issued whose gradients are inspected, as a GPU does.
+    issues_inspected: bool,
     bound: Arc<()>,
 }
 
@@ -92,12 +94,18 @@ pub struct WrappedBound<T> {
 
 impl<B: Backend> Wrapped<B> {
     pub fn new(inner: B, hook: impl Fn(Asked) -> Result<(), BackendError> + Send + 'static) -> Self {
-        Self { inner, hook: Box::new(hook), residue: None, times: None, meter: None, bound: Arc::new(()) }
+        let (hook, bound) = (Box::new(hook), Arc::new(()));
+        Self { inner, hook, residue: None, times: None, meter: None, issues_inspected: false, bound }
     }
 
     /// Says of every step that its tasks ran when `times` says, in place of the clock.
     pub fn timed_by(self, times: impl Fn(Seen, &mut Vec<TaskInterval>) + Send + 'static) -> Self {
         Self { times: Some(Box::new(times)), ..self }
+    }
+
+    /// Inspects gradients in steps that are issued, and in those that must be.
+    pub fn issuing_inspected(self) -> Self {
+        Self { issues_inspected: true, ..self }
     }
 
     /// Charges to `meter`, which the hook may have as well.
@@ -255,6 +263,14 @@ impl<B: Backend> Backend for Wrapped<B> {
 
     fn take_diverged(&self) -> bool {
         self.inner.take_diverged()
+    }
+
+    fn inspect(&self, on: bool) -> bool {
+        self.inner.inspect(on) || self.issues_inspected && on
+    }
+
+    fn take_inspection(&self, bound: &Self::Bound) -> Inspection {
+        self.inner.take_inspection(&bound.inner)
     }
 
     fn upload(&self, memory: &B::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {

@@ -18,7 +18,24 @@ use super::op_error::OpError;
 use crate::backend::local::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 use crate::format::ElementType;
 use crate::id::RankId;
+use crate::layout::Region;
 use crate::op::{NormRecord, SumTarget, Vote};
+
+/// Whether all values of a gradient are finite, as a call wrote it in f32 or bf16.
+pub(super) fn is_finite(element: ElementType, region: Region, arena: &Arena) -> Result<bool, OpError> {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    // The largest of all magnitudes, whose bits are ordered as they are: no branch, so it takes vectors.
+    Ok(match element {
+        ElementType::Bf16 => {
+            let largest = |largest: u16, value: &u16| largest.max(value & !(1 << 15));
+            arena.read::<u16>(region)?.iter().fold(0, largest) < (INFINITY >> 16) as u16
+        }
+        _ => {
+            let largest = |largest: u32, value: &u32| largest.max(value & !(1 << 31));
+            arena.read::<u32>(region)?.iter().fold(0, largest) < INFINITY
+        }
+    })
+}
 
 /// Adds a gradient into a sum.
 pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> {

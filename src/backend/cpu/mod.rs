@@ -54,7 +54,8 @@ use self::action::Action;
 use self::limits::Limits;
 use self::memory::{Arena, BorrowError};
 use self::world::Presence;
-use super::{Backend, BackendError, ClosureFault, TaskInterval};
+use super::bell::lock;
+use super::{Backend, BackendError, ClosureFault, Inspection, TaskInterval};
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
@@ -218,6 +219,11 @@ impl Backend for CpuBackend {
 
     fn take_diverged(&self) -> bool {
         self.presence.diverged.swap(false, Ordering::SeqCst)
+    }
+
+    fn take_inspection(&self, _bound: &CpuBound) -> Inspection {
+        std::mem::take(&mut *lock(&self.presence.non_finite))
+            .map_or(Inspection::Finite, |(call, weight)| Inspection::NonFinite { call, weight })
     }
 
     fn upload(&self, memory: &CpuMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {

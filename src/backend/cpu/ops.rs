@@ -2,7 +2,7 @@
 //!
 //! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do
 //! nothing when it skips the step, on every rank alike. An op that meets a master or a moment from which no training
-//! goes on says so to the rank and is done as any other.
+//! goes on says so to the rank and is done as any other; so is a call that wrote a gradient which is not finite.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,8 +13,10 @@ use super::op_error::OpError;
 use super::surface::CpuSurface;
 use super::{collective, delayed, gradient, optimizer, planes, quantize};
 use crate::backend::ClosureFault;
+use crate::backend::bell::lock;
 use crate::backend::closures::fault_word;
 use crate::backend::local::{ComputeCall, LocalOp, Rule};
+use crate::compute::BoundCall;
 use crate::op::Vote;
 
 /// What remains to be reported of a finished task.
@@ -69,8 +71,21 @@ fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<Closure
     let fault = context.closures.run(context.presence.rank, &op.call, &surface)?;
     if let Some(fault) = &fault {
         arena.write::<u32>(op.fault)?.fill(fault_word(fault));
+    } else {
+        inspect(&op.call, context)?;
     }
     Ok(fault)
+}
+
+/// Notes a call that wrote a gradient which is not finite, if it is the first in the step.
+fn inspect(call: &BoundCall, context: &LaneContext) -> Result<(), OpError> {
+    for (gradient, region) in call.written_gradients() {
+        if !gradient::is_finite(gradient.element, region, &context.arena)? {
+            lock(&context.presence.non_finite).get_or_insert((call.id, gradient.weight));
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// Runs a part of the trainer's own rule, unless the vote skips the step, and looks at what it left.

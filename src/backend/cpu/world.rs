@@ -23,7 +23,7 @@ use crate::backend::BackendError;
 use crate::backend::bell::lock;
 use crate::backend::clock::Clock;
 use crate::backend::poison::Poison;
-use crate::id::{CommId, RankId};
+use crate::id::{CallId, CommId, RankId, WeightId};
 use crate::model::{Group, Mesh};
 
 /// Choices of a CPU world.
@@ -103,6 +103,7 @@ impl CpuWorld {
             world: Arc::clone(&self.shared),
             rank,
             diverged: AtomicBool::new(false),
+            non_finite: Mutex::default(),
         })))
     }
 
@@ -248,6 +249,8 @@ pub(super) struct Presence {
     pub(super) rank: RankId,
     /// Has a task met a master or a moment from which no training goes on?
     pub(super) diverged: AtomicBool,
+    /// The first call that wrote a gradient which is not finite, and of which weight.
+    pub(super) non_finite: Mutex<Option<(CallId, WeightId)>>,
 }
 
 impl Drop for Presence {

@@ -29,7 +29,9 @@ use super::world::World;
 use crate::backend::bell::lock;
 use crate::backend::closures::Closures;
 use crate::backend::local::resolve;
-use crate::backend::{Activity, Backend, BackendError, ClosureFault, Meter, TaskInterval, within};
+use crate::backend::{
+    Activity, Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval, within,
+};
 use crate::compute::{ComputeFactory, Seat};
 use crate::config::Reduce;
 use crate::id::{EventId, LaneId, RankId, TaskId};
@@ -340,7 +342,13 @@ impl Backend for CudaBackend {
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
         self.world.check()?;
         if !bound.is_cold || !stream.communicates() || stream.records {
-            return self.enqueued(bound, task, stream.enqueue(bound, task));
+            self.enqueued(bound, task, stream.enqueue(bound, task))?;
+            // Cold steps inspect too, so that no kernel is first needed, and loaded, in a later one.
+            let inspects = (bound.is_cold || self.progress.inspects()) && !stream.records;
+            if inspects && self.enqueued(bound, task, stream.inspect(bound, task))? {
+                self.progress.inspected();
+            }
+            return Ok(());
         }
         let met = self.meter.within(Activity::Waiting, || self.world.gather(self.rank));
         self.enqueued(bound, task, met)?;
@@ -397,6 +405,15 @@ impl Backend for CudaBackend {
 
     fn take_diverged(&self) -> bool {
         self.progress.take_diverged()
+    }
+
+    fn inspect(&self, on: bool) -> bool {
+        self.progress.inspect(on);
+        on
+    }
+
+    fn take_inspection(&self, bound: &CudaBound) -> Inspection {
+        self.progress.take_inspection(&bound.gradients)
     }
 
     fn upload(&self, memory: &CudaMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {

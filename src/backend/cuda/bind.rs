@@ -30,7 +30,7 @@ use super::world::{HostMeeting, World};
 use crate::backend::BackendError;
 use crate::backend::local::{Collective, LocalOp, resolve};
 use crate::config::SignalBy;
-use crate::id::{LaneId, RankId, TaskId};
+use crate::id::{CallId, LaneId, RankId, TaskId, WeightId};
 use crate::layout::Binding;
 
 /// What binding needs of a backend.
@@ -66,9 +66,10 @@ pub(super) fn bind(
     let is_collective = |task: TaskId| matches!(ops.get(task.index()), Some(LocalOp::Collective(_)));
     let script = Arc::new(Script::of(binding, is_collective));
     let mut tasks = Vec::with_capacity(ops.len());
+    let mut gradients = Vec::new();
     for (position, (op, (named, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
         let task = TaskId::at(position);
-        let work = binder.work(binding, &landing, task, *lane, op);
+        let work = binder.work(binding, &landing, (task, *lane), op, &mut gradients);
         let work = work.map_err(|failure| BackendError::Unsupported {
             rank: binding.rank,
             task,
@@ -81,7 +82,7 @@ pub(super) fn bind(
     let events = (0..binding.events).map(event).collect::<Result<_, _>>().map_err(failed)?;
     let timeline = binder.timeline(binding).map_err(failed)?;
     let context = Arc::clone(binder.context);
-    Ok(CudaBound { context, tasks, events, timeline, script, is_cold: true })
+    Ok(CudaBound { context, tasks, events, gradients, timeline, script, is_cold: true })
 }
 
 impl Binder<'_> {
@@ -104,14 +105,23 @@ impl Binder<'_> {
         &self,
         binding: &Binding<'_>,
         landing: &Landing,
-        task: TaskId,
-        lane: LaneId,
+        (task, lane): (TaskId, LaneId),
         op: LocalOp,
+        gradients: &mut Vec<(CallId, WeightId)>,
     ) -> Result<Work, CudaFailure> {
         let prepare =
             Preparation { kernels: self.kernels, arena: self.arena, diverged: self.progress.diverged() };
         Ok(Work::Commands(match op {
-            LocalOp::Compute(call) => return Ok(Work::Call(call)),
+            LocalOp::Compute(call) => {
+                let mut inspections = Vec::new();
+                for (gradient, region) in call.call.written_gradients() {
+                    gradients.push((call.call.id, gradient.weight));
+                    let number = u32::try_from(gradients.len()).unwrap_or(u32::MAX);
+                    let says = (self.progress.gradients(), number);
+                    inspections.push(Command::kernel(prepare.inspect((gradient, region), says)?));
+                }
+                return Ok(Work::Call(call, inspections));
+            }
             LocalOp::Rule(op) => {
                 let look = prepare.look(&op)?.map(Command::kernel);
                 return Ok(Work::Rule(op.task, look));

@@ -13,13 +13,15 @@ use super::stream::Event;
 use super::timeline::Timeline;
 use crate::backend::local::ComputeCall;
 use crate::compute::RuleTask;
-use crate::id::{EventId, TaskId};
+use crate::id::{CallId, EventId, TaskId, WeightId};
 
 /// A plan bound to one rank.
 #[derive(Debug)]
 pub struct CudaBound {
     pub(super) tasks: Vec<BoundTask>,
     pub(super) events: Vec<Event>,
+    /// The gradients that its calls write, in program order, by which an inspection names them.
+    pub(super) gradients: Vec<(CallId, WeightId)>,
     /// When its tasks ran, if they are timed.
     pub(super) timeline: Option<Timeline>,
     /// What its collectives are, for error messages.
@@ -45,8 +47,8 @@ pub(super) struct BoundTask {
 pub(super) enum Work {
     /// Enqueues these, in order.
     Commands(Vec<Command>),
-    /// Runs a closure, which enqueues.
-    Call(ComputeCall),
+    /// Runs a closure, which enqueues; then, in a step in which gradients are inspected, what inspects those it wrote.
+    Call(ComputeCall, Vec<Command>),
     /// Runs a part of the trainer's own rule, which enqueues, and then looks at what an update left.
     Rule(Arc<RuleTask>, Option<Command>),
     /// Sets the fault word, and what the host knows of it, to no fault.

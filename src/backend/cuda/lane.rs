@@ -92,8 +92,8 @@ impl CudaStream {
                 all(commands)
             }
             // The vote will skip the step, so a rule of updates has nothing to do either.
-            Work::Call(_) | Work::Rule(..) if *faulted => Ok(()),
-            Work::Call(call) => {
+            Work::Call(..) | Work::Rule(..) if *faulted => Ok(()),
+            Work::Call(call, _) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());
                 let run = || closures.run(*rank, &call.call, &surface);
                 let failed = stream.meter().within(Activity::Closure, run);
@@ -120,6 +120,20 @@ impl CudaStream {
             Some(timeline) if *records => timeline.recorded(task, (lane.id, stream), enqueue),
             Some(timeline) => timeline.issued(task, (lane.id, stream), enqueue),
         }
+    }
+
+    /// Enqueues the inspection of what a call wrote, if the task is a call that writes gradients and none has failed.
+    /// Returns whether there is one.
+    pub(super) fn inspect(&self, bound: &CudaBound, task: TaskId) -> Result<bool, CudaFailure> {
+        let Some(Work::Call(_, inspections)) = bound.task(task).map(|task| &task.work) else {
+            return Ok(false);
+        };
+        if self.faulted || inspections.is_empty() {
+            return Ok(false);
+        }
+        let run = || inspections.iter().try_for_each(|command| command.enqueue(&self.stream));
+        self.stream.meter().within(Activity::Driver, run)?;
+        Ok(true)
     }
 
     pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {

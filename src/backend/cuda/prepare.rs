@@ -17,8 +17,9 @@ use crate::backend::local::{
     Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Largest, Master,
     Move, PartialAmax, PartialCast, RecordAmax, Round, Rule, Spread, SumGradient, Transpose,
 };
-use crate::format::{Format, Orientation, Shape, Via};
+use crate::format::{ElementType, Format, Orientation, Shape, Via};
 use crate::layout::Region;
+use crate::model::Gradient;
 
 /// What preparing needs: the kernels, and where the arena begins.
 pub(super) struct Preparation<'a> {
@@ -262,7 +263,18 @@ impl Preparation<'_> {
             largest: *largest,
         };
         let operands: Vec<_> = op.looked_at.iter().map(operand).collect();
-        self.kernels.look(&operands, self.at(op.vote), self.diverged).map(Some)
+        self.kernels.look(ElementType::F32, &operands, self.at(op.vote), (self.diverged, 1)).map(Some)
+    }
+
+    /// Inspects a gradient as a call wrote it; `word` gets `number` if it is not finite and no other number is there.
+    pub(super) fn inspect(
+        &self,
+        (gradient, region): (Gradient, Region),
+        (word, number): (DeviceAddress, u32),
+    ) -> Result<KernelLaunch, CudaFailure> {
+        let elements = region.bytes / gradient.element.bytes();
+        let operand = LookOperand { values: self.at(region), elements, largest: f32::MAX };
+        self.kernels.look(gradient.element, &[operand], DeviceAddress::NULL, (word, number))
     }
 
     pub(super) fn adam(&self, op: &Adam) -> Result<KernelLaunch, CudaFailure> {

@@ -47,7 +47,7 @@ use self::bind::Priced;
 use self::machine::{Action, Progress};
 use self::world::Shared;
 use super::bell::lock;
-use super::{Backend, BackendError, ClosureFault, TaskInterval, within};
+use super::{Backend, BackendError, ClosureFault, Inspection, TaskInterval, within};
 use crate::compute::ComputeFactory;
 use crate::config::{ByteSize, Reduce};
 use crate::errors::shown;
@@ -258,6 +258,10 @@ impl Backend for SimBackend {
 
     fn take_diverged(&self) -> bool {
         false
+    }
+
+    fn take_inspection(&self, _bound: &SimBound) -> Inspection {
+        Inspection::None
     }
 
     fn upload(&self, memory: &SimMemory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {

@@ -256,6 +256,12 @@ pub(super) const ROWS: &[Row] = &[
         },
     },
     Row {
+        path: "optimizer.max_skipped",
+        expected: "a whole number from 1 to 4294967295 of steps in a row, or 0 for any number",
+        value: |c| toml(c.optimizer.max_skipped),
+        valid: |_| true,
+    },
+    Row {
         path: "cpu.link.bytes_per_s",
         expected: "a finite number of bytes from 1e3 on, or remove it for a link as fast as memory",
         value: |c| c.cpu.link.bytes_per_s.and_then(toml),

@@ -1,4 +1,4 @@
-//! Looking for values from which no training goes on: `kernels/look.cu`.
+//! Looking for values that are too large or no numbers: `kernels/look.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -9,15 +9,16 @@ use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
+use crate::format::ElementType;
 
 /// Values that are looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LookOperand {
-    /// f32 values.
+    /// f32 or bf16 values.
     pub values: DeviceAddress,
     /// How many.
     pub elements: usize,
-    /// The largest magnitude from which training goes on.
+    /// The largest magnitude that passes.
     pub largest: f32,
 }
 
@@ -38,10 +39,12 @@ struct Arguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
     vote: DeviceAddress,
-    diverged: DeviceAddress,
+    word: DeviceAddress,
+    number: u32,
+    reserved: u32,
     only: TensorArguments,
 }
-const _: () = assert!(size_of::<Arguments>() == 64);
+const _: () = assert!(size_of::<Arguments>() == 72);
 
 /// Groups of four elements that a thread has, the same as in the kernel.
 const GROUPS: u32 = 4;
@@ -49,25 +52,30 @@ const GROUPS: u32 = 4;
 const TILE: u64 = (GROUPS * 4 * THREADS) as u64;
 
 impl Kernels {
-    /// Sets the u32 at `diverged`, which may be the host's, to 1 if a value of `operands` is larger than its largest
-    /// magnitude or no number; else it stays as it is, and also where the [`op::Vote`](crate::op::Vote) at `vote`
-    /// skips.
+    /// Sets the u32 at `word`, which may be the host's, from 0 to `number` if a value of `operands`, f32 or bf16 as
+    /// `element` says, is larger than its largest magnitude or no number. Else it stays as it is, and also where the
+    /// [`op::Vote`](crate::op::Vote) at `vote` skips; `vote` may be null.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for an address that is missing or misaligned.
+    /// [`CudaFailure::Refused`] for an address that is missing or misaligned, and another type of elements.
     pub fn look(
         &self,
+        element: ElementType,
         operands: &[LookOperand],
         vote: DeviceAddress,
-        diverged: DeviceAddress,
+        (word, number): (DeviceAddress, u32),
     ) -> Result<KernelLaunch, CudaFailure> {
-        for (what, address) in [("the vote", vote), ("the word of divergence", diverged)] {
-            present(what, address)?;
-            element_aligned(what, address, 4)?;
-        }
+        let name = match element {
+            ElementType::F32 => c"look_f32",
+            ElementType::Bf16 => c"look_bf16",
+            other => return Err(CudaFailure::Refused(format!("values in {other} are not looked at"))),
+        };
+        present("the word to set", word)?;
+        element_aligned("the vote", vote, 4)?;
+        element_aligned("the word to set", word, 4)?;
         let tensor = |operand: &LookOperand| {
             present("values to look at", operand.values)?;
-            element_aligned("values to look at", operand.values, 4)?;
+            element_aligned("values to look at", operand.values, element.bytes() as u64)?;
             let tensor = TensorArguments {
                 values: operand.values,
                 count: operand.elements as u64,
@@ -82,10 +90,12 @@ impl Kernels {
             tiles: table.tiles,
             tensors: table.descriptors,
             vote,
-            diverged,
+            word,
+            number,
+            reserved: 0,
             only: only(&tensors),
         };
-        let function = self.function(Family::Look, c"look")?;
+        let function = self.function(Family::Look, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }

@@ -25,7 +25,7 @@ pub enum Family {
     Norm,
     /// Adam and AdamW.
     Adam,
-    /// Looking for values that are not finite.
+    /// Looking for values that are too large or no numbers.
     Look,
     /// Copies and zeroes.
     Memory,
@@ -97,6 +97,7 @@ impl Family {
                 (c"fragment.cuh", include_str!("../../../../kernels/fragment.cuh")),
                 (c"gelu.cuh", include_str!("../../../../kernels/gelu.cuh")),
                 (c"range.cuh", include_str!("../../../../kernels/range.cuh")),
+                (c"slice.cuh", include_str!("../../../../kernels/slice.cuh")),
             ],
         }
     }

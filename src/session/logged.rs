@@ -1,0 +1,87 @@
+//! One event of `tracing` for each step.
+//!
+//! Law: every step that began has one event, on every process, once its end is known: at `info`, or at `warn` where no
+//! weight was updated and one should have been. Its fields have the same names whatever the outcome; those that a step
+//! does not have are absent. A subscriber decides whether it is seen, and nothing else depends on it.
+
+use std::time::Duration;
+
+use super::{MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport};
+use crate::format::ElementType;
+use crate::id::ProgramId;
+use crate::model::Role;
+
+impl Session {
+    /// Logs how the step numbered `step` ended.
+    pub(super) fn log(
+        &self,
+        number: ProgramId,
+        step: u64,
+        duration: Duration,
+        ended: &Result<StepReport, SessionError>,
+    ) {
+        let program = self.plan_of(number).name.as_str();
+        let duration_s = duration.as_secs_f64();
+        let report = match ended {
+            Ok(report) => report,
+            Err(error) => {
+                let (outcome, norm) = match error {
+                    SessionError::Skipped { norm, .. } => ("skipped", Some(f64::from(*norm))),
+                    _ => ("failed", None),
+                };
+                tracing::warn!(program, step, outcome, norm, duration_s, %error, "step");
+                return;
+            }
+        };
+        let loss = report.loss().map(f64::from);
+        let (outcome, norm) = match report.outcome {
+            Outcome::Updated { norm, .. } => ("updated", Some(f64::from(norm))),
+            Outcome::Skipped { norm, .. } => ("skipped", Some(f64::from(norm))),
+            Outcome::Evaluated => ("evaluated", None),
+            Outcome::Accumulated { .. } => ("accumulated", None),
+        };
+        match &report.non_finite {
+            None if outcome != "skipped" => {
+                tracing::info!(program, step, outcome, loss, norm, duration_s, "step");
+            }
+            gradient => {
+                let weight = gradient.as_ref().map(|gradient| gradient.weight.as_str());
+                let (rank, call) = gradient.as_ref().map_or((None, None), NonFiniteGradient::maker);
+                let why = super::non_finite::why(norm.unwrap_or(f64::NAN) as f32, gradient.as_ref());
+                tracing::warn!(
+                    program,
+                    step,
+                    outcome,
+                    loss,
+                    norm,
+                    duration_s,
+                    weight,
+                    rank,
+                    call,
+                    "step: {why}"
+                );
+            }
+        }
+    }
+}
+
+impl NonFiniteGradient {
+    /// The rank and the call that wrote it, if they are known.
+    fn maker(&self) -> (Option<u32>, Option<&str>) {
+        match &self.made_by {
+            MadeBy::Call { rank, call, .. } => (Some(rank.number()), Some(call)),
+            MadeBy::Sum { .. } | MadeBy::Unknown { .. } => (None, None),
+        }
+    }
+}
+
+impl StepReport {
+    /// The mean of the first output of one f32 that the program declares.
+    fn loss(&self) -> Option<f32> {
+        let is_scalar =
+            |role, element, elements| role == Role::Output && element == ElementType::F32 && elements == 1;
+        let mut buffers = self.plan().buffers.iter();
+        let scalar = buffers.find(|spec| is_scalar(spec.role, spec.element, spec.elements))?;
+        self.mean_output(&scalar.name).ok()
+    }
+}
