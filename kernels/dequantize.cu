@@ -4,7 +4,8 @@
 // - `y = code * scale` in the format's order of operations, rounded once more only for a bfloat16 output.
 // - The planes are those of the stored matrix, which is the transposed weight for columnwise planes; only
 //   MXFP8 stores its columnwise planes untransposed, and they are transposed on the way out.
-// - Padding of the planes is never looked at.
+// - Padding of the planes is never looked at. A row of codes may be longer than a row of values, by columns that
+//   complete its last block.
 
 #include "common.cuh"
 #include "crossing.cuh"
@@ -102,6 +103,8 @@ struct Nvfp4 {
     static __device__ __forceinline__ float decode_one(const u8* data, u64 at) {
         return E2m1::decode(__ldg(data + at / 2) >> (4 * (at % 2)));
     }
+    // Codes from one row to the next.
+    static __device__ __forceinline__ u32 pitch(u32 cols) { return (cols + 15) / 16 * 16; }
     static __device__ __forceinline__ float factor(const DequantizeTensor& t, float tensor, u32 row, u32 column) {
         u32 scale = __ldg(t.scale + u64(row >> t.shared_rows) * t.pitch + column / 16);
         return (E4m3::decode(scale) * tensor) * (1.0f / 2688.0f);
@@ -141,6 +144,7 @@ struct Fp8Codes {
     static __device__ __forceinline__ float decode_one(const u8* data, u64 at) {
         return Element::decode(__ldg(data + at));
     }
+    static __device__ __forceinline__ u32 pitch(u32 cols) { return cols; }
 };
 
 template <class Element>
@@ -184,12 +188,14 @@ __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
     u32 column = (item % across * 32 + lane()) * COLUMNS;
     if (top >= t.rows || column >= t.cols) return;
     float tensor = t.tensor_scale == nullptr ? 1.0f : __ldg(t.tensor_scale);
+    u32 pitch = Format::pitch(t.cols);
     u64 at = u64(top) * t.cols + column;
+    u64 from = u64(top) * pitch + column;
     if (t.aligned && top + ROWS <= t.rows && column + COLUMNS <= t.cols) {
         typename Format::template Codes<COLUMNS> codes[ROWS];
         float factors[ROWS];
 #pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) codes[r] = Format::template load<COLUMNS>(t.data, at + u64(r) * t.cols);
+        for (u32 r = 0; r < ROWS; ++r) codes[r] = Format::template load<COLUMNS>(t.data, from + u64(r) * pitch);
 #pragma unroll
         for (u32 r = 0; r < ROWS; ++r) factors[r] = Format::factor(t, tensor, top + r, column);
 #pragma unroll
@@ -202,12 +208,13 @@ __device__ __forceinline__ void dequantize(const DequantizeArguments& all) {
         for (u32 k = 0; k < COLUMNS && column + k < t.cols; ++k) {
             u64 one = u64(row) * t.cols + column + k;
             float factor = Format::factor(t, tensor, row, column + k);
-            Out::one(t.out + one * Out::BYTES, Format::decode_one(t.data, one) * factor);
+            float code = Format::decode_one(t.data, u64(row) * pitch + column + k);
+            Out::one(t.out + one * Out::BYTES, code * factor);
         }
     }
 }
 
-// Columnwise MXFP8: data and scales of [M, K], values of [K, M], M and K multiples of 32. A block transposes a tile of
+// Columnwise MXFP8: data and scales of [M, K], values of [K, M], K a multiple of 32. A block transposes a tile of
 // 128x128 codes and decodes it on the way out: four codes of a column by each thread, a column by a warp.
 template <class Out>
 __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& all) {
@@ -267,7 +274,9 @@ __device__ __forceinline__ void dequantize_columns(const DequantizeArguments& al
                 Out::store(to, v);
             } else {
 #pragma unroll
-                for (u32 k = 0; k < 4; ++k) Out::one(to + k * Out::BYTES, v[k]);
+                for (u32 k = 0; k < 4; ++k) {
+                    if (row + k < t.rows) Out::one(to + k * Out::BYTES, v[k]);
+                }
             }
         }
     }

@@ -45,8 +45,9 @@ impl Quantized {
         }
     }
 
-    /// Receives the planes of all shards, in row order, into the planes of `orientation` (GA-2). Columnwise
-    /// planes that exist and derive from the rowwise ones are derived again.
+    /// Receives the planes of all shards, in row order, into the planes of `orientation` (GA-2). The rows of the last
+    /// shard complete the last blocks ([`super::Format::whole_blocks`]). Columnwise planes that exist and derive from
+    /// the rowwise ones are derived again.
     ///
     /// `amax` and `tensor_scale` are those all shards were quantized with.
     ///
@@ -103,7 +104,7 @@ impl Quantized {
             }
             rows += shard_rows;
         }
-        if rows != shape.rows {
+        if rows != format.whole_blocks(shape).rows {
             return Err(mismatch(
                 shards.len(),
                 "the shards before it do not add up to the rows of the weight",

@@ -7,6 +7,8 @@
 //! - **FO-3** the bytes of a weight depend neither on the number of ranks nor on how it is cut.
 //! - **FO-4** padding is zero, and bytes of a neighbour are never touched.
 //! - **FO-5** a master split into bf16 and remainder joins to the same bits.
+//! - **FO-6** rows that complete a block count as zeros: the planes of a weight whose rows end within a block are those
+//!   of the weight with zero rows up to the end of it.
 //!
 //! The stages ([`partial_amax`], [`fused_scale`], [`partial_cast`], [`transpose()`], [`dequantize`]) work on
 //! the caller's memory and allocate nothing. Anyone may call them. This room imports no other room: it knows

@@ -72,7 +72,7 @@ pub(super) fn dequantize<V: Value>(
                     let codes = tile.turn(size, planes.data[top * shape.cols + left..].chunks(shape.cols));
                     for (column, codes) in (left..).zip(codes.chunks_exact(size.rows)) {
                         let out = &mut out[column * shape.rows + top..][..size.rows];
-                        let blocks = codes.chunks_exact(BLOCK).zip(out.chunks_exact_mut(BLOCK));
+                        let blocks = codes.chunks(BLOCK).zip(out.chunks_mut(BLOCK));
                         for (block, (codes, out)) in (top / BLOCK..).zip(blocks) {
                             let factor = e8m0::decode(planes.scale[block * pitch + column]);
                             super::fp8::dequantize_slice(values, codes, factor, out);

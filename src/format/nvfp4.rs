@@ -72,7 +72,7 @@ pub(super) fn fused_scale(
     let tensor = Nvfp4Scale::new(amax);
     let grid_cols = shape.cols / 16;
     let pitch = scale_pitch(shape);
-    let grid_rows = shape.rows / block_height(block);
+    let grid_rows = shape.rows.div_ceil(block_height(block));
     // In the compact plane every row belongs to another tile.
     let height = if scale.len() == grid_rows * pitch { 1 } else { block_height(block) };
     let valid = grid_rows * height * pitch;
@@ -92,25 +92,39 @@ pub(super) fn fused_scale(
     Ok(amax)
 }
 
-/// Values of rowwise planes, with a scale row for each of their rows or one for each row of tiles.
-pub(super) fn dequantize<V: Value>(shape: Shape, planes: Planes<'_>, amax: f32, out: &mut [V]) {
+/// Values of the first `cols` columns of rowwise planes, with a scale row for each of their rows or one for each row
+/// of tiles. `out` may end before the planes do.
+pub(super) fn dequantize<V: Value>(shape: Shape, planes: Planes<'_>, amax: f32, cols: usize, out: &mut [V]) {
     let pitch = scale_pitch(shape);
-    if shape.cols == 0 {
+    if cols == 0 {
         return;
     }
     let height = if planes.scale.len() < shape.rows * pitch { TILE } else { 1 };
     let scales = planes.scale.chunks_exact(pitch).flat_map(|scales| std::iter::repeat_n(scales, height));
     let rows = planes.data.chunks_exact(shape.cols / 2).zip(scales);
-    for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(shape.cols)) {
+    for ((codes, scales), out) in rows.zip(out.chunks_exact_mut(cols)) {
         let blocks = codes.as_chunks::<8>().0.iter().zip(scales);
-        for ((codes, &scale), out) in blocks.zip(out.as_chunks_mut::<16>().0) {
-            let factor = (E4M3_VALUES[usize::from(scale)] * amax) * (1.0 / LARGEST_PRODUCT);
+        let (whole, rest) = out.as_chunks_mut::<16>();
+        for ((codes, &scale), out) in blocks.clone().zip(whole.iter_mut()) {
+            let factor = factor(scale, amax);
             for (&code, out) in codes.iter().zip(out.as_chunks_mut::<2>().0) {
                 out[0] = V::of(E2M1_VALUES[usize::from(code & 15)] * factor);
                 out[1] = V::of(E2M1_VALUES[usize::from(code >> 4)] * factor);
             }
         }
+        for (codes, &scale) in blocks.skip(whole.len()) {
+            let factor = factor(scale, amax);
+            for (at, out) in rest.iter_mut().enumerate() {
+                *out = V::of(E2M1_VALUES[usize::from(codes[at / 2] >> (at % 2 * 4) & 15)] * factor);
+            }
+        }
     }
+}
+
+/// What the codes of a block are multiplied by.
+#[inline(always)]
+fn factor(scale: u8, amax: f32) -> f32 {
+    (E4M3_VALUES[usize::from(scale)] * amax) * (1.0 / LARGEST_PRODUCT)
 }
 
 /// Columnwise planes of 16×16 tiles from rowwise ones: nibbles and tile scales transposed, padding zero.

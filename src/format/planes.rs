@@ -7,6 +7,8 @@
 //!   sent.
 //! - **PN-3** padding bytes are zero.
 //!
+//! Rows are counted in whole blocks ([`Format::whole_blocks`]), so a data plane may have more rows than the weight.
+//!
 //! Every multi-byte element is little endian and needs no alignment.
 
 use super::format::{Format, Fp8Tile, Nvfp4Block};
@@ -29,7 +31,8 @@ enum ScaleRows {
 }
 
 impl Format {
-    /// The planes of a full weight of `shape`, padded as a GEMM wants them: data first, then scales.
+    /// The planes of a full weight of `shape`, padded as a GEMM wants them: data first, then scales. Of a weight whose
+    /// rows end within a block they hold the rows that complete it too, as zeros ([`Format::whole_blocks`]).
     #[must_use]
     pub fn planes(self, orientation: Orientation, shape: Shape) -> Vec<PlaneSpec> {
         self.plane_list(orientation, shape, ScaleRows::Padded)
@@ -65,9 +68,9 @@ impl Format {
         bytes as f64 / shape.elements().max(1) as f64
     }
 
-    /// The data plane; it has no padding.
+    /// The data plane; it has no padding but the rows that complete the last blocks.
     pub(super) fn data_plane(self, orientation: Orientation, shape: Shape) -> PlaneSpec {
-        let Shape { rows, cols } = self.stored_shape(orientation, shape);
+        let Shape { rows, cols } = self.stored_shape(orientation, self.whole_blocks(shape));
         let (cols, element) = match self {
             Self::F32 => (cols, ElementType::F32),
             Self::Bf16 => (cols, ElementType::Bf16),
@@ -78,7 +81,7 @@ impl Format {
     }
 
     fn scale_plane(self, orientation: Orientation, shape: Shape, scale_rows: ScaleRows) -> Option<PlaneSpec> {
-        let Shape { rows, cols } = self.stored_shape(orientation, shape);
+        let Shape { rows, cols } = self.stored_shape(orientation, self.whole_blocks(shape));
         let pad = |rows: usize, multiple: usize| match scale_rows {
             ScaleRows::Padded => round_up(rows, multiple),
             ScaleRows::Valid | ScaleRows::Compact => rows,

@@ -63,9 +63,12 @@ pub fn quantize(
             Some(from_master(format, Orientation::Columnwise, via, shape, weight)?)
         }
         _ => {
-            let mut turned = vec![0.0; weight.len()];
-            super::transpose::values(shape, weight, &mut turned);
-            Some(from_master(format, Orientation::Rowwise, via, shape.transposed(), &turned)?)
+            let whole = format.whole_blocks(shape);
+            let mut filled = weight.to_vec();
+            filled.resize(whole.elements(), 0.0);
+            let mut turned = vec![0.0; filled.len()];
+            super::transpose::values(whole, &filled, &mut turned);
+            Some(from_master(format, Orientation::Rowwise, via, whole.transposed(), &turned)?)
         }
     };
     let (amax, tensor_scale) =

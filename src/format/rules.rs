@@ -7,7 +7,8 @@ use super::format::{Format, Fp8Block, Fp8Tile, Nvfp4Block, ScaleRule};
 use super::{FormatError, Orientation, Shape};
 
 impl Format {
-    /// What the rows of a row shard must be a multiple of, so that no block spans two shards.
+    /// What the rows of a row shard must be a multiple of, unless it is the weight's last one, so that no block
+    /// spans two shards.
     #[must_use]
     pub const fn row_tile(self) -> usize {
         match self {
@@ -21,11 +22,28 @@ impl Format {
         }
     }
 
+    /// What both dimensions of planes are a multiple of. Blocks of the other formats may be cut at either edge.
+    const fn side_of_planes(self) -> usize {
+        match self {
+            Self::Nvfp4(_) => 16,
+            Self::Mxfp8 => 32,
+            Self::F32 | Self::Bf16 | Self::Fp8Block(_) | Self::Fp8Tensor(_) => 1,
+        }
+    }
+
+    /// The matrix that the planes of a weight of `shape` hold (FO-6): its rows in NVFP4 rounded up to 16, in MXFP8 to
+    /// 32, and as they are in the other formats. Saturates.
+    #[must_use]
+    pub const fn whole_blocks(self, shape: Shape) -> Shape {
+        let side = self.side_of_planes();
+        Shape { rows: shape.rows.div_ceil(side).saturating_mul(side), cols: shape.cols }
+    }
+
     /// Whether a weight of `shape` can be quantized.
     ///
     /// # Errors
-    /// [`FormatError::EmptyShape`], [`FormatError::ShapeTooLarge`], or a dimension that does not divide into
-    /// blocks: NVFP4 needs multiples of 16 and MXFP8 of 32 in both, the other formats take any shape.
+    /// [`FormatError::EmptyShape`], [`FormatError::ShapeTooLarge`], or columns that do not divide into blocks: NVFP4
+    /// needs a multiple of 16 and MXFP8 of 32. Any number of rows will do ([`Format::whole_blocks`]).
     pub fn check_shape(self, shape: Shape) -> Result<(), FormatError> {
         if shape.rows == 0 || shape.cols == 0 {
             return Err(FormatError::EmptyShape { shape });
@@ -44,14 +62,7 @@ impl Format {
         if bytes.is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(FormatError::ShapeTooLarge { shape });
         }
-        let multiple = match self {
-            Self::Nvfp4(_) => 16,
-            Self::Mxfp8 => 32,
-            Self::F32 | Self::Bf16 | Self::Fp8Block(_) | Self::Fp8Tensor(_) => 1,
-        };
-        if !shape.rows.is_multiple_of(multiple) {
-            return Err(FormatError::RowsNotAligned { format: self, shape, multiple });
-        }
+        let multiple = self.side_of_planes();
         if !shape.cols.is_multiple_of(multiple) {
             return Err(FormatError::ColumnsNotAligned { format: self, shape, multiple });
         }
@@ -147,9 +158,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shape_that_does_not_divide_into_blocks_is_refused_with_the_shape_to_pad_to() {
-        let error = Format::NVFP4_2D.check_shape(Shape::new(40, 64)).unwrap_err();
-        assert!(error.to_string().contains("pad the rows to 48"), "{error}");
+    fn columns_that_do_not_divide_into_blocks_are_refused_with_the_columns_to_pad_to() {
+        let error = Format::NVFP4_2D.check_shape(Shape::new(100, 60)).unwrap_err();
+        assert!(error.to_string().contains("pad the columns to 64"), "{error}");
         let error = Format::Mxfp8.check_shape(Shape::new(64, 80)).unwrap_err();
         assert!(error.to_string().contains("pad the columns to 96"), "{error}");
         assert!(Format::FP8_BLOCK128_POW2.check_shape(Shape::new(303, 300)).is_ok());

@@ -7,13 +7,15 @@
 //!   bit-identical to the weight quantized whole.
 //!
 //! `shape` is the shape of the shard, or of the whole weight if there is only one shard. The rows of a shard
-//! are a multiple of [`Format::row_tile`], and zero rows are fine. [`super::quantize`] is the composition.
+//! are a multiple of [`Format::row_tile`], except those of the last one, and zero rows are fine.
+//! [`super::quantize`] is the composition.
 
 use half::bf16;
 
 use super::format::Format;
 use super::fp8::Fp8Scale;
 use super::kernels::{self, Slice};
+use super::partial::FlatShard;
 use super::shape::{Orientation, Planes, PlanesMut, Shape};
 use super::span::Span;
 use super::via::{Value, Via};
@@ -25,7 +27,7 @@ use super::{FormatError, dense, fp8_block, mxfp8, nvfp4, transpose as transposed
 /// NaN never raises an amax, infinity does.
 ///
 /// # Errors
-/// A shape that does not divide into blocks, a slice of the wrong length, an orientation the format does not
+/// Columns that do not divide into blocks, a slice of the wrong length, an orientation the format does not
 /// store.
 pub fn partial_amax(
     format: Format,
@@ -92,7 +94,7 @@ pub fn fused_scale(
 
 /// The codes of `master` (`[rows, cols]`), with the factors of [`fused_scale`].
 ///
-/// `data` has the bytes of the shard's data plane.
+/// `data` has the bytes of the shard's data plane; rows that complete the last blocks are set to zero.
 ///
 /// # Errors
 /// As [`partial_amax`].
@@ -109,8 +111,10 @@ pub fn partial_cast(
     check_length("master", shape.elements(), master.len())?;
     check_length("encode", format.encode_blocks(orientation, shape), encode.len())?;
     check_length("the data plane", format.data_plane(orientation, shape).bytes(), data.len())?;
+    let (own, rest) = data.split_at_mut(FlatShard { start: 0, len: master.len() }.fragment(format).end);
     let slice = Slice { format, orientation, via, shape, span: Span::whole(master.len()) };
-    kernels::cast(slice, master, encode, data);
+    kernels::cast(slice, master, encode, own);
+    rest.fill(0);
     Ok(())
 }
 
@@ -120,7 +124,7 @@ pub fn partial_cast(
 /// never rounded again. For f32 and bf16 this is the transposed copy.
 ///
 /// # Errors
-/// [`FormatError::CannotDeriveColumnwise`]; a shape that does not divide into blocks; a plane of the wrong
+/// [`FormatError::CannotDeriveColumnwise`]; columns that do not divide into blocks; a plane of the wrong
 /// length.
 pub fn transpose(
     format: Format,
@@ -133,6 +137,7 @@ pub fn transpose(
     check_planes(format, Orientation::Rowwise, shape, rowwise)?;
     let target = Planes { data: &*columnwise.data, scale: &*columnwise.scale };
     check_planes(format, Orientation::Columnwise, shape, target)?;
+    let shape = format.whole_blocks(shape);
     match format {
         Format::F32 => transposed::bytes::<4>(shape, rowwise.data, columnwise.data),
         Format::Bf16 => transposed::bytes::<2>(shape, rowwise.data, columnwise.data),
@@ -153,7 +158,7 @@ pub fn transpose(
 /// what [`fused_scale`] returned.
 ///
 /// # Errors
-/// A shape that does not divide into blocks, a slice of the wrong length.
+/// Columns that do not divide into blocks, a slice of the wrong length.
 pub fn dequantize(
     format: Format,
     orientation: Orientation,
@@ -199,7 +204,10 @@ fn values<V: Value>(
     match format {
         Format::F32 => dense::dequantize_f32(planes.data, out),
         Format::Bf16 => dense::dequantize_bf16(planes.data, out),
-        Format::Nvfp4(_) => nvfp4::dequantize(stored, planes, tensor_scale, out),
+        Format::Nvfp4(_) => {
+            let whole = format.stored_shape(orientation, format.whole_blocks(shape));
+            nvfp4::dequantize(whole, planes, tensor_scale, stored.cols, out);
+        }
         Format::Fp8Block(block) => fp8_block::dequantize(block, stored, planes, out),
         Format::Mxfp8 => mxfp8::dequantize(orientation, shape, planes, out),
         Format::Fp8Tensor(tensor) => {

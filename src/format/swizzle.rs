@@ -29,7 +29,7 @@ pub enum ScaleLayout {
 /// the source holds there. Both slices have the bytes of the padded plane.
 ///
 /// # Errors
-/// [`FormatError::NoSwizzledLayout`] for formats other than NVFP4 and MXFP8; a shape that does not divide
+/// [`FormatError::NoSwizzledLayout`] for formats other than NVFP4 and MXFP8; columns that do not divide
 /// into blocks; a slice of the wrong length.
 pub fn swizzle_scale(
     format: Format,
@@ -44,6 +44,7 @@ pub fn swizzle_scale(
         _ => return Err(FormatError::NoSwizzledLayout { format }),
     };
     format.check_blocks(shape)?;
+    let shape = format.whole_blocks(shape);
     let expected = format.scale_bytes(orientation, shape).padded;
     for (what, actual) in [("the scale plane", scale.len()), ("the swizzled plane", swizzled.len())] {
         if actual != expected {

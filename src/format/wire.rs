@@ -17,7 +17,7 @@ use super::stages::check_length;
 /// compact plane is the plain one, only the padding rows change.
 ///
 /// # Errors
-/// An orientation that is not gathered, a shape that does not divide into blocks, a plane of the wrong
+/// An orientation that is not gathered, columns that do not divide into blocks, a plane of the wrong
 /// length.
 pub fn expand_scale(
     format: Format,
@@ -32,7 +32,7 @@ pub fn expand_scale(
         const HEIGHT: usize = 16;
         let pitch = format.scale_row_bytes(orientation, shape);
         // From the last tile up: its rows lie at or below the compact row they come from.
-        for tile in (0..shape.rows / HEIGHT).rev() {
+        for tile in (0..shape.rows.div_ceil(HEIGHT)).rev() {
             let source = tile * pitch..(tile + 1) * pitch;
             for row in (tile * HEIGHT..(tile + 1) * HEIGHT).rev() {
                 scale_plane.copy_within(source.clone(), row * pitch);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::format::FormatError;
 use crate::format::format::Format;
-use crate::format::shape::{ElementType, Shape};
+use crate::format::shape::{ElementType, Orientation, Shape};
 use crate::format::span::Span;
 
 /// The elements `start .. start + len` of a flattened row-major weight.
@@ -95,9 +95,9 @@ pub fn place_fragment(
     format.check_blocks(shape)?;
     shard.check(shape)?;
     let range = shard.fragment(format);
-    let plane = FlatShard { start: 0, len: shape.elements() }.fragment(format);
+    let plane = format.data_plane(Orientation::Rowwise, shape).bytes();
     for (what, expected, actual) in
-        [("the fragment", range.len(), fragment.len()), ("the data plane", plane.len(), data.len())]
+        [("the fragment", range.len(), fragment.len()), ("the data plane", plane, data.len())]
     {
         if expected != actual {
             return Err(FormatError::Length { what, expected, actual });

@@ -14,6 +14,11 @@ pub fn quantize(
     shape: Shape,
     weight: &[f32],
 ) -> (OwnedPlanes, f32) {
+    // FO-6.
+    let shape = format.whole_blocks(shape);
+    let mut filled = weight.to_vec();
+    filled.resize(shape.elements(), 0.0);
+    let weight = filled.as_slice();
     let mut planes = OwnedPlanes::zeroed(format, orientation, shape);
     let tensor_amax = weight.iter().fold(0.0f32, |amax, x| amax.max(x.abs()));
     let blocks = Blocks::new(format, orientation, shape);

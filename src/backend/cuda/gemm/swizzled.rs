@@ -24,7 +24,7 @@ impl Swizzled {
     /// For weights of `shape` in MXFP8 or NVFP4.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for another format and a shape that does not divide into blocks; no memory.
+    /// [`CudaFailure::Refused`] for another format and columns that do not divide into blocks; no memory.
     pub(crate) fn new(
         blas: &Rc<Blas>,
         format: Format,

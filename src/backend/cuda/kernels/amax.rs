@@ -146,7 +146,7 @@ impl Kernels {
     /// one format.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for a format without scales, a shape that does not divide into blocks, an
+    /// [`CudaFailure::Refused`] for a format without scales, columns that do not divide into blocks, an
     /// address that is missing or misaligned.
     pub fn partial_amax(
         &self,

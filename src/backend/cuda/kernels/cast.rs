@@ -122,7 +122,7 @@ impl Kernels {
     /// one format.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for a shape that does not divide into blocks, an address that is missing or
+    /// [`CudaFailure::Refused`] for columns that do not divide into blocks, an address that is missing or
     /// misaligned.
     pub fn partial_cast(
         &self,

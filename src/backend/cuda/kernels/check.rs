@@ -41,7 +41,7 @@ pub(super) fn scale_pitch(format: Format, orientation: Orientation, shape: Shape
     scale_plane(&format.planes(orientation, shape)).map_or(0, |plane| plane.cols)
 }
 
-/// Refuses a shape that does not divide into the format's blocks. Zero rows are fine.
+/// Refuses a shape whose columns do not divide into the format's blocks. Zero rows are fine.
 pub(super) fn divides(format: Format, shape: Shape) -> Result<(), CudaFailure> {
     if shape.rows == 0 || shape.cols == 0 {
         return Ok(());

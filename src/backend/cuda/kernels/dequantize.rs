@@ -148,7 +148,7 @@ impl Kernels {
     /// Values of planes (see [`dequantize`](crate::format::dequantize)), as f32, or rounded to bfloat16.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for an element type other than these two, a shape that does not divide into
+    /// [`CudaFailure::Refused`] for an element type other than these two, columns that do not divide into
     /// blocks, an address that is missing or misaligned.
     pub fn dequantize(
         &self,
@@ -194,7 +194,12 @@ impl Kernels {
                 Cut::Strips(_) => kernel.group * columns as u64 / 4,
                 Cut::Columns | Cut::Flat => kernel.group,
             };
-            let in_rows = matches!(kernel.cut, Cut::Flat) || stored.cols.is_multiple_of(columns);
+            let in_rows = match kernel.cut {
+                Cut::Strips(_) => stored.cols.is_multiple_of(columns),
+                // Read along rows, and written along columns by four.
+                Cut::Columns => stored.cols.is_multiple_of(columns) && stored.rows.is_multiple_of(4),
+                Cut::Flat => true,
+            };
             let aligned = in_rows && data.number().is_multiple_of(codes) && out.number().is_multiple_of(16);
             let descriptor = TensorArguments {
                 data,

@@ -127,7 +127,7 @@ impl Cut {
             return Some(Self::default());
         }
         // The rows that are spread over compact ones.
-        let upper = (operand.shape.rows / REPEAT).div_ceil(REPEAT);
+        let upper = tile_rows(operand).div_ceil(REPEAT);
         let least = upper.div_ceil(MOST_CLOSING);
         let widest = HELD / least / GROUP * GROUP;
         if widest == 0 {
@@ -143,6 +143,11 @@ impl Cut {
     }
 }
 
+/// Compact rows of an operand.
+fn tile_rows(operand: &ExpandOperand) -> usize {
+    operand.shape.rows.div_ceil(REPEAT)
+}
+
 /// Rows and bytes per row of the plane of an operand; none where it is empty.
 fn extent(operand: &ExpandOperand) -> (usize, usize) {
     let planes = Format::NVFP4_2D.planes(Orientation::Rowwise, operand.shape);
@@ -155,7 +160,7 @@ impl Kernels {
     /// padding rows change, and `compact` must be the beginning of the plane.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for an orientation that is not gathered, a shape that does not divide into
+    /// [`CudaFailure::Refused`] for an orientation that is not gathered, columns that do not divide into
     /// blocks, an address that is missing or misaligned.
     pub fn expand_scale(
         &self,
@@ -204,7 +209,7 @@ impl Kernels {
                     compact: operand.compact,
                     plane: operand.plane,
                     arrived: own,
-                    tile_rows: (operand.shape.rows / REPEAT) as u32,
+                    tile_rows: tile_rows(operand) as u32,
                     plane_rows: *plane_rows as u32,
                     pitch: *pitch as u32,
                     width: cut.width as u32,

@@ -165,7 +165,7 @@ impl Kernels {
     /// is; what belongs to that operand is not written.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for a format without scales, a shape that does not divide into blocks, an
+    /// [`CudaFailure::Refused`] for a format without scales, columns that do not divide into blocks, an
     /// address that is missing or misaligned.
     pub fn fused_scale(
         &self,

@@ -62,7 +62,7 @@ impl Kernels {
     /// Scale planes in the layout a block-scaled GEMM reads (see [`swizzle_scale`](crate::format::swizzle_scale)).
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for a format without such a layout, a shape that does not divide into blocks, an
+    /// [`CudaFailure::Refused`] for a format without such a layout, columns that do not divide into blocks, an
     /// address that is missing or misaligned.
     pub fn swizzle_scale(
         &self,
@@ -122,6 +122,7 @@ impl SwizzleTensor {
             _ => return Err(refused(FormatError::NoSwizzledLayout { format })),
         };
         divides(format, shape)?;
+        let shape = format.whole_blocks(shape);
         // Columnwise MXFP8 planes hold the transposed matrix of scales.
         let transposed = format == Format::Mxfp8 && orientation == Orientation::Columnwise;
         let Shape { rows, cols } = match orientation {

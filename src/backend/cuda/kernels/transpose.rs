@@ -87,15 +87,14 @@ enum Way {
 }
 
 impl TransposeOperand {
-    fn way(&self, bits: usize) -> Way {
+    /// The way for planes of `shape`.
+    fn way(&self, shape: Shape, bits: usize) -> Way {
         let data = [self.data, self.columnwise_data];
         let scales = [self.scale, self.columnwise_scale];
         let at =
             |list: &[DeviceAddress], bytes| list.iter().all(|address| address.number().is_multiple_of(bytes));
         let rows_of = |bytes: usize| {
-            [self.shape.rows, self.shape.cols]
-                .iter()
-                .all(|elements| (elements * bits).is_multiple_of(8 * bytes))
+            [shape.rows, shape.cols].iter().all(|elements| (elements * bits).is_multiple_of(8 * bytes))
         };
         match at(&scales, 4) {
             true if rows_of(16) && at(&data, 16) => Way::Groups,
@@ -105,8 +104,9 @@ impl TransposeOperand {
     }
 
     fn arguments(&self, format: Format, kernel: &Kernel) -> Result<(TensorArguments, u64), CudaFailure> {
-        let Self { shape, data, scale, columnwise_data, columnwise_scale } = *self;
-        divides(format, shape)?;
+        let Self { data, scale, columnwise_data, columnwise_scale, .. } = *self;
+        divides(format, self.shape)?;
+        let shape = format.whole_blocks(self.shape);
         let planes = format.planes(Orientation::Columnwise, shape);
         let plane = scale_plane(&planes);
         let (out_rows, out_pitch) = plane.map_or((0, 0), |plane| (plane.rows, plane.cols));
@@ -137,7 +137,7 @@ impl TransposeOperand {
             cols: narrow("columns", shape.cols)?,
             scale_tiles: u32::try_from(scale_tiles)
                 .map_err(|_| CudaFailure::Refused(format!("{shape} is too large to transpose")))?,
-            way: self.way(kernel.bits) as u32,
+            way: self.way(shape, kernel.bits) as u32,
             pitch: narrow("scale columns", scale_pitch(format, Orientation::Rowwise, shape))?,
             out_pitch: narrow("scale columns", out_pitch)?,
             out_rows: narrow("scale rows", out_rows)?,
@@ -151,8 +151,8 @@ impl Kernels {
     /// Columnwise planes of whole weights (see [`transpose`](crate::format::transpose())).
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for a format whose columnwise planes do not follow from its rowwise ones, a shape
-    /// that does not divide into blocks, an address that is missing or misaligned.
+    /// [`CudaFailure::Refused`] for a format whose columnwise planes do not follow from its rowwise ones, columns
+    /// that do not divide into blocks, an address that is missing or misaligned.
     pub fn transpose(
         &self,
         format: Format,
