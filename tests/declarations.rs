@@ -22,8 +22,10 @@ fn begin() -> (WeightId, WeightId, ProgramBuilder) {
 #[test]
 fn weights_that_cannot_be_are_refused_with_the_reason_and_not_added() {
     let mut model = Model::builder();
-    let error = model.sharded("rows", 40, 64, Format::NVFP4_2D).unwrap_err();
-    assert!(matches!(error, DeclareError::Format { .. }) && error.to_string().contains("`rows`"), "{error}");
+    let error = model.sharded("columns", 40, 60, Format::NVFP4_2D).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, DeclareError::Format { .. }) && text.contains("`columns`"), "{text}");
+    assert!(text.contains("pad the columns to 64"), "{text}");
     let error = model.sharded("activations", 64, 64, Format::NVFP4_1D).unwrap_err().to_string();
     assert!(error.contains("activations") && error.contains("nvfp4_2d"), "{error}");
     assert!(matches!(model.replicated("none", 0, 4), Err(DeclareError::Empty { .. })));

@@ -40,7 +40,10 @@ fn check(format: Format, via: Via, shape: Shape, weight: &[f32]) -> Quantized {
 
     let (orientation, stored, turned) = match format {
         Format::Mxfp8 => (Orientation::Columnwise, shape, seen),
-        _ => (Orientation::Rowwise, shape.transposed(), transposed(shape, &seen)),
+        _ => {
+            let (whole, filled) = filled(format, shape, &seen);
+            (Orientation::Rowwise, whole.transposed(), transposed(whole, &filled))
+        }
     };
     let (expected, _) = reference::quantize(format, orientation, stored, &turned);
     let columnwise = quantized.columnwise.as_ref().unwrap();
@@ -87,6 +90,14 @@ fn check_every_way(format: Format, via: Via, shape: Shape, weight: &[f32]) {
     };
     assert!(both.rowwise == Some(rowwise), "{}", what("rowwise by stages"));
     assert!(both.columnwise == Some(columnwise), "{}", what("columnwise by stages"));
+}
+
+/// The matrix that the planes of a weight hold: the weight, and rows of zeros up to the end of the last block.
+fn filled(format: Format, shape: Shape, weight: &[f32]) -> (Shape, Vec<f32>) {
+    let whole = format.whole_blocks(shape);
+    let mut filled = weight.to_vec();
+    filled.resize(whole.elements(), 0.0);
+    (whole, filled)
 }
 
 fn transposed(shape: Shape, values: &[f32]) -> Vec<f32> {
@@ -302,6 +313,7 @@ fn b2_every_format_matches_the_reference_on_ragged_shapes() {
     };
     check_all(&all_formats(), &[(128, 128), (1, 1), (7, 15), (1, 311), (150, 140)]);
     check_all(&Format::CANONICAL, &[(256, 272), (303, 300), (305, 256), (250, 500), (256, 512)]);
+    check_all(&all_formats(), &[(1, 32), (15, 64), (17, 96), (33, 1056), (129, 32)]);
 }
 
 #[test]

@@ -25,7 +25,8 @@ pub enum LinearError {
     },
     /// A dimension that the products of a recipe do not take.
     #[error(
-        "{what} are {size}, and products of {recipe} need a multiple of {multiple}; pad them, or compute by Recipe::Bf16"
+        "{what} are {size}, and products of {recipe} need a multiple of {multiple}; pad them to {}, or compute by Recipe::Bf16",
+        size.next_multiple_of(*multiple)
     )]
     Dimension {
         /// Which dimension.

@@ -300,8 +300,8 @@ fn what_does_not_fit_is_refused_before_anything_is_launched() {
         gpu.kernels.transpose(format, &[operand]).unwrap_err().to_string()
     };
     assert!(refusal(operand, Format::Mxfp8).contains("quantize both orientations"));
-    let odd = TransposeOperand { shape: Shape::new(15, 16), ..operand };
-    assert!(refusal(odd, Format::NVFP4_2D).contains("pad the rows"));
+    let odd = TransposeOperand { shape: Shape::new(16, 15), ..operand };
+    assert!(refusal(odd, Format::NVFP4_2D).contains("pad the columns"));
     let missing = TransposeOperand { columnwise_scale: DeviceAddress::NULL, ..operand };
     assert!(refusal(missing, Format::NVFP4_2D).contains("no address"));
     let misaligned = TransposeOperand { data: buffer.address().plus(2), ..operand };

@@ -72,7 +72,8 @@ fn value(random: &mut Random, kind: Kind) -> f32 {
     }
 }
 
-/// Shapes that a format takes: tiny, odd, not a multiple of 128, larger than a tile of any kernel.
+/// Shapes that a format takes: tiny, odd, not a multiple of 128, with rows that end within a block, larger than a tile
+/// of any kernel.
 pub(crate) fn shapes(format: Format) -> Vec<Shape> {
     let list: &[(usize, usize)] = match format {
         Format::Nvfp4(_) => &[
@@ -85,8 +86,23 @@ pub(crate) fn shapes(format: Format) -> Vec<Shape> {
             (16, 4096),
             (144, 1040),
             (256, 768),
+            (1, 16),
+            (37, 80),
+            (300, 1040),
+            (303, 64),
         ],
-        Format::Mxfp8 => &[(32, 32), (64, 96), (96, 128), (160, 416), (256, 1024), (288, 160)],
+        Format::Mxfp8 => &[
+            (32, 32),
+            (64, 96),
+            (96, 128),
+            (160, 416),
+            (256, 1024),
+            (288, 160),
+            (1, 32),
+            (37, 96),
+            (300, 416),
+            (303, 128),
+        ],
         _ => &[
             (1, 1),
             (3, 5),

@@ -145,10 +145,10 @@ fn a_selection_leaves_all_else_as_it_is() {
 
 #[test]
 fn a_shape_that_the_format_refuses_is_copied_and_told() {
-    let values = normal(Shape::new(20, 16), 3);
+    let values = normal(Shape::new(16, 20), 3);
     let before = Contents::default()
         .with("fits", Tensor::f32s(&[16, 16], &values[..256]))
-        .with("odd", Tensor::f32s(&[20, 16], &values))
+        .with("odd", Tensor::f32s(&[16, 20], &values))
         .with("none", Tensor::f32s(&[0, 16], &[]));
     let folder = Folder::with(&before.to_bytes());
     let report = folder.quantize(&options(Format::NVFP4_2D)).unwrap();
@@ -158,11 +158,34 @@ fn a_shape_that_the_format_refuses_is_copied_and_told() {
     refused.sort();
     assert_eq!((refused.len(), refused[0].0, refused[1].0), (2, "none", "odd"));
     assert!(refused[0].1.contains("no elements"), "{}", refused[0].1);
-    assert!(refused[1].1.contains("pad the rows to 32"), "{}", refused[1].1);
+    assert!(refused[1].1.contains("pad the columns to 32"), "{}", refused[1].1);
     let written = folder.read("out.safetensors");
     assert_eq!(written.tensor("odd"), before.tensor("odd"));
     assert_eq!(written.tensor("none"), before.tensor("none"));
-    assert!(report.to_string().contains("odd: nvfp4_2d needs rows in multiples of 16"), "{report}");
+    assert!(report.to_string().contains("odd: nvfp4_2d needs columns in multiples of 16"), "{report}");
+}
+
+/// FO-6.
+#[test]
+fn a_tensor_whose_rows_end_within_a_block_has_the_planes_of_whole_blocks_and_comes_back_in_its_own_shape() {
+    for format in [Format::NVFP4_2D, Format::NVFP4_1D, Format::Mxfp8] {
+        let (shape, whole) = (Shape::new(50, 64), Shape::new(64, 64));
+        let mut values = normal(shape, 3);
+        let written = |shape: Shape, values: &[f32]| {
+            let tensor = Tensor::f32s(&[shape.rows, shape.cols], values);
+            let folder = Folder::with(&Contents::default().with("embedding", tensor).to_bytes());
+            folder.quantize(&QuantizeOptions { strict: true, ..options(format) }).unwrap();
+            folder.dequantize().unwrap();
+            (folder.read("out.safetensors").tensors, folder.read("back.safetensors"))
+        };
+        let (planes, back) = written(shape, &values);
+        values.resize(whole.elements(), 0.0);
+        let (of_whole, whole_back) = written(whole, &values);
+        assert_eq!(planes, of_whole, "{format}");
+        let (back, whole_back) = (back.tensor("embedding"), whole_back.tensor("embedding"));
+        assert_eq!(back.shape, [50, 64]);
+        assert_eq!(back.values(), whole_back.values()[..shape.elements()], "{format}");
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::blas::{Blas, Scratch};
 use super::kept::Kept;
 use super::lent::{Lent, LentMut};
 use super::product::Scaled;
-use crate::format::{Directions, Format, Orientation, PlaneSpec, Shape};
+use crate::format::{Directions, FlatShard, Format, Shape};
 
 /// What is made an operand: bf16 lines, `row_pitch` elements apart.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,8 @@ impl Activation {
             Format::Nvfp4(_) => None,
             _ => Some(Kept::of(format, shape)),
         };
-        let code_bytes = format.planes(Orientation::Rowwise, shape).first().map_or(0, PlaneSpec::bytes);
+        // Of the tokens there are, not of whole blocks of them.
+        let code_bytes = FlatShard { start: 0, len: shape.elements() }.fragment(format).len();
         Ok(Self {
             shape,
             row_pitch,
