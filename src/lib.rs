@@ -169,6 +169,8 @@ mod pages {
     mod training_loop {}
     #[doc = include_str!("../docs/programs.md")]
     mod programs {}
+    #[doc = include_str!("../docs/formats.md")]
+    mod formats {}
     #[doc = include_str!("../docs/simulating.md")]
     mod simulating {}
     #[cfg(feature = "cuda")]

@@ -193,11 +193,12 @@ impl ModelBuilder {
         Self { model: Model { groups, group_names, ..Model::default() } }
     }
 
-    /// Declares a sharded weight `[rows, cols]` in `format`.
+    /// Declares a sharded weight `[rows, cols]` in `format`. Any number of rows will do: planes complete the last
+    /// block with zeros ([`Format::whole_blocks`]), and everything else has the rows of the declaration.
     ///
     /// # Errors
-    /// A repeated or empty name, an empty shape, or a shape the format cannot split into whole tiles or that
-    /// has more elements than can be addressed.
+    /// A repeated or empty name, an empty shape, columns that the format cannot split into whole blocks, or more
+    /// elements than can be addressed.
     pub fn sharded(
         &mut self,
         name: &str,

@@ -20,7 +20,7 @@ use crate::layout::{Region, WeightLayout, Weights};
 use crate::model::Placement;
 use crate::plan::{StepPlan, carried};
 
-/// The planes of one stored orientation of a weight, in the padded shapes of its format.
+/// The planes of one stored orientation of a weight, in the padded shapes of its format ([`Format::planes`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanesState {
     /// Which orientation.

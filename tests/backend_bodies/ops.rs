@@ -97,13 +97,17 @@ fn flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     Flow { plan, master, gathered, dense, transposed }
 }
 
-/// FO-3 through the backend: shards quantized rank by rank and gathered are the weight quantized
-/// whole, byte for byte, whatever the number of ranks.
+/// FO-3 and FO-6 through the backend: shards quantized rank by rank and gathered are the weight quantized
+/// whole, byte for byte, whatever the number of ranks, and whatever lies below a rank's rows.
 fn quantized_bytes_do_not_depend_on_the_number_of_ranks() {
     let cases = [
         (48, 96, Format::NVFP4_2D),
         (32, 64, Format::NVFP4_2D),
         (96, 64, Format::Mxfp8),
+        (37, 96, Format::NVFP4_2D),
+        (3, 64, Format::NVFP4_2D),
+        (83, 64, Format::Mxfp8),
+        (101, 32, Format::Mxfp8),
         (300, 130, Format::FP8_BLOCK128_F32SCALE),
         (33, 7, Format::FP8_TENSOR_E4M3),
         (33, 7, Format::Bf16),
@@ -131,6 +135,7 @@ fn check_flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) {
     let shard = layout.shard;
     let results = run(plan, move |rank| {
         let own = shard.rows_of(RankId::at(rank.number()));
+        rank.put(master, &vec![f32::NAN; rank.plan.region(master).bytes / size_of::<f32>()]);
         rank.put(master, &source[own.begin * cols..(own.begin + own.rows) * cols]);
         rank.step().unwrap();
         let planes: Vec<Vec<u8>> = slots.0.iter().map(|(_, slot)| rank.get(*slot)).collect();

@@ -56,8 +56,9 @@ fn weight() -> impl Strategy<Value = Drawn> {
         Format::FP8_TENSOR_E4M3,
     ]);
     let ragged = (1..200_usize, 1..40_usize, ragged, any::<bool>());
-    let tiled = (1..6_usize, 1..4_usize, prop::sample::select(vec![Format::NVFP4_2D, Format::Mxfp8]));
-    prop_oneof![ragged, tiled.prop_map(|(rows, cols, format)| (32 * rows, 32 * cols, format, true))]
+    let in_blocks = prop::sample::select(vec![Format::NVFP4_2D, Format::Mxfp8]);
+    let in_blocks = (1..200_usize, 1..4_usize, in_blocks);
+    prop_oneof![ragged, in_blocks.prop_map(|(rows, cols, format)| (rows, 32 * cols, format, true))]
 }
 
 proptest! {

@@ -100,6 +100,12 @@ pub(crate) fn features() -> Vec<Feature> {
         };
         shards > 1 && plan.weights.layouts.iter().any(is_short)
     });
+    add("rows that end within a block", |_, plan| {
+        let is_cut = |layout: &warpweft::layout::WeightLayout| {
+            layout.format.whole_blocks(layout.shard.shape) != layout.shard.shape
+        };
+        plan.weights.layouts.iter().any(is_cut)
+    });
     add("one communicator", |sample, _| sample.config.communicators == 1);
     add("two communicators", |sample, _| sample.config.communicators == 2);
     add("three communicators and replicas", |sample, plan| {

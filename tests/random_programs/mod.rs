@@ -37,6 +37,9 @@ const FORMATS: [Format; 6] = [
     Format::FP8_TENSOR_E4M3,
 ];
 
+/// Tells the draw of how far rows end within a block from the others of a seed.
+const ROWS: u64 = 1 << 58;
+
 /// Tells the draw of which matrices a rule gets whole from the others of a seed.
 const MATRICES: u64 = 1 << 59;
 
@@ -69,7 +72,10 @@ impl Sample {
     /// The program that follows from `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let draw = &mut Draw::new(seed);
-        let model = model(draw, &mut Draw::new(mix(seed ^ FROZEN)));
+        let rows = &mut Draw::new(mix(seed ^ ROWS));
+        // The same for all weights, so that as many have the shape of others.
+        let short = if rows.one_in(2) { rows.below(32) } else { 0 };
+        let model = model(draw, &mut Draw::new(mix(seed ^ FROZEN)), short);
         let ending = draw.among(&[Ending::Optimizer, Ending::Optimizer, Ending::Gradients, Ending::Nothing]);
         // Drawn beside the others, as it changes no plan.
         let dynamic = &mut Draw::new(mix(seed));
@@ -178,7 +184,8 @@ enum Ending {
     Nothing,
 }
 
-fn model(draw: &mut Draw, frozen: &mut Draw) -> Model {
+/// Weights in blocks have so many rows less than whole ones.
+fn model(draw: &mut Draw, frozen: &mut Draw, short: usize) -> Model {
     let mut model = Model::builder();
     let mut ids = Vec::new();
     let (one, other) = (draw.among(&FORMATS), draw.among(&FORMATS));
@@ -187,7 +194,7 @@ fn model(draw: &mut Draw, frozen: &mut Draw) -> Model {
         let format = if draw.one_in(3) { other } else { one };
         let (rows, cols) = (1 + draw.below(4), 1 + draw.below(3));
         let (rows, cols) = match format {
-            Format::Nvfp4(_) | Format::Mxfp8 => (rows * 32, cols * 32),
+            Format::Nvfp4(_) | Format::Mxfp8 => (rows * 32 - short, cols * 32),
             _ => (rows * 7, cols * 5),
         };
         let replicated = draw.one_in(4);

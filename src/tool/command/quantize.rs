@@ -23,6 +23,8 @@ use crate::format::{Format, FormatError, Via};
 ///   X.columnwise_scale  their decode scales
 ///   X.amax              largest magnitude of X
 ///
+/// Codes are of whole blocks: where M ends within one, zeros complete it. The shape of X itself is kept.
+///
 /// Tensor X of shape [N, M, K], such as the experts of a layer, is N matrices: each is quantized by
 /// itself, and all of these have a first dimension N.
 ///
