@@ -23,7 +23,8 @@ pub struct PlanesView<D, S> {
     /// Logical shape of the weight.
     pub shape: Shape,
     /// Codes, or the values of a plain format: the bytes of the first plane that [`Format::planes`] lists for the
-    /// use's orientation and this shape. Codes of rows that complete the last blocks ([`Format::whole_blocks`]) are zeros.
+    /// use's orientation and this shape. Codes of rows that complete the last blocks
+    /// ([`Format::whole_blocks`]) are zeros.
     pub data: D,
     /// Decode scales: the bytes of the second, also where [`PlaneSpec::element`](crate::format::PlaneSpec::element)
     /// is f32 (little endian, as FP8 in blocks has them); empty for formats without.

@@ -14,8 +14,8 @@ use crate::model::{BufferAccess, Exchange};
 /// In what shape a call wants to read a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Form {
-    /// The quantized planes themselves, padded as a GEMM wants them; of whole blocks, the last of which may end in codes
-    /// of zeros ([`Format::whole_blocks`](crate::format::Format::whole_blocks)).
+    /// The quantized planes themselves, padded as a GEMM wants them; of whole blocks, the last of which may
+    /// end in codes of zeros ([`Format::whole_blocks`](crate::format::Format::whole_blocks)).
     Planes,
     /// Dequantized to f32: `[rows, cols]` rowwise, its transpose `[cols, rows]` columnwise.
     Dense,
