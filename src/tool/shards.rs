@@ -132,7 +132,7 @@ mod tests {
             if format.check_weight().is_err() || matches!(format, Format::F32 | Format::Bf16) {
                 continue;
             }
-            for shape in [Shape::new(32, 32), Shape::new(160, 96)] {
+            for shape in [Shape::new(32, 32), Shape::new(160, 96), Shape::new(37, 96)] {
                 let value = |at: usize| ((at * 7919) % 1013) as f32 - 500.0;
                 let weight: Vec<f32> = (0..shape.elements()).map(value).collect();
                 for via in [Via::None, Via::Bf16] {

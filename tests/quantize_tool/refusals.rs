@@ -67,7 +67,9 @@ fn strictness_refuses_every_selected_tensor_that_would_be_copied_and_is_no_vecto
         only: only.iter().map(|&pattern| pattern.to_owned()).collect(),
         ..options(format)
     };
-    refused(&plain(), &strict(&[], Format::Mxfp8), "tensor `w`: mxfp8 needs rows in multiples of 32");
+    let narrow = Contents::default().with("w", Tensor::f32s(&[32, 16], &[1.0; 512]));
+    let narrow = Folder::with(&narrow.to_bytes());
+    refused(&narrow, &strict(&[], Format::Mxfp8), "tensor `w`: mxfp8 needs columns in multiples of 32");
     assert!(plain().quantize(&strict(&[], Format::NVFP4_2D)).is_ok(), "a vector is copied");
     refused(&plain(), &strict(&["w", "b"], Format::NVFP4_2D), "tensor `b`: F32 of shape [3] is no matrix");
     for (tensor, said) in [

@@ -81,7 +81,8 @@ fn scaled(elements: Range<usize>, element: ElementType) -> Range<usize> {
 }
 
 /// Merges the codes of a shard into the full data plane of a weight of `shape`; foreign nibbles of shared
-/// bytes stay as they are (FS-2). `data` is the rowwise plane, or either plane of MXFP8.
+/// bytes stay as they are (FS-2). `data` is the rowwise plane, or either plane of MXFP8; of codes of no element,
+/// which complete the last blocks, it makes zeros (FO-6).
 ///
 /// # Errors
 /// A shard out of range, a fragment or plane of the wrong length. Nothing is written then.
@@ -103,6 +104,7 @@ pub fn place_fragment(
             return Err(FormatError::Length { what, expected, actual });
         }
     }
+    data[FlatShard { start: 0, len: shape.elements() }.fragment(format).end..].fill(0);
     let target = &mut data[range];
     let (first, last) = shard.shares_bytes(format);
     let (inner_start, inner_end) = (usize::from(first), target.len() - usize::from(last));
