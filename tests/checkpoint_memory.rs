@@ -64,6 +64,38 @@ fn a_start_takes_the_arena_and_the_masters_of_one_weight() {
     assert!(peak < arenas + MASTER + 2 * MIB, "{} beyond arenas of {arenas}", peak - arenas);
 }
 
+/// FW-1: no master of a frozen weight is kept, and none of two is made at once.
+#[test]
+fn a_frozen_base_takes_its_planes_and_a_start_the_values_of_one_weight() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut model = Model::builder();
+    let bases: Vec<_> = (0..WEIGHTS)
+        .map(|number| model.sharded(&format!("w{number}"), ROWS, COLS, Format::NVFP4_2D).unwrap())
+        .collect();
+    bases.iter().for_each(|base| model.freeze(*base).unwrap());
+    let adapter = model.replicated("adapter", 1, COLS).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    program.call("fit", Phase::Backward).gradient(adapter).add().unwrap();
+    let program = program.build_training().unwrap();
+    let mut session = None;
+    let elements = (WEIGHTS * ROWS * COLS) as f64;
+    let start = || {
+        let builder = Session::builder(Config::default(), |_rank| on_cpu(|_, _| Ok(())));
+        let builder = builder.program(program.clone()).initialize(normal(7, 0.1));
+        session = Some(block_on(builder.start_cpu(RANKS as u32)).unwrap());
+    };
+    let peak = peak_of(start);
+    let session = session.unwrap();
+    let held = RANKS * session.plan("train").unwrap().arena.bytes();
+    println!(
+        "a frozen base: {} bytes an element held, {} at the peak",
+        held as f64 / elements,
+        peak as f64 / elements
+    );
+    assert!(held as f64 <= 0.6 * elements, "{held} bytes for {elements} elements");
+    assert!(peak < held + MASTER + MASTER / 2 + 2 * MIB, "{} beyond {held}", peak - held);
+}
+
 #[test]
 fn an_export_takes_the_checkpoint_and_one_weight() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -2,8 +2,8 @@
 //!
 //! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
 //! ranks at one place of all replicas, those of a replicated weight over all ranks. Nothing is changed, and every rank
-//! finds the same. Planes are not compared: those of weights that train follow from the masters in every step, and
-//! those of frozen ones were made once.
+//! finds the same. Planes are compared where they are in the place of a master, of frozen weights; those of weights
+//! that train follow from the masters in every step.
 
 use super::rounds::{Rounds, Work};
 use super::{ExecError, Handover, Rank, StatePart};
@@ -75,8 +75,15 @@ impl<B: Backend> Rank<B> {
             if weights.mesh.size(group) == 1 {
                 continue;
             }
+            let weight = WeightId::at(number);
+            if layout.is_planes_alone() {
+                let (part, sum) = (StatePart::Master, self.sum_of_tiles(weight, &|| rounds.alive())?);
+                let scale = self.tensor_scale(weight)?.to_bits().to_le_bytes();
+                let digest = Digest::from_iter([&sum.to_le_bytes()[..], &scale]).short();
+                copied.push(Copied { weight, part, group, digest });
+                continue;
+            }
             for part in StatePart::kept(weights.lists_of(layout)) {
-                let weight = WeightId::at(number);
                 let values = self.rows(weight, part)?;
                 let mut digest = Digest::default();
                 for piece in bytemuck::cast_slice::<f32, u8>(&values).chunks(PIECE) {

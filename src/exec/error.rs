@@ -4,6 +4,7 @@
 
 use crate::backend::BackendError;
 use crate::flow::FlowError;
+use crate::format::FormatError;
 use crate::id::{ProgramId, RankId};
 use crate::plan::EdgeState;
 
@@ -39,6 +40,9 @@ pub enum ExecError {
     /// The backend failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// A weight cannot be quantized.
+    #[error(transparent)]
+    Format(#[from] FormatError),
     /// Ranks made different plans (PL-1).
     #[error(
         "ranks disagree on the plan of `{program}`: {fingerprints}; their collectives would not match, so nothing was run. Every rank must build the same program with the same configuration and mesh; print the plans of two ranks and compare"

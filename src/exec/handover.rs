@@ -7,14 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Adoption, Diverged, Gradients, PartReader, PartWriter, RankReport, Refusal, Unequal};
+use super::{
+    Adoption, Diverged, FrozenDigest, Gradients, PartReader, PartWriter, RankReport, Refusal, Unequal,
+};
 use crate::backend::{ClosureFault, HostSplit, TaskInterval};
 use crate::format::{DelayedState, PlaneKind};
 use crate::id::{RankId, WeightId};
+use crate::layout::WeightLayout;
 use crate::op::Vote;
 use crate::trace::Exposure;
 
-/// Optimizer state of one rank's rows of one weight. Moments are empty where the weight is frozen.
+/// Optimizer state of one rank's rows of one weight. Moments are empty where the weight is frozen, and so is the master
+/// where it is its planes alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightShard {
     /// FP32 master values, row-major, real rows only.
@@ -29,6 +33,20 @@ pub struct WeightShard {
     pub tensor_scale: f32,
     /// Scale in use and amax history, where scaling is delayed. On import, `None` begins anew.
     pub delayed: Option<DelayedState>,
+    /// Of a frozen weight going out, which values the whole of it has. Coming in, those that it must have here.
+    pub frozen: Option<FrozenDigest>,
+    /// Coming in, whether the weight stays as it is: no values come.
+    pub stays: bool,
+}
+
+impl WeightShard {
+    /// A weight that stays as it is under an optimizer that begins anew, with `lists` lists of state.
+    #[must_use]
+    pub fn that_stays(layout: &WeightLayout, lists: usize, rank: RankId) -> Self {
+        let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
+        let list = |number: usize| if number < lists { vec![0.0; elements] } else { Vec::new() };
+        Self { exp_avg: list(0), exp_avg_sq: list(1), stays: true, ..Self::default() }
+    }
 }
 
 /// Planes of one rank's rows of one weight, in one orientation.

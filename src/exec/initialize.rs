@@ -5,9 +5,10 @@
 //! carried buffers. Replicas begin with the same masters. This is checked and not assumed: nothing would ever bring
 //! them together again.
 
-use super::{ExecError, Initializer, MasterRows, Rank};
+use super::{ExecError, FirstPlanes, Initializer, MasterRows, Rank, ShardPlanes};
 use crate::backend::Backend;
 use crate::digest::Digest;
+use crate::format::{Planes, dequantize};
 use crate::id::{RankId, WeightId};
 use crate::layout::WeightLayout;
 use crate::model::{Group, Placement};
@@ -29,11 +30,23 @@ impl<B: Backend> Rank<B> {
     /// What the backend refuses; [`ExecError::Initializer`] where the initializer fails; [`ExecError::Master`] for a
     /// value that is not finite, or not any more when it is rounded for the cast; [`ExecError::ReplicasDiffer`] and
     /// [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were given other values.
-    pub fn initialize(&mut self, initializer: &Initializer) -> Result<(), ExecError> {
+    pub fn initialize(
+        &mut self,
+        initializer: &Initializer,
+        base: Option<&FirstPlanes>,
+    ) -> Result<(), ExecError> {
         let plan = std::sync::Arc::clone(&self.prologue.plan);
         let mut told = Told::default();
         for (number, layout) in plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
+            if let Some((planes, tensor_scale)) = self.first_planes(layout, base)? {
+                for planes in &planes {
+                    told.sharded.add(&planes.data);
+                    told.sharded.add(&planes.scale);
+                }
+                self.set_values(weight, Vec::new(), &planes, tensor_scale)?;
+                continue;
+            }
             let master = self.first_master(layout, initializer)?;
             let bytes = bytemuck::cast_slice(&master);
             match layout.placement {
@@ -42,10 +55,36 @@ impl<B: Backend> Rank<B> {
                 Placement::Sharded => told.sharded.add(bytes),
                 Placement::Replicated => told.replicated.push((weight, Digest::from_iter([bytes]).short())),
             }
-            self.write_master(weight, &master)?;
+            self.set_values(weight, master, &[], 1.0)?;
             self.write_delayed(weight, None)?;
         }
         self.agree_on_masters(told)
+    }
+
+    /// Planes of the rank's rows of a frozen weight, if they are given as planes.
+    fn first_planes(
+        &self,
+        layout: &WeightLayout,
+        base: Option<&FirstPlanes>,
+    ) -> Result<Option<(Vec<ShardPlanes>, f32)>, ExecError> {
+        let Some(base) = base.filter(|_| layout.is_planes_alone()) else { return Ok(None) };
+        let given = base(layout, self.id()).map_err(|reason| {
+            let (rank, weight) = (self.id(), layout.name.clone());
+            ExecError::Initializer { rank, weight, reason }
+        })?;
+        for (planes, scale, orientation) in given.iter().flat_map(|(planes, scale)| {
+            planes
+                .iter()
+                .zip(layout.format.stored_orientations())
+                .map(|(planes, side)| (planes, *scale, *side))
+        }) {
+            let shape = layout.shard.stored();
+            let mut values = vec![0.0; shape.elements()];
+            let of = Planes { data: &planes.data, scale: &planes.scale };
+            dequantize(layout.format, orientation, shape, of, scale, &mut values)?;
+            self.check_finite(layout, &values)?;
+        }
+        Ok(given)
     }
 
     /// The rank's rows of one weight.
@@ -57,11 +96,18 @@ impl<B: Backend> Rank<B> {
             let (rank, weight) = (self.id(), layout.name.clone());
             ExecError::Initializer { rank, weight, reason }
         })?;
+        self.check_finite(layout, &master)?;
+        Ok(master)
+    }
+
+    /// Values of rows of the rank, from which training can go on.
+    fn check_finite(&self, layout: &WeightLayout, values: &[f32]) -> Result<(), ExecError> {
+        let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
         let via = self.prologue.plan.policy.settings.via;
-        match master.iter().position(|value| !via.round(layout.format, *value).is_finite()) {
-            None => Ok(master),
+        match values.iter().position(|value| !via.round(layout.format, *value).is_finite()) {
+            None => Ok(()),
             Some(at) => {
-                let (rank, weight, value) = (self.id(), layout.name.clone(), master[at]);
+                let (rank, weight, value) = (self.id(), layout.name.clone(), values[at]);
                 let (row, column) = (rows.begin + at / cols, at % cols);
                 Err(ExecError::Master { rank, weight, row, column, value })
             }

@@ -6,6 +6,10 @@
 
 use std::sync::Arc;
 
+use super::ShardPlanes;
+use crate::id::RankId;
+use crate::layout::WeightLayout;
+
 /// The rows of one weight whose masters a rank begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MasterRows<'a> {
@@ -30,6 +34,11 @@ impl<'a> MasterRows<'a> {
         self.first_row * self.columns
     }
 }
+
+/// Planes that a frozen weight begins with, of the rank's rows, and its tensor scale; or `None` where the
+/// [`Initializer`] gives values. Or it says why it cannot, which ends the start.
+pub type FirstPlanes =
+    Arc<dyn Fn(&WeightLayout, RankId) -> Result<Option<(Vec<ShardPlanes>, f32)>, String> + Send + Sync>;
 
 /// Fills in masters, row-major; they are zeros before. Or it says why it cannot, which ends the start.
 pub type Initializer = Arc<dyn Fn(MasterRows<'_>, &mut [f32]) -> Result<(), String> + Send + Sync>;

@@ -15,6 +15,7 @@ mod copies;
 mod diverged;
 mod error;
 mod found;
+mod frozen;
 mod gauge;
 mod gradients;
 mod handover;
@@ -41,13 +42,14 @@ pub use copies::Unequal;
 pub use diverged::{Diverged, Stray};
 pub use error::ExecError;
 pub use found::FoundValue;
+pub use frozen::FrozenDigest;
 pub use gauge::Gauge;
 pub use gradients::Gradients;
 pub use handover::{
     ComingStep, Handover, LastStep, PartTransfer, ShardPlanes, StepTimes, Transfer, WeightShard,
 };
 pub use installed::Installed;
-pub use masters::{Initializer, MasterRows};
+pub use masters::{FirstPlanes, Initializer, MasterRows};
 pub use part_error::{FileTask, PartError};
 pub use parts::{Alive, Incomplete, PartReader, PartWriter, RankPart, RankState, SaveId};
 pub use pump::Pump;

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-use super::{PartError, StatePart, WeightShard};
+use super::{FrozenDigest, PartError, StatePart, WeightShard};
 use crate::digest::Digest;
 use crate::errors::shown;
 use crate::format::DelayedState;
@@ -54,7 +54,9 @@ pub trait RankState {
     fn rank(&self) -> RankId;
     /// Optimizer steps taken.
     fn optimizer_step(&self) -> io::Result<u32>;
-    /// Its rows of a master or a moment, as f32; no moments of a frozen weight.
+    /// Which values a frozen weight has; `None` of one that trains.
+    fn frozen(&self, weight: WeightId) -> Option<FrozenDigest>;
+    /// Its rows of a master or a moment, as f32; nothing of a frozen weight.
     fn rows(&self, weight: WeightId, part: StatePart) -> io::Result<Vec<f32>>;
     /// Scale in use and amax history, where scaling is delayed.
     fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>>;

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::installed::{Driven, Installed, Staged, install};
-use super::{CaptureMode, ComingStep, ExecError, Gauge, Handover, World};
+use super::{CaptureMode, ComingStep, ExecError, FrozenDigest, Gauge, Handover, World};
 use crate::backend::{Activity, Backend, Meter};
 use crate::compute::ComputeFactory;
 use crate::flow::Poison;
@@ -55,6 +55,8 @@ pub struct Rank<B: Backend> {
     pub(super) edge: EdgeState,
     /// Do main grads hold a sum that the next step may continue?
     pub(super) sum_is_open: bool,
+    /// The digests of frozen weights, once they were asked for; see [`Rank::frozen_digests`].
+    pub(super) frozen: Option<Vec<Option<FrozenDigest>>>,
     /// Optimizer steps taken, those of an import included.
     pub(super) optimizer_steps: u32,
     pub(super) poison: Poison,
@@ -149,6 +151,7 @@ impl<B: Backend> Rank<B> {
             carried,
             edge,
             sum_is_open: false,
+            frozen: None,
             optimizer_steps,
             poison,
             world,

@@ -26,6 +26,7 @@ pub(super) enum Work {
     ReadsItsPart,
     ComparesCopies,
     CopiesItsState,
+    DigestsFrozen,
 }
 
 impl Work {
@@ -39,6 +40,7 @@ impl Work {
                 "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s"
             }
             Self::ComparesCopies => "it compares copies of weights; raise deadline_s",
+            Self::DigestsFrozen => "it digests its frozen weights; raise deadline_s",
             Self::CopiesItsState => "it copies its weights and state to the host; raise deadline_s",
         }
     }
@@ -50,6 +52,7 @@ impl Work {
             Self::ReadsItsPart => "imports parts",
             Self::ComparesCopies => "compares copies",
             Self::CopiesItsState => "exports a checkpoint",
+            Self::DigestsFrozen => "digests frozen weights",
         };
         format!("it {} where another rank {}; call the same in every process", does(other), does(self))
     }
@@ -157,6 +160,7 @@ fn decode(bytes: &[u8]) -> Result<(Work, Said), Truncated> {
         1 => Work::ReadsItsPart,
         2 => Work::ComparesCopies,
         3 => Work::CopiesItsState,
+        4 => Work::DigestsFrozen,
         _ => return Err(Truncated),
     };
     let said = match reader.byte()? {
@@ -237,7 +241,13 @@ mod tests {
 
     #[test]
     fn what_is_said_arrives_and_what_is_torn_is_refused() {
-        let all = [Work::SavesItsPart, Work::ReadsItsPart, Work::ComparesCopies, Work::CopiesItsState];
+        let all = [
+            Work::SavesItsPart,
+            Work::ReadsItsPart,
+            Work::ComparesCopies,
+            Work::CopiesItsState,
+            Work::DigestsFrozen,
+        ];
         for work in all {
             for said in [Said::Works, Said::Done(u64::MAX), Said::Refuses("é".to_owned())] {
                 let bytes = encode(work, &said);
@@ -247,7 +257,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(decode(&[4, 0]), Err(Truncated));
+        assert_eq!(decode(&[5, 0]), Err(Truncated));
         assert_eq!(decode(&[0, 3]), Err(Truncated));
     }
 

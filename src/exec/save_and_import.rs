@@ -10,7 +10,7 @@ use std::io;
 use super::parts::{Incomplete, PartWriter, RankPart, RankState, SaveId};
 use super::rounds::{Refusal, Rounds, Work};
 use super::spread::DIFFERENT_CHECKPOINTS;
-use super::{ExecError, Handover, Rank, StatePart};
+use super::{ExecError, FrozenDigest, Handover, Rank, StatePart};
 use crate::backend::Backend;
 use crate::format::DelayedState;
 use crate::id::{CarriedId, RankId, WeightId};
@@ -29,6 +29,8 @@ impl<B: Backend> Rank<B> {
             return Err(ExecError::NoParts { rank: self.id(), what: "writer" });
         };
         self.quantize_new_masters()?;
+        // All ranks need each other for them, and a writer asks one rank.
+        drop(self.frozen_digests()?);
         handover.part.refusal = self.save_to(writer.as_ref())?;
         Ok(())
     }
@@ -139,6 +141,10 @@ impl<B: Backend> RankState for LiveState<'_, B> {
 
     fn optimizer_step(&self) -> io::Result<u32> {
         self.kept(self.rank.steps_taken())
+    }
+
+    fn frozen(&self, weight: WeightId) -> Option<FrozenDigest> {
+        self.rank.frozen.as_ref().and_then(|known| known.get(weight.index()).copied().flatten())
     }
 
     fn rows(&self, weight: WeightId, part: StatePart) -> io::Result<Vec<f32>> {

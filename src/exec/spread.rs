@@ -232,6 +232,8 @@ fn encode(shard: &WeightShard) -> Vec<u8> {
     for planes in &shard.planes {
         writer.list(&planes.data).list(&planes.scale);
     }
+    let frozen = shard.frozen.map(|digest| digest.to_string()).unwrap_or_default();
+    writer.list(frozen.as_bytes());
     writer.number(shard.tensor_scale.to_bits()).byte(u8::from(shard.delayed.is_some()));
     if let Some(delayed) = &shard.delayed {
         writer.number(delayed.scale.to_bits()).list(bytemuck::cast_slice(&delayed.history));
@@ -253,6 +255,10 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
     for _ in 0..reader.number()? {
         planes.push(ShardPlanes { data: reader.list()?.to_vec(), scale: reader.list()?.to_vec() });
     }
+    let frozen = match reader.list()? {
+        [] => None,
+        text => Some(std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(Truncated)?),
+    };
     let tensor_scale = f32::from_bits(reader.number()?);
     let delayed = match reader.byte()? {
         0 => None,
@@ -262,7 +268,7 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
         }
     };
     reader.end()?;
-    Ok(WeightShard { master, exp_avg, exp_avg_sq, planes, tensor_scale, delayed })
+    Ok(WeightShard { master, exp_avg, exp_avg_sq, planes, tensor_scale, delayed, frozen, stays: false })
 }
 
 /// What a report holds beside buffers, at most.
@@ -305,8 +311,10 @@ mod tests {
             planes: vec![ShardPlanes { data: vec![1, 2, 3], scale: Vec::new() }],
             tensor_scale: 0.5,
             delayed: Some(DelayedState { scale: 4.0, history: vec![5.0, 6.0] }),
+            frozen: Some("00000000000000a7".parse().unwrap()),
+            stays: false,
         };
-        for shard in [shard.clone(), WeightShard { delayed: None, ..shard }] {
+        for shard in [shard.clone(), WeightShard { delayed: None, frozen: None, ..shard }] {
             let bytes = encode(&shard);
             assert_eq!(decode(&bytes).unwrap(), shard);
             for end in 0..bytes.len() {

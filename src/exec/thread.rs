@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::{CaptureMode, ExecError, Handover, Initializer, Rank, World};
+use super::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, World};
 use crate::backend::Backend;
 use crate::compute::ComputeFactory;
 use crate::id::{ProgramId, RankId};
@@ -98,6 +98,8 @@ pub struct Setup<B: Backend> {
     pub closures: ComputeFactory<B::Surface>,
     /// Fills the masters.
     pub initializer: Initializer,
+    /// Gives planes of frozen weights in place of it.
+    pub base: Option<FirstPlanes>,
     /// How long the rank polls for its next command before it sleeps; nothing for a rank without a core of
     /// its own.
     pub patience: Duration,
@@ -194,6 +196,7 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
         capture,
         closures,
         initializer,
+        base,
         patience,
         spans,
     } = setup;
@@ -216,7 +219,7 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
             match next {
                 None => {
                     world.stand(rank, FILLS_MASTERS);
-                    let initialized = owner.initialize(&initializer);
+                    let initialized = owner.initialize(&initializer, base.as_ref());
                     world.stand(rank, "");
                     initialized
                 }

@@ -1,17 +1,17 @@
 //! Weights and carried buffers between a rank's arena and its handover.
 //!
 //! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however they are
-//! stored; masters that were set are quantized before anything reads them. What a session begins with goes
-//! another way (`initialize.rs`).
+//! stored; masters that were set are quantized before anything reads them. Frozen weights that are sharded have no
+//! master and travel as planes (`frozen.rs`). What a session begins with goes another way (`initialize.rs`).
 
 use bytemuck::Pod;
 use half::bf16;
 
 use super::rounds::{Rounds, Work};
-use super::{ExecError, Handover, Rank, ShardPlanes, StatePart, WeightShard};
+use super::{ExecError, FrozenDigest, Handover, Rank, ShardPlanes, StatePart, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
-use crate::format::{DelayedState, Orientation, join_master, split_master};
+use crate::format::{DelayedState, Orientation, PlaneSpec, join_master, split_master};
 use crate::id::{CarriedId, WeightId};
 use crate::layout::{Content, PlaneRegions, Region};
 use crate::model::Placement;
@@ -27,12 +27,13 @@ impl<B: Backend> Rank<B> {
     /// What the backend refuses, and the end of the world.
     pub fn export(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
         self.quantize_new_masters()?;
+        let frozen = self.frozen_digests()?;
         let plan = &self.prologue.plan;
         // Ranks that have little to copy would wait for the others, where all bring it to one process.
         let spread = !self.world.rendezvous().is_whole();
         let rounds = spread.then(|| Rounds::new(&self.world, self.id(), Work::CopiesItsState));
         handover.transfer.shards.clear();
-        for number in 0..plan.weights.layouts.len() {
+        for (number, frozen) in frozen.into_iter().enumerate() {
             let weight = WeightId::at(number);
             rounds.iter().try_for_each(Rounds::alive)?;
             // Ranks of the first replica come first.
@@ -47,6 +48,8 @@ impl<B: Backend> Rank<B> {
                 planes: self.planes(weight)?,
                 tensor_scale: self.tensor_scale(weight)?,
                 delayed: self.delayed(weight)?,
+                frozen,
+                stays: false,
             });
         }
         handover.transfer.optimizer_step = self.steps_taken()?;
@@ -87,21 +90,32 @@ impl<B: Backend> Rank<B> {
     }
 
     /// Puts masters, moments, delayed scales, step count and carried buffers from `handover` in place; the
-    /// planes follow from the masters before the next step. Carried buffers that `handover` does not have
-    /// stay as they are.
+    /// planes follow from the masters before the next step, but those of frozen weights are written at once. Carried
+    /// buffers that `handover` does not have stay as they are, and so do weights that [stay](WeightShard::stays). Where
+    /// such a weight is frozen and is not the one of the checkpoint, nothing is changed, and `handover` says why.
     ///
     /// # Errors
     /// [`ExecError::Misfit`] for other weights, rows or carried buffers than the rank's, before anything is changed;
     /// what the backend refuses.
-    pub fn import(&mut self, handover: &Handover) -> Result<(), ExecError> {
+    pub fn import(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
         self.check_shards(&handover.transfer.shards)?;
         self.check_carried(&handover.transfer.carried)?;
-        for (number, shard) in handover.transfer.shards.iter().enumerate() {
+        handover.transfer.refused = self.other_base(&handover.transfer.shards)?;
+        if handover.transfer.refused.is_some() {
+            return Ok(());
+        }
+        for (number, shard) in handover.transfer.shards.iter_mut().enumerate() {
             let weight = WeightId::at(number);
-            self.write_master(weight, &shard.master)?;
             for (list, values) in self.kept(weight).zip([&shard.exp_avg, &shard.exp_avg_sq]) {
                 self.write_moment(list, values)?;
             }
+            if shard.stays {
+                continue;
+            }
+            if self.is_frozen(weight) {
+                self.frozen = None;
+            }
+            self.set_values(weight, std::mem::take(&mut shard.master), &shard.planes, shard.tensor_scale)?;
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
         self.write(Content::OptimizerStep, &handover.transfer.optimizer_step.to_le_bytes())?;
@@ -112,6 +126,44 @@ impl<B: Backend> Rank<B> {
         self.edge = EdgeState::NEW_MASTERS;
         self.sum_is_open = false;
         Ok(())
+    }
+
+    /// The rank's rows of a weight: masters, or what a frozen weight has in their place, which is quantized unless
+    /// it is given as planes.
+    pub(super) fn set_values(
+        &self,
+        weight: WeightId,
+        values: Vec<f32>,
+        planes: &[ShardPlanes],
+        tensor_scale: f32,
+    ) -> Result<(), ExecError> {
+        match self.prologue.plan.weights.layout(weight).is_planes_alone() {
+            false => self.write_master(weight, &values),
+            true if planes.is_empty() => self.quantize_frozen(weight, values),
+            true => self.write_planes(weight, planes, tensor_scale),
+        }
+    }
+
+    /// Why a checkpoint does not go on from the frozen weights that are here, if it does not.
+    fn other_base(&mut self, shards: &[WeightShard]) -> Result<Option<String>, ExecError> {
+        // The same on every rank, as the checkpoint is.
+        if !shards.iter().any(|shard| shard.frozen.is_some()) {
+            return Ok(None);
+        }
+        let here = self.frozen_digests()?;
+        let layouts = &self.prologue.plan.weights.layouts;
+        let differs = |(shard, here): &(&WeightShard, &Option<FrozenDigest>)| {
+            shard.frozen.is_some_and(|there| **here != Some(there))
+        };
+        let first = shards.iter().zip(&here).zip(layouts).find(|(pair, _)| differs(pair));
+        Ok(first.map(|(_, layout)| {
+            format!(
+                "the frozen weight `{}` has other values here than where the checkpoint was saved, which has a digest \
+                 of it and not its values; begin with the same base in the same format ({} here), or take the other \
+                 weights by `Session::import_weights`",
+                layout.name, layout.format
+            )
+        }))
     }
 
     /// Optimizer steps taken, as the arena counts them.
@@ -146,8 +198,11 @@ impl<B: Backend> Rank<B> {
         Ok(values)
     }
 
-    /// The master as f32, joined if it is stored in halves.
+    /// The master as f32, joined if it is stored in halves; empty where there is none.
     fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
+        if self.prologue.plan.weights.layout(weight).is_planes_alone() {
+            return Ok(Vec::new());
+        }
         if !self.splits_master(weight) {
             return self.values(Content::Master(weight), weight);
         }
@@ -156,7 +211,7 @@ impl<B: Backend> Rank<B> {
         Ok(high.into_iter().zip(low).map(|(high, low)| join_master(high, low)).collect())
     }
 
-    pub(super) fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
+    fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
         if !self.splits_master(weight) {
             return self.write(Content::Master(weight), bytemuck::cast_slice(values));
         }
@@ -203,7 +258,7 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    fn planes(&self, weight: WeightId) -> Result<Vec<ShardPlanes>, ExecError> {
+    pub(super) fn planes(&self, weight: WeightId) -> Result<Vec<ShardPlanes>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
         if layout.placement == Placement::Replicated {
             return Ok(Vec::new());
@@ -222,7 +277,7 @@ impl<B: Backend> Rank<B> {
         layout.format.stored_orientations().iter().map(planes).collect()
     }
 
-    fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
+    pub(super) fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
         let bucket = self.prologue.plan.weights.layout(weight).bucket;
         let Some(region) = self.own_values(Content::TensorScale(bucket), weight, 1) else {
             return Ok(1.0);
@@ -261,7 +316,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// The weight's `count` f32 values in a slot that holds the same number for every weight of its bucket.
-    fn own_values(&self, content: Content, weight: WeightId, count: usize) -> Option<Region> {
+    pub(super) fn own_values(&self, content: Content, weight: WeightId, count: usize) -> Option<Region> {
         let plan = &self.prologue.plan;
         let bytes = count * size_of::<f32>();
         self.places.get(&content)?.part(plan.weights.layout(weight).position * bytes, bytes)
@@ -276,7 +331,7 @@ impl<B: Backend> Rank<B> {
     }
 
     /// The first `bytes` bytes of a common resident slot.
-    fn place(&self, content: Content, bytes: usize) -> Result<Region, ExecError> {
+    pub(super) fn place(&self, content: Content, bytes: usize) -> Result<Region, ExecError> {
         let slot = self.places.get(&content);
         slot.and_then(|region| region.part(0, bytes)).ok_or_else(|| ExecError::Misfit {
             rank: self.id(),
@@ -301,7 +356,8 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    /// Checks that `handover` has of every weight master and whatever is kept beside it, of the rank's rows.
+    /// Checks that `handover` has of every weight master and whatever is kept beside it, of the rank's rows; or planes
+    /// in place of a master, for a frozen weight; or no values of a weight that stays.
     fn check_shards(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
         let (rank, weights) = (self.id(), &self.prologue.plan.weights);
         let layouts = &weights.layouts;
@@ -314,9 +370,27 @@ impl<B: Backend> Rank<B> {
             let lists = weights.lists_of(layout);
             let parts =
                 [("master", &shard.master), ("exp_avg", &shard.exp_avg), ("exp_avg_sq", &shard.exp_avg_sq)];
+            // Planes of others ride along.
+            let has_planes = layout.is_planes_alone() && !shard.planes.is_empty();
+            let has_values = !shard.stays && !has_planes;
             for (place, (name, values)) in parts.into_iter().enumerate() {
-                let expected = if place <= lists { elements } else { 0 };
+                let is_there = if place == 0 { has_values } else { place <= lists };
+                let expected = if is_there { elements } else { 0 };
                 fits(format!("elements of {name} of `{}`", layout.name), values.len(), expected)?;
+            }
+            if has_values || shard.stays {
+                continue;
+            }
+            let planes = |side: &Orientation| {
+                let bytes = |plane: &PlaneSpec| (plane.kind, plane.bytes());
+                layout.shard_planes(*side).iter().map(bytes).collect::<Vec<_>>()
+            };
+            let stored = if has_planes { layout.format.stored_orientations() } else { &[] };
+            fits(format!("stored orientations of `{}`", layout.name), shard.planes.len(), stored.len())?;
+            for (planes, found) in stored.iter().map(planes).zip(&shard.planes) {
+                let expected: usize = planes.iter().map(|(_, bytes)| bytes).sum();
+                let have: usize = planes.iter().map(|(kind, _)| found.of(*kind).len()).sum();
+                fits(format!("bytes of the planes of `{}`", layout.name), have, expected)?;
             }
         }
         Ok(())

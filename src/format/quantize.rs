@@ -1,7 +1,7 @@
-//! A whole weight in one call: the stages composed, with memory of their own.
+//! A whole weight, or a row shard of one, in one call: the stages composed, with memory of their own.
 //!
-//! For tools and tests. A training step uses the stages on its arena instead; both give the same bytes
-//! (ST-3). For the same reason the weight may be cut here into strips that all cores work on.
+//! For tools, tests and weights that are quantized once. A training step uses the stages on its arena instead; both
+//! give the same bytes (ST-3). For the same reason the weight may be cut here into strips that all cores work on.
 
 use std::mem::take;
 
@@ -84,6 +84,35 @@ pub fn quantize(
     })
 }
 
+/// Quantizes a row shard of a weight (`[rows, cols]`, a multiple of [`Format::row_tile`] rows) in the orientations that
+/// its format stores: planes as [`Format::compact_planes`] describes them, and what dequantizing needs besides.
+///
+/// `over_ranks` gives the maximum over all shards of what it gets of this one. It is called once if
+/// [`Format::needs_tensor_amax`], and otherwise not.
+///
+/// # Errors
+/// As [`quantize`], and what `over_ranks` fails with.
+pub fn quantize_shard<E: From<FormatError>>(
+    format: Format,
+    via: Via,
+    shape: Shape,
+    master: &[f32],
+    over_ranks: impl Fn(f32) -> Result<f32, E>,
+) -> Result<(Vec<OwnedPlanes>, f32), E> {
+    let (mut planes, mut tensor_scale) = (Vec::new(), 1.0);
+    for orientation in format.stored_orientations() {
+        let specs = format.compact_planes(*orientation, shape);
+        let mut target = specs.iter().map(|spec| vec![0; spec.bytes()]);
+        let mut next = || target.next().unwrap_or_default();
+        let target = OwnedPlanes { data: next(), scale: next() };
+        let amax = |amax| if format.needs_tensor_amax() { over_ranks(amax) } else { Ok(amax) };
+        let made = into_planes(format, *orientation, via, shape, master, target, amax)?;
+        tensor_scale = made.tensor_scale;
+        planes.push(made.planes);
+    }
+    Ok((planes, tensor_scale))
+}
+
 struct FromMaster {
     planes: OwnedPlanes,
     amax: f32,
@@ -97,20 +126,33 @@ fn from_master(
     shape: Shape,
     master: &[f32],
 ) -> Result<FromMaster, FormatError> {
+    let planes = OwnedPlanes::zeroed(format, orientation, shape);
+    into_planes(format, orientation, via, shape, master, planes, Ok::<_, FormatError>)
+}
+
+/// Fills `planes`; `over_ranks` makes the amax of the whole tensor of that of `master`.
+fn into_planes<E: From<FormatError>>(
+    format: Format,
+    orientation: Orientation,
+    via: Via,
+    shape: Shape,
+    master: &[f32],
+    mut planes: OwnedPlanes,
+    over_ranks: impl FnOnce(f32) -> Result<f32, E>,
+) -> Result<FromMaster, E> {
     let strips: Vec<Shape> = (0..shape.rows)
         .step_by(STRIP_ROWS)
         .map(|top| Shape::new(STRIP_ROWS.min(shape.rows - top), shape.cols))
         .collect();
     let masters: Vec<&[f32]> = master.chunks(STRIP_ROWS * shape.cols).collect();
-    let mut planes = OwnedPlanes::zeroed(format, orientation, shape);
 
     let mut block_amax = vec![0.0; format.amax_blocks(orientation, shape)];
     let blocks = cut(&strips, &mut block_amax, |strip| format.amax_blocks(orientation, strip));
     let amaxes: Vec<f32> = (&strips, &masters, blocks)
         .into_par_iter()
         .map(|(&strip, master, blocks)| partial_amax(format, orientation, via, strip, master, blocks))
-        .collect::<Result<_, _>>()?;
-    let amax = amax::of_amaxes(&amaxes);
+        .collect::<Result<_, FormatError>>()?;
+    let amax = over_ranks(amax::of_amaxes(&amaxes))?;
 
     let mut encode = vec![0.0; format.encode_blocks(orientation, shape)];
     let tensor_scale =

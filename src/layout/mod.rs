@@ -8,6 +8,7 @@
 mod arena;
 mod binding;
 mod content;
+mod cut;
 mod lane;
 mod region;
 mod state;
@@ -17,6 +18,7 @@ mod weights;
 pub use arena::{ArenaLayout, Residency, Slot};
 pub use binding::{Binding, OptimizerSettings, Settings};
 pub use content::{Content, RoundStage};
+pub use cut::PlaneCut;
 pub use lane::{Lane, LaneKind};
 pub use region::{ALIGNMENT, MAX_ARENA, Region, aligned};
 pub use state::{Delayed, StateLayout};

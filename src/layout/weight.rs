@@ -78,6 +78,13 @@ impl WeightLayout {
         matches!((self.format, values), (Format::F32, ElementType::F32) | (Format::Bf16, ElementType::Bf16))
     }
 
+    /// Whether it is its quantized planes alone, without a master: sharded and frozen. (A frozen weight that is
+    /// replicated is its f32 values.)
+    #[must_use]
+    pub fn is_planes_alone(&self) -> bool {
+        self.frozen && self.placement == Placement::Sharded
+    }
+
     /// f32 elements of the rank's stored rows. Saturates.
     #[must_use]
     pub fn stored_elements(&self) -> usize {

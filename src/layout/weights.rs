@@ -20,7 +20,7 @@ pub struct Bucket {
     pub format: Format,
     /// Placement of all its weights.
     pub placement: Placement,
-    /// Whether its weights stay as they are. Steps do not quantize it then.
+    /// Whether its weights stay as they are. No plan quantizes it then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
     /// The weights, in id order.
@@ -32,6 +32,12 @@ impl Bucket {
     #[must_use]
     pub fn has_scales(&self) -> bool {
         !matches!(self.format, Format::F32 | Format::Bf16)
+    }
+
+    /// Whether its weights are their quantized planes alone, as [`WeightLayout::is_planes_alone`].
+    #[must_use]
+    pub fn is_planes_alone(&self) -> bool {
+        self.frozen && self.placement == Placement::Sharded
     }
 }
 
@@ -132,7 +138,7 @@ impl Weights {
     }
 
     /// Whether the bucket's shards are the upper halves of its masters. It then has no f32 masters, nothing
-    /// is cast, and its shards are always at the masters' version.
+    /// is cast, and its shards are always at the masters' version. A frozen bucket has no masters to split.
     ///
     /// # Panics
     /// When the id belongs to another model.
@@ -140,6 +146,7 @@ impl Weights {
     pub fn splits_masters(&self, bucket: BucketId) -> bool {
         let members = self.bucket(bucket);
         self.state.masters == Masters::Bf16Remainder
+            && !members.frozen
             && members.placement == Placement::Sharded
             && members.format == Format::Bf16
     }

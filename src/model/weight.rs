@@ -17,7 +17,7 @@ use crate::id::{GroupId, WeightId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Placement {
     /// Rows are split over the ranks; each rank owns master, moments, main grad and quantized
-    /// planes of its rows alone.
+    /// planes of its rows alone, or, of a frozen weight, the planes.
     Sharded,
     /// Every rank holds the whole weight in f32: norms, biases, small tensors.
     Replicated,
@@ -42,7 +42,7 @@ pub struct WeightSpec {
     /// What the optimizer does differently for it.
     pub parameters: ParameterGroup,
     /// Whether it stays as it is. A frozen weight is gathered and used like any other, and has no gradient,
-    /// main grad or moments. It is quantized when masters are set, and not in steps.
+    /// main grad or moments. A sharded one has no master either: it is its quantized planes, made once.
     pub frozen: bool,
 }
 

@@ -27,7 +27,7 @@ impl ResidentLayout {
     ///
     /// # Errors
     /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size or type,
-    /// [`PlanError::Masters`] when masters are to be split and a sharded weight is not bf16,
+    /// [`PlanError::Masters`] when masters are to be split and a sharded weight that trains is not bf16,
     /// [`PlanError::Policy`] when a rule of the trainer's own is to have more than two lists, or other values than f32,
     /// [`PlanError::WholeMatrix`] when Adam is to update a weight as a whole matrix,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
@@ -58,7 +58,7 @@ impl ResidentLayout {
                 let name = &layout.name;
                 if weights.splits_masters(bucket) {
                     add(format!("{name} master remainder"), Content::MasterRemainder(*weight));
-                } else {
+                } else if !members.is_planes_alone() {
                     add(format!("{name} master"), Content::Master(*weight));
                 }
                 if !members.frozen {
@@ -153,7 +153,8 @@ impl ResidentLayout {
 fn check_masters(weights: &Weights) -> Result<(), PlanError> {
     let splits = weights.state.masters == Masters::Bf16Remainder;
     let unfit = |layout: &&WeightLayout| {
-        layout.placement == Placement::Sharded && !weights.splits_masters(layout.bucket)
+        let has_whole = layout.placement == Placement::Sharded && !layout.is_planes_alone();
+        has_whole && !weights.splits_masters(layout.bucket)
     };
     match weights.layouts.iter().find(unfit).filter(|_| splits) {
         None => Ok(()),

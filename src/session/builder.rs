@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::FrozenBase;
 use super::given_up::GivenUp;
 use super::plans::{Plans, host_buffers};
 use super::recorder::{self, Recorder};
@@ -20,7 +21,7 @@ use crate::backend::{Backend, Checked};
 use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
 use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::MasterRows;
-use crate::exec::{CaptureMode, Inbox, Initializer, World, report_bytes};
+use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World, report_bytes};
 use crate::id::{ProgramId, RankId};
 use crate::model::{Accumulation, Mesh, Role, StepProgram};
 use crate::plan::{Costs, StepPlan};
@@ -33,6 +34,7 @@ pub struct SessionBuilder<S: Surface> {
     pub(super) config: Config,
     programs: Vec<StepProgram>,
     initializer: Option<Initializer>,
+    base: Option<FrozenBase>,
     closures: ComputeFactory<S>,
     /// How long ranks look for their next command before they sleep.
     pub(super) patience: Duration,
@@ -71,6 +73,7 @@ impl Session {
             config,
             programs: Vec::new(),
             initializer: None,
+            base: None,
             patience: Duration::ZERO,
             closures: Arc::new(move |seat| Ok(Box::new(closures(seat)?))),
         }
@@ -112,6 +115,12 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self
     }
 
+    /// Frozen weights begin with these planes, bit for bit, in place of what [`SessionBuilder::initialize`] gives; see
+    /// [`PretrainedFiles::frozen_base`](super::PretrainedFiles::frozen_base).
+    pub fn frozen_base(self, base: FrozenBase) -> Self {
+        Self { base: Some(base), ..self }
+    }
+
     /// Plans the programs and starts one rank per backend, each inside the checking layer if the configuration
     /// asks for it ([`Config::check`]) and the backend has none yet.
     ///
@@ -150,14 +159,14 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self,
         backends: Vec<B>,
     ) -> (Start, Vec<Box<dyn Startable>>) {
-        let Self { config, programs, initializer, closures, patience } = self;
+        let Self { config, programs, initializer, base, closures, patience } = self;
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let ranks = if config.check && !backends.iter().all(Backend::is_checked) {
             unstarted(backends.into_iter().map(Checked::new), &closures)
         } else {
             unstarted(backends.into_iter(), &closures)
         };
-        (Start { config, programs, initializer, patience, device }, ranks)
+        (Start { config, programs, initializer, base, patience, device }, ranks)
     }
 }
 
@@ -175,6 +184,7 @@ pub(super) struct Start {
     config: Config,
     programs: Vec<StepProgram>,
     initializer: Option<Initializer>,
+    base: Option<FrozenBase>,
     patience: Duration,
     /// What the backends are, but for the checking layer.
     device: String,
@@ -232,6 +242,9 @@ impl Start {
             foreseen,
             capture: CaptureMode::from(&self.config),
             initializer,
+            base: self.base.clone().map(|base| -> FirstPlanes {
+                Arc::new(move |layout, rank| base.planes(layout, rank).map_err(|error| error.to_string()))
+            }),
             patience: self.patience,
             inbox: Arc::clone(&inbox),
         };
@@ -286,7 +299,9 @@ impl Start {
 
     /// What masters begin with, which only a model without weights leaves open.
     fn initializer(&self) -> Result<Initializer, SessionError> {
-        let mut weights = self.programs.iter().flat_map(|program| program.model().weights());
+        let weights = self.programs.iter().flat_map(|program| program.model().weights());
+        let is_given = |weight: &str| self.base.as_ref().is_some_and(|base| base.has(weight));
+        let mut weights = weights.filter(|spec| !is_given(&spec.name));
         match (&self.initializer, weights.next()) {
             (Some(initializer), _) => Ok(Arc::clone(initializer)),
             (None, Some(weight)) => Err(SessionError::NotInitialized { weight: weight.name.clone() }),

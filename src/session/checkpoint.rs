@@ -3,20 +3,23 @@
 //! Law: a checkpoint is whole: every weight in its logical shape, independent of how many ranks wrote it, in
 //! how many replicas, so any mesh can read it: it is made of the first replica's shards, and every replica
 //! gets them back. Masters, moments, delayed scales and step count determine everything; the quantized planes
-//! ride along for whoever serves the model, and are not read back. Carried buffers are the exception: each
-//! rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
+//! of weights that train ride along for whoever serves the model, and are not read back. A frozen weight that is
+//! sharded is its planes, which are read back as they are, or a digest of them. Carried buffers are the exception:
+//! each rank has its own, so they fit the number of ranks that wrote them, and nothing drops them silently.
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
 use super::UpdatedBy;
-use crate::exec::{Transfer, WeightShard};
+use crate::exec::{FrozenDigest, ShardPlanes, Transfer, WeightShard};
 use crate::format::{
-    DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape, expand_scale,
+    DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Planes, Shape, dequantize,
+    expand_scale,
 };
 use crate::id::RankId;
-use crate::layout::{Region, WeightLayout, Weights};
+use crate::layout::{PlaneCut, Region, WeightLayout, Weights};
 use crate::model::Placement;
 use crate::plan::{StepPlan, carried};
 
@@ -40,7 +43,8 @@ pub struct WeightState {
     pub shape: Shape,
     /// Its format.
     pub format: Format,
-    /// FP32 master, row-major.
+    /// FP32 master, row-major; empty if the weight was frozen and is its planes, or a digest alone: see
+    /// [`WeightState::values`].
     pub master: Vec<f32>,
     /// First moment; empty if the weight was frozen. A session in which it is frozen ignores moments. One in
     /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`]. Of a
@@ -48,7 +52,8 @@ pub struct WeightState {
     pub exp_avg: Vec<f32>,
     /// Second moment, there if the first is; or the second list of state.
     pub exp_avg_sq: Vec<f32>,
-    /// Quantized planes, one entry per stored orientation; none for a replicated weight.
+    /// Quantized planes, one entry per stored orientation; none for a replicated weight. A session in which the weight
+    /// is frozen in the same format takes them as they are if there is no master.
     pub planes: Vec<PlanesState>,
     /// What dequantizing needs beside the planes: NVFP4's amax, per-tensor FP8's scale_inv, else 1.
     pub tensor_scale: f32,
@@ -56,13 +61,51 @@ pub struct WeightState {
     /// weight without begins its history anew; one without delayed scaling ignores it; one whose weight has
     /// another format keeps the history and takes the scale from it.
     pub delayed: Option<DelayedState>,
+    /// Of a weight that was frozen, which values it has. A [`FileStore`](super::FileStore) keeps this and not the
+    /// values; a session that imports a weight without values must have these.
+    pub frozen: Option<FrozenDigest>,
 }
 
 impl WeightState {
-    /// Has it as many values as its shape says, of both moments, of none, or of the first list alone?
+    /// Its values, row-major: the master, or what the planes of a frozen weight are dequantized to.
+    ///
+    /// # Errors
+    /// [`FormatError::MissingPlanes`] for a frozen weight of a file, which has a digest alone; [`FormatError`] for
+    /// planes that are not those of the shape.
+    pub fn values(&self) -> Result<Cow<'_, [f32]>, FormatError> {
+        if !self.master.is_empty() {
+            return Ok(Cow::Borrowed(&self.master));
+        }
+        let rowwise = self.planes.iter().find(|planes| planes.orientation == Orientation::Rowwise);
+        let missing = FormatError::MissingPlanes { orientation: Orientation::Rowwise };
+        let planes = &rowwise.ok_or(missing)?.planes;
+        let plane = |number: usize| planes.get(number).map_or(&[][..], Vec::as_slice);
+        let expected = self.format.planes(Orientation::Rowwise, self.shape);
+        if let Some((spec, at)) = expected.iter().zip(0..).find(|(spec, at)| plane(*at).len() != spec.bytes())
+        {
+            let (what, actual) = ("a plane", plane(at).len());
+            return Err(FormatError::Length { what, expected: spec.bytes(), actual });
+        }
+        let planes = Planes { data: plane(0), scale: plane(1) };
+        let mut values = vec![0.0; self.shape.elements()];
+        dequantize(self.format, Orientation::Rowwise, self.shape, planes, self.tensor_scale, &mut values)?;
+        Ok(Cow::Owned(values))
+    }
+
+    /// Are its values here? If not, there is a digest of them alone.
+    pub(super) fn has_values(&self) -> bool {
+        !self.master.is_empty() || !self.planes.is_empty()
+    }
+
+    /// Has it as many values as its shape says, of both moments, of none, or of the first list alone? A frozen weight
+    /// need not have a master, and has no moments.
     pub(super) fn is_whole(&self) -> bool {
         let (elements, moments) = (self.shape.elements(), [self.exp_avg.len(), self.exp_avg_sq.len()]);
-        self.master.len() == elements && [[elements; 2], [elements, 0], [0; 2]].contains(&moments)
+        let is_whole = self.master.len() == elements;
+        match self.frozen {
+            Some(_) => (is_whole || self.master.is_empty()) && moments == [0; 2],
+            None => is_whole && [[elements; 2], [elements, 0], [0; 2]].contains(&moments),
+        }
     }
 
     /// Lists of state beside the master.
@@ -158,8 +201,14 @@ impl Checkpoint {
         Ok(Self { optimizer_step, updated_by, weights, carried, notes: BTreeMap::new() })
     }
 
-    /// Cuts out what `rank` owns.
-    pub(super) fn scatter(&self, programs: &[Arc<StepPlan>], rank: RankId, transfer: &mut Transfer) {
+    /// Cuts out what `rank` owns: everything, or the weights in `taken` for an optimizer that begins anew.
+    pub(super) fn scatter(
+        &self,
+        programs: &[Arc<StepPlan>],
+        rank: RankId,
+        taken: Option<&Taken>,
+        transfer: &mut Transfer,
+    ) {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
         let bytes_of = |(name, region): (&str, Region)| match &self.carried {
             Carried::Zeros => vec![0; region.bytes],
@@ -168,36 +217,74 @@ impl Checkpoint {
                 found.find_map(|buffer| buffer.ranks.get(rank.index())).cloned().unwrap_or_default()
             }
         };
-        transfer.carried = carried(programs).into_iter().map(bytes_of).collect();
-        transfer.optimizer_step = self.optimizer_step;
+        transfer.carried = match taken {
+            None => carried(programs).into_iter().map(bytes_of).collect(),
+            Some(_) => Vec::new(),
+        };
+        transfer.optimizer_step = if taken.is_some() { 0 } else { self.optimizer_step };
         let weights = programs.first().map(|plan| &plan.weights);
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
         transfer.shards = layouts
             .iter()
-            .filter_map(|layout| by_name.get(layout.name.as_str()).map(|state| (*state, layout)))
-            .map(|(state, layout)| {
+            .filter_map(|layout| {
                 let lists = weights.map_or(0, |weights| weights.lists_of(layout));
+                if taken.is_some_and(|taken| !taken.contains(&layout.name)) {
+                    return Some(WeightShard::that_stays(layout, lists, rank));
+                }
+                let state = *by_name.get(layout.name.as_str())?;
                 let rows = layout.shard.rows_of(rank);
                 let cols = layout.shard.shape.cols;
                 let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
                 let list = |number: usize, of: &[f32]| match of.get(range.clone()) {
                     _ if number >= lists => Vec::new(),
-                    Some(values) => values.to_vec(),
-                    None => vec![0.0; range.len()],
+                    Some(values) if taken.is_none() => values.to_vec(),
+                    _ => vec![0.0; range.len()],
                 };
-                WeightShard {
-                    master: state.master[range.clone()].to_vec(),
+                if layout.frozen && !state.has_values() {
+                    return Some(WeightShard { frozen: state.frozen, stays: true, ..WeightShard::default() });
+                }
+                if goes_as_planes(state, layout) {
+                    let (planes, tensor_scale) = (cut(state, layout, rank), state.tensor_scale);
+                    return Some(WeightShard { planes, tensor_scale, ..WeightShard::default() });
+                }
+                // Both were judged; a rank refuses rows that are not there.
+                let values = state.values().unwrap_or_default();
+                Some(WeightShard {
+                    master: values.get(range.clone()).unwrap_or_default().to_vec(),
                     exp_avg: list(0, &state.exp_avg),
                     exp_avg_sq: list(1, &state.exp_avg_sq),
                     delayed: weights.and_then(|weights| {
                         Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
                     }),
                     ..WeightShard::default()
-                }
+                })
             })
             .collect();
     }
+}
+
+/// The names of weights of a session that an import takes; others stay as they are.
+pub(super) type Taken = HashSet<String>;
+
+/// Is it put into the session as planes, bit for bit?
+pub(super) fn goes_as_planes(state: &WeightState, layout: &WeightLayout) -> bool {
+    layout.is_planes_alone() && state.master.is_empty() && state.format == layout.format
+}
+
+/// A rank's planes of a frozen weight. Of planes that are not those of its shape there are none.
+fn cut(state: &WeightState, layout: &WeightLayout, rank: RankId) -> Vec<ShardPlanes> {
+    let stored = layout.format.stored_orientations().iter().filter_map(|orientation| {
+        let planes = &state.planes.iter().find(|planes| planes.orientation == *orientation)?.planes;
+        let read = |spec: &PlaneSpec, range: Range<usize>| {
+            let plane = planes.get(usize::from(spec.kind == PlaneKind::Scale));
+            let bytes = plane.and_then(|plane| plane.get(range)).map(<[u8]>::to_vec);
+            bytes.ok_or(FormatError::MissingPlanes { orientation: *orientation })
+        };
+        let cut = PlaneCut::new(layout, *orientation, rank).shard(state.tensor_scale, read).ok()?;
+        Some(ShardPlanes { data: cut.data, scale: cut.scale })
+    });
+    stored.collect()
 }
 
 /// What delayed scaling of the session begins with: a scale is worth nothing in another format, where it may
@@ -229,6 +316,7 @@ fn joined(layout: &WeightLayout, shards: &[WeightShard]) -> Result<WeightState, 
         planes: planes(layout, shards)?,
         tensor_scale: shards.first().map_or(1.0, |shard| shard.tensor_scale),
         delayed: shards.first().and_then(|shard| shard.delayed.clone()),
+        frozen: shards.first().and_then(|shard| shard.frozen),
     })
 }
 

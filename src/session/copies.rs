@@ -13,8 +13,8 @@ impl Session {
     /// Training leaves them equal, for ranks sum in one order. Two things may part them, for which nothing else
     /// looks: a [rule of the trainer's own](crate::compute::updating) that adds up in no fixed order, and memory that
     /// fails. This copies all of it to the host, at the pace of [`Session::save_parts`], so it is for every so many
-    /// steps. Without replicas and replicated weights there is nothing to compare. Quantized planes are not compared:
-    /// every step makes them anew, but for those of frozen weights.
+    /// steps. Without replicas and replicated weights there is nothing to compare. Quantized planes are compared where
+    /// they are all there is, of frozen weights; those of others are made anew in every step.
     ///
     /// # Errors
     /// [`SessionError::CopiesDiffer`] in every process; the session changes nothing and may go on.
@@ -35,7 +35,10 @@ impl Session {
             // All programs have the same weights, and without a program there is none that could differ.
             let Some((found, program)) = found.zip(self.programs.first()) else { return Ok(()) };
             let (Unequal { weight, part, first, other }, weights) = (found, &program.plan.weights);
-            let (weight, list) = (weights.layout(weight).name.clone(), part.in_words(weights.state));
+            let layout = weights.layout(weight);
+            let list =
+                if layout.is_planes_alone() { "quantized plane" } else { part.in_words(weights.state) };
+            let weight = layout.name.clone();
             Err(SessionError::CopiesDiffer { steps: self.steps, weight, part, list, rank: first, other })
         })
     }

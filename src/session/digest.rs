@@ -5,10 +5,24 @@
 //! buffers by name, so their order is nothing that checkpoints differ in. Before every list stands its length, and
 //! before what may be missing whether it is there, so no two checkpoints are added alike.
 
+use std::collections::BTreeSet;
+
+use super::checkpoint::Taken;
 use super::{Carried, Checkpoint, WeightState};
 use crate::digest::Digest;
 
+/// A number for a choice of weights.
+pub(super) fn of_taken(taken: &Taken) -> u64 {
+    let names: BTreeSet<&str> = taken.iter().map(String::as_str).collect();
+    names.into_iter().map(str::as_bytes).collect::<Digest>().short()
+}
+
 impl Checkpoint {
+    /// The number where all of it is imported, or the weights in `taken`; never 0.
+    pub(super) fn digest_of(&self, taken: Option<&Taken>) -> u64 {
+        (self.digest() ^ taken.map_or(0, of_taken)).max(1)
+    }
+
     /// The number; never 0.
     pub(super) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
@@ -42,6 +56,12 @@ fn add_weight(digest: &mut Digest, weight: &WeightState) {
     for values in [&weight.master, &weight.exp_avg, &weight.exp_avg_sq] {
         digest.add(bytemuck::cast_slice(values));
     }
+    // Planes that an import takes as they are are those of this number; without a master, others are of no weight.
+    count(digest, usize::from(weight.frozen.is_some()));
+    if let Some(frozen) = weight.frozen {
+        digest.add(&frozen.number().to_le_bytes());
+        count(digest, usize::from(weight.has_values()));
+    }
     count(digest, usize::from(weight.delayed.is_some()));
     if let Some(delayed) = &weight.delayed {
         digest.add(&delayed.scale.to_le_bytes());
@@ -70,6 +90,7 @@ mod tests {
             planes: Vec::new(),
             tensor_scale: 1.0,
             delayed: None,
+            frozen: None,
         }
     }
 
@@ -101,7 +122,7 @@ mod tests {
 
     #[test]
     fn every_change_of_what_an_import_reads_is_another_number() {
-        let changes: [fn(&mut Checkpoint); 17] = [
+        let changes: [fn(&mut Checkpoint); 18] = [
             |_| {},
             |other| other.optimizer_step = 4,
             |other| other.updated_by = None,
@@ -116,6 +137,7 @@ mod tests {
             // The same values, as another list.
             |other| other.weights[0].exp_avg = std::mem::take(&mut other.weights[0].exp_avg_sq),
             |other| other.weights[0].delayed = Some(DelayedState { scale: 1.0, history: vec![2.0] }),
+            |other| other.weights[0].frozen = "00000000000000a7".parse().ok(),
             |other| other.carried = Carried::Zeros,
             |other| other.carried = Carried::Buffers(Vec::new()),
             |other| {

@@ -17,7 +17,7 @@ use super::store::{CheckpointStore, StoreError};
 use super::tensor_file::{self, MOST_HEADER};
 use super::{Carried, CarriedBuffer, Checkpoint, UpdatedBy, WeightState, file_digests, tensors};
 use crate::errors::shown;
-use crate::exec::StatePart;
+use crate::exec::{FrozenDigest, StatePart};
 use crate::format::{DelayedState, Format, Shape};
 use crate::whole_file::WholeFile;
 
@@ -29,15 +29,17 @@ use crate::whole_file::WholeFile;
 /// per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32 `[1]`, by
 /// which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per carried buffer
 /// and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says `zeros`. Weights that
-/// were frozen have no moments, and the metadata list them as `frozen`, like all weights of a rule of updates
-/// that keeps no state; those of which it keeps one list are listed as `one_state`. They also hold
+/// are frozen are not in the file: the metadata have `frozen_digests`, a JSON object of lists of digest, rows and
+/// columns ([`WeightState::frozen`]). Weights without moments are listed as `frozen`, like all weights of a rule of
+/// updates that keeps no state; those of which it keeps one list are listed as `one_state`. The metadata also hold
 /// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of, `adam` or
 /// `own_rule` ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file
 /// that changed on the disk or on the way is refused: `digests`, of every tensor's element type, shape and
 /// bytes, and `metadata_digest`, of all metadata.
 ///
-/// This is version 3 of the file. In version 2 digests are of the bytes of tensors alone, or there are none; version 1
-/// had no carried buffers, and loads as a checkpoint without any. Both are read as they are.
+/// This is version 4 of the file. Version 3 had the masters of frozen weights. In version 2 digests are of the
+/// bytes of tensors alone, or there are none; version 1 had no carried buffers, and loads as a checkpoint without
+/// any. Both are read as they are.
 ///
 /// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
 /// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
@@ -63,7 +65,7 @@ pub struct FileStore {
 }
 
 /// What this version writes.
-const VERSION: &str = "3";
+const VERSION: &str = "4";
 
 /// What to say of a safetensors file that somebody else wrote.
 const NO_CHECKPOINT: &str = "it has no `warpweft_checkpoint`, so no session saved it; weights from elsewhere are read by \
@@ -76,7 +78,16 @@ const ZEROS: &str = "zeros";
 const WITHOUT_CARRIED: &str = "1";
 
 /// What it reads.
-const VERSIONS: [&str; 3] = [WITHOUT_CARRIED, "2", VERSION];
+const VERSIONS: [&str; 4] = [WITHOUT_CARRIED, "2", "3", VERSION];
+
+/// The ones that need not have digests.
+const UNSEALED: [&str; 2] = [WITHOUT_CARRIED, "2"];
+
+/// The key under which frozen weights stand that are not in the file.
+pub(crate) const FROZEN: &str = "frozen_digests";
+
+/// What a file has of such a weight: its digest, rows and columns.
+type FrozenEntry = (FrozenDigest, usize, usize);
 
 /// Do files of this version have digests of all that they have?
 ///
@@ -84,7 +95,7 @@ const VERSIONS: [&str; 3] = [WITHOUT_CARRIED, "2", VERSION];
 /// What to say of a version that is not known.
 pub(crate) fn is_sealed(version: &str) -> Result<bool, String> {
     if VERSIONS.contains(&version) {
-        return Ok(version == VERSION);
+        return Ok(!UNSEALED.contains(&version));
     }
     let version = shown(version);
     Err(format!(
@@ -131,6 +142,10 @@ impl FileStore {
         };
         let (frozen, one_state): (HashSet<String>, HashSet<String>) =
             (names_in("frozen")?, names_in("one_state")?);
+        let mut absent: HashMap<String, FrozenEntry> = match about.get(FROZEN) {
+            None => HashMap::new(),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+        };
         let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
             None if version != WITHOUT_CARRIED => return Err(self.content("it has no `carried`")),
             None => Some(Vec::new()),
@@ -143,6 +158,10 @@ impl FileStore {
         let mut weights = Vec::new();
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
+            if let Some(entry) = absent.remove(&name) {
+                weights.push(self.digest_alone(name, format, entry)?);
+                continue;
+            }
             let (shape, master) = self.values(&tensors, &tensors::state_name(&name, StatePart::Master))?;
             let lists = match (frozen.contains(&name), one_state.contains(&name)) {
                 (true, _) => 0,
@@ -172,13 +191,47 @@ impl FileStore {
                 planes,
                 tensor_scale,
                 delayed,
+                frozen: None,
             });
+        }
+        if let Some(name) = absent.keys().min() {
+            return Err(
+                self.content(format!("it has a digest of `{}`, which is none of its weights", shown(name)))
+            );
         }
         let carried = match carried {
             None => Carried::Zeros,
             Some(listed) => Carried::Buffers(self.buffers(&tensors, listed)?),
         };
         Ok(Checkpoint { optimizer_step, updated_by, weights, carried, notes })
+    }
+
+    /// A frozen weight, whose values are elsewhere.
+    fn digest_alone(
+        &self,
+        name: String,
+        format: Format,
+        (frozen, rows, cols): FrozenEntry,
+    ) -> Result<WeightState, StoreError> {
+        let shape = Shape { rows, cols };
+        format
+            .check_shape(shape)
+            .map_err(|error| self.content(format!("frozen weight `{}`: {error}", shown(&name))))?;
+        let frozen = Some(frozen);
+        let (master, exp_avg, exp_avg_sq, planes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (tensor_scale, delayed) = (1.0, None);
+        Ok(WeightState {
+            name,
+            shape,
+            format,
+            master,
+            exp_avg,
+            exp_avg_sq,
+            planes,
+            tensor_scale,
+            delayed,
+            frozen,
+        })
     }
 
     fn buffers(
@@ -276,12 +329,22 @@ impl FileStore {
             )));
         }
         for (key, lists) in [("frozen", 0), ("one_state", 1)] {
-            let some = checkpoint.weights.iter().filter(|state| state.lists() == lists);
+            let some =
+                checkpoint.weights.iter().filter(|state| state.frozen.is_none() && state.lists() == lists);
             let some: Vec<&str> = some.map(|state| state.name.as_str()).collect();
             if !some.is_empty() {
                 let listed = serde_json::to_string(&some).map_err(|error| self.content(error))?;
                 about.insert(key.to_owned(), listed);
             }
+        }
+        let absent = checkpoint.weights.iter().filter_map(|state| {
+            let Shape { rows, cols } = state.shape;
+            Some((state.name.as_str(), (state.frozen?, rows, cols)))
+        });
+        let absent: BTreeMap<&str, FrozenEntry> = absent.collect();
+        if !absent.is_empty() {
+            let listed = serde_json::to_string(&absent).map_err(|error| self.content(error))?;
+            about.insert(FROZEN.to_owned(), listed);
         }
         Ok(about)
     }

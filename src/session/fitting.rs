@@ -7,9 +7,10 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use super::checkpoint::{Taken, goes_as_planes};
 use super::{Carried, Checkpoint, SessionError, UpdatedBy, WeightState, sound};
 use crate::exec::MasterRows;
-use crate::format::{Shape, Via};
+use crate::format::{PlaneSpec, Shape, Via};
 use crate::layout::{WeightLayout, Weights};
 use crate::plan::{StepPlan, carried};
 
@@ -37,6 +38,8 @@ pub(super) struct WeightClaim<'a> {
     pub(super) shape: Shape,
     /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
     pub(super) lists: usize,
+    /// Are its values there, or, of a frozen weight, a digest of them alone?
+    pub(super) has_values: bool,
 }
 
 /// What it says of a carried buffer.
@@ -61,6 +64,29 @@ impl Claims<'_> {
                  buffers begin anew"
             )
         })
+    }
+
+    /// Are the weights in `taken` there, for an optimizer that begins anew?
+    pub(super) fn check_taken(&self, programs: &[Arc<StepPlan>], taken: &Taken) -> Result<(), String> {
+        if taken.is_empty() {
+            return Err("no weight of the session is taken; name those that the checkpoint has".to_owned());
+        }
+        let Some(plan) = programs.first() else { return Ok(()) };
+        let anew = Self { optimizer_step: 0, updated_by: None, weights: Vec::new(), carried: None };
+        for layout in plan.weights.layouts.iter().filter(|layout| taken.contains(&layout.name)) {
+            let mut found = self.weights.iter().filter(|claim| claim.name == layout.name);
+            match (found.next(), found.next()) {
+                (Some(claim), None) => anew.check_weight(WeightClaim { lists: 0, ..*claim }, layout, 0)?,
+                (None, _) => {
+                    return Err(format!(
+                        "`{}` is to be taken and is not in the checkpoint; leave it out",
+                        layout.name
+                    ));
+                }
+                _ => return Err(format!("the checkpoint has `{}` twice", layout.name)),
+            }
+        }
+        Ok(())
     }
 
     fn check_carried(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
@@ -142,6 +168,12 @@ impl Claims<'_> {
                 claim.shape, layout.shard.shape
             ));
         }
+        if !claim.has_values && !layout.frozen {
+            return Err(format!(
+                "`{name}` trains here, and the checkpoint has no values of it, because it was frozen there; freeze it here \
+                 too, or take the other weights by `Session::import_weights`"
+            ));
+        }
         let is_other = claim.lists != lists && !layout.frozen;
         if is_other && claim.lists > 0 {
             let there = if claim.lists == 1 { "1 list".to_owned() } else { format!("{} lists", claim.lists) };
@@ -188,14 +220,41 @@ impl Claims<'_> {
     }
 }
 
+/// Planes that go in as they are must be those of the weight, in all orientations that its format stores.
+fn check_planes(state: &WeightState) -> Result<(), String> {
+    let stored = state.format.stored_orientations().iter().all(|orientation| {
+        let found = state.planes.iter().find(|planes| planes.orientation == *orientation);
+        let expected = state.format.planes(*orientation, state.shape);
+        let bytes = expected.iter().map(PlaneSpec::bytes);
+        found.is_some_and(|found| found.planes.iter().map(Vec::len).eq(bytes))
+    });
+    if stored && state.tensor_scale.is_finite() {
+        return Ok(());
+    }
+    Err(format!(
+        "the planes of `{}` are not those of {} in {}; import a checkpoint as a session exported it",
+        state.name, state.shape, state.format
+    ))
+}
+
 impl Checkpoint {
-    /// Does it hold exactly the weights and carried buffers of the session, with values that training goes on from?
-    pub(super) fn check(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), SessionError> {
+    /// Does it hold exactly the weights and carried buffers of the session, or the weights in `taken`, with values that
+    /// training goes on from?
+    pub(super) fn check(
+        &self,
+        programs: &[Arc<StepPlan>],
+        ranks: usize,
+        taken: Option<&Taken>,
+    ) -> Result<(), SessionError> {
         let values = || match programs.first() {
-            Some(plan) => self.check_values(&plan.weights, plan.policy.settings.via),
+            Some(plan) => self.check_values(&plan.weights, plan.policy.settings.via, taken),
             None => Ok(()),
         };
-        let fits = self.claims().check(programs, ranks).and_then(|()| values());
+        let claims = match taken {
+            None => self.claims().check(programs, ranks),
+            Some(taken) => self.claims().check_taken(programs, taken),
+        };
+        let fits = claims.and_then(|()| values());
         fits.map_err(|reason| SessionError::Import { reason, source: None })
     }
 
@@ -204,6 +263,7 @@ impl Checkpoint {
             name: &state.name,
             shape: state.shape,
             lists: state.lists(),
+            has_values: state.has_values(),
         });
         let carried = match &self.carried {
             Carried::Zeros => None,
@@ -225,10 +285,11 @@ impl Checkpoint {
         }
     }
 
-    fn check_values(&self, weights: &Weights, via: Via) -> Result<(), String> {
+    fn check_values(&self, weights: &Weights, via: Via, taken: Option<&Taken>) -> Result<(), String> {
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
-        for layout in &weights.layouts {
+        let is_taken = |layout: &&WeightLayout| taken.is_none_or(|taken| taken.contains(&layout.name));
+        for layout in weights.layouts.iter().filter(is_taken) {
             let Some(state) = by_name.get(layout.name.as_str()) else { continue };
             if !state.is_whole() {
                 let (name, elements) = (&state.name, state.shape.elements());
@@ -237,7 +298,14 @@ impl Checkpoint {
                 ));
             }
             let place = MasterRows::from_the_first(&state.name, state.shape.cols);
-            sound::check_master(place, &state.master, layout.format, via)?;
+            if state.has_values() {
+                let values =
+                    state.values().map_err(|error| format!("the planes of `{}`: {error}", state.name))?;
+                sound::check_master(place, &values, layout.format, via)?;
+            }
+            if goes_as_planes(state, layout) && state.has_values() {
+                check_planes(state)?;
+            }
             if !layout.frozen {
                 sound::check_moments(place, [&state.exp_avg, &state.exp_avg_sq], weights.state)?;
             }

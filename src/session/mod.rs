@@ -70,7 +70,8 @@ pub use host_time::HostTime;
 pub use main_grads::MainGrad;
 pub use non_finite::{MadeBy, NonFiniteGradient};
 pub use parts::{PartFiles, SavedParts};
-pub use pretrained::{PretrainedError, PretrainedFiles};
+pub(crate) use pretrained::QUANTIZED;
+pub use pretrained::{FrozenBase, PretrainedError, PretrainedFiles};
 pub use report::{NotRecorded, Outcome, StepReport};
 #[cfg(feature = "cli")]
 pub(crate) use simulation::simulate_each_step;
@@ -85,7 +86,7 @@ use std::time::Instant;
 use crate::backend::TaskInterval;
 use crate::exec::{ComingStep, Command, Inbox, RankThread};
 #[doc(inline)]
-pub use crate::exec::{ExecError, FileTask, PartError, StatePart};
+pub use crate::exec::{ExecError, FileTask, FrozenDigest, PartError, StatePart};
 use crate::id::{ProgramId, RankId};
 use crate::plan::StepPlan;
 use crate::rendezvous::Rendezvous;

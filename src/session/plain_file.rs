@@ -14,12 +14,13 @@ use safetensors::tensor::Dtype;
 
 use super::tensor_file::METADATA;
 use super::tensors::Tensor;
-use super::{Checkpoint, StoreError, WeightState, tensor_file};
+use super::{Checkpoint, StoreError, tensor_file};
 use crate::format::{ElementType, Format, Shape, Via};
 use crate::whole_file::WholeFile;
 
 impl Checkpoint {
-    /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there.
+    /// Writes the weights into one safetensors file, for serving or other tools, in place of what was there:
+    /// masters, and of a frozen weight what its planes are dequantized to ([`WeightState::values`]).
     ///
     /// `tensor_of` names the tensor of every weight; a weight for which it gives `None` is left out. Masters
     /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even. A tensor is row-major, of
@@ -52,13 +53,29 @@ impl Checkpoint {
         element: ElementType,
         tensor_of: impl Fn(&str) -> Option<String>,
     ) -> Result<(), StoreError> {
-        let weights = self.weights.iter().map(|WeightState { name, shape, master, .. }| PlainWeight {
-            name,
-            shape: *shape,
-            master: Master::Held(master),
+        let path: PathBuf = path.into();
+        let weights = self.weights.iter().map(|state| PlainWeight {
+            name: &state.name,
+            shape: state.shape,
+            master: match (&state.frozen, state.master.is_empty()) {
+                (Some(_), true) => {
+                    let values = || state.values().map_err(|_| no_values(&path, &state.name));
+                    Master::Read(Box::new(move || Ok(values()?.into_owned())))
+                }
+                _ => Master::Held(&state.master),
+            },
         });
-        write(path.into(), element, weights, tensor_of)
+        write(path.clone(), element, weights, tensor_of)
     }
+}
+
+/// What is said of a frozen weight of a checkpoint that was saved without it.
+pub(super) fn no_values(path: &Path, weight: &str) -> StoreError {
+    let reason = format!(
+        "`{weight}` was frozen, and a saved checkpoint has a digest of it and not its values; leave it out (`None`), or \
+         save the weights that `Session::export` gives"
+    );
+    StoreError::Content { path: path.to_owned(), reason }
 }
 
 /// A weight for a file of weights alone.

@@ -10,7 +10,8 @@ use crate::backend::Backend;
 use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::exec::{
-    CaptureMode, ExecError, Handover, Inbox, Initializer, RankThread, Setup, World, landing_bytes,
+    CaptureMode, ExecError, FirstPlanes, Handover, Inbox, Initializer, RankThread, Setup, World,
+    landing_bytes,
 };
 use crate::id::RankId;
 use crate::model::Mesh;
@@ -32,6 +33,7 @@ pub(super) struct Shared {
     pub(super) foreseen: Vec<Arc<StepPlan>>,
     pub(super) capture: CaptureMode,
     pub(super) initializer: Initializer,
+    pub(super) base: Option<FirstPlanes>,
     pub(super) patience: Duration,
     pub(super) inbox: Arc<Inbox>,
 }
@@ -98,6 +100,7 @@ impl<B: Backend> Startable for Unstarted<B> {
             capture: shared.capture,
             closures,
             initializer: Arc::clone(&shared.initializer),
+            base: shared.base.clone(),
             patience: shared.patience,
             spans,
         };

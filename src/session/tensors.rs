@@ -123,9 +123,10 @@ pub(super) fn delayed_names(weight: &str) -> [String; 2] {
     ["delayed_scale", "amax_history"].map(|suffix| format!("{weight}.{suffix}"))
 }
 
-/// Every tensor of `checkpoint`.
+/// Every tensor of `checkpoint`. Of frozen weights there are none: a file has digests of them.
 pub(super) fn of(checkpoint: &Checkpoint) -> Vec<Tensor<'_>> {
-    let mut tensors: Vec<Tensor<'_>> = checkpoint.weights.iter().flat_map(weight).collect();
+    let kept = checkpoint.weights.iter().filter(|state| state.frozen.is_none());
+    let mut tensors: Vec<Tensor<'_>> = kept.flat_map(weight).collect();
     if let Carried::Buffers(buffers) = &checkpoint.carried {
         for buffer in buffers {
             tensors.extend(buffer.ranks.iter().enumerate().map(|(rank, bytes)| Tensor {

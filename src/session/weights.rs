@@ -3,6 +3,7 @@
 //! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
 //! that was refused is told once, to whoever awaits it.
 
+use super::checkpoint::Taken;
 use super::{Checkpoint, CompiledHere, Session, SessionError, Skips, Sum};
 use crate::exec::{Command, RankThread, Transfer};
 
@@ -76,27 +77,67 @@ impl Session {
     /// missing or of another number of ranks, or processes were given different checkpoints; nothing is
     /// changed then, in no process. [`SessionError::DroppedStep`], a poisoned session, [`SessionError::VirtualTime`].
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
-        self.import_here(checkpoint).await
+        self.import_here(checkpoint, None).await
     }
 
-    fn import_here<'a>(&'a mut self, checkpoint: &'a Checkpoint) -> CompiledHere<'a, ()> {
+    /// Puts some weights of a checkpoint in place: those of the session that `takes` names, such as adapters onto
+    /// another base, all but a new head, or the layers that a deeper model shares. Every one of them must be in the
+    /// checkpoint, in the session's shape. All other weights stay as they are, whether or not the checkpoint has them,
+    /// and so do carried buffers. The optimizer begins anew, without moments and steps, because weights of one step
+    /// count would have moments of different ages. Called in every process, with the same choice.
+    ///
+    /// ```no_run
+    /// # use warpweft::prelude::*;
+    /// # async fn adapters(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+    /// let saved = FileStore::new("adapters.safetensors").load().await?;
+    /// session.import_weights(&saved, |weight| weight.starts_with("adapter.")).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Session::import`]; [`SessionError::Import`] also when `takes` names no weight, or one that the checkpoint
+    /// does not have; [`SessionError::Diverged`] where weights that stay may not be finite. Nothing is changed then.
+    pub async fn import_weights(
+        &mut self,
+        checkpoint: &Checkpoint,
+        takes: impl Fn(&str) -> bool,
+    ) -> Result<(), SessionError> {
+        let taken = self.taken(takes);
+        self.import_here(checkpoint, Some(taken)).await
+    }
+
+    /// The weights of the session that `takes` names.
+    pub(super) fn taken(&self, takes: impl Fn(&str) -> bool) -> Taken {
+        let layouts = self.programs.iter().take(1).flat_map(|program| &program.plan.weights.layouts);
+        layouts.map(|layout| layout.name.clone()).filter(|name| takes(name)).collect()
+    }
+
+    fn import_here<'a>(
+        &'a mut self,
+        checkpoint: &'a Checkpoint,
+        taken: Option<Taken>,
+    ) -> CompiledHere<'a, ()> {
         Box::pin(async move {
             self.settle().await?;
             self.check_real("imports")?;
             self.check_usable()?;
-            let plans = self.plans();
-            let checked = checkpoint.check(&plans, self.ranks() as usize);
+            if taken.is_some() {
+                self.check_sound()?;
+            }
+            let (plans, taken) = (self.plans(), taken.as_ref());
+            let checked = checkpoint.check(&plans, self.ranks() as usize, taken);
             let is_whole = self.rendezvous.is_whole();
             if is_whole && checked.is_err() {
                 return checked;
             }
             // Other processes wait for this one's word whatever it thinks of the checkpoint.
-            let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest());
+            let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest_of(taken));
             for thread in &self.ranks {
                 let mut handover = thread.handover();
                 handover.transfer.checkpoint = digest;
                 if checked.is_ok() {
-                    checkpoint.scatter(&plans, thread.rank(), &mut handover.transfer);
+                    checkpoint.scatter(&plans, thread.rank(), taken, &mut handover.transfer);
                 }
             }
             self.refused = checked.err();

@@ -20,7 +20,7 @@ use super::checkpoint::{Header, shown};
 use crate::format::{ElementType, Format, Orientation, Shape, Via};
 
 /// The key in the metadata.
-pub(super) const KEY: &str = "warpweft_quantized";
+pub(super) const KEY: &str = crate::session::QUANTIZED;
 
 const VERSION: u32 = 2;
 

@@ -17,13 +17,13 @@ use super::checkpoint::{Header, Input, TensorEntry, shown};
 use super::{Progress, ToolError};
 use crate::file_kind::{Listed, NotWeights, Stated};
 use crate::session::file_digests::{self, compare_metadata};
-use crate::session::file_store::is_sealed;
+use crate::session::file_store::{FROZEN, is_sealed};
 
 /// What the metadata of a session's checkpoint have, by which it is known, and what they say only of it. Its notes
 /// stay.
 const SAVED: &str = "warpweft_checkpoint";
 const WEIGHTS: &str = "weights";
-const OF_A_SESSION: [&str; 9] = [
+const OF_A_SESSION: [&str; 10] = [
     SAVED,
     WEIGHTS,
     "optimizer_step",
@@ -31,6 +31,7 @@ const OF_A_SESSION: [&str; 9] = [
     "carried",
     "frozen",
     "one_state",
+    FROZEN,
     "digests",
     "metadata_digest",
 ];
@@ -74,9 +75,16 @@ impl<'header> Source<'header> {
         let listed: Vec<(String, String)> = serde_json::from_str(listed).map_err(|error| {
             damaged(format!("lists its weights in a way that is not understood ({error})"))
         })?;
+        // Frozen weights, of which the file has digests alone.
+        let absent: BTreeMap<String, serde_json::Value> = match metadata.get(FROZEN) {
+            None => BTreeMap::new(),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| {
+                damaged(format!("lists its frozen weights in a way that is not understood ({error})"))
+            })?,
+        };
         // By the names of their masters.
         let mut weights: HashMap<String, String> = HashMap::new();
-        for (name, _) in listed {
+        for (name, _) in listed.into_iter().filter(|(name, _)| !absent.contains_key(name)) {
             if let Some(twice) = weights.insert(format!("{name}.master"), name) {
                 return Err(damaged(format!("lists its weight `{}` twice", shown(&twice))));
             }

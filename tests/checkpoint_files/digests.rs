@@ -30,6 +30,7 @@ fn checkpoint() -> Checkpoint {
             planes: Vec::new(),
             tensor_scale: 1.0,
             delayed: None,
+            frozen: None,
         }
     };
     Checkpoint {

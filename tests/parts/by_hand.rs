@@ -41,7 +41,7 @@ impl Content {
 
     /// Writes a file with digests, if it says that it is a part that has them.
     fn write(mut self, path: &Path) {
-        if self.about.get("warpweft_part").is_some_and(|version| version == "2") {
+        if self.about.get("warpweft_part").is_some_and(|version| version == "3") {
             self.about.insert("digests".to_owned(), String::new());
             let bytes = self.bytes();
             let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();

@@ -170,7 +170,7 @@ fn asked<T: Send + 'static>(
                         initial(rows, values);
                         Ok(())
                     };
-                    rank.initialize(&(Arc::new(fill) as warpweft::exec::Initializer)).unwrap();
+                    rank.initialize(&(Arc::new(fill) as warpweft::exec::Initializer), None).unwrap();
                     ask(&mut rank, &mut Handover::default(), keeper)
                 })
             });

@@ -94,8 +94,8 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
     ),
     (
         "a later version",
-        |folder, _| edit_index(folder, "\"warpweft_parts\": 2", "\"warpweft_parts\": 9"),
-        &["version 9, and versions 1 to 2 are known", "newer build"],
+        |folder, _| edit_index(folder, "\"warpweft_parts\": 3", "\"warpweft_parts\": 9"),
+        &["version 9, and versions 1 to 3 are known", "newer build"],
         Version,
         true,
     ),

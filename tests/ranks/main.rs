@@ -303,7 +303,7 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
             values.fill(1.0);
             Ok(())
         });
-        rank.initialize(&ones).unwrap();
+        rank.initialize(&ones, None).unwrap();
         rank.export(&mut handover).unwrap();
         let (whole, first) = (handover.transfer.shards.clone(), handover.transfer.shards[0].master.clone());
         let last = whole.len() - 1;
@@ -317,12 +317,12 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
                 3 => handover.transfer.carried.push(vec![0; 4]),
                 _ => handover.transfer.shards.push(WeightShard::default()),
             }
-            let error = rank.import(&handover).unwrap_err();
+            let error = rank.import(&mut handover).unwrap_err();
             assert!(matches!(error, ExecError::Misfit { .. }), "{error}");
             rank.export(&mut handover).unwrap();
             assert_eq!(handover.transfer.shards[0].master, first, "{error}");
         }
         handover.transfer.shards.clone_from(&whole);
-        rank.import(&handover).unwrap();
+        rank.import(&mut handover).unwrap();
     });
 }

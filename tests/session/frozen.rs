@@ -1,7 +1,7 @@
 //! Weights that do not train: they stay bit for bit, and nothing else notices.
 
 use warpweft::config::{Capture, Config, Masters, Moments, Scaling};
-use warpweft::format::{Directions, Format, Via, quantize};
+use warpweft::format::{Directions, Format, Orientation, Via, quantize};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Checkpoint, CheckpointStore, FileStore};
 
@@ -50,11 +50,12 @@ fn frozen_weights_stay_bit_for_bit_while_the_others_learn_at_every_depth() {
             let mut begun = vec![0.0; SIZE * SIZE];
             initial(MasterRows::from_the_first("layer1", SIZE), &mut begun);
             let frozen = &left.weights[1];
-            assert!(frozen.master == begun && frozen.exp_avg.is_empty() && frozen.exp_avg_sq.is_empty());
+            assert!(frozen.master.is_empty() && frozen.exp_avg.is_empty() && frozen.exp_avg_sq.is_empty());
             let planes = quantize(format, Directions::Rowwise, Via::Bf16, frozen.shape, &begun).unwrap();
-            if made(0, Capture::Off).optimizer.masters == Masters::F32 {
-                assert_eq!(frozen.planes[0].planes[0], planes.rowwise.unwrap().data, "{format}");
-            }
+            assert_eq!(*frozen.values().unwrap(), planes.dequantize(Orientation::Rowwise).unwrap());
+            let planes = planes.rowwise.unwrap();
+            assert_eq!(frozen.planes[0].planes[0], planes.data, "{format}");
+            assert!(frozen.planes[0].planes.get(1).is_none_or(|scale| *scale == planes.scale), "{format}");
             initial(MasterRows::from_the_first("layer0", SIZE), &mut begun);
             assert_ne!(left.weights[0].master, begun, "{format}");
             for depth in [1, 3] {
@@ -80,34 +81,41 @@ fn a_checkpoint_goes_from_frozen_weights_to_trained_ones_and_back() {
         store.save(&frozen).await.unwrap();
         let mut loaded = store.load().await.unwrap();
         for (found, saved) in loaded.weights.iter_mut().zip(&frozen.weights) {
+            assert_eq!(saved.frozen.is_some(), found.planes.is_empty() && found.master.is_empty());
             // Planes are not read back.
             (found.planes, found.tensor_scale) = (saved.planes.clone(), saved.tensor_scale);
         }
         assert_eq!(loaded, frozen);
         let trainer = Trainer::new(3, Format::NVFP4_2D);
         let mut session = trainer.start(config(), 3).await.unwrap();
-        let refused = session.import(&loaded).await.unwrap_err().to_string();
+        let refused = session.import(&store.load().await.unwrap()).await.unwrap_err().to_string();
+        assert!(
+            refused.contains("`layer0` trains here, and the checkpoint has no values of it"),
+            "{refused}"
+        );
+        let refused = session.import(&frozen).await.unwrap_err().to_string();
         assert!(
             refused.contains("`layer0` trains here") && refused.contains("restart_optimizer"),
             "{refused}"
         );
-        session.import(&loaded.restart_optimizer()).await.unwrap();
+        session.import(&frozen.clone().restart_optimizer()).await.unwrap();
         let thawed = session.export().await.unwrap();
         assert_eq!(thawed.optimizer_step, 0);
         for (thawed, frozen) in thawed.weights.iter().zip(&frozen.weights) {
             assert!(thawed.exp_avg.iter().chain(&thawed.exp_avg_sq).all(|moment| *moment == 0.0));
             assert_eq!(thawed.exp_avg.len(), thawed.master.len());
-            assert_eq!(thawed.master, frozen.master);
+            assert_eq!(thawed.master, *frozen.values().unwrap());
         }
         losses(&mut session, 3, 4..6).await;
         let trained = session.export().await.unwrap();
-        assert_ne!(trained.weights[0].master, frozen.weights[0].master);
+        assert_ne!(trained.weights[0].master, *frozen.weights[0].values().unwrap());
         let config = freezing("layer*", config());
         let trainer = Trainer::refined(3, Format::NVFP4_2D, &config);
         let mut session = trainer.start(config, 2).await.unwrap();
         session.import(&trained).await.unwrap();
         let again = session.export().await.unwrap();
-        assert!(again.weights[0].exp_avg.is_empty() && again.weights[0].master == trained.weights[0].master);
+        assert!(again.weights[0].exp_avg.is_empty() && again.weights[0].master.is_empty());
+        assert_eq!(again.weights[0].planes, trained.weights[0].planes);
     });
 }
 

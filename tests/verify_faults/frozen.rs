@@ -5,7 +5,7 @@ use warpweft::id::WeightId;
 use warpweft::layout::Content;
 use warpweft::model::{Form, Model, Phase, StepProgram};
 use warpweft::op::Op;
-use warpweft::plan::StepPlan;
+use warpweft::plan::{ResidentLayout, StepPlan};
 
 use crate::edit::{position, refused, slot, weight};
 use crate::programs::plan;
@@ -33,7 +33,7 @@ fn adam(plan: &StepPlan) -> usize {
     position(plan, 0, |op| matches!(op, Op::Adam { .. }))
 }
 
-/// It has neither moments nor main grad, and only the other one's bucket is quantized.
+/// FW-1. It has neither master, moments nor main grad, and only the other one's bucket is quantized.
 #[test]
 fn a_step_with_a_frozen_weight_is_valid_and_does_nothing_to_it() {
     let plan = training();
@@ -43,11 +43,12 @@ fn a_step_with_a_frozen_weight_is_valid_and_does_nothing_to_it() {
         slots.map(|(slot, _)| plan.arena.slot(slot).content).collect::<Vec<_>>()
     };
     let written: Vec<Content> = plan.tasks.iter().flat_map(writes).collect();
-    for content in [Content::Master(base), Content::Shard(base, Orientation::Rowwise)] {
-        slot(&plan, content);
-        assert!(!written.contains(&content), "{content:?}");
-    }
-    for content in [Content::ExpAvg(base), Content::ExpAvgSq(base), Content::MainGrad(base)] {
+    let shard = Content::Shard(base, Orientation::Rowwise);
+    slot(&plan, shard);
+    assert!(!written.contains(&shard));
+    for content in
+        [Content::Master(base), Content::ExpAvg(base), Content::ExpAvgSq(base), Content::MainGrad(base)]
+    {
         assert!(plan.arena.find(content).is_none(), "{content:?}");
     }
 }
@@ -89,16 +90,31 @@ fn a_weight_that_is_frozen_while_its_bucket_is_not_is_refused() {
     refused(&plan, &["a weight that is trained", "is frozen"]);
 }
 
-/// PL-9: what a step does not bring to the masters' version must have been there before.
+/// FW-1, PL-9: its planes were set, and nobody has a master to make others of.
 #[test]
-fn a_step_that_begins_without_shards_does_not_end_with_those_of_frozen_weights() {
-    let mut model = Model::builder();
-    let base = model.sharded("base", 32, 32, Format::Bf16).unwrap();
-    let adapter = model.replicated("adapter", 32, 32).unwrap();
-    model.freeze(base).unwrap();
-    let mut program = StepProgram::builder("train", &model.build());
-    program.call("fit", Phase::Backward).gradient(adapter).add().unwrap();
-    let mut plan = plan(&program.build_training().unwrap(), 2);
-    plan.entry.shards = None;
-    refused(&plan, &["PL-9", "needs the rowwise shard of `base` at version 0"]);
+fn a_cast_into_the_planes_of_a_frozen_weight_is_refused() {
+    let mut plan = training();
+    let base = weight(&plan, "base");
+    let planes = slot(&plan, Content::Shard(base, Orientation::Rowwise));
+    let cast = position(&plan, 0, |op| matches!(op, Op::PartialCast { .. }));
+    let Op::PartialCast { shards, .. } = &mut plan.tasks[cast].op else { unreachable!() };
+    (shards[0].weight, shards[0].slot) = (base, planes);
+    refused(&plan, &["the rowwise shard of `base`"]);
+}
+
+/// FW-1: a session sets them once, for steps and prologues alike.
+#[test]
+fn no_plan_makes_the_planes_of_a_frozen_weight_and_a_prologue_neither() {
+    let plan = training();
+    let base = weight(&plan, "base");
+    let prologue = {
+        let resident = ResidentLayout::new(&plan.weights, &[]).unwrap();
+        StepPlan::prologue(&plan.weights, &resident, &plan.policy).unwrap()
+    };
+    let of_base = |task: &warpweft::plan::Task| {
+        let slots = task.op.accesses().into_iter();
+        let planes = Content::Shard(base, Orientation::Rowwise);
+        slots.map(|(slot, _)| prologue.arena.slot(slot).content).any(|content| content == planes)
+    };
+    assert!(prologue.tasks.iter().all(|task| !of_base(task)));
 }

@@ -141,7 +141,8 @@ pub(crate) fn join(plan: &mut StepPlan, part: Part, first: &str, joined: &str) {
     // Frozen weights have none; what stands for it is read by others as well.
     let main_grad = plan.arena.find(Content::MainGrad(id));
     let main_grad = main_grad.unwrap_or_else(|| slot(plan, Content::LearningRate));
-    let master = slot(plan, Content::Master(id));
+    let master = plan.arena.find(Content::Master(id));
+    let master = master.unwrap_or_else(|| slot(plan, Content::Shard(id, Orientation::Rowwise)));
     match op(plan, part, first) {
         Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => weights.push(id),
         op @ Op::Prepare { .. } => prepared(op).push(PrepareOperand { weight: id, kept, main_grad }),

@@ -10,8 +10,9 @@ use std::sync::Arc;
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::ComputeFactory;
+use warpweft::format::{FormatError, OwnedPlanes, quantize_shard};
 use warpweft::id::{RankId, TaskId, WeightId};
-use warpweft::layout::{Content, Region, Residency, Slot, WeightLayout};
+use warpweft::layout::{Content, PlaneRegions, Region, Residency, Slot, WeightLayout};
 use warpweft::model::{Group, Placement, Role};
 use warpweft::plan::StepPlan;
 use warpweft::session::initial::MasterRows;
@@ -192,6 +193,20 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
         };
         match slot.content {
             Content::Master(weight) => put(rank, slot.region, bytemuck::cast_slice(&rows(weight))),
+            Content::Shard(weight, orientation) if plan.weights.layout(weight).is_planes_alone() => {
+                let layout = plan.weights.layout(weight);
+                let (planes, _) = frozen(rank, plan, weight);
+                let mut stored = layout.format.stored_orientations().iter().zip(planes);
+                let (_, planes) = stored.find(|(stored, _)| **stored == orientation).unwrap();
+                let regions = PlaneRegions::within(slot.region, &layout.shard_planes(orientation));
+                put(rank, regions.data, &planes.data);
+                put(rank, regions.scale, &planes.scale);
+            }
+            Content::TensorScale(bucket) if plan.weights.bucket(bucket).is_planes_alone() => {
+                let weights = plan.weights.bucket(bucket).weights.iter();
+                let scales: Vec<f32> = weights.map(|weight| frozen(rank, plan, *weight).1).collect();
+                put(rank, slot.region, bytemuck::cast_slice(&scales));
+            }
             Content::Shard(weight, _) if plan.weights.splits_masters(plan.weights.layout(weight).bucket) => {
                 let values: Vec<half::bf16> = rows(weight).into_iter().map(half::bf16::from_f32).collect();
                 put(rank, slot.region, bytemuck::cast_slice(&values));
@@ -213,6 +228,19 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
             _ => {}
         }
     }
+}
+
+/// What a frozen weight that is sharded is set to: planes of the rank's rows, and the tensor scale.
+fn frozen(rank: &Rank, plan: &StepPlan, weight: WeightId) -> (Vec<OwnedPlanes>, f32) {
+    let (layout, via) = (plan.weights.layout(weight), plan.policy.settings.via);
+    let mut whole = vec![0.0f32; layout.shard.shape.elements()];
+    closure::initial(MasterRows::from_the_first(&layout.name, layout.shard.shape.cols), &mut whole);
+    let amax = whole.iter().fold(0.0f32, |amax, value| amax.max(via.round(layout.format, *value).abs()));
+    let (rows, cols) = (layout.shard.rows_of(rank.backend.rank()), layout.shard.shape.cols);
+    let mut values = whole[rows.begin * cols..(rows.begin + rows.rows) * cols].to_vec();
+    values.resize(layout.stored_elements(), 0.0);
+    quantize_shard(layout.format, via, layout.shard.stored(), &values, |_| Ok::<_, FormatError>(amax))
+        .unwrap()
 }
 
 fn stage(rank: &Rank, plan: &StepPlan, step: u32) {
@@ -252,11 +280,15 @@ fn left(rank: &Rank, plan: &StepPlan) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Bits of every weight's master, whole: of what ranks of the first replica left behind `plan`.
+/// Bits of every weight's master, whole: of what ranks of the first replica left behind `plan`. None of a weight
+/// that is its planes alone.
 pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
     let weights =
         plan.weights.layouts.iter().enumerate().map(|(number, layout)| (WeightId::at(number), layout));
     let whole = |(weight, layout): (WeightId, &WeightLayout)| {
+        if layout.is_planes_alone() {
+            return Vec::new();
+        }
         let place = kept(plan).position(|slot| slot.content == Content::Master(weight)).unwrap();
         let holders = match layout.placement {
             Placement::Replicated => 1,

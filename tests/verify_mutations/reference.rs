@@ -100,7 +100,11 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         }
     }
     let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-    outcome.masters = parameters.iter().map(|parameter| bits(&parameter.master)).collect();
+    let masters = model.weights().iter().zip(&parameters).map(|(spec, parameter)| {
+        let has_master = !spec.frozen || spec.placement == Placement::Replicated;
+        if has_master { bits(&parameter.master) } else { Vec::new() }
+    });
+    outcome.masters = masters.collect();
     outcome.lists = parameters.iter().map(|parameter| parameter.lists.each_ref().map(bits)).collect();
     for (number, spec) in sample.program.buffers().iter().enumerate() {
         if spec.lifetime == Lifetime::Carried && spec.role != Role::Input {

@@ -2,7 +2,7 @@
 //!
 //! Law: every bucket goes through the same four ops; a format without scales needs only the cast, one without
 //! a per-tensor amax no collective. A bucket whose shards are halves of its masters needs nothing: the
-//! optimizer writes them. A frozen bucket is quantized by a prologue alone. Where scaling is delayed, scale
+//! optimizer writes them. A frozen bucket has no masters, and no plan quantizes it. Where scaling is delayed, scale
 //! and cast come while the maxima are under way, and the maxima enter the history behind them. A prologue is
 //! these ops alone, without a vote; it brings no masters of a new version, so it records no amaxes.
 
@@ -24,8 +24,7 @@ pub(in super::super) fn quantize(draft: &mut Draft<'_>, vote: Option<SlotId>) {
     let quantized = draft
         .weights
         .entries()
-        .filter(|(_, members)| members.placement == Placement::Sharded)
-        .filter(|(_, members)| vote.is_none() || !members.frozen)
+        .filter(|(_, members)| members.placement == Placement::Sharded && !members.frozen)
         .filter(|(bucket, _)| !draft.weights.splits_masters(*bucket))
         .map(|(bucket, _)| bucket);
     let (delayed, current): (Vec<_>, Vec<_>) =

@@ -9,6 +9,7 @@ use super::import::{Import, Refused};
 use super::save::Save;
 use super::{PartFiles, SavedParts};
 use crate::exec::{Command, PartError, PartReader, PartWriter, Refusal};
+use crate::session::checkpoint::Taken;
 use crate::session::{CompiledHere, Session, SessionError};
 
 impl Session {
@@ -85,15 +86,36 @@ impl Session {
     /// Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session,
     /// [`SessionError::VirtualTime`].
     pub async fn import_parts(&mut self, files: &PartFiles) -> Result<SavedParts, SessionError> {
-        self.import_parts_here(files).await
+        self.import_parts_here(files, None).await
     }
 
-    fn import_parts_here<'a>(&'a mut self, files: &'a PartFiles) -> CompiledHere<'a, SavedParts> {
+    /// As [`Session::import_weights`], from parts: the weights of the session that `takes` names, of which every rank
+    /// reads its rows. Called in every process, with the same choice.
+    ///
+    /// # Errors
+    /// As [`Session::import_parts`] and [`Session::import_weights`].
+    pub async fn import_weights_of_parts(
+        &mut self,
+        files: &PartFiles,
+        takes: impl Fn(&str) -> bool,
+    ) -> Result<SavedParts, SessionError> {
+        let taken = self.taken(takes);
+        self.import_parts_here(files, Some(taken)).await
+    }
+
+    fn import_parts_here<'a>(
+        &'a mut self,
+        files: &'a PartFiles,
+        taken: Option<Taken>,
+    ) -> CompiledHere<'a, SavedParts> {
         Box::pin(async move {
             self.settle().await?;
             self.check_real("imports")?;
             self.check_usable()?;
-            let judged = Import::open(files, self.plans(), self.ranks() as usize);
+            if taken.is_some() {
+                self.check_sound()?;
+            }
+            let judged = Import::open(files, self.plans(), self.ranks() as usize, taken);
             let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
                 Ok(import) => {
                     let saved = SavedParts::of(import.opened().index.clone());

@@ -14,7 +14,8 @@ use crate::format::DelayedState;
 use crate::id::RankId;
 use crate::layout::{WeightLayout, Weights};
 use crate::plan::{StepPlan, carried};
-use crate::session::checkpoint::delayed_here;
+use crate::session::checkpoint::{Taken, delayed_here};
+use crate::session::digest;
 use crate::session::fitting::{CarriedClaim, Claims, WeightClaim};
 use crate::session::sound;
 
@@ -25,6 +26,8 @@ pub(super) struct Import {
     programs: Vec<Arc<StepPlan>>,
     restarts: bool,
     zeros: bool,
+    /// The weights that are taken; all if `None`.
+    taken: Option<Taken>,
 }
 
 impl Import {
@@ -36,10 +39,16 @@ impl Import {
         files: &PartFiles,
         programs: Vec<Arc<StepPlan>>,
         ranks: usize,
+        taken: Option<Taken>,
     ) -> Result<Self, PartError> {
         let opened = Opened::open(&files.folder)?;
-        let import = Self { opened, programs, restarts: files.restarts, zeros: files.zeros };
-        import.claims().check(&import.programs, ranks).map_err(unfit)?;
+        let restarts = files.restarts || taken.is_some();
+        let import = Self { opened, programs, restarts, zeros: files.zeros, taken };
+        let fits = match &import.taken {
+            None => import.claims().check(&import.programs, ranks),
+            Some(taken) => import.claims().check_taken(&import.programs, taken),
+        };
+        fits.map_err(unfit)?;
         Ok(import)
     }
 
@@ -53,6 +62,7 @@ impl Import {
             name: &weight.name,
             shape: weight.shape(),
             lists: if self.restarts { 0 } else { usize::from(weight.lists) },
+            has_values: weight.frozen.is_none(),
         });
         let carried = index.carried.iter().map(|buffer| CarriedClaim {
             name: &buffer.name,
@@ -80,6 +90,9 @@ impl Import {
         rank: RankId,
         alive: &Alive<'_>,
     ) -> Result<WeightShard, PartError> {
+        if saved.frozen.is_some() {
+            return Ok(WeightShard { frozen: saved.frozen, stays: true, ..WeightShard::default() });
+        }
         let wanted = layout.shard.rows_of(rank);
         let rows =
             MasterRows { weight: &layout.name, first_row: wanted.begin, columns: layout.shard.shape.cols };
@@ -120,7 +133,8 @@ impl Import {
 
 impl PartReader for Import {
     fn digest(&self) -> u64 {
-        self.opened.digest ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
+        let taken = self.taken.as_ref().map_or(0, digest::of_taken);
+        self.opened.digest ^ taken ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
     }
 
     fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError> {
@@ -130,11 +144,18 @@ impl PartReader for Import {
             index.weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
         let Some(plan) = self.programs.first() else { return Ok(part) };
         for layout in &plan.weights.layouts {
+            if self.taken.as_ref().is_some_and(|taken| !taken.contains(&layout.name)) {
+                let lists = plan.weights.lists_of(layout);
+                part.shards.push(WeightShard::that_stays(layout, lists, rank));
+                continue;
+            }
             let saved = saved.get(layout.name.as_str());
             let saved = saved.ok_or_else(|| unfit(format!("`{}` is not in the checkpoint", layout.name)))?;
             part.shards.push(self.shard(&plan.weights, layout, saved, rank, alive)?);
         }
-        for (name, region) in carried(&self.programs) {
+        // Without them, those of the session stay.
+        let buffers = if self.taken.is_none() { carried(&self.programs) } else { Vec::new() };
+        for (name, region) in buffers {
             let saved = index.carried.iter().find(|buffer| buffer.name == name).filter(|_| !self.zeros);
             let bytes = saved.map(|buffer| self.opened.carried(buffer, rank, alive)).transpose()?;
             part.carried.push(bytes.unwrap_or_else(|| vec![0; region.bytes]));

@@ -18,7 +18,7 @@ use super::blocks;
 use super::part::Origin;
 use crate::digest::Digest;
 use crate::errors::shown;
-use crate::exec::{FileTask, PartError, SaveId};
+use crate::exec::{FileTask, FrozenDigest, PartError, SaveId};
 use crate::format::{Format, Shape};
 use crate::id::RankId;
 use crate::model::{Mesh, ShardLayout};
@@ -41,7 +41,8 @@ pub(super) const TOO_LARGE: &str =
 /// The version that is written. Earlier ones are read:
 ///
 /// - 1: parts do not say of which optimizer step they are, and nothing has a digest.
-pub(super) const VERSION: u32 = 2;
+/// - 2: parts have the masters of frozen weights.
+pub(super) const VERSION: u32 = 3;
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -79,6 +80,9 @@ pub(super) struct IndexedWeight {
     pub(super) lists: u8,
     /// Has it a delayed scale and an amax history? They are in the part of rank 0.
     pub(super) delayed: bool,
+    /// Of a frozen weight, the digest of its values, which are in no part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) frozen: Option<FrozenDigest>,
 }
 
 /// One carried buffer, of which every rank has as many bytes of its own.
@@ -151,7 +155,9 @@ impl Index {
         if !(1..=VERSION).contains(&version) {
             return Err(PartError::Version { path: path.to_owned(), version, known: VERSION });
         }
-        if version > 1 && !is_sealed(bytes) {
+        // None without a digest has the words before one.
+        let is_unsound = if version > 1 { !is_sealed(bytes) } else { seal(bytes).is_some() };
+        if is_unsound {
             return Err(damaged(
                 "it is not as it was saved, for the digest at its end is not that of what stands before it; copy it \
                  again, or load another checkpoint"
@@ -235,8 +241,12 @@ fn sealed(body: &[u8]) -> Vec<u8> {
 
 /// Is every byte the one that was written?
 fn is_sealed(bytes: &[u8]) -> bool {
-    let place = bytes.windows(SEAL.len()).rposition(|found| found == SEAL);
-    place.is_some_and(|place| sealed(&bytes[..place]) == bytes)
+    seal(bytes).is_some_and(|place| sealed(&bytes[..place]) == bytes)
+}
+
+/// Where what stands before the digest begins.
+fn seal(bytes: &[u8]) -> Option<usize> {
+    bytes.windows(SEAL.len()).rposition(|found| found == SEAL)
 }
 
 /// The file of a rank's part. No other save has one of its name, so none is ever written over another.

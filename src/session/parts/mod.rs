@@ -46,8 +46,9 @@ const PIECE: usize = 16 << 20;
 /// `checkpoint.json` is the index: without it, or with an empty one, the folder is no checkpoint, but what an
 /// interrupted save left. An empty one is in the way of a save; remove it. The part of a rank is
 /// `rank-<N>-of-<ranks>-<save>.safetensors`, where `<save>` is the same sixteen hexadecimal digits for all files of a
-/// save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the rank's rows; of a
-/// frozen weight the master alone, and of what a rule of the trainer's own updates as many lists as it keeps. The rows
+/// save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the rank's rows; of
+/// what a rule of the trainer's own updates as many lists as it keeps, and of a frozen weight nothing, as the index has
+/// a digest of it. The rows
 /// of all parts, one after the other in rank order, are the weight. That of rank 0 also has `.delayed_scale` and
 /// `.amax_history` where scaling is delayed. Per carried buffer there is `carried.<buffer>.rank<N>`, bytes.
 ///
@@ -56,7 +57,8 @@ const PIECE: usize = 16 << 20;
 /// first eight bytes of SHA-256, as sixteen hexadecimal digits from the last byte to the first. The index has such
 /// `digests` of the headers of all parts (what a safetensors file holds between its length and its tensors), and as its
 /// last entry the `digest` of all bytes before the comma that precedes that entry. They are against worn disks and torn
-/// copies, and no signature. Version 1 had none; such files are read as they are.
+/// copies, and no signature. Version 1 had none, and version 2 the masters of frozen weights; such files are read
+/// as they are.
 ///
 /// ```
 /// use warpweft::prelude::*;

@@ -158,6 +158,7 @@ mod tests {
             rows_per_part: 1,
             lists: 0,
             delayed: false,
+            frozen: None,
         };
         let mut index = Index {
             warpweft_parts: index::VERSION,

@@ -36,11 +36,16 @@ impl PartFiles {
     ) -> Result<(), StoreError> {
         let opened = Opened::open(&self.folder)?;
         let opened = &opened;
+        let path: PathBuf = path.into();
+        let target = path.as_path();
         let weights = opened.index.weights.iter().map(|weight| {
             let all = ShardRows { begin: 0, rows: weight.rows };
-            let read = move || Ok(opened.rows(weight, StatePart::Master, all, &|| Ok(()))?);
+            let read = move || match weight.frozen {
+                Some(_) => Err(plain_file::no_values(target, &weight.name)),
+                None => Ok(opened.rows(weight, StatePart::Master, all, &|| Ok(()))?),
+            };
             PlainWeight { name: &weight.name, shape: weight.shape(), master: Master::Read(Box::new(read)) }
         });
-        plain_file::write(path.into(), element, weights, tensor_of)
+        plain_file::write(path.clone(), element, weights, tensor_of)
     }
 }

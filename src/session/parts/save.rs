@@ -58,8 +58,8 @@ impl Save {
         let mut tensors = Vec::new();
         for (number, layout) in weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            // Ranks of the first replica come first.
-            if rank.number() >= layout.shard.ranks {
+            // Ranks of the first replica come first. Of a frozen weight the index has a digest.
+            if layout.frozen || rank.number() >= layout.shard.ranks {
                 continue;
             }
             let (rows, cols) = (layout.shard.rows_of(rank).rows, layout.shard.shape.cols);
@@ -104,7 +104,7 @@ impl Save {
             })?;
             state.alive().map_err(PartError::other)?;
         }
-        let described = self.index(origin, parts)?;
+        let described = self.index(origin, parts, state)?;
         let path = Index::path(&self.folder);
         let text = described.text().map_err(|error| failed(&path, error.into()))?;
         if text.len() as u64 > index::MOST_BYTES {
@@ -113,9 +113,9 @@ impl Save {
         Ok(text)
     }
 
-    fn index(&self, origin: Origin, parts: &[u64]) -> Result<Index, PartError> {
+    fn index(&self, origin: Origin, parts: &[u64], state: &dyn RankState) -> Result<Index, PartError> {
         let weights = &self.plan()?.weights;
-        let indexed = weights.layouts.iter().map(|layout| IndexedWeight {
+        let indexed = weights.layouts.iter().enumerate().map(|(number, layout)| IndexedWeight {
             name: layout.name.clone(),
             format: layout.format,
             rows: layout.shard.shape.rows,
@@ -124,6 +124,7 @@ impl Save {
             rows_per_part: layout.shard.rows_per_rank,
             lists: weights.lists_of(layout) as u8,
             delayed: weights.delayed(layout.bucket).is_some(),
+            frozen: state.frozen(WeightId::at(number)),
         });
         let buffers = carried(&self.programs).into_iter();
         Ok(Index {
@@ -286,6 +287,10 @@ mod tests {
 
         fn optimizer_step(&self) -> io::Result<u32> {
             Ok(0)
+        }
+
+        fn frozen(&self, _: WeightId) -> Option<crate::exec::FrozenDigest> {
+            None
         }
 
         fn rows(&self, _: WeightId, _: StatePart) -> io::Result<Vec<f32>> {

@@ -41,12 +41,17 @@ impl PartFiles {
                 name: weight.name.clone(),
                 shape: weight.shape(),
                 format: weight.format,
-                master: opened.rows(weight, StatePart::Master, all, alive)?,
+                master: if weight.frozen.is_some() {
+                    Vec::new()
+                } else {
+                    opened.rows(weight, StatePart::Master, all, alive)?
+                },
                 exp_avg: list(StatePart::FirstMoment)?,
                 exp_avg_sq: list(StatePart::SecondMoment)?,
                 planes: Vec::new(),
                 tensor_scale: 1.0,
                 delayed: opened.delayed(weight, alive)?,
+                frozen: weight.frozen,
             });
         }
         let buffer = |buffer| {

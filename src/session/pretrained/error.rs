@@ -5,7 +5,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::errors::shown;
-use crate::format::Shape;
+use crate::format::{FormatError, Shape};
 
 /// Why pretrained weights cannot be read, or do not fit a model.
 #[derive(thiserror::Error)]
@@ -146,6 +146,25 @@ pub enum PretrainedError {
         weight: String,
         /// What is wrong.
         source: Box<PretrainedError>,
+    },
+    /// A tensor is not quantized as the frozen weight needs it.
+    #[error(
+        "`{}` of {} cannot be the planes of a frozen weight: {reason}; declare the weight in the file's format and shape, quantize the file anew (`warpweft quantize --format`), or begin with its values by `PretrainedFiles::initializer`",
+        shown(tensor), path.display()
+    )]
+    Quantized {
+        /// The tensor, as it was called before it was quantized.
+        tensor: String,
+        /// Its file.
+        path: PathBuf,
+        /// What does not fit.
+        reason: String,
+    },
+    /// Planes that have no place in the weight's layout.
+    #[error(transparent)]
+    Format {
+        /// What is wrong with them.
+        source: FormatError,
     },
     /// The initializer was asked for a weight that it was given no tensor for.
     #[error(

@@ -4,6 +4,7 @@
 //! A value is that of the file, to the last bit. Names, shapes and dtypes are judged before a session starts;
 //! what fails later is an error, and never a zero.
 
+mod base;
 mod error;
 mod model_folder;
 
@@ -24,6 +25,8 @@ use crate::file_kind::{Listed, NotWeights, Stated, of_start};
 use crate::format::Shape;
 use crate::model::Model;
 
+pub use base::FrozenBase;
+pub(crate) use base::QUANTIZED;
 pub use error::PretrainedError;
 
 /// Values read at once.
@@ -101,6 +104,8 @@ struct Opened {
 struct Source {
     path: PathBuf,
     file: Mutex<File>,
+    /// What it says is quantized in it.
+    quantized: Option<String>,
 }
 
 /// One tensor.
@@ -149,7 +154,8 @@ impl PretrainedFiles {
                 let tensor = Tensor { file: files.len(), begin, dtype: about.dtype, shape: about.shape };
                 tensors.insert(name, tensor);
             }
-            files.push(Source { path: path.to_owned(), file: Mutex::new(described.file) });
+            let quantized = described.about.get(QUANTIZED).cloned();
+            files.push(Source { path: path.to_owned(), file: Mutex::new(described.file), quantized });
         }
         let all =
             tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed { name, dtype: *dtype, shape });

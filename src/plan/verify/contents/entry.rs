@@ -9,7 +9,7 @@
 use std::collections::BTreeSet;
 
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
-use crate::id::{CallId, Version, WeightId};
+use crate::id::{BucketId, CallId, Version, WeightId};
 use crate::layout::{Content, Residency, Slot, WeightLayout};
 use crate::model::{Accumulation, Lifetime, Role};
 use crate::plan::{EdgeState, StepPlan};
@@ -98,10 +98,17 @@ impl Run<'_> {
         Err(Box::new(VerifyError::Accumulation { task: self.plan.title(), problem, remedy: remedy.into() }))
     }
 
-    /// The version of a weight's shards at an edge. A shard that is half of a master is never behind it.
+    /// The version of a weight's shards at an edge. A shard that is half of a master is never behind it, and neither
+    /// is one that has none: of a frozen weight, it is what was set.
     pub(super) fn shard_version(&self, weight: WeightId, edge: EdgeState) -> Option<Version> {
-        let bucket = self.plan.weights.layout(weight).bucket;
-        if self.plan.weights.splits_masters(bucket) { Some(edge.masters) } else { edge.shards }
+        self.version_in(self.plan.weights.layout(weight).bucket, edge)
+    }
+
+    /// The version of the shards and tensor scales of a bucket at an edge.
+    pub(super) fn version_in(&self, bucket: BucketId, edge: EdgeState) -> Option<Version> {
+        let weights = &self.plan.weights;
+        let is_set = weights.splits_masters(bucket) || weights.bucket(bucket).is_planes_alone();
+        if is_set { Some(edge.masters) } else { edge.shards }
     }
 
     /// What this plan's exit is for weights that are `frozen` or not. A step leaves frozen ones as they were: what
@@ -116,7 +123,7 @@ impl Run<'_> {
     }
 
     fn initial(&self, slot: &Slot) -> Held {
-        let EdgeState { masters, shards } = self.plan.entry;
+        let EdgeState { masters, .. } = self.plan.entry;
         let shard = |weight| self.shard_version(weight, self.plan.entry);
         let role = |buffer: crate::id::BufferId| self.plan.buffers[buffer.index()].role;
         match (slot.content, slot.residency) {
@@ -132,7 +139,8 @@ impl Run<'_> {
                 Held::Shard { weight, orientation, data: shard(weight), scale: shard(weight) }
             }
             (Content::TensorScale(bucket), _) => {
-                shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
+                let version = self.version_in(bucket, self.plan.entry);
+                version.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
             }
             (Content::AmaxHistory(bucket), _) => Held::AmaxHistory(bucket, masters),
             (Content::DelayedScale(bucket), _) => Held::DelayedScale(bucket, masters),

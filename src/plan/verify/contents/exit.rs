@@ -98,11 +98,12 @@ impl Run<'_> {
             slots.filter(|slot| slot.residency == Residency::Resident).map(|slot| slot.content).collect();
         for (number, layout) in self.plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            let mut needed = vec![if self.plan.weights.splits_masters(layout.bucket) {
-                ("master remainder".to_owned(), Content::MasterRemainder(weight))
-            } else {
-                ("master".to_owned(), Content::Master(weight))
-            }];
+            let mut needed = Vec::new();
+            if self.plan.weights.splits_masters(layout.bucket) {
+                needed.push(("master remainder".to_owned(), Content::MasterRemainder(weight)));
+            } else if !layout.is_planes_alone() {
+                needed.push(("master".to_owned(), Content::Master(weight)));
+            }
             if !layout.frozen {
                 let state = self.plan.weights.state;
                 let names = state.names_of_lists().map(str::to_owned);
@@ -199,7 +200,8 @@ impl Run<'_> {
             }
             Content::TensorScale(bucket) => {
                 let exit = self.exit_of(self.plan.weights.bucket(bucket).frozen);
-                exit.shards.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
+                let version = self.version_in(bucket, exit);
+                version.map_or(Held::Nothing, |version| Held::TensorScale(bucket, version))
             }
             Content::AmaxHistory(bucket) => Held::AmaxHistory(bucket, exit.masters),
             Content::DelayedScale(bucket) => Held::DelayedScale(bucket, exit.masters),

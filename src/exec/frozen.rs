@@ -1,0 +1,200 @@
+//! Frozen weights on a rank: their planes, and a digest by which a base is known again.
+//!
+//! Laws:
+//! - **FW-1** A sharded weight that is frozen is its planes alone, in memory and in plans. The host quantizes it once,
+//!   when a session begins or imports values, to the bytes that a prologue would have made of a master, for any number
+//!   of ranks. Planes that are given go in as they are. No step changes them.
+//! - **FW-2** The digest of a frozen weight is of its format, its shape, its tensor scale and its planes, and not
+//!   of how it is cut: whole row tiles are digested with their numbers, and the ranks' digests are added up.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::rounds::{Rounds, Work};
+use super::{ExecError, Rank, ShardPlanes};
+use crate::backend::Backend;
+use crate::digest::Digest;
+use crate::errors::shown;
+use crate::format::{ElementType, Orientation, PlaneSpec, quantize_shard};
+use crate::id::WeightId;
+use crate::layout::{Content, PlaneRegions, WeightLayout};
+use crate::model::{Group, Placement};
+
+/// Which values a frozen weight has (FW-2): equal for equal planes in one format, whatever the number of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct FrozenDigest(u64);
+
+impl FrozenDigest {
+    /// As a number, for a digest of a checkpoint.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// Sixteen hexadecimal digits.
+impl fmt::Display for FrozenDigest {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:016x}", self.0)
+    }
+}
+
+impl FromStr for FrozenDigest {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = u64::from_str_radix(text, 16).ok().map(Self);
+        let digest = number.filter(|digest| digest.to_string() == text);
+        digest.ok_or_else(|| format!("`{}` is no digest of sixteen hexadecimal digits", shown(text)))
+    }
+}
+
+impl From<FrozenDigest> for String {
+    fn from(digest: FrozenDigest) -> Self {
+        digest.to_string()
+    }
+}
+
+impl TryFrom<String> for FrozenDigest {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl<B: Backend> Rank<B> {
+    /// Quantizes the rank's rows of a frozen weight, and writes the planes. Every rank calls it for the same weight.
+    pub(super) fn quantize_frozen(&self, weight: WeightId, mut values: Vec<f32>) -> Result<(), ExecError> {
+        let plan = &self.prologue.plan;
+        let (layout, via) = (plan.weights.layout(weight), plan.policy.settings.via);
+        values.resize(layout.stored_elements(), 0.0);
+        let over_ranks = |amax: f32| self.largest(amax);
+        let (planes, tensor_scale) =
+            quantize_shard(layout.format, via, layout.shard.stored(), &values, over_ranks)?;
+        let planes = planes.into_iter().map(|planes| ShardPlanes { data: planes.data, scale: planes.scale });
+        self.write_planes(weight, &planes.collect::<Vec<_>>(), tensor_scale)
+    }
+
+    /// The maximum over the ranks of a replica of what each of them calls with.
+    fn largest(&self, amax: f32) -> Result<f32, ExecError> {
+        let all = self.world.exchange(self.id(), amax.to_bits().into())?;
+        let replica = self.prologue.plan.weights.mesh.members(self.id(), Group::Shard);
+        // A rank that is driven alone, like the simulator's, hears of no other.
+        let told =
+            replica.filter_map(|rank| Some(f32::from_bits(u32::try_from(*all.get(rank.index())?).ok()?)));
+        Ok(told.fold(amax, f32::max))
+    }
+
+    /// The digest of every frozen weight, by weight. Every rank calls it at the same time: the first call after a start
+    /// or an import reads all planes, later ones nothing.
+    pub(super) fn frozen_digests(&mut self) -> Result<Vec<Option<FrozenDigest>>, ExecError> {
+        if let Some(known) = &self.frozen {
+            return Ok(known.clone());
+        }
+        let rounds = Rounds::new(&self.world, self.id(), Work::DigestsFrozen);
+        let weights = &self.prologue.plan.weights;
+        let mut digests = Vec::with_capacity(weights.layouts.len());
+        for (number, layout) in weights.layouts.iter().enumerate() {
+            let weight = WeightId::at(number);
+            digests.push(if layout.frozen { Some(self.frozen_digest(&rounds, weight)?) } else { None });
+        }
+        drop(rounds);
+        self.frozen = Some(digests.clone());
+        Ok(digests)
+    }
+
+    fn frozen_digest(&self, rounds: &Rounds<'_>, weight: WeightId) -> Result<FrozenDigest, ExecError> {
+        let layout = self.prologue.plan.weights.layout(weight);
+        let told = rounds.agree(Ok(self.sum_of_tiles(weight, &|| rounds.alive())?))?;
+        let told = told.map_err(|(other, reason)| ExecError::World {
+            rank: self.id(),
+            reason: format!("{other} does not digest its frozen weights: {reason}"),
+        })?;
+        // Those of the first replica have all rows, each once.
+        let sum =
+            told.iter().take(layout.shard.ranks as usize).fold(0, |sum: u64, told| sum.wrapping_add(*told));
+        let (format, shape) = (layout.format.to_string(), layout.shard.shape.to_string());
+        let scale = self.tensor_scale(weight)?.to_bits().to_le_bytes();
+        let parts = [format.as_bytes(), shape.as_bytes(), &scale, &sum.to_le_bytes()];
+        Ok(FrozenDigest(Digest::from_iter(parts).short()))
+    }
+
+    /// The sum of the digests of the row tiles of a frozen weight that the rank has.
+    pub(super) fn sum_of_tiles(
+        &self,
+        weight: WeightId,
+        alive: &dyn Fn() -> Result<(), ExecError>,
+    ) -> Result<u64, ExecError> {
+        let layout = self.prologue.plan.weights.layout(weight);
+        let mut sum: u64 = 0;
+        let mut add = |orientation: Orientation, spec: &PlaneSpec, bytes: &[u8]| {
+            for (tile, bytes) in tiles(layout, self.id(), spec, bytes) {
+                alive()?;
+                let place = [orientation as u8, spec.kind as u8];
+                let digest = Digest::from_iter([&place[..], &(tile as u64).to_le_bytes(), bytes]);
+                sum = sum.wrapping_add(digest.short());
+            }
+            Ok::<(), ExecError>(())
+        };
+        if layout.placement == Placement::Replicated {
+            let spec = PlaneSpec {
+                kind: crate::format::PlaneKind::Data,
+                rows: layout.shard.shape.rows,
+                cols: layout.shard.shape.cols,
+                element: ElementType::F32,
+            };
+            let values = self.rows(weight, super::StatePart::Master)?;
+            add(Orientation::Rowwise, &spec, bytemuck::cast_slice(&values))?;
+            return Ok(sum);
+        }
+        let planes = self.planes(weight)?;
+        for (orientation, planes) in layout.format.stored_orientations().iter().zip(&planes) {
+            for spec in layout.shard_planes(*orientation) {
+                add(*orientation, &spec, planes.of(spec.kind))?;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Writes the planes of a rank's rows as they are.
+    pub(super) fn write_planes(
+        &self,
+        weight: WeightId,
+        planes: &[ShardPlanes],
+        tensor_scale: f32,
+    ) -> Result<(), ExecError> {
+        let layout = self.prologue.plan.weights.layout(weight);
+        for (orientation, planes) in layout.format.stored_orientations().iter().zip(planes) {
+            let specs = layout.shard_planes(*orientation);
+            let slot = self.place(Content::Shard(weight, *orientation), PlaneRegions::bytes(&specs))?;
+            let PlaneRegions { data, scale } = PlaneRegions::within(slot, &specs);
+            self.backend.upload(&self.memory, data, &planes.data)?;
+            self.backend.upload(&self.memory, scale, &planes.scale)?;
+        }
+        match self.own_values(Content::TensorScale(layout.bucket), weight, 1) {
+            Some(place) => Ok(self.backend.upload(&self.memory, place, &tensor_scale.to_le_bytes())?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The row tiles of a plane of a rank's shard that have real rows, with their numbers in the whole weight.
+fn tiles<'a>(
+    layout: &WeightLayout,
+    rank: crate::id::RankId,
+    spec: &PlaneSpec,
+    plane: &'a [u8],
+) -> impl Iterator<Item = (usize, &'a [u8])> {
+    let tile = match layout.placement {
+        Placement::Sharded => layout.format.row_tile(),
+        Placement::Replicated => 1,
+    };
+    let (rows, stored) = (layout.shard.rows_of(rank), layout.shard.rows_per_rank / tile);
+    let bytes = spec.bytes().checked_div(stored).unwrap_or(0).max(1);
+    let first = rows.begin / tile;
+    plane.chunks(bytes).take(rows.rows.div_ceil(tile)).enumerate().map(move |(at, bytes)| (first + at, bytes))
+}

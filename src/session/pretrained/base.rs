@@ -1,0 +1,199 @@
+//! A frozen base from a file that is quantized already.
+//!
+//! Law: codes and scales go from the file into a rank's planes as they are, bit for bit: of a rank's rows those
+//! bytes are read, when the rank begins, and no value is made of them but to see that it is finite. That a file's
+//! tensors are what the weights need is judged before a session starts.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::{PretrainedError, PretrainedFiles, Tensor, of_weight};
+use crate::errors::shown;
+use crate::exec::ShardPlanes;
+use crate::format::{ElementType, Format, FormatError, PlaneKind, PlaneSpec, Shape};
+use crate::id::RankId;
+use crate::layout::{PlaneCut, WeightLayout};
+use crate::model::{Model, Placement};
+
+/// The key in the metadata of a file that `warpweft quantize` wrote under which stands what is quantized, and how.
+pub(crate) const QUANTIZED: &str = "warpweft_quantized";
+
+/// The version of that text that is read.
+const VERSION: u32 = 1;
+
+/// What a file says is quantized in it.
+#[derive(Deserialize)]
+struct Manifest {
+    version: u32,
+    format: Format,
+    tensors: HashMap<String, Original>,
+}
+
+#[derive(Deserialize)]
+struct Original {
+    shape: [usize; 2],
+}
+
+/// The planes that frozen weights of a session begin with, from files that `warpweft quantize` wrote:
+/// [`PretrainedFiles::frozen_base`] makes it, and
+/// [`SessionBuilder::frozen_base`](crate::session::SessionBuilder::frozen_base) takes it.
+#[derive(Clone, Debug)]
+pub struct FrozenBase {
+    files: PretrainedFiles,
+    /// By weight.
+    tensors: HashMap<String, String>,
+}
+
+impl PretrainedFiles {
+    /// Planes of frozen weights from these files, bit for bit. Values are made of a rank's rows of one weight at a
+    /// time, to see that they are finite.
+    ///
+    /// `tensor_of` names the tensor of every weight of `model` that is frozen and sharded, as it was called before it
+    /// was quantized; of `X` the file has `X.rowwise_data` and so on. A weight for which it gives `None` begins as the
+    /// initializer says, like all others.
+    ///
+    /// # Errors
+    /// [`PretrainedError::Weight`] with the first weight whose tensor is not there, or is not quantized in the format
+    /// and shape of the weight ([`PretrainedError::Quantized`]). Nothing but headers was read then.
+    pub fn frozen_base(
+        &self,
+        model: &Model,
+        tensor_of: impl Fn(&str) -> Option<String>,
+    ) -> Result<FrozenBase, PretrainedError> {
+        let mut tensors = HashMap::new();
+        for spec in model.weights().iter().filter(|spec| spec.frozen && spec.placement == Placement::Sharded)
+        {
+            let Some(tensor) = tensor_of(&spec.name) else { continue };
+            self.check_quantized(&tensor, spec.format, spec.shape)
+                .map_err(|error| of_weight(&spec.name, error))?;
+            tensors.insert(spec.name.clone(), tensor);
+        }
+        Ok(FrozenBase { files: self.clone(), tensors })
+    }
+
+    fn check_quantized(&self, tensor: &str, format: Format, shape: Shape) -> Result<(), PretrainedError> {
+        let first = format.stored_orientations().iter().map(|side| format!("{tensor}.{side}_data")).next();
+        let found = self.find(&first.unwrap_or_default())?;
+        let refused = |reason: String| {
+            let (tensor, path) = (tensor.to_owned(), self.path(found));
+            Err(PretrainedError::Quantized { tensor, path, reason })
+        };
+        let Some(text) = &self.opened.files[found.file].quantized else {
+            return refused("the file does not say how it is quantized".to_owned());
+        };
+        let manifest: Manifest = match serde_json::from_str(text) {
+            Ok(manifest) => manifest,
+            Err(error) => {
+                return refused(shown(&format!("what the file says of it is not understood: {error}")));
+            }
+        };
+        let listed =
+            manifest.tensors.get(tensor).map(|original| Shape::new(original.shape[0], original.shape[1]));
+        match listed {
+            _ if manifest.version != VERSION => {
+                return refused(format!("it is of version {}, and {VERSION} is read", manifest.version));
+            }
+            Some(found) if (manifest.format, found) == (format, shape) => {}
+            Some(found) => {
+                return refused(format!(
+                    "it is {found} in {}, and the weight {shape} in {format}",
+                    manifest.format
+                ));
+            }
+            None => return refused("the file does not list it as quantized".to_owned()),
+        }
+        for orientation in format.stored_orientations() {
+            for spec in format.planes(*orientation, shape) {
+                let name = plane_name(tensor, *orientation, &spec);
+                let (dtype, dimensions) = stored(&spec);
+                let plane = self.find(&name)?;
+                if (plane.dtype, &plane.shape[..]) != (dtype, &dimensions[..]) {
+                    let found = format!("`{}` is {} {:?}", shown(&name), plane.dtype, plane.shape);
+                    return refused(format!("{found} and should be {dtype} {dimensions:?}"));
+                }
+            }
+        }
+        match scale_name(tensor, format) {
+            Some(name) if self.find(&name)?.dtype != Dtype::F32 || self.find(&name)?.shape != [1] => {
+                refused(format!("`{}` is not one number in F32", shown(&name)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn bytes_of(&self, tensor: &Tensor, range: Range<usize>) -> Result<Vec<u8>, PretrainedError> {
+        let source = &self.opened.files[tensor.file];
+        let mut bytes = vec![0; range.len()];
+        let read = source.bytes(tensor.begin + range.start as u64, &mut bytes);
+        read.map_err(|error| PretrainedError::File { path: source.path.clone(), source: error })?;
+        Ok(bytes)
+    }
+}
+
+impl FrozenBase {
+    /// Does the weight begin with planes from here?
+    pub(crate) fn has(&self, weight: &str) -> bool {
+        self.tensors.contains_key(weight)
+    }
+
+    /// The planes of a rank's rows, one for each stored orientation, and what dequantizing needs besides; `None` for a
+    /// weight that begins otherwise.
+    pub(crate) fn planes(
+        &self,
+        layout: &WeightLayout,
+        rank: RankId,
+    ) -> Result<Option<(Vec<ShardPlanes>, f32)>, PretrainedError> {
+        let Some(tensor) = self.tensors.get(&layout.name) else { return Ok(None) };
+        let mut scale = 1.0f32;
+        if let Some(name) = scale_name(tensor, layout.format) {
+            let bytes = self.files.bytes_of(self.files.find(&name)?, 0..size_of::<f32>())?;
+            bytemuck::bytes_of_mut(&mut scale).copy_from_slice(&bytes);
+        }
+        let stored = layout.format.stored_orientations().iter().map(|orientation| {
+            let read = |spec: &PlaneSpec, range: Range<usize>| {
+                let plane = self.files.find(&plane_name(tensor, *orientation, spec))?;
+                self.files.bytes_of(plane, range)
+            };
+            let cut = PlaneCut::new(layout, *orientation, rank).shard(scale, read)?;
+            Ok(ShardPlanes { data: cut.data, scale: cut.scale })
+        });
+        Ok(Some((stored.collect::<Result<_, PretrainedError>>()?, scale)))
+    }
+}
+
+impl From<FormatError> for PretrainedError {
+    fn from(source: FormatError) -> Self {
+        Self::Format { source }
+    }
+}
+
+fn plane_name(tensor: &str, orientation: crate::format::Orientation, spec: &PlaneSpec) -> String {
+    let kind = match spec.kind {
+        PlaneKind::Data => "data",
+        PlaneKind::Scale => "scale",
+    };
+    format!("{tensor}.{orientation}_{kind}")
+}
+
+/// The tensor with what dequantizing needs besides the planes, where a format needs something.
+fn scale_name(tensor: &str, format: Format) -> Option<String> {
+    match format {
+        Format::Nvfp4(_) => Some(format!("{tensor}.amax")),
+        Format::Fp8Tensor(_) => Some(format!("{tensor}.rowwise_scale")),
+        Format::F32 | Format::Bf16 | Format::Fp8Block(_) | Format::Mxfp8 => None,
+    }
+}
+
+/// How a plane stands in a file.
+fn stored(spec: &PlaneSpec) -> (Dtype, [usize; 2]) {
+    let dtype = match spec.element {
+        ElementType::F32 => Dtype::F32,
+        ElementType::Bf16 => Dtype::BF16,
+        ElementType::U8 => Dtype::U8,
+        ElementType::U32 => Dtype::U32,
+    };
+    (dtype, [spec.rows, spec.cols])
+}
