@@ -3,7 +3,7 @@
 //! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on. An error of an
 //! update comes too late for that and ends the session.
 
-use crate::errors::with_causes;
+use crate::errors::{listed, shown, with_causes};
 use crate::format::ElementType;
 use crate::id::WeightId;
 
@@ -131,7 +131,8 @@ pub enum ComputeError {
     },
     /// No weight of the model has this name.
     #[error(
-        "call `{call}` asked for weight `{weight}`, which the model does not declare; {}",
+        "call `{call}` asked for weight `{}`, which the model does not declare; {}",
+        shown(weight),
         proposed("weights", near)
     )]
     NoWeight {
@@ -144,7 +145,8 @@ pub enum ComputeError {
     },
     /// The call's program has no buffer of this name.
     #[error(
-        "call `{call}` asked for buffer `{buffer}`, which program `{program}` does not declare; {}",
+        "call `{call}` asked for buffer `{}`, which program `{program}` does not declare; {}",
+        shown(buffer),
         proposed("buffers", near)
     )]
     NoBuffer {
@@ -287,7 +289,7 @@ impl From<Box<dyn std::error::Error + Send + Sync>> for ComputeError {
 fn proposed(kind: &str, near: &[String]) -> String {
     match near {
         [] => format!("none of its {kind} has a name like it"),
-        near => format!("names near it: `{}`", near.join("`, `")),
+        near => format!("names near it: {}", listed("`", near)),
     }
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::origin::Origin;
+use crate::errors::{shown, shown_path, told};
 use crate::model::DeclareError;
 
 /// Why a configuration was refused. Nothing of it was used.
@@ -11,7 +12,7 @@ use crate::model::DeclareError;
 #[non_exhaustive]
 pub enum ConfigError {
     /// The file, a configuration or one that declares a model or a cluster, cannot be read.
-    #[error("cannot read `{}`: {source}; {}", path.display(), to_read(source))]
+    #[error("cannot read `{}`: {source}; {}", shown_path(path), to_read(source))]
     Read {
         /// The file.
         path: PathBuf,
@@ -21,7 +22,8 @@ pub enum ConfigError {
 
     /// No cluster of that name for a planner, a simulation or a tool to count with.
     #[error(
-        "cluster `{name}` is neither a file, as `warpweft calibrate` writes them, nor a preset; the presets are {presets}"
+        "cluster `{}` is neither a file, as `warpweft calibrate` writes them, nor a preset; the presets are {presets}",
+        shown(name)
     )]
     NoCluster {
         /// What was asked for.
@@ -31,7 +33,7 @@ pub enum ConfigError {
     },
 
     /// The file is not TOML.
-    #[error("{file}:{line}:{column}: {message}; correct the TOML there")]
+    #[error("{}:{line}:{column}: {}; correct the TOML there", shown_path(file.as_ref()), told(message))]
     Syntax {
         /// The file, as the caller named it.
         file: String,
@@ -44,7 +46,7 @@ pub enum ConfigError {
     },
 
     /// A key that does not exist.
-    #[error("{origin}: unknown key `{key}`; {advice}")]
+    #[error("{origin}: unknown key `{}`; {advice}", shown(key))]
     UnknownKey {
         /// The key, dotted.
         key: String,
@@ -57,7 +59,7 @@ pub enum ConfigError {
     },
 
     /// A value that its key does not take.
-    #[error("{origin}: `{key}` {problem}; set it to {expected}")]
+    #[error("{origin}: `{}` {}; set it to {expected}", shown(key), told(problem))]
     Invalid {
         /// The key, dotted.
         key: String,
@@ -70,7 +72,7 @@ pub enum ConfigError {
     },
 
     /// A value that does not go together with another key's.
-    #[error("{origin}: `{key}` {problem}; {advice}")]
+    #[error("{origin}: `{}` {}; {advice}", shown(key), told(problem))]
     Together {
         /// The key, dotted.
         key: String,
@@ -83,7 +85,7 @@ pub enum ConfigError {
     },
 
     /// A model or program that a file lists and that cannot be.
-    #[error("{origin}: `{key}`: {source}")]
+    #[error("{origin}: `{}`: {source}", shown(key))]
     Declaration {
         /// The key, dotted; items of lists by number, from 0.
         key: String,
@@ -98,7 +100,12 @@ pub enum ConfigError {
     Weights(#[source] DeclareError),
 
     /// Two environment variables set the same key.
-    #[error("environment variables {first} and {second} set the same key `{key}`; unset one of them")]
+    #[error(
+        "environment variables {} and {} set the same key `{}`; unset one of them",
+        shown(first),
+        shown(second),
+        shown(key)
+    )]
     SetTwice {
         /// The key, dotted.
         key: String,
@@ -109,7 +116,7 @@ pub enum ConfigError {
     },
 
     /// An environment variable of ours is not Unicode.
-    #[error("environment variable {variable} is not valid Unicode; set it to text or unset it")]
+    #[error("environment variable {} is not valid Unicode; set it to text or unset it", shown(variable))]
     NotUnicode {
         /// The variable.
         variable: String,

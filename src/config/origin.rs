@@ -7,6 +7,7 @@ use toml::Value;
 
 use super::Config;
 use super::keys::{self, Entry};
+use crate::errors::{shown, shown_path};
 
 /// Where the value of a key came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +40,9 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
-            Self::File { name, line: Some(line) } => write!(f, "{name}:{line}"),
-            Self::File { name, line: None } => f.write_str(name),
-            Self::Environment { variable } => write!(f, "environment variable {variable}"),
+            Self::File { name, line: Some(line) } => write!(f, "{}:{line}", shown_path(name.as_ref())),
+            Self::File { name, line: None } => f.write_str(&shown_path(name.as_ref())),
+            Self::Environment { variable } => write!(f, "environment variable {}", shown(variable)),
             Self::Argument { name } => f.write_str(name),
             Self::Program => f.write_str("set by the program"),
         }

@@ -1,6 +1,7 @@
 //! The key that was meant, or the name.
 
 use super::elsewhere;
+use crate::errors::LONGEST_NAME;
 
 /// The candidate that a name of another framework stands for, or else the closest to a misspelt key; `None` when
 /// none is close.
@@ -13,20 +14,33 @@ pub(super) fn closest<'a>(key: &str, candidates: impl Iterator<Item = &'a str> +
 /// A candidate is close when about a third of the key at most has to change, or when it ends in the
 /// same word: `depth` finds `prefetch.depth`.
 pub(crate) fn near<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let word = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
+    fn word(path: &str) -> &str {
+        path.rsplit('.').next().unwrap_or_default()
+    }
+    // Nobody misspells what is longer than any name.
+    if key.chars().nth(LONGEST_NAME).is_some() {
+        return Vec::new();
+    }
     let own = word(key);
-    let cost = |candidate: &str| distance(key, candidate).min(1 + distance(&own, &word(candidate)));
     let allowed = 1 + own.chars().count() / 3;
-    let ranked = candidates.map(|candidate| (cost(candidate), candidate));
-    let mut close: Vec<_> = ranked.filter(|&(cost, _)| cost <= allowed).collect();
+    let ranked = candidates.filter_map(|candidate| {
+        let whole = distance(key, candidate, allowed);
+        let last = distance(own, word(candidate), allowed - 1).map(|cost| cost + 1);
+        Some((whole.into_iter().chain(last).min()?, candidate))
+    });
+    let mut close: Vec<_> = ranked.collect();
     close.sort_unstable();
     close.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
 /// How many letters have to be inserted, removed or replaced to turn one text into the other
-/// (Levenshtein).
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
+/// (Levenshtein), if no more than `most`.
+fn distance(from: &str, to: &str, most: usize) -> Option<usize> {
+    let length = from.chars().count();
+    let to: Vec<char> = to.chars().take(length + most + 1).collect();
+    if to.len().abs_diff(length) > most {
+        return None;
+    }
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (above, own) in from.chars().enumerate() {
         let mut diagonal = row[0];
@@ -36,8 +50,11 @@ fn distance(from: &str, to: &str) -> usize {
             diagonal = row[left + 1];
             row[left + 1] = replaced.min(diagonal + 1).min(row[left] + 1);
         }
+        if row.iter().min() > Some(&most) {
+            return None;
+        }
     }
-    row[to.len()]
+    Some(row[to.len()]).filter(|distance| *distance <= most)
 }
 
 #[cfg(test)]
@@ -49,10 +66,12 @@ mod tests {
 
     #[test]
     fn distances_are_counted_in_letters() {
-        assert_eq!(distance("", "abc"), 3);
-        assert_eq!(distance("kitten", "sitting"), 3);
-        assert_eq!(distance("über", "uber"), 1);
-        assert_eq!(distance("same", "same"), 0);
+        assert_eq!(distance("", "abc", 3), Some(3));
+        assert_eq!(distance("kitten", "sitting", 9), Some(3));
+        assert_eq!(distance("kitten", "sitting", 2), None);
+        assert_eq!(distance("über", "uber", 1), Some(1));
+        assert_eq!(distance("same", "same", 0), Some(0));
+        assert_eq!(distance("same", &"same".repeat(1 << 20), 5), None);
     }
 
     #[test]

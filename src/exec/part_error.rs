@@ -10,6 +10,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::errors::{shown_path, told};
 use crate::id::RankId;
 use crate::whole_file::next_step;
 
@@ -35,7 +36,7 @@ use crate::whole_file::next_step;
 #[non_exhaustive]
 pub enum PartError {
     /// The file system refused.
-    #[error("cannot {task} {}: {source}; {}", path.display(), task.advice(source))]
+    #[error("cannot {task} {}: {source}; {}", shown_path(path), task.advice(source))]
     File {
         /// The file or folder.
         path: PathBuf,
@@ -45,7 +46,7 @@ pub enum PartError {
         source: Arc<io::Error>,
     },
     /// The place of a save is taken.
-    #[error("{} is there: {reason}", path.display())]
+    #[error("{} is there: {}", shown_path(path), told(reason))]
     Taken {
         /// What is there.
         path: PathBuf,
@@ -53,7 +54,7 @@ pub enum PartError {
         reason: String,
     },
     /// What makes a checkpoint, or a part of it, is not there.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", shown_path(path), told(reason))]
     Missing {
         /// The folder or the file.
         path: PathBuf,
@@ -61,7 +62,7 @@ pub enum PartError {
         reason: String,
     },
     /// A file is not as it was saved.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", shown_path(path), told(reason))]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -69,7 +70,7 @@ pub enum PartError {
         reason: String,
     },
     /// A file is sound as far as can be seen, and is of another save, another rank or another optimizer step.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}: {}", shown_path(path), told(reason))]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -77,7 +78,10 @@ pub enum PartError {
         reason: String,
     },
     /// A file of a version that this build does not know.
-    #[error("{}: it has version {version}, and versions 1 to {known} are known; load it by a newer build", path.display())]
+    #[error(
+        "{}: it has version {version}, and versions 1 to {known} are known; load it by a newer build",
+        shown_path(path)
+    )]
     Version {
         /// The file.
         path: PathBuf,
@@ -87,7 +91,7 @@ pub enum PartError {
         known: u32,
     },
     /// The checkpoint is whole and does not fit the session, or has values from which no training goes on.
-    #[error("{reason}")]
+    #[error("{}", told(reason))]
     Unfit {
         /// What does not fit, and what to do.
         reason: String,
@@ -108,7 +112,7 @@ pub enum PartError {
     /// stay.
     #[error(
         "{source}; its index {} may be there all the same, since it could not be removed ({removal}), so parts stay: import from the folder to see, or remove it",
-        path.display()
+        shown_path(path)
     )]
     InDoubt {
         /// The index.
@@ -119,13 +123,13 @@ pub enum PartError {
         removal: Arc<io::Error>,
     },
     /// Anything else, as of a [`PartWriter`](super::PartWriter) that keeps parts elsewhere than in files.
-    #[error("{source}")]
+    #[error("{}", told(source))]
     Other {
         /// The reason.
         source: Arc<dyn Error + Send + Sync>,
     },
     /// What a rank of another process said. Its kind did not travel.
-    #[error("{reason}")]
+    #[error("{}", told(reason))]
     Told {
         /// Its message.
         reason: String,

@@ -1,5 +1,6 @@
 //! What can be wrong with a declaration.
 
+use crate::errors::{LONGEST_NAME, shown};
 use crate::format::{ElementType, FormatError};
 use crate::model::ExchangeKind;
 
@@ -21,14 +22,24 @@ pub enum DeclareError {
         /// `weight`, `group`, `buffer`, `call` or `program`.
         kind: &'static str,
     },
+    /// A name that no message could show as it is: too long, or with characters that steer a terminal.
+    #[error(
+        "a {kind} is named `{name}`; give it a name of at most {LONGEST_NAME} characters, all of them printable"
+    )]
+    Name {
+        /// `weight`, `group`, `buffer`, `call` or `program`.
+        kind: &'static str,
+        /// Its name, escaped and cut.
+        name: String,
+    },
     /// A call, import or input names something nobody declared.
-    #[error("no {kind} is named `{name}`; declared are: {declared}")]
+    #[error("no {kind} is named `{}`; declared are: {declared}", shown(name))]
     Unknown {
         /// `weight`, `buffer`, `call` or `program`.
         kind: &'static str,
         /// The name asked for.
         name: String,
-        /// The names that exist.
+        /// The names that exist, the first of them.
         declared: String,
     },
     /// The id of a weight or group of another model, or of a buffer of another program, whose number one here has.
@@ -64,7 +75,7 @@ pub enum DeclareError {
         elements: usize,
     },
     /// A size of a [`Decoder`](super::Decoder) that its other sizes do not allow.
-    #[error("`{size}` of decoder `{decoder}` is {is}; set it to {needs}")]
+    #[error("`{size}` of decoder `{}` is {is}; set it to {needs}", shown(decoder))]
     Size {
         /// The decoder's name.
         decoder: String,

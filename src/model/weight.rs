@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::names::NameIndex;
 use super::{DeclareError, ParameterGroup, Reuse};
+use crate::errors::{listed, shown};
 use crate::format::{Format, Shape};
 use crate::id::{GroupId, WeightId};
 
@@ -197,8 +198,8 @@ impl ModelBuilder {
     /// block with zeros ([`Format::whole_blocks`]), and everything else has the rows of the declaration.
     ///
     /// # Errors
-    /// A repeated or empty name, an empty shape, columns that the format cannot split into whole blocks, or more
-    /// elements than can be addressed.
+    /// A repeated, empty or unprintable name, an empty shape, columns that the format cannot split into whole
+    /// blocks, or more elements than can be addressed.
     pub fn sharded(
         &mut self,
         name: &str,
@@ -212,7 +213,7 @@ impl ModelBuilder {
     /// Declares a replicated f32 weight of any shape.
     ///
     /// # Errors
-    /// A repeated or empty name, an empty shape, or one of more elements than can be addressed.
+    /// A repeated, empty or unprintable name, an empty shape, or one of more elements than can be addressed.
     pub fn replicated(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, DeclareError> {
         self.add(WeightSpec::replicated(name, rows, cols))
     }
@@ -223,11 +224,9 @@ impl ModelBuilder {
     /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
     /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, and an unknown group.
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
+        check_name("weight", &spec.name)?;
         if self.model.weight_names.contains(&spec.name) {
             return Err(DeclareError::Duplicate { kind: "weight", name: spec.name });
-        }
-        if spec.name.is_empty() {
-            return Err(DeclareError::Unnamed { kind: "weight" });
         }
         if spec.shape.rows == 0 || spec.shape.cols == 0 {
             return Err(DeclareError::Empty { kind: "weight", name: spec.name });
@@ -262,16 +261,14 @@ impl ModelBuilder {
     /// writes. A group of one weight travels alone.
     ///
     /// # Errors
-    /// A repeated or empty name, no members, a number that no weight has, a weight of another model, a weight named
-    /// twice or already in a group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is
+    /// A repeated, empty or unprintable name, no members, a number that no weight has, a weight of another model, a
+    /// weight named twice or already in a group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is
     /// unchanged then.
     pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
         let model = &self.model;
+        check_name("group", name)?;
         if model.group_names.contains(name) {
             return Err(DeclareError::Duplicate { kind: "group", name: name.to_owned() });
-        }
-        if name.is_empty() {
-            return Err(DeclareError::Unnamed { kind: "group" });
         }
         if members.is_empty() {
             return Err(DeclareError::NoMembers { group: name.to_owned() });
@@ -343,6 +340,14 @@ impl ModelBuilder {
 
 /// Names in one line, for messages.
 pub(super) fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
-    let list: Vec<&str> = all.collect();
-    if list.is_empty() { "none".to_owned() } else { list.join(", ") }
+    listed("", all)
+}
+
+/// A name is one that messages show as it is.
+pub(super) fn check_name(kind: &'static str, name: &str) -> Result<(), DeclareError> {
+    match name {
+        "" => Err(DeclareError::Unnamed { kind }),
+        name if shown(name) == name => Ok(()),
+        name => Err(DeclareError::Name { kind, name: shown(name) }),
+    }
 }

@@ -26,6 +26,7 @@ use super::outgoing::{LINGER, Left, Outgoing};
 use super::sealed::{self, Seal};
 use super::shared::Shared;
 use super::timed::Timed;
+use crate::errors::told;
 use crate::id::{ProcessId, RankId};
 
 /// Messages that wait to be written to one process.
@@ -235,10 +236,10 @@ impl Reader {
                         return;
                     }
                 }
-                Message::Left { rank, reason } => self.shared.left(rank, &reason),
-                Message::Standing { rank, text } => self.shared.stands(rank, &text),
+                Message::Left { rank, reason } => self.shared.left(rank, &told(reason)),
+                Message::Standing { rank, text } => self.shared.stands(rank, &told(text)),
                 Message::Ended { reason } => {
-                    self.shared.end(&reason);
+                    self.shared.end(&told(reason));
                     return;
                 }
                 Message::Bye => {

@@ -5,6 +5,7 @@ use super::non_finite::{NonFiniteGradient, why};
 use crate::backend::cpu::CpuWorldError;
 use crate::backend::sim::SimError;
 use crate::config::ConfigError;
+use crate::errors::{listed, shown, shown_path, told};
 use crate::exec::{ExecError, PartError, StatePart};
 use crate::format::{ElementType, FormatError};
 use crate::id::RankId;
@@ -157,7 +158,7 @@ pub enum SessionError {
         program: String,
     },
     /// No such program.
-    #[error("no program is named `{name}`; the session has: {declared}")]
+    #[error("no program is named `{}`; the session has: {declared}", shown(name))]
     NoProgram {
         /// The name asked for.
         name: String,
@@ -166,8 +167,9 @@ pub enum SessionError {
     },
     /// No such input.
     #[error(
-        "program `{program}` has no input `{buffer}`; {}, or declare it by `ProgramBuilder::input`",
-        listed("its inputs are", declared)
+        "program `{program}` has no input `{}`; {}, or declare it by `ProgramBuilder::input`",
+        shown(buffer),
+        named("its inputs are", declared)
     )]
     NoInput {
         /// The program.
@@ -225,8 +227,9 @@ pub enum SessionError {
     Rendezvous(#[from] crate::rendezvous::RendezvousError),
     /// No such output.
     #[error(
-        "program `{program}` has no output `{buffer}`; {}, or declare it by `ProgramBuilder::output`",
-        listed("its outputs are", declared)
+        "program `{program}` has no output `{}`; {}, or declare it by `ProgramBuilder::output`",
+        shown(buffer),
+        named("its outputs are", declared)
     )]
     NoOutput {
         /// The program.
@@ -387,7 +390,7 @@ pub enum SessionError {
         exports: bool,
     },
     /// A checkpoint that does not fit.
-    #[error("cannot import: {reason}; nothing was changed")]
+    #[error("cannot import: {}; nothing was changed", told(reason))]
     Import {
         /// What differs.
         reason: String,
@@ -409,7 +412,7 @@ pub enum SessionError {
         dropped: Option<&'static str>,
     },
     /// The trace could not be made or written.
-    #[error("trace `{path}`: {reason}")]
+    #[error("trace `{}`: {}", shown_path(path.as_ref()), told(reason))]
     Trace {
         /// Where it should go.
         path: String,
@@ -492,9 +495,9 @@ fn closure_failed(step: u64, rank: RankId, call: &str, message: &str, panicked: 
 }
 
 /// A list of names for a message, behind its opening words.
-fn listed(opening: &str, names: &[String]) -> String {
+fn named(opening: &str, names: &[String]) -> String {
     match names {
         [] => "it has none".to_owned(),
-        names => format!("{opening} `{}`", names.join("`, `")),
+        names => format!("{opening} {}", listed("`", names)),
     }
 }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::checkpoint::{Taken, goes_as_planes};
 use super::{Carried, Checkpoint, SessionError, UpdatedBy, WeightState, sound};
+use crate::errors::shown;
 use crate::exec::MasterRows;
 use crate::format::{PlaneSpec, Shape, Via};
 use crate::layout::{WeightLayout, Weights};
@@ -93,7 +94,7 @@ impl Claims<'_> {
         let Some(given) = &self.carried else { return Ok(()) };
         let mut seen = HashSet::new();
         if let Some(twice) = given.iter().find(|buffer| !seen.insert(buffer.name)) {
-            return Err(format!("the checkpoint has carried buffer `{}` twice", twice.name));
+            return Err(format!("the checkpoint has carried buffer `{}` twice", shown(twice.name)));
         }
         let expected = carried(programs);
         for (name, region) in &expected {
@@ -112,7 +113,9 @@ impl Claims<'_> {
         }
         let is_known = |buffer: &CarriedClaim<'_>| expected.iter().any(|(name, _)| *name == buffer.name);
         match given.iter().find(|buffer| !is_known(buffer)) {
-            Some(buffer) => Err(format!("no program carries buffer `{}` of the checkpoint", buffer.name)),
+            Some(buffer) => {
+                Err(format!("no program carries buffer `{}` of the checkpoint", shown(buffer.name)))
+            }
             None => Ok(()),
         }
     }
@@ -210,9 +213,13 @@ impl Claims<'_> {
         let unknown = self.weights.iter().find(|claim| !declared.contains(claim.name));
         let which = match (missing, unknown) {
             (Some(layout), None) => format!("`{}` is not in the checkpoint", layout.name),
-            (None, Some(claim)) => format!("the session has no `{}`", claim.name),
+            (None, Some(claim)) => format!("the session has no `{}`", shown(claim.name)),
             (Some(layout), Some(claim)) => {
-                format!("`{}` is not in the checkpoint, and the session has no `{}`", layout.name, claim.name)
+                format!(
+                    "`{}` is not in the checkpoint, and the session has no `{}`",
+                    layout.name,
+                    shown(claim.name)
+                )
             }
             (None, None) => "the checkpoint has some of them twice".to_owned(),
         };

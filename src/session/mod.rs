@@ -84,6 +84,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::backend::TaskInterval;
+use crate::errors::listed;
 use crate::exec::{ComingStep, Command, Inbox, RankThread};
 #[doc(inline)]
 pub use crate::exec::{ExecError, FileTask, FrozenDigest, PartError, StatePart};
@@ -363,9 +364,8 @@ impl Session {
     fn position(&self, program: &str) -> Result<ProgramId, SessionError> {
         self.programs.iter().position(|other| other.plan.name == program).map(ProgramId::at).ok_or_else(
             || {
-                let declared: Vec<&str> =
-                    self.programs.iter().map(|other| other.plan.name.as_str()).collect();
-                SessionError::NoProgram { name: program.to_owned(), declared: declared.join(", ") }
+                let declared = listed("", self.programs.iter().map(|other| &other.plan.name));
+                SessionError::NoProgram { name: program.to_owned(), declared }
             },
         )
     }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use super::Checkpoint;
+use crate::errors::{shown_path, told};
 use crate::exec::PartError;
 use crate::whole_file::next_step;
 
@@ -16,7 +17,7 @@ use crate::whole_file::next_step;
 #[non_exhaustive]
 pub enum StoreError {
     /// The file system refused.
-    #[error("checkpoint {path}: {source}; {}", next_step(source))]
+    #[error("checkpoint {}: {source}; {}", shown_path(path), next_step(source))]
     File {
         /// The file.
         path: PathBuf,
@@ -31,7 +32,7 @@ pub enum StoreError {
         source: PartError,
     },
     /// The file is no checkpoint of this library.
-    #[error("checkpoint {path}: {reason}; nothing was loaded or saved")]
+    #[error("checkpoint {}: {}; nothing was loaded or saved", shown_path(path), told(reason))]
     Content {
         /// The file.
         path: PathBuf,

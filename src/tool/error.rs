@@ -7,6 +7,7 @@ use super::checkpoint::{CheckpointError, shown};
 use super::formats::quantizing_names;
 use super::manifest::KEY;
 use super::report::{Copied, CopyReason};
+use crate::errors::shown_path;
 use crate::format::{Format, FormatError};
 use crate::whole_file::next_step;
 
@@ -15,7 +16,7 @@ use crate::whole_file::next_step;
 #[non_exhaustive]
 pub enum ToolError {
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
+    #[error("cannot {action} `{}`: {source}; {}", shown_path(path), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -26,7 +27,7 @@ pub enum ToolError {
     },
 
     /// The input is no model in plain numbers: quantized, the state of an optimizer, or a file of another kind.
-    #[error("`{}` is {what}", path.display())]
+    #[error("`{}` is {what}", shown_path(path))]
     NotWeights {
         /// The input.
         path: PathBuf,
@@ -35,14 +36,17 @@ pub enum ToolError {
     },
 
     /// A pipe or a device where a file is needed, or a folder as the output.
-    #[error("`{}` is not a regular file; tensors are read and written in any order, so it must be one", path.display())]
+    #[error(
+        "`{}` is not a regular file; tensors are read and written in any order, so it must be one",
+        shown_path(path)
+    )]
     NotAFile {
         /// What it is called.
         path: PathBuf,
     },
 
     /// The input is no sound safetensors file.
-    #[error("`{}` cannot be read as safetensors: {source}", path.display())]
+    #[error("`{}` cannot be read as safetensors: {source}", shown_path(path))]
     Checkpoint {
         /// The file.
         path: PathBuf,
@@ -51,21 +55,21 @@ pub enum ToolError {
     },
 
     /// Input and output are the same file.
-    #[error("`{}` is both input and output; name another file for the output", path.display())]
+    #[error("`{}` is both input and output; name another file for the output", shown_path(path))]
     SameFile {
         /// The output, as given.
         path: PathBuf,
     },
 
     /// There is a file under the output's name.
-    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    #[error("`{}` exists; remove it, name another file, or replace it with --force", shown_path(path))]
     Exists {
         /// The output.
         path: PathBuf,
     },
 
     /// The input was quantized by this tool already.
-    #[error("`{}` holds weights in {format} already; turn it back with --dequantize first", path.display())]
+    #[error("`{}` holds weights in {format} already; turn it back with --dequantize first", shown_path(path))]
     AlreadyQuantized {
         /// The input.
         path: PathBuf,
@@ -74,14 +78,17 @@ pub enum ToolError {
     },
 
     /// The input was not quantized by this tool.
-    #[error("`{}` was not written by `warpweft quantize`: its metadata has no `{KEY}`", path.display())]
+    #[error("`{}` was not written by `warpweft quantize`: its metadata has no `{KEY}`", shown_path(path))]
     NotQuantized {
         /// The input.
         path: PathBuf,
     },
 
     /// The metadata about quantized tensors makes no sense.
-    #[error("`{}`: the metadata `{KEY}` {problem}; the file is damaged, or newer than this program", path.display())]
+    #[error(
+        "`{}`: the metadata `{KEY}` {problem}; the file is damaged, or newer than this program",
+        shown_path(path)
+    )]
     Manifest {
         /// The input.
         path: PathBuf,
@@ -90,7 +97,10 @@ pub enum ToolError {
     },
 
     /// A checkpoint that a session saved, and that is not whole.
-    #[error("`{}` was saved by a session and {problem}; the file is damaged, or newer than this program", path.display())]
+    #[error(
+        "`{}` was saved by a session and {problem}; the file is damaged, or newer than this program",
+        shown_path(path)
+    )]
     Saved {
         /// The input.
         path: PathBuf,
@@ -99,7 +109,7 @@ pub enum ToolError {
     },
 
     /// A part of a quantized tensor is absent or of another shape.
-    #[error("`{}`: tensor `{}` {problem}; the file is damaged", path.display(), shown(tensor))]
+    #[error("`{}`: tensor `{}` {problem}; the file is damaged", shown_path(path), shown(tensor))]
     Part {
         /// The input.
         path: PathBuf,
@@ -110,7 +120,7 @@ pub enum ToolError {
     },
 
     /// A pattern that selects nothing.
-    #[error("--only `{}` matches no tensor of `{}`{}", shown(pattern), path.display(), .example.as_ref().map(|name| format!("; one that can be quantized is `{}`", shown(name))).unwrap_or_default())]
+    #[error("--only `{}` matches no tensor of `{}`{}", shown(pattern), shown_path(path), .example.as_ref().map(|name| format!("; one that can be quantized is `{}`", shown(name))).unwrap_or_default())]
     NothingMatches {
         /// The pattern.
         pattern: String,
@@ -144,7 +154,7 @@ pub enum ToolError {
     },
 
     /// No tensor would be converted.
-    #[error("nothing in `{}` would be converted{}", path.display(), listed(copies))]
+    #[error("nothing in `{}` would be converted{}", shown_path(path), listed(copies))]
     NothingConverted {
         /// The input.
         path: PathBuf,

@@ -121,8 +121,7 @@ impl Manifest {
             return Ok(None);
         };
         let wrong = |problem| ToolError::Manifest { path: path.to_owned(), problem };
-        let unreadable =
-            |error: serde_json::Error| wrong(format!("is not understood: {}", shown(&error.to_string())));
+        let unreadable = |error: serde_json::Error| wrong(format!("is not understood: {}", shown(error)));
         let Version { version } = serde_json::from_str(text).map_err(unreadable)?;
         if !(1..=VERSION).contains(&version) {
             return Err(wrong(format!("has version {version}, and this program reads 1 to {VERSION}")));

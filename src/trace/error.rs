@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::errors::shown_path;
 use crate::id::{LaneId, RankId, TaskId};
 
 /// Why a trace could not be recorded, written, read or drawn.
@@ -14,7 +15,7 @@ pub enum TraceError {
     Write(#[source] io::Error),
 
     /// A file of the trace could not be opened, created or read.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    #[error("cannot {action} `{}`: {source}", shown_path(path))]
     File {
         /// What was tried: `create`, `open`, `read`.
         action: &'static str,

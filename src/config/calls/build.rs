@@ -9,6 +9,7 @@ use super::CallList;
 use super::file::{BufferItem, CallItem, PartItem, WeightItem};
 use super::numbers::{numbered, numbers};
 use crate::config::ConfigError;
+use crate::errors::listed;
 use crate::format::{ElementType, Format};
 use crate::id::{BufferId, WeightId};
 use crate::model::{
@@ -185,9 +186,6 @@ fn spec(buffer: &BufferItem, number: Option<u32>) -> BufferSpec {
 }
 
 fn unknown(name: String, buffers: &Buffers) -> DeclareError {
-    let declared = match buffers.is_empty() {
-        true => "none".to_owned(),
-        false => buffers.keys().map(String::as_str).collect::<Vec<_>>().join(", "),
-    };
+    let declared = listed("", buffers.keys());
     DeclareError::Unknown { kind: "buffer", name, declared }
 }

@@ -14,6 +14,7 @@ use super::step::StepProgram;
 use crate::format::ElementType;
 use crate::id::{BufferId, WeightId};
 use crate::model::names::NameIndex;
+use crate::model::weight::check_name;
 use crate::model::{BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Role};
 
 impl StepProgram {
@@ -71,13 +72,11 @@ impl ProgramBuilder {
     /// Declares a buffer.
     ///
     /// # Errors
-    /// A repeated or empty name, zero elements, or more bytes than can be addressed.
+    /// A repeated, empty or unprintable name, zero elements, or more bytes than can be addressed.
     pub fn buffer(&mut self, spec: BufferSpec) -> Result<BufferId, DeclareError> {
+        check_name("buffer", &spec.name)?;
         if self.buffer_names.contains(&spec.name) {
             return Err(DeclareError::Duplicate { kind: "buffer", name: spec.name });
-        }
-        if spec.name.is_empty() {
-            return Err(DeclareError::Unnamed { kind: "buffer" });
         }
         if spec.elements == 0 {
             return Err(DeclareError::Empty { kind: "buffer", name: spec.name });
@@ -232,9 +231,7 @@ impl ProgramBuilder {
     }
 
     fn build(self, updates_weights: bool) -> Result<StepProgram, DeclareError> {
-        if self.name.is_empty() {
-            return Err(DeclareError::Unnamed { kind: "program" });
-        }
+        check_name("program", &self.name)?;
         if self.calls.is_empty() {
             return Err(DeclareError::NoCalls { program: self.name });
         }

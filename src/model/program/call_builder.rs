@@ -11,7 +11,7 @@ use super::call::{Call, Form, Gradient, Phase, Reuse, Use};
 use super::cost::CostHint;
 use crate::format::{ElementType, Orientation};
 use crate::id::{BufferId, CallId, MicroBatchId, WeightId};
-use crate::model::weight::names;
+use crate::model::weight::{check_name, names};
 use crate::model::{Access, BufferAccess, BufferSpec, DeclareError, Exchange, Placement, WeightSpec};
 
 impl ProgramBuilder {
@@ -46,9 +46,9 @@ impl ProgramBuilder {
     /// made of an exchange should reach it in the step that follows.
     ///
     /// # Errors
-    /// A repeated or empty name, a buffer that the program does not have, a buffer of another program, one buffer on
-    /// both sides ([`DeclareError::ExchangeInPlace`]), buffers of two element types or, to be summed or compared,
-    /// not of f32 ([`DeclareError::ExchangeElement`]). The program is unchanged then.
+    /// A repeated, empty or unprintable name, a buffer that the program does not have, a buffer of another
+    /// program, one buffer on both sides ([`DeclareError::ExchangeInPlace`]), buffers of two element types or, to be
+    /// summed or compared, not of f32 ([`DeclareError::ExchangeElement`]). The program is unchanged then.
     pub fn exchange(&mut self, name: &str, phase: Phase, exchange: Exchange) -> Result<CallId, DeclareError> {
         let mut builder = self.call(name, phase).reads(exchange.from).writes(exchange.to);
         builder.call.exchange = Some(exchange);
@@ -149,18 +149,16 @@ impl CallBuilder<'_> {
     /// Adds the call behind those added before.
     ///
     /// # Errors
-    /// A repeated or empty name, a number that no weight of the model and no buffer of the program has, a weight of
-    /// another model or a buffer of another program ([`DeclareError::OtherOwner`]), a buffer or gradient named twice, a
+    /// A repeated, empty or unprintable name, a number that no weight of the model and no buffer of the program has, a
+    /// weight of another model or a buffer of another program ([`DeclareError::OtherOwner`]), a buffer or gradient named twice, a
     /// reuse before the first use, a use the weight's format or placement cannot serve, a gradient in an element type
     /// that gradients are not written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The
     /// program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call, reuse_of_nothing } = self;
+        check_name("call", &call.name)?;
         if program.call_names.contains(&call.name) {
             return Err(DeclareError::Duplicate { kind: "call", name: call.name });
-        }
-        if call.name.is_empty() {
-            return Err(DeclareError::Unnamed { kind: "call" });
         }
         if reuse_of_nothing {
             return Err(DeclareError::ReuseOfNothing { call: call.name });

@@ -6,6 +6,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use super::{Joined, PAUSE, name, split};
+use crate::errors::told;
 use crate::id::ProcessId;
 use crate::rendezvous::door::PATIENCE;
 use crate::rendezvous::handshake::{self, Claim, Seals};
@@ -33,7 +34,7 @@ pub(super) fn member(
     };
     let ranges = match sealed::read(Timed::new(&stream, until), &mut from_host).map_err(silent)? {
         Message::Welcome(ranks) => split(&ranks)?,
-        Message::Ended { reason } => return Err(RendezvousError::Told { reason }),
+        Message::Ended { reason } => return Err(RendezvousError::Told { reason: told(reason) }),
         _ => return Err(silent(io::Error::other("an unexpected message"))),
     };
     let (Some(own), Some(first), Some(last)) =

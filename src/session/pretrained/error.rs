@@ -4,7 +4,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::errors::shown;
+use crate::errors::{listed, shown, shown_path};
 use crate::format::{FormatError, Shape};
 
 /// Why pretrained weights cannot be read, or do not fit a model.
@@ -12,7 +12,10 @@ use crate::format::{FormatError, Shape};
 #[non_exhaustive]
 pub enum PretrainedError {
     /// The file system refused.
-    #[error("{}: {source}; name a safetensors file that is there and that this user can read", path.display())]
+    #[error(
+        "{}: {source}; name a safetensors file that is there and that this user can read",
+        shown_path(path)
+    )]
     File {
         /// The file.
         path: PathBuf,
@@ -20,7 +23,7 @@ pub enum PretrainedError {
         source: std::io::Error,
     },
     /// A folder, or a file of another kind than safetensors.
-    #[error("{} is {what}", path.display())]
+    #[error("{} is {what}", shown_path(path))]
     NotSafetensors {
         /// The file.
         path: PathBuf,
@@ -28,7 +31,7 @@ pub enum PretrainedError {
         what: String,
     },
     /// A tensor that holds something other than a weight in plain numbers: codes, scales, what an optimizer keeps.
-    #[error("tensor `{}` is no weight in plain numbers, for {} is {what}", shown(tensor), path.display())]
+    #[error("tensor `{}` is no weight in plain numbers, for {} is {what}", shown(tensor), shown_path(path))]
     NotWeights {
         /// The tensor.
         tensor: String,
@@ -40,7 +43,7 @@ pub enum PretrainedError {
     /// A file is no sound safetensors file.
     #[error(
         "{} is no sound safetensors file: {reason}; fetch it again, with its content and not a pointer of Git LFS in its place",
-        path.display()
+        shown_path(path)
     )]
     Content {
         /// The file.
@@ -55,7 +58,10 @@ pub enum PretrainedError {
         folder: PathBuf,
     },
     /// The index of a model's folder does not say which files it has, or not what they have.
-    #[error("{}: {reason}; fetch the whole folder of the model again, or name its files by PretrainedFiles::open", path.display())]
+    #[error(
+        "{}: {reason}; fetch the whole folder of the model again, or name its files by PretrainedFiles::open",
+        shown_path(path)
+    )]
     Index {
         /// The index.
         path: PathBuf,
@@ -66,8 +72,8 @@ pub enum PretrainedError {
     #[error(
         "tensor `{}` is both in {} and in {}; open the files of one model, each once",
         shown(tensor),
-        first.display(),
-        second.display()
+        shown_path(first),
+        shown_path(second)
     )]
     Twice {
         /// The tensor.
@@ -79,7 +85,8 @@ pub enum PretrainedError {
     },
     /// No file has a tensor of this name.
     #[error(
-        "none of the {files} files has a tensor `{tensor}`, or their index does not list it; {}",
+        "none of the {files} files has a tensor `{}`, or their index does not list it; {}",
+        shown(tensor),
         proposed(near)
     )]
     NoTensor {
@@ -92,8 +99,9 @@ pub enum PretrainedError {
     },
     /// A tensor whose elements are no values of weights.
     #[error(
-        "tensor `{tensor}` in {} is in {dtype}, and F32, BF16 and F16 are read; convert it to one of these",
-        path.display()
+        "tensor `{}` in {} is in {dtype}, and F32, BF16 and F16 are read; convert it to one of these",
+        shown(tensor),
+        shown_path(path)
     )]
     Dtype {
         /// The tensor.
@@ -105,8 +113,9 @@ pub enum PretrainedError {
     },
     /// A tensor has another shape than the weight.
     #[error(
-        "tensor `{tensor}` in {} has the shape {found:?}, and the weight is {expected}; {}",
-        path.display(),
+        "tensor `{}` in {} has the shape {found:?}, and the weight is {expected}; {}",
+        shown(tensor),
+        shown_path(path),
         fitting(found, *expected)
     )]
     Shape {
@@ -121,9 +130,10 @@ pub enum PretrainedError {
     },
     /// Rows that a tensor does not have.
     #[error(
-        "tensor `{tensor}` in {} has the shape {found:?}, and {values} values were asked for from row {first_row} on, in \
+        "tensor `{}` in {} has the shape {found:?}, and {values} values were asked for from row {first_row} on, in \
          {columns} columns; ask for whole rows within it",
-        path.display()
+        shown(tensor),
+        shown_path(path)
     )]
     Rows {
         /// The tensor.
@@ -140,7 +150,7 @@ pub enum PretrainedError {
         values: usize,
     },
     /// A weight of the model, and what is wrong with its tensor.
-    #[error("weight `{weight}`: {source}")]
+    #[error("weight `{}`: {source}", shown(weight))]
     Weight {
         /// The weight.
         weight: String,
@@ -150,7 +160,7 @@ pub enum PretrainedError {
     /// A tensor is not quantized as the frozen weight needs it.
     #[error(
         "`{}` of {} cannot be the planes of a frozen weight: {reason}; declare the weight in the file's format and shape, quantize the file anew (`warpweft quantize --format`), or begin with its values by `PretrainedFiles::initializer`",
-        shown(tensor), path.display()
+        shown(tensor), shown_path(path)
     )]
     Quantized {
         /// The tensor, as it was called before it was quantized.
@@ -168,7 +178,8 @@ pub enum PretrainedError {
     },
     /// The initializer was asked for a weight that it was given no tensor for.
     #[error(
-        "weight `{weight}` was given no tensor; name one for it, or let the function that is passed to try_initialize give its masters"
+        "weight `{}` was given no tensor; name one for it, or let the function that is passed to try_initialize give its masters",
+        shown(weight)
     )]
     NoName {
         /// The weight.
@@ -196,7 +207,7 @@ fn found_elsewhere(folder: &Path) -> String {
 fn proposed(near: &[String]) -> String {
     match near {
         [] => "PretrainedFiles::tensor_names lists what they have; open all files of the model".to_owned(),
-        near => format!("names near it: `{}`", near.join("`, `")),
+        near => format!("names near it: {}", listed("`", near)),
     }
 }
 

@@ -120,7 +120,7 @@ fn read(path: &Path) -> Result<Index, PretrainedError> {
     if json.len() as u64 > MOST_INDEX {
         return Err(wrong(format!("it has more than {MOST_INDEX} bytes")));
     }
-    serde_json::from_slice(&json).map_err(|error| wrong(shown(&error.to_string())))
+    serde_json::from_slice(&json).map_err(|error| wrong(shown(error)))
 }
 
 /// Is it the plain name of a file, fit for a message?

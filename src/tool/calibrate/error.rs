@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::fit::FitError;
 use crate::config::ConfigError;
-use crate::errors::shown;
+use crate::errors::{shown, shown_path};
 use crate::model::DeclareError;
 use crate::session::SessionError;
 use crate::whole_file::next_step;
@@ -83,7 +83,7 @@ pub enum CalibrateError {
     #[error(transparent)]
     Session(#[from] SessionError),
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
+    #[error("cannot {action} `{}`: {source}; {}", shown_path(path), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -93,7 +93,7 @@ pub enum CalibrateError {
         source: io::Error,
     },
     /// A file is there that nobody said may be replaced.
-    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    #[error("`{}` exists; remove it, name another file, or replace it with --force", shown_path(path))]
     Exists {
         /// The file.
         path: PathBuf,

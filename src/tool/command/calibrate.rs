@@ -14,6 +14,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::super::{CalibrateDevice, CalibrateError, CalibrateOptions, calibrate_machine};
 use crate::cluster::{Algorithm, MOST_MEMORY};
 use crate::config::{ByteSize, ByteSizeError, Speed};
+use crate::errors::shown_path;
 use crate::model::Math;
 use crate::whole_file::WholeFile;
 
@@ -176,7 +177,7 @@ impl Calibrate {
         WholeFile::write_as(&out, calibration.file.as_bytes(), replace).map_err(cannot_write(&out))?;
         let warnings: String =
             calibration.warnings.iter().map(|warning| format!("warning: {warning}\n")).collect();
-        Ok(format!("{calibration}\n{warnings}written: {}\n", out.display()))
+        Ok(format!("{calibration}\n{warnings}written: {}\n", shown_path(&out)))
     }
 
     pub(super) fn options(self) -> (PathBuf, CalibrateOptions) {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::config::{ByteSize, ConfigError};
-use crate::errors::escaped;
+use crate::errors::{escaped, shown_path};
 use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::session::SessionError;
@@ -20,7 +20,7 @@ pub enum ScheduleError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The sizes of a model do not go together with its formats.
-    #[error("`{}`: {source}", path.display())]
+    #[error("`{}`: {source}", shown_path(path))]
     Model {
         /// The model's file.
         path: PathBuf,
@@ -42,7 +42,7 @@ pub enum ScheduleError {
     #[error(transparent)]
     Limits(#[from] LimitsError),
     /// The trace is not one of ours.
-    #[error("`{}`: {source}", path.display())]
+    #[error("`{}`: {source}", shown_path(path))]
     Trace {
         /// The trace, or the file that should become one.
         path: PathBuf,
@@ -52,7 +52,7 @@ pub enum ScheduleError {
     /// The trace is empty.
     #[error(
         "`{}` holds no slice, so there is nothing to sum up; `warpweft simulate --trace` and sessions with trace.enabled write traces{}",
-        path.display(),
+        shown_path(path),
         notes.iter().map(|note| format!("\nnote: {}", escaped(note))).collect::<String>()
     )]
     Empty {
@@ -62,7 +62,7 @@ pub enum ScheduleError {
         notes: Vec<String>,
     },
     /// The trace has no such step.
-    #[error("`{}` has no step {step}; it has {has}", path.display())]
+    #[error("`{}` has no step {step}; it has {has}", shown_path(path))]
     NoStep {
         /// The trace.
         path: PathBuf,
@@ -72,7 +72,7 @@ pub enum ScheduleError {
         has: String,
     },
     /// The trace has no such rank.
-    #[error("`{}` has no {rank}; it has {has}", path.display())]
+    #[error("`{}` has no {rank}; it has {has}", shown_path(path))]
     NoRank {
         /// The trace.
         path: PathBuf,
@@ -94,7 +94,7 @@ pub enum ScheduleError {
     /// There is no model to be read.
     #[error(
         "cannot read the model `{}`: {source}; {}",
-        path.display(),
+        shown_path(path),
         match source.kind() {
             io::ErrorKind::InvalidData => "save it as UTF-8",
             _ => "check its path, or write it: `warpweft plan --help` says what it declares",
@@ -107,7 +107,7 @@ pub enum ScheduleError {
         source: io::Error,
     },
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
+    #[error("cannot {action} `{}`: {source}; {}", shown_path(path), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -117,19 +117,19 @@ pub enum ScheduleError {
         source: io::Error,
     },
     /// A file is there that nobody said may be replaced.
-    #[error("`{}` exists; remove it, name another file, or replace it with --force", path.display())]
+    #[error("`{}` exists; remove it, name another file, or replace it with --force", shown_path(path))]
     Exists {
         /// The file.
         path: PathBuf,
     },
     /// Input and output are the same file.
-    #[error("`{}` is both input and output; name another file for the output", path.display())]
+    #[error("`{}` is both input and output; name another file for the output", shown_path(path))]
     SameFile {
         /// The output, as given.
         path: PathBuf,
     },
     /// One file is to be both trace and picture.
-    #[error("`{}` is named for the trace and for the picture; name two files", path.display())]
+    #[error("`{}` is named for the trace and for the picture; name two files", shown_path(path))]
     OneName {
         /// The file.
         path: PathBuf,

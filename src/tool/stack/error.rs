@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::backend::cuda::CudaFailure;
 use crate::config::ConfigError;
+use crate::errors::shown_path;
 use crate::linear::LinearError;
 use crate::model::DeclareError;
 use crate::session::SessionError;
@@ -57,7 +58,7 @@ pub enum StackError {
     #[error(transparent)]
     Session(#[from] SessionError),
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}; {}", path.display(), next_step(source))]
+    #[error("cannot {action} `{}`: {source}; {}", shown_path(path), next_step(source))]
     File {
         /// What was attempted.
         action: &'static str,
@@ -67,7 +68,10 @@ pub enum StackError {
         source: io::Error,
     },
     /// A file is there that nobody said may be replaced.
-    #[error("`{}` exists; remove it, name another file or folder, or replace it with --force", path.display())]
+    #[error(
+        "`{}` exists; remove it, name another file or folder, or replace it with --force",
+        shown_path(path)
+    )]
     Exists {
         /// The file.
         path: PathBuf,
