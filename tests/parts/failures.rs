@@ -123,7 +123,7 @@ fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on
             panic!("{error}")
         };
         assert!(*rank == RankId::new(0) && *task == FileTask::Write, "{error}");
-        assert!(path.to_string_lossy().contains("rank-00000-of-00003-"), "{error}");
+        assert!(path.ends_with("checkpoint.json"), "{error}");
         let kinds = [ErrorKind::PermissionDenied, ErrorKind::NotFound, ErrorKind::ReadOnlyFilesystem];
         assert!(kinds.contains(&source.kind()), "{error}");
         found.extend(losses(&mut session, 3, 1..3).await);

@@ -48,8 +48,8 @@ impl Session {
         Box::pin(async move {
             self.settle().await?;
             self.check_exports()?;
-            let (folder, notes) = (files.folder().to_owned(), notes.clone());
-            let writer: Arc<dyn PartWriter> = Arc::new(Save { folder, notes, programs: self.plans() });
+            let save = Save::new(files.folder().to_owned(), notes.clone(), self.plans());
+            let writer: Arc<dyn PartWriter> = Arc::new(save);
             for thread in &self.ranks {
                 thread.handover().part.writer = Some(Arc::clone(&writer));
             }

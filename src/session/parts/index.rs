@@ -7,8 +7,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -23,6 +22,7 @@ use crate::format::{Format, Shape};
 use crate::id::RankId;
 use crate::model::{Mesh, ShardLayout};
 use crate::session::UpdatedBy;
+use crate::whole_file::regular;
 
 /// The name of the file.
 pub(super) const NAME: &str = "checkpoint.json";
@@ -121,7 +121,7 @@ impl Index {
     /// [`PartError`] when it is not there or not sound.
     pub(super) fn read(folder: &Path) -> Result<(Self, u64), PartError> {
         let path = Self::path(folder);
-        let bytes = read(&path).map_err(|source| match source.kind() {
+        let bytes = regular::read(&path, MOST_BYTES).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound if folder.is_dir() => PartError::Missing {
                 path: folder.to_owned(),
                 reason: format!(
@@ -146,7 +146,7 @@ impl Index {
             warpweft_parts: u32,
         }
         let wrong = |error: serde_json::Error| {
-            let what = shown(&error.to_string());
+            let what = shown(error);
             damaged(format!(
                 "it is no index of a checkpoint in parts ({what}); load one that `Session::save_parts` wrote"
             ))
@@ -254,20 +254,15 @@ pub(super) fn part(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> Pat
     folder.join(format!("rank-{:05}-of-{ranks:05}-{save}.safetensors", rank.number()))
 }
 
-/// The bytes of a plain file. Asked before it is opened: opening a pipe waits for who writes to it.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "it is no plain file; load another checkpoint",
-        ));
-    }
-    let mut bytes = Vec::new();
-    File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, TOO_LARGE));
-    }
-    Ok(bytes)
+/// Is it the name of a part?
+pub(super) fn is_part(name: &str) -> bool {
+    let fields = || name.strip_prefix("rank-")?.strip_suffix(".safetensors")?.split_once("-of-");
+    let Some((rank, (ranks, save))) = fields().and_then(|(rank, rest)| Some((rank, rest.split_once('-')?)))
+    else {
+        return false;
+    };
+    let is_number = |digits: &str| digits.parse::<u32>().is_ok();
+    is_number(rank) && is_number(ranks) && save.parse::<SaveId>().is_ok()
 }
 
 fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(), String> {

@@ -7,7 +7,6 @@
 //! have more parts than a process may open files. Parts of version 1 have no digests.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
@@ -19,6 +18,7 @@ use crate::errors::shown;
 use crate::exec::{Alive, FileTask, PartError, SaveId};
 use crate::id::RankId;
 use crate::session::tensor_header::{self, Unsound};
+use crate::whole_file::regular;
 
 /// What all parts of a save say of themselves, beside whose they are.
 #[derive(Clone, Copy, Debug)]
@@ -187,7 +187,7 @@ impl Found<'_> {
                 shown(self.name)
             )));
         }
-        let mut file = File::open(&self.part.path).map_err(failed)?;
+        let mut file = regular::open(&self.part.path).map_err(failed)?;
         let first = from / BLOCK;
         file.seek(SeekFrom::Start(self.held.begin + (first * BLOCK) as u64)).map_err(failed)?;
         let (mut rest, mut skipped, mut edge) = (bytes, from % BLOCK, Vec::new());
@@ -258,7 +258,7 @@ mod tests {
         let tensors = vec![tensor("a", &bytes[..BLOCK + 9]), tensor("b", &bytes)];
         let about =
             origin().about(RankId::new(0)).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        let mut file = File::create(&path).unwrap();
+        let mut file = std::fs::File::create(&path).unwrap();
         let digest = sealed::write(tensors, about, &mut file).unwrap();
 
         let edges =

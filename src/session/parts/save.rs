@@ -2,28 +2,32 @@
 //!
 //! Law: every rank writes its own file, from its memory, one list of values at a time. The index comes last, when
 //! every part was seen in the folder by the process that writes it; so a folder that hosts do not share is found out.
-//! A save that fails removes its own files, and touches no others; but where its index may be there, parts stay.
+//! A save that fails removes its own files; but where its index may be there, parts stay. It touches no files of
+//! others, but those that a killed save left, which provably can end no more (CK-5).
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
+use super::killed;
 use super::part::{Origin, Part};
 use super::{PIECE, blocks, sealed};
 use crate::digest::Digest;
+use crate::errors::shown_path;
 use crate::exec::{FileTask, Incomplete, PartError, PartWriter, RankState, SaveId, StatePart};
 use crate::id::{CarriedId, RankId, WeightId};
 use crate::plan::{StepPlan, carried};
 use crate::session::UpdatedBy;
 use crate::session::tensors::{self, Tensor};
-use crate::whole_file::{WholeFile, make_folder, remove};
+use crate::whole_file::regular;
+use crate::whole_file::{Held, WholeFile, make_folder, remove};
 
 /// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
 const UNSETTLED: usize = 16 * PIECE;
@@ -31,12 +35,39 @@ const UNSETTLED: usize = 16 * PIECE;
 /// One save.
 #[derive(Debug)]
 pub(super) struct Save {
-    pub(super) folder: PathBuf,
-    pub(super) notes: BTreeMap<String, String>,
-    pub(super) programs: Vec<Arc<StepPlan>>,
+    folder: PathBuf,
+    notes: BTreeMap<String, String>,
+    programs: Vec<Arc<StepPlan>>,
+    unfinished: Mutex<SaveFiles>,
+}
+
+/// What says that the save has not ended (CK-5), as long as it lives.
+#[derive(Debug, Default)]
+struct SaveFiles {
+    /// In the process of rank 0, from before any part is written.
+    index: Option<WholeFile>,
+    /// Of the parts of this process.
+    parts: Vec<Held>,
 }
 
 impl Save {
+    pub(super) fn new(
+        folder: PathBuf,
+        notes: BTreeMap<String, String>,
+        programs: Vec<Arc<StepPlan>>,
+    ) -> Self {
+        Self { folder, notes, programs, unfinished: Mutex::default() }
+    }
+
+    /// Begins the index, which nobody takes for one before it has its name.
+    fn begin_index(&self) -> Result<(), PartError> {
+        killed::remove(&self.folder);
+        let path = Index::path(&self.folder);
+        let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).index = Some(file);
+        Ok(())
+    }
+
     fn plan(&self) -> Result<&StepPlan, PartError> {
         let none = || PartError::other("the session has no program");
         self.programs.first().map(AsRef::as_ref).ok_or_else(none)
@@ -151,6 +182,9 @@ impl PartWriter for Save {
         }
         make_folder(&self.folder)
             .map_err(|source| PartError::file(&self.folder, FileTask::MakeFolder, source))?;
+        if rank == RankId::new(0) {
+            self.begin_index()?;
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // The standard library's keys, which are random and others for every call: clocks may stand still.
         let random = RandomState::new().build_hasher().finish();
@@ -171,17 +205,19 @@ impl PartWriter for Save {
         let about = origin.about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         let digest = sealed::write(tensors, about, &mut steady).map_err(|error| match error {
             SafeTensorError::IoError(source) => failed(&path, source),
-            error => PartError::other(format!("{} cannot be written: {error}", path.display())),
+            error => PartError::other(format!("{} cannot be written: {error}", shown_path(&path))),
         })?;
-        steady.file.commit().map_err(|source| failed(&path, source))?;
+        let held = steady.file.commit_held().map_err(|source| failed(&path, source))?;
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).parts.extend(held);
         Ok(digest)
     }
 
     fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
         let path = Index::path(&self.folder);
         let text = self.checked(save, parts, state).map_err(Incomplete::Refused)?;
+        let begun = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).index.take();
         let put = || {
-            let mut file = WholeFile::begin(&path)?;
+            let mut file = begun.map_or_else(|| WholeFile::begin(&path), Ok)?;
             file.write_all(&text)?;
             file.commit_as(false)
         };
@@ -204,7 +240,7 @@ impl PartWriter for Save {
 /// Removes the index of a save that failed at its end, where it has its name already: with its parts withdrawn, it
 /// would be no checkpoint.
 fn taken_back(index: &Path, text: &[u8], reason: PartError) -> Incomplete {
-    let gone = match std::fs::read(index) {
+    let gone = match regular::read(index, index::MOST_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Of another save.
         Ok(found) if found != text => Ok(()),
@@ -320,7 +356,7 @@ mod tests {
         call.uses(weight, Orientation::Rowwise, Form::Dense).add().unwrap();
         let program = program.build_evaluation().unwrap();
         let programs = vec![plan_program(&program, &Config::default(), 2).unwrap()];
-        let save = Save { folder: PathBuf::from("nowhere"), notes: BTreeMap::new(), programs };
+        let save = Save::new(PathBuf::from("nowhere"), BTreeMap::new(), programs);
         for parts in [&[][..], &[0; 3]] {
             let error = save.checked(SaveId::of(&[1, 2]), parts, &Bare).unwrap_err();
             let expected = format!("{} ranks wrote parts of a checkpoint of 2", parts.len());

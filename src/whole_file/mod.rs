@@ -1,16 +1,23 @@
-//! Files that are replaced whole.
+//! Files that are replaced whole, and regular files that are read (`regular.rs`).
 //!
 //! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over it; so
 //! the name holds the old content or the new, also after the loss of power, and of writers at the same time one is kept
 //! whole: the last, or, where nothing may be replaced, the first. (Where files have one name only, that one is empty
 //! for a moment, and stays so if the process is killed then. Where the file system syncs no folders, a loss of power
-//! may bring the old content back.) What failed, or was dropped, leaves nothing behind. A symbolic link is followed,
+//! may bring the old content back.) What failed, or was dropped, leaves nothing behind; what a killed process left, the
+//! next writer of the same name removes (WF-1, `unfinished.rs`). A symbolic link is followed,
 //! and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused: a rename would take
 //! its place. A new file has the mode of any new file.
+
+pub(crate) mod regular;
+mod unfinished;
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf, is_separator};
+
+use unfinished::Unfinished;
+pub(crate) use unfinished::{Beside, Dead, besides};
 
 /// A file that takes its name in [`WholeFile::commit`], and vanishes when it is dropped before.
 #[derive(Debug)]
@@ -27,7 +34,10 @@ impl WholeFile {
     /// What is there is no plain file, or none can be made beside it.
     pub(crate) fn begin(path: &Path) -> io::Result<Self> {
         let target = place(path)?;
-        let (beside, file) = beside(&target)?;
+        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let left = besides(folder.unwrap_or(Path::new(".")));
+        left.iter().filter(|left| left.is_for(&target)).filter_map(Beside::dead).for_each(Dead::remove);
+        let Unfinished { path: beside, file } = Unfinished::create(&target)?;
         Ok(Self { target, beside, file: Some(file) })
     }
 
@@ -77,6 +87,25 @@ impl WholeFile {
         self.commit_as(true)
     }
 
+    /// Gives the file its name, which nobody may have, as a second one: it keeps its first name and the lock until what
+    /// is returned is dropped. So a file whose name is part of something larger is known for an unfinished one (WF-1).
+    /// Where files have one name only, it takes its name as in [`WholeFile::commit_as`].
+    ///
+    /// # Errors
+    /// As [`WholeFile::commit_as`].
+    pub(crate) fn commit_held(mut self) -> io::Result<Option<Held>> {
+        self.file.as_ref().map_or(Ok(()), File::sync_all)?;
+        match std::fs::hard_link(&self.beside, &self.target) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
+            Err(_) => self.commit_as(false).map(|()| None),
+            Ok(()) => {
+                let held = Held { beside: std::mem::take(&mut self.beside), _file: self.file.take() };
+                settled(folder_of(&self.target)?)?;
+                Ok(Some(held))
+            }
+        }
+    }
+
     /// As [`WholeFile::commit`]; what has the name is replaced only if `replace` allows it.
     ///
     /// # Errors
@@ -91,7 +120,21 @@ impl WholeFile {
             false => claim(&self.beside, &self.target)?,
         }
         self.file = None;
-        settle_names(folder).map_err(|error| io::Error::new(error.kind(), Told::Unsettled(error)))
+        settled(folder)
+    }
+}
+
+/// The first name and the lock of a file that has its name.
+#[derive(Debug)]
+pub(crate) struct Held {
+    beside: PathBuf,
+    _file: Option<File>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // A second name is no harm.
+        let _ = std::fs::remove_file(&self.beside);
     }
 }
 
@@ -113,7 +156,8 @@ impl Seek for WholeFile {
 
 impl Drop for WholeFile {
     fn drop(&mut self) {
-        if self.file.take().is_some() {
+        // It is locked until its name is gone.
+        if let Some(_locked) = self.file.take() {
             // Nothing to tell the caller beyond the first error.
             let _ = std::fs::remove_file(&self.beside);
         }
@@ -133,6 +177,11 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 fn folder_of(path: &Path) -> io::Result<Option<File>> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     cfg!(unix).then(|| File::open(folder.unwrap_or(Path::new(".")))).transpose()
+}
+
+/// Waits until a name that was given is on the disk.
+fn settled(folder: Option<File>) -> io::Result<()> {
+    settle_names(folder).map_err(|error| io::Error::new(error.kind(), Told::Unsettled(error)))
 }
 
 /// Waits until names that were given or taken in the folder are on the disk.
@@ -236,21 +285,6 @@ fn place(path: &Path) -> io::Result<PathBuf> {
         return Ok(target);
     }
     Err(io::Error::new(io::ErrorKind::InvalidInput, Told::NoPlainFile))
-}
-
-/// A new file beside `path` that no other writer has, in this process or another. A long name is cut, so that there
-/// is room for what makes it another.
-fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
-    const KEPT: usize = 32;
-    let name: String = path.file_name().unwrap_or_default().to_string_lossy().chars().take(KEPT).collect();
-    let mut number = 0_u32;
-    loop {
-        let beside = path.with_file_name(format!("{name}.{}.{number}.part", std::process::id()));
-        match File::create_new(&beside) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && number < u32::MAX => number += 1,
-            made => return made.map(|file| (beside, file)),
-        }
-    }
 }
 
 #[cfg(all(test, unix))]
