@@ -15,6 +15,7 @@ use super::document::{Document, syntax};
 use super::shown::shown;
 use super::speed::Speed;
 use super::suggest::closest;
+use crate::whole_file::regular;
 
 /// Largest number that an item of a list may be repeated for.
 const MOST_NUMBERED: u64 = 65_535;
@@ -74,8 +75,8 @@ pub(crate) trait Declared: DeserializeOwned {
     /// # Errors
     /// [`ConfigError::Read`], and what [`Declared::from_toml`] refuses.
     fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text =
+            regular::text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::from_toml(&text, &path.display().to_string())
     }
 

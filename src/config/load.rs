@@ -16,6 +16,7 @@ use super::keys::{self, Place};
 use super::origin::{Origin, Origins};
 use super::suggest::closest;
 use super::{Config, ConfigError, Prefetch};
+use crate::whole_file::regular;
 use toml::{Table, Value};
 
 impl Config {
@@ -50,7 +51,7 @@ impl Config {
         let document = match path {
             None => None,
             Some(path) => {
-                let text = std::fs::read_to_string(path)
+                let text = regular::text(path)
                     .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
                 Some(Document::parse(&path.display().to_string(), &text)?)
             }

@@ -8,10 +8,14 @@
 //! from: whoever reads the network reads along, and whoever can reach the port and break connections can end
 //! the world.
 
+use std::path::Path;
+
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
 use super::RendezvousError;
+use crate::errors::shown_path;
+use crate::whole_file::regular;
 
 pub(super) const SECRET: &str = "WARPWEFT_SECRET";
 pub(super) const SECRET_FILE: &str = "WARPWEFT_SECRET_FILE";
@@ -55,8 +59,8 @@ impl Secret {
                 return Err(RendezvousError::Secret { reason });
             }
             (Some(text), None) => text.into_encoded_bytes(),
-            (None, Some(path)) => std::fs::read(&path).map_err(|error| {
-                let reason = format!("WARPWEFT_SECRET_FILE {}: {error}", path.display());
+            (None, Some(path)) => regular::short(Path::new(&path)).map_err(|error| {
+                let reason = format!("WARPWEFT_SECRET_FILE {}: {error}", shown_path(Path::new(&path)));
                 RendezvousError::Secret { reason }
             })?,
         };

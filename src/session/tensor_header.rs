@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::tensor_file::{METADATA, MOST_HEADER};
 use crate::errors::shown;
+use crate::whole_file::regular;
 
 /// Bytes of the length that a file begins with.
 const LENGTH: u64 = 8;
@@ -48,11 +49,10 @@ pub(super) enum Unsound {
 /// [`Unsound`].
 pub(super) fn read(path: &Path) -> Result<Described, Unsound> {
     let (failed, unsound) = (Unsound::File, Unsound::Content);
-    // Asked before opening: opening a pipe waits for its writer.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(unsound("it is no plain file".to_owned()));
-    }
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = regular::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput => unsound(error.to_string()),
+        _ => failed(error),
+    })?;
     let bytes = file.metadata().map_err(failed)?.len();
     let Some(available) = bytes.checked_sub(LENGTH) else {
         return Err(unsound(format!("it has {bytes} bytes, so it is empty or cut off")));
@@ -75,14 +75,14 @@ pub(super) fn read(path: &Path) -> Result<Described, Unsound> {
 /// The tensors that `json` describes, which tile `available` bytes.
 fn entries(json: &[u8], available: u64) -> Result<Entries, String> {
     let Entries { mut tensors, about } =
-        serde_json::from_slice(json).map_err(|error| shown(&format!("its header: {error}")))?;
+        serde_json::from_slice(json).map_err(|error| shown(format!("its header: {error}")))?;
     let mut names = HashSet::new();
     if let Some((twice, _)) = tensors.iter().find(|(name, _)| !names.insert(name.as_str())) {
         return Err(format!("its header describes `{}` twice", shown(twice)));
     }
     tensors.sort_by_key(|(_, about)| about.data_offsets);
     let checked = Metadata::new(None, tensors.clone());
-    let end = checked.map_err(|error| shown(&format!("its header: {error}")))?.data_len() as u64;
+    let end = checked.map_err(|error| shown(format!("its header: {error}")))?.data_len() as u64;
     if end > available {
         return Err(format!("it is cut off: its tensors have {end} bytes, and {available} are there"));
     }

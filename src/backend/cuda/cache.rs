@@ -19,9 +19,13 @@ use std::sync::{Arc, Mutex};
 use crate::backend::bell::lock;
 use crate::digest::Digest;
 use crate::whole_file::WholeFile;
+use crate::whole_file::regular;
 
 /// First bytes of an entry: what it is, and the version of its layout.
 const MAGIC: &[u8; 16] = b"warpweft cubin 2";
+
+/// More bytes than an entry has.
+const MOST: u64 = 1 << 28;
 
 /// Where compiled kernels are kept.
 #[derive(Clone, Debug, Default)]
@@ -109,7 +113,7 @@ fn write(path: &Path, key: &Key, code: &[u8]) -> io::Result<()> {
 
 /// The code of an entry; `None` if it is not whole (KC-3).
 fn read(path: &Path, key: &Key) -> Option<Vec<u8>> {
-    let entry = fs::read(path).ok()?;
+    let entry = regular::read(path, MOST).ok()?;
     let (magic, rest) = entry.split_first_chunk::<16>()?;
     let (of_key, rest) = rest.split_first_chunk::<16>()?;
     let (sum, rest) = rest.split_first_chunk::<16>()?;

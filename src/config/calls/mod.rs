@@ -49,6 +49,7 @@ use std::path::Path;
 use self::file::File;
 use super::document::Document;
 use super::{ConfigError, Declared};
+use crate::whole_file::regular;
 
 /// A model and the program of its step, as a file lists them.
 #[derive(Clone, Debug)]
@@ -63,8 +64,8 @@ impl CallList {
     /// # Errors
     /// [`ConfigError::Read`], and what [`CallList::from_toml`] refuses.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let text =
+            regular::text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::from_toml(&text, &path.display().to_string())
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use super::ScheduleError;
 use crate::config::CallList;
 use crate::model::{DeclareError, Decoder, Model, StepProgram};
+use crate::whole_file::regular;
 
 /// A file that declares a model and the program of its step.
 pub(super) enum ModelFile {
@@ -18,8 +19,8 @@ pub(super) enum ModelFile {
 
 impl ModelFile {
     pub(super) fn load(path: &Path) -> Result<Self, ScheduleError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ScheduleError::NoModel { path: path.to_owned(), source })?;
+        let text =
+            regular::text(path).map_err(|source| ScheduleError::NoModel { path: path.to_owned(), source })?;
         let name = path.display().to_string();
         Ok(match CallList::is_meant_by(&text) {
             true => Self::Calls(Box::new(CallList::from_toml(&text, &name)?)),
