@@ -20,6 +20,7 @@ use crate::errors::shown;
 use crate::exec::{FrozenDigest, StatePart};
 use crate::format::{DelayedState, Format, Shape};
 use crate::whole_file::WholeFile;
+use crate::whole_file::regular;
 
 /// One safetensors file.
 ///
@@ -31,11 +32,12 @@ use crate::whole_file::WholeFile;
 /// and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says `zeros`. Weights that
 /// are frozen are not in the file: the metadata have `frozen_digests`, a JSON object of lists of digest, rows and
 /// columns ([`WeightState::frozen`]). Weights without moments are listed as `frozen`, like all weights of a rule of
-/// updates that keeps no state; those of which it keeps one list are listed as `one_state`. The metadata also hold
-/// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of, `adam` or
-/// `own_rule` ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file
-/// that changed on the disk or on the way is refused: `digests`, of every tensor's element type, shape and
-/// bytes, and `metadata_digest`, of all metadata.
+/// updates that keeps no state; those of which it keeps one list are listed as `one_state`. The metadata say
+/// `format: pt`, which readers of the Hugging Face hub's files ask for. They also hold [`Checkpoint::notes`], a JSON
+/// object of strings; as `updated_by` which optimizer the state is of, `adam` or `own_rule`
+/// ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file that changed on the
+/// disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and `metadata_digest`,
+/// of all metadata.
 ///
 /// This is version 4 of the file. Version 3 had the masters of frozen weights. In version 2 digests are of the
 /// bytes of tensors alone, or there are none; version 1 had no carried buffers, and loads as a checkpoint without
@@ -175,7 +177,9 @@ impl FileStore {
                 let tensor = tensors::state_name(&name, part);
                 match self.values(&tensors, &tensor)? {
                     (found, values) if found == shape => Ok(values),
-                    (found, _) => Err(self.content(format!("`{tensor}` is {found} and its master {shape}"))),
+                    (found, _) => {
+                        Err(self.content(format!("`{}` is {found} and its master {shape}", shown(&tensor))))
+                    }
                 }
             };
             let (exp_avg, exp_avg_sq) = (moment(StatePart::FirstMoment)?, moment(StatePart::SecondMoment)?);
@@ -245,7 +249,7 @@ impl FileStore {
                 let found = tensors.tensor(&tensor);
                 found
                     .map(|found| found.data().to_vec())
-                    .map_err(|error| self.content(format!("`{tensor}`: {error}")))
+                    .map_err(|error| self.content(format!("`{}`: {}", shown(&tensor), shown(error))))
             };
             let ranks = (0..ranks).map(of_rank).collect::<Result<_, _>>()?;
             Ok(CarriedBuffer { name, ranks })
@@ -262,16 +266,18 @@ impl FileStore {
     ) -> Result<(), StoreError> {
         let mut seen = HashSet::new();
         match names.find(|name| !seen.insert(*name)) {
-            Some(name) => Err(self.content(format!("it lists the {kind} `{name}` twice"))),
+            Some(name) => Err(self.content(format!("it lists the {kind} `{}` twice", shown(name)))),
             None => Ok(()),
         }
     }
 
     fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
-        let tensor = tensors.tensor(name).map_err(|error| self.content(format!("`{name}`: {error}")))?;
+        let tensor = tensors
+            .tensor(name)
+            .map_err(|error| self.content(format!("`{}`: {}", shown(name), shown(error))))?;
         match (tensor.dtype(), tensor.shape()) {
             (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(tensor.data()))),
-            _ => Err(self.content(format!("`{name}` is not a matrix of f32"))),
+            _ => Err(self.content(format!("`{}` is not a matrix of f32", shown(name)))),
         }
     }
 
@@ -281,7 +287,11 @@ impl FileStore {
         let [Ok(scale), Ok(history)] = names.each_ref().map(|name| tensors.tensor(name)) else {
             return match names.iter().find(|name| tensors.tensor(name).is_ok()) {
                 None => Ok(None),
-                Some(one) => Err(self.content(format!("it has `{one}` alone of {}", names.join(" and ")))),
+                Some(one) => Err(self.content(format!(
+                    "it has `{}` alone of {}",
+                    shown(one),
+                    names.each_ref().map(shown).join(" and ")
+                ))),
             };
         };
         let kinds = [(scale.dtype(), scale.shape()), (history.dtype(), history.shape())];
@@ -289,7 +299,10 @@ impl FileStore {
             ([(Dtype::F32, [1]), (Dtype::F32, [_])], [scale]) => {
                 Ok(Some(DelayedState { scale: *scale, history: numbers(history.data()) }))
             }
-            _ => Err(self.content(format!("{} are not one f32 and a list of them", names.join(" and ")))),
+            _ => Err(self.content(format!(
+                "{} are not one f32 and a list of them",
+                names.each_ref().map(shown).join(" and ")
+            ))),
         }
     }
 
@@ -308,6 +321,8 @@ impl FileStore {
             }
         };
         let mut about = HashMap::from([
+            // Readers of the Hugging Face hub's files refuse a file that does not say it.
+            ("format".to_owned(), "pt".to_owned()),
             ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
             ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
             ("weights".to_owned(), listed),
@@ -325,7 +340,7 @@ impl FileStore {
             return Err(self.content(format!(
                 "`{}` does not hold {elements} values of its master, and as many of both moments, of none, or of the \
                  first alone",
-                state.name
+                shown(&state.name)
             )));
         }
         for (key, lists) in [("frozen", 0), ("one_state", 1)] {
@@ -366,7 +381,7 @@ impl CheckpointStore for FileStore {
     }
 
     async fn load(&self) -> Result<Checkpoint, StoreError> {
-        let bytes = std::fs::read(&self.path)
+        let bytes = regular::read(&self.path, u64::MAX)
             .map_err(|source| StoreError::File { path: self.path.clone(), source })?;
         self.read(&bytes)
     }
@@ -392,7 +407,7 @@ fn cut_off(bytes: &[u8]) -> Option<String> {
 
 /// What to say of a file that is whole and does not read.
 fn foreign(error: &SafeTensorError) -> String {
-    format!("it is no safetensors file ({error}); load one that `FileStore::save` wrote")
+    format!("it is no safetensors file ({}); load one that `FileStore::save` wrote", shown(error))
 }
 
 fn numbers(bytes: &[u8]) -> Vec<f32> {

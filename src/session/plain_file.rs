@@ -14,7 +14,8 @@ use safetensors::tensor::Dtype;
 
 use super::tensor_file::METADATA;
 use super::tensors::Tensor;
-use super::{Checkpoint, StoreError, tensor_file};
+use super::{Checkpoint, StoreError, WeightState, tensor_file};
+use crate::errors::shown;
 use crate::format::{ElementType, Format, Shape, Via};
 use crate::whole_file::WholeFile;
 
@@ -44,9 +45,9 @@ impl Checkpoint {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`] for another element type, a name that two weights have or none can have, a weight
-    /// without all of its masters or with one that is not finite as it is written, and what the file system
-    /// refuses. What was there is kept then, unless the error says that the new file is in place.
+    /// [`StoreError`] when no weight is named, for another element type, a name that two weights have or none
+    /// can have, a weight without all of its masters or with one that is not finite as it is written, and what the
+    /// file system refuses. What was there is kept then, unless the error says that the new file is in place.
     pub fn save_weights(
         &self,
         path: impl Into<PathBuf>,
@@ -109,15 +110,23 @@ pub(super) fn write<'a>(
         if name == METADATA {
             return Err(content(format!(
                 "`{}` cannot be called `{METADATA}`; name it otherwise",
-                weight.name
+                shown(weight.name)
             )));
         }
         if !names.insert(name.clone()) {
             return Err(content(format!(
-                "two weights would be called `{name}`; give each a name of its own"
+                "two weights would be called `{}`; give each a name of its own",
+                shown(name)
             )));
         }
         tensors.push(tensor(name, weight, element, &path).map_err(content)?);
+    }
+    if tensors.is_empty() {
+        return Err(content(
+            "no weight was given a name, so the file would have none; let the function that names tensors give one \
+             for each weight that is to be in it"
+                .to_owned(),
+        ));
     }
     let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let mut file = WholeFile::begin(&path).map_err(failed)?;
@@ -177,7 +186,10 @@ fn fetch(
 fn check(weight: &str, shape: Shape, element: ElementType, master: &[f32]) -> Result<(), String> {
     if master.len() != shape.elements() {
         let (values, elements) = (master.len(), shape.elements());
-        return Err(format!("`{weight}` has {values} values of its master, and its shape {elements}"));
+        return Err(format!(
+            "`{}` has {values} values of its master, and its shape {elements}",
+            shown(weight)
+        ));
     }
     let format = if element == ElementType::Bf16 { Format::Bf16 } else { Format::F32 };
     let Some(at) = master.iter().position(|value| !Via::None.round(format, *value).is_finite()) else {
@@ -185,7 +197,8 @@ fn check(weight: &str, shape: Shape, element: ElementType, master: &[f32]) -> Re
     };
     let (value, row, column) = (master[at], at / shape.cols, at % shape.cols);
     Err(format!(
-        "`{weight}` holds {value:?} in row {row}, column {column}, which is not finite in {element}; save a \
-         checkpoint of before it diverged, or write it in f32 if it is finite there"
+        "`{}` holds {value:?} in row {row}, column {column}, which is not finite in {element}; save a \
+         checkpoint of before it diverged, or write it in f32 if it is finite there",
+        shown(weight)
     ))
 }
