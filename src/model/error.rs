@@ -1,6 +1,6 @@
 //! What can be wrong with a declaration.
 
-use crate::errors::{LONGEST_NAME, shown};
+use crate::errors::{LONGEST_NAME, shown, told};
 use crate::format::{ElementType, FormatError};
 use crate::model::ExchangeKind;
 
@@ -44,7 +44,8 @@ pub enum DeclareError {
     },
     /// The id of a weight or group of another model, or of a buffer of another program, whose number one here has.
     #[error(
-        "{by} names {id} of another {owner}; in this one that is `{named}`. Take the id that the builder of this {owner} gave"
+        "{} names {id} of another {owner}; in this one that is `{named}`. Take the id that the builder of this {owner} gave",
+        told(by)
     )]
     OtherOwner {
         /// Where it is named: a call with its program, a group, or a function.

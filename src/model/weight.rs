@@ -262,8 +262,8 @@ impl ModelBuilder {
     ///
     /// # Errors
     /// A repeated, empty or unprintable name, no members, a number that no weight has, a weight of another model, a
-    /// weight named twice or already in a group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The model is
-    /// unchanged then.
+    /// weight named twice or already in a group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The
+    /// model is unchanged then.
     pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
         let model = &self.model;
         check_name("group", name)?;

@@ -149,11 +149,11 @@ impl CallBuilder<'_> {
     /// Adds the call behind those added before.
     ///
     /// # Errors
-    /// A repeated, empty or unprintable name, a number that no weight of the model and no buffer of the program has, a
-    /// weight of another model or a buffer of another program ([`DeclareError::OtherOwner`]), a buffer or gradient named twice, a
-    /// reuse before the first use, a use the weight's format or placement cannot serve, a gradient in an element type
-    /// that gradients are not written in or, of a replicated weight, not in f32, a gradient of a frozen weight. The
-    /// program is unchanged then.
+    /// A repeated, empty or unprintable name, a number that no weight of the model and no buffer of the program has,
+    /// a weight of another model or a buffer of another program ([`DeclareError::OtherOwner`]), a buffer or gradient
+    /// named twice, a reuse before the first use, a use the weight's format or placement cannot serve, a gradient in
+    /// an element type that gradients are not written in or, of a replicated weight, not in f32, a gradient of a
+    /// frozen weight. The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call, reuse_of_nothing } = self;
         check_name("call", &call.name)?;
