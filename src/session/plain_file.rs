@@ -14,7 +14,7 @@ use safetensors::tensor::Dtype;
 
 use super::tensor_file::METADATA;
 use super::tensors::Tensor;
-use super::{Checkpoint, StoreError, WeightState, tensor_file};
+use super::{Checkpoint, StoreError, tensor_file};
 use crate::errors::shown;
 use crate::format::{ElementType, Format, Shape, Via};
 use crate::whole_file::WholeFile;

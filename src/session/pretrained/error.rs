@@ -52,7 +52,7 @@ pub enum PretrainedError {
         reason: String,
     },
     /// There is no such folder.
-    #[error("there is no folder {}; {}", folder.display(), found_elsewhere(folder))]
+    #[error("there is no folder {}; {}", shown_path(folder), found_elsewhere(folder))]
     NoFolder {
         /// What was given for a folder.
         folder: PathBuf,
@@ -160,7 +160,8 @@ pub enum PretrainedError {
     /// A tensor is not quantized as the frozen weight needs it.
     #[error(
         "`{}` of {} cannot be the planes of a frozen weight: {reason}; declare the weight in the file's format and shape, quantize the file anew (`warpweft quantize --format`), or begin with its values by `PretrainedFiles::initializer`",
-        shown(tensor), shown_path(path)
+        shown(tensor),
+        shown_path(path)
     )]
     Quantized {
         /// The tensor, as it was called before it was quantized.
@@ -196,7 +197,7 @@ fn found_elsewhere(folder: &Path) -> String {
     if names != [true, true] {
         return "pass the folder that has the model's files".to_owned();
     }
-    let name = folder.display();
+    let name = shown_path(folder);
     format!(
         "if that is the name of a model on the Hugging Face hub: nothing is downloaded here, so fetch it first (`hf \
          download {name} --local-dir FOLDER`), and pass the folder"
