@@ -52,7 +52,8 @@ async fn session() -> Result<Session, SessionError> {
     call.gradient(weight).add()?;
     let shrink = on_cpu(move |_, context| {
         let values = context.dense(weight, Orientation::Rowwise)?;
-        Ok(context.gradient(weight)?.copy_from_slice(&values))
+        context.gradient(weight)?.copy_from_slice(&values);
+        Ok(())
     });
     let builder = Session::builder(Config::default(), move |_| shrink).program(program.build_training()?);
     builder.initialize(initial::normal(17, 0.02)).start_cpu(RANKS).await
