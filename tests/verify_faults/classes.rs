@@ -131,7 +131,8 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
     let error = StepPlan::within(&program, &weights, &resident, &policy()).unwrap_err();
     assert!(matches!(error, PlanError::OtherModel { .. }), "{error}");
     // Whatever else of the declaration is not the session's.
-    let changes: [(fn(&mut WeightLayout), &str); 7] = [
+    type Change = fn(&mut WeightLayout);
+    let changes: [(Change, &str); 7] = [
         (|layout| layout.name = "other".to_owned(), "it has `block` where the session has `other`"),
         (|layout| layout.format = Format::F32, "`block` has format nvfp4_2d there, and f32 in the session"),
         (
