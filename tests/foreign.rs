@@ -46,7 +46,7 @@ fn what_is_no_regular_file_is_refused_by_every_reader_and_never_waited_for() {
             PretrainedFiles::open([&path]).unwrap_err().to_string(),
         ];
         for said in read {
-            assert!(said.contains("it is no plain file"), "{said}");
+            assert!(said.contains("it is no plain file") || said.contains("is a folder"), "{said}");
         }
         // As an index.
         let parts = tempfile::tempdir().unwrap();
