@@ -70,8 +70,9 @@ pub use host_time::HostTime;
 pub use main_grads::MainGrad;
 pub use non_finite::{MadeBy, NonFiniteGradient};
 pub use parts::{PartFiles, SavedParts};
-pub(crate) use pretrained::QUANTIZED;
 pub use pretrained::{FrozenBase, PretrainedError, PretrainedFiles};
+#[cfg(feature = "cli")]
+pub(crate) use pretrained::{QUANTIZED, QUANTIZED_VERSIONS};
 pub use report::{NotRecorded, Outcome, StepReport};
 #[cfg(feature = "cli")]
 pub(crate) use simulation::simulate_each_step;

@@ -22,7 +22,7 @@ use crate::format::{ElementType, Format, Orientation, Shape, Via};
 /// The key in the metadata.
 pub(super) const KEY: &str = crate::session::QUANTIZED;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = *crate::session::QUANTIZED_VERSIONS.end();
 
 /// What is quantized, and how.
 #[derive(Debug, Serialize, Deserialize)]

@@ -224,14 +224,14 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
     (
         "a part of an earlier version",
         |folder, _| edit(&part(folder, 1), outdate_part),
-        &["rank 1: ", "it is not the part of rank 1", "its `warpweft_part` is `1`, and `2` in the index"],
+        &["rank 1: ", "it is not the part of rank 1", "its `warpweft_part` is `1`, and `3` in the index"],
         Foreign,
         true,
     ),
     (
         "an index of an earlier version",
         |folder, _| outdate_index(folder),
-        &["it is not the part of rank 0", "its `warpweft_part` is `2`, and `1` in the index"],
+        &["it is not the part of rank 0", "its `warpweft_part` is `3`, and `1` in the index"],
         Foreign,
         true,
     ),

@@ -278,7 +278,10 @@ fn a_base_in_another_format_or_of_plain_values_is_refused_before_a_session_start
     let file = quantized(folder.path(), Format::NVFP4_2D, 3);
     let (model, _) = declared(Format::Mxfp8, 0);
     let said = base_of(&file, &model).unwrap_err().to_string();
-    assert!(said.contains("base") && said.contains("in nvfp4_2d, and the weight 160×96 in mxfp8"), "{said}");
+    assert!(
+        said.contains("base") && said.contains("it is [160, 96] in nvfp4_2d, and the weight 160×96 in mxfp8"),
+        "{said}"
+    );
     let plain = folder.path().join("model.safetensors");
     let error = base_of(&plain, &declared(Format::NVFP4_2D, 0).0).unwrap_err();
     assert!(error.to_string().contains("map.weight.rowwise_data"), "{error}");

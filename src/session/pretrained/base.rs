@@ -5,7 +5,7 @@
 //! tensors are what the weights need is judged before a session starts.
 
 use std::collections::HashMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use safetensors::Dtype;
 use serde::Deserialize;
@@ -21,8 +21,8 @@ use crate::model::{Model, Placement};
 /// The key in the metadata of a file that `warpweft quantize` wrote under which stands what is quantized, and how.
 pub(crate) const QUANTIZED: &str = "warpweft_quantized";
 
-/// The version of that text that is read.
-const VERSION: u32 = 1;
+/// The versions of that text that are read; the last one is written.
+pub(crate) const QUANTIZED_VERSIONS: RangeInclusive<u32> = 1..=2;
 
 /// What a file says is quantized in it.
 #[derive(Deserialize)]
@@ -34,7 +34,7 @@ struct Manifest {
 
 #[derive(Deserialize)]
 struct Original {
-    shape: [usize; 2],
+    shape: Vec<usize>,
 }
 
 /// The planes that frozen weights of a session begin with, from files that `warpweft quantize` wrote:
@@ -90,18 +90,17 @@ impl PretrainedFiles {
                 return refused(shown(&format!("what the file says of it is not understood: {error}")));
             }
         };
-        let listed =
-            manifest.tensors.get(tensor).map(|original| Shape::new(original.shape[0], original.shape[1]));
-        match listed {
-            _ if manifest.version != VERSION => {
-                return refused(format!("it is of version {}, and {VERSION} is read", manifest.version));
-            }
-            Some(found) if (manifest.format, found) == (format, shape) => {}
+        if !QUANTIZED_VERSIONS.contains(&manifest.version) {
+            let (found, known) = (manifest.version, QUANTIZED_VERSIONS.end());
+            return refused(format!(
+                "what the file says of it is of version {found}, and 1 to {known} are read"
+            ));
+        }
+        match manifest.tensors.get(tensor).map(|original| &original.shape[..]) {
+            Some([rows, cols]) if (manifest.format, *rows, *cols) == (format, shape.rows, shape.cols) => {}
             Some(found) => {
-                return refused(format!(
-                    "it is {found} in {}, and the weight {shape} in {format}",
-                    manifest.format
-                ));
+                let there = manifest.format;
+                return refused(format!("it is {found:?} in {there}, and the weight {shape} in {format}"));
             }
             None => return refused("the file does not list it as quantized".to_owned()),
         }

@@ -27,6 +27,8 @@ use crate::model::Model;
 
 pub use base::FrozenBase;
 pub(crate) use base::QUANTIZED;
+#[cfg(feature = "cli")]
+pub(crate) use base::QUANTIZED_VERSIONS;
 pub use error::PretrainedError;
 
 /// Values read at once.
