@@ -21,7 +21,8 @@ use crate::whole_file::WholeFile;
 
 impl Checkpoint {
     /// Writes the weights into one safetensors file, for serving or other tools, in place of what was there:
-    /// masters, and of a frozen weight what its planes are dequantized to ([`WeightState::values`]).
+    /// masters, and of a frozen weight what its planes are dequantized to
+    /// ([`WeightState::values`](super::WeightState::values)).
     ///
     /// `tensor_of` names the tensor of every weight; a weight for which it gives `None` is left out. Masters
     /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even. A tensor is row-major, of
