@@ -87,7 +87,7 @@ impl PretrainedFiles {
         let manifest: Manifest = match serde_json::from_str(text) {
             Ok(manifest) => manifest,
             Err(error) => {
-                return refused(shown(&format!("what the file says of it is not understood: {error}")));
+                return refused(shown(format!("what the file says of it is not understood: {error}")));
             }
         };
         if !QUANTIZED_VERSIONS.contains(&manifest.version) {
