@@ -361,7 +361,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
                 owner: "model",
                 named: name.to_owned(),
             }),
-            None => Err(self.undeclared(format!("{weight}, which is of another model"))),
+            None => Err(self.undeclared(format!("{weight} of another model"))),
         }
     }
 

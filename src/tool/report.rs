@@ -59,7 +59,7 @@ pub struct Copied {
 }
 
 /// Why a tensor was copied as it is.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyReason {
     /// No pattern of `only` selects it.
@@ -96,6 +96,8 @@ pub enum CopyReason {
     #[error("it was not quantized")]
     NotQuantized,
 }
+
+debug_in_words!(CopyReason);
 
 /// A value that does not come back: it, or one of its block, is near the largest of f32, or a scale of a quantized
 /// file is damaged.

@@ -121,7 +121,8 @@ fn a_closure_gets_only_what_its_call_declares_and_no_two_writers() {
         let told = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
         assert_eq!((told.call, told.panicked), (CallId::new(1), false));
         assert!(
-            told.message.contains("`second`") && told.message.contains("the gradient of weight 0"),
+            told.message.contains("`second`")
+                && told.message.contains("weight 0 of another model, which it did not declare"),
             "{}",
             told.message
         );

@@ -182,7 +182,8 @@ fn gelu_and_its_gradient_on_the_way_to_mxfp8_are_those_of_launches_of_their_own(
 fn in_nvfp4(gpu: &Gpu, shape: Shape, values: &[bf16]) -> (Vec<u8>, Vec<u8>, f32) {
     let unwritten = |bytes| gpu.buffer(&vec![UNWRITTEN; bytes]);
     let planes = Format::NVFP4_1D.planes(Orientation::Rowwise, shape);
-    let (data, scale) = (unwritten(planes[0].bytes()), unwritten(planes[1].bytes()));
+    // Two codes a byte, of the rows there are.
+    let (data, scale) = (unwritten(shape.elements() / 2), unwritten(planes[1].bytes()));
     let (on_device, amax) = (gpu.buffer(values), gpu.buffer(&[0.0_f32]));
     let operand = ActivationOperand {
         shape,
