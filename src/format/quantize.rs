@@ -3,6 +3,7 @@
 //! For tools, tests and weights that are quantized once. A training step uses the stages on its arena instead; both
 //! give the same bytes (ST-3). For the same reason the weight may be cut here into strips that all cores work on.
 
+use std::borrow::Cow;
 use std::mem::take;
 
 use rayon::prelude::*;
@@ -64,10 +65,8 @@ pub fn quantize(
         }
         _ => {
             let whole = format.whole_blocks(shape);
-            let mut filled = weight.to_vec();
-            filled.resize(whole.elements(), 0.0);
-            let mut turned = vec![0.0; filled.len()];
-            super::transpose::values(whole, &filled, &mut turned);
+            let mut turned = vec![0.0; whole.elements()];
+            super::transpose::values(whole, &filled(weight, whole.elements()), &mut turned);
             Some(from_master(format, Orientation::Rowwise, via, whole.transposed(), &turned)?)
         }
     };
@@ -111,6 +110,17 @@ pub fn quantize_shard<E: From<FormatError>>(
         planes.push(made.planes);
     }
     Ok((planes, tensor_scale))
+}
+
+/// `values` with zeros behind them, `length` in all.
+fn filled(values: &[f32], length: usize) -> Cow<'_, [f32]> {
+    if values.len() == length {
+        return Cow::Borrowed(values);
+    }
+    let mut filled = Vec::with_capacity(length);
+    filled.extend_from_slice(values);
+    filled.resize(length, 0.0);
+    Cow::Owned(filled)
 }
 
 struct FromMaster {

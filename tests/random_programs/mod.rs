@@ -300,7 +300,7 @@ fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -
     let mut done: Vec<Vec<Use>> = Vec::new();
     for number in 0..calls {
         let is_last = number + 1 == calls;
-        let phase = if number * 2 < calls { Phase::Forward } else { Phase::Backward };
+        let phase = if number * 2 < calls && !is_last { Phase::Forward } else { Phase::Backward };
         let mut call = program.call(&format!("c{number}"), phase);
         let uses = match draw.of(&done) {
             // A call replayed, or computed again in backward.
@@ -354,9 +354,11 @@ fn accesses(draw: &mut Draw, buffers: &mut Buffers, is_last: bool) -> Vec<(usize
         let (role, lifetime) = (buffers.specs[position].role, buffers.specs[position].lifetime);
         let owed = is_last && role == Role::Output && !buffers.written[position] && !buffers.taken[position];
         if !owed && !draw.one_in(2) {
-            // An input that no call reads is refused.
-            if is_last && role == Role::Input && !buffers.read[position] {
-                chosen.push((position, Access::Read));
+            // An input or an activation that no call reads is refused, but for one of backward.
+            let is_activation = (role, lifetime) == (Role::Internal, Lifetime::Step);
+            if is_last && (role == Role::Input || is_activation) && !buffers.read[position] {
+                let access = if buffers.filled[position] { Access::Read } else { Access::Write };
+                chosen.push((position, access));
             }
             continue;
         }

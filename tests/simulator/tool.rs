@@ -111,8 +111,8 @@ fn simulate_writes_a_trace_that_trace_reads_back() {
 #[test]
 fn names_of_a_file_do_not_steer_the_terminal() {
     let folder = folder();
-    let list = "name = 'small\\u001b[2J'\ntokens = 64\n[[weight]]\nname = 'w\\u001b[2J'\nrows = 64\ncols = 64\n\
-                [[call]]\nname = 'forward'\nphase = 'forward'\nuses = [{ weight = 'w\\u001b[2J' }]\n";
+    let list = "name = 'small\\u001b[2J'\ntokens = 64\n[[weight]]\nname = 'w'\nrows = 64\ncols = 64\n\
+                [[call]]\nname = 'forward'\nphase = 'forward'\nuses = [{ weight = 'w' }]\n";
     let list = list.replace('\'', "\"");
     std::fs::write(folder.path().join("list.toml"), list).unwrap();
     let file = include_str!("../../src/cluster/presets/h200x4.toml");
@@ -127,6 +127,13 @@ fn names_of_a_file_do_not_steer_the_terminal() {
         let said = said(folder.path(), line);
         assert!(!said.contains('\u{1b}') && said.contains("\\u{1b}[2J"), "{line}: {said:?}");
     }
+    let weight = list.replace("\"w\"", "\"w\\u001b[2J\"");
+    std::fs::write(folder.path().join("list.toml"), weight).unwrap();
+    let refused = String::from_utf8(run(folder.path(), "plan list.toml --ranks 2").stderr).unwrap();
+    assert!(
+        !refused.contains('\u{1b}') && refused.contains("a weight is named `w\\u{1b}[2J`"),
+        "{refused:?}"
+    );
 }
 
 #[test]
