@@ -84,6 +84,9 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why not, and whether parts may go.
     fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete>;
+    /// Every rank knows that the parts stay, because the save became a checkpoint, or may have become one. Nothing need
+    /// be done. Where a rank, a device or a process fails first, neither this nor [`PartWriter::withdraw`] is called.
+    fn keep(&self, _save: SaveId, _rank: RankId) {}
     /// Forgets the part of one rank, if there is one, because the save failed.
     fn withdraw(&self, save: SaveId, rank: RankId);
 }

@@ -58,12 +58,15 @@ impl<B: Backend> Rank<B> {
             agreed = rounds.agree(own)?;
             // An index that may be there needs all parts.
             if agreed.as_ref().is_ok_and(|numbers| numbers.contains(&UNCERTAIN)) {
-                return Ok(rounds.agree(why)?.err());
+                let why = rounds.agree(why)?.err();
+                writer.keep(save, rank);
+                return Ok(why);
             }
         }
         // Only what was agreed is known to all: where the world ended, rank 0 may have made a checkpoint of this part.
-        if agreed.is_err() {
-            writer.withdraw(save, rank);
+        match agreed {
+            Ok(_) => writer.keep(save, rank),
+            Err(_) => writer.withdraw(save, rank),
         }
         Ok(agreed.err())
     }

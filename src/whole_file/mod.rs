@@ -37,6 +37,18 @@ impl WholeFile {
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
         let left = besides(folder.unwrap_or(Path::new(".")));
         left.iter().filter(|left| left.is_for(&target)).filter_map(Beside::dead).for_each(Dead::remove);
+        Self::beside(target)
+    }
+
+    /// As [`WholeFile::begin`], for a name that no writer had before: it lists no folder to find what they left.
+    ///
+    /// # Errors
+    /// As [`WholeFile::begin`].
+    pub(crate) fn begin_new(path: &Path) -> io::Result<Self> {
+        Self::beside(place(path)?)
+    }
+
+    fn beside(target: PathBuf) -> io::Result<Self> {
         let Unfinished { path: beside, file } = Unfinished::create(&target)?;
         Ok(Self { target, beside, file: Some(file) })
     }
@@ -87,9 +99,10 @@ impl WholeFile {
         self.commit_as(true)
     }
 
-    /// Gives the file its name, which nobody may have, as a second one: it keeps its first name and the lock until what
-    /// is returned is dropped. So a file whose name is part of something larger is known for an unfinished one (WF-1).
-    /// Where files have one name only, it takes its name as in [`WholeFile::commit_as`].
+    /// Gives the file its name, which no file may have, as a second one: it keeps its first name until [`Held::end`],
+    /// and its lock until then or until what is returned is dropped. So a file whose name is part of something larger
+    /// is known for an unfinished one (WF-1). Where files have one name only, it takes its name as in
+    /// [`WholeFile::commit_as`].
     ///
     /// # Errors
     /// As [`WholeFile::commit_as`].
@@ -99,9 +112,8 @@ impl WholeFile {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
             Err(_) => self.commit_as(false).map(|()| None),
             Ok(()) => {
-                let held = Held { beside: std::mem::take(&mut self.beside), _file: self.file.take() };
                 settled(folder_of(&self.target)?)?;
-                Ok(Some(held))
+                Ok(Some(Held { beside: std::mem::take(&mut self.beside), _file: self.file.take() }))
             }
         }
     }
@@ -124,15 +136,17 @@ impl WholeFile {
     }
 }
 
-/// The first name and the lock of a file that has its name.
+/// The first name and the lock of a file that has its name. Dropped before its end, it leaves the first name, by which
+/// others know that the file is a leftover.
 #[derive(Debug)]
 pub(crate) struct Held {
     beside: PathBuf,
     _file: Option<File>,
 }
 
-impl Drop for Held {
-    fn drop(&mut self) {
+impl Held {
+    /// Removes the first name, for it is known what becomes of the file.
+    pub(crate) fn end(self) {
         // A second name is no harm.
         let _ = std::fs::remove_file(&self.beside);
     }
@@ -219,7 +233,7 @@ pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives `beside` the name `target`, which nobody may have: as a second name, of which it keeps that one, or,
+/// Gives `beside` the name `target`, which no file may have: as a second name, of which it keeps that one, or,
 /// where files have one name only, in place of an empty file that takes it first.
 fn claim(beside: &Path, target: &Path) -> io::Result<()> {
     match std::fs::hard_link(beside, target) {
@@ -248,7 +262,7 @@ enum Told {
     Unsettled(io::Error),
 }
 
-/// What to do about what the system says of a file, to whoever named it.
+/// What the user who named a file does about what the system says of it.
 pub(crate) fn next_step(source: &io::Error) -> &'static str {
     match source.get_ref().and_then(|told| told.downcast_ref()) {
         Some(Told::Unsettled(_)) => {

@@ -1,10 +1,10 @@
 //! The file that is written before it takes its name, and what is left of it when its writer is killed.
 //!
 //! Law **WF-1**: such a file is removed by others only if it is provably this library's and its writer is provably
-//! gone. Its name has the target, the boot of the host, the process and a number; its writer holds a lock on it from
-//! before the first byte to the end, and the system gives that lock back when the process ends, however it ends. So
-//! the writer is gone if the name is of this boot and the lock is free; locks of other hosts need not be seen here.
-//! Whoever removes it holds the lock meanwhile, and a writer that finds its new file locked or removed takes another.
+//! gone, or gave it up. Its name has the target, the boot of the host, the process and a number; its writer holds a
+//! lock on it from before the first byte to the end, and the system gives that lock back when the process ends,
+//! however it ends. So the writer is gone if the name is of this boot and the lock is free; locks of other hosts need
+//! not be seen here. A remover holds the lock meanwhile, and a writer that finds its new file locked or removed takes another.
 //! What cannot be proven stays: files of other hosts and boots, and where a system has no boot id or no locks.
 
 use std::fs::{File, TryLockError};
@@ -95,7 +95,7 @@ impl Beside {
     }
 }
 
-/// A file whose writer is gone. Nobody else removes it meanwhile.
+/// A file whose writer is gone. No other process removes it meanwhile.
 #[derive(Debug)]
 pub(crate) struct Dead<'a> {
     path: &'a Path,
@@ -108,7 +108,7 @@ impl Dead<'_> {
         is_at(&self.file, name)
     }
 
-    /// Removes it. Nobody is there to be told that it stays.
+    /// Removes it, or leaves it where the system refuses.
     pub(crate) fn remove(self) {
         let _ = std::fs::remove_file(self.path);
     }
@@ -155,7 +155,7 @@ mod tests {
         names
     }
 
-    /// What a writer that was killed leaves: a file that nobody has locked.
+    /// What a writer that was killed leaves: a file without a lock.
     fn killed(target: &Path) -> PathBuf {
         let Unfinished { path, file } = Unfinished::create(target).unwrap();
         drop(file);

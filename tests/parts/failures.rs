@@ -3,12 +3,13 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{FileTask, PartError, PartFiles, SessionError, block_on};
 
-use crate::meddler::{Switch, failing_at};
+use crate::meddler::{Switch, cut, hooked};
 use crate::polled::polled_once;
 use crate::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use crate::wrapped::Moment;
@@ -103,7 +104,7 @@ fn an_empty_index_is_in_the_way_of_a_save_until_it_is_removed_as_the_refusal_say
     });
 }
 
-/// A disk that takes no file, as a folder is for whoever may not write in it.
+/// A disk that takes no file, as a folder is for a user who may not write in it.
 #[cfg(unix)]
 #[test]
 fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on() {
@@ -132,14 +133,31 @@ fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on
     });
 }
 
-/// A rank that fails otherwise than by its file ends the session, as in an export.
+/// CK-5. A rank that fails otherwise than by its file ends the session, as in an export. The others cannot agree on the
+/// end, so their parts stay, with the mark by which the next save removes them.
 #[test]
-fn a_device_that_fails_in_a_save_is_named_and_leaves_no_checkpoint() {
+fn a_device_that_fails_in_a_save_is_named_and_leaves_no_checkpoint_and_nothing_after_the_next_save() {
     within_a_minute(async {
         for victim in [0, 2] {
             let folder = tempfile::tempdir().unwrap();
             let switch = Switch::default();
-            let ranks = failing_at(Moment::Download, RankId::new(victim), 3, &switch);
+            let wait = (switch.clone(), folder.path().to_owned());
+            let ranks = hooked(3, move |rank, moment| match &wait {
+                (switch, folder)
+                    if rank == RankId::new(victim) && moment == Moment::Download && switch.is_on() =>
+                {
+                    // The parts of the others are whole.
+                    let is_part = |path: &PathBuf| path.extension().is_some_and(|end| end == "safetensors");
+                    let begun = Instant::now();
+                    while files(folder).iter().filter(|path| is_part(path)).count() < 2
+                        && begun.elapsed() < Duration::from_secs(20)
+                    {
+                        std::thread::yield_now();
+                    }
+                    cut(rank)
+                }
+                _ => Ok(()),
+            });
             let trainer = Trainer::new(2, Format::NVFP4_2D);
             let mut session = trainer.builder(config(), &Mischief::default()).start(ranks).await.unwrap();
             losses(&mut session, 3, 0..1).await;
@@ -156,7 +174,14 @@ fn a_device_that_fails_in_a_save_is_named_and_leaves_no_checkpoint() {
                 !left.iter().any(|name| name == "checkpoint.json" || name.starts_with(&mine)),
                 "{left:?}"
             );
-            assert!(!left.iter().any(|name| name.ends_with(".part")), "{left:?}");
+            assert!(left.iter().any(|name| name.ends_with(".safetensors")), "{left:?}");
+            let marked = |part: &String| left.iter().any(|name| *name != *part && name.starts_with(part));
+            assert!(left.iter().all(|name| name.ends_with(".part") || marked(name)), "{left:?}");
+            drop(session);
+            let mut session = trainer.start(config(), 3).await.unwrap();
+            session.save_parts(&parts, &notes(&[])).await.unwrap();
+            let now: Vec<_> = files(folder.path()).iter().map(named).collect();
+            assert!(now.len() == 4 && !now.iter().any(|name| left.contains(name)), "{left:?}, {now:?}");
         }
     });
 }

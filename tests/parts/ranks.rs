@@ -67,6 +67,7 @@ fn heard(named: Option<(RankId, Fails)>) -> Vec<Option<(RankId, String, Option<F
 struct Asked {
     written: Vec<RankId>,
     completed: Vec<RankId>,
+    kept: Vec<RankId>,
     withdrawn: Vec<RankId>,
 }
 
@@ -113,6 +114,10 @@ impl PartWriter for Keeper {
         self.refuses(Fails::Doubt, state.rank()).map_err(Incomplete::Uncertain)?;
         self.note(|asked| asked.completed.push(state.rank()));
         Ok(())
+    }
+
+    fn keep(&self, _: SaveId, rank: RankId) {
+        self.note(|asked| asked.kept.push(rank));
     }
 
     fn withdraw(&self, _: SaveId, rank: RankId) {
@@ -178,7 +183,7 @@ fn asked<T: Send + 'static>(
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         let mut asked = keeper.asked.lock().unwrap().clone();
-        for list in [&mut asked.written, &mut asked.completed, &mut asked.withdrawn] {
+        for list in [&mut asked.written, &mut asked.completed, &mut asked.kept, &mut asked.withdrawn] {
             list.sort();
         }
         (told, asked)
@@ -204,7 +209,8 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
         });
         assert_eq!(told, heard(named), "{fails:?}");
         let completed = if fails == Fails::Never { vec![first] } else { vec![] };
-        assert_eq!(found, Asked { written, completed, withdrawn }, "{fails:?}");
+        let kept = if [Fails::Never, Fails::Doubt].contains(&fails) { all.clone() } else { vec![] };
+        assert_eq!(found, Asked { written, completed, kept, withdrawn }, "{fails:?}");
     }
 }
 

@@ -1,9 +1,10 @@
-//! What a save left in its folder that was killed.
+//! What a save left in its folder that was killed, or whose ranks could not agree on its end.
 //!
 //! Law (CK-5): it is removed if it is provably of a save of this library, and no process is left that could end that
 //! save. A save has its index begun, and locked, from before its first part to its end, and the process of rank 0 alone
-//! gives it its name. A part is known by the file beside it, which is the same file and stays locked to the end of the
-//! save (WF-1). So what others put there stays, under whatever name.
+//! gives it its name. A part is known by the file beside it, which is the same file, stays locked as long as its
+//! process is in the save, and is there until its rank knows the end (WF-1). So what others put there stays, under
+//! whatever name.
 
 use std::path::Path;
 

@@ -10,8 +10,9 @@
 //! - **CK-4** What is imported or loaded is what was saved, byte for byte. The index has a digest of itself and of the
 //!   header of every part, and a header one of every block of its tensors; whoever reads compares. What changed on the
 //!   way is refused by file and tensor, before anything is changed. (A checkpoint of version 1 has no digests.)
-//! - **CK-5** What a killed save left is removed by the next save into the folder, if it is provably a save's that
-//!   can end no more: the index that it began and its parts are files of the dead (WF-1). What lives, what others put
+//! - **CK-5** What a save left that was killed, or whose ranks could not agree on its end, is removed by the next save
+//!   into the folder, if it is provably a save's that can end no more: the index that it began and its parts are files
+//!   of the dead (WF-1). What lives, what others put
 //!   there and what cannot be proven stays.
 //!
 //! It does not matter how many ranks wrote a checkpoint, or in how many replicas: it has the first replica's rows,

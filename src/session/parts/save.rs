@@ -2,14 +2,15 @@
 //!
 //! Law: every rank writes its own file, from its memory, one list of values at a time. The index comes last, when
 //! every part was seen in the folder by the process that writes it; so a folder that hosts do not share is found out.
-//! A save that fails removes its own files; but where its index may be there, parts stay. It touches no files of
+//! A save that fails removes its own files; but where its index may be there, parts stay, and where its ranks could not
+//! agree on its end, they stay for the next save to remove. It touches no files of
 //! others, but those that a killed save left, which provably can end no more (CK-5).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use safetensors::SafeTensorError;
@@ -46,8 +47,8 @@ pub(super) struct Save {
 struct SaveFiles {
     /// In the process of rank 0, from before any part is written.
     index: Option<WholeFile>,
-    /// Of the parts of this process.
-    parts: Vec<Held>,
+    /// Of the parts of this process, until their ranks know the end.
+    parts: HashMap<RankId, Held>,
 }
 
 impl Save {
@@ -59,13 +60,17 @@ impl Save {
         Self { folder, notes, programs, unfinished: Mutex::default() }
     }
 
-    /// Begins the index, which nobody takes for one before it has its name.
+    /// Begins the index, which is none before it has its name.
     fn begin_index(&self) -> Result<(), PartError> {
         killed::remove(&self.folder);
         let path = Index::path(&self.folder);
         let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
-        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).index = Some(file);
+        self.unfinished().index = Some(file);
         Ok(())
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, SaveFiles> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn plan(&self) -> Result<&StepPlan, PartError> {
@@ -199,7 +204,8 @@ impl PartWriter for Save {
     fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
         let (rank, origin) = (state.rank(), self.origin(save, state)?);
         let path = index::part(&self.folder, save, rank, origin.ranks);
-        let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
+        // Of a name with the save in it no other save left anything.
+        let file = WholeFile::begin_new(&path).map_err(|source| failed(&path, source))?;
         let mut steady = Steady { file, state, unsettled: 0 };
         let tensors = self.tensors(state)?;
         let about = origin.about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
@@ -208,14 +214,14 @@ impl PartWriter for Save {
             error => PartError::other(format!("{} cannot be written: {error}", shown_path(&path))),
         })?;
         let held = steady.file.commit_held().map_err(|source| failed(&path, source))?;
-        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).parts.extend(held);
+        self.unfinished().parts.extend(held.map(|held| (rank, held)));
         Ok(digest)
     }
 
     fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
         let path = Index::path(&self.folder);
         let text = self.checked(save, parts, state).map_err(Incomplete::Refused)?;
-        let begun = self.unfinished.lock().unwrap_or_else(PoisonError::into_inner).index.take();
+        let begun = self.unfinished().index.take();
         let put = || {
             let mut file = begun.map_or_else(|| WholeFile::begin(&path), Ok)?;
             file.write_all(&text)?;
@@ -229,10 +235,17 @@ impl PartWriter for Save {
         })
     }
 
+    fn keep(&self, _: SaveId, rank: RankId) {
+        let held = self.unfinished().parts.remove(&rank);
+        held.into_iter().for_each(Held::end);
+    }
+
     fn withdraw(&self, save: SaveId, rank: RankId) {
-        if let Ok(ranks) = self.ranks() {
-            // What is left is of no save, and the reason is on its way.
-            let _ = std::fs::remove_file(index::part(&self.folder, save, rank, ranks));
+        let removed =
+            self.ranks().map(|ranks| std::fs::remove_file(index::part(&self.folder, save, rank, ranks)));
+        // The reason of the save is on its way; the next save tries again.
+        if matches!(removed, Ok(Ok(()))) {
+            self.keep(save, rank);
         }
     }
 }
