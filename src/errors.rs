@@ -38,9 +38,9 @@ pub(crate) const LONGEST_NAME: usize = 200;
 const LONGEST_TEXT: usize = 1000;
 
 /// The most names of a list.
-const MOST_NAMES: usize = 10;
+pub(crate) const MOST_NAMES: usize = 10;
 
-/// A name of others, fit for a terminal: control characters escaped, and cut where nobody reads on.
+/// A name of others, fit for a terminal: control characters escaped, and cut after [`LONGEST_NAME`].
 pub(crate) fn shown(name: impl Display) -> String {
     cut(name, LONGEST_NAME)
 }
@@ -76,7 +76,7 @@ pub(crate) fn listed<T: Display>(mark: &str, names: impl IntoIterator<Item = T>)
     }
 }
 
-/// So many characters of a text, escaped; of a longer one nothing else is looked at.
+/// The first `most` characters of a text, escaped; the rest of a longer one is not read.
 fn cut(text: impl Display, most: usize) -> String {
     let mut cut = Cut { text: String::new(), room: most };
     if write!(cut, "{text}").is_err() {
@@ -85,7 +85,7 @@ fn cut(text: impl Display, most: usize) -> String {
     cut.text
 }
 
-/// Takes so many characters, and refuses more.
+/// Takes characters as long as there is room, and refuses more.
 struct Cut {
     text: String,
     room: usize,

@@ -127,7 +127,7 @@ fn what_a_hostile_checkpoint_says_of_itself_is_shown_escaped_and_cut() {
     }
 }
 
-/// A session of one weight that is only looked at.
+/// A session of one weight that does not train.
 async fn session() -> Session {
     let mut model = Model::builder();
     let weight = model.sharded("w", 1, 1, Format::F32).unwrap();

@@ -1,6 +1,6 @@
 //! Digests of a checkpoint in one file: of its tensors, and of what it says of itself.
 //!
-//! Law: a file of version 3 that changed in any way that a reader could see is refused. Every tensor has a
+//! Law: a file of version 3 or later that changed in any way that a reader could see is refused. Every tensor has a
 //! digest of its element type, its shape and its bytes; the metadata list them by name, and have one of
 //! themselves under a key of their own. So no list, count or note changes unseen, and no tensor is missing or
 //! too many. A file of before is read by what it has, but none that has the key of now: its version is what
@@ -40,7 +40,7 @@ pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut HashMap<String, String>) 
 }
 
 /// Is what a file says of itself as it was saved? Files that are `sealed` have a digest of that: those of
-/// version 3.
+/// version 3 or later.
 ///
 /// # Errors
 /// What is wrong, and what to do.

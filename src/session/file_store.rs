@@ -1,7 +1,7 @@
 //! Checkpoints in one safetensors file.
 //!
 //! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power
-//! (`whole_file.rs`). A save that fails leaves nothing behind, unless what fails is to make the name last. Loading
+//! (`whole_file`). A save that fails leaves nothing behind, unless what fails is to make the name last. Loading
 //! takes memory in proportion to the file, whatever its header says: every tensor is read at most once. Saving takes
 //! next to none, for tensors go from the checkpoint to the file (`tensor_file.rs`). What they are called is said in
 //! `tensors.rs`. What is read is what was saved, by its digests (`file_digests.rs`).

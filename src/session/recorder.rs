@@ -3,7 +3,7 @@
 //! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long run gives a trace a
 //! person can open. Where it was asked for steps and none came, it writes nothing and says so. A path that cannot be
 //! written is refused before the session starts; the file is written when the session is closed or dropped, whole or
-//! not at all (`whole_file.rs`). Arrows show the plan's fences: from the task that filled or freed a slot to the task
+//! not at all (`whole_file`). Arrows show the plan's fences: from the task that filled or freed a slot to the task
 //! that waited for it.
 
 use std::collections::BTreeSet;

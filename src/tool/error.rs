@@ -7,7 +7,7 @@ use super::checkpoint::{CheckpointError, shown};
 use super::formats::quantizing_names;
 use super::manifest::KEY;
 use super::report::{Copied, CopyReason};
-use crate::errors::shown_path;
+use crate::errors::{shown_path, told};
 use crate::format::{Format, FormatError};
 use crate::whole_file::next_step;
 
@@ -86,8 +86,9 @@ pub enum ToolError {
 
     /// The metadata about quantized tensors makes no sense.
     #[error(
-        "`{}`: the metadata `{KEY}` {problem}; the file is damaged, or newer than this program",
-        shown_path(path)
+        "`{}`: the metadata `{KEY}` {}; the file is damaged, or newer than this program",
+        shown_path(path),
+        told(problem)
     )]
     Manifest {
         /// The input.
@@ -98,8 +99,9 @@ pub enum ToolError {
 
     /// A checkpoint that a session saved, and that is not whole.
     #[error(
-        "`{}` was saved by a session and {problem}; the file is damaged, or newer than this program",
-        shown_path(path)
+        "`{}` was saved by a session and {}; the file is damaged, or newer than this program",
+        shown_path(path),
+        told(problem)
     )]
     Saved {
         /// The input.
@@ -109,7 +111,7 @@ pub enum ToolError {
     },
 
     /// A part of a quantized tensor is absent or of another shape.
-    #[error("`{}`: tensor `{}` {problem}; the file is damaged", shown_path(path), shown(tensor))]
+    #[error("`{}`: tensor `{}` {}; the file is damaged", shown_path(path), shown(tensor), told(problem))]
     Part {
         /// The input.
         path: PathBuf,
@@ -261,5 +263,23 @@ impl ToolError {
     /// What the file system said about `path`, as a function for `map_err`.
     pub(super) fn file(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
         move |source| Self::File { action, path: path.to_owned(), source }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_parser_says_of_a_hostile_file_can_neither_flood_nor_steer_a_terminal() {
+        let (path, tensor, problem) = (PathBuf::from("w"), "w".to_owned(), "\u{1b}[2J".repeat(1 << 16));
+        for error in [
+            ToolError::Manifest { path: path.clone(), problem: problem.clone() },
+            ToolError::Saved { path: path.clone(), problem: problem.clone() },
+            ToolError::Part { path, tensor, problem },
+        ] {
+            let said = error.to_string();
+            assert!(said.len() < 1 << 14 && !said.contains('\u{1b}'), "{} bytes", said.len());
+        }
     }
 }

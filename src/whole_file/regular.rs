@@ -34,7 +34,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(refused()) }
 }
 
-/// The bytes of a file that has at most so many.
+/// The bytes of a file that has `most` of them or fewer.
 ///
 /// # Errors
 /// As [`open`]; [`io::ErrorKind::FileTooLarge`].

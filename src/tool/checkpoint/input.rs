@@ -1,7 +1,7 @@
 //! A checkpoint that is read: header at once, tensors in pieces (TL-3).
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
@@ -12,6 +12,7 @@ use super::error::CheckpointError;
 use super::header::{Header, LONGEST_HEADER};
 use crate::file_kind::of_start;
 use crate::tool::{Progress, ToolError};
+use crate::whole_file::regular;
 
 /// Bytes read at once; a multiple of every element.
 const PIECE: usize = 1 << 20;
@@ -41,11 +42,10 @@ impl Input {
     fn of_checkpoint(path: &Path) -> Result<(Header, Self), ToolError> {
         let failed = ToolError::file("read", path);
         let unsound = |source| ToolError::Checkpoint { path: path.to_owned(), source };
-        // Asked before opening: opening a pipe waits for its writer.
-        if !std::fs::metadata(path).map_err(&failed)?.is_file() {
-            return Err(ToolError::NotAFile { path: path.to_owned() });
-        }
-        let mut file = File::open(path).map_err(&failed)?;
+        let mut file = regular::open(path).map_err(|error| match error.kind() {
+            ErrorKind::InvalidInput => ToolError::NotAFile { path: path.to_owned() },
+            _ => failed(error),
+        })?;
         let file_bytes = file.metadata().map_err(&failed)?.len();
         let Some(available) = file_bytes.checked_sub(LENGTH_BYTES) else {
             return Err(unsound(CheckpointError::NoLength { bytes: file_bytes }));

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::config::{ByteSize, ConfigError};
-use crate::errors::{escaped, shown_path};
+use crate::errors::{MOST_NAMES, shown_path, told};
 use crate::id::RankId;
 use crate::model::DeclareError;
 use crate::session::SessionError;
@@ -53,12 +53,12 @@ pub enum ScheduleError {
     #[error(
         "`{}` holds no slice, so there is nothing to sum up; `warpweft simulate --trace` and sessions with trace.enabled write traces{}",
         shown_path(path),
-        notes.iter().map(|note| format!("\nnote: {}", escaped(note))).collect::<String>()
+        notes.iter().take(MOST_NAMES).map(|note| format!("\nnote: {}", told(note))).collect::<String>()
     )]
     Empty {
         /// The trace.
         path: PathBuf,
-        /// What the recording says of itself.
+        /// What the recording says of itself. The first ten are shown.
         notes: Vec<String>,
     },
     /// The trace has no such step.

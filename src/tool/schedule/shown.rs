@@ -4,6 +4,7 @@
 //! anything is measured, a rank and a window only when it is drawn: what a rank waits for is known from the
 //! others alone (TR-2).
 
+use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
@@ -32,7 +33,7 @@ pub struct TracePart {
 /// [`ScheduleError::NoStep`], [`ScheduleError::NoRank`], [`ScheduleError::NoWindow`].
 pub fn show_trace(trace: &Path, outputs: &Outputs, part: &TracePart) -> Result<String, ScheduleError> {
     outputs.check(&[trace])?;
-    let file = std::fs::File::open(trace).map_err(refused("read", trace))?;
+    let file = File::open(trace).map_err(refused("read", trace))?;
     let wrong = |source| ScheduleError::Trace { path: trace.to_owned(), source };
     let read = read_trace(BufReader::new(file)).map_err(wrong)?;
     if read.timeline.slices.is_empty() {
@@ -100,12 +101,16 @@ mod tests {
         let path = folder.path().join("trace.json");
         let timeline =
             Timeline { notes: vec!["asked for steps 500 to 503\u{1b}[2J".to_owned()], ..Default::default() };
-        write_trace(&timeline, None, std::fs::File::create(&path).unwrap()).unwrap();
+        write_trace(&timeline, None, File::create(&path).unwrap()).unwrap();
         let said = show_trace(&path, &Outputs::default(), &TracePart::default()).unwrap_err().to_string();
         assert!(
             said.contains("holds no slice") && said.contains("note: asked for steps 500 to 503\\u{1b}[2J"),
             "{said}"
         );
+        let timeline = Timeline { notes: vec!["x".repeat(1 << 16); 1 << 8], ..Default::default() };
+        write_trace(&timeline, None, File::create(&path).unwrap()).unwrap();
+        let said = show_trace(&path, &Outputs::default(), &TracePart::default()).unwrap_err().to_string();
+        assert!(said.matches("note: ").count() == 10 && said.len() < 1 << 14, "{}", said.len());
     }
 
     #[test]
