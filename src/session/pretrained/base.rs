@@ -25,14 +25,14 @@ pub(crate) const QUANTIZED: &str = "warpweft_quantized";
 pub(crate) const QUANTIZED_VERSIONS: RangeInclusive<u32> = 1..=2;
 
 /// What a file says is quantized in it.
-#[derive(Deserialize)]
-struct Manifest {
+#[derive(Debug, Deserialize)]
+pub(super) struct Manifest {
     version: u32,
     format: Format,
     tensors: HashMap<String, Original>,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Deserialize)]
 struct Original {
     shape: Vec<usize>,
 }
@@ -81,21 +81,11 @@ impl PretrainedFiles {
             let (tensor, path) = (tensor.to_owned(), self.path(found));
             Err(PretrainedError::Quantized { tensor, path, reason })
         };
-        let Some(text) = &self.opened.files[found.file].quantized else {
-            return refused("the file does not say how it is quantized".to_owned());
+        let manifest = match &self.opened.files[found.file].quantized {
+            Some(Ok(manifest)) => manifest,
+            Some(Err(reason)) => return refused(reason.clone()),
+            None => return refused("the file does not say how it is quantized".to_owned()),
         };
-        let manifest: Manifest = match serde_json::from_str(text) {
-            Ok(manifest) => manifest,
-            Err(error) => {
-                return refused(shown(format!("what the file says of it is not understood: {error}")));
-            }
-        };
-        if !QUANTIZED_VERSIONS.contains(&manifest.version) {
-            let (found, known) = (manifest.version, QUANTIZED_VERSIONS.end());
-            return refused(format!(
-                "what the file says of it is of version {found}, and 1 to {known} are read"
-            ));
-        }
         match manifest.tensors.get(tensor).map(|original| &original.shape[..]) {
             Some([rows, cols]) if (manifest.format, *rows, *cols) == (format, shape.rows, shape.cols) => {}
             Some(found) => {
@@ -129,6 +119,19 @@ impl PretrainedFiles {
         let read = source.bytes(tensor.begin + range.start as u64, &mut bytes);
         read.map_err(|error| PretrainedError::File { path: source.path.clone(), source: error })?;
         Ok(bytes)
+    }
+}
+
+impl Manifest {
+    /// What the text of a file says, or why it cannot be used.
+    pub(super) fn read(text: &str) -> Result<Self, String> {
+        let manifest: Self = serde_json::from_str(text)
+            .map_err(|error| shown(format!("what the file says of it is not understood: {error}")))?;
+        if QUANTIZED_VERSIONS.contains(&manifest.version) {
+            return Ok(manifest);
+        }
+        let (found, known) = (manifest.version, QUANTIZED_VERSIONS.end());
+        Err(format!("what the file says of it is of version {found}, and 1 to {known} are read"))
     }
 }
 

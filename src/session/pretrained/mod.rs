@@ -25,6 +25,8 @@ use crate::file_kind::{Listed, NotWeights, Stated, of_start};
 use crate::format::Shape;
 use crate::model::Model;
 
+use base::Manifest;
+
 pub use base::FrozenBase;
 pub(crate) use base::QUANTIZED;
 #[cfg(feature = "cli")]
@@ -106,8 +108,8 @@ struct Opened {
 struct Source {
     path: PathBuf,
     file: Mutex<File>,
-    /// What it says is quantized in it.
-    quantized: Option<String>,
+    /// What it says is quantized in it, or why that cannot be used.
+    quantized: Option<Result<Manifest, String>>,
 }
 
 /// One tensor.
@@ -156,7 +158,7 @@ impl PretrainedFiles {
                 let tensor = Tensor { file: files.len(), begin, dtype: about.dtype, shape: about.shape };
                 tensors.insert(name, tensor);
             }
-            let quantized = described.about.get(QUANTIZED).cloned();
+            let quantized = described.about.get(QUANTIZED).map(|text| Manifest::read(text));
             files.push(Source { path: path.to_owned(), file: Mutex::new(described.file), quantized });
         }
         let all =
