@@ -1,10 +1,11 @@
 //! The colour of every category of slices.
 //!
-//! Law: no two categories of a picture have the same colour. One that this library writes has the same in every
-//! picture, so two of them can be compared. What takes time has a strong colour; what mostly takes none, and other
-//! ways to do the same, have lighter and darker shades.
+//! Law: no two categories of a picture have the same colour, up to a million of them. One that this library writes
+//! has the same in every picture, so two of them can be compared. What takes time has a strong colour; what mostly
+//! takes none, and other ways to do the same, have lighter and darker shades.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::iter;
 
 use super::svg::{EXPOSED, SKEW};
 use crate::noise::mixed;
@@ -55,21 +56,34 @@ pub(super) fn coloured(categories: BTreeSet<&str>) -> BTreeMap<&str, String> {
     categories.into_iter().map(of).collect()
 }
 
-/// A light colour that follows from the name, and is not taken yet.
+/// Colours that are tried for a category.
+const TRIES: usize = 256;
+
+/// A light colour that follows from the name, and is not taken yet: of the first [`TRIES`], the last one if they all
+/// are.
 fn drawn(name: &str, taken: &mut BTreeSet<String>) -> String {
-    let mut state = name.bytes().fold(0, |state, byte| mixed(state ^ u64::from(byte)));
-    loop {
-        let colour = format!("#{:06x}", (state & 0x7f_7f7f) | 0x80_8080);
+    let first = name.bytes().fold(0, |state, byte| mixed(state ^ u64::from(byte)));
+    let mut colour = String::new();
+    for state in iter::successors(Some(first), |state| Some(mixed(*state))).take(TRIES) {
+        colour = format!("#{:06x}", (state & 0x7f_7f7f) | 0x80_8080);
         if taken.insert(colour.clone()) {
-            return colour;
+            break;
         }
-        state = mixed(state);
     }
+    colour
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_category_whose_colours_are_all_taken_shares_one() {
+        let mut taken = BTreeSet::new();
+        let colours: Vec<String> = (0..TRIES + 2).map(|_| drawn("category", &mut taken)).collect();
+        assert_eq!(taken.len(), TRIES);
+        assert_eq!(colours[TRIES..], [colours[TRIES - 1].clone(), colours[TRIES - 1].clone()]);
+    }
 
     #[test]
     fn no_two_categories_of_a_picture_have_one_colour_whatever_else_there_is() {

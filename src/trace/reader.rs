@@ -5,7 +5,7 @@
 //! fraction), arrows, programs of steps and notes. Derived events are skipped, since they follow from the
 //! slices. Host lanes are totalled, not kept: a long run has millions of spans. Events of other tools are
 //! ignored where they do not pretend to be ours, and are not kept either: what we write names a lane before its slices,
-//! and a process before its counters, so each event is judged as it comes.
+//! a host thread before its spans and a process before its counters, so each event is judged as it comes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Read;
@@ -81,7 +81,11 @@ impl Reading {
                 self.timeline.counters.extend(counter);
             }
             "s" | "f" if event.cat == ARROW => self.flows.push(event),
-            "B" | "E" | "i" => self.host.entry(thread).or_default().take(&event),
+            "B" | "E" | "i" => {
+                if let Some(host) = self.host.get_mut(&thread) {
+                    host.take(&event);
+                }
+            }
             _ => {}
         }
         Ok(())
@@ -108,7 +112,7 @@ impl Reading {
         let rank = identity(event, "rank")?.map(RankId::new);
         if word == HOST {
             let host = self.host.entry(thread).or_default();
-            (host.name, host.rank, host.is_ours) = (name, rank, true);
+            (host.name, host.rank) = (name, rank);
             return Ok(());
         }
         if let (Some(kind), Some(rank), Some(lane)) = (kind, rank, identity(event, "lane")?) {
@@ -138,7 +142,7 @@ impl Reading {
         let programs = about.get("programs").and_then(Value::as_object);
         let program = |(step, name): (&String, &Value)| Some((step.parse().ok()?, name.as_str()?.to_owned()));
         timeline.programs = programs.into_iter().flatten().filter_map(program).collect();
-        let totals = self.host.into_values().filter_map(|thread| thread.total().transpose());
+        let totals = self.host.into_values().map(HostThread::total);
         Ok(TraceFile { timeline, host: totals.collect::<Result<_, _>>()? })
     }
 
@@ -354,13 +358,15 @@ mod tests {
 
     /// TR-3: memory is taken for what is ours alone.
     #[test]
-    fn slices_and_counters_of_other_tools_are_not_kept() {
+    fn slices_counters_and_spans_of_other_tools_are_not_kept() {
         let mut reading = Reading::default();
         let events = r#"{"ph":"X","pid":7,"tid":8,"name":"other","ts":1,"dur":1,"args":{"step":1}},
-            {"ph":"C","pid":7,"name":"other","ts":1,"args":{"value":1}}"#;
+            {"ph":"C","pid":7,"name":"other","ts":1,"args":{"value":1}},
+            {"ph":"B","pid":7,"tid":8,"name":"other","ts":1}"#;
         let events = format!("[{}]", [events; 50].join(","));
         for_each_event(events.as_bytes(), &mut |event| reading.take(event)).unwrap();
         assert!(reading.early.is_empty() && reading.timeline == Timeline::default());
+        assert!(reading.host.is_empty());
         let early = r#"{"ph":"X","pid":1,"tid":8,"name":"early","args":{"step":1,"task":2}}"#;
         let events = format!("[{}]", vec![early; MOST_EARLY + 1].join(","));
         let refused = for_each_event(events.as_bytes(), &mut |event| reading.take(event)).unwrap_err();

@@ -27,12 +27,12 @@ pub struct HostLaneTotal {
 pub(super) struct HostThread {
     pub(super) rank: Option<RankId>,
     pub(super) name: String,
-    /// Its name was told as that of a host thread; other tools write spans too.
-    pub(super) is_ours: bool,
     spans: u64,
     busy: Nanoseconds,
     extent: Option<Interval>,
-    open: Vec<Nanoseconds>,
+    /// Spans that are open, and when the outermost began.
+    open: u64,
+    begun: Nanoseconds,
     failure: Option<TraceError>,
 }
 
@@ -50,13 +50,16 @@ impl HostThread {
         self.extent = hull(self.extent.into_iter().chain([now]));
         match event.ph.as_str() {
             "B" => {
-                self.open.push(at);
+                if self.open == 0 {
+                    self.begun = at;
+                }
+                self.open += 1;
                 self.spans += 1;
             }
-            "E" => {
-                let begun = self.open.pop();
-                if let (Some(begun), true) = (begun, self.open.is_empty()) {
-                    self.busy = self.busy.saturating_add(at.saturating_sub(begun));
+            "E" if self.open > 0 => {
+                self.open -= 1;
+                if self.open == 0 {
+                    self.busy = self.busy.saturating_add(at.saturating_sub(self.begun));
                 }
             }
             _ => {}
@@ -64,21 +67,18 @@ impl HostThread {
         Ok(())
     }
 
-    /// What it came to, if it is ours.
+    /// What it came to.
     ///
     /// # Errors
     /// `TraceError::Event` for one of its events that has no time.
-    pub(super) fn total(self) -> Result<Option<HostLaneTotal>, TraceError> {
-        if !self.is_ours {
-            return Ok(None);
-        }
+    pub(super) fn total(self) -> Result<HostLaneTotal, TraceError> {
         self.failure.map_or(Ok(()), Err)?;
-        Ok(Some(HostLaneTotal {
+        Ok(HostLaneTotal {
             rank: self.rank,
             name: self.name,
             spans: self.spans,
             busy: self.busy,
             extent: self.extent.unwrap_or_default(),
-        }))
+        })
     }
 }
