@@ -248,7 +248,7 @@ mod tests {
         let guests = look_until(&mut door, |_, guests| !guests.is_empty());
         member.join().unwrap();
         assert_eq!(guests[0].claim.process, ProcessId::new(1));
-        // One of 64 had to go at least, and the oldest went.
+        // One had to go at least, and the oldest went.
         assert!(door.unproven.len() < AT_ONCE);
         assert!(
             door.refusals().contains(&strangers[0].local_addr().unwrap().to_string()),
