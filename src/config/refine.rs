@@ -23,9 +23,14 @@ impl Config {
     /// cannot be what a rule wants.
     pub fn apply_weight_rules(&self, model: &Model) -> Result<Model, ConfigError> {
         let index = RuleIndex::new(&self.weights);
-        let matching: Vec<_> = model.weights().iter().map(|spec| index.matching(&spec.name)).collect();
         let mut matches_any = vec![false; self.weights.len()];
-        matching.iter().flatten().for_each(|rule| matches_any[*rule] = true);
+        let mut settings_of = |spec: &WeightSpec| {
+            let matching = index.matching(&spec.name);
+            matching.iter().for_each(|rule| matches_any[*rule] = true);
+            let rules = || matching.iter().map(|rule| &self.weights[*rule]);
+            (settings(rules()), replicated_format(rules()))
+        };
+        let settings: Vec<_> = model.weights().iter().map(&mut settings_of).collect();
         for (number, rule) in self.weights.iter().enumerate() {
             if !matches_any[number] {
                 return Err(self.refuse(
@@ -39,13 +44,11 @@ impl Config {
             }
         }
         let mut refined = ModelBuilder::with_groups_of(model);
-        for (spec, matching) in model.weights().iter().zip(&matching) {
-            let rules = || matching.iter().map(|rule| &self.weights[*rule]);
-            let settings = settings(rules());
+        for (spec, (settings, replicated_format)) in model.weights().iter().zip(settings) {
             let placement = settings.placement.unwrap_or(spec.placement);
             let format = match placement {
                 Placement::Sharded => settings.format.unwrap_or(spec.format),
-                Placement::Replicated => replicated_format(rules()),
+                Placement::Replicated => replicated_format,
             };
             let group = spec.group.filter(|_| placement == Placement::Sharded);
             let reuse = settings.reuse.or(spec.reuse);
@@ -148,7 +151,12 @@ mod tests {
         let mut text = String::new();
         let mut model = Model::builder();
         for number in 0..RULES {
-            text += &format!("[[weights]]\nmatch = \"blocks.{number}.*\"\nfrozen = true\n");
+            let pattern = match number % 3 {
+                0 => format!("blocks.{number}.*"),
+                1 => format!("*.{number}.w"),
+                _ => format!("blocks*.{number}.w"),
+            };
+            text += &format!("[[weights]]\nmatch = \"{pattern}\"\nfrozen = true\n");
             model.sharded(&format!("blocks.{number}.w"), 16, 16, Format::Bf16).unwrap();
         }
         let refined = config(&text).apply_weight_rules(&model.build()).unwrap();

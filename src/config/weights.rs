@@ -4,7 +4,7 @@
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
 //! characters, dots included, and `?` for any one character. All else stands for itself.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::str::Chars;
 
 use serde::{Deserialize, Serialize};
@@ -85,31 +85,46 @@ pub(super) fn settings<'r>(rules: impl Iterator<Item = &'r WeightRule>) -> Weigh
     rules.fold(WeightSettings::default(), apply)
 }
 
-/// Rules by how their patterns begin, before the first `*` or `?`: a name is compared with those alone that begin as it
-/// does, however many there are.
+/// Rules by how their patterns begin, before the first `*` or `?`, and end, after the last: a name is compared with
+/// those alone that begin and end as it does. Rules that differ only in between are compared with every such name.
 pub(super) struct RuleIndex<'r> {
     rules: &'r [WeightRule],
-    by_beginning: HashMap<&'r str, Vec<usize>>,
+    by_ends: HashMap<(&'r str, &'r str), Vec<usize>>,
+    /// The lengths of all beginnings with those of their endings.
+    lengths: BTreeSet<(usize, usize)>,
 }
 
 impl<'r> RuleIndex<'r> {
     pub(super) fn new(rules: &'r [WeightRule]) -> Self {
-        let mut by_beginning: HashMap<&str, Vec<usize>> = HashMap::new();
+        let mut by_ends: HashMap<(&str, &str), Vec<usize>> = HashMap::new();
         for (number, rule) in rules.iter().enumerate() {
-            let beginning = rule.pattern.split(['*', '?']).next().unwrap_or_default();
-            by_beginning.entry(beginning).or_default().push(number);
+            by_ends.entry(literal_ends(&rule.pattern)).or_default().push(number);
         }
-        Self { rules, by_beginning }
+        let lengths = by_ends.keys().map(|(beginning, ending)| (beginning.len(), ending.len())).collect();
+        Self { rules, by_ends, lengths }
     }
 
     /// The numbers of the rules that match a name, in the order of the file.
     pub(super) fn matching(&self, name: &str) -> Vec<usize> {
-        let beginnings = (0..=name.len()).filter_map(|end| name.get(..end));
-        let candidates = beginnings.filter_map(|beginning| self.by_beginning.get(beginning)).flatten();
+        let ends = |(beginning, ending): &(usize, usize)| {
+            let end = name.len().checked_sub(*ending).filter(|end| beginning <= end)?;
+            Some((name.get(..*beginning)?, name.get(end..)?))
+        };
+        let candidates =
+            self.lengths.iter().filter_map(ends).filter_map(|ends| self.by_ends.get(&ends)).flatten();
         let mut matching: Vec<usize> =
             candidates.copied().filter(|rule| pattern_matches(&self.rules[*rule].pattern, name)).collect();
         matching.sort_unstable();
         matching
+    }
+}
+
+/// How every name that a pattern matches begins and ends.
+fn literal_ends(pattern: &str) -> (&str, &str) {
+    const WILDCARDS: [char; 2] = ['*', '?'];
+    match pattern.split_once(WILDCARDS) {
+        Some((beginning, rest)) => (beginning, rest.rsplit(WILDCARDS).next().unwrap_or(rest)),
+        None => (pattern, ""),
     }
 }
 
@@ -241,12 +256,13 @@ mod tests {
     proptest! {
         #[test]
         fn the_index_finds_the_rules_that_match_in_the_order_of_the_file(
-            patterns in prop::collection::vec("[abü*?.]{0,4}", 0..8), name in "[abü.]{0,6}"
+            patterns in prop::collection::vec("[abü*?.]{0,4}|[abü]{1,2}[*?][bü.*?]{0,2}[abü]{1,2}", 0..8), name in "[abü.]{0,6}"
         ) {
             let rule = |pattern: String| WeightRule { pattern, ..WeightRule::default() };
             let rules: Vec<_> = patterns.into_iter().map(rule).collect();
-            let expected: Vec<_> =
-                (0..rules.len()).filter(|&rule| pattern_matches(&rules[rule].pattern, &name)).collect();
+            let letters = |text: &str| text.chars().collect::<Vec<_>>();
+            let matches = |&rule: &usize| by_definition(&letters(&rules[rule].pattern), &letters(&name));
+            let expected: Vec<_> = (0..rules.len()).filter(matches).collect();
             prop_assert_eq!(RuleIndex::new(&rules).matching(&name), expected);
         }
 
