@@ -88,7 +88,7 @@ const NO_KEY: &[(&[&str], &str)] = &[
     ),
     (
         &["fp16", "bf16", "fp8", "mixed_precision", "torch_dtype", "dtype", "precision", "param_dtype"],
-        "every weight is declared with its format, which a rule under `weights` can set (`match` and `format`); masters are f32",
+        "every weight is declared with its format, which a rule under `weights` can set (`match` and `format`); `optimizer.masters` sets what masters are kept as",
     ),
     (
         &["loss_scale", "initial_loss_scale", "initial_scale_power", "init_scale"],
@@ -118,6 +118,10 @@ const NO_KEY: &[(&[&str], &str)] = &[
         ],
         "the program declares which activations are kept; what it does not keep, backward calls recompute",
     ),
+];
+
+/// The same of what concerns the whole run, and says nothing in a table of a configuration.
+const NO_KEY_OF_A_RUN: &[(&[&str], &str)] = &[
     (&["seed"], "initial values are seeded by initial::normal(seed, deviation)"),
     (
         &["max_steps", "num_train_epochs", "train_iters", "epochs", "total_steps"],
@@ -134,9 +138,11 @@ pub(super) fn meant<'a>(key: &str, candidates: impl Iterator<Item = &'a str> + C
     inside.or_else(|| named.find(|known| !known.contains('#')).and_then(here))
 }
 
-/// What to do in place of setting what another framework calls so.
-pub(super) fn instead(key: &str) -> Option<&'static str> {
-    known(NO_KEY, key).next()
+/// What to do in place of setting what another framework calls so. `keys` are those of a configuration.
+pub(super) fn instead<'a>(key: &str, mut keys: impl Iterator<Item = &'a str>) -> Option<&'static str> {
+    let first = |key: &'a str| key.split_once('.').map(|(table, _)| table);
+    let is_in_a_table = keys.any(|known| first(known) == key.split('.').next());
+    known(NO_KEY, key).chain(known(NO_KEY_OF_A_RUN, key).filter(|_| !is_in_a_table)).next()
 }
 
 /// What `list` has for the names in a dotted key, the last first.
@@ -190,6 +196,12 @@ mod tests {
             ("dtype = \"bf16\"", "every weight is declared with its format"),
             ("gradient_accumulation_steps = 4", "Session::accumulate"),
             ("[scheduler]\nwarmup_steps = 4", "Session::set_learning_rate"),
+            ("dtype = \"bf16\"", "`optimizer.masters` sets what masters are kept as"),
+            ("seed = 1", "initial::normal(seed, deviation)"),
+            ("[training]\nmax_steps = 1", "the loop decides how many steps it runs"),
+            ("[tune]\nmax_steps = 1", "did you mean `tune.steps`?"),
+            ("[trace]\nseed = 1", "remove it; the keys here are"),
+            ("[[weights]]\nmatch = \"a\"\nseed = 1", "remove it; the keys here are"),
             ("[zero_optimization]\nstage = 3", "always sharded (ZeRO-3, FULL_SHARD)"),
         ] {
             let error = Config::from_toml_str(text, "run.toml").unwrap_err();

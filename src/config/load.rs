@@ -203,7 +203,7 @@ fn describe(found: &Actual) -> String {
 fn unknown(key: String, origin: Origin) -> ConfigError {
     let candidates = keys::all_like(&key);
     let names = || candidates.iter().map(String::as_str);
-    let instead = elsewhere::instead(&key).filter(|_| elsewhere::meant(&key, names()).is_none());
+    let instead = elsewhere::instead(&key, names()).filter(|_| elsewhere::meant(&key, names()).is_none());
     let suggestion = closest(&key, names()).filter(|_| instead.is_none()).map(str::to_owned);
     let advice = match (&suggestion, &origin) {
         (Some(meant), Origin::Environment { .. }) => format!("did you mean {}?", variable_for(meant)),

@@ -12,10 +12,13 @@ pub(super) fn closest<'a>(key: &str, candidates: impl Iterator<Item = &'a str> +
 /// The candidates close to a misspelt key or name, the closest first.
 ///
 /// A candidate is close when about a third of the key at most has to change, or when it ends in the
-/// same word: `depth` finds `prefetch.depth`.
+/// same word: `depth` finds `prefetch.depth`. Of equally close ones those of the same table come first.
 pub(crate) fn near<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     fn word(path: &str) -> &str {
         path.rsplit('.').next().unwrap_or_default()
+    }
+    fn table(path: &str) -> &str {
+        path.strip_suffix(word(path)).unwrap_or_default()
     }
     // Nobody misspells what is longer than any name.
     if key.chars().nth(LONGEST_NAME).is_some() {
@@ -26,11 +29,11 @@ pub(crate) fn near<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> 
     let ranked = candidates.filter_map(|candidate| {
         let whole = distance(key, candidate, allowed);
         let last = distance(own, word(candidate), allowed - 1).map(|cost| cost + 1);
-        Some((whole.into_iter().chain(last).min()?, candidate))
+        Some((whole.into_iter().chain(last).min()?, table(candidate) != table(key), candidate))
     });
     let mut close: Vec<_> = ranked.collect();
     close.sort_unstable();
-    close.into_iter().map(|(_, candidate)| candidate).collect()
+    close.into_iter().map(|(_, _, candidate)| candidate).collect()
 }
 
 /// How many letters have to be inserted, removed or replaced to turn one text into the other
