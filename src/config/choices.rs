@@ -22,7 +22,7 @@ pub struct Prefetch {
     /// By what tasks take.
     pub policy: Option<PrefetchPolicy>,
     /// The most gathered bytes of one collective. Weights of a call share a collective up to this; when not set, all
-    /// of them do. A weight of more is cut into chunks of about so many, at most 256, spread over the calls until
+    /// of them do. A weight of more is cut into chunks of about this size, at most 256, spread over the calls until
     /// they are needed, so that reductions on the same communicator get in between. Groups travel whole.
     pub chunk: Option<ByteSize>,
     /// The machine that `policy = "auto"` counts with, and trials ([`Tune::steps`]): a preset, or a cluster file.

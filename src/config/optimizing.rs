@@ -113,8 +113,8 @@ pub struct Optimizer {
     pub own_states: Option<u8>,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
-    /// The step that makes so many in a row that were skipped, for a gradient that is not finite and without a loss
-    /// scale, is an error. 0 for any number.
+    /// How many steps in a row may be skipped, for a gradient that is not finite and without a loss scale: the step
+    /// that reaches this number is an error. 0 for any number.
     pub max_skipped: u32,
 }
 

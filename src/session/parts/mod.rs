@@ -52,7 +52,7 @@ const PIECE: usize = 16 << 20;
 /// interrupted save left. An empty one is in the way of a save; remove it. The part of a rank is
 /// `rank-<N>-of-<ranks>-<save>.safetensors`, where `<save>` is the same sixteen hexadecimal digits for all files of a
 /// save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the rank's rows; of
-/// what a rule of the trainer's own updates as many lists as it keeps, and of a frozen weight nothing, as the index has
+/// what a custom optimizer updates as many lists as it keeps, and of a frozen weight nothing, as the index has
 /// a digest of it. The rows
 /// of all parts, one after the other in rank order, are the weight. That of rank 0 also has `.delayed_scale` and
 /// `.amax_history` where scaling is delayed. Per carried buffer there is `carried.<buffer>.rank<N>`, bytes.
