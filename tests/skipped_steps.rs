@@ -6,6 +6,7 @@ mod split;
 mod trainer;
 mod wrapped;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use half::bf16;
@@ -21,7 +22,7 @@ use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport, block_on};
-use wrapped::Wrapped;
+use wrapped::{Moment, Wrapped};
 
 const SIZE: usize = 32;
 const MICRO_BATCHES: u32 = 2;
@@ -174,7 +175,43 @@ fn finite_gradients_whose_sum_is_not_finite_name_the_row_and_no_call() {
         let NonFiniteGradient { weight, made_by, .. } = report.non_finite.clone().unwrap();
         let MadeBy::Sum { rank, row, column, value, .. } = made_by else { panic!("{made_by:?}") };
         assert_eq!((weight.as_str(), rank.number(), row, column, value), ("down", 0, 3, 7, f32::INFINITY));
+        session.set_loss_scale(2.0).unwrap();
+        let report = step(&mut session, &[(0, 0, HUGE_UP), (1, 0, HUGE_UP)]).await;
+        assert!(matches!(report.outcome, Outcome::Skipped { .. }), "{:?}", report.outcome);
+        assert_eq!(report.non_finite, None, "under a loss scale no row is searched for");
+        let report = step(&mut session, &[(1, 0, NAN_UP)]).await;
+        assert!(written(&report).is_some(), "a call is known all the same");
         session.close().await.unwrap();
+    });
+}
+
+/// Rank 1 writes the value, rank 0 none.
+#[test]
+fn no_rank_copies_main_grads_to_the_host_where_one_knows_the_call() {
+    let (mischief, downloads) = (Mischief::default(), Arc::new(AtomicUsize::new(0)));
+    let (told, counted) = (mischief.clone(), Arc::clone(&downloads));
+    let wrap = move |backend| {
+        let counted = Arc::clone(&counted);
+        Wrapped::new(backend, move |asked| {
+            counted.fetch_add(usize::from(asked.moment == Moment::Download), Ordering::Relaxed);
+            Ok(())
+        })
+    };
+    let trainer = Trainer::new(2, Format::NVFP4_2D);
+    in_processes_on(wrap, &split::config(), &trainer, &[2], &mischief, move |_, mut session| {
+        let (told, downloads) = (told.clone(), Arc::clone(&downloads));
+        async move {
+            let mut taken = Vec::new();
+            for kind in [0, 3, 0] {
+                told.set(kind);
+                split::feed(&mut session, 0);
+                let before = downloads.load(Ordering::Relaxed);
+                let report = session.step("train").await.unwrap();
+                assert_eq!(report.non_finite.is_some(), kind == 3);
+                taken.push(downloads.load(Ordering::Relaxed) - before);
+            }
+            assert_eq!(taken, [taken[0]; 3], "as many as in a step that was not skipped");
+        }
     });
 }
 

@@ -3,12 +3,13 @@
 //! Laws:
 //! - **EX-2** The call that wrote one is known on its rank alone, and the row in which the sum has one on the
 //!   ranks that own it. Every rank of every process gets what each of them knows.
-//! - A main grad is searched only behind a step that was skipped, and only by a rank none of whose calls is known to
-//!   have written such a gradient.
+//! - Main grads are searched only behind a step that was skipped without a loss scale, and only if no call of
+//!   any rank is known to have written such a gradient, in that step or in one before it of the same sum. All ranks
+//!   search or none: they exchange one number behind every step that may need it, whatever its loss scale.
 
-use super::{ExecError, FoundValue, Rank};
-use crate::backend::{Backend, Inspection};
-use crate::id::{CallId, WeightId};
+use super::{ExecError, FoundValue, Handover, Rank};
+use crate::backend::{Activity, Backend, Inspection};
+use crate::id::{CallId, ProgramId, WeightId};
 use crate::layout::Content;
 use crate::op::Vote;
 use crate::plan::StepPlan;
@@ -60,14 +61,28 @@ impl Gradients {
 }
 
 impl<B: Backend> Rank<B> {
-    /// What there is to know of the gradients of the step that has just ended, given its vote.
+    /// What there is to know of the gradients of the step that has just ended, whose vote is in `handover`.
     ///
     /// # Errors
-    /// What the backend refuses.
-    pub(super) fn gradients(&self, bound: &B::Bound, vote: Option<Vote>) -> Result<Gradients, ExecError> {
-        let inspection = self.backend.take_inspection(bound);
-        let is_skipped = vote.is_some_and(|vote| vote.verdict == Vote::NON_FINITE);
-        if !is_skipped || matches!(inspection, Inspection::NonFinite { .. }) {
+    /// What the backend refuses, and ranks that do not come.
+    pub(super) fn gradients(
+        &mut self,
+        program: ProgramId,
+        handover: &Handover,
+    ) -> Result<Gradients, ExecError> {
+        let installed = &self.programs[program.index()];
+        let inspection = self.backend.take_inspection(&installed.bound);
+        if installed.plan.writes_gradients() {
+            self.wrote_non_finite &= installed.plan.accumulation.continues();
+            self.wrote_non_finite |= matches!(inspection, Inspection::NonFinite { .. });
+        }
+        let may_hold_one = |vote: Vote| vote.verdict == Vote::NON_FINITE && !vote.norm.is_finite();
+        if !handover.last.vote.is_some_and(may_hold_one) {
+            return Ok(Gradients { inspection, main_grad: None });
+        }
+        let is_explained = self.wrote_non_finite || handover.coming.loss_scale != 1.0;
+        let exchange = || self.world.exchange(self.id(), u64::from(is_explained));
+        if self.meter.within(Activity::Waiting, exchange)?.contains(&1) {
             return Ok(Gradients { inspection, main_grad: None });
         }
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);

@@ -55,6 +55,8 @@ pub struct Rank<B: Backend> {
     pub(super) edge: EdgeState,
     /// Do main grads hold a sum that the next step may continue?
     pub(super) sum_is_open: bool,
+    /// Has a call of this rank written a gradient that is not finite, of those in main grads?
+    pub(super) wrote_non_finite: bool,
     /// The digests of frozen weights, once they were asked for; see [`Rank::frozen_digests`].
     pub(super) frozen: Option<Vec<Option<FrozenDigest>>>,
     /// Optimizer steps taken, those of an import included.
@@ -62,7 +64,7 @@ pub struct Rank<B: Backend> {
     pub(super) poison: Poison,
     pub(super) world: Arc<World>,
     /// The backend's.
-    meter: Arc<Meter>,
+    pub(super) meter: Arc<Meter>,
     gauge: Gauge,
     /// Learning rate, loss scale and gradient scale as they are in the arena, where only the host writes them.
     scalars: [Option<u32>; 3],
@@ -151,6 +153,7 @@ impl<B: Backend> Rank<B> {
             carried,
             edge,
             sum_is_open: false,
+            wrote_non_finite: false,
             frozen: None,
             optimizer_steps,
             poison,
@@ -228,8 +231,7 @@ impl<B: Backend> Rank<B> {
                 Some(vote)
             }
         };
-        let bound = &self.programs[program.index()].bound;
-        handover.last.gradients = self.gradients(bound, handover.last.vote)?;
+        handover.last.gradients = self.gradients(program, handover)?;
         self.download_outputs(program, handover)?;
         let plan = &self.programs[program.index()].plan;
         self.meter.within(Activity::Waiting, || {

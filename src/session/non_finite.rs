@@ -4,7 +4,7 @@
 //! - What is named follows from what all ranks know together, so every process names the same (EX-2): the first
 //!   call in program order that wrote such a gradient, on the first rank on which it did.
 //! - A call is named only for what it wrote itself. Where no rank saw a call write such a gradient, the row of the main
-//!   grad is named, and whether gradients were inspected.
+//!   grad is named, and whether gradients were inspected; under a loss scale, whose overflows are routine, nothing is.
 //! - A sum over steps is the sum of all of them: what the first of them brought in is what makes its end a
 //!   skipped step.
 
@@ -190,6 +190,6 @@ pub(super) fn why(norm: f32, gradient: Option<&NonFiniteGradient>) -> String {
     match gradient {
         Some(gradient) => gradient.to_string(),
         None if norm.is_finite() => format!("f32 cannot hold the square of the gradient norm {norm:?}"),
-        None => format!("the gradient norm is {norm:?}, and no rank found the value in time"),
+        None => format!("the gradient norm is {norm:?}, and where the value comes from is not known"),
     }
 }

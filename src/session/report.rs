@@ -75,7 +75,8 @@ pub struct StepReport {
     /// reports; oldest first.
     pub unobserved: Vec<Outcome>,
     /// The gradient because of which the step was skipped, where one was not finite; of a step whose
-    /// gradients were only added up, the one that will have the step skipped that ends the sum.
+    /// gradients were only added up, the one that will have the step skipped that ends the sum. Under a loss scale it
+    /// is known only where a call was seen to write it ([`MadeBy::Call`](super::MadeBy::Call)).
     pub non_finite: Option<NonFiniteGradient>,
     /// A step was to be recorded and some rank could not: this one, or one before it whose report nobody saw,
     /// because its future was dropped or a closure failed in it. Ranks that could have dropped what they
