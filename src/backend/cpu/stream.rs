@@ -28,7 +28,7 @@ use crate::panics::kept_words;
 use crate::queue::{Refused, Sender, bounded};
 
 /// Stack of a lane that runs no closures, whose calls are ours and not deep. A closure's has the system's usual size.
-const STACK: usize = 512 << 10;
+pub(super) const STACK: usize = 512 << 10;
 
 /// Commands a queue holds before it has met a plan.
 const FIRST_QUEUE: usize = 64;
