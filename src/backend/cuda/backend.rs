@@ -341,19 +341,17 @@ impl Backend for CudaBackend {
 
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
         self.world.check()?;
-        if !bound.is_cold || !stream.communicates() || stream.records {
-            self.enqueued(bound, task, stream.enqueue(bound, task))?;
-            // Cold steps inspect too, so that no kernel is first needed, and loaded, in a later one.
-            let inspects = (bound.is_cold || self.progress.inspects()) && !stream.records;
-            if inspects && self.enqueued(bound, task, stream.inspect(bound, task))? {
-                self.progress.inspected();
-            }
-            return Ok(());
+        let meets = bound.is_cold && stream.communicates() && !stream.records;
+        if meets {
+            let met = self.meter.within(Activity::Waiting, || self.world.gather(self.rank));
+            self.enqueued(bound, task, met)?;
         }
-        let met = self.meter.within(Activity::Waiting, || self.world.gather(self.rank));
-        self.enqueued(bound, task, met)?;
-        self.enqueued(bound, task, stream.enqueue(bound, task))?;
-        self.meter.within(Activity::Waiting, || self.synchronize(stream))
+        // Cold steps inspect too, so that no kernel is first needed, and loaded, in a later one.
+        let inspects = (bound.is_cold || self.progress.inspects()) && !stream.records;
+        if self.enqueued(bound, task, stream.enqueue(bound, task, inspects))? {
+            self.progress.inspected();
+        }
+        if meets { self.meter.within(Activity::Waiting, || self.synchronize(stream)) } else { Ok(()) }
     }
 
     fn record(&self, stream: &mut CudaStream, bound: &CudaBound, event: EventId) -> Result<(), BackendError> {

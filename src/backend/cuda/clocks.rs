@@ -1,8 +1,8 @@
 //! When tasks ran, by events that their lanes pass.
 //!
 //! Laws:
-//! - A task has one event, after it; when it began is inferred (`chronicle`). Where that cannot be done, it
-//!   has one before it too. In a recording every event is a node that takes time.
+//! - A task has one event, after all that was enqueued for it; when it began is inferred (`chronicle`). Where
+//!   that cannot be done, it has one before it too. In a recording every event is a node that takes time.
 //! - Where one of the plan's own events is recorded right after an issued task, the task's event is used in
 //!   its place: the same point of the same lane, passed once. Otherwise these events order nothing. In a
 //!   recording they order nothing at all: there the plan's events are edges.

@@ -74,8 +74,14 @@ impl CudaStream {
         matches!(self.lane.kind, LaneKind::Communicator(_))
     }
 
-    /// Enqueues one task.
-    pub(super) fn enqueue(&mut self, bound: &CudaBound, task: TaskId) -> Result<(), CudaFailure> {
+    /// Enqueues one task. With `inspects`, a call that writes gradients and has not failed is followed by their
+    /// inspection, which is part of the task: what comes after the one comes after the other. Returns whether one is.
+    pub(super) fn enqueue(
+        &mut self,
+        bound: &CudaBound,
+        task: TaskId,
+        inspects: bool,
+    ) -> Result<bool, CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
         let Self { stream, lane, records, rank, arena, handles, closures, fault, faulted, .. } = self;
@@ -85,6 +91,7 @@ impl CudaStream {
             let run = || commands.iter().try_for_each(|command| command.enqueue(stream));
             stream.meter().within(Activity::Driver, run)
         };
+        let mut inspected = false;
         let mut enqueue = || match work {
             Work::Commands(commands) => all(commands),
             Work::ClearFault(commands) => {
@@ -93,7 +100,7 @@ impl CudaStream {
             }
             // The vote will skip the step, so a rule of updates has nothing to do either.
             Work::Call(..) | Work::Rule(..) if *faulted => Ok(()),
-            Work::Call(call, _) => {
+            Work::Call(call, inspections) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());
                 let run = || closures.run(*rank, &call.call, &surface);
                 let failed = stream.meter().within(Activity::Closure, run);
@@ -104,6 +111,9 @@ impl CudaStream {
                     let mark = Mark { word: arena.plus(call.fault.offset), number: fault_word(&failed) };
                     MemoryOperations::mark(mark).enqueue(stream)?;
                     fault.get_or_insert(failed);
+                } else if inspects && !inspections.is_empty() {
+                    all(inspections)?;
+                    inspected = true;
                 }
                 Ok(())
             }
@@ -119,21 +129,8 @@ impl CudaStream {
             None => enqueue(),
             Some(timeline) if *records => timeline.recorded(task, (lane.id, stream), enqueue),
             Some(timeline) => timeline.issued(task, (lane.id, stream), enqueue),
-        }
-    }
-
-    /// Enqueues the inspection of what a call wrote, if the task is a call that writes gradients and none has failed.
-    /// Returns whether there is one.
-    pub(super) fn inspect(&self, bound: &CudaBound, task: TaskId) -> Result<bool, CudaFailure> {
-        let Some(Work::Call(_, inspections)) = bound.task(task).map(|task| &task.work) else {
-            return Ok(false);
-        };
-        if self.faulted || inspections.is_empty() {
-            return Ok(false);
-        }
-        let run = || inspections.iter().try_for_each(|command| command.enqueue(&self.stream));
-        self.stream.meter().within(Activity::Driver, run)?;
-        Ok(true)
+        }?;
+        Ok(inspected)
     }
 
     pub(super) fn record(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {

@@ -81,6 +81,7 @@ impl Progress {
         }
         has_diverged
     }
+
     /// The word in which inspecting a gradient that is not finite leaves its number, counted from 1.
     pub(super) fn gradients(&self) -> DeviceAddress {
         self.words.address(LANES + 1)
