@@ -387,15 +387,19 @@ fn every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank(
     ended(move || {
         tracing::dispatcher::with_default(&Dispatch::new(own), || {
             block_on(async {
-                let mut session = start(Config::default(), 2).await;
+                let mut config = Config::default();
+                config.optimizer.max_skipped = 2;
+                let mut session = start(config, 2).await;
                 step(&mut session, &[]).await;
                 step(&mut session, &[(1, 1, NAN_UP)]).await;
+                spoil(&mut session, &[(1, 1, NAN_UP)]);
+                session.step("train").await.unwrap_err();
                 session.close().await.unwrap();
             });
         });
     });
     let events = here.events.lock().unwrap().clone();
-    let [updated, skipped] = &events[..] else { panic!("{events:?}") };
+    let [updated, skipped, refused] = &events[..] else { panic!("{events:?}") };
     assert_eq!((updated.0, skipped.0), (Level::INFO, Level::WARN));
     for (number, (said, outcome)) in
         [(updated, "\"updated\""), (skipped, "\"skipped\"")].into_iter().enumerate()
@@ -408,8 +412,11 @@ fn every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank(
     }
     assert!(field(updated, "norm").unwrap().parse::<f64>().unwrap() > 0.0);
     assert_eq!(field(skipped, "norm"), Some("NaN"));
-    let made = ["weight", "rank", "call"].map(|name| field(skipped, name).unwrap());
-    assert_eq!(made, ["\"up\"", "1", "\"back up in micro-batch 1\""]);
+    for said in [skipped, refused] {
+        assert_eq!((said.0, field(said, "outcome")), (Level::WARN, Some("\"skipped\"")));
+        let made = ["weight", "rank", "call"].map(|name| field(said, name).unwrap());
+        assert_eq!(made, ["\"up\"", "1", "\"back up in micro-batch 1\""]);
+    }
     let spans = everywhere.spans.lock().unwrap().clone();
     for rank in ["0", "1"] {
         let of_rank = |said: &&Said| said.1 == "step" && field(said, "rank") == Some(rank);

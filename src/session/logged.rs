@@ -25,11 +25,14 @@ impl Session {
         let report = match ended {
             Ok(report) => report,
             Err(error) => {
-                let (outcome, norm) = match error {
-                    SessionError::Skipped { norm, .. } => ("skipped", Some(f64::from(*norm))),
-                    _ => ("failed", None),
+                let (outcome, norm, gradient) = match error {
+                    SessionError::Skipped { norm, gradient, .. } => {
+                        ("skipped", Some(f64::from(*norm)), gradient.as_ref())
+                    }
+                    _ => ("failed", None, None),
                 };
-                tracing::warn!(program, step, outcome, norm, duration_s, %error, "step");
+                let (weight, rank, call) = named(gradient);
+                tracing::warn!(program, step, outcome, norm, duration_s, weight, rank, call, %error, "step");
                 return;
             }
         };
@@ -45,8 +48,7 @@ impl Session {
                 tracing::info!(program, step, outcome, loss, norm, duration_s, "step");
             }
             gradient => {
-                let weight = gradient.as_ref().map(|gradient| gradient.weight.as_str());
-                let (rank, call) = gradient.as_ref().map_or((None, None), NonFiniteGradient::maker);
+                let (weight, rank, call) = named(gradient.as_ref());
                 let why = super::non_finite::why(norm.unwrap_or(f64::NAN) as f32, gradient.as_ref());
                 tracing::warn!(
                     program,
@@ -65,13 +67,12 @@ impl Session {
     }
 }
 
-impl NonFiniteGradient {
-    /// The rank and the call that wrote it, if they are known.
-    fn maker(&self) -> (Option<u32>, Option<&str>) {
-        match &self.made_by {
-            MadeBy::Call { rank, call, .. } => (Some(rank.number()), Some(call)),
-            MadeBy::Sum { .. } | MadeBy::Unknown { .. } => (None, None),
-        }
+/// The weight of a gradient, and the rank and the call that wrote it, as far as they are known.
+fn named(gradient: Option<&NonFiniteGradient>) -> (Option<&str>, Option<u32>, Option<&str>) {
+    let Some(NonFiniteGradient { weight, made_by }) = gradient else { return (None, None, None) };
+    match made_by {
+        MadeBy::Call { rank, call, .. } => (Some(weight), Some(rank.number()), Some(call)),
+        MadeBy::Sum { .. } | MadeBy::Unknown { .. } => (Some(weight), None, None),
     }
 }
 
