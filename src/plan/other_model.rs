@@ -1,6 +1,6 @@
 //! Whether a program was declared over the session's weights.
 //!
-//! Law: all that a weight is declared with is compared, and the first difference is told by its name.
+//! Law: all that a weight is declared with is compared, and the first difference is named.
 
 use std::cmp::Ordering;
 

@@ -9,7 +9,7 @@ use crate::config::ByteSize;
 /// When a gather may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum GatherStart {
-    /// So many calls ahead of the one that uses it; 0 is on demand.
+    /// This number of calls before the one that uses it; 0 is on demand.
     Depth(u32),
     /// As early as so many bytes of gathered planes in flight allow.
     Bytes(usize),

@@ -11,7 +11,7 @@ use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
 use crate::format::ElementType;
 
-/// Values that are looked at.
+/// Values to compare with a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LookOperand {
     /// f32 or bf16 values.
@@ -68,7 +68,7 @@ impl Kernels {
         let name = match element {
             ElementType::F32 => c"look_f32",
             ElementType::Bf16 => c"look_bf16",
-            other => return Err(CudaFailure::Refused(format!("values in {other} are not looked at"))),
+            other => return Err(CudaFailure::Refused(format!("values must be f32 or bf16, not {other}"))),
         };
         present("the word to set", word)?;
         element_aligned("the vote", vote, 4)?;
