@@ -114,7 +114,7 @@ fn names_of_a_file_do_not_steer_the_terminal() {
     let list = "name = 'small\\u001b[2J'\ntokens = 64\n[[weight]]\nname = 'w'\nrows = 64\ncols = 64\n\
                 [[call]]\nname = 'forward'\nphase = 'forward'\nuses = [{ weight = 'w' }]\n";
     let list = list.replace('\'', "\"");
-    std::fs::write(folder.path().join("list.toml"), list).unwrap();
+    std::fs::write(folder.path().join("list.toml"), &list).unwrap();
     let file = include_str!("../../src/cluster/presets/h200x4.toml");
     let cluster = file.replace("name = \"h200x4\"", "name = \"h200\\u001b[2J\"");
     std::fs::write(folder.path().join("cluster.toml"), cluster).unwrap();
