@@ -53,6 +53,10 @@ fn what_is_no_regular_file_is_refused_by_every_reader_and_never_waited_for() {
         std::os::unix::fs::symlink(&path, parts.path().join("checkpoint.json")).unwrap();
         let said = PartFiles::new(parts.path()).saved().unwrap_err().to_string();
         assert!(said.contains("it is no plain file"), "{said}");
+        let model = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink(&path, model.path().join("model.safetensors.index.json")).unwrap();
+        let said = PretrainedFiles::open_model(model.path()).unwrap_err().to_string();
+        assert!(said.contains("it is no plain file"), "{said}");
         assert!(begun.elapsed() < Duration::from_secs(20));
     }
 }

@@ -260,6 +260,10 @@ fn a_hostile_file_is_refused_with_what_is_wrong_with_it() {
         (of(&[("v", four("[0,4]")), ("w", four("[2,6]"))], 6), "invalid offset"),
         (of(&[("v", four("[0,4]")), ("w", four("[0,4]"))], 4), "invalid offset"),
         (of(&[("w", four("[0,4]")), ("w", four("[4,8]"))], 8), "describes `w` twice"),
+        (
+            of(&[("w", tensor("F32", &format!("[{}1]", "1,".repeat(64)), "[0,4]"))], 4),
+            "more than 64 dimensions",
+        ),
         (of(&[("w", four("[18446744073709551612,18446744073709551616]"))], 4), "expected usize"),
     ];
     for (bytes, expected) in cases {

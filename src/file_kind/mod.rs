@@ -3,10 +3,10 @@
 //! Laws:
 //! - **FK-1** The tool and [`PretrainedFiles`](crate::session::PretrainedFiles) both ask here and add no opinion of
 //!   their own, so both say the same of a file.
-//! - **FK-2** Tensors are told by dtypes, shapes and companions: codes beside scales that are smaller, an average
-//!   beside another of the same shape. Names give a method its name and never decide alone. A `config.json` that
-//!   speaks of quantization decides only about codes and scales that are without the other, for it often stays behind
-//!   when a model is dequantized.
+//! - **FK-2** Dtypes, shapes and companions decide: codes beside scales that are smaller, an average beside another of
+//!   the same shape. Names give a method its name and never decide alone. A `config.json` that speaks of quantization
+//!   decides only about codes without scales, and about scales without codes that are named for weights, for it often
+//!   stays behind when a model is dequantized.
 //! - **FK-3** Time and memory are in proportion to the header, whatever stands in it.
 //!
 //! Deliberately absent: reading codes by their scales. What is here says why a file is refused, and what to do.
@@ -32,35 +32,35 @@ use safetensors::Dtype;
 pub(crate) use start::of_start;
 pub(crate) use stated::Stated;
 
-use crate::errors::shown;
+use crate::errors::{LONGEST_NAME, shown};
+
+/// Far above any tensor that exists: a header with a longer list of dimensions is refused.
+pub(crate) const MOST_DIMENSIONS: usize = 64;
 
 /// A tensor, as a header lists it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listed<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: &'a [usize],
+    name: &'a str,
+    dtype: Dtype,
+    shape: &'a [usize],
+    /// The last part of its name; nothing where that is longer than any that means something.
+    last: &'a str,
+    /// At most `usize::MAX`.
+    elements: usize,
 }
 
 impl<'a> Listed<'a> {
-    /// The last part of its name.
-    fn last(&self) -> &'a str {
-        self.name.rsplit_once('.').map_or(self.name, |(_, last)| last)
-    }
-
-    /// Elements; at most `usize::MAX`.
-    fn elements(&self) -> usize {
-        self.shape.iter().fold(1, |elements, extent| elements.saturating_mul(*extent))
+    pub(crate) fn new(name: &'a str, dtype: Dtype, shape: &'a [usize]) -> Self {
+        let last = name.rsplit_once('.').map_or(name, |(_, last)| last);
+        let last = if last.len() <= LONGEST_NAME { last } else { "" };
+        let elements = shape.iter().fold(1, |elements: usize, extent| elements.saturating_mul(*extent));
+        Self { name, dtype, shape, last, elements }
     }
 
     /// Rows and columns, of which the rows are all dimensions but the last.
     fn matrix(&self) -> (usize, usize) {
-        match self.shape {
-            [] => (1, 1),
-            [leading @ .., cols] => {
-                (leading.iter().fold(1, |rows, extent| rows.saturating_mul(*extent)), *cols)
-            }
-        }
+        let cols = self.shape.last().copied().unwrap_or(1);
+        (self.elements.checked_div(cols).unwrap_or(0), cols)
     }
 
     const fn is_plain_float(&self) -> bool {
@@ -69,7 +69,7 @@ impl<'a> Listed<'a> {
 
     /// As messages name it: with dtype and shape.
     fn described(&self) -> String {
-        format!("`{}` ({} {:?})", shown(self.name), self.dtype, self.shape)
+        format!("`{}` ({} {})", shown(self.name), self.dtype, shown(format_args!("{:?}", self.shape)))
     }
 }
 
@@ -117,7 +117,8 @@ impl NotWeights {
 }
 
 /// The tensors of each module: names that are alike up to the last dot. What is named below a tensor, as
-/// `up.weight.absmax` is below `up.weight`, belongs to the module of that tensor.
+/// `up.weight.absmax` is below `up.weight`, belongs to the module of that tensor, and a part of a part, as
+/// `up.weight._data._data` is below `up.weight._data`, to that of the whole.
 fn modules<'a>(tensors: &[Listed<'a>]) -> Vec<Vec<Listed<'a>>> {
     let parent = |name: &'a str| name.rsplit_once('.').map_or("", |(parent, _)| parent);
     let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.name).collect();
@@ -125,6 +126,7 @@ fn modules<'a>(tensors: &[Listed<'a>]) -> Vec<Vec<Listed<'a>>> {
     let mut modules: Vec<Vec<Listed<'a>>> = Vec::new();
     for tensor in tensors {
         let above = parent(tensor.name);
+        let above = if above.ends_with("._data") { parent(above) } else { above };
         let module = if names.contains(above) { parent(above) } else { above };
         let place = *places.entry(module).or_insert(modules.len());
         match modules.get_mut(place) {

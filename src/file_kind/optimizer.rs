@@ -14,7 +14,7 @@ use super::{Listed, NotWeights};
 const PAIRS: [[&str; 2]; 4] = [["m", "v"], ["mu", "nu"], ["state1", "state2"], ["moment1", "moment2"]];
 
 /// What an average without squares is called where nothing else is in the file.
-const ALONE: [&str; 2] = ["momentum_buffer", "momentum"];
+const ALONE: [&str; 3] = ["momentum_buffer", "momentum", "exp_avg"];
 
 const MASTER: &str = "master";
 
@@ -22,10 +22,10 @@ const ADVICE: &str = "name the file of the model's weights";
 
 /// Adds the averages of a module.
 pub(super) fn find(module: &[Listed<'_>], found: &mut NotWeights) {
-    let by_name: HashMap<&str, &Listed<'_>> = module.iter().map(|tensor| (tensor.last(), tensor)).collect();
+    let by_name: HashMap<&str, &Listed<'_>> = module.iter().map(|tensor| (tensor.last, tensor)).collect();
     if let Some(master) = by_name.get(MASTER) {
         let kept = module.iter().filter(|tensor| {
-            tensor.is_plain_float() && tensor.shape == master.shape && tensor.last() != MASTER
+            tensor.is_plain_float() && tensor.shape == master.shape && tensor.last != MASTER
         });
         for tensor in kept {
             let (tensor_described, master) = (tensor.described(), master.described());
@@ -36,7 +36,7 @@ pub(super) fn find(module: &[Listed<'_>], found: &mut NotWeights) {
         }
     }
     for squares in module {
-        let average = squares.last().strip_suffix("_sq").and_then(|name| by_name.get(name));
+        let average = squares.last.strip_suffix("_sq").and_then(|name| by_name.get(name));
         if let Some(average) = average.filter(|average| are_averages(average, squares)) {
             add(average, squares, found);
         }
@@ -45,9 +45,9 @@ pub(super) fn find(module: &[Listed<'_>], found: &mut NotWeights) {
 
 /// Adds averages of short names, if nothing else is there.
 pub(super) fn find_everywhere(tensors: &[Listed<'_>], found: &mut NotWeights) {
-    let tensors: Vec<Listed<'_>> = tensors.iter().copied().filter(|tensor| tensor.elements() > 1).collect();
+    let tensors: Vec<Listed<'_>> = tensors.iter().copied().filter(|tensor| tensor.elements > 1).collect();
     let named: HashMap<&str, &Listed<'_>> = tensors.iter().map(|tensor| (tensor.name, tensor)).collect();
-    let names: HashSet<&str> = tensors.iter().map(Listed::last).collect();
+    let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.last).collect();
     if let Some(name) = ALONE.iter().find(|name| names.len() == 1 && names.contains(*name)) {
         if let Some(first) = tensors.first() {
             let first = first.described();
@@ -60,7 +60,7 @@ pub(super) fn find_everywhere(tensors: &[Listed<'_>], found: &mut NotWeights) {
         let pair = |squares: &Listed<'_>| {
             let module = squares.name.strip_suffix(second)?;
             let average = named.get(format!("{module}{first}").as_str())?;
-            (squares.last() == second && average.shape == squares.shape).then_some(**average)
+            (squares.last == second && average.shape == squares.shape).then_some(**average)
         };
         let pairs: Vec<[Listed<'_>; 2]> =
             tensors.iter().filter_map(|squares| Some([pair(squares)?, *squares])).collect();

@@ -1,8 +1,9 @@
 //! Codes beside their scales.
 //!
 //! Law: *codes* are of a dtype in which no weight is kept as it is, 8-bit floats or integers. *Scales* are of the
-//! same module, are called so, and are fewer than the codes; a single one belongs to a matrix, or to codes whose name
-//! it has. Without scales, codes are told only where it is stated that the model is quantized.
+//! same module, are called so, and are fewer than the codes. A single one belongs to codes whose name it has, or to the
+//! `weight` of a layer if it is called a scale of that, or `scale` and nothing else. Codes without scales, and scales
+//! named for a weight without codes, count only where it is stated that the model is quantized.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::scheme::scheme;
 use super::{Listed, NotWeights, Stated};
 
 /// What names of scales have in them, in lower case.
-const SCALES: [&str; 6] = ["scale", "absmax", "scb", "zero", TABLE, "codebook"];
+const SCALES: [&str; 6] = ["scal", "absmax", "scb", "zero", TABLE, "codebook"];
 
 /// What names of tables of values have in them.
 pub(super) const TABLE: &str = "quant_map";
@@ -34,9 +35,8 @@ pub(super) fn find(module: &[Listed<'_>], stated: &Stated, found: &mut NotWeight
             continue;
         }
         // Of several the one of most values, but not the table that codes point into.
-        let near = |scale: &&Listed<'_>| {
-            (is_named_for(scale, &codes), !scale.name.contains(TABLE), scale.elements())
-        };
+        let near =
+            |scale: &&Listed<'_>| (is_named_for(scale, &codes), !scale.last.contains(TABLE), scale.elements);
         let scale = scales.iter().filter(|scale| is_scale_of(scale, &codes)).max_by_key(near);
         let Some(what) = what(&codes, scale, &scales, stated) else { continue };
         found.add(&what, [codes].into_iter().chain(scale.copied()));
@@ -45,7 +45,7 @@ pub(super) fn find(module: &[Listed<'_>], stated: &Stated, found: &mut NotWeight
     match (first, stated.quantized()) {
         (Some(what), _) => found.add(&what, scales),
         (None, Some(says)) => {
-            for scale in scales.into_iter().filter(|scale| scale.shape.len() >= 2) {
+            for scale in scales.into_iter().filter(|scale| scale.shape.len() >= 2 && is_for_a_weight(scale)) {
                 let holds = format!("{} holds scales of codes that are elsewhere", scale.described());
                 found.add(&Arc::from(format!("quantized: {holds}; {says}; {ADVICE}")), [scale]);
             }
@@ -78,7 +78,7 @@ fn what(
 }
 
 fn is_called_scale(tensor: &Listed<'_>) -> bool {
-    let last = tensor.last().to_ascii_lowercase();
+    let last = tensor.last.to_ascii_lowercase();
     SCALES.iter().any(|scale| last.contains(scale))
 }
 
@@ -94,13 +94,20 @@ fn is_code(tensor: &Listed<'_>) -> bool {
 fn is_scale_of(scale: &Listed<'_>, codes: &Listed<'_>) -> bool {
     let of_scales =
         scale.is_plain_float() || matches!(scale.dtype, Dtype::F8_E4M3 | Dtype::F8_E8M0 | Dtype::U8);
-    let belongs = scale.elements() > 1 || codes.shape.len() == 2 || is_named_for(scale, codes);
-    of_scales && belongs && scale.elements() < codes.elements()
+    let of_the_weight = || codes.last == "weight" && (scale.last == "scale" || scale.last.contains("weight"));
+    let belongs = scale.elements > 1 || is_named_for(scale, codes) || of_the_weight();
+    of_scales && belongs && scale.elements < codes.elements
+}
+
+/// Does the name say that the scale is one of a weight, and not of what a layer computes? It may stand in the name of
+/// a part, as in `up.weight._scale`.
+fn is_for_a_weight(scale: &Listed<'_>) -> bool {
+    scale.name.rsplit('.').take(2).any(|part| part.contains("weight") || part.contains("quant"))
 }
 
 /// Does the name of `scale` begin as that of `codes`, up to what says what each is: `up_packed` and `up_scale`?
 fn is_named_for(scale: &Listed<'_>, codes: &Listed<'_>) -> bool {
-    let stem = codes.last().rsplit_once(['_', ':']).map_or("", |(stem, _)| stem);
-    let of_stem = !stem.is_empty() && scale.last().starts_with(stem);
+    let stem = codes.last.rsplit_once(['_', ':']).map_or("", |(stem, _)| stem);
+    let of_stem = !stem.is_empty() && scale.last.starts_with(stem);
     of_stem || scale.name.starts_with(codes.name)
 }

@@ -7,13 +7,14 @@ use super::quantized::TABLE;
 
 /// Whose manner it is, by a part of the name of one of the scales or of the codes. The name comes into a message and
 /// decides nothing.
-const MANNERS: [(&str, &str); 10] = [
+const MANNERS: [(&str, &str); 11] = [
     ("rowwise_", "warpweft"),
     ("columnwise_", "warpweft"),
     ("weight_scale_inv", "DeepSeek"),
     ("weight_scale_2", "ModelOpt"),
     ("weight_packed", "compressed-tensors"),
     ("weight_global_scale", "compressed-tensors"),
+    ("weights_scaling_factor", "TensorRT-LLM"),
     ("absmax", "bitsandbytes"),
     ("SCB", "bitsandbytes"),
     ("_blocks", "GPT-OSS"),
@@ -22,8 +23,7 @@ const MANNERS: [(&str, &str); 10] = [
 
 /// What `codes` are by their `scale`, with all scales of their module: a phrase before "in".
 pub(super) fn scheme(codes: &Listed<'_>, scale: &Listed<'_>, scales: &[Listed<'_>]) -> String {
-    let has =
-        |part: &str| codes.last().contains(part) || scales.iter().any(|scale| scale.name.contains(part));
+    let has = |part: &str| codes.last.contains(part) || scales.iter().any(|scale| scale.last.contains(part));
     let (what, each) = shapes(codes, scale, scales);
     let manner = MANNERS.iter().find(|(part, _)| has(part)).map(|(_, manner)| *manner);
     match manner.or_else(|| packed_manner(codes, scale)) {
@@ -56,7 +56,7 @@ fn shapes(codes: &Listed<'_>, scale: &Listed<'_>, scales: &[Listed<'_>]) -> (&'s
     let ((rows, cols), (scale_rows, scale_cols)) = (codes.matrix(), scale.matrix());
     let blocks_of = |columns: usize| {
         (scale_rows, scale_cols) == (rows, cols.div_ceil(columns))
-            || scale.elements() == rows.saturating_mul(cols.div_ceil(columns))
+            || scale.elements == rows.saturating_mul(cols.div_ceil(columns))
     };
     let exponents = matches!(scale.dtype, Dtype::U8 | Dtype::F8_E8M0);
     let each = |columns: usize| format!("a scale for each {columns} columns");
@@ -72,14 +72,16 @@ fn shapes(codes: &Listed<'_>, scale: &Listed<'_>, scales: &[Listed<'_>]) -> (&'s
         Dtype::F8_E4M3 | Dtype::F8_E5M2 | Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ => "FP8",
         Dtype::F4 => "FP4",
         Dtype::F6_E2M3 | Dtype::F6_E3M2 => "FP6",
+        // Two codes of 4 bits in a byte, for each of which a scale has a column.
+        Dtype::I8 if scale_cols == cols.saturating_mul(2) => "packed integer",
         Dtype::I8 => "INT8",
         Dtype::U8 if table(scales) == Some(16) => "4-bit",
         Dtype::U8 if table(scales) == Some(256) => "8-bit",
         _ => "packed integer",
     };
-    let each = if scale.elements() <= 1 {
+    let each = if scale.elements <= 1 {
         "one scale".to_owned()
-    } else if scale.elements() == rows {
+    } else if scale.elements == rows {
         "a scale for each row".to_owned()
     } else {
         match block(codes, scale).filter(|_| codes.dtype.bitsize() == 8) {
@@ -92,7 +94,7 @@ fn shapes(codes: &Listed<'_>, scale: &Listed<'_>, scales: &[Listed<'_>]) -> (&'s
 
 /// Entries of the table of values that codes point into.
 fn table(scales: &[Listed<'_>]) -> Option<usize> {
-    scales.iter().find(|scale| scale.name.contains(TABLE)).map(Listed::elements)
+    scales.iter().find(|scale| scale.last.contains(TABLE)).map(|table| table.elements)
 }
 
 /// The block that each scale is for, if the last two dimensions of both fit.

@@ -3,9 +3,10 @@
 //! Law: a safetensors file begins with the length of its header, which is below 2^32. So nothing here is ever said of
 //! one, however that length reads as text.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+use crate::whole_file::regular;
 
 /// Bytes that are read: an index names its `weight_map` behind a few of its own metadata.
 const START: u64 = 1 << 16;
@@ -41,16 +42,11 @@ const STARTS: [(&[u8], &str); 6] = [
 
 /// What is at `path`, if that is a folder, or begins as files of another kind do: a phrase behind "is".
 pub(crate) fn of_start(path: &Path) -> Option<&'static str> {
-    // Asked before opening: opening a pipe waits for its writer.
-    let about = std::fs::metadata(path).ok()?;
-    if about.is_dir() {
+    if path.is_dir() {
         return Some(FOLDER);
     }
-    if !about.is_file() {
-        return None;
-    }
     let mut start = Vec::new();
-    File::open(path).ok()?.take(START).read_to_end(&mut start).ok()?;
+    regular::open(path).ok()?.take(START).read_to_end(&mut start).ok()?;
     of_bytes(&start)
 }
 

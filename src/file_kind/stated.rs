@@ -1,21 +1,20 @@
 //! What is said about a file of tensors: by its metadata, and by a `config.json` beside it.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use serde_json::Value;
 
 use crate::errors::shown;
+use crate::whole_file::regular;
 
-/// The files that say how a model is quantized, and under which key.
-const BESIDE: [(&str, &str); 2] =
-    [("config.json", "quantization_config"), ("hf_quant_config.json", "quantization")];
+/// The files that say how a model is quantized, and under which keys.
+const BESIDE: [(&str, &[&str]); 2] =
+    [("config.json", &["quantization_config", "quantization"]), ("hf_quant_config.json", &["quantization"])];
 
-/// What names the method, under these keys.
+/// What names the method, under these keys; `null` says that there is none.
 const METHODS: [&str; 2] = ["quant_method", "quant_algo"];
 
-/// More than a `config.json` takes.
+/// More than a `config.json` takes. A longer one is not read.
 const LONGEST: u64 = 1 << 24;
 
 /// What is said about files of tensors.
@@ -61,23 +60,17 @@ impl Stated {
     }
 }
 
-/// What files in the folder of `path` say. One that cannot be read says nothing.
+/// What files in the folder of `path` say. One that cannot be read whole says nothing.
 fn beside(path: &Path) -> Option<String> {
     let folder = path.parent()?;
-    BESIDE.iter().find_map(|(name, key)| {
-        let about = read(&folder.join(name))?.get_mut(*key)?.take();
-        let method = METHODS.iter().find_map(|method| about.get(method)?.as_str());
-        let method = method.map(|method| format!(", by `{}`", shown(method))).unwrap_or_default();
-        about.is_object().then(|| format!("`{name}` beside it says that it is quantized{method}"))
+    BESIDE.iter().find_map(|(name, keys)| {
+        let json: Value = serde_json::from_slice(&regular::read(&folder.join(name), LONGEST).ok()?).ok()?;
+        let about = keys.iter().find_map(|key| json.get(key)?.as_object())?;
+        let method = match METHODS.iter().find_map(|method| about.get(*method)) {
+            Some(Value::Null) => return None,
+            Some(method) => method.as_str().map(|method| format!(", by `{}`", shown(method))),
+            None => None,
+        };
+        Some(format!("`{name}` beside it says that it is quantized{}", method.unwrap_or_default()))
     })
-}
-
-fn read(path: &Path) -> Option<Value> {
-    // Asked before opening: opening a pipe waits for its writer.
-    if !std::fs::metadata(path).ok()?.is_file() {
-        return None;
-    }
-    let mut json = Vec::new();
-    File::open(path).ok()?.take(LONGEST).read_to_end(&mut json).ok()?;
-    serde_json::from_slice(&json).ok()
 }

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::tensor_file::{METADATA, MOST_HEADER};
 use crate::errors::shown;
+use crate::file_kind::MOST_DIMENSIONS;
 use crate::whole_file::regular;
 
 /// Bytes of the length that a file begins with.
@@ -79,6 +80,10 @@ fn entries(json: &[u8], available: u64) -> Result<Entries, String> {
     let mut names = HashSet::new();
     if let Some((twice, _)) = tensors.iter().find(|(name, _)| !names.insert(name.as_str())) {
         return Err(format!("its header describes `{}` twice", shown(twice)));
+    }
+    let long = |(_, about): &&(String, TensorInfo)| about.shape.len() > MOST_DIMENSIONS;
+    if let Some((name, _)) = tensors.iter().find(long) {
+        return Err(format!("its header gives `{}` more than {MOST_DIMENSIONS} dimensions", shown(name)));
     }
     tensors.sort_by_key(|(_, about)| about.data_offsets);
     let checked = Metadata::new(None, tensors.clone());

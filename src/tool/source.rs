@@ -137,7 +137,7 @@ impl<'header> Source<'header> {
 /// Refuses a file that is not what it should be, by what it contains.
 fn check_weights(header: &Header, path: &Path) -> Result<(), ToolError> {
     let tensors = header.tensors().iter();
-    let tensors = tensors.map(|entry| Listed { name: &entry.name, dtype: entry.dtype, shape: &entry.shape });
+    let tensors = tensors.map(|entry| Listed::new(&entry.name, entry.dtype, &entry.shape));
     let stated = Stated::of(path, header.metadata().keys());
     match NotWeights::of(tensors, &stated).first() {
         None => Ok(()),

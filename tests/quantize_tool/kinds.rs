@@ -170,7 +170,47 @@ fn kinds() -> Vec<Kind> {
             "up.scales",
             &["packed integer codes with scales of groups in `up.scales`"],
         ),
+        kind(
+            "TensorRT-LLM FP8",
+            &[
+                ("up.weight", F8_E4M3, &[32, 64]),
+                ("up.weights_scaling_factor", F32, &[1]),
+                ("up.activation_scaling_factor", F32, &[1]),
+            ],
+            "up.weight",
+            &["FP8 codes, as TensorRT-LLM has them, with one scale in `up.weights_scaling_factor`"],
+        ),
+        kind(
+            "TensorRT-LLM INT4-AWQ",
+            &[
+                ("up.weight", I8, &[256, 32]),
+                ("up.weights_scaling_factor", F16, &[2, 64]),
+                ("up.prequant_scaling_factor", F16, &[1, 256]),
+            ],
+            "up.weights_scaling_factor",
+            &["packed integer codes, as TensorRT-LLM has them, with scales of groups"],
+        ),
+        kind(
+            "Optimum-quanto, 4 bits",
+            &[
+                ("up.weight._data._data", U8, &[64, 64]),
+                ("up.weight._scale", BF16, &[128, 1]),
+                ("up.weight._shift", BF16, &[128, 1]),
+            ],
+            "up.weight._data._data",
+            &["packed integer codes with scales of groups in `up.weight._scale`"],
+        ),
         Kind { beside: Some(("config.json", config)), ..unscaled },
+        Kind {
+            name: "TensorRT-LLM FP8 whose scales are in another file",
+            beside: Some(("config.json", r#"{"quantization": {"quant_algo": "FP8"}}"#)),
+            ..kind(
+                "",
+                &[("up.weight", F8_E4M3, &[32, 64])],
+                "up.weight",
+                &["holds codes whose scales are elsewhere", "`config.json` beside it says", "`FP8`"],
+            )
+        },
         kind(
             "Adam's averages (PyTorch, Hugging Face)",
             &[
@@ -202,6 +242,12 @@ fn kinds() -> Vec<Kind> {
             &[("up.momentum_buffer", F32, &[32, 64]), ("down.momentum_buffer", F32, &[64, 32])],
             "up.momentum_buffer",
             &["the state of an optimizer", "all others are `momentum_buffer`"],
+        ),
+        kind(
+            "averages of Lion",
+            &[("0.exp_avg", F32, &[32, 64]), ("0.step", F32, &[]), ("1.exp_avg", F32, &[64])],
+            "1.exp_avg",
+            &["the state of an optimizer", "all others are `exp_avg`"],
         ),
         Kind {
             name: "one rank's part of a checkpoint of warpweft",

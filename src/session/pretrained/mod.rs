@@ -20,7 +20,7 @@ use safetensors::Dtype;
 use super::initial::MasterRows;
 use super::tensor_header::{self, Unsound};
 use crate::config::near;
-use crate::errors::shown;
+use crate::errors::{LONGEST_NAME, shown};
 use crate::file_kind::{Listed, NotWeights, Stated, of_start};
 use crate::format::Shape;
 use crate::model::Model;
@@ -38,9 +38,6 @@ const PIECE: usize = 1 << 18;
 
 /// Most names that an error proposes.
 const MOST_NAMES: usize = 3;
-
-/// The longest name that is compared with a misspelt one.
-const LONGEST_NAME: usize = 200;
 
 /// The tensors of one or several safetensors files, such as the shards of a model from the Hugging Face hub.
 ///
@@ -161,8 +158,7 @@ impl PretrainedFiles {
             let quantized = described.about.get(QUANTIZED).map(|text| Manifest::read(text));
             files.push(Source { path: path.to_owned(), file: Mutex::new(described.file), quantized });
         }
-        let all =
-            tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed { name, dtype: *dtype, shape });
+        let all = tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed::new(name, *dtype, shape));
         let not_weights = NotWeights::of(all, &stated);
         Ok(Self { opened: Arc::new(Opened { files, tensors, not_weights }) })
     }

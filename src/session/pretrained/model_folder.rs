@@ -6,14 +6,14 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Component, Path};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::{PretrainedError, PretrainedFiles};
 use crate::errors::shown;
+use crate::whole_file::regular;
 
 /// The file that lists the shards.
 const INDEX: &str = "model.safetensors.index.json";
@@ -109,17 +109,11 @@ impl PretrainedFiles {
 }
 
 fn read(path: &Path) -> Result<Index, PretrainedError> {
-    let failed = |source| PretrainedError::File { path: path.to_owned(), source };
     let wrong = |reason| PretrainedError::Index { path: path.to_owned(), reason };
-    // Asked before opening: opening a pipe waits for its writer.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(wrong("it is no plain file".to_owned()));
-    }
-    let mut json = Vec::new();
-    File::open(path).map_err(failed)?.take(MOST_INDEX + 1).read_to_end(&mut json).map_err(failed)?;
-    if json.len() as u64 > MOST_INDEX {
-        return Err(wrong(format!("it has more than {MOST_INDEX} bytes")));
-    }
+    let json = regular::read(path, MOST_INDEX).map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => wrong(error.to_string()),
+        _ => PretrainedError::File { path: path.to_owned(), source: error },
+    })?;
     serde_json::from_slice(&json).map_err(|error| wrong(shown(error)))
 }
 

@@ -12,12 +12,10 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use super::entry::{LENGTH_BYTES, TensorEntry};
 use super::error::CheckpointError;
 use crate::errors::shown;
+use crate::file_kind::MOST_DIMENSIONS;
 
 /// The key under which a header keeps its metadata, between the tensors.
 pub(super) const METADATA: &str = "__metadata__";
-
-/// Far above any tensor that exists; a longer list of dimensions only costs memory.
-const MOST_DIMENSIONS: usize = 64;
 
 /// The header as it stands in the text.
 #[derive(Default)]
