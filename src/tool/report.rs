@@ -82,7 +82,7 @@ pub enum CopyReason {
         shape: Vec<usize>,
     },
     /// Elements that are not quantized.
-    #[error("{dtype} of shape {shape:?}, and F32, BF16 and F16 are quantized; convert it to one of these")]
+    #[error("{dtype} of shape {shape:?}, and F32, BF16 and F16 are quantized; {}", way_out(*dtype))]
     Dtype {
         /// Its dtype.
         dtype: Dtype,
@@ -98,6 +98,22 @@ pub enum CopyReason {
 }
 
 debug_in_words!(CopyReason);
+
+/// What to do with a tensor of a dtype that is not quantized.
+const fn way_out(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::BOOL
+        | Dtype::U8
+        | Dtype::I8
+        | Dtype::U16
+        | Dtype::I16
+        | Dtype::U32
+        | Dtype::I32
+        | Dtype::U64
+        | Dtype::I64 => "leave it out with --only",
+        _ => "convert it to one of these",
+    }
+}
 
 /// A value that does not come back: it, or one of its block, is near the largest of f32, or a scale of a quantized
 /// file is damaged.

@@ -233,6 +233,7 @@ fn every_tensor_that_is_copied_is_named_with_its_reason() {
         "  scalar: F32 of shape [] is no matrix",
         "  kernel: F32 of shape [2, 3, 2, 2] has 4 dimensions, and 2 or 3 are quantized",
         "  double: F64 of shape [48, 80], and F32, BF16 and F16 are quantized; convert it to one of these",
+        "  tokens: I64 of shape [2, 2], and F32, BF16 and F16 are quantized; leave it out with --only",
         "  codes: F8_E4M3 of shape [16, 16], and F32, BF16 and F16 are quantized",
         "  empty: a weight of shape 0×3 has no elements",
     ] {

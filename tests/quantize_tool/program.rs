@@ -69,7 +69,7 @@ fn what_is_not_converted_as_it_was_asked_ends_the_program_by_another_code_than_z
     let nothing = Contents::default().with("norm", Tensor::f32s(&[16], &[1.0; 16]));
     for (contents, said, files_after) in [
         (quantized, "is quantized: `up.weight` (F8_E4M3 [4096, 2048]) holds FP8 codes", 1),
-        (lost, "1 matrices hold values that do not come back", 2),
+        (lost, "1 matrix holds values that do not come back", 2),
         (nothing, "nothing in", 1),
     ] {
         for strict in [&[][..], &["--strict"]] {

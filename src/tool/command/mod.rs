@@ -107,7 +107,8 @@ enum Failure {
     Checkpoint(#[from] ToolError),
     /// The output is there, and what it lost is printed.
     #[error(
-        "{matrices} matrices hold values that do not come back; the output was written, and the report says which"
+        "{matrices} {} values that do not come back; the output was written, and the report says which",
+        if *matrices == 1 { "matrix holds" } else { "matrices hold" }
     )]
     Lost { matrices: usize },
     #[error(transparent)]
