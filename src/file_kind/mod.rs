@@ -1,4 +1,4 @@
-//! What a file that should hold a model's weights *is*, told by what it contains.
+//! What a file that should hold a model's weights *is*, by its content.
 //!
 //! Laws:
 //! - **FK-1** The tool and [`PretrainedFiles`](crate::session::PretrainedFiles) both ask here and add no opinion of

@@ -7,7 +7,7 @@ use super::checkpoint::{CheckpointError, shown};
 use super::formats::quantizing_names;
 use super::manifest::KEY;
 use super::report::{Copied, CopyReason};
-use crate::errors::{shown_path, told};
+use crate::errors::{listed as names, shown_path, told};
 use crate::format::{Format, FormatError};
 use crate::whole_file::next_step;
 
@@ -153,6 +153,19 @@ pub enum ToolError {
         tensor: String,
         /// Why.
         reason: CopyReason,
+    },
+
+    /// Selected weights are frozen, of which a session saves digests alone, and none was to be left out.
+    #[error(
+        "`{}` has digests alone of frozen weights: {}; quantize the files that they came from, or leave --strict out",
+        shown_path(path),
+        names("`", weights)
+    )]
+    Frozen {
+        /// The input.
+        path: PathBuf,
+        /// The weights.
+        weights: Vec<String>,
     },
 
     /// No tensor would be converted.

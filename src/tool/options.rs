@@ -17,7 +17,7 @@ pub struct QuantizeOptions {
     pub only: Vec<String>,
     /// Whether a selected tensor that is not quantized is an error, and not copied: for its dtype, its dimensions, or
     /// the shape of its matrices. A tensor of fewer than two dimensions is copied, unless a pattern selects nothing
-    /// that is quantized.
+    /// that is quantized. So is a selected frozen weight, which a checkpoint of a session lacks.
     pub strict: bool,
     /// Quantize as so many ranks do that own flat shards of every matrix. The bytes are the same.
     pub shards: Option<NonZeroUsize>,

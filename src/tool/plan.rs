@@ -116,6 +116,17 @@ fn idle_patterns<'a>(tensors: &[TensorEntry], options: &'a QuantizeOptions) -> V
     options.only.iter().filter(|pattern| !quantizes(pattern)).collect()
 }
 
+/// Refuses, where nothing selected may be left out, frozen weights that the input lacks.
+pub(super) fn check_absent(
+    absent: &[String],
+    input: &Path,
+    options: &QuantizeOptions,
+) -> Result<(), ToolError> {
+    let selected = absent.iter().filter(|name| options.strict && is_selected(&options.only, name));
+    let weights: Vec<String> = selected.cloned().collect();
+    if weights.is_empty() { Ok(()) } else { Err(ToolError::Frozen { path: input.to_owned(), weights }) }
+}
+
 /// Refuses a pattern that matches no tensor: it is misspelt.
 pub(super) fn check_patterns(
     tensors: &[TensorEntry],

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::checkpoint::{Input, Output, TensorEntry, TensorId};
 use super::manifest::{KEY, Manifest, Matrices, Part};
 use super::options::QuantizeOptions;
-use super::plan::{Fate, Plan, check_patterns};
+use super::plan::{Fate, Plan, check_absent, check_patterns};
 use super::report::{Converted, Deviation, Lost, Report};
 use super::source::Source;
 use super::{Progress, ToolError};
@@ -53,17 +53,18 @@ pub fn quantize_checkpoint(
     Output::check(output, options.replace, input)?;
     let source = Source::of(&header, input)?;
     check_patterns(&source.tensors, input, options)?;
+    check_absent(&source.absent, input, options)?;
 
     let plan = Plan::of(&source.tensors, input, options)?;
     let to_take: u64 = source.tensors.iter().map(TensorEntry::bytes).sum();
     progress.start(source.compared_bytes() + to_take);
     source.compare(&mut data, progress)?;
-    let Source { tensors, mut metadata, left_out, .. } = source;
+    let Source { tensors, mut metadata, left_out, absent, .. } = source;
     metadata.insert(KEY.to_owned(), plan.manifest.to_text(output)?);
     let layout = plan.outline.lay_out(&metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
     report.copied = plan.copied;
-    report.left_out = left_out;
+    (report.left_out, report.absent) = (left_out, absent);
 
     let mut target = Output::create(output, options.replace, layout)?;
     for (entry, fate) in tensors.iter().zip(plan.fates) {

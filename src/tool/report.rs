@@ -19,6 +19,8 @@ pub struct Report {
     pub copied: Vec<Copied>,
     /// If a session saved the input: how many tensors beside its masters were left out, and their bytes.
     pub left_out: Option<(usize, u64)>,
+    /// If a session saved the input: the frozen weights, which are in no file that a session saves, sorted.
+    pub absent: Vec<String>,
     /// Bytes of the file that was read.
     pub input_bytes: u64,
     /// Bytes of the file that was written.
@@ -147,6 +149,7 @@ impl Report {
             lost: Vec::new(),
             copied: Vec::new(),
             left_out: None,
+            absent: Vec::new(),
             input_bytes,
             output_bytes,
             elapsed: Duration::ZERO,

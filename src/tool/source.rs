@@ -3,7 +3,8 @@
 //! Laws:
 //! - Of a checkpoint that a session saved, the masters alone, under the names of their weights; for moments, planes and
 //!   carried buffers are nothing that a model is served with, and no session could resume from them without the
-//!   masters. Of any other file everything, as it is. What is left out is counted.
+//!   masters. Of any other file everything, as it is. What is left out is counted, and frozen weights, of which a
+//!   session saves digests alone, are named.
 //! - What holds something other than weights in plain numbers is refused with what it is (FK-1).
 //! - A master of one row or one column is a norm or a bias, and has one dimension: no format takes it.
 //! - Masters that are not as they were saved are refused before there is an output, and so are metadata: the digests
@@ -42,6 +43,8 @@ pub(super) struct Source<'header> {
     pub(super) metadata: BTreeMap<String, String>,
     /// Tensors that a session saved besides its masters, and their bytes; `None` for any other file.
     pub(super) left_out: Option<(usize, u64)>,
+    /// Frozen weights, which a session did not save.
+    pub(super) absent: Vec<String>,
     /// Of a checkpoint that a session saved.
     saved: Option<Saved>,
 }
@@ -64,7 +67,7 @@ impl<'header> Source<'header> {
         let Some(version) = metadata.get(SAVED) else {
             check_weights(header, path)?;
             let tensors = Cow::Borrowed(header.tensors());
-            return Ok(Self { tensors, metadata, left_out: None, saved: None });
+            return Ok(Self { tensors, metadata, left_out: None, absent: Vec::new(), saved: None });
         };
         let damaged = |problem| ToolError::Saved { path: path.to_owned(), problem };
         let about = metadata.clone().into_iter().collect();
@@ -106,7 +109,8 @@ impl<'header> Source<'header> {
         // Readers of the Hugging Face hub's files ask for it.
         metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
         let saved = Some(Saved { path: path.to_owned(), masters, digests });
-        Ok(Self { tensors: Cow::Owned(tensors), metadata, left_out: Some(left_out), saved })
+        let (tensors, left_out, absent) = (Cow::Owned(tensors), Some(left_out), absent.into_keys().collect());
+        Ok(Self { tensors, metadata, left_out, absent, saved })
     }
 
     /// Bytes that [`Source::compare`] reads.

@@ -7,6 +7,7 @@ use std::fmt;
 use super::checkpoint::shown;
 use super::report::{Converted, Copied, Lost, Report};
 use super::text::{Align, Table, bytes, duration};
+use crate::errors::listed;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -71,6 +72,14 @@ impl fmt::Display for Report {
                 "\nA session saved this checkpoint: its masters were taken under the names of their weights, and {tensors} \
                  other tensors ({}) were left out. No session resumes from the output.",
                 bytes(left_out)
+            )?;
+        }
+        if !self.absent.is_empty() {
+            writeln!(
+                f,
+                "\nFROZEN: a session saves digests alone of weights that do not train, so the output lacks {}; quantize \
+                 the files that they came from.",
+                listed("`", &self.absent)
             )?;
         }
         if !self.copied.is_empty() {

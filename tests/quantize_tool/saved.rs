@@ -8,22 +8,30 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{CheckpointStore, FileStore, PretrainedError, PretrainedFiles, Session, block_on};
-use warpweft::tool::QuantizeOptions;
+use warpweft::tool::{QuantizeOptions, ToolError};
 
 use crate::checkpoint::{Contents, Folder};
 
 /// A folder whose input a session saved after one step: a matrix, a gain, a norm and a carried buffer.
 fn saved() -> Folder {
+    saved_where(false)
+}
+
+/// The same, where the gain may be frozen.
+fn saved_where(frozen: bool) -> Folder {
     let mut model = Model::builder();
     let up = model.sharded("up", 64, 96, Format::NVFP4_2D).unwrap();
     let gain = model.replicated("gain", 64, 1).unwrap();
     let norm = model.replicated("norm", 1, 96).unwrap();
+    if frozen {
+        model.freeze(gain).unwrap();
+    }
     let mut program = StepProgram::builder("train", &model.build());
     let kept = program.carried("kept", 4, ElementType::F32).unwrap();
     program
         .call("fit", Phase::Backward)
         .gradient(up)
-        .gradient(gain)
+        .gradient_if_trained(gain, ElementType::F32)
         .gradient(norm)
         .updates(kept)
         .add()
@@ -31,7 +39,9 @@ fn saved() -> Folder {
     let closure = move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
         let mut gradient = context.gradient(up)?;
         gradient.iter_mut().enumerate().for_each(|(at, value)| *value = (at % 7) as f32 - 3.0);
-        context.gradient(gain)?.fill(1.0);
+        if !frozen {
+            context.gradient(gain)?.fill(1.0);
+        }
         context.gradient(norm)?.fill(1.0);
         Ok::<_, ComputeError>(())
     };
@@ -90,6 +100,23 @@ fn of_a_checkpoint_that_a_session_saved_the_masters_alone_are_quantized_into_the
     let back = folder.dequantize().unwrap();
     assert_eq!(back.left_out, None);
     assert_eq!(folder.read("back.safetensors").names(), ["gain", "norm", "up"]);
+}
+
+/// As an adapter's checkpoint does, whose base does not train.
+#[test]
+fn frozen_weights_that_a_session_did_not_save_are_named_and_refused_where_nothing_may_be_left_out() {
+    let folder = saved_where(true);
+    let strict = |only: &str| QuantizeOptions {
+        strict: true,
+        only: vec![only.to_owned()],
+        ..QuantizeOptions::new(Format::NVFP4_2D)
+    };
+    let error = folder.quantize(&strict("*")).unwrap_err();
+    assert!(matches!(&error, ToolError::Frozen { weights, .. } if weights == &["gain"]), "{error}");
+    assert_eq!(folder.files(), ["in.safetensors"]);
+    let report = folder.quantize(&strict("up")).unwrap();
+    assert_eq!(report.absent, ["gain"]);
+    assert!(report.to_string().contains("the output lacks `gain`"), "{report}");
 }
 
 #[test]

@@ -34,7 +34,8 @@ use crate::format::{Format, FormatError, Via};
 ///
 /// Of a checkpoint that a session saved only the masters are taken, under the names of their weights:
 /// X.master becomes X.rowwise_data and so on. They are read twice, first to compare them with their
-/// digests. Those of one row or one column, such as norms, are copied.
+/// digests. Those of one row or one column, such as norms, are copied. Frozen weights are in no such
+/// checkpoint, and the report names them.
 ///
 /// The metadata gains `warpweft_quantized`, which names the format and the tensors as they were.
 /// Tensors are read one by one, so the file may be larger than memory. The output appears whole or
@@ -56,7 +57,8 @@ pub(super) struct Quantize {
     pub(super) only: Vec<String>,
 
     /// Fail when a selected tensor is not quantized, for its dtype, its dimensions or the shape of its matrices.
-    /// Vectors, such as norms and biases, are copied, unless a pattern selects nothing else
+    /// Vectors, such as norms and biases, are copied, unless a pattern selects nothing else. Frozen weights, which a
+    /// checkpoint of a session lacks, count too
     #[arg(long)]
     strict: bool,
 
