@@ -78,11 +78,10 @@ impl WeightLayout {
         matches!((self.format, values), (Format::F32, ElementType::F32) | (Format::Bf16, ElementType::Bf16))
     }
 
-    /// Whether it is its quantized planes alone, without a master: sharded and frozen. (A frozen weight that is
-    /// replicated is its f32 values.)
+    /// Whether it is its quantized planes alone, without a master: [`Placement::is_planes_alone`].
     #[must_use]
-    pub fn is_planes_alone(&self) -> bool {
-        self.frozen && self.placement == Placement::Sharded
+    pub const fn is_planes_alone(&self) -> bool {
+        self.placement.is_planes_alone(self.frozen)
     }
 
     /// f32 elements of the rank's stored rows. Saturates.

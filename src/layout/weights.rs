@@ -34,10 +34,10 @@ impl Bucket {
         !matches!(self.format, Format::F32 | Format::Bf16)
     }
 
-    /// Whether its weights are their quantized planes alone, as [`WeightLayout::is_planes_alone`].
+    /// Whether its weights are their quantized planes alone: [`Placement::is_planes_alone`].
     #[must_use]
-    pub fn is_planes_alone(&self) -> bool {
-        self.frozen && self.placement == Placement::Sharded
+    pub const fn is_planes_alone(&self) -> bool {
+        self.placement.is_planes_alone(self.frozen)
     }
 }
 

@@ -24,6 +24,15 @@ pub enum Placement {
     Replicated,
 }
 
+impl Placement {
+    /// Whether a weight of this placement is its quantized planes alone, without a master: where it is sharded and
+    /// frozen. (A frozen weight that is replicated is its f32 values.)
+    #[must_use]
+    pub const fn is_planes_alone(self, frozen: bool) -> bool {
+        frozen && matches!(self, Self::Sharded)
+    }
+}
+
 /// One declared weight.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
