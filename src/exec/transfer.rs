@@ -11,7 +11,7 @@ use super::rounds::{Rounds, Work};
 use super::{ExecError, FrozenDigest, Handover, Rank, ShardPlanes, StatePart, WeightShard};
 use crate::backend::Backend;
 use crate::config::Moments;
-use crate::format::{DelayedState, Orientation, PlaneSpec, join_master, split_master};
+use crate::format::{DelayedState, Orientation, PlaneKind, PlaneSpec, join_master, split_master};
 use crate::id::{CarriedId, WeightId};
 use crate::layout::{Content, PlaneRegions, Region};
 use crate::model::Placement;
@@ -381,16 +381,15 @@ impl<B: Backend> Rank<B> {
             if has_values || shard.stays {
                 continue;
             }
-            let planes = |side: &Orientation| {
-                let bytes = |plane: &PlaneSpec| (plane.kind, plane.bytes());
-                layout.shard_planes(*side).iter().map(bytes).collect::<Vec<_>>()
-            };
             let stored = if has_planes { layout.format.stored_orientations() } else { &[] };
             fits(format!("stored orientations of `{}`", layout.name), shard.planes.len(), stored.len())?;
-            for (planes, found) in stored.iter().map(planes).zip(&shard.planes) {
-                let expected: usize = planes.iter().map(|(_, bytes)| bytes).sum();
-                let have: usize = planes.iter().map(|(kind, _)| found.of(*kind).len()).sum();
-                fits(format!("bytes of the planes of `{}`", layout.name), have, expected)?;
+            for (side, found) in stored.iter().zip(&shard.planes) {
+                let specs = layout.shard_planes(*side);
+                for kind in [PlaneKind::Data, PlaneKind::Scale] {
+                    let expected = specs.iter().filter(|spec| spec.kind == kind).map(PlaneSpec::bytes).sum();
+                    let what = format!("bytes of the {side} {kind:?} plane of `{}`", layout.name);
+                    fits(what, found.of(kind).len(), expected)?;
+                }
             }
         }
         Ok(())
