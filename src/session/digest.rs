@@ -1,14 +1,14 @@
 //! A number that says which checkpoint this is.
 //!
 //! Law: processes with the same checkpoint have the same number, and others do not ([`Digest`]). It covers what an
-//! import reads: planes follow from the masters, and notes are the trainer's. An import finds weights and carried
+//! import reads: planes where there is no master that they follow from, and no notes, which are the trainer's. An import finds weights and carried
 //! buffers by name, so their order is nothing that checkpoints differ in. Before every list stands its length, and
 //! before what may be missing whether it is there, so no two checkpoints are added alike.
 
 use std::collections::BTreeSet;
 
 use super::checkpoint::Taken;
-use super::{Carried, Checkpoint, WeightState};
+use super::{Carried, Checkpoint, PlanesState, WeightState};
 use crate::digest::Digest;
 
 /// A number for a choice of weights.
@@ -56,11 +56,20 @@ fn add_weight(digest: &mut Digest, weight: &WeightState) {
     for values in [&weight.master, &weight.exp_avg, &weight.exp_avg_sq] {
         digest.add(bytemuck::cast_slice(values));
     }
-    // Planes that an import takes as they are are those of this number; without a master, others are of no weight.
     count(digest, usize::from(weight.frozen.is_some()));
     if let Some(frozen) = weight.frozen {
         digest.add(&frozen.number().to_le_bytes());
-        count(digest, usize::from(weight.has_values()));
+    }
+    // Without a master an import reads the planes.
+    let planes = if weight.master.is_empty() { &weight.planes[..] } else { &[] };
+    count(digest, planes.len());
+    if !planes.is_empty() {
+        digest.add(&weight.tensor_scale.to_le_bytes());
+    }
+    for PlanesState { orientation, planes, .. } in planes {
+        digest.add(&[*orientation as u8]);
+        count(digest, planes.len());
+        planes.iter().for_each(|plane| digest.add(plane));
     }
     count(digest, usize::from(weight.delayed.is_some()));
     if let Some(delayed) = &weight.delayed {
@@ -77,7 +86,7 @@ fn count(digest: &mut Digest, count: usize) {
 mod tests {
     use super::super::{CarriedBuffer, UpdatedBy};
     use super::*;
-    use crate::format::{DelayedState, Format, Shape};
+    use crate::format::{DelayedState, Format, Orientation, Shape};
 
     fn weight(name: &str) -> WeightState {
         WeightState {
@@ -92,6 +101,15 @@ mod tests {
             delayed: None,
             frozen: None,
         }
+    }
+
+    /// A frozen weight of an export, which says the same number of all its planes.
+    fn frozen(tensor_scale: f32, scale: &[u8]) -> WeightState {
+        let planes = vec![b"1".to_vec(), scale.to_vec()];
+        let planes = vec![PlanesState { orientation: Orientation::Rowwise, specs: Vec::new(), planes }];
+        let frozen = "00000000000000a7".parse().ok();
+        let (master, exp_avg, exp_avg_sq) = Default::default();
+        WeightState { master, exp_avg, exp_avg_sq, planes, tensor_scale, frozen, ..weight("a") }
     }
 
     fn buffer(name: &str, ranks: &[&[u8]]) -> CarriedBuffer {
@@ -122,7 +140,7 @@ mod tests {
 
     #[test]
     fn every_change_of_what_an_import_reads_is_another_number() {
-        let changes: [fn(&mut Checkpoint); 18] = [
+        let changes: [fn(&mut Checkpoint); 21] = [
             |_| {},
             |other| other.optimizer_step = 4,
             |other| other.updated_by = None,
@@ -138,6 +156,9 @@ mod tests {
             |other| other.weights[0].exp_avg = std::mem::take(&mut other.weights[0].exp_avg_sq),
             |other| other.weights[0].delayed = Some(DelayedState { scale: 1.0, history: vec![2.0] }),
             |other| other.weights[0].frozen = "00000000000000a7".parse().ok(),
+            |other| other.weights[0] = frozen(1.0, b"2"),
+            |other| other.weights[0] = frozen(2.0, b"2"),
+            |other| other.weights[0] = frozen(1.0, b"3"),
             |other| other.carried = Carried::Zeros,
             |other| other.carried = Carried::Buffers(Vec::new()),
             |other| {
