@@ -202,13 +202,16 @@ impl Checkpoint {
     }
 
     /// Cuts out what `rank` owns: everything, or the weights in `taken` for an optimizer that begins anew.
+    ///
+    /// # Errors
+    /// [`FormatError`] for planes that are not those of a frozen weight's shape.
     pub(super) fn scatter(
         &self,
         programs: &[Arc<StepPlan>],
         rank: RankId,
         taken: Option<&Taken>,
         transfer: &mut Transfer,
-    ) {
+    ) -> Result<(), FormatError> {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
         let bytes_of = |(name, region): (&str, Region)| match &self.carried {
             Carried::Zeros => vec![0; region.bytes],
@@ -225,42 +228,43 @@ impl Checkpoint {
         let weights = programs.first().map(|plan| &plan.weights);
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
-        transfer.shards = layouts
-            .iter()
-            .filter_map(|layout| {
-                let lists = weights.map_or(0, |weights| weights.lists_of(layout));
-                if taken.is_some_and(|taken| !taken.contains(&layout.name)) {
-                    return Some(WeightShard::that_stays(layout, lists, rank));
-                }
-                let state = *by_name.get(layout.name.as_str())?;
-                let rows = layout.shard.rows_of(rank);
-                let cols = layout.shard.shape.cols;
-                let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
-                let list = |number: usize, of: &[f32]| match of.get(range.clone()) {
-                    _ if number >= lists => Vec::new(),
-                    Some(values) if taken.is_none() => values.to_vec(),
-                    _ => vec![0.0; range.len()],
-                };
-                if layout.frozen && !state.has_values() {
-                    return Some(WeightShard { frozen: state.frozen, stays: true, ..WeightShard::default() });
-                }
-                if goes_as_planes(state, layout) {
-                    let (planes, tensor_scale) = (cut(state, layout, rank), state.tensor_scale);
-                    return Some(WeightShard { planes, tensor_scale, ..WeightShard::default() });
-                }
-                // Both were judged; a rank refuses rows that are not there.
-                let values = state.values().unwrap_or_default();
-                Some(WeightShard {
-                    master: values.get(range.clone()).unwrap_or_default().to_vec(),
-                    exp_avg: list(0, &state.exp_avg),
-                    exp_avg_sq: list(1, &state.exp_avg_sq),
-                    delayed: weights.and_then(|weights| {
-                        Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
-                    }),
-                    ..WeightShard::default()
-                })
+        let shard = |layout: &WeightLayout, state: &WeightState| {
+            let lists = weights.map_or(0, |weights| weights.lists_of(layout));
+            let rows = layout.shard.rows_of(rank);
+            let cols = layout.shard.shape.cols;
+            let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
+            let list = |number: usize, of: &[f32]| match of.get(range.clone()) {
+                _ if number >= lists => Vec::new(),
+                Some(values) if taken.is_none() => values.to_vec(),
+                _ => vec![0.0; range.len()],
+            };
+            if layout.frozen && !state.has_values() {
+                return Ok(WeightShard { frozen: state.frozen, stays: true, ..WeightShard::default() });
+            }
+            if goes_as_planes(state, layout) {
+                let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);
+                return Ok(WeightShard { planes, tensor_scale, ..WeightShard::default() });
+            }
+            Ok(WeightShard {
+                // A rank refuses rows that are not there.
+                master: state.values()?.get(range.clone()).unwrap_or_default().to_vec(),
+                exp_avg: list(0, &state.exp_avg),
+                exp_avg_sq: list(1, &state.exp_avg_sq),
+                delayed: weights.and_then(|weights| {
+                    Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
+                }),
+                ..WeightShard::default()
             })
-            .collect();
+        };
+        let shards = layouts.iter().filter_map(|layout| {
+            if taken.is_some_and(|taken| !taken.contains(&layout.name)) {
+                let lists = weights.map_or(0, |weights| weights.lists_of(layout));
+                return Some(Ok(WeightShard::that_stays(layout, lists, rank)));
+            }
+            Some(shard(layout, by_name.get(layout.name.as_str())?))
+        });
+        transfer.shards = shards.collect::<Result<_, FormatError>>()?;
+        Ok(())
     }
 }
 
@@ -272,17 +276,21 @@ pub(super) fn goes_as_planes(state: &WeightState, layout: &WeightLayout) -> bool
     layout.is_planes_alone() && state.master.is_empty() && state.format == layout.format
 }
 
-/// A rank's planes of a frozen weight. Of planes that are not those of its shape there are none.
-fn cut(state: &WeightState, layout: &WeightLayout, rank: RankId) -> Vec<ShardPlanes> {
-    let stored = layout.format.stored_orientations().iter().filter_map(|orientation| {
-        let planes = &state.planes.iter().find(|planes| planes.orientation == *orientation)?.planes;
+/// A rank's planes of a frozen weight.
+///
+/// # Errors
+/// [`FormatError`] for planes that are not there, or not those of its shape.
+fn cut(state: &WeightState, layout: &WeightLayout, rank: RankId) -> Result<Vec<ShardPlanes>, FormatError> {
+    let stored = layout.format.stored_orientations().iter().map(|orientation| {
+        let missing = FormatError::MissingPlanes { orientation: *orientation };
+        let found = state.planes.iter().find(|planes| planes.orientation == *orientation);
+        let planes = &found.ok_or_else(|| missing.clone())?.planes;
         let read = |spec: &PlaneSpec, range: Range<usize>| {
             let plane = planes.get(usize::from(spec.kind == PlaneKind::Scale));
-            let bytes = plane.and_then(|plane| plane.get(range)).map(<[u8]>::to_vec);
-            bytes.ok_or(FormatError::MissingPlanes { orientation: *orientation })
+            plane.and_then(|plane| plane.get(range)).map(<[u8]>::to_vec).ok_or_else(|| missing.clone())
         };
-        let cut = PlaneCut::new(layout, *orientation, rank).shard(state.tensor_scale, read).ok()?;
-        Some(ShardPlanes { data: cut.data, scale: cut.scale })
+        let cut = PlaneCut::new(layout, *orientation, rank).shard(state.tensor_scale, read)?;
+        Ok(ShardPlanes { data: cut.data, scale: cut.scale })
     });
     stored.collect()
 }

@@ -126,20 +126,21 @@ impl Session {
                 self.check_sound()?;
             }
             let (plans, taken) = (self.plans(), taken.as_ref());
-            let checked = checkpoint.check(&plans, self.ranks() as usize, taken);
+            let checked = checkpoint.check(&plans, self.ranks() as usize, taken).and_then(|()| {
+                let mut ranks = self.ranks.iter().map(|thread| (thread.rank(), thread.handover()));
+                let scattered = ranks.try_for_each(|(rank, mut handover)| {
+                    checkpoint.scatter(&plans, rank, taken, &mut handover.transfer)
+                });
+                Ok(scattered?)
+            });
             let is_whole = self.rendezvous.is_whole();
             if is_whole && checked.is_err() {
+                self.ranks.iter().for_each(|thread| thread.handover().forget_weights());
                 return checked;
             }
             // Other processes wait for this one's word whatever it thinks of the checkpoint.
             let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest_of(taken));
-            for thread in &self.ranks {
-                let mut handover = thread.handover();
-                handover.transfer.checkpoint = digest;
-                if checked.is_ok() {
-                    checkpoint.scatter(&plans, thread.rank(), taken, &mut handover.transfer);
-                }
-            }
+            self.ranks.iter().for_each(|thread| thread.handover().transfer.checkpoint = digest);
             self.refused = checked.err();
             self.command(Command::Import);
             let outcome = self.finish().await;
