@@ -128,7 +128,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// [`SessionError::Backends`] unless `backends` are those of one whole world in rank order;
     /// [`SessionError::WeightRules`] unless programs are declared over a model that the rules of the
     /// configuration were applied to ([`Config::apply_weight_rules`]);
-    /// [`SessionError::NotInitialized`] without [`SessionBuilder::initialize`]; [`SessionError::Unsupported`],
+    /// [`SessionError::NotInitialized`] without [`SessionBuilder::initialize`]; [`SessionError::Pretrained`] for a
+    /// frozen weight of another format or shape than [`SessionBuilder::frozen_base`] has; [`SessionError::Unsupported`],
     /// [`SessionError::Plan`], [`SessionError::Trace`] and [`SessionError::Start`] before anything runs;
     /// [`SessionError::Exec`] with the cause when a rank cannot be set up.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
@@ -297,12 +298,15 @@ impl Start {
         Ok(session)
     }
 
-    /// What masters begin with, which only a model without weights leaves open.
+    /// What masters begin with, which only a model whose weights all have planes leaves open.
     fn initializer(&self) -> Result<Initializer, SessionError> {
-        let weights = self.programs.iter().flat_map(|program| program.model().weights());
-        let is_given = |weight: &str| self.base.as_ref().is_some_and(|base| base.has(weight));
-        let mut weights = weights.filter(|spec| !is_given(&spec.name));
-        match (&self.initializer, weights.next()) {
+        let mut open = None;
+        for spec in self.programs.iter().flat_map(|program| program.model().weights()) {
+            if !self.base.as_ref().map_or(Ok(false), |base| base.gives(spec))? {
+                open = open.or(Some(spec));
+            }
+        }
+        match (&self.initializer, open) {
             (Some(initializer), _) => Ok(Arc::clone(initializer)),
             (None, Some(weight)) => Err(SessionError::NotInitialized { weight: weight.name.clone() }),
             (None, None) => Ok(Arc::new(|_, _| Ok(()))),

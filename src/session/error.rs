@@ -1,5 +1,6 @@
 //! What a session refuses, and why.
 
+use super::PretrainedError;
 use super::diverged::{StrayValue, described};
 use super::non_finite::{NonFiniteGradient, why};
 use crate::backend::cpu::CpuWorldError;
@@ -28,6 +29,9 @@ pub enum SessionError {
     /// Planes that are not what their format says.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// A frozen base that is not in the format and shape of the session's weights.
+    #[error(transparent)]
+    Pretrained(#[from] PretrainedError),
     /// No world of ranks could be made.
     #[error(transparent)]
     World(#[from] CpuWorldError),

@@ -11,7 +11,8 @@ use warpweft::tool::{QuantizeOptions, quantize_checkpoint};
 
 use crate::trainer::within_a_minute;
 
-const ROWS: usize = 160;
+/// They end within a block of every format.
+const ROWS: usize = 83;
 const COLS: usize = 96;
 
 /// The values of a base, other ones for another seed.
@@ -45,14 +46,23 @@ fn declared(format: Format, heads: usize) -> (Model, StepProgram) {
     trained
         .extend((0..heads).map(|head| model.sharded(&format!("head{head}"), 8, COLS, Format::Bf16).unwrap()));
     let model = model.build();
-    let mut program = StepProgram::builder("train", &model);
+    let program = program_over(&model);
+    (model, program)
+}
+
+/// One call that uses all weights and trains those that are not frozen; the first one is the base.
+fn program_over(model: &Model) -> StepProgram {
+    let mut weights = model.weights().iter().map(|spec| model.find(&spec.name).unwrap());
+    let (base, trained) = (weights.next().unwrap(), weights.collect::<Vec<_>>());
+    let mut program = StepProgram::builder("train", model);
     let loss = program.output("loss", 1, ElementType::F32).unwrap();
     let call =
         program.call("fit", Phase::Backward).uses(base, Orientation::Rowwise, Form::Dense).writes(loss);
     let call =
         trained.iter().fold(call, |call, weight| call.uses(*weight, Orientation::Rowwise, Form::Dense));
-    trained.iter().fold(call, |call, weight| call.gradient(*weight)).add().unwrap();
-    (model, program.build_training().unwrap())
+    let base = Some(base).filter(|base| !model.weight(*base).unwrap().frozen);
+    base.iter().chain(&trained).fold(call, |call, weight| call.gradient(*weight)).add().unwrap();
+    program.build_training().unwrap()
 }
 
 /// Draws every weight that trains to the mean of the base's rows.
@@ -87,8 +97,12 @@ fn base_of(file: &Path, model: &Model) -> Result<FrozenBase, PretrainedError> {
 }
 
 async fn start(file: &Path, format: Format, heads: usize, ranks: u32) -> Session {
+    start_with(config(), file, format, heads, ranks).await
+}
+
+async fn start_with(config: Config, file: &Path, format: Format, heads: usize, ranks: u32) -> Session {
     let (model, program) = declared(format, heads);
-    let builder = Session::builder(config(), |_: RankId| fit).program(program);
+    let builder = Session::builder(config, |_: RankId| fit).program(program);
     let builder = builder.frozen_base(base_of(file, &model).unwrap()).initialize(normal(5, 0.1));
     builder.start_cpu(ranks).await.unwrap()
 }
@@ -115,16 +129,19 @@ fn a_frozen_base_has_the_planes_of_a_quantized_file_on_any_number_of_ranks() {
         ] {
             let file = quantized(folder.path(), format, 3);
             let mut seen = None;
-            for ranks in [1, 2, 4, 7] {
-                let mut session = start(&file, format, 0, ranks).await;
+            for (ranks, replicate) in [(1, 1), (2, 1), (4, 1), (7, 1), (4, 2)] {
+                let mut config = config();
+                config.mesh.replicate = replicate;
+                let mut session = start_with(config.clone(), &file, format, 0, ranks).await;
                 steps(&mut session, 2).await;
+                session.compare_copies().await.unwrap();
                 let found = session.export().await.unwrap().weights.swap_remove(0);
                 let (first, digest) = seen.get_or_insert((found.planes.clone(), found.frozen));
                 assert!(found.planes == *first && found.frozen == *digest, "{format}, {ranks} ranks");
                 session.close().await.unwrap();
 
                 let (_, program) = declared(format, 0);
-                let builder = Session::builder(Config { quantize: exact(), ..config() }, |_: RankId| fit);
+                let builder = Session::builder(Config { quantize: exact(), ..config }, |_: RankId| fit);
                 let whole = values(3);
                 let fill = move |rows: MasterRows<'_>, masters: &mut [f32]| match rows.weight {
                     "base" => masters.copy_from_slice(&whole[rows.first_element()..][..masters.len()]),
@@ -279,12 +296,69 @@ fn a_base_in_another_format_or_of_plain_values_is_refused_before_a_session_start
     let (model, _) = declared(Format::Mxfp8, 0);
     let said = base_of(&file, &model).unwrap_err().to_string();
     assert!(
-        said.contains("base") && said.contains("it is [160, 96] in nvfp4_2d, and the weight 160×96 in mxfp8"),
+        said.contains("base") && said.contains("it is [83, 96] in nvfp4_2d, and the weight 83×96 in mxfp8"),
         "{said}"
     );
     let plain = folder.path().join("model.safetensors");
     let error = base_of(&plain, &declared(Format::NVFP4_2D, 0).0).unwrap_err();
     assert!(error.to_string().contains("map.weight.rowwise_data"), "{error}");
+}
+
+/// Planes are cut by the layout of the session's weights, so those must be what the base was checked against.
+#[test]
+fn a_session_whose_frozen_weights_are_not_those_of_its_base_does_not_start() {
+    within_a_minute(async {
+        let base_in = |format: Format| {
+            let folder = tempfile::tempdir().unwrap();
+            base_of(&quantized(folder.path(), format, 3), &declared(format, 0).0).map(|base| (base, folder))
+        };
+        let (in_nvfp4, _files) = base_in(Format::NVFP4_2D).unwrap();
+        let (in_e4m3, _more_files) = base_in(Format::FP8_TENSOR_E4M3).unwrap();
+        let ruled = |base: &FrozenBase, format: Format, rule: &str| {
+            let (model, _) = declared(format, 0);
+            let text = format!("check = true\n[[weights]]\nmatch = \"base\"\n{rule}\n");
+            let config = Config::from_toml_str(&text, "rules").unwrap();
+            let program = program_over(&config.apply_weight_rules(&model).unwrap());
+            Session::builder(config, |_: RankId| fit).program(program).frozen_base(base.clone())
+        };
+        for (base, format, there) in [
+            (&in_e4m3, Format::FP8_TENSOR_E4M3, Format::FP8_TENSOR_E5M2_POW2),
+            (&in_nvfp4, Format::NVFP4_2D, Format::FP8_BLOCK128_POW2),
+        ] {
+            let builder = ruled(base, format, &format!("format = \"{there}\"")).initialize(normal(5, 0.1));
+            let error = builder.start_cpu(2).await.unwrap_err();
+            let said = format!("it is [83, 96] in {format}, and the weight 83×96 in {there}");
+            assert!(error.to_string().contains(&said) && is_of_base(&error), "{error}");
+        }
+
+        // A weight that a rule unfreezes begins as all that train.
+        let builder = ruled(&in_nvfp4, Format::NVFP4_2D, "frozen = false");
+        let error = builder.start_cpu(2).await.unwrap_err();
+        assert!(matches!(&error, SessionError::NotInitialized { weight } if weight == "base"), "{error}");
+        let builder = ruled(&in_nvfp4, Format::NVFP4_2D, "frozen = false");
+        let fill = |_: MasterRows<'_>, masters: &mut [f32]| masters.fill(0.5);
+        let mut session = builder.initialize(fill).start_cpu(2).await.unwrap();
+        let found = session.export().await.unwrap();
+        assert!(found.weight("base").unwrap().master.iter().all(|value| *value == 0.5));
+
+        // A model of the same names.
+        let mut other = Model::builder();
+        let weight = other.sharded("base", 2 * ROWS, COLS, Format::NVFP4_2D).unwrap();
+        other.freeze(weight).unwrap();
+        let _ = other.replicated("adapter", 1, COLS).unwrap();
+        let builder = Session::builder(config(), |_: RankId| fit).program(program_over(&other.build()));
+        let builder = builder.frozen_base(in_nvfp4).initialize(normal(5, 0.1));
+        let error = builder.start_cpu(2).await.unwrap_err();
+        assert!(
+            error.to_string().contains("and the weight 166×96 in nvfp4_2d") && is_of_base(&error),
+            "{error}"
+        );
+    });
+}
+
+fn is_of_base(error: &SessionError) -> bool {
+    let SessionError::Pretrained(PretrainedError::Weight { weight, source }) = error else { return false };
+    weight == "base" && matches!(**source, PretrainedError::Quantized { .. })
 }
 
 /// What a merge needs: values of the base, and a file of them.

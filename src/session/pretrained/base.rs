@@ -2,7 +2,7 @@
 //!
 //! Law: codes and scales go from the file into a rank's planes as they are, bit for bit: of a rank's rows those
 //! bytes are read, when the rank begins, and no value is made of them but to see that it is finite. That a file's
-//! tensors are what the weights need is judged before a session starts.
+//! tensors are what the weights of the session need is judged before it starts.
 
 use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
@@ -16,7 +16,7 @@ use crate::exec::ShardPlanes;
 use crate::format::{ElementType, Format, FormatError, PlaneKind, PlaneSpec, Shape};
 use crate::id::RankId;
 use crate::layout::{PlaneCut, WeightLayout};
-use crate::model::{Model, Placement};
+use crate::model::{Model, WeightSpec};
 
 /// The key in the metadata of a file that `warpweft quantize` wrote under which stands what is quantized, and how.
 pub(crate) const QUANTIZED: &str = "warpweft_quantized";
@@ -44,7 +44,15 @@ struct Original {
 pub struct FrozenBase {
     files: PretrainedFiles,
     /// By weight.
-    tensors: HashMap<String, String>,
+    tensors: HashMap<String, Base>,
+}
+
+/// The tensor of a weight, which is quantized like this.
+#[derive(Clone, Debug)]
+struct Base {
+    tensor: String,
+    format: Format,
+    shape: Shape,
 }
 
 impl PretrainedFiles {
@@ -53,7 +61,10 @@ impl PretrainedFiles {
     ///
     /// `tensor_of` names the tensor of every weight of `model` that is frozen and sharded, as it was called before it
     /// was quantized; of `X` the file has `X.rowwise_data` and so on. A weight for which it gives `None` begins as the
-    /// initializer says, like all others.
+    /// initializer says, like all others, and so does one that rules of the configuration unfreeze or replicate. A
+    /// session does not start where they give a weight another format
+    /// ([`SessionError::Pretrained`](crate::session::SessionError::Pretrained)): pass the model that they were applied
+    /// to.
     ///
     /// # Errors
     /// [`PretrainedError::Weight`] with the first weight whose tensor is not there, or is not quantized in the format
@@ -64,19 +75,19 @@ impl PretrainedFiles {
         tensor_of: impl Fn(&str) -> Option<String>,
     ) -> Result<FrozenBase, PretrainedError> {
         let mut tensors = HashMap::new();
-        for spec in model.weights().iter().filter(|spec| spec.frozen && spec.placement == Placement::Sharded)
-        {
+        let frozen = model.weights().iter().filter(|spec| spec.placement.is_planes_alone(spec.frozen));
+        for spec in frozen {
             let Some(tensor) = tensor_of(&spec.name) else { continue };
             self.check_quantized(&tensor, spec.format, spec.shape)
                 .map_err(|error| of_weight(&spec.name, error))?;
-            tensors.insert(spec.name.clone(), tensor);
+            let base = Base { tensor, format: spec.format, shape: spec.shape };
+            tensors.insert(spec.name.clone(), base);
         }
         Ok(FrozenBase { files: self.clone(), tensors })
     }
 
     fn check_quantized(&self, tensor: &str, format: Format, shape: Shape) -> Result<(), PretrainedError> {
-        let first = format.stored_orientations().iter().map(|side| format!("{tensor}.{side}_data")).next();
-        let found = self.find(&first.unwrap_or_default())?;
+        let found = self.find(&data_name(tensor, format))?;
         let refused = |reason: String| {
             let (tensor, path) = (tensor.to_owned(), self.path(found));
             Err(PretrainedError::Quantized { tensor, path, reason })
@@ -88,10 +99,7 @@ impl PretrainedFiles {
         };
         match manifest.tensors.get(tensor).map(|original| &original.shape[..]) {
             Some([rows, cols]) if (manifest.format, *rows, *cols) == (format, shape.rows, shape.cols) => {}
-            Some(found) => {
-                let there = manifest.format;
-                return refused(format!("it is {found:?} in {there}, and the weight {shape} in {format}"));
-            }
+            Some(found) => return refused(unlike(found, manifest.format, shape, format)),
             None => return refused("the file does not list it as quantized".to_owned()),
         }
         for orientation in format.stored_orientations() {
@@ -136,9 +144,18 @@ impl Manifest {
 }
 
 impl FrozenBase {
-    /// Does the weight begin with planes from here?
-    pub(crate) fn has(&self, weight: &str) -> bool {
-        self.tensors.contains_key(weight)
+    /// Does the weight of a session begin with planes from here?
+    ///
+    /// # Errors
+    /// [`PretrainedError::Weight`] for a frozen weight of another format or shape than planes are here for.
+    pub(crate) fn gives(&self, spec: &WeightSpec) -> Result<bool, PretrainedError> {
+        let Some(Base { tensor, format, shape }) = self.tensors.get(&spec.name) else { return Ok(false) };
+        if !spec.placement.is_planes_alone(spec.frozen) || (*format, *shape) == (spec.format, spec.shape) {
+            return Ok(spec.placement.is_planes_alone(spec.frozen));
+        }
+        let path = self.files.path(self.files.find(&data_name(tensor, *format))?);
+        let reason = unlike(&[shape.rows, shape.cols], *format, spec.shape, spec.format);
+        Err(of_weight(&spec.name, PretrainedError::Quantized { tensor: tensor.clone(), path, reason }))
     }
 
     /// The planes of a rank's rows, one for each stored orientation, and what dequantizing needs besides; `None` for a
@@ -148,7 +165,7 @@ impl FrozenBase {
         layout: &WeightLayout,
         rank: RankId,
     ) -> Result<Option<(Vec<ShardPlanes>, f32)>, PretrainedError> {
-        let Some(tensor) = self.tensors.get(&layout.name) else { return Ok(None) };
+        let Some(Base { tensor, .. }) = self.tensors.get(&layout.name) else { return Ok(None) };
         let mut scale = 1.0f32;
         if let Some(name) = scale_name(tensor, layout.format) {
             let bytes = self.files.bytes_of(self.files.find(&name)?, 0..size_of::<f32>())?;
@@ -178,6 +195,17 @@ fn plane_name(tensor: &str, orientation: crate::format::Orientation, spec: &Plan
         PlaneKind::Scale => "scale",
     };
     format!("{tensor}.{orientation}_{kind}")
+}
+
+/// The first data plane of a tensor.
+fn data_name(tensor: &str, format: Format) -> String {
+    let first = format.stored_orientations().iter().map(|side| format!("{tensor}.{side}_data")).next();
+    first.unwrap_or_default()
+}
+
+/// How a tensor is quantized, and how the weight needs it.
+fn unlike(found: &[usize], there: Format, shape: Shape, format: Format) -> String {
+    format!("it is {found:?} in {there}, and the weight {shape} in {format}")
 }
 
 /// The tensor with what dequantizing needs besides the planes, where a format needs something.
