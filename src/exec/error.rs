@@ -34,6 +34,18 @@ pub enum ExecError {
         /// The other.
         other: RankId,
     },
+    /// Ranks would begin with rows of different frozen bases.
+    #[error(
+        "{rank} and {other} begin with different bases of the frozen weight `{weight}`: planes of other tensor scales, or one with planes and one with values; pass the same frozen base in every process, or none in any"
+    )]
+    BasesDiffer {
+        /// The weight's name.
+        weight: String,
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
+    },
     /// A fault of flow control.
     #[error(transparent)]
     Flow(#[from] FlowError),

@@ -13,6 +13,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::rounds::{Rounds, Work};
+use super::world::{failed, misfit};
 use super::{ExecError, Rank, ShardPlanes};
 use crate::backend::Backend;
 use crate::digest::Digest;
@@ -84,9 +85,11 @@ impl<B: Backend> Rank<B> {
         let all = self.world.exchange(self.id(), amax.to_bits().into())?;
         let replica = self.prologue.plan.weights.mesh.members(self.id(), Group::Shard);
         // A rank that is driven alone, like the simulator's, hears of no other.
-        let told =
-            replica.filter_map(|rank| Some(f32::from_bits(u32::try_from(*all.get(rank.index())?).ok()?)));
-        Ok(told.fold(amax, f32::max))
+        replica.filter_map(|rank| all.get(rank.index())).try_fold(amax, |largest, told| {
+            let bits = u32::try_from(*told);
+            let bits = bits.map_err(|_| failed(self.id(), misfit("the amax of a frozen weight")))?;
+            Ok(largest.max(f32::from_bits(bits)))
+        })
     }
 
     /// The digest of every frozen weight, by weight. Every rank calls it at the same time: the first call after a start

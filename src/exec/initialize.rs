@@ -8,7 +8,7 @@
 use super::{ExecError, FirstPlanes, Initializer, MasterRows, Rank, ShardPlanes};
 use crate::backend::Backend;
 use crate::digest::Digest;
-use crate::format::{Planes, dequantize};
+use crate::format::{Orientation, Planes, dequantize};
 use crate::id::{RankId, WeightId};
 use crate::layout::WeightLayout;
 use crate::model::{Group, Placement};
@@ -29,7 +29,8 @@ impl<B: Backend> Rank<B> {
     /// # Errors
     /// What the backend refuses; [`ExecError::Initializer`] where the initializer fails; [`ExecError::Master`] for a
     /// value that is not finite, or not any more when it is rounded for the cast; [`ExecError::ReplicasDiffer`] and
-    /// [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were given other values.
+    /// [`ExecError::ReplicatedDiffers`] when ranks that hold the same rows were given other values;
+    /// [`ExecError::BasesDiffer`] when ranks were given a frozen weight from different bases.
     pub fn initialize(
         &mut self,
         initializer: &Initializer,
@@ -39,7 +40,8 @@ impl<B: Backend> Rank<B> {
         let mut told = Told::default();
         for (number, layout) in plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            if let Some((planes, tensor_scale)) = self.first_planes(layout, base)? {
+            let given = if layout.is_planes_alone() { self.first_planes(layout, base)? } else { None };
+            if let Some((planes, tensor_scale)) = given {
                 for planes in &planes {
                     told.sharded.add(&planes.data);
                     told.sharded.add(&planes.scale);
@@ -61,17 +63,21 @@ impl<B: Backend> Rank<B> {
         self.agree_on_masters(told)
     }
 
-    /// Planes of the rank's rows of a frozen weight, if they are given as planes.
+    /// Planes of the rank's rows of a frozen weight, if they are given as planes: to all ranks, with one tensor scale.
     fn first_planes(
         &self,
         layout: &WeightLayout,
         base: Option<&FirstPlanes>,
     ) -> Result<Option<(Vec<ShardPlanes>, f32)>, ExecError> {
-        let Some(base) = base.filter(|_| layout.is_planes_alone()) else { return Ok(None) };
-        let given = base(layout, self.id()).map_err(|reason| {
+        let given = base.map_or(Ok(None), |base| base(layout, self.id())).map_err(|reason| {
             let (rank, weight) = (self.id(), layout.name.clone());
             ExecError::Initializer { rank, weight, reason }
         })?;
+        let own = given.as_ref().map_or(0, |(_, scale)| 1 << u32::BITS | u64::from(scale.to_bits()));
+        if let Some(other) = self.other_than(own, Group::World)? {
+            let (rank, weight) = (self.id(), layout.name.clone());
+            return Err(ExecError::BasesDiffer { weight, rank, other });
+        }
         for (planes, scale, orientation) in given.iter().flat_map(|(planes, scale)| {
             planes
                 .iter()
@@ -82,7 +88,7 @@ impl<B: Backend> Rank<B> {
             let mut values = vec![0.0; shape.elements()];
             let of = Planes { data: &planes.data, scale: &planes.scale };
             dequantize(layout.format, orientation, shape, of, scale, &mut values)?;
-            self.check_finite(layout, &values)?;
+            self.check_finite(layout, orientation, &values)?;
         }
         Ok(given)
     }
@@ -96,20 +102,33 @@ impl<B: Backend> Rank<B> {
             let (rank, weight) = (self.id(), layout.name.clone());
             ExecError::Initializer { rank, weight, reason }
         })?;
-        self.check_finite(layout, &master)?;
+        self.check_finite(layout, Orientation::Rowwise, &master)?;
         Ok(master)
     }
 
-    /// Values of rows of the rank, from which training can go on.
-    fn check_finite(&self, layout: &WeightLayout, values: &[f32]) -> Result<(), ExecError> {
+    /// Values of rows of the rank, from which training can go on: of rows or, columnwise, of columns one after the
+    /// other. Padding rows are left out.
+    fn check_finite(
+        &self,
+        layout: &WeightLayout,
+        orientation: Orientation,
+        values: &[f32],
+    ) -> Result<(), ExecError> {
         let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
         let via = self.prologue.plan.policy.settings.via;
-        match values.iter().position(|value| !via.round(layout.format, *value).is_finite()) {
+        let place = |at: usize| match orientation {
+            Orientation::Rowwise => (at / cols, at % cols),
+            Orientation::Columnwise => (at % layout.shard.stored().rows, at / layout.shard.stored().rows),
+        };
+        let is_bad = |(at, value): &(usize, &f32)| {
+            !via.round(layout.format, **value).is_finite() && place(*at).0 < rows.rows
+        };
+        match values.iter().enumerate().find(is_bad) {
             None => Ok(()),
-            Some(at) => {
-                let (rank, weight, value) = (self.id(), layout.name.clone(), values[at]);
-                let (row, column) = (rows.begin + at / cols, at % cols);
-                Err(ExecError::Master { rank, weight, row, column, value })
+            Some((at, value)) => {
+                let (rank, weight, value) = (self.id(), layout.name.clone(), *value);
+                let (row, column) = place(at);
+                Err(ExecError::Master { rank, weight, row: rows.begin + row, column, value })
             }
         }
     }

@@ -78,7 +78,8 @@ mod tests {
     use crate::layout::Weights;
     use crate::model::{Mesh, WeightSpec};
 
-    /// FW-1, for any number of ranks, with shards that are padded and ranks without a row.
+    /// FW-1, for any number of ranks and rows that end within a block, with shards that are padded and ranks without a
+    /// row.
     #[test]
     fn a_shard_cut_of_a_whole_weights_planes_is_what_its_own_rows_are_quantized_to() {
         let formats = [
@@ -90,11 +91,14 @@ mod tests {
             Format::FP8_BLOCK128_F32SCALE,
             Format::FP8_TENSOR_E4M3,
         ];
-        for (format, ranks) in
-            formats.into_iter().flat_map(|format| [1, 2, 3, 5].map(|ranks| (format, ranks)))
+        let meshes = [1, 2, 3, 5].map(|ranks| Mesh::new(ranks).unwrap()).into_iter();
+        let meshes: Vec<Mesh> = meshes.chain([Mesh::hybrid(4, 2).unwrap()]).collect();
+        let cases = formats.into_iter().flat_map(|format| [288, 83].map(|rows| (format, rows)));
+        for (format, rows, mesh) in
+            cases.flat_map(|(format, rows)| meshes.iter().map(move |mesh| (format, rows, *mesh)))
         {
-            let spec = WeightSpec::sharded("w", 288, 160, format);
-            let weights = Weights::new(std::slice::from_ref(&spec), Mesh::new(ranks).unwrap());
+            let spec = WeightSpec::sharded("w", rows, 160, format);
+            let weights = Weights::new(std::slice::from_ref(&spec), mesh);
             let (layout, shape) = (&weights.layouts[0], spec.shape);
             let value = |at: usize| ((at * 37 % 1009) as f32 - 500.0) * (1.0 + (at / 160) as f32);
             let values: Vec<f32> = (0..shape.elements()).map(value).collect();
@@ -104,7 +108,7 @@ mod tests {
             };
             let whole = quantize(format, directions, Via::None, shape, &values).unwrap();
             let sides = [&whole.rowwise, &whole.columnwise];
-            for rank in (0..ranks).map(RankId::new) {
+            for rank in mesh.iter() {
                 let rows = layout.shard.rows_of(rank);
                 let mut own = values[rows.begin * 160..(rows.begin + rows.rows) * 160].to_vec();
                 own.resize(layout.stored_elements(), 0.0);
@@ -123,7 +127,7 @@ mod tests {
                     };
                     let cut = PlaneCut::new(layout, *orientation, rank);
                     let found = cut.shard(whole.tensor_scale, read).unwrap();
-                    assert_eq!(found, expected[number], "{format} {orientation}, {rank} of {ranks}");
+                    assert_eq!(found, expected[number], "{format} {orientation}, {rank} of {mesh}, {shape}");
                 }
             }
         }

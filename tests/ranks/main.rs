@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod by_hand;
+mod frozen;
 mod issuing;
 #[path = "../meddler/mod.rs"]
 mod meddler;
