@@ -4,8 +4,9 @@
 //! gone, or gave it up. Its name has the target, the boot of the host, the process and a number; its writer holds a
 //! lock on it from before the first byte to the end, and the system gives that lock back when the process ends,
 //! however it ends. So the writer is gone if the name is of this boot and the lock is free; locks of other hosts need
-//! not be seen here. A remover holds the lock meanwhile, and a writer that finds its new file locked or removed takes another.
-//! What cannot be proven stays: files of other hosts and boots, and where a system has no boot id or no locks.
+//! not be seen here. A remover holds the lock meanwhile, and a writer that finds its new file locked or removed takes
+//! another. What cannot be proven stays: files of other hosts and boots, and where a system has no boot id or no
+//! locks.
 
 use std::fs::{File, TryLockError};
 use std::io;
