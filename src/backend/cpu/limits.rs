@@ -1,10 +1,10 @@
 //! What the threads and the memory of a world take, against what the system lets this process have.
 //!
-//! Law: ranks that take more than the system says it has are refused before anything is reserved for them. A thread that
-//! the system starts and then denies its stack ends the process, and so does memory that was promised and is not there
-//! when it is used. A refusal is right; that there is none promises nothing. What ranks take is the least they may, what
-//! the system does not say limits nothing, and memory that a group has used is not subtracted: caches of files are in
-//! it, which give way.
+//! Law: ranks that take more than the system says it has are refused before anything is reserved for them. A
+//! thread that the system starts and then denies its stack ends the process, and so does memory that was
+//! promised and is not there when it is used. That there is no refusal promises nothing: what ranks take is the
+//! least they may, what the system does not say limits nothing, and memory that a group has used is not
+//! subtracted, for it includes caches of files, which give way.
 
 use std::iter::successors;
 
