@@ -1,9 +1,10 @@
 //! A number that says which checkpoint this is.
 //!
 //! Law: processes with the same checkpoint have the same number, and others do not ([`Digest`]). It covers what an
-//! import reads: planes where there is no master that they follow from, and no notes, which are the trainer's. An import finds weights and carried
-//! buffers by name, so their order is nothing that checkpoints differ in. Before every list stands its length, and
-//! before what may be missing whether it is there, so no two checkpoints are added alike.
+//! import reads: planes where there is no master that they follow from, and no notes, which are the
+//! trainer's. An import finds weights and carried buffers by name, so their order is nothing that checkpoints
+//! differ in. Before every list stands its length, and before what may be missing whether it is there, so no two
+//! checkpoints are added alike.
 
 use std::collections::BTreeSet;
 
