@@ -130,8 +130,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// configuration were applied to ([`Config::apply_weight_rules`]);
     /// [`SessionError::NotInitialized`] without [`SessionBuilder::initialize`]; [`SessionError::Pretrained`] for a
     /// frozen weight of another format or shape than [`SessionBuilder::frozen_base`] has;
-    /// [`SessionError::Unsupported`], [`SessionError::Plan`], [`SessionError::Trace`] and [`SessionError::Start`] before anything runs;
-    /// [`SessionError::Exec`] with the cause when a rank cannot be set up.
+    /// [`SessionError::Unsupported`], [`SessionError::Plan`], [`SessionError::Trace`] and [`SessionError::Start`]
+    /// before anything runs; [`SessionError::Exec`] with the cause when a rank cannot be set up.
     pub async fn start<B: Backend<Surface = S>>(self, backends: Vec<B>) -> Result<Session, SessionError> {
         self.config.validate()?;
         let ranks = u32::try_from(backends.len()).unwrap_or(u32::MAX);
