@@ -68,6 +68,7 @@ pub use crate::model::{Placement, Reuse};
 pub use size::{ByteSize, ByteSizeError};
 pub(crate) use speed::Speed;
 pub(crate) use suggest::near;
+#[cfg(feature = "cli")]
 pub(crate) use weights::pattern_matches;
 pub use weights::{WeightRule, WeightSettings};
 
