@@ -111,7 +111,7 @@ fn simulate_writes_a_trace_that_trace_reads_back() {
 #[test]
 fn names_of_a_file_do_not_steer_the_terminal() {
     let folder = folder();
-    let list = "name = 'small\\u001b[2J'\ntokens = 64\n[[weight]]\nname = 'w'\nrows = 64\ncols = 64\n\
+    let list = "name = 'small'\ntokens = 64\n[[weight]]\nname = 'w'\nrows = 64\ncols = 64\n\
                 [[call]]\nname = 'forward'\nphase = 'forward'\nuses = [{ weight = 'w' }]\n";
     let list = list.replace('\'', "\"");
     std::fs::write(folder.path().join("list.toml"), &list).unwrap();
@@ -120,20 +120,19 @@ fn names_of_a_file_do_not_steer_the_terminal() {
     std::fs::write(folder.path().join("cluster.toml"), cluster).unwrap();
     for line in [
         "simulate list.toml --cluster cluster.toml --ranks 2",
-        "plan list.toml --ranks 2 --tasks",
-        "plan list.toml --ranks 2 --cluster cluster.toml",
         "simulate list.toml --cluster cluster.toml --ranks 2 --auto",
     ] {
         let said = said(folder.path(), line);
         assert!(!said.contains('\u{1b}') && said.contains("\\u{1b}[2J"), "{line}: {said:?}");
     }
-    let weight = list.replace("\"w\"", "\"w\\u001b[2J\"");
-    std::fs::write(folder.path().join("list.toml"), weight).unwrap();
-    let refused = String::from_utf8(run(folder.path(), "plan list.toml --ranks 2").stderr).unwrap();
-    assert!(
-        !refused.contains('\u{1b}') && refused.contains("a weight is named `w\\u{1b}[2J`"),
-        "{refused:?}"
-    );
+    // A model's own names are refused before any is printed.
+    for (name, what) in [("small", "a program"), ("w", "a weight")] {
+        let hostile = list.replace(&format!("\"{name}\""), &format!("\"{name}\\u001b[2J\""));
+        std::fs::write(folder.path().join("list.toml"), hostile).unwrap();
+        let refused = String::from_utf8(run(folder.path(), "plan list.toml --ranks 2").stderr).unwrap();
+        let words = format!("{what} is named `{name}\\u{{1b}}[2J`");
+        assert!(!refused.contains('\u{1b}') && refused.contains(&words), "{refused:?}");
+    }
 }
 
 #[test]
