@@ -9,14 +9,11 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 
-use super::scheme::scheme;
+use super::scheme::{TABLE, scheme};
 use super::{Listed, NotWeights, Stated};
 
 /// What names of scales have in them, in lower case.
 const SCALES: [&str; 6] = ["scal", "absmax", "scb", "zero", TABLE, "codebook"];
-
-/// What names of tables of values have in them.
-pub(super) const TABLE: &str = "quant_map";
 
 /// Scales of a module that are compared with its codes; a layer has few, a hostile header may have any number.
 const MOST_SCALES: usize = 64;

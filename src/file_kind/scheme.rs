@@ -3,7 +3,9 @@
 use safetensors::Dtype;
 
 use super::Listed;
-use super::quantized::TABLE;
+
+/// What names of tables of values have in them.
+pub(super) const TABLE: &str = "quant_map";
 
 /// Whose manner it is, by a part of the name of one of the scales or of the codes. The name comes into a message and
 /// decides nothing.
