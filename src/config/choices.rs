@@ -45,7 +45,7 @@ impl Prefetch {
     /// The deepest depth there may be.
     pub const MAX_DEPTH: u32 = 64;
 
-    /// So many calls ahead.
+    /// A prefetch depth, in calls.
     #[must_use]
     pub fn depth(depth: u32) -> Self {
         Self { depth: Some(depth), ..Self::default() }

@@ -29,7 +29,7 @@ impl FoundValue {
         writer.number(weight.number()).long(*row as u64).long(*column as u64).number(value.to_bits());
     }
 
-    /// What [`FoundValue::encode`] wrote, in a session of so many weights.
+    /// What [`FoundValue::encode`] wrote, in a session of `weights` weights.
     pub(super) fn decode(reader: &mut Reader<'_>, weights: usize) -> Result<Self, Truncated> {
         let weight = WeightId::new(reader.number()?);
         let mut place = || usize::try_from(reader.long()?).map_err(|_| Truncated);

@@ -2,7 +2,7 @@
 //!
 //! Law (PL-2): every use has exactly one producing gather; what is asked for at one stage for one call is one
 //! task, but each declared group one of its own. A gather asked for at stage s is released by the end of the call
-//! before s. A policy with a chunk bounds what is no group: weights of a call share a task up to so many bytes, and
+//! before s. A policy with a chunk bounds what is no group: weights of a call share a task up to its size, and
 //! a weight of more is several tasks, in the order of their bytes, all released like the whole; they stand in
 //! T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. None is made
 //! where the latest one serves ([`Latest`]). Which planes are needed, and when each is asked for, is decided in

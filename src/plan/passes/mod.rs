@@ -33,7 +33,7 @@ pub(super) use optimize::optimize;
 pub(super) use quantize::quantize;
 pub(super) use reduce::reduce;
 
-/// What a task of so many weights concerns, of which `name` is the first.
+/// What a task of several weights concerns, of which `name` is the first.
 fn of_group(name: &str, weights: usize) -> String {
     match weights {
         0 | 1 => name.to_owned(),
