@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use warpweft::cluster::Cluster;
-use warpweft::config::{CallList, Config};
+use warpweft::config::{CallList, Config, Declared};
 use warpweft::session::{SessionError, simulate_program};
 use warpweft::trace::{LineChart, Series};
 

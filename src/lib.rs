@@ -114,39 +114,38 @@ compile_error!(
 );
 
 #[macro_use]
-mod errors;
+extern crate warpweft_base;
+
+pub(crate) use warpweft_base::{digest, errors, median, near, noise, panics, queue, time, whole_file};
+
+#[doc(inline)]
+pub use warpweft_backend::rendezvous;
+#[doc(inline)]
+pub use warpweft_base::id;
+#[cfg(feature = "cuda")]
+#[doc(inline)]
+pub use warpweft_cuda::linear;
+#[doc(inline)]
+pub use warpweft_format as format;
+#[doc(inline)]
+pub use warpweft_plan::{compute, layout, model, op, plan, policy};
 
 #[doc(hidden)]
 pub mod actor;
 pub mod backend;
 pub mod cluster;
-pub mod compute;
 pub mod config;
-mod digest;
 #[doc(hidden)]
 pub mod exec;
 mod file_kind;
 #[doc(hidden)]
 pub mod flow;
-pub mod format;
-pub mod id;
-pub mod layout;
-#[cfg(feature = "cuda")]
-pub mod linear;
-pub mod model;
-mod noise;
-pub mod op;
-mod panics;
-pub mod plan;
 pub mod prelude;
-mod queue;
-pub mod rendezvous;
 pub mod session;
 #[cfg(feature = "cli")]
 pub mod tool;
 pub mod trace;
 pub mod tune;
-mod whole_file;
 
 /// The attribute by which a [`session::CheckpointStore`] is written: that of the crate `async-trait`, which an
 /// embedder then need not name.

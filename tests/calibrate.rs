@@ -7,7 +7,7 @@
 use std::sync::atomic::AtomicBool;
 
 use warpweft::cluster::{Cluster, Contention};
-use warpweft::config::ConfigError;
+use warpweft::config::{ConfigError, Declared};
 use warpweft::tool::{CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, calibrate_machine};
 
 /// A cluster file; `jitter` is the mean delay.

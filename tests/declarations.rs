@@ -2,6 +2,7 @@
 //! layers declares for the embedder.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use warpweft::config::Declared;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::{

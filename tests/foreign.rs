@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warpweft::cluster::Cluster;
-use warpweft::config::{CallList, Config};
+use warpweft::config::{CallList, Config, Declared};
 use warpweft::model::DeclareError;
 use warpweft::prelude::*;
 use warpweft::session::{Checkpoint, PretrainedFiles, StoreError, WeightState, block_on, initial};

@@ -6,8 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::size::ByteSize;
-use crate::format::ElementType;
+use crate::backend::DeviceTimes;
+use crate::policy::{self, ByteSize};
 
 /// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
 /// back that sources before it set, so `WARPWEFT_PREFETCH__POLICY=auto` is enough over a file that sets a depth.
@@ -43,7 +43,7 @@ impl Prefetch {
     pub(super) const ALTERNATIVES: [&'static str; 3] = ["depth", "bytes", "policy"];
 
     /// The deepest depth there may be.
-    pub const MAX_DEPTH: u32 = 64;
+    pub const MAX_DEPTH: u32 = policy::MAX_DEPTH;
 
     /// A prefetch depth, in calls.
     #[must_use]
@@ -140,131 +140,6 @@ pub struct Memory {
     pub budget: Option<ByteSize>,
 }
 
-/// Where backward finds a weight that forward gathered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Backward {
-    /// It is gathered again: less memory, twice the traffic.
-    #[default]
-    Regather,
-    /// Its planes are kept from forward to backward.
-    Keep,
-}
-
-/// Where a micro-batch finds a weight that the one before gathered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AcrossMicroBatches {
-    /// It is gathered again.
-    #[default]
-    Regather,
-    /// Its planes are kept from micro-batch to micro-batch.
-    Keep,
-    /// All planes are kept if the plan then fits `memory.budget`, and gathered again if not; the plan says which.
-    Fit,
-}
-
-/// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take
-/// one more full gradient in f32 for as long as they are open. The grouping changes the order of f32
-/// additions, and so the last bits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReduceEvery {
-    /// Every call's gradient is reduced by itself: least memory, most traffic.
-    #[default]
-    Call,
-    /// Those of one micro-batch: a weight that several calls of it give a gradient is reduced once.
-    MicroBatch,
-    /// Those of the whole step: every weight is reduced once.
-    Step,
-}
-
-/// In what gradients of sharded weights travel to be reduced that calls write in f32; those written in bf16
-/// travel as they are. Sums and main grads are f32 either way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ReduceDtype {
-    /// As they are.
-    #[default]
-    F32,
-    /// Rounded to bf16, to nearest even, before they leave the rank: half the bytes.
-    Bf16,
-}
-
-impl ReduceDtype {
-    /// The type of an element that travels.
-    #[must_use]
-    pub const fn element(self) -> ElementType {
-        match self {
-            Self::F32 => ElementType::F32,
-            Self::Bf16 => ElementType::Bf16,
-        }
-    }
-
-    /// In what a gradient travels that its call wrote in `written`.
-    #[must_use]
-    pub const fn travels(self, written: ElementType) -> ElementType {
-        match written {
-            ElementType::F32 => self.element(),
-            ElementType::Bf16 | ElementType::U8 | ElementType::U32 => ElementType::Bf16,
-        }
-    }
-}
-
-/// When columnwise planes are derived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Columnwise {
-    /// From the rowwise planes, right before the use that reads them.
-    #[default]
-    OnDemand,
-    /// Once after the gather, kept as long as the rowwise planes are.
-    Keep,
-}
-
-/// How gradients are summed over the ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reduce {
-    /// Ranks 0 to R-1 in f32, by a task of every rank behind an exchange: the same bits in every mode and
-    /// layout of ranks.
-    #[default]
-    Ordered,
-    /// In the order of the collective library: the same bits only for the same layout and mode. Gradients
-    /// that travel in bf16 are summed in order all the same, because the library would sum them in bf16.
-    Nccl,
-}
-
-/// How bytes get from one GPU to another.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Transport {
-    /// `peer` where all GPUs of a host reach each other, and over several hosts if these have equally many
-    /// ranks and more than one; `nccl` elsewhere.
-    #[default]
-    Auto,
-    /// Copy engines write into the peers' memory; needs GPUs that reach each other. Over several hosts NCCL
-    /// carries what goes between them; each needs equally many ranks, numbered host by host.
-    Peer,
-    /// NCCL's collectives; needs a GPU of its own for each rank.
-    Nccl,
-}
-
-/// What sets a word in a peer's memory, by which ranks that push with copy engines meet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum SignalBy {
-    /// `stream` with drivers for CUDA 13.0 and older, `copy` with newer ones.
-    #[default]
-    Auto,
-    /// A memory operation of the stream. From CUDA 13.1 on they write to no other GPU.
-    Stream,
-    /// A copy of four bytes, with any driver. It is a call more for every peer and meeting, in recordings too.
-    Copy,
-}
-
 /// Whether a step is recorded once and replayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -310,23 +185,6 @@ pub struct TraceOutput {
     pub steps: u32,
     /// What says when tasks ran on a GPU. The CPU backend times its tasks itself.
     pub device: DeviceTimes,
-}
-
-/// What says when tasks ran on a GPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum DeviceTimes {
-    /// CUPTI where it is there and lets us, events elsewhere; a session says which, and why.
-    Auto,
-    /// CUPTI, which sees kernels, copies and memory sets, and not what a lane waits between them. A session
-    /// does not start without it. On H200, a step of 14 ms took 14 to 19 % longer under it.
-    Cupti,
-    /// An event behind every task, which is taken to begin when what it comes behind has ended and the host
-    /// has begun to enqueue it. In a recorded step each event is a node of its own.
-    /// Such a step took 0.5 to 1.8 % longer with them.
-    #[default]
-    Events,
 }
 
 impl Default for TraceOutput {

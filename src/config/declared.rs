@@ -49,7 +49,7 @@ pub(crate) enum Takes {
 
 /// One key of a declaring file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rule {
+pub struct Rule {
     /// The key, dotted; `#` is the number of any item of a list.
     pub(crate) key: &'static str,
     /// What it takes.
@@ -59,8 +59,8 @@ pub(crate) struct Rule {
     pub(crate) needed_in: Option<&'static str>,
 }
 
-/// A file that declares a `Self`.
-pub(crate) trait Declared: DeserializeOwned {
+/// The keys of a file that declares a `Self`, and what each takes.
+pub trait Rules {
     /// All keys there are.
     const RULES: &'static [Rule];
 
@@ -69,7 +69,11 @@ pub(crate) trait Declared: DeserializeOwned {
     fn disagreement(&self) -> Option<(&'static str, String, String)> {
         None
     }
+}
 
+/// What a TOML file declares: a [`Cluster`](crate::cluster::Cluster), a [`Decoder`](crate::model::Decoder), a
+/// [`CallList`](super::CallList).
+pub trait Declared: Rules + DeserializeOwned {
     /// Reads a file.
     ///
     /// # Errors
@@ -110,6 +114,8 @@ pub(crate) trait Declared: DeserializeOwned {
         }
     }
 }
+
+impl<T: Rules + DeserializeOwned> Declared for T {}
 
 /// Does `#` of a rule's key stand for the numbers of a leaf's, and is the rest the same?
 fn is_like(rule: &str, leaf: &str) -> bool {

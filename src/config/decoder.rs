@@ -1,8 +1,6 @@
 //! A decoder's sizes as a file.
 
-use std::path::Path;
-
-use super::{ConfigError, Declared, Rule, Takes};
+use super::{Rule, Rules, Takes};
 use crate::model::{DeclareError, Decoder, ProgramBuilder};
 
 /// Largest size: two of them multiplied fit 64 bits; products of more saturate, and what saturated is refused
@@ -17,25 +15,7 @@ const fn optional(key: &'static str, takes: Takes) -> Rule {
     Rule { key, takes, needed_in: None }
 }
 
-impl Decoder {
-    /// Reads the file of a decoder.
-    ///
-    /// # Errors
-    /// [`ConfigError::Read`], and what [`Decoder::from_toml`] refuses.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        <Self as Declared>::load(path)
-    }
-
-    /// Reads the text of such a file; `source_name` is what errors call it.
-    ///
-    /// # Errors
-    /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
-    pub fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
-        <Self as Declared>::from_toml(text, source_name)
-    }
-}
-
-impl Declared for Decoder {
+impl Rules for Decoder {
     const RULES: &'static [Rule] = &[
         needed("name", Takes::Text),
         needed("layers", Takes::Count(1, Self::MAX_LAYERS as u64)),
@@ -68,6 +48,7 @@ impl Declared for Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Declared;
     use crate::model::Model;
 
     const SOUND: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";

@@ -168,7 +168,7 @@ fn table(key: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, ConfigError, Declared, keys};
+    use crate::config::{Config, ConfigError, Declared, Rules, keys};
     use crate::model::Decoder;
 
     #[test]

@@ -16,8 +16,8 @@
 //! | file | idea |
 //! |---|---|
 //! | `keys` | the table of keys: what each takes, how it is read, when it is valid |
-//! | `choices` | the types of the values |
-//! | `size`, `speed` | byte sizes such as `1.2 GiB`; how fast something may be |
+//! | `choices`, `optimizing` | the types of the values that the planner and the backend do not name |
+//! | `speed` | how fast something may be |
 //! | `weights` | rules that choose format and placement by the name of a weight |
 //! | `document`, `environment` | the two sources, with the place of every key |
 //! | `declared` | other files of the same kind: a cluster, a model |
@@ -48,26 +48,26 @@ mod optimizing;
 mod origin;
 mod refine;
 mod shown;
-mod size;
 mod speed;
 mod suggest;
 mod weights;
 
 pub use calls::CallList;
-pub use choices::{
-    AcrossMicroBatches, Backward, Capture, Columnwise, Cpu, DeviceTimes, Link, Memory, MeshAxes, Prefetch,
-    PrefetchPolicy, Reduce, ReduceDtype, ReduceEvery, SignalBy, TraceOutput, Transport, Tune,
-};
-pub(crate) use declared::{Declared, Rule, Takes};
+pub use choices::{Capture, Cpu, Link, Memory, MeshAxes, Prefetch, PrefetchPolicy, TraceOutput, Tune};
+pub use declared::Declared;
+pub(crate) use declared::{Rule, Rules, Takes};
 pub use error::ConfigError;
-pub use optimizing::{AdamMode, Masters, Moments, Optimizer, Quantize, Scaling};
+pub use optimizing::{Optimizer, Quantize, Scaling};
 pub use origin::{Origin, Origins};
 // Values of these types stand in a configuration.
+pub use crate::backend::{DeviceTimes, SignalBy, Transport};
 pub use crate::format::{AmaxChoice, Format, Via};
 pub use crate::model::{Placement, Reuse};
-pub use size::{ByteSize, ByteSizeError};
+pub use crate::policy::{
+    AcrossMicroBatches, AdamMode, Backward, ByteSize, ByteSizeError, Columnwise, Masters, Moments, Reduce,
+    ReduceDtype, ReduceEvery,
+};
 pub(crate) use speed::Speed;
-pub(crate) use suggest::near;
 #[cfg(feature = "cli")]
 pub(crate) use weights::pattern_matches;
 pub use weights::{WeightRule, WeightSettings};
@@ -78,6 +78,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{DeclareError, Mesh};
+use crate::policy;
 
 /// All that can be chosen about a session, apart from the model and its step programs.
 ///
@@ -199,10 +200,10 @@ impl Default for Config {
 
 impl Config {
     /// How many communicators a rank may have.
-    pub const COMMUNICATORS: RangeInclusive<u32> = 1..=3;
+    pub const COMMUNICATORS: RangeInclusive<u32> = policy::COMMUNICATORS;
 
     /// How many calls behind its own a gradient may be reduced.
-    pub const REDUCE_BEHIND: RangeInclusive<u32> = 1..=16;
+    pub const REDUCE_BEHIND: RangeInclusive<u32> = policy::REDUCE_BEHIND;
 
     /// What goes by a kernel where steps are recorded and nothing else is said: every launch of a recording
     /// costs the host about 2 µs for each word and copy in it, and next to nothing for a kernel.

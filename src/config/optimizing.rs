@@ -7,6 +7,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::format::{AmaxChoice, Via};
+use crate::policy::{self, AdamMode, Masters, Moments};
 
 /// Where the scale of a weight in a per-tensor FP8 format comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -47,43 +48,6 @@ impl Default for Quantize {
     }
 }
 
-/// How weight decay enters Adam.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-#[non_exhaustive]
-pub enum AdamMode {
-    /// Decoupled (Loshchilov and Hutter, 2019): λ·p is added to the update, past the moments.
-    #[default]
-    AdamW,
-    /// L2 (Kingma and Ba, 2015): λ·p is added to the gradient, so it passes through the moments.
-    Adam,
-}
-
-/// How the two Adam moments are stored. The arithmetic is f32 either way. In bf16 a decay above 0.996 is refused:
-/// what a moment changes by in a step would be rounded away.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Moments {
-    /// As f32: 8 bytes per element for both.
-    #[default]
-    F32,
-    /// Rounded to bfloat16, to nearest even, after every step: 4 bytes per element for both.
-    Bf16,
-}
-
-/// How the masters of sharded weights are stored. The arithmetic is f32 either way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Masters {
-    /// As f32, beside the weight's shard.
-    #[default]
-    F32,
-    /// As the bf16 shard and the 16 bits it lacks: 4 bytes per element for weight and master, not 6.
-    /// Every sharded weight must be bf16 then. The shard is the nearest bf16 with ties away from
-    /// zero, where a cast rounds ties to even. Replicated weights keep f32 masters.
-    Bf16Remainder,
-}
-
 /// Adam, or what stands in its place, and clipping. All numbers are used as f32, and validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -120,7 +84,7 @@ pub struct Optimizer {
 
 impl Optimizer {
     /// How many lists of state a rule of the trainer's own may keep beside every master.
-    pub const OWN_STATES: RangeInclusive<u8> = 0..=2;
+    pub const OWN_STATES: RangeInclusive<u8> = policy::OWN_STATES;
 }
 
 impl Default for Optimizer {

@@ -6,11 +6,11 @@
 //! refused where it is declared. Applying the rules to a refined model changes nothing: so whoever starts
 //! programs can ask whether their model was refined ([`Config::unrefined`]).
 
-use super::suggest::near;
 use super::weights::{RuleIndex, settings};
 use super::{Config, ConfigError, WeightRule, keys};
 use crate::format::Format;
 use crate::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
+use crate::near::near;
 
 impl Config {
     /// The model with formats, placements, reuse, parameter groups and what is frozen as the rules say; ids
@@ -58,7 +58,9 @@ impl Config {
                 whole_matrix: settings.whole_matrix.unwrap_or(spec.parameters.whole_matrix),
             };
             let frozen = settings.frozen.unwrap_or(spec.frozen);
-            let changed = WeightSpec { placement, format, reuse, group, parameters, frozen, ..spec.clone() };
+            let mut changed = spec.clone();
+            (changed.placement, changed.format, changed.reuse) = (placement, format, reuse);
+            (changed.group, changed.parameters, changed.frozen) = (group, parameters, frozen);
             refined.add(changed).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())

@@ -6,7 +6,8 @@
 
 use super::SessionError;
 use crate::backend::sim::SimError;
-use crate::cluster::{Cluster, Prices, named};
+use crate::cluster::named;
+use crate::cluster::{Cluster, Prices};
 use crate::config::{Capture, Config, ConfigError, PrefetchPolicy};
 use crate::plan::Costs;
 

@@ -16,7 +16,7 @@ use std::io::Write;
 use serde::{Serialize, Serializer};
 
 use super::error::TraceError;
-use super::time::{Interval, Nanoseconds};
+use crate::time::{Interval, Nanoseconds};
 
 /// A thread of the trace: where slices lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

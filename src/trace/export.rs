@@ -14,9 +14,9 @@ use serde_json::json;
 use super::arrival::{StepExposure, steps_of};
 use super::chrome::{Argument, ChromeWriter, CompleteEvent, FlowPoint, Track};
 use super::error::TraceError;
-use super::time::{Interval, Nanoseconds};
 use super::timeline::{Arrow, ArrowEnd, Slice, Timeline};
 use crate::id::{LaneId, RankId};
+use crate::time::{Interval, Nanoseconds};
 
 /// The kind of a thread, and the category of a counter, that can be computed from the slices.
 pub(super) const DERIVED: &str = "derived";

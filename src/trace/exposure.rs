@@ -9,7 +9,7 @@
 
 use std::iter::Sum;
 
-use super::time::{Interval, Nanoseconds, coalesce, measure};
+use crate::time::{Interval, Nanoseconds, coalesce, measure};
 
 /// Where the time of one step of one rank went. Lengths of several steps or ranks may be summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

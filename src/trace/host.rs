@@ -28,8 +28,8 @@ use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
 use tracing_subscriber::layer::SubscriberExt;
 
 use super::error::TraceError;
-use super::time::Nanoseconds;
 use crate::id::RankId;
+use crate::time::Nanoseconds;
 
 /// The target of the events by which a recording describes itself.
 pub(super) const TARGET: &str = "warpweft::trace::host";

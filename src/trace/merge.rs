@@ -14,9 +14,9 @@ use super::error::TraceError;
 use super::events::{Event, for_each_event};
 use super::export::{Tracks, Written, about, write_timeline};
 use super::host::{HostSpans, TARGET};
-use super::time::Nanoseconds;
 use super::timeline::Timeline;
 use crate::id::RankId;
+use crate::time::Nanoseconds;
 
 /// The kind of a host thread, where lanes have theirs.
 pub(super) const HOST: &str = "host";

@@ -16,9 +16,9 @@ use super::colours::coloured;
 use super::error::TraceError;
 use super::exposure::Exposure;
 use super::svg::{Anchor, EXPOSED, FRAME, Font, GRID, MUTED, Rect, SKEW, Svg, TEXT};
-use super::time::{Interval, Nanoseconds, coalesce, subtract};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use crate::id::{LaneId, RankId};
+use crate::time::{Interval, Nanoseconds, coalesce, subtract};
 
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 22.0;

@@ -11,11 +11,11 @@ use std::io::Read;
 use super::error::TraceError;
 use super::exposure::Exposure;
 use super::reader::{TraceFile, read_trace};
-use super::time::{Interval, Nanoseconds, coalesce, measure};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use super::totals::HostLaneTotal;
 use crate::errors::{escaped, shown};
 use crate::id::RankId;
+use crate::time::{Interval, Nanoseconds, coalesce, measure};
 
 /// How many of the longest slices a summary keeps, one for each name.
 const LONGEST: usize = 8;

@@ -2,9 +2,9 @@
 
 use super::error::TraceError;
 use super::events::Event;
-use super::time::{Interval, Nanoseconds};
 use super::timeline::hull;
 use crate::id::RankId;
+use crate::time::{Interval, Nanoseconds};
 
 /// The spans of one host thread, added up.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,8 +5,8 @@
 use super::decision::{Decision, Verdict};
 use super::trial::{Candidate, Choice, Limits, LimitsError, TrialOutcome};
 use crate::config::Tune;
+use crate::median::lower_median;
 use crate::plan::GatherStart;
-use crate::trace::lower_median;
 
 /// The state machine.
 #[derive(Clone, Debug)]

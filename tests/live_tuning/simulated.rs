@@ -2,7 +2,7 @@
 
 use warpweft::backend::sim::SimSurface;
 use warpweft::cluster::{Cluster, preset};
-use warpweft::config::{Config, Tune};
+use warpweft::config::{Config, Declared, Tune};
 use warpweft::model::Decoder;
 use warpweft::plan::GatherStart;
 use warpweft::session::{Session, SessionBuilder};

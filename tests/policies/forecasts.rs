@@ -1,7 +1,7 @@
 //! Forecasts against the simulator, and bounds against numbers computed by hand.
 
 use warpweft::cluster::{Cluster, Contention, preset};
-use warpweft::config::{Capture, Config, Prefetch};
+use warpweft::config::{Capture, Config, Declared, Prefetch};
 use warpweft::format::{Format, Orientation};
 use warpweft::model::{Form, Model, Phase, StepProgram};
 use warpweft::plan::{Measured, StepPlan};

@@ -1,6 +1,6 @@
 //! The decoders that policies are compared on, by their sizes.
 
-use warpweft::config::Config;
+use warpweft::config::{Config, Declared};
 use warpweft::model::{Decoder, StepProgram};
 
 /// Tokens of one rank in one step.

@@ -1,6 +1,7 @@
 //! Times that a pencil gives as well.
 
 use warpweft::cluster::Cluster;
+use warpweft::config::Declared;
 use warpweft::format::{Format, Orientation};
 use warpweft::model::{CostHint, Form, Math, Model, Phase, StepProgram};
 use warpweft::op::Vote;

@@ -1,7 +1,7 @@
 //! Programs and clusters whose times can be worked out by hand.
 
 use warpweft::cluster::Cluster;
-use warpweft::config::Config;
+use warpweft::config::{Config, Declared};
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::model::{CallBuilder, CostHint, Form, Math, Model, Phase, StepProgram};
 

@@ -115,7 +115,7 @@ fn names_of_a_file_do_not_steer_the_terminal() {
                 [[call]]\nname = 'forward'\nphase = 'forward'\nuses = [{ weight = 'w' }]\n";
     let list = list.replace('\'', "\"");
     std::fs::write(folder.path().join("list.toml"), &list).unwrap();
-    let file = include_str!("../../src/cluster/presets/h200x4.toml");
+    let file = include_str!("../../crates/plan/src/cluster/presets/h200x4.toml");
     let cluster = file.replace("name = \"h200x4\"", "name = \"h200\\u001b[2J\"");
     std::fs::write(folder.path().join("cluster.toml"), cluster).unwrap();
     for line in [
@@ -293,7 +293,7 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
 #[test]
 fn a_plan_that_does_not_fit_the_machine_is_told_with_both_sizes_and_what_to_do() {
     let folder = folder();
-    let file = include_str!("../../src/cluster/presets/h200x4.toml");
+    let file = include_str!("../../crates/plan/src/cluster/presets/h200x4.toml");
     let memory = file.lines().find(|line| line.trim_start().starts_with("memory_bytes")).unwrap();
     let mut advice = Vec::new();
     for (bytes, wanted) in

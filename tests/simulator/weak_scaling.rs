@@ -2,7 +2,7 @@
 //! `examples/simulate/weak-scaling/`.
 
 use warpweft::cluster::Cluster;
-use warpweft::config::{CallList, Config};
+use warpweft::config::{CallList, Config, Declared};
 use warpweft::session::{Simulation, simulate_program};
 
 const MODEL: &str = include_str!("../../examples/simulate/weak-scaling/model.toml");

@@ -5,7 +5,7 @@ use std::time::Instant;
 use warpweft::backend::sim::{SimError, SimWorld};
 use warpweft::backend::{Backend, BackendError};
 use warpweft::cluster::{Cluster, preset};
-use warpweft::config::{Config, Reduce, ReduceDtype};
+use warpweft::config::{Config, Declared, Reduce, ReduceDtype};
 use warpweft::model::{Decoder, Mesh};
 use warpweft::plan::{Policy, StepPlan};
 use warpweft::session::{SessionError, simulate_program};

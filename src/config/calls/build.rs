@@ -13,8 +13,8 @@ use crate::errors::listed;
 use crate::format::{ElementType, Format};
 use crate::id::{BufferId, WeightId};
 use crate::model::{
-    Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, ParameterGroup, Placement,
-    ProgramBuilder, StepProgram, WeightSpec,
+    Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, Placement, ProgramBuilder, StepProgram,
+    WeightSpec,
 };
 
 /// Buffers by name.
@@ -87,11 +87,9 @@ impl CallList {
             Placement::Sharded => Format::Bf16,
             Placement::Replicated => Format::F32,
         });
-        let shape = crate::format::Shape { rows: weight.rows, cols: weight.cols };
         let name = numbered(&weight.name, number);
-        let (reuse, parameters) = (weight.reuse, ParameterGroup::default());
-        let (frozen, group) = (weight.frozen, None);
-        let spec = WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen };
+        let mut spec = WeightSpec::sharded(&name, weight.rows, weight.cols, format);
+        (spec.placement, spec.reuse, spec.frozen) = (placement, weight.reuse, weight.frozen);
         model.add(spec).map_err(self.at(format!("weight.{item}")))
     }
 

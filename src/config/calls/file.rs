@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::config::{Declared, Rule, Takes};
+use crate::config::{Rule, Rules, Takes};
 use crate::format::{ElementType, Format, Orientation};
 use crate::model::{ExchangeKind, Form, Group, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
 
@@ -173,7 +173,7 @@ const MATH: Takes = Takes::OneOf(&["f32", "bf16", "fp8", "fp4"]);
 const KERNELS: Takes = Takes::Count(0, 1 << 30);
 const REUSE: Takes = Takes::OneOf(&["regather", "keep"]);
 
-impl Declared for File {
+impl Rules for File {
     const RULES: &'static [Rule] = &[
         needed("name", Takes::Text),
         optional("tokens", Takes::Count(1, LARGEST)),

@@ -81,7 +81,7 @@ impl CallList {
     /// All keys of such a file, dotted; `#` is the number of any item of a list.
     #[cfg(test)]
     pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
-        File::RULES.iter().map(|rule| rule.key)
+        <File as super::Rules>::RULES.iter().map(|rule| rule.key)
     }
 
     /// Does a text list calls, rather than declare a decoder by its sizes?

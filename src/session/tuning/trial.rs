@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
+use crate::median::lower_median;
 use crate::plan::StepPlan;
-use crate::trace::lower_median;
 use crate::tune::Candidate;
 
 /// A trial under way.

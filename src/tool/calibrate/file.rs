@@ -8,6 +8,7 @@ use std::fmt::Write;
 use super::CalibrateError;
 use super::figure::Figure;
 use crate::cluster::{Algorithm, Cluster};
+use crate::config::Declared;
 use crate::model::Math;
 
 /// All numbers of a file.

@@ -55,7 +55,8 @@ use self::file::Figures;
 use self::simulated::Simulated;
 use self::subject::Subject;
 use super::text::{Align, Table, bytes};
-use crate::cluster::{Algorithm, Cluster, named};
+use crate::cluster::named;
+use crate::cluster::{Algorithm, Cluster};
 use crate::config::Config;
 use crate::model::Math;
 

@@ -96,7 +96,8 @@ fn step(duration: Duration, tasks: &[TaskInterval]) -> Step {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::{Jitter, named};
+    use crate::cluster::Jitter;
+    use crate::cluster::named;
     use crate::session::simulate_program;
     use crate::tool::calibrate::programs;
 

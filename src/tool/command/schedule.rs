@@ -103,7 +103,7 @@ pub(super) struct Plan {
 ///   h100x8-ib     hosts of eight H100, one InfiniBand port per GPU
 ///   gb200-nvl72   racks of 72 GB200 in one NVLink domain
 ///
-/// or a file like them (src/cluster/presets shows every key, and where its number comes from).
+/// or a file like them (crates/plan/src/cluster/presets shows every key, and where its number comes from).
 ///
 /// step      mean time of a step on the slowest rank, after one step that is not counted
 /// exposed   a collective runs and the compute lane runs nothing, as a share of the step

@@ -104,7 +104,7 @@ fn the_help_of_simulate_names_every_preset() {
         assert!(help.contains(name), "{name}: {help}");
     }
     let help = parse("warpweft plan --help").unwrap_err().to_string();
-    for rule in <crate::model::Decoder as crate::config::Declared>::RULES {
+    for rule in <crate::model::Decoder as crate::config::Rules>::RULES {
         assert!(help.contains(&format!("\n  {} = ", rule.key)), "{}: {help}", rule.key);
     }
 }

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use super::ScheduleError;
-use crate::config::CallList;
+use crate::config::{CallList, Declared};
 use crate::model::{DeclareError, Decoder, Model, StepProgram};
 use crate::whole_file::regular;
 

@@ -64,7 +64,8 @@ pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
 
 use crate::backend::cuda::{CudaFailure, DeviceOrdinal};
-use crate::cluster::{Cluster, named};
+use crate::cluster::Cluster;
+use crate::cluster::named;
 use crate::config::{Config, ReduceDtype, Transport, pattern_matches};
 use crate::format::ElementType;
 use crate::linear::Device;

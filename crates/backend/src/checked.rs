@@ -1,0 +1,286 @@
+//! A validation layer around any backend.
+//!
+//! Laws:
+//! - **BK-1** What the executor does is judged by what it does: the order of a step is rebuilt from enqueue,
+//!   record and wait alone, never from the plan's fences. `verify` judges plans; this judges the code that
+//!   runs them.
+//! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
+//! - A hazard is refused before it reaches the backend.
+//! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then
+//!   between two joins of all lanes with the first. So the parts of a step are judged together, as one step.
+//! - **PL-7** A recording ends on the lanes it began on, or a fork would never join. It holds every task of
+//!   the plan, or each replay would leave one out. Nothing else happens while it is made, because that would
+//!   happen once and in no replay. Where the plan has dynamic calls, a recording is a segment and holds none
+//!   of them. Whatever a segment waits for is in it. Segments and calls reach each lane one after the other,
+//!   without a gap, up to its end.
+//!
+//! Steps are ordered by their edge; what happens in one is not held against another.
+
+mod ledger;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use self::ledger::Ledger;
+use super::{Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval};
+use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::layout::{Binding, Lane, Region};
+use warpweft_plan::model::Mesh;
+use warpweft_plan::policy::Reduce;
+
+/// A backend that refuses accesses that nothing orders.
+#[derive(Debug)]
+pub struct Checked<B> {
+    inner: B,
+    /// Whether something is being recorded.
+    records: AtomicBool,
+}
+
+/// A bound plan, and what has been enqueued of it in this step.
+#[derive(Debug)]
+pub struct CheckedBound<T> {
+    inner: T,
+    ledger: Mutex<Ledger>,
+}
+
+/// A recording, what is in it, and the lanes it leaves open.
+#[derive(Debug)]
+pub struct CheckedGraph<T> {
+    inner: T,
+    tasks: Vec<TaskId>,
+    unjoined: Vec<LaneId>,
+}
+
+impl<T> CheckedGraph<T> {
+    /// Lanes whose work the first lane does not wait for before the recording ends. A device that captures
+    /// forks and joins refuses such a graph; backends join these lanes themselves.
+    #[must_use]
+    pub fn unjoined(&self) -> &[LaneId] {
+        &self.unjoined
+    }
+}
+
+impl<B: Backend> Checked<B> {
+    /// Puts the layer around `inner`.
+    #[must_use]
+    pub fn new(inner: B) -> Self {
+        Self { inner, records: AtomicBool::new(false) }
+    }
+
+    /// PL-7: refuses what no replay would repeat.
+    fn outside_of_recordings(&self, what: &str) -> Result<(), BackendError> {
+        if !self.records.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.judge(Err(format!(
+            "the host {what} while a step is recorded; it would happen this once and in no replay, so do it before the recording \
+             or behind it (PL-7)"
+        )))
+    }
+
+    /// Turns the ledger's refusal into an error of this rank.
+    fn judge<T>(&self, verdict: Result<T, String>) -> Result<T, BackendError> {
+        verdict.map_err(|hazard| BackendError::Hazard { rank: self.inner.rank(), hazard })
+    }
+}
+
+impl<T> CheckedBound<T> {
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<B: Backend> Backend for Checked<B> {
+    type Surface = B::Surface;
+    type Memory = B::Memory;
+    type Stream = B::Stream;
+    type Bound = CheckedBound<B::Bound>;
+    type Graph = CheckedGraph<B::Graph>;
+
+    fn rank(&self) -> RankId {
+        self.inner.rank()
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.inner.mesh()
+    }
+
+    fn reduce(&self) -> Reduce {
+        self.inner.reduce()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, checked", self.inner.describe())
+    }
+
+    fn origin(&self) -> Instant {
+        self.inner.origin()
+    }
+
+    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        self.inner.landing_bytes(binding)
+    }
+
+    fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), BackendError> {
+        self.inner.admit(ranks, lanes, bytes)
+    }
+
+    fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError> {
+        self.inner.reserve(bytes, landing)
+    }
+
+    fn open(
+        &self,
+        memory: &Self::Memory,
+        lane: Lane,
+        closures: Option<ComputeFactory<Self::Surface>>,
+    ) -> Result<Self::Stream, BackendError> {
+        self.inner.open(memory, lane, closures)
+    }
+
+    fn lane(&self, stream: &Self::Stream) -> LaneId {
+        self.inner.lane(stream)
+    }
+
+    fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError> {
+        let inner = self.inner.bind(memory, &Binding { spoiled: true, ..*binding })?;
+        Ok(CheckedBound { inner, ledger: Mutex::new(Ledger::new(binding)) })
+    }
+
+    fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
+        self.outside_of_recordings("begins a step")?;
+        self.judge(bound.ledger().end())?;
+        self.inner.begin_step(&mut bound.inner)?;
+        bound.ledger().begin();
+        Ok(())
+    }
+
+    fn has_cold_steps(&self) -> bool {
+        self.inner.has_cold_steps()
+    }
+
+    fn warmed(&self, bound: &mut Self::Bound) {
+        self.inner.warmed(&mut bound.inner);
+    }
+
+    fn enqueue(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        task: TaskId,
+    ) -> Result<(), BackendError> {
+        self.judge(bound.ledger().enqueue(self.inner.lane(stream), task))?;
+        self.inner.enqueue(stream, &bound.inner, task)
+    }
+
+    fn record(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError> {
+        self.judge(bound.ledger().record(self.inner.lane(stream), event))?;
+        self.inner.record(stream, &bound.inner, event)
+    }
+
+    fn wait(
+        &self,
+        stream: &mut Self::Stream,
+        bound: &Self::Bound,
+        event: EventId,
+    ) -> Result<(), BackendError> {
+        self.judge(bound.ledger().wait(self.inner.lane(stream), event))?;
+        self.inner.wait(stream, &bound.inner, event)
+    }
+
+    fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError> {
+        self.inner.begin_capture(streams, &bound.inner)?;
+        self.records.store(true, Ordering::SeqCst);
+        bound.ledger().fork(streams.iter().map(|stream| self.inner.lane(stream)).collect());
+        Ok(())
+    }
+
+    fn end_capture(
+        &self,
+        streams: &mut [Self::Stream],
+        bound: &Self::Bound,
+    ) -> Result<Self::Graph, BackendError> {
+        let lanes: Vec<LaneId> = streams.iter().map(|stream| self.inner.lane(stream)).collect();
+        let mut ledger = bound.ledger();
+        let joined = ledger.join(&lanes);
+        let unjoined = lanes.first().map_or_else(Vec::new, |first| ledger.unjoined(*first));
+        // Nothing has run: whatever comes next starts from the edge of the step again.
+        ledger.begin();
+        self.records.store(false, Ordering::SeqCst);
+        // The recording ends whatever is wrong with it.
+        let inner = self.inner.end_capture(streams, &bound.inner);
+        let tasks = self.judge(joined)?;
+        Ok(CheckedGraph { inner: inner?, tasks, unjoined })
+    }
+
+    fn launch(
+        &self,
+        streams: &mut [Self::Stream],
+        bound: &Self::Bound,
+        graph: &Self::Graph,
+    ) -> Result<(), BackendError> {
+        self.outside_of_recordings("launches a recorded step")?;
+        if let Some(first) = streams.first() {
+            self.judge(bound.ledger().launch(self.inner.lane(first), &graph.tasks))?;
+        }
+        self.inner.launch(streams, &bound.inner, &graph.inner)
+    }
+
+    fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError> {
+        self.outside_of_recordings("waits for a lane")?;
+        self.inner.synchronize(stream)
+    }
+
+    fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault> {
+        self.inner.take_fault(stream)
+    }
+
+    fn take_diverged(&self) -> bool {
+        self.inner.take_diverged()
+    }
+
+    fn inspect(&self, on: bool) -> bool {
+        self.inner.inspect(on)
+    }
+
+    fn take_inspection(&self, bound: &Self::Bound) -> Inspection {
+        self.inner.take_inspection(&bound.inner)
+    }
+
+    fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
+        self.outside_of_recordings("copies into the arena")?;
+        self.inner.upload(memory, region, bytes)
+    }
+
+    fn download(&self, memory: &Self::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
+        self.outside_of_recordings("copies out of the arena")?;
+        self.inner.download(memory, region, bytes)
+    }
+
+    fn intervals(&self, bound: &Self::Bound, into: &mut Vec<TaskInterval>) {
+        self.inner.intervals(&bound.inner, into);
+    }
+
+    fn is_checked(&self) -> bool {
+        true
+    }
+
+    fn meter(&self) -> Arc<Meter> {
+        self.inner.meter()
+    }
+
+    fn poison(&self, reason: &str) {
+        self.inner.poison(reason);
+    }
+
+    fn abort(&self, reason: &str) {
+        self.inner.abort(reason);
+    }
+}

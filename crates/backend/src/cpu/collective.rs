@@ -1,0 +1,147 @@
+//! Collectives: what each rank pulls from its peers' arenas.
+//!
+//! Laws:
+//! - Every rank of the collective's group pulls what it needs, between a rendezvous of the group before and
+//!   one after, so a peer's memory is read only while that peer stands still in the same collective (PL-8).
+//! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum
+//!   ignores NaN. Both are the same for every rank of the group, which reads all values by itself, since memory is
+//!   shared; the paced time is that of slices where the op goes in slices.
+//! - A rank pulls its peers' parts of gathered planes; it adds its own part by itself, in no collective.
+//! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from the moment
+//!   the last rank arrived; a communicator carries one at a time.
+
+use half::bf16;
+
+use super::bound::BoundTask;
+use super::context::LaneContext;
+use super::memory::Arena;
+use super::op_error::OpError;
+use super::roll::Ticket;
+use super::world::{Presence, World};
+use crate::local::{Collective, Move, PlanePiece, Pull, Slices};
+use warpweft_base::id::RankId;
+use warpweft_format::ElementType;
+use warpweft_plan::layout::Region;
+use warpweft_plan::model::Group;
+use warpweft_plan::op::Reduction;
+
+/// Meets the peers, pulls, and parts from them. Returns when the last one arrived.
+pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContext) -> Result<u64, OpError> {
+    let places = context.places.as_ref().ok_or(OpError::NoCommunicator)?;
+    let Presence { world, rank, .. } = &*context.presence;
+    let peers = Peers { world, rank: *rank, group: op.group };
+    let ticket = Ticket { task: task.id, op: task.name, source: op.source, received: op.received };
+    let place = places.call(*rank, op.group, ticket, &world.poison)?;
+    let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
+    let pulled = match &op.pull {
+        Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(peers, &context.arena, *part)),
+        Pull::Chunk(pieces) => {
+            pieces.iter().try_for_each(|piece| gather_piece(peers, &context.arena, *piece))
+        }
+        Pull::Concatenate(part) => concatenate(peers, &context.arena, *part),
+        Pull::ReduceScatter(ElementType::Bf16, parts) => {
+            parts.iter().try_for_each(|part| sum_bf16(peers, &context.arena, part.own))
+        }
+        Pull::ReduceScatter(_, parts) => {
+            parts.iter().try_for_each(|part| reduce(peers, &context.arena, Reduction::Sum, part.own))
+        }
+        Pull::ExchangeGradient(parts) => {
+            parts.iter().try_for_each(|part| exchange(peers, &context.arena, part))
+        }
+        Pull::AllToAll(slices) => exchange(peers, &context.arena, slices),
+        Pull::AllReduce(reduction, _, moves) => {
+            moves.iter().try_for_each(|part| reduce(peers, &context.arena, *reduction, *part))
+        }
+    };
+    if let Some(link) = world.options.link {
+        place.pause(joined.at.saturating_add(link.duration(op.received)), world.clock, &world.poison)?;
+    }
+    // Whether or not the pull worked, the peers must go on.
+    place.leave(joined, &world.poison)?;
+    pulled?;
+    Ok(joined.at)
+}
+
+/// The ranks a collective brings together, as seen from one of them.
+#[derive(Clone, Copy)]
+struct Peers<'w> {
+    world: &'w World,
+    rank: RankId,
+    group: Group,
+}
+
+impl<'w> Peers<'w> {
+    /// The group's ranks and their arenas, in rank order.
+    fn arenas(self) -> impl Iterator<Item = (RankId, Result<&'w Arena, OpError>)> {
+        let Self { world, rank, group } = self;
+        let arena = move |rank| world.arena(rank).map(|arena| &**arena).ok_or(OpError::NoArena(rank));
+        world.mesh.members(rank, group).map(move |rank| (rank, arena(rank)))
+    }
+}
+
+fn gather(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
+    let Move { from, to } = part;
+    gather_piece(peers, own, PlanePiece { from, to, first: 0, stride: from.bytes })
+}
+
+fn gather_piece(peers: Peers<'_>, own: &Arena, piece: PlanePiece) -> Result<(), OpError> {
+    let PlanePiece { from, to, first, stride } = piece;
+    let mut target = own.write::<u8>(to)?;
+    let places = peers.arenas().zip(target.chunks_mut(stride.max(1)));
+    for ((_, arena), place) in places.filter(|((rank, _), _)| *rank != peers.rank) {
+        let source = arena?.read::<u8>(from)?;
+        if let Some(place) = place.get_mut(first..first + source.len()) {
+            place.copy_from_slice(&source);
+        }
+    }
+    Ok(())
+}
+
+/// What the others have for this rank, side by side, with its own among them if that has a place.
+fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError> {
+    let taker = peers.world.mesh.position(peers.rank, peers.group) as usize;
+    let given = Region { offset: part.given(taker), bytes: part.bytes };
+    for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| part.with_own || *giver != taker) {
+        let source = arena?.read::<u8>(given)?;
+        let landed = Region { offset: part.landing(giver, taker), bytes: part.bytes };
+        own.write::<u8>(landed)?.copy_from_slice(&source);
+    }
+    Ok(())
+}
+
+fn concatenate(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
+    let mut target = own.write::<u8>(part.to)?;
+    for ((_, arena), place) in peers.arenas().zip(target.chunks_exact_mut(part.from.bytes.max(1))) {
+        place.copy_from_slice(&arena?.read::<u8>(part.from)?);
+    }
+    Ok(())
+}
+
+/// bf16 values of all ranks, summed in f32.
+fn sum_bf16(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {
+    let mut target = own.write::<f32>(part.to)?;
+    for (position, (_, arena)) in peers.arenas().enumerate() {
+        let source = arena?.read::<bf16>(part.from)?;
+        for (sum, value) in target.iter_mut().zip(source.iter()) {
+            *sum = if position == 0 { value.to_f32() } else { *sum + value.to_f32() };
+        }
+    }
+    Ok(())
+}
+
+fn reduce(peers: Peers<'_>, own: &Arena, reduction: Reduction, part: Move) -> Result<(), OpError> {
+    let mut target = own.write::<f32>(part.to)?;
+    for (position, (_, arena)) in peers.arenas().enumerate() {
+        let source = arena?.read::<f32>(part.from)?;
+        match reduction {
+            _ if position == 0 => target.copy_from_slice(&source),
+            Reduction::Sum => target.iter_mut().zip(source.iter()).for_each(|(sum, value)| *sum += value),
+            Reduction::Max => target.iter_mut().zip(source.iter()).for_each(|(max, value)| {
+                if *value > *max || max.is_nan() {
+                    *max = *value;
+                }
+            }),
+        }
+    }
+    Ok(())
+}

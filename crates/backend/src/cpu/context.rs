@@ -1,0 +1,19 @@
+//! What a lane runs its tasks with.
+
+use std::sync::Arc;
+
+use super::memory::Arena;
+use super::surface::CpuSurface;
+use super::world::{Places, Presence};
+use crate::closures::Closures;
+use warpweft_plan::layout::Lane;
+
+/// Rank, arena, meeting places and closures of one lane.
+pub(super) struct LaneContext {
+    pub(super) lane: Lane,
+    pub(super) presence: Arc<Presence>,
+    pub(super) arena: Arc<Arena>,
+    /// Of a communicator's lane.
+    pub(super) places: Option<Places>,
+    pub(super) closures: Closures<CpuSurface>,
+}

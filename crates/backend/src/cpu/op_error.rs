@@ -1,0 +1,31 @@
+//! Why a task of a lane fails.
+
+use super::memory::BorrowError;
+use crate::BackendError;
+use crate::closures::{NoClosures, RuleFault};
+use warpweft_base::id::RankId;
+use warpweft_format::FormatError;
+
+/// Why a task failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum OpError {
+    #[error("{0}; please report it with the plan's fingerprint")]
+    Borrow(#[from] BorrowError),
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    NoClosures(#[from] NoClosures),
+    #[error(transparent)]
+    Rule(#[from] RuleFault),
+    #[error("this lane has no communicator; collectives belong on one")]
+    NoCommunicator,
+    #[error("{0} has not reserved its arena; reserve it before anything is enqueued")]
+    NoArena(RankId),
+    #[error(
+        "a slice of a gradient is shorter than the rows it is summed into; please report it with the plan's fingerprint"
+    )]
+    Slice,
+    /// The world is poisoned.
+    #[error(transparent)]
+    World(#[from] BackendError),
+}

@@ -1,0 +1,86 @@
+//! Looks up what ops name: slots, weights, buckets.
+//!
+//! Law: an answer fits. A region returned here lies inside the arena and is as long as was asked for;
+//! anything else is a refusal that says what does not fit.
+
+use std::sync::Arc;
+
+use super::Refusal;
+use warpweft_base::id::{BucketId, SlotId, WeightId};
+use warpweft_plan::compute::BoundProgram;
+use warpweft_plan::layout::{Binding, Bucket, Region, WeightLayout};
+use warpweft_plan::op::Vote;
+
+/// Looks things up in a binding.
+pub struct Binder<'a> {
+    pub(super) binding: &'a Binding<'a>,
+    pub(super) program: Arc<BoundProgram>,
+    pub(super) arena_bytes: usize,
+}
+
+impl Binder<'_> {
+    /// Where a slot is.
+    pub(super) fn region(&self, slot: SlotId) -> Result<Region, Refusal> {
+        let found = self.binding.arena.slots.get(slot.index());
+        let found = found.ok_or_else(|| format!("{slot} is not in the layout"))?;
+        let end = found.region.offset.checked_add(found.region.bytes);
+        if end.is_none_or(|end| end > self.arena_bytes) {
+            let (name, bytes) = (&found.name, self.arena_bytes);
+            return Err(format!("slot `{name}` lies outside of the arena of {bytes} bytes"));
+        }
+        Ok(found.region)
+    }
+
+    /// The first `bytes` bytes of a slot.
+    pub(super) fn bytes(&self, slot: SlotId, bytes: usize) -> Result<Region, Refusal> {
+        let region = self.region(slot)?;
+        region.part(0, bytes).ok_or_else(|| {
+            let name = &self.binding.arena.slot(slot).name;
+            format!("slot `{name}` has {} bytes, and the op needs {bytes}", region.bytes)
+        })
+    }
+
+    /// The first `count` values of type `T` of a slot.
+    pub(super) fn elements<T>(&self, slot: SlotId, count: usize) -> Result<Region, Refusal> {
+        self.bytes(slot, count.saturating_mul(size_of::<T>()))
+    }
+
+    /// The vote of a slot, if there is one.
+    pub(super) fn vote(&self, slot: Option<SlotId>) -> Result<Option<Region>, Refusal> {
+        slot.map(|slot| self.elements::<Vote>(slot, 1)).transpose()
+    }
+
+    pub(super) fn weight(&self, weight: WeightId) -> Result<&WeightLayout, Refusal> {
+        let found = self.binding.weights.layouts.get(weight.index());
+        found.ok_or_else(|| format!("{weight} is not in the model"))
+    }
+
+    pub(super) fn bucket(&self, bucket: BucketId) -> Result<&Bucket, Refusal> {
+        let found = self.binding.weights.buckets.get(bucket.index());
+        found.ok_or_else(|| format!("{bucket} is not in the model"))
+    }
+
+    /// Elements of the rows of `weight` that are real on this rank; they come first in its slots.
+    pub(super) fn real_elements(&self, weight: &WeightLayout) -> usize {
+        weight.shard.rows_of(self.binding.rank).rows * weight.shard.shape.cols
+    }
+
+    /// Number of ranks, in all replicas.
+    pub(super) fn ranks(&self) -> usize {
+        self.binding.weights.mesh.ranks() as usize
+    }
+
+    /// Number of ranks that hold a sharded weight together.
+    pub(super) fn shards(&self) -> usize {
+        self.binding.weights.mesh.shards() as usize
+    }
+
+    /// Which shard this rank holds.
+    pub(super) fn shard(&self) -> Result<usize, Refusal> {
+        let (rank, mesh) = (self.binding.rank, self.binding.weights.mesh);
+        if rank.number() < mesh.ranks() {
+            return Ok(mesh.shard_of(rank) as usize);
+        }
+        Err(format!("{rank} is not in the mesh"))
+    }
+}

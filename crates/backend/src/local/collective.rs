@@ -1,0 +1,316 @@
+//! Collectives: what each rank takes from its peers' arenas.
+//!
+//! Laws:
+//! - Offsets are the same in every arena; lengths come from the shard layout, and numbers of ranks from the
+//!   group that meets.
+//! - A rank with no real rows moves its stored zero rows and joins like any other (CO-2 holds as
+//!   well: what the slots hold does not matter).
+//! - A gather of planes brings what the other ranks hold, and nothing else: the rank's own part, padding and
+//!   rows that a format repeats are a task of their own ([`super::assemble`]). What needs values alone reads
+//!   the rank's own shard instead ([`super::planes`]).
+
+use super::Refusal;
+use super::binder::Binder;
+use warpweft_base::id::{SlotId, WeightId};
+use warpweft_format::{ElementType, PlaneSpec};
+use warpweft_plan::layout::{PlaneRegions, Region};
+use warpweft_plan::model::{ExchangeKind, Group};
+use warpweft_plan::op::{self, Chunk, Division, GatherPart, NormRecord, ReducePart, Reduction};
+
+/// One collective, bound to one rank.
+#[derive(Debug)]
+pub struct Collective {
+    /// The ranks that meet.
+    pub group: Group,
+    /// The first source slot, to compare with the peers' source slots.
+    pub(crate) source: Region,
+    /// Bytes the rank receives from others.
+    pub(crate) received: u64,
+    pub pull: Pull,
+}
+
+/// What a rank pulls.
+#[derive(Debug)]
+pub enum Pull {
+    /// The `from` of every other rank of the group, each to its place in `to`, which has one for every rank,
+    /// one after the other.
+    Gather(Vec<Move>),
+    /// Bytes of the `from` of every other rank of the group, each to its own place in `to`.
+    Chunk(Vec<PlanePiece>),
+    /// The `from` of every rank of the group, one after the other into `to`, which has no more bytes.
+    Concatenate(Move),
+    /// For every part, the slices of this element type that the group's ranks have for this one, summed in
+    /// f32.
+    ReduceScatter(ElementType, Vec<Scatter>),
+    /// For every part, the slices that the group's other ranks have for this one, side by side.
+    ExchangeGradient(Vec<Slices>),
+    /// The slices that all ranks of the group have for this one, its own among them.
+    AllToAll(Slices),
+    /// The `from` of every rank of the group, combined into `to`, and how the ranks share that work.
+    AllReduce(Reduction, Division, Vec<Move>),
+}
+
+/// Some bytes of every rank's share of one plane.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanePiece {
+    /// The same place in every arena.
+    pub from: Region,
+    /// The gathered plane.
+    pub to: Region,
+    /// Where in it rank 0's bytes go.
+    pub first: usize,
+    /// The distance from there to where the next rank's go.
+    pub stride: usize,
+}
+
+/// One gradient of a reduction.
+#[derive(Clone, Copy, Debug)]
+pub struct Scatter {
+    /// All ranks' slices, in rank order; the same place in every arena.
+    pub source: Region,
+    /// From this rank's slice to its f32 sum.
+    pub own: Move,
+}
+
+/// One gradient of an exchange, or one buffer. Ranks are numbered in their group.
+#[derive(Clone, Copy, Debug)]
+pub struct Slices {
+    /// The rank's slices for all, in rank order; the same place in every arena.
+    pub source: Region,
+    /// The others' slices for the rank, in rank order; the same place in every arena.
+    pub landed: Region,
+    /// Whether the rank's own slice has a place among them.
+    pub with_own: bool,
+    /// Bytes of a slice.
+    pub bytes: usize,
+}
+
+impl Slices {
+    /// Where in its arena any rank has what it gives to `taker`.
+    pub const fn given(&self, taker: usize) -> usize {
+        self.source.offset + self.bytes * taker
+    }
+
+    /// Where in the arena of `taker` the slice of `giver` lands, which is another rank unless own slices have a place.
+    pub const fn landing(&self, giver: usize, taker: usize) -> usize {
+        let place = if self.with_own || giver < taker { giver } else { giver - 1 };
+        self.landed.offset + self.bytes * place
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    pub from: Region,
+    pub to: Region,
+}
+
+impl Collective {
+    fn new(binder: &Binder<'_>, group: Group, source: Region, pull: Pull) -> Self {
+        let each: usize = match &pull {
+            Pull::Gather(moves) => moves.iter().map(|part| part.from.bytes).sum(),
+            Pull::AllReduce(_, _, moves) => op::given_to_each(
+                moves.iter().map(|part| part.from.bytes),
+                binder.binding.weights.mesh.size(group),
+            ),
+            Pull::Chunk(pieces) => pieces.iter().map(|piece| piece.from.bytes).sum(),
+            Pull::Concatenate(part) => part.from.bytes,
+            Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
+            Pull::ExchangeGradient(parts) => parts.iter().map(|part| part.bytes).sum(),
+            Pull::AllToAll(slices) => slices.bytes,
+        };
+        let peers = binder.binding.weights.mesh.size(group) - 1;
+        let received = (each as u64).saturating_mul(u64::from(peers));
+        Self { group, source, received, pull }
+    }
+
+    pub(super) fn all_gather(binder: &Binder<'_>, parts: &[GatherPart]) -> Result<Self, Refusal> {
+        let (mut moves, mut first) = (Vec::new(), None);
+        for part in parts {
+            let (source, planes) = gathered(binder, part)?;
+            first.get_or_insert(source);
+            moves.extend(planes);
+        }
+        let shards = binder.shards();
+        moves.iter().try_for_each(|part| fits(*part, shards))?;
+        Ok(Self::new(binder, Group::Shard, first.unwrap_or_default(), Pull::Gather(moves)))
+    }
+
+    /// Some bytes of a weight's shards.
+    pub(super) fn gather_chunk(
+        binder: &Binder<'_>,
+        part: &GatherPart,
+        chunk: Chunk,
+    ) -> Result<Self, Refusal> {
+        let (source, moves) = gathered(binder, part)?;
+        let whole: usize = moves.iter().map(|plane| plane.from.bytes).sum();
+        if chunk.begin >= chunk.end || chunk.end > whole {
+            return Err(format!("bytes {}..{} are no chunk of {whole}", chunk.begin, chunk.end));
+        }
+        let (mut pieces, mut begin) = (Vec::new(), 0);
+        for plane in moves {
+            fits(plane, binder.shards())?;
+            let Move { from, to } = plane;
+            let first = chunk.begin.clamp(begin, begin + from.bytes) - begin;
+            let bytes = chunk.end.clamp(begin, begin + from.bytes) - begin - first;
+            if let Some(moved) = from.part(first, bytes).filter(|moved| moved.bytes > 0) {
+                pieces.push(PlanePiece { from: moved, to, first, stride: from.bytes });
+            }
+            begin += from.bytes;
+        }
+        Ok(Self::new(binder, Group::Shard, source, Pull::Chunk(pieces)))
+    }
+
+    pub(super) fn gather_records(binder: &Binder<'_>, from: SlotId, to: SlotId) -> Result<Self, Refusal> {
+        let from = binder.elements::<NormRecord>(from, 1)?;
+        let to = binder.elements::<NormRecord>(to, binder.ranks())?;
+        Ok(Self::new(binder, Group::World, from, Pull::Concatenate(Move { from, to })))
+    }
+
+    pub(super) fn reduce_scatter(
+        binder: &Binder<'_>,
+        element: ElementType,
+        parts: &[ReducePart],
+    ) -> Result<Self, Refusal> {
+        summed_in(element)?;
+        let mut scatters = Vec::new();
+        for ReducePart { weight, from, to } in parts {
+            let layout = binder.weight(*weight)?;
+            spread(binder, *weight)?;
+            let own = layout.stored_elements() * element.bytes();
+            let source = binder.bytes(*from, own * binder.shards())?;
+            let rows = source.part(own * binder.shard()?, own);
+            let rows = rows.ok_or_else(|| format!("the gradient of `{}` has too few rows", layout.name))?;
+            let sum = binder.elements::<f32>(*to, layout.stored_elements())?;
+            scatters.push(Scatter { source, own: Move { from: rows, to: sum } });
+        }
+        let source = scatters.first().map_or_else(Region::default, |first| first.source);
+        Ok(Self::new(binder, Group::Shard, source, Pull::ReduceScatter(element, scatters)))
+    }
+
+    pub(super) fn exchange_gradient(
+        binder: &Binder<'_>,
+        element: ElementType,
+        parts: &[ReducePart],
+    ) -> Result<Self, Refusal> {
+        let slices = |part: &ReducePart| {
+            spread(binder, part.weight)?;
+            let bytes = binder.weight(part.weight)?.stored_elements() * element.bytes();
+            let source = binder.bytes(part.from, bytes * binder.shards())?;
+            let landed = binder.bytes(part.to, bytes * (binder.shards() - 1))?;
+            Ok(Slices { source, landed, with_own: false, bytes })
+        };
+        let slices = parts.iter().map(slices).collect::<Result<Vec<_>, Refusal>>()?;
+        let source = slices.first().map_or_else(Region::default, |first| first.source);
+        Ok(Self::new(binder, Group::Shard, source, Pull::ExchangeGradient(slices)))
+    }
+
+    pub(super) fn exchange_buffer(
+        binder: &Binder<'_>,
+        (kind, group): (ExchangeKind, Group),
+        from: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let ranks = binder.binding.weights.mesh.size(group);
+        let from = binder.region(from)?;
+        let received = kind.received(from.bytes, ranks);
+        let received = received.ok_or_else(|| format!("{} bytes are no {ranks} parts", from.bytes))?;
+        let to = binder.bytes(to, received)?;
+        let pull = match kind {
+            ExchangeKind::AllGather => Pull::Concatenate(Move { from, to }),
+            ExchangeKind::AllToAll => {
+                let bytes = kind.given_to_each(from.bytes, ranks);
+                Pull::AllToAll(Slices { source: from, landed: to, with_own: true, bytes })
+            }
+            ExchangeKind::Sum => combined(Reduction::Sum, ranks, vec![Move { from, to }]),
+            ExchangeKind::Max => combined(Reduction::Max, ranks, vec![Move { from, to }]),
+        };
+        Ok(Self::new(binder, group, from, pull))
+    }
+
+    /// One part of equal size for each rank that shares the weights, and of each.
+    pub(super) fn exchange_rows(
+        binder: &Binder<'_>,
+        weights: &[WeightId],
+        from: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let first = weights.first().ok_or("a round of no weight")?;
+        let bytes = binder.weight(*first)?.stored_elements().saturating_mul(size_of::<f32>());
+        let all = bytes.saturating_mul(binder.shards());
+        let (source, landed) = (binder.bytes(from, all)?, binder.bytes(to, all)?);
+        let pull = Pull::AllToAll(Slices { source, landed, with_own: true, bytes });
+        Ok(Self::new(binder, Group::Shard, source, pull))
+    }
+
+    pub(super) fn all_reduce(
+        binder: &Binder<'_>,
+        reduction: Reduction,
+        group: Group,
+        pairs: &[(SlotId, SlotId)],
+    ) -> Result<Self, Refusal> {
+        let mut moves = Vec::new();
+        for (from, to) in pairs {
+            let from = binder.region(*from)?;
+            moves.push(Move { from, to: binder.bytes(*to, from.bytes)? });
+        }
+        let source = moves.first().map_or_else(Region::default, |first| first.from);
+        let ranks = binder.binding.weights.mesh.size(group);
+        Ok(Self::new(binder, group, source, combined(reduction, ranks, moves)))
+    }
+}
+
+/// What `ranks` ranks hold, combined.
+fn combined(reduction: Reduction, ranks: u32, moves: Vec<Move>) -> Pull {
+    let division = Division::of(moves.iter().map(|part| part.from.bytes), ranks);
+    Pull::AllReduce(reduction, division, moves)
+}
+
+/// The slot of one weight's shard, and its planes with where they go: data first, then scales.
+pub(super) fn gathered(binder: &Binder<'_>, part: &GatherPart) -> Result<(Region, Vec<Move>), Refusal> {
+    let GatherPart { weight, orientation, from, to } = *part;
+    let layout = binder.weight(weight)?;
+    spread(binder, weight)?;
+    let (shard, gathered) = (layout.shard_planes(orientation), layout.gathered_planes(orientation));
+    let source = binder.bytes(from, PlaneRegions::bytes(&shard))?;
+    let target = binder.bytes(to, PlaneRegions::bytes(&gathered))?;
+    if shard.len() != gathered.len() || shard.iter().zip(&gathered).any(|(part, whole)| !stacks(part, whole))
+    {
+        return Err(format!("shards of `{}` do not lie one after the other when gathered", layout.name));
+    }
+    let (shard, gathered) = (PlaneRegions::within(source, &shard), PlaneRegions::within(target, &gathered));
+    let planes =
+        [Move { from: shard.data, to: gathered.data }, Move { from: shard.scale, to: gathered.scale }];
+    Ok((source, planes.into_iter().filter(|plane| plane.to.bytes > 0).collect()))
+}
+
+/// Checks that there is room for the parts of that many ranks.
+fn fits(part: Move, ranks: usize) -> Result<(), Refusal> {
+    if part.from.bytes.saturating_mul(ranks) <= part.to.bytes {
+        return Ok(());
+    }
+    Err(format!("{ranks} parts of {} bytes do not fit", part.from.bytes))
+}
+
+/// Collectives of one weight need a shard of it on every rank of a replica.
+pub(super) fn spread(binder: &Binder<'_>, weight: WeightId) -> Result<(), Refusal> {
+    let layout = binder.weight(weight)?;
+    if layout.shard.ranks as usize == binder.shards() {
+        return Ok(());
+    }
+    Err(format!("`{}` is not sharded over {} ranks", layout.name, binder.shards()))
+}
+
+/// Whether the rows of `whole` are as long as those of `part`, so that parts stacked one after the other give it.
+fn stacks(part: &PlaneSpec, whole: &PlaneSpec) -> bool {
+    part.row_bytes() == whole.row_bytes()
+}
+
+/// Gradients are summed in two element types, by whatever op.
+pub(super) fn summed_in(element: ElementType) -> Result<(), Refusal> {
+    match element {
+        ElementType::F32 | ElementType::Bf16 => Ok(()),
+        ElementType::U8 | ElementType::U32 => {
+            Err(format!("gradients are summed in f32 or bf16, not in {element}"))
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Gradients on their way to the optimizer: sum, accumulate, norm, vote.
+//!
+//! Laws:
+//! - The mean over ranks and micro-batches is taken at accumulate: a contribution is multiplied by the f32
+//!   reciprocal of the product of both numbers, rounded once, then added. For a power of two that is an exact
+//!   division. A sum that accumulates in the same pass does the same to the finished sum.
+//! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first
+//!   replica, a replicated weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks
+//!   contribute only their fault words.
+
+use half::bf16;
+
+use super::Refusal;
+use super::binder::Binder;
+use super::collective::{spread, summed_in};
+use warpweft_base::id::{RankId, SlotId, WeightId};
+use warpweft_format::ElementType;
+use warpweft_format::Shape;
+use warpweft_plan::layout::Region;
+use warpweft_plan::model::Placement;
+use warpweft_plan::op::{NormRecord, SumPart, SumTarget, Vote};
+
+/// Adds a gradient into a sum.
+#[derive(Debug)]
+pub struct Accumulate {
+    pub from: Region,
+    pub into: Region,
+    pub factor: f32,
+    pub first: bool,
+}
+
+impl Accumulate {
+    pub fn resolve(
+        binder: &Binder<'_>,
+        weight: WeightId,
+        from: SlotId,
+        into: SlotId,
+        first: bool,
+    ) -> Result<Self, Refusal> {
+        let elements = binder.weight(weight)?.stored_elements();
+        Ok(Self {
+            from: binder.elements::<f32>(from, elements)?,
+            into: binder.elements::<f32>(into, elements)?,
+            factor: mean(binder),
+            first,
+        })
+    }
+
+    /// Adds a full gradient, undivided, to another.
+    pub(super) fn whole(
+        binder: &Binder<'_>,
+        weight: WeightId,
+        from: SlotId,
+        into: SlotId,
+    ) -> Result<Self, Refusal> {
+        let elements = binder.weight(weight)?.shard.padded().elements();
+        Ok(Self {
+            from: binder.elements::<f32>(from, elements)?,
+            into: binder.elements::<f32>(into, elements)?,
+            factor: 1.0,
+            first: false,
+        })
+    }
+}
+
+/// Sums the rank's slices of gradients.
+#[derive(Debug)]
+pub struct SumGradient {
+    /// The element type of the slices.
+    pub element: ElementType,
+    /// The factor that turns a sum into the mean.
+    pub factor: f32,
+    pub sums: Vec<RowSum>,
+}
+
+/// The sum of one gradient's slices.
+#[derive(Debug)]
+pub struct RowSum {
+    /// The slices, in rank order.
+    pub slices: Vec<Region>,
+    pub into: Region,
+    pub target: SumTarget,
+}
+
+impl SumGradient {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        element: ElementType,
+        parts: &[SumPart],
+    ) -> Result<Self, Refusal> {
+        summed_in(element)?;
+        let sums = parts.iter().map(|part| RowSum::resolve(binder, element, part));
+        Ok(Self { element, factor: mean(binder), sums: sums.collect::<Result<_, _>>()? })
+    }
+}
+
+impl RowSum {
+    fn resolve(binder: &Binder<'_>, element: ElementType, part: &SumPart) -> Result<Self, Refusal> {
+        spread(binder, part.weight)?;
+        let layout = binder.weight(part.weight)?;
+        let (shards, shard) = (binder.shards(), binder.shard()?);
+        let bytes = layout.stored_elements() * element.bytes();
+        let of = |region: Region, number: usize| {
+            let slice = region.part(bytes * number, bytes);
+            slice.ok_or_else(|| format!("a slot of `{}` has too few slices", layout.name))
+        };
+        let own = of(binder.bytes(part.own, bytes * shards)?, shard)?;
+        let landed = match part.landed {
+            Some(slot) => binder.bytes(slot, bytes * (shards - 1))?,
+            None if shards == 1 => Region::default(),
+            None => {
+                return Err(format!("nothing landed of `{}`, and {shards} ranks give of it", layout.name));
+            }
+        };
+        let mut slices = (0..shards - 1).map(|number| of(landed, number)).collect::<Result<Vec<_>, _>>()?;
+        slices.insert(shard, own);
+        let into = binder.elements::<f32>(part.into, layout.stored_elements())?;
+        Ok(Self { slices, into, target: part.target })
+    }
+}
+
+/// One over the number of ranks and of micro-batches.
+fn mean(binder: &Binder<'_>) -> f32 {
+    1.0 / (binder.ranks() * binder.binding.micro_batches as usize) as f32
+}
+
+/// Rounds a full gradient to bf16.
+#[derive(Debug)]
+pub struct Round {
+    pub from: Region,
+    pub to: Region,
+    /// The shape of the padded weight: a row of the gradient is a row of it.
+    pub shape: Shape,
+}
+
+impl Round {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        weight: WeightId,
+        from: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let shape = binder.weight(weight)?.shard.padded();
+        Ok(Self {
+            from: binder.elements::<f32>(from, shape.elements())?,
+            to: binder.elements::<bf16>(to, shape.elements())?,
+            shape,
+        })
+    }
+}
+
+/// The rank's share of the squared norm, and its fault word.
+#[derive(Debug)]
+pub struct GradNorm {
+    pub main_grads: Vec<Region>,
+    pub fault: Region,
+    pub record: Region,
+}
+
+impl GradNorm {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        main_grads: &[(WeightId, SlotId)],
+        fault: SlotId,
+        record: SlotId,
+    ) -> Result<Self, Refusal> {
+        let mut counted = Vec::new();
+        for (weight, slot) in main_grads {
+            let layout = binder.weight(*weight)?;
+            let counts = match layout.placement {
+                Placement::Sharded => binder.binding.weights.mesh.replica_of(binder.binding.rank) == 0,
+                Placement::Replicated => binder.binding.rank == RankId::new(0),
+            };
+            if counts {
+                counted.push(binder.elements::<f32>(*slot, binder.real_elements(layout))?);
+            }
+        }
+        Ok(Self {
+            main_grads: counted,
+            fault: binder.elements::<u32>(fault, 1)?,
+            record: binder.elements::<NormRecord>(record, 1)?,
+        })
+    }
+}
+
+/// The verdict over the step.
+#[derive(Debug)]
+pub struct CastVote {
+    pub records: Region,
+    pub optimizer_step: Region,
+    pub gradient_scale: Region,
+    pub vote: Region,
+    pub max_norm: f32,
+}
+
+impl CastVote {
+    pub(super) fn resolve(
+        binder: &Binder<'_>,
+        records: SlotId,
+        optimizer_step: SlotId,
+        gradient_scale: SlotId,
+        vote: SlotId,
+    ) -> Result<Self, Refusal> {
+        Ok(Self {
+            records: binder.elements::<NormRecord>(records, binder.ranks())?,
+            optimizer_step: binder.elements::<u32>(optimizer_step, 1)?,
+            gradient_scale: binder.elements::<f32>(gradient_scale, 1)?,
+            vote: binder.elements::<Vote>(vote, 1)?,
+            max_norm: binder.binding.settings.optimizer.max_norm,
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! The trainer's own rule on a rank's slices and matrices.
+//!
+//! Law: what the rule is lent, and what is looked at behind it, are real rows alone. Every value that an update leaves
+//! is held to the same bounds as what Adam leaves; what was prepared and transformed before shows in it.
+
+use std::sync::Arc;
+
+use super::Refusal;
+use super::binder::Binder;
+use super::optimizer::parameters;
+use warpweft_base::id::{BucketId, SlotId, WeightId};
+use warpweft_format::Via;
+use warpweft_plan::compute::{
+    BoundMatrix, BoundPreparation, BoundRows, BoundState, BoundTransformation, BoundUpdate, Lent, RuleTask,
+    UpdatedWeight,
+};
+use warpweft_plan::layout::{OptimizerSettings, Region, WeightLayout};
+use warpweft_plan::model::ShardRows;
+use warpweft_plan::op::{PrepareOperand, UpdateOperand, Vote};
+
+/// A part of the trainer's own rule.
+#[derive(Debug)]
+pub struct Rule {
+    /// What the rule is lent.
+    pub task: Arc<RuleTask>,
+    pub vote: Region,
+    /// What is looked at behind it: masters and states, each with the largest magnitude from which training goes on.
+    pub looked_at: Vec<(Region, f32)>,
+}
+
+impl Rule {
+    /// An update of weights of one bucket and parameter group.
+    pub(super) fn update(
+        binder: &Binder<'_>,
+        (settings, via): (OptimizerSettings, Via),
+        bucket: BucketId,
+        operands: &[UpdateOperand],
+        (vote, learning_rate): (SlotId, SlotId),
+        transformed: Option<SlotId>,
+    ) -> Result<Self, Refusal> {
+        let weights = binder.binding.weights;
+        let (mut states, mut looked_at) = (Vec::new(), Vec::new());
+        let (weight_decay, learning_rate_scale) =
+            parameters(binder, operands.iter().map(|operand| operand.weight), settings)?;
+        for (place, operand) in operands.iter().enumerate() {
+            let layout = binder.weight(operand.weight)?;
+            let elements = binder.real_elements(layout);
+            let real = |slot| binder.elements::<f32>(slot, elements);
+            let master = real(operand.master)?;
+            let kept: Vec<Region> = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
+            looked_at.push((master, via.largest(layout.format)));
+            looked_at.extend(kept.iter().map(|list| (*list, weights.state.largest_moment())));
+            states.push(BoundState {
+                weight: UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank)),
+                master,
+                kept,
+                main_grad: real(operand.main_grad)?,
+                transformed: transformed.map(|slot| rows(binder, slot, place, layout)).transpose()?,
+                lent: Lent::default(),
+            });
+        }
+        states.sort_unstable_by_key(|state: &BoundState| state.weight.id);
+        let vote = binder.elements::<Vote>(vote, 1)?;
+        let name = name("update", states.iter().map(|state| &state.weight), &bucket.to_string());
+        let update = BoundUpdate {
+            program: binder.binding.program.to_owned(),
+            name,
+            states,
+            vote,
+            learning_rate: binder.elements::<f32>(learning_rate, 1)?,
+            learning_rate_scale,
+            weight_decay,
+        };
+        Ok(Self { task: Arc::new(RuleTask::Update(update)), vote, looked_at })
+    }
+
+    /// The rows of a round of matrices. Its lists are looked at behind the update, which may change them again.
+    pub(super) fn prepare(
+        binder: &Binder<'_>,
+        bucket: BucketId,
+        operands: &[PrepareOperand],
+        vote: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let mut bound = Vec::with_capacity(operands.len());
+        for (place, operand) in operands.iter().enumerate() {
+            let layout = binder.weight(operand.weight)?;
+            let elements = binder.real_elements(layout);
+            let real = |slot| binder.elements::<f32>(slot, elements);
+            bound.push(BoundRows {
+                weight: UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank)),
+                kept: operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?,
+                main_grad: real(operand.main_grad)?,
+                prepared: rows(binder, to, place, layout)?,
+                lent: Lent::default(),
+            });
+        }
+        bound.sort_unstable_by_key(|rows: &BoundRows| rows.weight.id);
+        let vote = binder.elements::<Vote>(vote, 1)?;
+        let name = name("preparation", bound.iter().map(|rows| &rows.weight), &bucket.to_string());
+        let program = binder.binding.program.to_owned();
+        let task = RuleTask::Prepare(BoundPreparation {
+            program,
+            name,
+            rows: bound,
+            vote,
+            spoiled: binder.binding.spoiled,
+        });
+        Ok(Self { task: Arc::new(task), vote, looked_at: Vec::new() })
+    }
+
+    /// The matrix of a round that this rank has, if there is one.
+    pub(super) fn transform(
+        binder: &Binder<'_>,
+        weights: &[WeightId],
+        vote: SlotId,
+        from: SlotId,
+        to: SlotId,
+    ) -> Result<Self, Refusal> {
+        let place = match weights.first() {
+            Some(first) if binder.weight(*first)?.shard.ranks > 1 => binder.shard()?,
+            _ => 0,
+        };
+        let matrix = match weights.get(place) {
+            None => None,
+            Some(weight) => {
+                let layout = binder.weight(*weight)?;
+                let shape = layout.shard.shape;
+                let whole = |slot| binder.elements::<f32>(slot, shape.elements());
+                let weight = UpdatedWeight::of(*weight, layout, ShardRows { begin: 0, rows: shape.rows });
+                Some(BoundMatrix { weight, from: whole(from)?, to: whole(to)?, lent: Lent::default() })
+            }
+        };
+        let vote = binder.elements::<Vote>(vote, 1)?;
+        let name = name("transformation", matrix.iter().map(|matrix| &matrix.weight), "no matrix");
+        let program = binder.binding.program.to_owned();
+        let task = RuleTask::Transform(BoundTransformation {
+            program,
+            name,
+            matrix,
+            vote,
+            spoiled: binder.binding.spoiled,
+        });
+        Ok(Self { task: Arc::new(task), vote, looked_at: Vec::new() })
+    }
+}
+
+/// The rank's rows of the weight at `place` of a round, in a slot that has those of all.
+fn rows(binder: &Binder<'_>, slot: SlotId, place: usize, layout: &WeightLayout) -> Result<Region, Refusal> {
+    let stored = layout.stored_elements().saturating_mul(size_of::<f32>());
+    let end = stored.saturating_mul(place.saturating_add(1));
+    let part = binder.bytes(slot, end)?.part(end - stored, binder.real_elements(layout) * size_of::<f32>());
+    part.ok_or_else(|| format!("`{}` has more rows than a shard stores", layout.name))
+}
+
+/// What a part of the rule is called, for messages.
+fn name<'a>(
+    part: &str,
+    mut weights: impl ExactSizeIterator<Item = &'a UpdatedWeight>,
+    otherwise: &str,
+) -> String {
+    let others = weights.len().saturating_sub(1);
+    match weights.next() {
+        None => format!("{part} of {otherwise}"),
+        Some(first) if others == 0 => format!("{part} of `{}`", first.name),
+        Some(first) => format!("{part} of `{}` and {others} more weights", first.name),
+    }
+}

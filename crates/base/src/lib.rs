@@ -1,0 +1,32 @@
+//! What every crate of **warpweft** names: indices, digests, amounts of time, errors in words, whole files.
+//!
+//! Law: nothing here knows a weight, a plan or a device. No version number promises anything of this crate: it is
+//! public for the crates of warpweft alone. Use `warpweft`, which exports what a trainer needs.
+//!
+//! | module | idea |
+//! |---|---|
+//! | [`id`] | newtypes for every index |
+//! | [`time`], [`median`] | nanoseconds and intervals of them; what counts of several measurements |
+//! | [`errors`], [`panics`], [`near`] | errors in words; the message of a panic; the name that was meant |
+//! | [`digest`], [`noise`] | numbers that say whether bytes are the same; numbers that look random |
+//! | [`queue`] | queues that allocate nothing late |
+//! | [`whole_file`] | regular files, and files that are replaced whole |
+//!
+//! ```
+//! use warpweft_base::id::RankId;
+//! use warpweft_base::near::near;
+//!
+//! assert_eq!(RankId::new(3).to_string(), "rank 3");
+//! assert_eq!(near("prefetch.dept", ["memory.budget", "prefetch.depth"].into_iter()), ["prefetch.depth"]);
+//! ```
+
+pub mod digest;
+pub mod errors;
+pub mod id;
+pub mod median;
+pub mod near;
+pub mod noise;
+pub mod panics;
+pub mod queue;
+pub mod time;
+pub mod whole_file;

@@ -1,0 +1,146 @@
+//! When tasks ran, by events that their lanes pass.
+//!
+//! Laws:
+//! - A task has one event, after all that was enqueued for it; when it began is inferred (`chronicle`). Where
+//!   that cannot be done, it has one before it too. In a recording every event is a node that takes time.
+//! - Where one of the plan's own events is recorded right after an issued task, the task's event is used in
+//!   its place: the same point of the same lane, passed once. Otherwise these events order nothing. In a
+//!   recording they order nothing at all: there the plan's events are edges.
+//! - All events are made when a plan is bound and serve every step; telling allocates nothing once
+//!   warm (BK-2).
+//! - They are read as they are passed while the rank waits for its lanes, where that delays nothing, and the
+//!   last of them after the step.
+//! - Event times are differences in f32 milliseconds, so they are taken from an event of the same step. That
+//!   event is recorded on an idle stream, and the host polls it until it is passed, some microseconds. So
+//!   both clocks are known to agree within one poll, and what the host enqueues later ends later.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::chronicle::Chronicle;
+use super::context::Context;
+use super::failure::CudaFailure;
+use super::stream::{Event, Stream};
+use warpweft_backend::TaskInterval;
+use warpweft_backend::bell::lock;
+use warpweft_backend::clock::Clock;
+use warpweft_base::id::{EventId, LaneId, TaskId};
+
+/// Events read at a time while a lane is waited for. That takes a few microseconds, so the lane's end is not
+/// seen late.
+const SOME: usize = 16;
+
+/// How long the host polls a step's first event, at most. It is passed late where other work keeps the device
+/// busy.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// The events of a bound plan. Those of a recorded step are part of the recording.
+#[derive(Debug)]
+pub(super) struct Clocks {
+    clock: Clock,
+    start: Event,
+    tasks: Vec<TaskClocks>,
+    chronicle: Mutex<Chronicle>,
+}
+
+/// The events of one task.
+#[derive(Debug)]
+struct TaskClocks {
+    /// Passed only where the task comes after nothing.
+    begin: Event,
+    end: Event,
+}
+
+impl Clocks {
+    pub(super) fn new(context: &Arc<Context>, clock: Clock, tasks: usize) -> Result<Self, CudaFailure> {
+        let event = || Event::clock(Arc::clone(context));
+        let chronicle = Mutex::new(Chronicle::new(tasks));
+        let task = |_| Ok(TaskClocks { begin: event()?, end: event()? });
+        let tasks = (0..tasks).map(task).collect::<Result<_, CudaFailure>>()?;
+        Ok(Self { clock, start: event()?, tasks, chronicle })
+    }
+
+    /// A step begins; `idle` has nothing to do.
+    pub(super) fn begin(&self, idle: &Stream) -> Result<(), CudaFailure> {
+        idle.record(&self.start)?;
+        let recorded = self.clock.now();
+        let started = idle.meter().driver(|| {
+            let mut now = recorded;
+            while !self.start.is_passed() && u128::from(now - recorded) < LOOK.as_nanos() {
+                now = self.clock.now();
+            }
+            now
+        });
+        lock(&self.chronicle).begin_step(started);
+        Ok(())
+    }
+
+    /// A recording begins, or was launched.
+    pub(super) fn begin_anew(&self) {
+        lock(&self.chronicle).begin_anew();
+    }
+
+    /// Enqueues a task by `work`, to be timed in this step.
+    pub(super) fn issued(
+        &self,
+        task: TaskId,
+        (lane, stream): (LaneId, &Stream),
+        work: impl FnOnce() -> Result<(), CudaFailure>,
+    ) -> Result<(), CudaFailure> {
+        let Some(clocks) = self.tasks.get(task.index()) else { return work() };
+        if lock(&self.chronicle).put(lane, task, Some(self.clock.now())) {
+            stream.record(&clocks.begin)?;
+        }
+        work()?;
+        stream.record(&clocks.end)
+    }
+
+    /// Records a task by `work`, to be timed in every replay.
+    pub(super) fn recorded(
+        &self,
+        task: TaskId,
+        (lane, stream): (LaneId, &Stream),
+        work: impl FnOnce() -> Result<(), CudaFailure>,
+    ) -> Result<(), CudaFailure> {
+        let Some(clocks) = self.tasks.get(task.index()) else { return work() };
+        if lock(&self.chronicle).put(lane, task, None) {
+            stream.record_in_replays(&clocks.begin)?;
+        }
+        work()?;
+        stream.record_in_replays(&clocks.end)
+    }
+
+    /// `event` is to be recorded on `lane`. Returns what is there already, if the lane passed the clock of
+    /// its last task just before.
+    pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
+        self.behind(lock(&self.chronicle).event_recorded(lane, event)?)
+    }
+
+    /// `lane` is to wait for `event`. Returns what is where that was recorded, as [`Clocks::event_recorded`]
+    /// said.
+    pub(super) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
+        self.behind(lock(&self.chronicle).event_waited(lane, event)?)
+    }
+
+    fn behind(&self, task: TaskId) -> Option<&Event> {
+        self.tasks.get(task.index()).map(|clocks| &clocks.end)
+    }
+
+    /// How many nanoseconds after the step's start a task had ended; `None` if its lane has not come there.
+    fn ended(&self, task: TaskId) -> Option<f64> {
+        self.behind(task)?.since(&self.start)
+    }
+
+    /// Reads some of the events that were passed. Says whether there was one.
+    pub(super) fn read_some(&self) -> bool {
+        lock(&self.chronicle).note_ends(SOME, |task| self.ended(task))
+    }
+
+    /// The interval of every task of the last step, issued or replayed; zeros for one that did not run.
+    pub(super) fn intervals(&self, into: &mut Vec<TaskInterval>) {
+        let mut chronicle = lock(&self.chronicle);
+        chronicle.note_all_ends(|task| self.ended(task));
+        let entered = |task: TaskId| self.tasks.get(task.index())?.begin.since(&self.start);
+        chronicle.intervals(entered, into);
+    }
+}

@@ -1,0 +1,88 @@
+//! One in-order queue of a GPU, for the tool's work outside a session.
+//!
+//! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue.
+//! Nothing here enforces this, so it is not for embedders.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use super::super::failure::CudaFailure;
+use super::super::stream::{Graph, Priority, Stream};
+use super::super::surface::CudaHandles;
+use super::blas::Blas;
+use super::buffer::DeviceBuffer;
+
+/// An in-order queue of one GPU: what a session's compute lane is to closures, for a program that has no session.
+#[derive(Debug)]
+pub struct Queue {
+    stream: Stream,
+    handles: CudaHandles,
+    blas: Rc<Blas>,
+}
+
+/// Work of a queue, recorded once, to be enqueued by one launch.
+#[derive(Debug)]
+pub struct Recording(Graph);
+
+impl Queue {
+    pub(crate) fn new(blas: &Rc<Blas>) -> Result<Self, CudaFailure> {
+        let stream = Stream::create(Arc::clone(&blas.context), Priority::Least)?;
+        // SAFETY: the stream is one of the device's primary context, which is current, and lives as long as
+        // the queue that lends the handles.
+        let handles = unsafe { CudaHandles::new(stream.handle(), blas.context.ordinal()) };
+        Ok(Self { stream, handles, blas: Rc::clone(blas) })
+    }
+
+    /// What layers enqueue with, valid for as long as the queue lives.
+    #[must_use]
+    pub const fn handles(&self) -> &CudaHandles {
+        &self.handles
+    }
+
+    /// Waits until everything enqueued so far has run.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Call`], also for work that failed.
+    pub fn synchronize(&self) -> Result<(), CudaFailure> {
+        self.stream.synchronize()
+    }
+
+    /// Records what `work` enqueues, instead of running it. What it launches must have run once before.
+    ///
+    /// # Errors
+    /// Those of `work`, and of the recording.
+    pub fn record<E: From<CudaFailure>>(
+        &self,
+        work: impl FnOnce(&CudaHandles) -> Result<(), E>,
+    ) -> Result<Recording, E> {
+        self.blas.make_current()?;
+        self.stream.begin_capture()?;
+        let worked = work(&self.handles);
+        let graph = self.stream.end_capture();
+        worked?;
+        let graph = graph?;
+        self.stream.upload_graph(&graph)?;
+        Ok(Recording(graph))
+    }
+
+    /// Enqueues what was recorded.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Call`].
+    pub fn replay(&self, recording: &Recording) -> Result<(), CudaFailure> {
+        self.stream.launch(&recording.0)
+    }
+
+    /// Copies a buffer to the host, after everything enqueued so far.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Call`].
+    pub fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>, CudaFailure> {
+        let (address, len) = buffer.place();
+        let mut values = vec![T::zeroed(); len];
+        self.stream.download(address, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
+    }
+}

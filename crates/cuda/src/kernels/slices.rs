@@ -1,0 +1,129 @@
+//! Sums of the slices that ranks gave of gradients, accumulated in the same pass: the second half of
+//! `kernels/sum.cu`.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::super::address::DeviceAddress;
+use super::super::failure::CudaFailure;
+use super::check::{element_aligned, narrow, present};
+use super::launch::{KernelLaunch, THREADS};
+use super::module::Kernels;
+use super::source::Family;
+use super::tiles::{TileArguments, TileTable};
+use warpweft_format::ElementType;
+use warpweft_plan::op::SumTarget;
+
+/// Slices of one gradient that are summed into one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicesOperand {
+    /// The ranks' slices, in rank order; at least one.
+    pub slices: Vec<DeviceAddress>,
+    /// The result, f32, written or updated; none of the slices.
+    pub into: DeviceAddress,
+    /// Number of elements of a slice.
+    pub elements: usize,
+    /// What is done with the sum.
+    pub target: SumTarget,
+}
+
+/// `SlicesTensor` of the kernels.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct SlicesTensor {
+    slices: DeviceAddress,
+    into: DeviceAddress,
+    count: u64,
+    slice_count: u32,
+    aligned: u16,
+    target: u16,
+}
+const _: () = assert!(size_of::<SlicesTensor>() == 32);
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct SlicesArguments {
+    tiles: TileArguments,
+    tensors: DeviceAddress,
+    factor: f32,
+    reserved: u32,
+}
+
+/// `TILE` of the kernels.
+const TILE: u64 = 4096;
+
+/// `ROWS`, `FIRST` and `MORE` of the kernels.
+pub(super) const fn number(target: SumTarget) -> u16 {
+    match target {
+        SumTarget::Rows => 0,
+        SumTarget::First => 1,
+        SumTarget::More => 2,
+    }
+}
+
+impl Kernels {
+    /// The sums of slices in rank order in f32: as they are, or multiplied by `factor`, rounded, and stored
+    /// or added. Slices are f32 or bfloat16.
+    ///
+    /// # Errors
+    /// [`CudaFailure::Refused`] for no slices, another element type, an address that is missing or misaligned.
+    pub fn sum_slices(
+        &self,
+        element: ElementType,
+        operands: &[SlicesOperand],
+        factor: f32,
+    ) -> Result<KernelLaunch, CudaFailure> {
+        let name = match element {
+            ElementType::F32 => c"sum_slices_f32",
+            ElementType::Bf16 => c"sum_slices_bf16",
+            ElementType::U8 | ElementType::U32 => {
+                return Err(CudaFailure::Refused(format!("no sum of {element} slices")));
+            }
+        };
+        for operand in operands {
+            check(operand, element)?;
+        }
+        let addresses: Vec<DeviceAddress> =
+            operands.iter().flat_map(|operand| operand.slices.iter().copied()).collect();
+        let counts: Vec<u32> =
+            operands.iter().map(|operand| narrow("ranks", operand.slices.len())).collect::<Result<_, _>>()?;
+        let tiles = operands.iter().map(|operand| (operand.elements as u64).div_ceil(TILE));
+        let bytes = size_of_val(addresses.as_slice());
+        let table = TileTable::with_workspace(operands.len(), tiles, bytes, |workspace| {
+            let mut slices = workspace;
+            let descriptors = operands.iter().zip(counts).map(|(operand, slice_count)| {
+                let own = slices;
+                slices = slices.plus(size_of_val(operand.slices.as_slice()));
+                let mut all = operand.slices.iter().chain([&operand.into]);
+                SlicesTensor {
+                    slices: own,
+                    into: operand.into,
+                    count: operand.elements as u64,
+                    slice_count,
+                    aligned: u16::from(all.all(|address| address.number().is_multiple_of(16))),
+                    target: number(operand.target),
+                }
+            });
+            (descriptors.collect(), bytemuck::cast_slice(&addresses).to_vec())
+        })?;
+        let arguments =
+            SlicesArguments { tiles: table.tiles, tensors: table.descriptors, factor, reserved: 0 };
+        let function = self.function(Family::Sum, name)?;
+        Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
+    }
+}
+
+fn check(operand: &SlicesOperand, element: ElementType) -> Result<(), CudaFailure> {
+    if operand.slices.is_empty() {
+        return Err(CudaFailure::Refused("no rank contributes to a sum".into()));
+    }
+    present("a sum", operand.into)?;
+    element_aligned("a sum", operand.into, 4)?;
+    for slice in &operand.slices {
+        present("a rank's slice", *slice)?;
+        element_aligned("a rank's slice", *slice, element.bytes() as u64)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mirrors!(Family::Sum, TILE);

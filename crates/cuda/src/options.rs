@@ -1,0 +1,64 @@
+//! Choices of a CUDA world.
+
+use std::time::Duration;
+
+use super::context::DeviceOrdinal;
+use warpweft_backend::{DeviceTimes, SignalBy};
+use warpweft_plan::policy::Reduce;
+
+/// How bytes get from one GPU to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Copy engines write into the peers' memory, or a kernel does where little is sent
+    /// ([`CudaOptions::kernel_bytes`]). Needs GPUs that reach each other. Over several hosts, which need the
+    /// same number of ranks, numbered host by host, this holds inside each host, and NCCL carries what goes
+    /// between them.
+    Peer,
+    /// NCCL's collectives. Needs a GPU of its own for each rank.
+    Nccl,
+}
+
+/// Choices of a CUDA world.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaOptions {
+    /// The GPU of every rank of this process, in rank order. Ranks may share one, to try things out: all ranks then
+    /// also meet on the host, twice in every turn of a collective, and steps are not recorded.
+    pub devices: Vec<DeviceOrdinal>,
+    /// `None` takes [`Transport::Peer`] where all GPUs of a host reach each other, and over several hosts if
+    /// these have the same number of ranks and more than one; NCCL elsewhere.
+    pub transport: Option<Transport>,
+    /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
+    pub reduce: Reduce,
+    /// Copies of the model: the world is a mesh of that many replicas. Over several hosts with
+    /// [`Transport::Peer`], replicas fill hosts or hosts fill replicas.
+    pub replicas: u32,
+    /// Up to this many bytes per neighbour, a collective of [`Transport::Peer`] goes by one kernel instead of
+    /// copy engines. A kernel waits for a multiprocessor, and takes some from the products beside it. It
+    /// costs the host one launch, where engines cost a call per word and copy, and in a recording they do so
+    /// at every launch of it.
+    pub kernel_bytes: usize,
+    /// What sets the words by which ranks meet that push with copy engines. Ranks need not agree.
+    pub signal_by: SignalBy,
+    /// What measures begin and end of every task on the device; `None` for nothing, except events in plans
+    /// that ask for it.
+    pub timeline: Option<DeviceTimes>,
+    /// How long a rank waits for the others, and for a lane to make progress, before it gives up the world.
+    pub deadline: Duration,
+}
+
+impl CudaOptions {
+    /// One rank on each device, everything else as usual.
+    #[must_use]
+    pub fn new(devices: Vec<DeviceOrdinal>) -> Self {
+        Self {
+            devices,
+            transport: None,
+            reduce: Reduce::Ordered,
+            replicas: 1,
+            kernel_bytes: 0,
+            signal_by: SignalBy::Auto,
+            timeline: None,
+            deadline: Duration::from_secs(30),
+        }
+    }
+}

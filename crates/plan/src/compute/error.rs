@@ -1,0 +1,326 @@
+//! Why a call could not be carried out.
+//!
+//! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on. An error of an
+//! update comes too late for that and ends the session.
+
+use warpweft_base::errors::{listed, shown, with_causes};
+use warpweft_base::id::WeightId;
+use warpweft_format::ElementType;
+
+/// Why a call could not be carried out.
+#[derive(Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ComputeError {
+    /// The call did not declare what its closure asked for.
+    #[error("call `{call}` asked for {what}, which it did not declare; add it to the call's declaration")]
+    NotDeclared {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+    },
+    /// The closure returned without asking for what its call declares to overwrite.
+    #[error(
+        "call `{call}` declares to write {what}, and its closure returned without asking for it, so it holds whatever \
+         lay there; write it (zeros, if there is nothing to say), or take it out of the call's declaration"
+    )]
+    NotWritten {
+        /// The call's name.
+        call: String,
+        /// The gradient or buffer.
+        what: String,
+    },
+    /// The closure returned and left elements as the checking layer had filled them, or added to those.
+    #[error(
+        "{task} writes {what}, and its closure left {missing} of its {elements} elements as they were, the first at {first} (counted from 0), or computed them from memory that nothing wrote; write every element, and add nothing to what is there (check = true fills it with a NaN, and found that NaN again)"
+    )]
+    PartlyWritten {
+        /// The call, or the part of a rule of updates.
+        task: String,
+        /// The gradient, output, or rows.
+        what: String,
+        /// Elements that were left.
+        missing: usize,
+        /// Elements there are.
+        elements: usize,
+        /// The first that was left.
+        first: usize,
+    },
+    /// The weights are to be updated by a rule that the closures do not have.
+    #[error(
+        "optimizer.own_states is set, and the closures have no rule of updates: give them one by compute::updating or Compute::update, or remove optimizer.own_states for Adam"
+    )]
+    NoRule,
+    /// The closures have a rule of updates, and Adam is to update the weights.
+    #[error(
+        "the closures have a rule of updates, which optimizer.own_states does not ask for: set it to the number of lists that the rule keeps, or leave the rule out for Adam"
+    )]
+    RuleUnused,
+    /// The rule asked for a weight that this update, or this round, is not about.
+    #[error(
+        "the rule of updates asked for {weight}, which is not of this task; take the weights of its context (`weights`), of which every task has others"
+    )]
+    NotOfUpdate {
+        /// The weight.
+        weight: WeightId,
+    },
+    /// The rule asked for a list of state that is not kept.
+    #[error(
+        "the rule of updates asked for {wanted} lists of state of `{weight}`, and {kept} are kept; set optimizer.own_states to {wanted}"
+    )]
+    NoState {
+        /// The weight's name.
+        weight: String,
+        /// Lists that there would have to be.
+        wanted: usize,
+        /// Lists that there are.
+        kept: usize,
+    },
+    /// The rule returned without asking for the master of a weight that it was to update, of which the rank has rows.
+    #[error(
+        "the rule of updates returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
+    )]
+    NotUpdated {
+        /// The weight's name.
+        weight: String,
+    },
+    /// A weight is to be updated as a whole matrix, and the closures' rule has no parts for that.
+    #[error(
+        "`{weight}` is to be updated as a whole matrix (whole_matrix), and the closures have no rule that prepares and transforms matrices: give them one by Updating::by_matrices, or by Compute::prepare, Compute::transform and Compute::has_matrix_rule, or take whole_matrix from the weight"
+    )]
+    NoMatrixRule {
+        /// The weight's name.
+        weight: String,
+    },
+    /// The closures' rule prepares and transforms matrices, and no weight asks for that.
+    #[error(
+        "the closures have a rule that prepares and transforms matrices, and no weight is to be updated as a whole matrix: set whole_matrix for those that are, or give the closures a rule without these parts"
+    )]
+    MatrixRuleUnused,
+    /// A part of a rule was called that the closures do not have.
+    #[error(
+        "the closures say that they have a rule for whole matrices (Compute::has_matrix_rule), and do not have {part}; implement both Compute::prepare and Compute::transform"
+    )]
+    NoMatrixPart {
+        /// The function that is missing.
+        part: &'static str,
+    },
+    /// The rule asked for the transformed rows of a weight whose matrix is not made whole.
+    #[error(
+        "the rule of updates asked for the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or ask only where UpdatedWeight::whole_matrix is set"
+    )]
+    NoMatrix {
+        /// The weight's name.
+        weight: String,
+    },
+    /// The rule returned without asking for rows that it was to prepare.
+    #[error(
+        "the rule of updates returned without asking for the prepared rows of `{weight}`, so its matrix would hold whatever lay there; prepare every weight of PrepareContext::weights"
+    )]
+    NotPrepared {
+        /// The weight's name.
+        weight: String,
+    },
+    /// The rule returned without asking for what becomes of a matrix.
+    #[error(
+        "the rule of updates returned without asking for the transformed matrix of `{weight}`, which would hold whatever lay there; write TransformContext::transformed (the matrix as it is, if there is nothing to do)"
+    )]
+    NotTransformed {
+        /// The weight's name.
+        weight: String,
+    },
+    /// No weight of the model has this name.
+    #[error(
+        "call `{call}` asked for weight `{}`, which the model does not declare; {}",
+        shown(weight),
+        proposed("weights", near)
+    )]
+    NoWeight {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        weight: String,
+        /// Names near it, the nearest first.
+        near: Vec<String>,
+    },
+    /// The call's program has no buffer of this name.
+    #[error(
+        "call `{call}` asked for buffer `{}`, which program `{program}` does not declare; {}",
+        shown(buffer),
+        proposed("buffers", near)
+    )]
+    NoBuffer {
+        /// The call's name.
+        call: String,
+        /// The program's name.
+        program: String,
+        /// What was asked for.
+        buffer: String,
+        /// Names near it, the nearest first.
+        near: Vec<String>,
+    },
+    /// The closure asked by the id of a weight of another model or of a buffer of another program, whose number one
+    /// here has under another name.
+    #[error(
+        "call `{call}` of `{program}` was asked for {id} of another {owner}; in this one that is `{named}`. Take the id \
+         that this {owner} gives, or look it up by its name (ComputeContext::weight_named, buffer_named)"
+    )]
+    OtherOwner {
+        /// The call's name.
+        call: String,
+        /// Its program.
+        program: String,
+        /// The kind and number of the id.
+        id: String,
+        /// `model` or `program`.
+        owner: &'static str,
+        /// What has that number here.
+        named: String,
+    },
+    /// A gradient was asked for in another element type than the call declares.
+    #[error(
+        "call `{call}` asked for the gradient of {weight} in {asked}, which it declares in {declared}; ask by {}, or declare it by CallBuilder::gradient_in",
+        match declared { ElementType::Bf16 => "gradient_bf16", _ => "gradient" }
+    )]
+    GradientElement {
+        /// The call's name.
+        call: String,
+        /// The weight, by name.
+        weight: String,
+        /// What the call declares.
+        declared: ElementType,
+        /// What its closure asked for.
+        asked: ElementType,
+    },
+    /// A buffer was asked for in another element type than the one it is declared in.
+    #[error(
+        "call `{call}` asked for `{buffer}` in {asked}, which is declared in {declared}; ask for {declared}, declare it in {asked}, or take its bytes as they are by read_bytes or write_bytes"
+    )]
+    BufferElement {
+        /// The call's name.
+        call: String,
+        /// The buffer's name.
+        buffer: String,
+        /// What the program declares.
+        declared: ElementType,
+        /// What its closure asked for.
+        asked: ElementType,
+    },
+    /// A slice of another element type or length was asked for.
+    #[error(
+        "call `{call}`: {what} holds {bytes} bytes, which are no whole number of aligned elements of {element} bytes; ask for it in the element type that it is declared in"
+    )]
+    Element {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+        /// Bytes there.
+        bytes: usize,
+        /// Size of the element asked for.
+        element: usize,
+    },
+    /// Two live views of one piece of memory, at least one of them for writing.
+    #[error("call `{call}` asked for {wanted} while it holds {held}: {reason}; drop what it holds first")]
+    Race {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        wanted: String,
+        /// What the closure still holds.
+        held: String,
+        /// Which bytes they are, and what is done to them.
+        reason: String,
+    },
+    /// An operand that is not in the rank's arena: a fault of the plan or of the backend.
+    #[error("call `{call}` asked for {what}: {reason}; please report it with the plan's fingerprint")]
+    Outside {
+        /// The call's name.
+        call: String,
+        /// What was asked for.
+        what: String,
+        /// Which bytes it is, and how large the arena is.
+        reason: String,
+    },
+    /// The device refused to spoil what the call overwrites, which the checking layer asks for.
+    #[error(
+        "call `{call}`: what it overwrites cannot be filled for the checking layer: {reason}; start a new session, if it stays so with check = false"
+    )]
+    Spoil {
+        /// The call's name.
+        call: String,
+        /// What the device said.
+        reason: String,
+    },
+    /// The embedder's own error.
+    #[error("{0}")]
+    Closure(String),
+}
+
+warpweft_base::debug_in_words!(ComputeError);
+
+impl ComputeError {
+    /// An embedder's error, kept as its message.
+    pub fn closure(error: impl std::fmt::Display) -> Self {
+        Self::Closure(error.to_string())
+    }
+}
+
+/// For closures whose own functions return any error: `?` keeps a [`ComputeError`] of the context as it is, and
+/// of others the message, followed by those of its causes that it does not say itself.
+impl From<Box<dyn std::error::Error>> for ComputeError {
+    fn from(error: Box<dyn std::error::Error>) -> Self {
+        match error.downcast::<Self>() {
+            Ok(own) => *own,
+            Err(other) => Self::closure(with_causes(&*other)),
+        }
+    }
+}
+
+/// As above.
+impl From<Box<dyn std::error::Error + Send + Sync>> for ComputeError {
+    fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
+        let error: Box<dyn std::error::Error> = error;
+        error.into()
+    }
+}
+
+/// What to ask for instead of a name that does not exist.
+fn proposed(kind: &str, near: &[String]) -> String {
+    match near {
+        [] => format!("none of its {kind} has a name like it"),
+        near => format!("names near it: {}", listed("`", near)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    #[test]
+    fn a_boxed_error_of_the_context_stays_what_it_is_and_of_another_the_message_is_kept() {
+        let own = ComputeError::NotDeclared { call: "up".to_owned(), what: "`x`".to_owned() };
+        assert_eq!(ComputeError::from(Box::<dyn Error>::from(own.clone())), own);
+        assert_eq!(ComputeError::from(Box::<dyn Error + Send + Sync>::from(own.clone())), own);
+        assert_eq!(ComputeError::from(Box::<dyn Error>::from("too hot")), ComputeError::closure("too hot"));
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    enum Kiln {
+        #[error("the pots cannot be fired")]
+        Fire(#[source] Box<Kiln>),
+        #[error("the kiln is off: {0}")]
+        Off(#[source] Box<Kiln>),
+        #[error("the fuse is blown")]
+        Fuse,
+    }
+
+    #[test]
+    fn of_a_boxed_error_every_cause_is_told_and_none_twice() {
+        let off = Kiln::Fire(Box::new(Kiln::Off(Box::new(Kiln::Fuse))));
+        let told = ComputeError::from(Box::<dyn Error>::from(off)).to_string();
+        assert_eq!(told, "the pots cannot be fired: the kiln is off: the fuse is blown");
+    }
+}

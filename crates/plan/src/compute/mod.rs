@@ -1,0 +1,170 @@
+//! The embedder's side: the trait a trainer implements and what its calls may touch.
+//!
+//! Law: a closure reaches memory only through its context, and its context hands out only what the call
+//! declared, in the way it was declared, and the loss scale to read. A rule of updates has a context of its own,
+//! which hands out the state it updates. What a closure captures is constant over steps; whatever changes is in
+//! declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A call that
+//! declares to overwrite a gradient or a buffer, and whose closure never asks for it, has failed: its readers would
+//! find what was in that memory before.
+
+mod borrower;
+mod bound;
+mod context;
+mod error;
+mod filled;
+mod left_out;
+mod lent;
+mod matrix;
+mod program;
+mod rule_task;
+mod run;
+mod seat;
+mod surface;
+mod update;
+mod updating;
+
+pub use borrower::Borrower;
+pub use bound::BoundCall;
+pub use bound::bound_planes;
+pub use context::{ComputeContext, PlanesOf, PlanesView};
+pub use error::ComputeError;
+pub use left_out::LeftOut;
+pub use lent::Lent;
+pub use matrix::{BoundMatrix, BoundRows};
+pub use matrix::{BoundPreparation, BoundTransformation};
+pub use matrix::{PrepareContext, TransformContext};
+pub use program::BoundProgram;
+pub use rule_task::RuleTask;
+pub use seat::Seat;
+pub use surface::{LentSlice, Surface};
+pub use update::{BoundState, BoundUpdate};
+pub use update::{UpdateContext, UpdatedWeight};
+pub use updating::{Updating, UpdatingByMatrices, updating};
+
+use crate::model::Call;
+
+/// The byte that fills what a call overwrites before its closure gets it, where the checking layer is on. In
+/// every floating-point type such bytes are not a number, so what a closure leaves out or adds to shows at
+/// once; where the host can look into the memory, by name ([`ComputeError::PartlyWritten`]).
+pub const SPOILED: u8 = 0xFF;
+
+/// What a trainer implements: one value per rank, made on the thread that will own it.
+///
+/// It need be neither `Send` nor `Sync`. `run` is called in the plan's order, for the calls of every program
+/// of the session. [`ComputeContext::program`] says which program it is. A closure that serves several finds
+/// its buffers by name ([`ComputeContext::buffer_named`]), because each program has its own ids. What the
+/// closure captures is constant over steps; what changes is in declared buffers.
+///
+/// # On the CPU
+///
+/// A closure runs on the compute lane's own thread in every step, recorded or not. It may wait and allocate.
+///
+/// # On a GPU
+///
+/// A closure runs on its rank's thread while its call is being enqueued, and enqueues on the stream that
+/// [`ComputeContext::handles`] gives it. The device's primary context is current then, and must be when the
+/// closure returns. The closure touches what its context lent and memory of its own; work on any other stream
+/// is ordered against that stream by events. Where `capture` (of the configuration) asks for it, what a
+/// call enqueued is recorded and repeated without the closure:
+///
+/// | | `"off"` | `"step"`, `"segments"` | a dynamic call in `"segments"` |
+/// |---|---|---|---|
+/// | runs | in every step | in the first step of its plan, and once more to be recorded | in every step |
+/// | enqueues | anything | what it enqueues then, every later step repeats | anything |
+/// | loads code, makes handles, allocates | in the factory or in the first step | likewise | likewise |
+/// | launches new code in a later step | with `CUDA_MODULE_LOADING=EAGER` | never: it is not run | with `CUDA_MODULE_LOADING=EAGER` |
+/// | waits or allocates in a later step | holds up the host, which issues nothing meanwhile | no recording | holds up the host |
+/// | depends on values of the host | as they are | as they were when it was recorded | as they are |
+/// | fails | the step is skipped on all ranks | in the first step likewise, later no recording | the step is skipped on all ranks |
+///
+/// *No recording*: the driver refuses, or the closure failed. All ranks drop what they recorded, and issue
+/// this step and the later ones of the program with the closure.
+/// `StepReport::not_recorded` says so once.
+///
+/// The *first step* of a plan lasts until one of its steps has completed on all ranks and no closure failed
+/// in it. Closures after one that failed have not run. It is the place to load code and allocate memory
+/// because in it ranks meet on the host before each of its collectives, and wait for it. Later, what waits
+/// for the device may wait for a peer that waits for this very rank. This was seen with code that was loaded
+/// late, on four GPUs. No test lets a closure wait or allocate after the first step.
+pub trait Compute<S: Surface> {
+    /// Carries out one call.
+    ///
+    /// # Errors
+    /// Any error skips the step on all ranks; the report names this rank and call.
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>;
+
+    /// Updates weights in place of Adam, where `optimizer.own_states` (of the configuration) is set.
+    /// In a step that has an optimizer it is called behind the vote, on every rank, once for each set of weights of one
+    /// format, placement and parameter group, or for each round of those whose matrices it needs whole.
+    ///
+    /// A rule works element by element, or row by row: a rank has some of the rows of a weight, and which depends on
+    /// the number of ranks. Every rank of a replicated weight has all of it and must come to the same bits; so must
+    /// every replica.
+    ///
+    /// On the CPU it is not called in a step that is skipped. On a GPU it enqueues like [`Compute::run`], also in a
+    /// step that will turn out to be skipped: its kernels read the [vote](UpdateContext::vote), and where that
+    /// [skips](crate::op::Vote::skips) they change nothing.
+    ///
+    /// Where a step is recorded it is called to be recorded, like [`Compute::run`], before the step's dynamic calls run
+    /// and not in later steps.
+    ///
+    /// # Errors
+    /// Any error ends the session, because it comes too late to skip the step: some weights may be updated by then, on
+    /// some ranks. While a step is recorded nothing has run yet: there is no recording, and the step is issued. The
+    /// default says that there is no rule.
+    fn update(&mut self, context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
+        let _ = context;
+        Err(ComputeError::NoRule)
+    }
+
+    /// Prepares the rank's rows of matrices that the rule needs whole, where a weight is declared so
+    /// ([`ParameterGroup::whole_matrix`](crate::model::ParameterGroup::whole_matrix)): of main grads and of what is
+    /// kept beside masters. It is called behind the vote, on every rank, once for each round of such weights, as
+    /// [`Compute::update`] is, which is called for the same weights later in the step.
+    ///
+    /// # Errors
+    /// As of [`Compute::update`]. The default says that there is no such part.
+    fn prepare(&mut self, context: &PrepareContext<'_, S>) -> Result<(), ComputeError> {
+        let _ = context;
+        Err(ComputeError::NoMatrixPart { part: "Compute::prepare" })
+    }
+
+    /// Transforms a matrix whose rows all ranks prepared. It is called behind [`Compute::prepare`], on one rank of
+    /// each replica for each matrix, and on every rank for a matrix of which each has all. What it makes of a matrix
+    /// must not depend on the rank.
+    ///
+    /// # Errors
+    /// As of [`Compute::prepare`].
+    fn transform(&mut self, context: &TransformContext<'_, S>) -> Result<(), ComputeError> {
+        let _ = context;
+        Err(ComputeError::NoMatrixPart { part: "Compute::transform" })
+    }
+
+    /// Whether the rule prepares and transforms matrices: `true` from whoever implements [`Compute::prepare`] and
+    /// [`Compute::transform`]. A session does not start if a weight asks for whole matrices and the rule has no such
+    /// parts, or the other way around.
+    fn has_matrix_rule(&self) -> bool {
+        false
+    }
+
+    /// Whether there is a rule of updates. A session does not start if its configuration asks for one and there is
+    /// none, or the other way around.
+    fn has_rule(&self) -> bool {
+        false
+    }
+}
+
+impl<S: Surface, F> Compute<S> for F
+where
+    F: FnMut(&Call, &ComputeContext<'_, S>) -> Result<(), ComputeError>,
+{
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError> {
+        self(call, context)
+    }
+}
+
+/// Makes a rank's [`Compute`] on the thread that will own it. If it says why it cannot, the rank cannot be
+/// set up and the session does not start.
+pub type ComputeFactory<S> = std::sync::Arc<
+    dyn Fn(Seat<<S as Surface>::Device>) -> Result<Box<dyn Compute<S>>, ComputeError> + Send + Sync,
+>;

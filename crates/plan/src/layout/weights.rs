@@ -1,0 +1,174 @@
+//! All weights of a session, grouped into buckets.
+//!
+//! Law: every weight is in exactly one bucket. A bucket has one format, one placement, and either weights
+//! that train or weights that are frozen. The grouping follows from the declaration alone, so it is the same
+//! on every rank and for every program of a session.
+
+use serde::Serialize;
+
+use super::state::{Delayed, StateLayout};
+use super::weight::WeightLayout;
+use crate::model::{Mesh, Placement, ShardLayout, WeightSpec};
+use crate::policy::Masters;
+use warpweft_base::id::{BucketId, WeightId};
+use warpweft_format::{Format, Fp8Tensor, Orientation, Shape};
+
+/// A set of weights of one format and placement that either all train or are all frozen.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Bucket {
+    /// Format of all its weights.
+    pub format: Format,
+    /// Placement of all its weights.
+    pub placement: Placement,
+    /// Whether its weights stay as they are. No plan quantizes it then.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
+    /// The weights, in id order.
+    pub weights: Vec<WeightId>,
+}
+
+impl Bucket {
+    /// Whether its quantized planes have scales, so that amax and scale precede the cast.
+    #[must_use]
+    pub fn has_scales(&self) -> bool {
+        !matches!(self.format, Format::F32 | Format::Bf16)
+    }
+
+    /// Whether its weights are their quantized planes alone: [`Placement::is_planes_alone`].
+    #[must_use]
+    pub const fn is_planes_alone(&self) -> bool {
+        self.placement.is_planes_alone(self.frozen)
+    }
+}
+
+/// Weights grouped into buckets, shared by all programs of a session.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Weights {
+    /// Layout of every weight, in id order.
+    pub layouts: Vec<WeightLayout>,
+    /// Buckets, in order of their first weight.
+    pub buckets: Vec<Bucket>,
+    /// The ranks.
+    pub mesh: Mesh,
+    /// How optimizer state is laid out in memory.
+    pub state: StateLayout,
+}
+
+impl Weights {
+    /// One bucket for every format and placement that occurs, and one more where some of its weights are
+    /// frozen. Optimizer state is in f32.
+    #[must_use]
+    pub fn new(specs: &[WeightSpec], mesh: Mesh) -> Self {
+        let state = StateLayout::default();
+        let mut weights = Self { layouts: Vec::new(), buckets: Vec::new(), mesh, state };
+        for (number, spec) in specs.iter().enumerate() {
+            let same = |bucket: &Bucket| {
+                (bucket.format, bucket.placement, bucket.frozen) == (spec.format, spec.placement, spec.frozen)
+            };
+            let bucket = weights.buckets.iter().position(same).unwrap_or_else(|| {
+                weights.buckets.push(Bucket {
+                    format: spec.format,
+                    placement: spec.placement,
+                    frozen: spec.frozen,
+                    weights: Vec::new(),
+                });
+                weights.buckets.len() - 1
+            });
+            weights.layouts.push(WeightLayout {
+                name: spec.name.clone(),
+                format: spec.format,
+                placement: spec.placement,
+                shard: ShardLayout::new(spec, mesh),
+                bucket: BucketId::at(bucket),
+                position: weights.buckets[bucket].weights.len(),
+                reuse: spec.reuse,
+                group: spec.group,
+                parameters: spec.parameters,
+                frozen: spec.frozen,
+            });
+            weights.buckets[bucket].weights.push(WeightId::at(number));
+        }
+        weights
+    }
+
+    /// The same weights with optimizer state laid out as `state` says.
+    #[must_use]
+    pub fn with_state(self, state: StateLayout) -> Self {
+        Self { state, ..self }
+    }
+
+    /// The layout of one weight.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn layout(&self, weight: WeightId) -> &WeightLayout {
+        &self.layouts[weight.index()]
+    }
+
+    /// One bucket.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn bucket(&self, bucket: BucketId) -> &Bucket {
+        &self.buckets[bucket.index()]
+    }
+
+    /// Every bucket with its id.
+    pub fn entries(&self) -> impl Iterator<Item = (BucketId, &Bucket)> {
+        self.buckets.iter().enumerate().map(|(position, bucket)| (BucketId::at(position), bucket))
+    }
+
+    /// `count` of every weight of a bucket and every stored orientation, in the order in which
+    /// block amaxes and encode factors are packed.
+    pub fn block_sizes(
+        &self,
+        bucket: BucketId,
+        count: fn(Format, Orientation, Shape) -> usize,
+    ) -> impl Iterator<Item = usize> {
+        self.bucket(bucket).weights.iter().flat_map(move |weight| {
+            let layout = self.layout(*weight);
+            layout
+                .format
+                .stored_orientations()
+                .iter()
+                .map(move |orientation| count(layout.format, *orientation, layout.shard.stored()))
+        })
+    }
+
+    /// Whether the bucket's shards are the upper halves of its masters. It then has no f32 masters, nothing
+    /// is cast, and its shards are always at the masters' version. A frozen bucket has no masters to split.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn splits_masters(&self, bucket: BucketId) -> bool {
+        let members = self.bucket(bucket);
+        self.state.masters == Masters::Bf16Remainder
+            && !members.frozen
+            && members.placement == Placement::Sharded
+            && members.format == Format::Bf16
+    }
+
+    /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales
+    /// are current, or which has none. Scales of frozen weights are current: no step brings an amax to
+    /// remember.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn delayed(&self, bucket: BucketId) -> Option<(Fp8Tensor, Delayed)> {
+        let members = self.bucket(bucket);
+        match (members.format, self.state.delayed) {
+            (Format::Fp8Tensor(tensor), Some(delayed)) if !members.frozen => Some((tensor, delayed)),
+            _ => None,
+        }
+    }
+
+    /// Lists of state that are kept beside the master of a weight: none if it is frozen.
+    #[must_use]
+    pub fn lists_of(&self, weight: &WeightLayout) -> usize {
+        if weight.frozen { 0 } else { self.state.lists() }
+    }
+}

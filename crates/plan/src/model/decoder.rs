@@ -1,0 +1,385 @@
+//! A decoder declared by its sizes.
+//!
+//! Law: this is sugar over [`Model`] and [`LayerStack`]; every weight and call could have been declared by hand.
+//! Costs are those of the matrix products and of attention, no more:
+//!
+//! | call | weights | FLOPs, T tokens per rank |
+//! |---|---|---|
+//! | `embed.forward` | `embedding [vocabulary, hidden]` | 0 |
+//! | `blocks.N.qkv` | `norm`, `weight [hidden + 2·kv, hidden]` | 2·T·hidden·(hidden + 2·kv) |
+//! | `blocks.N.attention` | `weight [hidden, hidden]` | 2·T·hidden² + 2·T·sequence·hidden |
+//! | `blocks.N.up` | `norm`, `weight [2·ffn, hidden]` | 4·T·hidden·ffn |
+//! | `blocks.N.down` | `weight [hidden, ffn]` | 2·T·hidden·ffn |
+//! | `head`, and the loss | `norm`, `weight [vocabulary, hidden]` | 2·T·hidden·vocabulary |
+//!
+//! with kv = hidden · kv_heads / heads. The attention term is 4·T·sequence·hidden for scores and values,
+//! halved because a token sees only those before it. Backward calls cost twice their forward, or once where
+//! their matrix is frozen; a frozen embedding has none. Bytes of a call: its weights and its activations at
+//! the width of `math`, read or written once. Activations are f32 buffers, as [`LayerStack`] declares them;
+//! tokens are u32 ids.
+//!
+//! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and
+//! reduced as one, and every token costs `experts_per_token` of them. With `expert_groups` as well, each is a
+//! weight of its own, `blocks.N.up.experts.E.weight`, and the members of a group, `blocks.N.up.experts.G`,
+//! travel as one collective; calls and costs are the same. With `tied`, head and embedding are one weight.
+//! With `replays`, the last block runs that many more times; the calls of replay r are `blocks.N.replay.r.…`,
+//! and their gradients are added.
+//!
+//! The router of the experts and recompute are deliberately absent.
+
+use serde::{Deserialize, Serialize};
+
+use super::layers::backward_cost;
+use super::{
+    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, ModelBuilder, Phase, Placement,
+    ProgramBuilder, StepProgram,
+};
+use warpweft_base::id::WeightId;
+use warpweft_format::{ElementType, Format, Orientation};
+
+/// The sizes of a decoder. Whether they fit each other is checked when something is declared of them
+/// ([`Decoder::check`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decoder {
+    /// Its name.
+    pub name: String,
+    /// Blocks of attention and MLP.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width inside the MLP, gate and up each.
+    pub ffn: usize,
+    /// Query heads; they divide `hidden`.
+    pub heads: usize,
+    /// Key and value heads, which divide `heads`; as many as these when left out.
+    pub kv_heads: Option<usize>,
+    /// Rows of embedding and head.
+    pub vocabulary: usize,
+    /// Tokens of one rank in one micro-batch.
+    pub tokens: usize,
+    /// Micro-batches of a step; 1 when left out.
+    pub micro_batches: Option<u32>,
+    /// Tokens that attend to each other; all of a rank's when left out.
+    pub sequence: Option<usize>,
+    /// What matrix products are computed in.
+    pub math: Math,
+    /// Format of the blocks' matrices.
+    pub format: Format,
+    /// Format of embedding and head; bf16 when left out.
+    pub embedding_format: Option<Format>,
+    /// Experts of every MLP, each of width `ffn`; 1 when left out.
+    pub experts: Option<usize>,
+    /// Experts that a token passes through; 1 when left out.
+    pub experts_per_token: Option<usize>,
+    /// Groups that the experts of a matrix travel in, with the same number in each; it divides `experts`.
+    /// Then every expert is a weight of its own, with its own tensor scale, and the experts of a group are
+    /// gathered and reduced as one collective. When left out, the experts of a matrix are the rows of one
+    /// weight, one below the other.
+    pub expert_groups: Option<usize>,
+    /// Whether the head is the embedding.
+    #[serde(default)]
+    pub tied: bool,
+    /// How often the last block runs again; 0 when left out.
+    pub replays: Option<usize>,
+}
+
+/// One layer of the stack: its weights with rows and columns, the first of which may be a norm.
+struct Part {
+    /// The stem of its calls' names.
+    name: String,
+    /// The stem of its weights' names.
+    weights: String,
+    norm: bool,
+    /// Rows of all matrices together.
+    rows: usize,
+    cols: usize,
+    /// Matrices with the same number of rows each; 1 where experts are rows of one.
+    matrices: usize,
+    /// Groups they travel in.
+    groups: usize,
+    /// Those of the rows that are computed for a token.
+    computed_rows: usize,
+    /// Values that it gives for a token.
+    output_width: usize,
+    extra_flops: u64,
+}
+
+impl Part {
+    /// The names of its matrices.
+    fn matrices(&self) -> Vec<String> {
+        match self.matrices {
+            1 => vec![format!("{}.weight", self.weights)],
+            many => (0..many).map(|expert| format!("{}.experts.{expert}.weight", self.weights)).collect(),
+        }
+    }
+
+    /// Declares its weights and the groups they travel in.
+    fn declare(&self, model: &mut ModelBuilder, hidden: usize, format: Format) -> Result<(), DeclareError> {
+        if self.norm {
+            model.replicated(&format!("{}.norm", self.weights), 1, hidden)?;
+        }
+        let rows = self.rows / self.matrices;
+        let mut declared = Vec::with_capacity(self.matrices);
+        for name in self.matrices() {
+            declared.push(model.sharded(&name, rows, self.cols, format)?);
+        }
+        if self.matrices > 1 {
+            for (number, members) in declared.chunks(self.matrices / self.groups).enumerate() {
+                model.group(&format!("{}.experts.{number}", self.weights), members)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Decoder {
+    /// The most layers, and the most replays.
+    pub const MAX_LAYERS: usize = 4096;
+    /// The most experts of an MLP.
+    pub const MAX_EXPERTS: usize = 65_536;
+    /// The most experts of all layers that are weights of their own, counted again for each replay, so that declaring
+    /// and using them ends.
+    pub const MAX_EXPERT_WEIGHTS: usize = 1 << 18;
+
+    /// Are all sizes at least 1, and do they fit each other? [`Decoder::model`] and [`Decoder::program`] ask
+    /// first.
+    ///
+    /// # Errors
+    /// [`DeclareError::Size`] names the first that does not fit, and what would.
+    pub fn check(&self) -> Result<(), DeclareError> {
+        let Self { layers, hidden, ffn, heads, vocabulary, tokens, .. } = *self;
+        let kv_heads = self.kv_heads.unwrap_or(heads);
+        let sequence = self.sequence.unwrap_or(tokens);
+        let (experts, chosen) = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        let groups = self.expert_groups.unwrap_or(1);
+        let divides = |of: usize| format!("a number that divides {of}");
+        let refuse =
+            |size, is, needs| Err(DeclareError::Size { decoder: self.name.clone(), size, is, needs });
+        let counts = [
+            ("layers", layers),
+            ("hidden", hidden),
+            ("ffn", ffn),
+            ("heads", heads),
+            ("kv_heads", kv_heads),
+            ("vocabulary", vocabulary),
+            ("tokens", tokens),
+            ("sequence", sequence),
+            ("experts", experts),
+            ("experts_per_token", chosen),
+            ("expert_groups", groups),
+        ];
+        if let Some((size, _)) = counts.into_iter().find(|(_, is)| *is == 0) {
+            return refuse(size, 0, "at least 1".to_owned());
+        }
+        let replays = self.replays.unwrap_or(0);
+        let bounds = [
+            ("layers", layers, Self::MAX_LAYERS),
+            ("replays", replays, Self::MAX_LAYERS),
+            ("experts", experts, Self::MAX_EXPERTS),
+        ];
+        if let Some((size, is, most)) = bounds.into_iter().find(|(_, is, most)| is > most) {
+            return refuse(size, is, format!("at most {most}"));
+        }
+        let most = Self::MAX_EXPERT_WEIGHTS / (layers + replays);
+        if self.expert_groups.is_some() && experts > most {
+            let replayed = if replays == 0 { String::new() } else { format!(" and {replays} replays") };
+            let needs =
+                format!("at most {most} in each of {layers} layers{replayed}, or leave `expert_groups` out");
+            return refuse("experts", experts, needs);
+        }
+        if !hidden.is_multiple_of(heads) {
+            return refuse("heads", heads, divides(hidden));
+        }
+        if !heads.is_multiple_of(kv_heads) {
+            return refuse("kv_heads", kv_heads, divides(heads));
+        }
+        if chosen > experts {
+            return refuse("experts_per_token", chosen, format!("at most `experts`, {experts}"));
+        }
+        if !experts.is_multiple_of(groups) {
+            return refuse("expert_groups", groups, divides(experts));
+        }
+        if sequence > tokens {
+            return refuse("sequence", sequence, format!("at most `tokens`, {tokens}"));
+        }
+        Ok(())
+    }
+
+    /// The weights, in the formats that the sizes name.
+    ///
+    /// # Errors
+    /// As [`Decoder::check`]; what [`super::ModelBuilder`] refuses, such as a size that the format cannot split.
+    pub fn model(&self) -> Result<Model, DeclareError> {
+        self.check()?;
+        let mut model = Model::builder();
+        let outer = self.embedding_format.unwrap_or(Format::Bf16);
+        model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
+        for part in (0..self.layers).flat_map(|block| self.block(block, None)) {
+            part.declare(&mut model, self.hidden, self.format)?;
+        }
+        model.replicated("head.norm", 1, self.hidden)?;
+        if !self.tied {
+            model.sharded("head.weight", self.vocabulary, self.hidden, outer)?;
+        }
+        Ok(model.build())
+    }
+
+    /// One training step over `model`, which is [`Decoder::model`] or the same with other formats and placements.
+    ///
+    /// # Errors
+    /// As [`Decoder::check`]; [`DeclareError::Unknown`] for another model; what [`ProgramBuilder`] refuses.
+    pub fn program(&self, model: &Model) -> Result<StepProgram, DeclareError> {
+        self.check()?;
+        let mut program = StepProgram::builder("train", model);
+        program.micro_batches(self.micro_batches.unwrap_or(1))?;
+        let stream = self.tokens.saturating_mul(self.hidden);
+        let tokens = program.input("tokens", self.tokens, ElementType::U32)?;
+        let loss = program.output("loss", 1, ElementType::F32)?;
+        let embedding = model.find("embedding")?;
+        let embedded = program.activation("embedded", stream)?;
+        program
+            .call("embed.forward", Phase::Forward)
+            .uses(embedding, Orientation::Rowwise, form(model, embedding)?)
+            .reads(tokens)
+            .writes(embedded)
+            .cost(self.cost(0, 0, stream))
+            .add()?;
+        let mut read = self.hidden;
+        let layers = self.parts().into_iter().map(|part| {
+            let reads = std::mem::replace(&mut read, part.output_width);
+            self.layer(model, &part, reads)
+        });
+        let layers = layers.collect::<Result<_, _>>()?;
+        let stack = LayerStack::forward(&mut program, embedded, layers, Form::Planes)?;
+        let gradient = program.activation("head.input_gradient", stream)?;
+        let (norm, head) =
+            (model.find("head.norm")?, model.find(if self.tied { "embedding" } else { "head.weight" })?);
+        let logits = self.tokens.saturating_mul(self.vocabulary);
+        let flops = product(&[2, self.tokens, self.hidden, self.vocabulary]);
+        let cost =
+            self.cost(flops, self.vocabulary.saturating_mul(self.hidden), stream.saturating_add(logits));
+        program
+            .call("head.forward", Phase::Forward)
+            .uses(norm, Orientation::Rowwise, Form::Dense)
+            .uses(head, Orientation::Rowwise, form(model, head)?)
+            .reads(stack.output())
+            .writes(loss)
+            .cost(cost)
+            .add()?;
+        program
+            .call("head.backward", Phase::Backward)
+            .uses(norm, Orientation::Rowwise, Form::Dense)
+            .uses(head, backward(model, head)?, form(model, head)?)
+            .reads(stack.output())
+            .writes(gradient)
+            .gradient_if_trained(norm, ElementType::F32)
+            .gradient_if_trained(head, ElementType::F32)
+            .cost(cost.times(backward_cost(model, &[norm, head])))
+            .add()?;
+        let input_gradient = program.activation("embedded_gradient", stream)?;
+        stack.backward(&mut program, gradient, input_gradient)?;
+        if !model.weight(embedding)?.frozen {
+            self.embed_backward(&mut program, embedding, input_gradient)?;
+        }
+        program.build_training()
+    }
+
+    fn embed_backward(
+        &self,
+        program: &mut ProgramBuilder,
+        embedding: WeightId,
+        gradient: warpweft_base::id::BufferId,
+    ) -> Result<(), DeclareError> {
+        let cost = self.cost(
+            0,
+            self.vocabulary.saturating_mul(self.hidden),
+            self.tokens.saturating_mul(self.hidden),
+        );
+        let call = program.call("embed.backward", Phase::Backward).reads(gradient).gradient(embedding);
+        call.cost(cost).add().map(|_| ())
+    }
+
+    /// The layer of a part that reads so many values a token.
+    fn layer(&self, model: &Model, part: &Part, reads: usize) -> Result<Layer, DeclareError> {
+        let norm = part.norm.then(|| format!("{}.norm", part.weights));
+        let names = norm.into_iter().chain(part.matrices());
+        let flops =
+            product(&[2, self.tokens, part.computed_rows, part.cols]).saturating_add(part.extra_flops);
+        let passed = self.tokens.saturating_mul(reads.saturating_add(part.output_width));
+        Ok(Layer {
+            name: part.name.clone(),
+            weights: names.map(|name| model.find(&name)).collect::<Result<_, _>>()?,
+            output_elements: self.tokens.saturating_mul(part.output_width),
+            saved: Vec::new(),
+            cost: vec![self.cost(flops, part.rows.saturating_mul(part.cols), passed)],
+        })
+    }
+
+    fn cost(&self, flops: u64, weights: usize, activations: usize) -> CostHint {
+        let elements = weights.saturating_add(activations) as u64;
+        let bytes = match self.math {
+            Math::F32 => elements.saturating_mul(4),
+            Math::Bf16 => elements.saturating_mul(2),
+            Math::Fp8 => elements,
+            Math::Fp4 => elements / 2,
+        };
+        CostHint { flops, bytes, math: self.math, kernels: 1 }
+    }
+
+    /// The layers in the order in which they run.
+    fn parts(&self) -> Vec<Part> {
+        let last = self.layers.saturating_sub(1);
+        let replays = (1..=self.replays.unwrap_or(0)).map(|replay| (last, Some(replay)));
+        let once = (0..self.layers).map(|block| (block, None));
+        once.chain(replays).flat_map(|(block, replay)| self.block(block, replay)).collect()
+    }
+
+    fn block(&self, block: usize, replay: Option<usize>) -> [Part; 4] {
+        let kv_heads = self.kv_heads.unwrap_or(self.heads);
+        let kv = self.hidden.saturating_mul(kv_heads) / self.heads;
+        let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
+        let run = replay.map_or_else(String::new, |replay| format!("replay.{replay}."));
+        let part = |name: &str, norm, rows: usize, cols, experts: (usize, usize), width, extra_flops| Part {
+            name: format!("blocks.{block}.{run}{name}"),
+            weights: format!("blocks.{block}.{name}"),
+            norm,
+            rows: rows.saturating_mul(experts.0),
+            matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
+            groups: self.expert_groups.unwrap_or(1),
+            computed_rows: rows.saturating_mul(experts.1),
+            output_width: width,
+            cols,
+            extra_flops,
+        };
+        let experts = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        let (hidden, qkv, up) =
+            (self.hidden, self.hidden.saturating_add(kv.saturating_mul(2)), self.ffn.saturating_mul(2));
+        [
+            part("qkv", true, qkv, hidden, (1, 1), qkv, 0),
+            part("attention", false, hidden, hidden, (1, 1), hidden, attention),
+            part("up", true, up, hidden, experts, up.saturating_mul(experts.1), 0),
+            // It adds up what a token's experts give.
+            part("down", false, hidden, self.ffn, experts, hidden, 0),
+        ]
+    }
+}
+
+fn product(factors: &[usize]) -> u64 {
+    factors.iter().fold(1, |product: u64, factor| product.saturating_mul(*factor as u64))
+}
+
+/// Planes where the weight has any, otherwise the replicated values.
+fn form(model: &Model, weight: WeightId) -> Result<Form, DeclareError> {
+    Ok(match model.weight(weight)?.placement {
+        Placement::Sharded => Form::Planes,
+        Placement::Replicated => Form::Dense,
+    })
+}
+
+fn backward(model: &Model, weight: WeightId) -> Result<Orientation, DeclareError> {
+    Ok(match model.weight(weight)?.placement {
+        Placement::Sharded => Orientation::Columnwise,
+        Placement::Replicated => Orientation::Rowwise,
+    })
+}

@@ -1,0 +1,117 @@
+//! Exchanges: what ranks give each other of their buffers, between calls.
+//!
+//! Law: an exchange is a call that no closure runs: it has a name and a place in program order, reads one buffer and
+//! overwrites another. All ranks of its group give equally many elements. What it leaves follows from what they give
+//! and from their order alone, so it is the same bits for every transport and number of processes. A gradient needs
+//! none of these: gradients of weights are reduced by themselves.
+//!
+//! Deliberately absent: sums in other types than f32, parts of different lengths, and exchanges of a rank with
+//! another alone.
+
+use serde::Serialize;
+
+use super::Group;
+use warpweft_base::id::BufferId;
+
+/// What ranks do with the elements they give each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum ExchangeKind {
+    /// Every rank gets the elements of all, in rank order: `[ranks, elements]`, any element type. What flows back
+    /// through it is [`ExchangeKind::AllToAll`], whose parts are then to be added up.
+    AllGather,
+    /// Every rank gives each rank, and so itself, an equal part of its elements. It gets as many back, in rank
+    /// order: both buffers are `[ranks, elements / ranks]`, any element type. It is its own inverse, and
+    /// what flows back through it.
+    AllToAll,
+    /// Every rank gets the sum of all, element by element, added in rank order in f32.
+    Sum,
+    /// Every rank gets the maximum of all, element by element, in f32. NaN is no maximum, unless all are.
+    Max,
+}
+
+impl ExchangeKind {
+    /// Does it combine the values of ranks, as opposed to moving them?
+    #[must_use]
+    pub const fn combines(self) -> bool {
+        matches!(self, Self::Sum | Self::Max)
+    }
+
+    /// The elements that every rank has afterwards if each of `ranks` gives `elements`; none if these cannot be
+    /// divided among the ranks, or are too many to count.
+    #[must_use]
+    pub fn received(self, elements: usize, ranks: u32) -> Option<usize> {
+        match self {
+            Self::AllGather => elements.checked_mul(ranks as usize),
+            // No number but 0 is a multiple of 0.
+            Self::AllToAll => elements.is_multiple_of(ranks as usize).then_some(elements),
+            Self::Sum | Self::Max => Some(elements),
+        }
+    }
+
+    /// The bytes that a rank has for each other rank of `ranks` out of its `bytes`. Those that are combined may
+    /// travel in slices (`op::Division`).
+    #[must_use]
+    pub const fn given_to_each(self, bytes: usize, ranks: u32) -> usize {
+        match self {
+            Self::AllToAll => match bytes.checked_div(ranks as usize) {
+                Some(part) => part,
+                None => 0,
+            },
+            Self::AllGather | Self::Sum | Self::Max => bytes,
+        }
+    }
+}
+
+impl std::fmt::Display for ExchangeKind {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::AllGather => "all-gather",
+            Self::AllToAll => "all-to-all",
+            Self::Sum => "sum",
+            Self::Max => "maximum",
+        })
+    }
+}
+
+/// One exchange: [`ProgramBuilder::exchange`](super::ProgramBuilder::exchange) adds it to a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Exchange {
+    /// What is done.
+    pub kind: ExchangeKind,
+    /// Among which ranks.
+    pub group: Group,
+    /// What every rank gives. It is read and stays.
+    pub from: BufferId,
+    /// What every rank gets. It is overwritten.
+    pub to: BufferId,
+}
+
+impl Exchange {
+    /// Of the given kind, among all ranks.
+    #[must_use]
+    pub const fn new(kind: ExchangeKind, from: BufferId, to: BufferId) -> Self {
+        Self { kind, group: Group::World, from, to }
+    }
+
+    /// The same among the ranks of `group`: those of a replica, or those at one place in all replicas.
+    #[must_use]
+    pub const fn among(self, group: Group) -> Self {
+        Self { group, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ranks_get_follows_from_what_they_give_and_how_many_they_are() {
+        assert_eq!(ExchangeKind::AllGather.received(6, 4), Some(24));
+        assert_eq!(ExchangeKind::AllGather.received(usize::MAX, 2), None);
+        assert_eq!(ExchangeKind::AllToAll.received(6, 3), Some(6));
+        assert_eq!(ExchangeKind::AllToAll.received(6, 4), None);
+        assert_eq!(ExchangeKind::Sum.received(6, 4), Some(6));
+        assert_eq!(ExchangeKind::AllToAll.given_to_each(24, 3), 8);
+        assert_eq!(ExchangeKind::Max.given_to_each(24, 3), 24);
+    }
+}

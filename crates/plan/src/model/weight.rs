@@ -1,0 +1,362 @@
+//! Weights and the model that holds them.
+//!
+//! Law: a weight is a logical row-major matrix `[rows, cols]`, addressed by [`WeightId`]; a model
+//! is an ordered list of weights shared by all programs of a session. Formats and placements are
+//! checked here, once.
+
+use std::collections::HashSet;
+
+use serde::Serialize;
+
+use super::names::NameIndex;
+use super::{DeclareError, ParameterGroup, Reuse};
+use warpweft_base::errors::{listed, shown};
+use warpweft_base::id::{GroupId, WeightId};
+use warpweft_format::{Format, Shape};
+
+/// Where a weight lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Placement {
+    /// Rows are split over the ranks; each rank owns master, moments, main grad and quantized
+    /// planes of its rows alone, or, of a frozen weight, the planes.
+    Sharded,
+    /// Every rank holds the whole weight in f32: norms, biases, small tensors.
+    Replicated,
+}
+
+impl Placement {
+    /// Whether a weight of this placement is its quantized planes alone, without a master: where it is sharded and
+    /// frozen. (A frozen weight that is replicated is its f32 values.)
+    #[must_use]
+    pub const fn is_planes_alone(self, frozen: bool) -> bool {
+        frozen && matches!(self, Self::Sharded)
+    }
+}
+
+/// One declared weight.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct WeightSpec {
+    /// Unique name, dotted by convention: `blocks.3.mlp.up`.
+    pub name: String,
+    /// Logical shape `[rows, cols]`; a GEMM computes `x · Wᵀ`, so rows are output features.
+    pub shape: Shape,
+    /// How the weight travels and is stored in addition to its FP32 master.
+    pub format: Format,
+    /// Sharded or replicated.
+    pub placement: Placement,
+    /// Whether its uses find planes that earlier uses gathered; as the configuration says when not set.
+    pub reuse: Option<Reuse>,
+    /// The group it is gathered and reduced with, if any; see [`ModelBuilder::group`].
+    pub group: Option<GroupId>,
+    /// What the optimizer does differently for it.
+    pub parameters: ParameterGroup,
+    /// Whether it stays as it is. A frozen weight is gathered and used like any other, and has no gradient,
+    /// main grad or moments. A sharded one has no master either: it is its quantized planes, made once.
+    pub frozen: bool,
+}
+
+impl WeightSpec {
+    /// A sharded weight `[rows, cols]` in `format`, which trains as the configuration says and is in no group.
+    #[must_use]
+    pub fn sharded(name: &str, rows: usize, cols: usize, format: Format) -> Self {
+        Self {
+            name: name.to_owned(),
+            shape: Shape { rows, cols },
+            format,
+            placement: Placement::Sharded,
+            reuse: None,
+            group: None,
+            parameters: ParameterGroup::default(),
+            frozen: false,
+        }
+    }
+
+    /// A replicated weight `[rows, cols]`, which is in f32.
+    #[must_use]
+    pub fn replicated(name: &str, rows: usize, cols: usize) -> Self {
+        Self { placement: Placement::Replicated, ..Self::sharded(name, rows, cols, Format::F32) }
+    }
+}
+
+/// The weights of one model, in declaration order.
+///
+/// ```
+/// use warpweft::{format::Format, model::Model};
+///
+/// let mut model = Model::builder();
+/// let up = model.sharded("up", 256, 64, Format::NVFP4_2D)?; // [rows, columns]: rows are split over ranks
+/// let down = model.sharded("down", 64, 256, Format::NVFP4_2D)?;
+/// model.replicated("norm", 1, 64)?; // in f32, whole on every rank
+/// model.group("mlp", &[up, down])?; // they travel together
+/// let model = model.build();
+/// assert_eq!((model.find("down")?, model.weight(up)?.shape.rows), (down, 256));
+/// # Ok::<(), warpweft::model::DeclareError>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Model {
+    weights: Vec<WeightSpec>,
+    groups: Vec<String>,
+    #[serde(skip)]
+    weight_names: NameIndex,
+    #[serde(skip)]
+    group_names: NameIndex,
+}
+
+impl Model {
+    /// Starts an empty declaration.
+    #[must_use]
+    pub fn builder() -> ModelBuilder {
+        ModelBuilder::default()
+    }
+
+    /// All weights, in the order of their ids.
+    #[must_use]
+    pub fn weights(&self) -> &[WeightSpec] {
+        &self.weights
+    }
+
+    /// Every weight with its id.
+    pub fn entries(&self) -> impl Iterator<Item = (WeightId, &WeightSpec)> {
+        self.weights.iter().enumerate().map(|(position, spec)| (WeightId::named(&spec.name, position), spec))
+    }
+
+    /// The names of all groups, in the order of their ids.
+    #[must_use]
+    pub fn groups(&self) -> &[String] {
+        &self.groups
+    }
+
+    /// The weight that an id of this model names.
+    ///
+    /// # Errors
+    /// [`DeclareError::Unknown`] for a number that no weight has, [`DeclareError::OtherOwner`] for the id of another
+    /// model.
+    pub fn weight(&self, weight: WeightId) -> Result<&WeightSpec, DeclareError> {
+        self.weight_of(weight, || "Model::weight".to_owned())
+    }
+
+    /// As [`Model::weight`], with the words `by` for who names it.
+    pub(super) fn weight_of(
+        &self,
+        weight: WeightId,
+        by: impl FnOnce() -> String,
+    ) -> Result<&WeightSpec, DeclareError> {
+        match self.weights.get(weight.index()) {
+            Some(spec) if weight.is_named(&spec.name) => Ok(spec),
+            Some(spec) => Err(DeclareError::OtherOwner {
+                by: by(),
+                id: weight.to_string(),
+                owner: "model",
+                named: spec.name.clone(),
+            }),
+            None => Err(DeclareError::Unknown {
+                kind: "weight",
+                name: weight.to_string(),
+                declared: names(self.weights.iter().map(|spec| spec.name.as_str())),
+            }),
+        }
+    }
+
+    /// The name of the group that an id of this model names, if it is of this model.
+    fn group_of(&self, group: GroupId, by: impl FnOnce() -> String) -> Result<&str, DeclareError> {
+        match self.groups.get(group.index()) {
+            Some(name) if group.is_named(name) => Ok(name),
+            Some(name) => Err(DeclareError::OtherOwner {
+                by: by(),
+                id: group.to_string(),
+                owner: "model",
+                named: name.clone(),
+            }),
+            None => Err(DeclareError::Unknown {
+                kind: "group",
+                name: group.to_string(),
+                declared: names(self.groups.iter().map(String::as_str)),
+            }),
+        }
+    }
+
+    /// The id of the weight called `name`.
+    ///
+    /// # Errors
+    /// [`DeclareError::Unknown`] lists the names that exist.
+    pub fn find(&self, name: &str) -> Result<WeightId, DeclareError> {
+        let found = self.weight_names.find(name).map(|position| WeightId::named(name, position));
+        found.ok_or_else(|| DeclareError::Unknown {
+            kind: "weight",
+            name: name.to_owned(),
+            declared: names(self.weights.iter().map(|spec| spec.name.as_str())),
+        })
+    }
+}
+
+/// Collects weights; every call checks what it is given.
+#[derive(Clone, Debug, Default)]
+pub struct ModelBuilder {
+    model: Model,
+}
+
+impl ModelBuilder {
+    /// An empty declaration with the groups of `model`.
+    pub fn with_groups_of(model: &Model) -> Self {
+        let (groups, group_names) = (model.groups.clone(), model.group_names.clone());
+        Self { model: Model { groups, group_names, ..Model::default() } }
+    }
+
+    /// Declares a sharded weight `[rows, cols]` in `format`. Any number of rows will do: planes complete the last
+    /// block with zeros ([`Format::whole_blocks`]), and everything else has the rows of the declaration.
+    ///
+    /// # Errors
+    /// A repeated, empty or unprintable name, an empty shape, columns that the format cannot split into whole
+    /// blocks, or more elements than can be addressed.
+    pub fn sharded(
+        &mut self,
+        name: &str,
+        rows: usize,
+        cols: usize,
+        format: Format,
+    ) -> Result<WeightId, DeclareError> {
+        self.add(WeightSpec::sharded(name, rows, cols, format))
+    }
+
+    /// Declares a replicated f32 weight of any shape.
+    ///
+    /// # Errors
+    /// A repeated, empty or unprintable name, an empty shape, or one of more elements than can be addressed.
+    pub fn replicated(&mut self, name: &str, rows: usize, cols: usize) -> Result<WeightId, DeclareError> {
+        self.add(WeightSpec::replicated(name, rows, cols))
+    }
+
+    /// Declares a weight from its parts.
+    ///
+    /// # Errors
+    /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
+    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, and an unknown group.
+    pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
+        check_name("weight", &spec.name)?;
+        if self.model.weight_names.contains(&spec.name) {
+            return Err(DeclareError::Duplicate { kind: "weight", name: spec.name });
+        }
+        if spec.shape.rows == 0 || spec.shape.cols == 0 {
+            return Err(DeclareError::Empty { kind: "weight", name: spec.name });
+        }
+        if spec.placement == Placement::Replicated && spec.format != Format::F32 {
+            return Err(DeclareError::ReplicatedFormat {
+                weight: spec.name,
+                format: spec.format.to_string(),
+            });
+        }
+        if let Some(group) = spec.group {
+            let name = self.model.group_of(group, || format!("weight `{}`", spec.name))?.to_owned();
+            if spec.placement == Placement::Replicated {
+                return Err(DeclareError::ReplicatedGroup { weight: spec.name, group: name });
+            }
+        }
+        let fits = match spec.placement {
+            Placement::Replicated => Ok(()),
+            Placement::Sharded => spec.format.check_weight(),
+        };
+        if let Err(reason) = fits.and_then(|()| spec.format.check_shape(spec.shape)) {
+            return Err(DeclareError::Format { weight: spec.name, reason });
+        }
+        let weight = WeightId::named(&spec.name, self.model.weights.len());
+        self.model.weight_names.push(&spec.name);
+        self.model.weights.push(spec);
+        Ok(weight)
+    }
+
+    /// Declares a group of sharded weights, such as the experts of a layer: the members that one call uses travel
+    /// as one collective, apart from the call's other weights, and so do the gradients of members that one call
+    /// writes. A group of one weight travels alone.
+    ///
+    /// # Errors
+    /// A repeated, empty or unprintable name, no members, a number that no weight has, a weight of another model, a
+    /// weight named twice or already in a group, and [`DeclareError::ReplicatedGroup`] for a replicated weight. The
+    /// model is unchanged then.
+    pub fn group(&mut self, name: &str, members: &[WeightId]) -> Result<GroupId, DeclareError> {
+        let model = &self.model;
+        check_name("group", name)?;
+        if model.group_names.contains(name) {
+            return Err(DeclareError::Duplicate { kind: "group", name: name.to_owned() });
+        }
+        if members.is_empty() {
+            return Err(DeclareError::NoMembers { group: name.to_owned() });
+        }
+        let mut seen = HashSet::new();
+        for member in members {
+            let spec = model.weight_of(*member, || format!("group `{name}`"))?;
+            let (weight, group) = (spec.name.clone(), name.to_owned());
+            if spec.placement == Placement::Replicated {
+                return Err(DeclareError::ReplicatedGroup { weight, group });
+            }
+            if let Some(other) = spec.group {
+                let other = model.groups[other.index()].clone();
+                return Err(DeclareError::TwoGroups { weight, first: other, second: group });
+            }
+            if !seen.insert(*member) {
+                return Err(DeclareError::TwoGroups { weight, first: group.clone(), second: group });
+            }
+        }
+        let Model { weights, groups, group_names, .. } = &mut self.model;
+        let group = GroupId::named(name, groups.len());
+        group_names.push(name);
+        groups.push(name.to_owned());
+        for member in members {
+            weights[member.index()].group = Some(group);
+        }
+        Ok(group)
+    }
+
+    /// Decides for all uses of `weight` whether their planes are kept from the previous use, whatever the
+    /// configuration says; a use may decide otherwise.
+    ///
+    /// # Errors
+    /// As [`Model::weight`].
+    pub fn reuse(&mut self, weight: WeightId, reuse: Reuse) -> Result<(), DeclareError> {
+        self.spec_mut(weight, "reuse").map(|spec| spec.reuse = Some(reuse))
+    }
+
+    /// Decides what the optimizer does differently for `weight`; a rule of the configuration may override it,
+    /// key by key.
+    ///
+    /// # Errors
+    /// As [`Model::weight`].
+    pub fn parameters(&mut self, weight: WeightId, parameters: ParameterGroup) -> Result<(), DeclareError> {
+        self.spec_mut(weight, "parameters").map(|spec| spec.parameters = parameters)
+    }
+
+    /// Decides that `weight` does not train: calls write no gradient of it, and it stays as it was
+    /// initialized or imported. A rule of the configuration may decide otherwise, so code that declares calls
+    /// asks the model whether a weight is [frozen](WeightSpec::frozen).
+    ///
+    /// # Errors
+    /// As [`Model::weight`].
+    pub fn freeze(&mut self, weight: WeightId) -> Result<(), DeclareError> {
+        self.spec_mut(weight, "freeze").map(|spec| spec.frozen = true)
+    }
+
+    fn spec_mut(&mut self, weight: WeightId, by: &str) -> Result<&mut WeightSpec, DeclareError> {
+        self.model.weight_of(weight, || format!("ModelBuilder::{by}"))?;
+        Ok(&mut self.model.weights[weight.index()])
+    }
+
+    /// The finished model.
+    #[must_use]
+    pub fn build(self) -> Model {
+        self.model
+    }
+}
+
+/// Names in one line, for messages.
+pub(super) fn names<'a>(all: impl Iterator<Item = &'a str>) -> String {
+    listed("", all)
+}
+
+/// A name is one that messages show as it is.
+pub(super) fn check_name(kind: &'static str, name: &str) -> Result<(), DeclareError> {
+    match name {
+        "" => Err(DeclareError::Unnamed { kind }),
+        name if shown(name) == name => Ok(()),
+        name => Err(DeclareError::Name { kind, name: shown(name) }),
+    }
+}

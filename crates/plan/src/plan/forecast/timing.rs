@@ -1,0 +1,88 @@
+//! When every task begins and ends.
+//!
+//! Law: a task begins when the host has issued it, its lane is free and the tasks it waits for are over; it
+//! takes its price and what other lanes take from it, charged in T. That is the machine of the simulator on one
+//! clock, without delays, and to the nanosecond where lanes take nothing from each other.
+
+use crate::cluster::{Charges, Reach};
+use crate::layout::{Lane, LaneKind};
+use crate::plan::{Costs, StepPlan};
+use warpweft_base::id::{LaneId, TaskId};
+
+/// One task, as far as time is concerned.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Timed<'a> {
+    pub(in super::super) lane: LaneId,
+    pub(in super::super) nanoseconds: f64,
+    /// The links it takes, if it is a collective.
+    pub(in super::super) reach: Option<Reach>,
+    pub(in super::super) waits: &'a [TaskId],
+}
+
+/// Beginning and end of a task, nanoseconds from the beginning of the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Span {
+    /// When it begins.
+    pub begin: u64,
+    /// When it is over.
+    pub end: u64,
+}
+
+/// The spans of tasks in issue order, on these lanes.
+pub(in super::super) fn spans(tasks: &[Timed<'_>], lanes: &[Lane], costs: &Costs) -> Vec<Span> {
+    let mut charges = Charges::new(costs.contention());
+    lanes.iter().for_each(|lane| charges.open(*lane));
+    let (launch, mut host) = costs.host();
+    let mut free = vec![0u64; lanes.len()];
+    let mut spans: Vec<Span> = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        let lane = task.lane.index();
+        host = host.saturating_add(launch);
+        // A wait for what comes later, as only a plan made by hand has it, adds nothing: the verifier refuses
+        // such a plan.
+        let over = task.waits.iter().filter_map(|wait| spans.get(wait.index())).map(|span| span.end);
+        let begin = over.fold(free[lane].max(host), u64::max);
+        let alone = (begin, task.nanoseconds);
+        let end = if let Some(reach) = task.reach {
+            charges.carry(task.lane, reach, alone)
+        } else {
+            let held_up = charges.held_up(task.lane, alone);
+            let end = begin.saturating_add((task.nanoseconds + held_up).round() as u64);
+            charges.note(task.lane, (begin, end));
+            end
+        };
+        free[lane] = end;
+        spans.push(Span { begin, end });
+    }
+    spans
+}
+
+/// Time in which lanes of the wanted kind run something. Each is counted by itself.
+pub(super) fn busy(plan: &StepPlan, spans: &[Span], wanted: impl Fn(LaneKind) -> bool) -> u64 {
+    let of_kind = |lane: LaneId| plan.lanes.get(lane.index()).is_some_and(|lane| wanted(lane.kind));
+    let own = plan.tasks.iter().zip(spans).filter(|(task, _)| of_kind(task.lane));
+    own.fold(0, |sum, (_, span)| sum.saturating_add(span.end - span.begin))
+}
+
+/// Time in which a communicator runs something and the compute lane nothing.
+pub(super) fn exposed(plan: &StepPlan, spans: &[Span]) -> u64 {
+    let mut changes: Vec<(u64, i32, i32)> = Vec::new();
+    for (task, span) in plan.tasks.iter().zip(spans).filter(|(_, span)| span.end > span.begin) {
+        let (compute, communicator) = match plan.lanes.get(task.lane.index()).map(|lane| lane.kind) {
+            Some(LaneKind::Compute) => (1, 0),
+            Some(LaneKind::Communicator(_)) => (0, 1),
+            _ => continue,
+        };
+        changes.push((span.begin, compute, communicator));
+        changes.push((span.end, -compute, -communicator));
+    }
+    changes.sort_unstable();
+    let (mut computing, mut communicating, mut since, mut exposed) = (0, 0, 0, 0u64);
+    for (time, compute, communicator) in changes {
+        if computing == 0 && communicating > 0 {
+            exposed += time - since;
+        }
+        (computing, communicating, since) = (computing + compute, communicating + communicator, time);
+    }
+    exposed
+}

@@ -1,0 +1,88 @@
+//! One task per call: a closure's, with everything the call touches, or an exchange's.
+//!
+//! Law: every gradient a call writes has a slot of its own, in the element type the call declares; padding
+//! rows of that slot are zeroed right behind the call. The fault word is cleared before the first call of the
+//! step.
+
+use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use super::peers;
+use crate::layout::Content;
+use crate::model::{Access, Call, Exchange, Form, Gradient};
+use crate::op::{self, Op, Operand, OperandRole};
+use warpweft_base::id::{BufferId, CallId, SlotId};
+
+pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
+    let fault = draft.slot(Content::FaultWord);
+    draft.add(0, Section::Inputs, DraftTask::local(Op::ClearFault { fault }, "step", Carrier::Compute));
+    for (stage, id, call) in draft.stages_of_calls() {
+        if let Some(exchange) = call.exchange {
+            let slots = &buffers[call.micro_batch.index()];
+            draft.add(stage, Section::Compute, exchanged(draft, exchange, (id, call), slots));
+            continue;
+        }
+        let mut operands = Vec::new();
+        for (position, usage) in call.uses.iter().enumerate() {
+            if let Some(supply) = draft.supplies[stage][position] {
+                operands.push(Operand {
+                    slot: supply.slot,
+                    access: Access::Read,
+                    role: OperandRole::Use(position),
+                });
+            }
+            let layout = draft.weights.layout(usage.weight);
+            if usage.form == Form::Planes && draft.weights.bucket(layout.bucket).has_scales() {
+                operands.push(Operand {
+                    slot: draft.slot(Content::TensorScale(layout.bucket)),
+                    access: Access::Read,
+                    role: OperandRole::TensorScale(position),
+                });
+            }
+        }
+        let mut padded = Vec::new();
+        for Gradient { weight, element } in &call.gradients {
+            let name = draft.name(*weight);
+            let content = Content::written(*weight, id, *element);
+            let slot = draft.transient(format!("{name} gradient of {}", call.label()), content);
+            operands.push(Operand { slot, access: Access::Write, role: OperandRole::Gradient(*weight) });
+            let shard = &draft.weights.layout(*weight).shard;
+            if shard.padded_rows() > shard.shape.rows {
+                padded.push(DraftTask::local(
+                    Op::ZeroPadding { weight: *weight, gradient: slot },
+                    name,
+                    Carrier::Compute,
+                ));
+            }
+        }
+        for access in &call.buffers {
+            if let Some(slot) = buffers[call.micro_batch.index()][access.buffer.index()] {
+                operands.push(Operand {
+                    slot,
+                    access: access.access,
+                    role: OperandRole::Buffer(access.buffer),
+                });
+            }
+        }
+        let op = Op::Compute { call: id, fault, operands };
+        draft.add(stage, Section::Compute, DraftTask::local(op, call.label(), Carrier::Compute));
+        for task in padded {
+            draft.add(stage, Section::Compute, task);
+        }
+    }
+}
+
+/// Calls wait for an exchange and gathers ahead do not, so it goes where those are not in its way.
+fn exchanged(
+    draft: &Draft<'_>,
+    exchange: Exchange,
+    (id, call): (CallId, &Call),
+    slots: &[Option<SlotId>],
+) -> DraftTask {
+    let Exchange { kind, group, from, to } = exchange;
+    // Touched by this very call, so each has one.
+    let slot = |buffer: BufferId| slots[buffer.index()].unwrap_or(SlotId::at(usize::MAX));
+    let given = draft.buffers[from.index()].bytes();
+    let bytes = op::exchange_given_to_each(kind, given, draft.weights.mesh.size(group))
+        .saturating_mul(peers(draft.weights.mesh, group));
+    let op = Op::ExchangeBuffer { call: id, kind, group, from: slot(from), to: slot(to) };
+    DraftTask::collective(op, call.label(), Carrier::Reduce, bytes)
+}

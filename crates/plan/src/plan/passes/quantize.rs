@@ -1,0 +1,130 @@
+//! Masters into quantized shards: amax, one packed all-reduce of maxima, scale, cast.
+//!
+//! Law: every bucket goes through the same four ops; a format without scales needs only the cast, one without
+//! a per-tensor amax no collective. A bucket whose shards are halves of its masters needs nothing: the
+//! optimizer writes them. A frozen bucket has no masters, and no plan quantizes it. Where scaling is delayed, scale
+//! and cast come while the maxima are under way, and the maxima enter the history behind them. A prologue is
+//! these ops alone, without a vote; it brings no masters of a new version, so it records no amaxes.
+
+use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use super::combined_bytes;
+use crate::layout::Content;
+use crate::model::Placement;
+use crate::op::{Op, Reduction, ShardOperand};
+use warpweft_base::id::{BucketId, SlotId};
+
+/// The amaxes of a bucket: of its blocks, and of its weights over all ranks.
+struct Amaxes {
+    bucket: BucketId,
+    blocks: SlotId,
+    tensors: SlotId,
+}
+
+pub(in super::super) fn quantize(draft: &mut Draft<'_>, vote: Option<SlotId>) {
+    let quantized = draft
+        .weights
+        .entries()
+        .filter(|(_, members)| members.placement == Placement::Sharded && !members.frozen)
+        .filter(|(bucket, _)| !draft.weights.splits_masters(*bucket))
+        .map(|(bucket, _)| bucket);
+    let (delayed, current): (Vec<_>, Vec<_>) =
+        quantized.partition(|bucket| draft.weights.delayed(*bucket).is_some());
+    let recorded = if vote.is_some() { delayed.as_slice() } else { &[] };
+    let mut amaxes = Vec::new();
+    for bucket in recorded.iter().chain(&current) {
+        if draft.weights.bucket(*bucket).has_scales() {
+            amaxes.push(partial_amax(draft, *bucket, vote));
+        }
+    }
+    all_reduce(draft, &mut amaxes);
+    let amaxes_of = |bucket: BucketId| amaxes.iter().find(|amaxes| amaxes.bucket == bucket);
+    for bucket in &delayed {
+        delayed_scale(draft, *bucket, vote);
+        cast(draft, *bucket, Some(draft.slot(Content::DelayedScale(*bucket))), vote);
+    }
+    for bucket in &current {
+        let encode = amaxes_of(*bucket).map(|amaxes| fused_scale(draft, amaxes, vote));
+        cast(draft, *bucket, encode, vote);
+    }
+    for amaxes in recorded.iter().filter_map(|bucket| amaxes_of(*bucket)) {
+        let bucket = amaxes.bucket;
+        let history = draft.slot(Content::AmaxHistory(bucket));
+        add(draft, bucket, Op::RecordAmax { bucket, tensor_amax: amaxes.tensors, history, vote });
+    }
+}
+
+fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -> Amaxes {
+    let blocks = draft.transient(format!("{bucket} block amaxes"), Content::BlockAmax(bucket));
+    let tensors = draft.transient(format!("{bucket} local amaxes"), Content::LocalAmax(bucket));
+    let masters = masters(draft, bucket);
+    add(draft, bucket, Op::PartialAmax { bucket, masters, block_amax: blocks, tensor_amax: tensors, vote });
+    Amaxes { bucket, blocks, tensors }
+}
+
+/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Each replica
+/// has all masters, so its own ranks know the maximum.
+fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
+    let mut pairs = Vec::new();
+    let mut values = Vec::new();
+    for Amaxes { bucket, tensors, .. } in amaxes {
+        let members = draft.weights.bucket(*bucket);
+        if members.format.needs_tensor_amax() {
+            let reduced = draft.transient(format!("{bucket} amaxes"), Content::ReducedAmax(*bucket));
+            pairs.push((*tensors, reduced));
+            values.push(members.weights.len());
+            *tensors = reduced;
+        }
+    }
+    if !pairs.is_empty() {
+        let mesh = draft.weights.mesh;
+        let group = mesh.replica_group();
+        let bytes = combined_bytes(values.into_iter(), mesh, group);
+        let op = Op::AllReduce { reduction: Reduction::Max, group, pairs };
+        let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);
+        draft.add(draft.tail(), Section::Tail, task);
+    }
+}
+
+/// Returns the slot of the encode factors.
+fn fused_scale(draft: &mut Draft<'_>, amaxes: &Amaxes, vote: Option<SlotId>) -> SlotId {
+    let Amaxes { bucket, blocks: block_amax, tensors: tensor_amax } = *amaxes;
+    let encode = draft.transient(format!("{bucket} encode factors"), Content::Encode(bucket));
+    let tensor_scale = draft.slot(Content::TensorScale(bucket));
+    let shards = shards(draft, bucket);
+    let op = Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote };
+    add(draft, bucket, op);
+    encode
+}
+
+fn delayed_scale(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) {
+    let history = vote.map(|_| draft.slot(Content::AmaxHistory(bucket)));
+    let scale = draft.slot(Content::DelayedScale(bucket));
+    let tensor_scale = draft.slot(Content::TensorScale(bucket));
+    add(draft, bucket, Op::DelayedScale { bucket, history, scale, tensor_scale, vote });
+}
+
+fn cast(draft: &mut Draft<'_>, bucket: BucketId, encode: Option<SlotId>, vote: Option<SlotId>) {
+    let (masters, shards) = (masters(draft, bucket), shards(draft, bucket));
+    add(draft, bucket, Op::PartialCast { bucket, masters, encode, shards, vote });
+}
+
+fn add(draft: &mut Draft<'_>, bucket: BucketId, op: Op) {
+    draft.add(draft.tail(), Section::Tail, DraftTask::local(op, bucket.to_string(), Carrier::Quantize));
+}
+
+fn masters(draft: &Draft<'_>, bucket: BucketId) -> Vec<SlotId> {
+    let members = draft.weights.bucket(bucket);
+    members.weights.iter().map(|weight| draft.slot(Content::Master(*weight))).collect()
+}
+
+fn shards(draft: &Draft<'_>, bucket: BucketId) -> Vec<ShardOperand> {
+    let members = draft.weights.bucket(bucket);
+    let mut shards = Vec::new();
+    for weight in &members.weights {
+        for orientation in members.format.stored_orientations() {
+            let slot = draft.slot(Content::Shard(*weight, *orientation));
+            shards.push(ShardOperand { weight: *weight, orientation: *orientation, slot });
+        }
+    }
+    shards
+}

@@ -1,0 +1,317 @@
+//! Reduces every gradient and accumulates it into the FP32 main grad.
+//!
+//! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded
+//! weight that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one
+//! step behind compute each. What a call writes in bf16 is added to nothing on the rank, rounded by nobody
+//! and travels so. What is complete is summed as many calls behind compute as the timetable says, by a task
+//! of each rank, which accumulates as well; it is exchanged among the ranks of a replica one call before, or
+//! right behind its call where reductions have a communicator of their own: behind the next call in T, or
+//! before it where the timetable has exchanges early and its gradients are complete by then, neither added
+//! to others nor rounded. Where there are several replicas that task leaves the sums as they are; right
+//! behind it they are summed over the replicas, in f32, and one call further they are accumulated. Where
+//! collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum
+//! over the replicas stands right behind it, and accumulation one call further. A replica of one rank
+//! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
+//! ranks carries all of them together. The first contribution of a step overwrites, unless the step
+//! continues a sum that steps before it began: then none does. Gradients of one group
+//! that one call completes are one collective, and one sum.
+//!
+//! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::super::draft::{Carrier, Draft, DraftTask, Section};
+use super::super::prefetch::Reductions;
+use super::{combined_bytes, of_group, wire_bytes};
+use crate::layout::Content;
+use crate::model::{Call, Gradient, Group, Placement};
+use crate::op::{Op, ReducePart, Reduction, SumPart, SumTarget};
+use crate::policy::{Reduce, ReduceEvery};
+use warpweft_base::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
+use warpweft_format::ElementType;
+
+/// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
+type Together = (WeightId, Option<MicroBatchId>, Option<CallId>);
+
+/// The first and the last call whose gradients are reduced together.
+#[derive(Clone, Copy)]
+struct Span {
+    first: CallId,
+    last: CallId,
+}
+
+/// One reduction in the making.
+struct Collected {
+    name: String,
+    /// In what it travels.
+    element: ElementType,
+    elements: usize,
+    /// Is it complete only one step behind its call, because it is added to others or rounded there?
+    completed_behind: bool,
+    /// What travels; empty where a replica is one rank that sums by itself.
+    parts: Vec<ReducePart>,
+    /// What is summed on the rank; empty where the collective sums.
+    sums: Vec<SumPart>,
+    /// From the reduced rows to their sums over the replicas; empty where there is one.
+    over_replicas: Vec<(SlotId, SlotId)>,
+    /// What is accumulated by a task of its own.
+    rows: Vec<Rows>,
+}
+
+/// The reductions that a call completes, and which of them is that of a group in an element type.
+#[derive(Default)]
+struct OfCall {
+    all: Vec<Collected>,
+    groups: HashMap<(GroupId, ElementType), usize>,
+}
+
+/// Rows of a gradient over all ranks, to be accumulated.
+struct Rows {
+    weight: WeightId,
+    from: SlotId,
+    first: bool,
+}
+
+/// As the timetable says.
+pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
+    let spans = spans(draft);
+    let mut begun: BTreeSet<WeightId> = BTreeSet::new();
+    if draft.continues {
+        begun.extend((0..draft.weights.layouts.len()).map(WeightId::at));
+    }
+    for (stage, id, call) in draft.stages_of_calls() {
+        let mut collected = OfCall::default();
+        for Gradient { weight, element } in call.gradients.iter().copied() {
+            match draft.weights.layout(weight).placement {
+                Placement::Replicated => {
+                    let from = draft.slot(Content::Gradient(weight, id));
+                    let into = draft.slot(Content::LocalGrad(weight));
+                    let rows = Rows { weight, from, first: begun.insert(weight) };
+                    accumulate(draft, rows, into, stage + reductions.behind + 1);
+                }
+                Placement::Sharded => {
+                    let Some(Span { first, last }) = spans.get(&together(draft, weight, id, call)).copied()
+                    else {
+                        continue;
+                    };
+                    add_to(draft, weight, first, id, stage);
+                    if last == id {
+                        let begins = begun.insert(weight);
+                        collect(draft, &mut collected, (weight, element), (first, begins), (id, stage));
+                    }
+                }
+            }
+        }
+        for reduction in collected.all {
+            add(draft, reduction, stage, reductions);
+        }
+    }
+    all_reduce(draft);
+}
+
+/// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the
+/// accumulation.
+fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
+    let Collected { name, element, elements, completed_behind, parts, sums, over_replicas, rows } = reduction;
+    let Reductions { behind, early } = reductions;
+    let mesh = draft.weights.mesh;
+    let subject = of_group(&name, parts.len().max(sums.len()));
+    let (reduced, collective) = (stage + behind, sums.is_empty());
+    // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
+    // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
+    // the gathers' it stands as late as that allows.
+    let travels = match (collective, draft.policy.communicators) {
+        (true, _) => reduced,
+        (false, 0 | 1) => stage + behind.saturating_sub(1).max(1),
+        (false, _) => stage + 1,
+    };
+    let at_once = travels.min(draft.tail()) == reduced.min(draft.tail());
+    let (sum, over) =
+        if at_once { (Section::SumHere, Section::ReplicasHere) } else { (Section::Sum, Section::Replicas) };
+    // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
+    // contributions of a weight are accumulated in one section, whoever sums them: so in program order.
+    let (summed, section) = match (parts.is_empty(), draft.policy.reduce) {
+        (_, Reduce::Nccl) if over_replicas.is_empty() => (reduced + 1, Section::Accumulate),
+        (true, _) => (stage + 1, sum),
+        (false, _) => (reduced, sum),
+    };
+    if !parts.is_empty() {
+        let bytes = wire_bytes(elements, element, mesh, Group::Shard);
+        let op = match collective {
+            true => Op::ReduceScatter { element, parts },
+            false => Op::ExchangeGradient { element, parts },
+        };
+        let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
+        let before = early && travels == stage + 1 && !collective && !completed_behind;
+        draft.add(travels, if before { Section::Exchange } else { Section::Reduce }, task);
+    }
+    if !collective {
+        let op = Op::SumGradient { element, parts: sums };
+        draft.add(summed, section, DraftTask::local(op, subject.clone(), Carrier::Sum));
+    }
+    if !over_replicas.is_empty() {
+        let group = Group::Replicate;
+        let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
+        let bytes = combined_bytes(values, mesh, group);
+        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas };
+        let section = if collective { Section::Reduce } else { over };
+        draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Replicas, bytes));
+    }
+    for rows in rows {
+        let into = draft.slot(Content::MainGrad(rows.weight));
+        accumulate(draft, rows, into, reduced + 1);
+    }
+}
+
+fn accumulate(draft: &mut Draft<'_>, rows: Rows, into: SlotId, stage: usize) {
+    let Rows { weight, from, first } = rows;
+    let op = Op::Accumulate { weight, from, into, first };
+    let task = DraftTask::local(op, draft.name(weight), Carrier::Sum);
+    draft.add(stage, Section::Accumulate, task);
+}
+
+/// Adds a call's gradient to the first of those it is reduced with.
+fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, stage: usize) {
+    if first != call {
+        let from = draft.slot(Content::Gradient(weight, call));
+        let into = draft.slot(Content::Gradient(weight, first));
+        let op = Op::AddGradient { weight, from, into };
+        let task = DraftTask::local(op, draft.name(weight), Carrier::Sum);
+        draft.add(stage + 1, Section::AddGradients, task);
+    }
+}
+
+/// Puts a complete gradient, which begins with that of call `first`, in the element type its call wrote, into
+/// its group's reduction, or into one of its own; rounded to bf16, if it travels so. Gradients that travel in
+/// different types travel apart. `begins`: it is the weight's first of the step. `last` is the call that
+/// completes it.
+fn collect(
+    draft: &mut Draft<'_>,
+    collected: &mut OfCall,
+    (weight, written): (WeightId, ElementType),
+    (first, begins): (CallId, bool),
+    (last, stage): (CallId, usize),
+) {
+    let (name, call) = (draft.name(weight), draft.calls[first.index()].label());
+    let mut from = draft.slot(Content::written(weight, first, written));
+    let element = draft.policy.reduce_dtype.travels(written);
+    if element != written {
+        let to = draft
+            .transient(format!("{name} gradient of {call} in bf16"), Content::WireGradient(weight, first));
+        let op = Op::RoundGradient { weight, from, to };
+        let task = DraftTask::local(op, name, Carrier::Sum);
+        draft.add(stage + 1, Section::AddGradients, task);
+        from = to;
+    }
+    let group = draft.weights.layout(weight).group;
+    let reduction = collected.joined_by(group, name, element);
+    reduction.completed_behind |= first != last || element != written;
+    reduction.take(draft, weight, from, (first, begins));
+}
+
+impl OfCall {
+    /// The reduction that a gradient of this group goes into.
+    fn joined_by(&mut self, group: Option<GroupId>, name: &str, element: ElementType) -> &mut Collected {
+        let next = self.all.len();
+        let place = group.map_or(next, |group| *self.groups.entry((group, element)).or_insert(next));
+        if place == next {
+            self.all.push(Collected::new(name, element));
+        }
+        &mut self.all[place]
+    }
+}
+
+impl Collected {
+    fn new(name: &str, element: ElementType) -> Self {
+        Self {
+            name: name.to_owned(),
+            element,
+            elements: 0,
+            completed_behind: false,
+            parts: Vec::new(),
+            sums: Vec::new(),
+            over_replicas: Vec::new(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds the way of one gradient, which lies in `from` as it travels.
+    fn take(&mut self, draft: &mut Draft<'_>, weight: WeightId, from: SlotId, (call, first): (CallId, bool)) {
+        let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
+        self.elements = self.elements.saturating_add(draft.weights.layout(weight).stored_elements());
+        let mesh = draft.weights.mesh;
+        let (collective, replicated) = (draft.policy.collectives_sum(self.element), mesh.replicas() > 1);
+        let reduced = (collective || replicated).then(|| {
+            let named = format!("{name} reduced gradient of {label}");
+            draft.transient(named, Content::ReducedGradient(weight, call))
+        });
+        let landed = (!collective && mesh.shards() > 1).then(|| {
+            let named = format!("{name} gradient of {label} from others");
+            draft.transient(named, Content::LandedGradient(weight, call, self.element))
+        });
+        let travels_to = if collective { reduced } else { landed };
+        self.parts.extend(travels_to.map(|to| ReducePart { weight, from, to }));
+        if !collective {
+            let (into, target) = match (reduced, first) {
+                (Some(rows), _) => (rows, SumTarget::Rows),
+                (None, true) => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
+                (None, false) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
+            };
+            self.sums.push(SumPart { weight, own: from, landed, into, target });
+        }
+        let Some(reduced) = reduced else { return };
+        let mut from = reduced;
+        if replicated {
+            let named = format!("{name} gradient of {label} over all replicas");
+            from = draft.transient(named, Content::SummedGradient(weight, call));
+            self.over_replicas.push((reduced, from));
+        }
+        self.rows.push(Rows { weight, from, first });
+    }
+}
+
+/// What the policy reduces the gradient of `weight` from this call with.
+fn together(draft: &Draft<'_>, weight: WeightId, id: CallId, call: &Call) -> Together {
+    match draft.policy.reduce_every {
+        ReduceEvery::Call => (weight, None, Some(id)),
+        ReduceEvery::MicroBatch => (weight, Some(call.micro_batch), None),
+        ReduceEvery::Step => (weight, None, None),
+    }
+}
+
+fn spans(draft: &Draft<'_>) -> HashMap<Together, Span> {
+    let mut spans: HashMap<Together, Span> = HashMap::new();
+    for (_, id, call) in draft.stages_of_calls() {
+        for gradient in &call.gradients {
+            let span = spans.entry(together(draft, gradient.weight, id, call));
+            span.or_insert(Span { first: id, last: id }).last = id;
+        }
+    }
+    spans
+}
+
+/// The sums of all replicated weights that train over the ranks, as one collective.
+fn all_reduce(draft: &mut Draft<'_>) {
+    let replicated: Vec<_> = draft
+        .weights
+        .layouts
+        .iter()
+        .enumerate()
+        .filter(|(_, layout)| layout.placement == Placement::Replicated && !layout.frozen)
+        .map(|(number, layout)| (WeightId::at(number), layout.stored_elements()))
+        .collect();
+    if !replicated.is_empty() {
+        let pairs = replicated
+            .iter()
+            .map(|(weight, _)| {
+                (draft.slot(Content::LocalGrad(*weight)), draft.slot(Content::MainGrad(*weight)))
+            })
+            .collect();
+        let group = Group::World;
+        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs };
+        let values = replicated.iter().map(|(_, elements)| *elements);
+        let bytes = combined_bytes(values, draft.weights.mesh, group);
+        let task = DraftTask::collective(op, "gradients of replicated weights", Carrier::Reduce, bytes);
+        draft.add(draft.tail(), Section::Tail, task);
+    }
+}

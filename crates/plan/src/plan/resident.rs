@@ -1,0 +1,235 @@
+//! The resident region: what never moves for the session's life.
+//!
+//! Law: common slots (optimizer state, shards, fault word, step count) have the same id and
+//! address in every program of a session; staging and carried buffers follow, each program's in
+//! its own place. Carried buffers of one name are one buffer.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use super::PlanError;
+use crate::layout::{Content, MAX_ARENA, Region, Residency, Slot, WeightLayout, Weights, aligned};
+use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
+use crate::policy::{self, Masters, Moments};
+use warpweft_base::id::{BufferId, MicroBatchId};
+
+/// Places of all resident slots of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResidentLayout {
+    common: Vec<Slot>,
+    programs: BTreeMap<String, Vec<Slot>>,
+    bytes: usize,
+}
+
+impl ResidentLayout {
+    /// Lays out optimizer state and shards of `weights`, then the staging and carried buffers of
+    /// every program.
+    ///
+    /// # Errors
+    /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size or type,
+    /// [`PlanError::Masters`] when masters are to be split and a sharded weight that trains is not bf16,
+    /// [`PlanError::Policy`] when a rule of the trainer's own is to have more than two lists, or other values than f32,
+    /// [`PlanError::WholeMatrix`] when Adam is to update a weight as a whole matrix,
+    /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
+    /// [`PlanError::TooLarge`] for more bytes than an arena can have.
+    pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
+        check_masters(weights)?;
+        check_own_rule(weights)?;
+        check_matrices(weights, programs)?;
+        check_scaling(weights)?;
+        let mut cursor = Cursor { bytes: 0 };
+        let mut names: Vec<(String, Content)> = Vec::new();
+        let mut add = |name: String, content: Content| names.push((name, content));
+        add("fault word".into(), Content::FaultWord);
+        add("optimizer step".into(), Content::OptimizerStep);
+        add("learning rate".into(), Content::LearningRate);
+        add("loss scale".into(), Content::LossScale);
+        add("gradient scale".into(), Content::GradientScale);
+        for (bucket, members) in weights.entries() {
+            if members.has_scales() {
+                add(format!("{bucket} ({}) tensor scales", members.format), Content::TensorScale(bucket));
+            }
+            if weights.delayed(bucket).is_some() {
+                add(format!("{bucket} delayed scales"), Content::DelayedScale(bucket));
+                add(format!("{bucket} amax history"), Content::AmaxHistory(bucket));
+            }
+            for weight in &members.weights {
+                let layout = weights.layout(*weight);
+                let name = &layout.name;
+                if weights.splits_masters(bucket) {
+                    add(format!("{name} master remainder"), Content::MasterRemainder(*weight));
+                } else if !members.is_planes_alone() {
+                    add(format!("{name} master"), Content::Master(*weight));
+                }
+                if !members.frozen {
+                    let lists = match weights.state.own_states {
+                        None => ["exp_avg", "exp_avg_sq"],
+                        Some(_) => weights.state.names_of_lists(),
+                    };
+                    for (kept, list) in Content::kept(weights.state, *weight).zip(lists) {
+                        add(format!("{name} {list}"), kept);
+                    }
+                    add(format!("{name} main grad"), Content::MainGrad(*weight));
+                }
+                match members.placement {
+                    Placement::Replicated if members.frozen => {}
+                    Placement::Replicated => add(format!("{name} local grad"), Content::LocalGrad(*weight)),
+                    Placement::Sharded => {
+                        for orientation in layout.format.stored_orientations() {
+                            add(format!("{name} {orientation} shard"), Content::Shard(*weight, *orientation));
+                        }
+                    }
+                }
+            }
+        }
+        let mut common = Vec::with_capacity(names.len());
+        for (name, content) in names {
+            common.push(cursor.place(name, content, content.bytes(weights, |_| 0))?);
+        }
+        let mut carried: BTreeMap<&str, (&str, &BufferSpec, Region)> = BTreeMap::new();
+        let mut own = BTreeMap::new();
+        for program in programs {
+            let mut slots = Vec::new();
+            for (number, buffer) in program.buffers().iter().enumerate() {
+                let id = BufferId::at(number);
+                if buffer.lifetime == Lifetime::Carried {
+                    let (first, like, region) = match carried.entry(&buffer.name) {
+                        Entry::Occupied(known) => *known.get(),
+                        Entry::Vacant(new) => {
+                            let (name, content) = (buffer.name.clone(), Content::Buffer(id));
+                            let slot = cursor.place(name, content, buffer.bytes())?;
+                            *new.insert((program.name(), buffer, slot.region))
+                        }
+                    };
+                    if (like.elements, like.element) != (buffer.elements, buffer.element) {
+                        return Err(PlanError::Carried {
+                            buffer: buffer.name.clone(),
+                            first: first.to_owned(),
+                            first_elements: like.elements,
+                            first_type: like.element,
+                            second: program.name().to_owned(),
+                            second_elements: buffer.elements,
+                            second_type: buffer.element,
+                        });
+                    }
+                    let (name, residency) = (buffer.name.clone(), Residency::Resident);
+                    slots.push(Slot { name, content: Content::Buffer(id), residency, region });
+                }
+                let staged = if is_staged(buffer) { program.micro_batches() } else { 0 };
+                for micro_batch in (0..staged).map(MicroBatchId::new) {
+                    let name = match micro_batch.number() {
+                        0 => format!("{} staging", buffer.name),
+                        _ => format!("{} staging of {micro_batch}", buffer.name),
+                    };
+                    slots.push(cursor.place(name, Content::Staging(id, micro_batch), buffer.bytes())?);
+                }
+            }
+            own.insert(program.name().to_owned(), slots);
+        }
+        Ok(Self { common, programs: own, bytes: cursor.bytes })
+    }
+
+    /// Bytes of the whole region; the transient region begins there.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Resident slots of every program.
+    #[must_use]
+    pub fn common(&self) -> Vec<Slot> {
+        self.common.clone()
+    }
+
+    /// Resident slots of every program, then those of the program called `name`.
+    #[must_use]
+    pub fn slots(&self, name: &str) -> Vec<Slot> {
+        let own = self.programs.get(name).map_or(&[][..], Vec::as_slice);
+        self.common.iter().chain(own).cloned().collect()
+    }
+}
+
+/// Only a bf16 shard is the upper half of an f32.
+fn check_masters(weights: &Weights) -> Result<(), PlanError> {
+    let splits = weights.state.masters == Masters::Bf16Remainder;
+    let unfit = |layout: &&WeightLayout| {
+        let has_whole = layout.placement == Placement::Sharded && !layout.is_planes_alone();
+        has_whole && !weights.splits_masters(layout.bucket)
+    };
+    match weights.layouts.iter().find(unfit).filter(|_| splits) {
+        None => Ok(()),
+        Some(layout) => {
+            Err(PlanError::Masters { weight: layout.name.clone(), format: layout.format.to_string() })
+        }
+    }
+}
+
+/// A rule of the trainer's own gets f32 values, in two lists at most.
+fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
+    let state = weights.state;
+    let is_f32 = (state.moments, state.masters) == (Moments::F32, Masters::F32);
+    match state.own_states {
+        Some(lists) if !is_f32 || !policy::OWN_STATES.contains(&lists) => Err(PlanError::Policy {
+            key: "optimizer.own_states",
+            value: lists.to_string(),
+            advice: "keep at most 2 lists for a rule of your own, and masters and moments in f32",
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Adam would update a matrix row by row.
+fn check_matrices(weights: &Weights, programs: &[&StepProgram]) -> Result<(), PlanError> {
+    let by_adam =
+        weights.state.own_states.is_none() && programs.iter().any(|program| program.updates_weights());
+    let whole = |layout: &&WeightLayout| layout.parameters.whole_matrix && !layout.frozen;
+    match weights.layouts.iter().find(whole).filter(|_| by_adam) {
+        None => Ok(()),
+        Some(layout) => Err(PlanError::WholeMatrix { weight: layout.name.clone() }),
+    }
+}
+
+/// A choice that would change nothing is a mistake.
+fn check_scaling(weights: &Weights) -> Result<(), PlanError> {
+    if weights.state.delayed.is_some_and(|delayed| delayed.history == 0) {
+        return Err(PlanError::Policy {
+            key: "quantize.amax_history",
+            value: "0".into(),
+            advice: "remember at least 1 step",
+        });
+    }
+    if weights.state.delayed.is_none()
+        || weights.entries().any(|(bucket, _)| weights.delayed(bucket).is_some())
+    {
+        return Ok(());
+    }
+    let trained = weights.buckets.iter().filter(|members| !members.frozen);
+    let formats: Vec<String> = trained.map(|members| members.format.to_string()).collect();
+    Err(PlanError::Scaling { formats: formats.join(", ") })
+}
+
+/// Do the trainer's bytes pass through a staging slot?
+pub(super) fn is_staged(buffer: &BufferSpec) -> bool {
+    matches!(buffer.role, Role::Input | Role::Output)
+}
+
+/// The end of what is placed so far, never beyond [`MAX_ARENA`].
+struct Cursor {
+    bytes: usize,
+}
+
+impl Cursor {
+    fn place(&mut self, name: String, content: Content, bytes: usize) -> Result<Slot, PlanError> {
+        let region = Region { offset: self.bytes, bytes };
+        self.bytes = add_slot(self.bytes, &name, bytes)?;
+        Ok(Slot { name, content, residency: Residency::Resident, region })
+    }
+}
+
+/// The bytes of an arena of `placed` bytes with one more slot, if an arena can have them.
+pub(super) fn add_slot(placed: usize, name: &str, bytes: usize) -> Result<usize, PlanError> {
+    match placed.checked_add(aligned(bytes)) {
+        Some(sum) if sum <= MAX_ARENA => Ok(sum),
+        _ => Err(PlanError::TooLarge { what: format!("slot `{name}`"), limit: MAX_ARENA }),
+    }
+}

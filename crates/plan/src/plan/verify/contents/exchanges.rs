@@ -1,0 +1,74 @@
+//! PL-10, exchanges: what ranks give each other of their buffers.
+//!
+//! Law: an exchange takes its turn among the calls, once, as it is declared. It gives what program order says of its
+//! buffer; what it leaves is the value of the other one until a later call writes that. Buffers have the sizes and
+//! element types that its kind and its number of ranks ask for, so every rank gets what all others give and nothing
+//! else.
+
+use super::{BufferValue, Held, Run, Verdict};
+use crate::model::{Exchange, ExchangeKind, Group};
+use warpweft_base::id::{CallId, SlotId, TaskId};
+use warpweft_format::ElementType;
+
+impl Run<'_> {
+    pub(super) fn exchange_buffer(
+        &mut self,
+        task: TaskId,
+        id: CallId,
+        (kind, group): (ExchangeKind, Group),
+        from: SlotId,
+        to: SlotId,
+    ) -> Verdict<()> {
+        let plan = self.plan;
+        let (call, mesh) = (&plan.calls[id.index()], plan.weights.mesh);
+        let wrong = |run: &Self, problem: String| {
+            run.wrong_program(
+                plan.describe(task),
+                problem,
+                "exchange what the call declares, as it declares it",
+            )
+        };
+        self.check_turn(task, id)?;
+        let declared = match call.exchange {
+            Some(declared) if declared.kind == kind && mesh.alike(declared.group, group) => declared,
+            Some(Exchange { kind: other, group: among, .. }) => {
+                let label = call.label();
+                return wrong(
+                    self,
+                    format!("is `{label}` ({kind}, {group}), which is declared as {other}, {among}"),
+                );
+            }
+            None => {
+                return wrong(
+                    self,
+                    format!("exchanges buffers for `{}`, which is a closure's", call.label()),
+                );
+            }
+        };
+        let ranks = mesh.size(group);
+        let [given, got] = [declared.from, declared.to].map(|buffer| &plan.buffers[buffer.index()]);
+        if kind.received(given.elements, ranks) != Some(got.elements) {
+            let (given, got) = (given.elements, got.elements);
+            return wrong(
+                self,
+                format!("gives {given} elements among {ranks} ranks and gets {got} ({kind})"),
+            );
+        }
+        if given.element != got.element || kind.combines() && given.element != ElementType::F32 {
+            let (given, got) = (given.element, got.element);
+            return wrong(self, format!("gives elements in {given} and gets some in {got} ({kind})"));
+        }
+        self.check_buffer((task, call), declared.from, from)?;
+        // What all bytes of the slot are cut into, or set behind each other, are the parts of ranks.
+        let bytes = plan.arena.region(from).bytes;
+        if bytes != given.bytes() {
+            let (slot, name) = (self.slot_name(from), &given.name);
+            let problem = format!("gives {bytes} bytes of slot `{slot}`, but `{name}` has {}", given.bytes());
+            return wrong(self, problem);
+        }
+        self.proven.buffers += 2;
+        self.writers[declared.to.index()] = Some(id);
+        self.calls += 1;
+        self.fill(task, to, Held::Buffer(declared.to, BufferValue::Written(id)))
+    }
+}

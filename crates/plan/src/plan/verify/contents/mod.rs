@@ -1,0 +1,255 @@
+//! PL-2, PL-4, PL-9, PL-10: the plan executed in T, on symbols instead of numbers.
+//!
+//! Law: a slot holds a [`Held`], an op demands certain symbols of the slots it reads and leaves
+//! others in the slots it writes, and what it leaves must belong into a slot declared for it. PL-3
+//! makes every real order equivalent to T, so one execution in T speaks for all of them; and the
+//! plan names no rank, so it speaks for every rank. Versions are those of a step with a clean
+//! vote; under any other vote every rewriting task is a no-op and the versions at entry stay.
+//!
+//! - **PL-2** every use of every call reads exactly the weight, orientation and form it declares, gathered
+//!   once from the other ranks, and then assembled with the rank's own shard or dequantized together with it,
+//!   all at the version of the step's entry, and scales of the same version.
+//! - **PL-4** every gradient reaches its main grad exactly once, in program order, before norm and optimizer.
+//! - **PL-9** the step ends with masters, moments and shards one version on, or as they were.
+//! - **PL-10** every call runs once, in program order, with exactly the operands it declares;
+//!   buffers hold what program order says; fault word, records and vote are this step's.
+//!
+//! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
+//! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients`
+//! and `optimizer` what follows them, `matrices` what a rule needs whole for it, `landed` gradients that ranks sum by
+//! themselves, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
+
+mod calls;
+mod delayed;
+mod entry;
+mod exchanges;
+mod exit;
+mod gradients;
+mod held;
+mod landed;
+mod matrices;
+mod optimizer;
+mod planes;
+mod quantize;
+mod slots;
+
+use std::collections::HashMap;
+
+use held::{BufferValue, Held};
+use slots::Slots;
+
+use super::{Verdict, VerifyError};
+use crate::layout::RoundStage;
+use crate::op::{Op, Reduction};
+use crate::plan::StepPlan;
+use warpweft_base::id::{CallId, SlotId, TaskId, WeightId};
+use warpweft_format::ElementType;
+
+/// What was found right, counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Proven {
+    pub(super) uses: usize,
+    pub(super) gradients: usize,
+    pub(super) buffers: usize,
+}
+
+/// Executes the plan and returns what it proves.
+pub(super) fn check(plan: &StepPlan) -> Verdict<Proven> {
+    let mut run = Run::new(plan);
+    run.enter()?;
+    for (id, task) in plan.entries() {
+        run.execute(id, &task.op)?;
+    }
+    run.leave()?;
+    Ok(run.proven)
+}
+
+/// One symbolic execution.
+struct Run<'p> {
+    plan: &'p StepPlan,
+    slots: Slots<'p>,
+    /// Calls executed so far; they run in program order, so this is also the next one.
+    calls: usize,
+    /// Those of them that closures ran: all but exchanges.
+    closures: usize,
+    /// For every weight, the calls that write a gradient of it.
+    contributors: Vec<Vec<CallId>>,
+    /// In what every gradient is written.
+    written_in: HashMap<(WeightId, CallId), ElementType>,
+    /// For every buffer, the last call so far that wrote it.
+    writers: Vec<Option<CallId>>,
+    /// For every weight of a round and every stage to which it came so far, the task that brought it there.
+    stages: HashMap<(WeightId, RoundStage), TaskId>,
+    proven: Proven,
+}
+
+impl<'p> Run<'p> {
+    fn new(plan: &'p StepPlan) -> Self {
+        let mut contributors = vec![Vec::new(); plan.weights.layouts.len()];
+        let mut written_in = HashMap::new();
+        for (number, call) in plan.calls.iter().enumerate() {
+            for gradient in &call.gradients {
+                contributors[gradient.weight.index()].push(CallId::at(number));
+                written_in.insert((gradient.weight, CallId::at(number)), gradient.element);
+            }
+        }
+        Self {
+            plan,
+            slots: Slots::new(plan),
+            calls: 0,
+            closures: 0,
+            contributors,
+            written_in,
+            writers: vec![None; plan.buffers.len()],
+            stages: HashMap::new(),
+            proven: Proven::default(),
+        }
+    }
+
+    fn execute(&mut self, task: TaskId, op: &Op) -> Verdict<()> {
+        match op {
+            Op::Copy { from, to } => self.copy(task, *from, *to),
+            Op::ClearFault { fault } => self.fill(task, *fault, Held::FaultWord { calls: 0 }),
+            Op::ZeroPadding { weight, gradient } => self.zero_padding(task, *weight, *gradient),
+            Op::Compute { call, fault, operands } => self.compute(task, *call, *fault, operands),
+            Op::ExchangeBuffer { call, kind, group, from, to } => {
+                self.exchange_buffer(task, *call, (*kind, *group), *from, *to)
+            }
+            Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => {
+                self.partial_amax(task, *bucket, masters, (*block_amax, *tensor_amax), *vote)
+            }
+            Op::AllReduce { reduction: Reduction::Max, group, pairs } => {
+                self.reduce_amaxes(task, *group, pairs)
+            }
+            Op::AllReduce { reduction: Reduction::Sum, group, pairs } => {
+                self.reduce_sums(task, *group, pairs)
+            }
+            Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
+                let (amaxes, factors) = ((*block_amax, *tensor_amax), (*encode, *tensor_scale));
+                self.fused_scale(task, *bucket, amaxes, factors, shards, *vote)
+            }
+            Op::DelayedScale { bucket, history, scale, tensor_scale, vote } => {
+                self.delayed_scale(task, *bucket, *history, (*scale, *tensor_scale), *vote)
+            }
+            Op::RecordAmax { bucket, tensor_amax, history, vote } => {
+                self.record_amax(task, *bucket, *tensor_amax, *history, *vote)
+            }
+            Op::PartialCast { bucket, masters, encode, shards, vote } => {
+                self.partial_cast(task, *bucket, masters, *encode, shards, *vote)
+            }
+            Op::AllGather { parts } => parts.iter().try_for_each(|part| self.gather(task, *part)),
+            Op::GatherChunk { part, chunk } => self.gather_chunk(task, *part, *chunk),
+            Op::Assemble { parts } => parts.iter().try_for_each(|part| self.assemble(task, *part)),
+            Op::Transpose { parts } => parts.iter().try_for_each(|part| self.transpose(task, *part)),
+            Op::Dequantize { parts } => parts.iter().try_for_each(|part| self.dequantize(task, *part)),
+            Op::ReduceScatter { element, parts } => {
+                parts.iter().try_for_each(|part| self.reduce_scatter(task, *element, *part))
+            }
+            Op::ExchangeGradient { element, parts } => {
+                parts.iter().try_for_each(|part| self.exchange_gradient(task, *element, *part))
+            }
+            Op::SumGradient { element, parts } => {
+                parts.iter().try_for_each(|part| self.sum_gradient(task, *element, *part))
+            }
+            Op::RoundGradient { weight, from, to } => self.round_gradient(task, *weight, *from, *to),
+            Op::AddGradient { weight, from, into } => self.add_gradient(task, *weight, *from, *into),
+            Op::Accumulate { weight, from, into, first } => {
+                self.accumulate(task, *weight, *from, *into, *first)
+            }
+            Op::GradNorm { main_grads, fault, record } => self.grad_norm(task, main_grads, *fault, *record),
+            Op::GatherRecords { from, to } => self.gather_records(task, *from, *to),
+            Op::Vote { records, optimizer_step, gradient_scale, vote } => {
+                self.vote(task, *records, *optimizer_step, *gradient_scale, *vote)
+            }
+            Op::Prepare { bucket, states, vote, to } => self.prepare(task, *bucket, states, *vote, *to),
+            Op::ExchangeRows { weights, from, to } => self.exchange_rows(task, weights, *from, *to),
+            Op::Transform { bucket, weights, vote, from, to } => {
+                self.transform(task, *bucket, weights, *vote, (*from, *to))
+            }
+            Op::Update { bucket, states, vote, learning_rate, transformed } => {
+                self.update(task, *bucket, states, (*vote, *learning_rate), *transformed)
+            }
+            Op::Adam { bucket, states, vote, learning_rate } => {
+                self.adam(task, *bucket, states, *vote, *learning_rate)
+            }
+        }
+    }
+
+    /// Lets `task` write `held`, if the slot was declared, hence sized, for it.
+    fn fill(&mut self, task: TaskId, slot: SlotId, held: Held) -> Verdict<()> {
+        let declared = self.plan.arena.slot(slot);
+        if !held.belongs_in(declared.content) {
+            return Err(Box::new(VerifyError::Bytes {
+                subject: self.plan.describe(task),
+                problem: format!(
+                    "writes {} into slot `{}`, which was declared for other content and sized for it",
+                    held.describe(self.plan),
+                    declared.name
+                ),
+                remedy: "write it into a slot of its own".into(),
+            }));
+        }
+        self.slots.put(Some(task), slot, held);
+        Ok(())
+    }
+
+    fn name(&self, weight: WeightId) -> &'p str {
+        let plan: &'p StepPlan = self.plan;
+        &plan.weights.layout(weight).name
+    }
+
+    fn call_name(&self, call: CallId) -> String {
+        self.plan.calls[call.index()].label()
+    }
+
+    fn slot_name(&self, slot: SlotId) -> String {
+        self.plan.arena.slot(slot).name.clone()
+    }
+
+    fn finds(&self, slot: SlotId) -> String {
+        format!("slot `{}` holds {}", self.slot_name(slot), self.slots.describe(slot))
+    }
+
+    /// PL-2: what a weight's way to a call finds is not what it must.
+    fn wrong_use<T>(&self, task: TaskId, slot: SlotId, needs: String, remedy: &str) -> Verdict<T> {
+        Err(Box::new(VerifyError::Use {
+            task: self.plan.describe(task),
+            slot: self.slot_name(slot),
+            needs,
+            holds: self.slots.describe(slot),
+            remedy: remedy.into(),
+        }))
+    }
+
+    /// PL-4: what a gradient's way to its main grad finds is not what it must.
+    fn wrong_gradient<T>(&self, task: TaskId, slot: SlotId, needs: String, remedy: &str) -> Verdict<T> {
+        Err(Box::new(VerifyError::Gradient {
+            task: self.plan.describe(task),
+            slot: self.slot_name(slot),
+            needs,
+            holds: self.slots.describe(slot),
+            remedy: remedy.into(),
+        }))
+    }
+
+    /// PL-9: what the way to the next version finds is not what it must.
+    fn wrong_state<T>(&self, task: TaskId, slot: SlotId, needs: String, remedy: &str) -> Verdict<T> {
+        Err(Box::new(VerifyError::Edge {
+            subject: self.plan.describe(task),
+            needs,
+            finds: self.finds(slot),
+            remedy: remedy.into(),
+        }))
+    }
+
+    /// PL-10: a closure or the step's bookkeeping finds something else than program order says.
+    fn wrong_operand<T>(&self, task: TaskId, slot: SlotId, needs: &str, remedy: &str) -> Verdict<T> {
+        let problem = format!("needs {needs}, but {}", self.finds(slot));
+        self.wrong_program(self.plan.describe(task), problem, remedy)
+    }
+
+    /// PL-10, where no slot is to blame.
+    fn wrong_program<T>(&self, task: String, problem: String, remedy: &str) -> Verdict<T> {
+        Err(Box::new(VerifyError::Program { task, problem, remedy: remedy.into() }))
+    }
+}

@@ -1,0 +1,254 @@
+//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam or the trainer's own rule.
+//!
+//! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of
+//! all calls; the vote sees all ranks' records and counts the step once; Adam, or the rule that stands in its place,
+//! rewrites every such weight once, and no other, from state and main grads of this step, under that vote; one task of
+//! it speaks of one parameter group.
+
+use super::{Held, Run, Verdict, VerifyError};
+use crate::op::{AdamOperand, MasterOperand, UpdateOperand};
+use warpweft_base::id::{BucketId, SlotId, TaskId, Version, WeightId};
+use warpweft_format::Orientation;
+
+impl Run<'_> {
+    pub(super) fn grad_norm(
+        &mut self,
+        task: TaskId,
+        main_grads: &[(WeightId, SlotId)],
+        fault: SlotId,
+        record: SlotId,
+    ) -> Verdict<()> {
+        let mut counted = vec![0usize; self.plan.weights.layouts.len()];
+        for (weight, slot) in main_grads {
+            self.complete(task, *weight, *slot)?;
+            counted[weight.index()] += 1;
+        }
+        let wanted = |weight: usize| usize::from(!self.plan.weights.layouts[weight].frozen);
+        if let Some(weight) = (0..counted.len()).find(|weight| counted[*weight] != wanted(*weight)) {
+            let name = self.name(WeightId::at(weight));
+            return Err(Box::new(VerifyError::Coverage {
+                task: self.plan.describe(task),
+                problem: format!(
+                    "counts the main grad of `{name}` {} times in the norm, and it has {}",
+                    counted[weight],
+                    wanted(weight)
+                ),
+            }));
+        }
+        let calls = self.all_closures();
+        if *self.slots.held(fault) != (Held::FaultWord { calls }) {
+            let needs = format!("a fault word that has seen all {calls} calls of the step");
+            return self.wrong_operand(task, fault, &needs, "take the norm behind the last call");
+        }
+        self.fill(task, record, Held::Record)
+    }
+
+    pub(super) fn gather_records(&mut self, task: TaskId, from: SlotId, to: SlotId) -> Verdict<()> {
+        if *self.slots.held(from) != Held::Record {
+            return self.wrong_operand(
+                task,
+                from,
+                "this rank's record of the step",
+                "gather the record the norm wrote",
+            );
+        }
+        self.fill(task, to, Held::Records)
+    }
+
+    pub(super) fn vote(
+        &mut self,
+        task: TaskId,
+        records: SlotId,
+        optimizer_step: SlotId,
+        gradient_scale: SlotId,
+        vote: SlotId,
+    ) -> Verdict<()> {
+        if *self.slots.held(records) != Held::Records {
+            return self.wrong_operand(
+                task,
+                records,
+                "all ranks' records of the step",
+                "gather the records before the vote",
+            );
+        }
+        if *self.slots.held(gradient_scale) != Held::GradientScale {
+            return self.wrong_operand(
+                task,
+                gradient_scale,
+                "the gradient scale",
+                "name the slot of the gradient scale",
+            );
+        }
+        let Held::OptimizerStep { votes } = *self.slots.held(optimizer_step) else {
+            return self.wrong_operand(
+                task,
+                optimizer_step,
+                "the optimizer's step count",
+                "name the step count's slot",
+            );
+        };
+        self.fill(task, optimizer_step, Held::OptimizerStep { votes: votes + 1 })?;
+        self.fill(task, vote, Held::Vote)
+    }
+
+    pub(super) fn adam(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        states: &[AdamOperand],
+        vote: SlotId,
+        learning_rate: SlotId,
+    ) -> Verdict<()> {
+        let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
+        self.is_update(task, bucket, &weights, vote, learning_rate)?;
+        if self.plan.weights.state.own_states.is_some() {
+            return self
+                .other_rule(task, "lets Adam update weights that the trainer updates by a rule of its own");
+        }
+        if weights.iter().any(|weight| self.plan.weights.layout(*weight).parameters.whole_matrix) {
+            return self.other_rule(task, "lets Adam update weights whose rule needs whole matrices");
+        }
+        let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
+        for state in states {
+            let AdamOperand { weight, master, exp_avg, exp_avg_sq, main_grad } = *state;
+            self.complete(task, weight, main_grad)?;
+            match master {
+                MasterOperand::Whole(master) => {
+                    self.rewrite(task, master, Held::Master(weight, old), Held::Master(weight, new))?;
+                }
+                MasterOperand::Split { shard, remainder } => {
+                    let upper = |version| Held::Shard {
+                        weight,
+                        orientation: Orientation::Rowwise,
+                        data: Some(version),
+                        scale: Some(version),
+                    };
+                    let lower = |version| Held::MasterRemainder(weight, version);
+                    self.rewrite(task, shard, upper(old), upper(new))?;
+                    self.rewrite(task, remainder, lower(old), lower(new))?;
+                }
+            }
+            self.rewrite(task, exp_avg, Held::ExpAvg(weight, old), Held::ExpAvg(weight, new))?;
+            self.rewrite(task, exp_avg_sq, Held::ExpAvgSq(weight, old), Held::ExpAvgSq(weight, new))?;
+        }
+        Ok(())
+    }
+
+    /// The trainer's own rule gets what Adam gets, and rewrites the master and every list that it keeps.
+    pub(super) fn update(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        states: &[UpdateOperand],
+        (vote, learning_rate): (SlotId, SlotId),
+        transformed: Option<SlotId>,
+    ) -> Verdict<()> {
+        let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
+        self.is_update(task, bucket, &weights, vote, learning_rate)?;
+        if self.plan.weights.state.own_states.is_none() {
+            return self.other_rule(task, "runs a rule of the trainer's own on weights that Adam updates");
+        }
+        let found = self.round_of_update(task, &weights, transformed)?;
+        let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
+        for UpdateOperand { weight, master, kept, main_grad } in states {
+            self.complete(task, *weight, *main_grad)?;
+            self.rewrite(task, *master, Held::Master(*weight, old), Held::Master(*weight, new))?;
+            self.rewrite_lists(task, *weight, kept, (found, new))?;
+        }
+        Ok(())
+    }
+
+    /// All lists that a rule keeps of a weight go from one version to another, or are changed within it.
+    pub(super) fn rewrite_lists(
+        &mut self,
+        task: TaskId,
+        weight: WeightId,
+        kept: &[SlotId],
+        (old, new): (Version, Version),
+    ) -> Verdict<()> {
+        let lists = self.plan.weights.state.lists();
+        if kept.len() != lists {
+            let name = self.name(weight);
+            let problem = format!("updates {} lists of state of `{name}`, which has {lists}", kept.len());
+            return self.other_rule(task, &problem);
+        }
+        let versions: [fn(WeightId, Version) -> Held; 2] = [Held::ExpAvg, Held::ExpAvgSq];
+        for (slot, held) in kept.iter().zip(versions) {
+            self.rewrite(task, *slot, held(weight, old), held(weight, new))?;
+        }
+        Ok(())
+    }
+
+    /// What holds of any update: it is under the vote and at the step's learning rate, of weights of one group.
+    fn is_update(
+        &self,
+        task: TaskId,
+        bucket: BucketId,
+        weights: &[WeightId],
+        vote: SlotId,
+        learning_rate: SlotId,
+    ) -> Verdict<()> {
+        self.is_vote(task, vote)?;
+        if *self.slots.held(learning_rate) != Held::LearningRate {
+            return self.wrong_operand(
+                task,
+                learning_rate,
+                "the learning rate",
+                "name the learning rate's slot",
+            );
+        }
+        self.is_of_one_group(task, bucket, weights)
+    }
+
+    /// Weights of one task train and are of one bucket and one parameter group.
+    pub(super) fn is_of_one_group(
+        &self,
+        task: TaskId,
+        bucket: BucketId,
+        weights: &[WeightId],
+    ) -> Verdict<()> {
+        let coverage =
+            |problem| Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }));
+        let parameters = |weight: &WeightId| self.plan.weights.layout(*weight).parameters;
+        if let Some([first, other]) =
+            weights.array_windows().find(|[first, other]| parameters(first) != parameters(other))
+        {
+            return coverage(format!(
+                "updates `{}` and `{}`, whose parameter groups differ, as one; give each parameter group \
+                 a task of its own",
+                self.name(*first),
+                self.name(*other)
+            ));
+        }
+        for weight in weights {
+            if self.plan.weights.layout(*weight).frozen {
+                return coverage(format!("updates `{}`, which is frozen; leave it out", self.name(*weight)));
+            }
+            if self.plan.weights.layout(*weight).bucket != bucket {
+                return coverage(format!("updates `{}`, which is not of {bucket}", self.name(*weight)));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn other_rule(&self, task: TaskId, problem: &str) -> Verdict<()> {
+        let problem = format!("{problem}; update all weights by the rule that their state is laid out for");
+        Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }))
+    }
+
+    /// State goes from one version to the next, in place.
+    fn rewrite(&mut self, task: TaskId, slot: SlotId, before: Held, after: Held) -> Verdict<()> {
+        if *self.slots.held(slot) != before {
+            let remedy = "update every weight once a step, from its own state";
+            return self.wrong_state(task, slot, before.describe(self.plan), remedy);
+        }
+        self.fill(task, slot, after)
+    }
+
+    pub(super) fn is_vote(&self, task: TaskId, slot: SlotId) -> Verdict<()> {
+        if *self.slots.held(slot) == Held::Vote {
+            return Ok(());
+        }
+        self.wrong_operand(task, slot, "the vote of this step", "vote before anything that a fault must stop")
+    }
+}

@@ -1,0 +1,226 @@
+//! PL-9, the way from masters to shards: amax, maximum over the ranks, scale, cast.
+//!
+//! Law: each stage takes what the stage before made of the same masters, so data, scales and
+//! tensor scales of a bucket end at one version. Whatever reads masters that the optimizer
+//! rewrote in this step reads the vote too.
+
+use super::{Held, Run, Verdict};
+use crate::model::Group;
+use crate::op::ShardOperand;
+use warpweft_base::id::{BucketId, SlotId, TaskId, Version};
+
+impl Run<'_> {
+    pub(super) fn partial_amax(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        masters: &[SlotId],
+        (block_amax, tensor_amax): (SlotId, SlotId),
+        vote: Option<SlotId>,
+    ) -> Verdict<()> {
+        let version = self.masters(task, bucket, masters)?;
+        self.obeys_vote(task, vote, version)?;
+        self.fill(task, block_amax, Held::BlockAmax(bucket, version))?;
+        self.fill(task, tensor_amax, Held::LocalAmax(bucket, version))
+    }
+
+    /// Maxima over the ranks of a replica, which hold all rows of a weight together.
+    pub(super) fn reduce_amaxes(
+        &mut self,
+        task: TaskId,
+        group: Group,
+        pairs: &[(SlotId, SlotId)],
+    ) -> Verdict<()> {
+        if !self.plan.weights.mesh.alike(group, Group::Shard) {
+            let problem = format!("takes maxima over the {group} group");
+            let remedy = "take them over the ranks of a replica: they have all rows together, and other replicas the same";
+            return self.wrong_program(self.plan.describe(task), problem, remedy);
+        }
+        for (from, to) in pairs {
+            let Held::LocalAmax(bucket, version) = *self.slots.held(*from) else {
+                let needs = "a bucket's amaxes of this rank, since it takes maxima".into();
+                return self.wrong_state(task, *from, needs, "reduce amaxes by maximum and gradients by sum");
+            };
+            self.fill(task, *to, Held::ReducedAmax(bucket, version))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn fused_scale(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        (block_amax, tensor_amax): (SlotId, SlotId),
+        (encode, tensor_scale): (SlotId, SlotId),
+        shards: &[ShardOperand],
+        vote: Option<SlotId>,
+    ) -> Verdict<()> {
+        if self.plan.weights.delayed(bucket).is_some() {
+            let problem = format!("takes scales of {bucket} from its present amaxes, but they are delayed");
+            let remedy = "take them from the history";
+            return self.wrong_program(self.plan.describe(task), problem, remedy);
+        }
+        let version = match *self.slots.held(block_amax) {
+            Held::BlockAmax(of, version) if of == bucket => version,
+            _ => {
+                let needs = format!("the block amaxes of {bucket}");
+                return self.wrong_state(task, block_amax, needs, "take the bucket's amaxes first");
+            }
+        };
+        self.amaxes(task, bucket, tensor_amax, version, "like the blocks'")?;
+        self.obeys_vote(task, vote, version)?;
+        self.fill(task, encode, Held::Encode(bucket, version))?;
+        self.fill(task, tensor_scale, Held::TensorScale(bucket, version))?;
+        for shard in shards {
+            let data = self.shard(task, bucket, shard)?.0;
+            self.put_shard(task, shard, (data, Some(version)))?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn partial_cast(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        masters: &[SlotId],
+        encode: Option<SlotId>,
+        shards: &[ShardOperand],
+        vote: Option<SlotId>,
+    ) -> Verdict<()> {
+        let version = self.masters(task, bucket, masters)?;
+        let factors = if self.plan.weights.delayed(bucket).is_some() {
+            Held::DelayedScale(bucket, version)
+        } else {
+            Held::Encode(bucket, version)
+        };
+        match encode {
+            Some(slot) if *self.slots.held(slot) != factors => {
+                let needs = format!("{}, like its masters", factors.describe(self.plan));
+                return self.wrong_state(
+                    task,
+                    slot,
+                    needs,
+                    "make the scales for the same masters before the cast",
+                );
+            }
+            None if self.plan.weights.bucket(bucket).has_scales() => {
+                let problem = format!("casts {bucket} without encode factors, but its format has scales");
+                return self.wrong_program(
+                    self.plan.describe(task),
+                    problem,
+                    "name the factors of the scale op",
+                );
+            }
+            _ => {}
+        }
+        self.obeys_vote(task, vote, version)?;
+        for shard in shards {
+            let (_, scale) = self.shard(task, bucket, shard)?;
+            // Without a scale plane the data alone say which version the shard has.
+            let scale =
+                if self.has_scale_plane(shard.weight, shard.orientation) { scale } else { Some(version) };
+            self.put_shard(task, shard, (Some(version), scale))?;
+        }
+        Ok(())
+    }
+
+    /// `slot` must hold the amaxes of the bucket's masters at `version`, over all ranks if its scales need that.
+    pub(super) fn amaxes(
+        &self,
+        task: TaskId,
+        bucket: BucketId,
+        slot: SlotId,
+        version: Version,
+        like: &str,
+    ) -> Verdict<()> {
+        let alone = self.plan.weights.mesh.shards() == 1;
+        let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
+        let amax = self.slots.held(slot);
+        let reduced = *amax == Held::ReducedAmax(bucket, version);
+        let local = *amax == Held::LocalAmax(bucket, version);
+        if reduced || local && local_is_enough {
+            return Ok(());
+        }
+        let over = if local_is_enough { "" } else { " over all ranks" };
+        let needs = format!("the amaxes of {bucket}{over} at {version}, {like}");
+        self.wrong_state(task, slot, needs, "take the maximum over the ranks between amax and scale")
+    }
+
+    /// The one version of all masters of a bucket, in bucket order.
+    fn masters(&self, task: TaskId, bucket: BucketId, masters: &[SlotId]) -> Verdict<Version> {
+        let weights = &self.plan.weights.bucket(bucket).weights;
+        if masters.len() != weights.len() {
+            let problem =
+                format!("names {} masters, but {bucket} has {} weights", masters.len(), weights.len());
+            return self.wrong_program(
+                self.plan.describe(task),
+                problem,
+                "name every master, in bucket order",
+            );
+        }
+        let found = masters.iter().filter_map(|slot| match self.slots.held(*slot) {
+            Held::Master(_, version) => Some(*version),
+            _ => None,
+        });
+        let newest = found.max().unwrap_or(self.plan.entry.masters);
+        for (weight, slot) in weights.iter().zip(masters) {
+            if *self.slots.held(*slot) != Held::Master(*weight, newest) {
+                let needs =
+                    format!("the master of `{}` at {newest}, like its bucket's others", self.name(*weight));
+                return self.wrong_state(
+                    task,
+                    *slot,
+                    needs,
+                    "let the optimizer rewrite every weight before they are quantized",
+                );
+            }
+        }
+        Ok(newest)
+    }
+
+    /// Versions of data and scales of a shard that `task` is about to rewrite in part.
+    fn shard(
+        &self,
+        task: TaskId,
+        bucket: BucketId,
+        shard: &ShardOperand,
+    ) -> Verdict<(Option<Version>, Option<Version>)> {
+        match *self.slots.held(shard.slot) {
+            Held::Shard { weight, orientation, data, scale }
+                if (weight, orientation) == (shard.weight, shard.orientation)
+                    && self.plan.weights.layout(weight).bucket == bucket =>
+            {
+                Ok((data, scale))
+            }
+            _ => {
+                let needs =
+                    format!("the {} shard of `{}`, of {bucket}", shard.orientation, self.name(shard.weight));
+                self.wrong_state(task, shard.slot, needs, "quantize each bucket into its own shards")
+            }
+        }
+    }
+
+    fn put_shard(
+        &mut self,
+        task: TaskId,
+        shard: &ShardOperand,
+        (data, scale): (Option<Version>, Option<Version>),
+    ) -> Verdict<()> {
+        let ShardOperand { weight, orientation, slot } = *shard;
+        self.fill(task, slot, Held::Shard { weight, orientation, data, scale })
+    }
+
+    /// A task behind the optimizer must be a no-op when the vote says fault.
+    pub(super) fn obeys_vote(&self, task: TaskId, vote: Option<SlotId>, version: Version) -> Verdict<()> {
+        match vote {
+            Some(slot) => self.is_vote(task, slot),
+            None if version == self.plan.entry.masters => Ok(()),
+            None => {
+                let problem = format!(
+                    "works on masters at {version}, which stand only after a clean vote, but reads no vote"
+                );
+                self.wrong_program(self.plan.describe(task), problem, "name the vote in the op")
+            }
+        }
+    }
+}

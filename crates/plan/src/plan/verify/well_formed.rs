@@ -1,0 +1,301 @@
+//! Every id points into the plan.
+//!
+//! Law: behind this check no lookup of the verifier can fail, so a plan from anywhere gets an
+//! error and never a panic. It proves nothing else.
+
+use super::{Verdict, VerifyError};
+use crate::layout::Content;
+use crate::model::Call;
+use crate::op::{Op, OperandRole, ShardOperand};
+use crate::plan::{StepPlan, Task};
+use warpweft_base::id::{BucketId, BufferId, CallId, SlotId, TaskId, WeightId};
+
+pub(super) fn check(plan: &StepPlan) -> Verdict<()> {
+    let ids = Ids { plan };
+    // Tables have a place for each event, so their number is not taken on trust.
+    if plan.events > plan.tasks.len() {
+        let named = format!("{} events", plan.events);
+        return Err(ids.absent(
+            &|| "events".into(),
+            named,
+            plan.tasks.len(),
+            "tasks, each with one event at most",
+        ));
+    }
+    ids.weights()?;
+    for call in &plan.calls {
+        ids.call(call)?;
+    }
+    for (id, slot) in plan.arena.entries() {
+        ids.content(slot.content, || format!("{id} (`{}`)", slot.name))?;
+    }
+    for (id, task) in plan.entries() {
+        ids.task(id, task)?;
+    }
+    if !plan.tasks.is_empty() {
+        ids.task_id(plan.bounds.live_peak, &|| "bounds.live_peak".into())?;
+    }
+    Ok(())
+}
+
+struct Ids<'p> {
+    plan: &'p StepPlan,
+}
+
+/// Where a name stands; only asked for when it is wrong.
+type Place<'a> = &'a dyn Fn() -> String;
+
+impl Ids<'_> {
+    fn absent(&self, place: Place<'_>, named: impl ToString, count: usize, kind: &str) -> Box<VerifyError> {
+        Box::new(VerifyError::Malformed {
+            place: place(),
+            named: named.to_string(),
+            present: format!("the plan has {count} {kind}"),
+        })
+    }
+
+    fn within(
+        &self,
+        index: usize,
+        count: usize,
+        place: Place<'_>,
+        named: impl ToString,
+        kind: &str,
+    ) -> Verdict<()> {
+        if index < count { Ok(()) } else { Err(self.absent(place, named, count, kind)) }
+    }
+
+    fn weight(&self, weight: WeightId, place: Place<'_>) -> Verdict<()> {
+        self.within(weight.index(), self.plan.weights.layouts.len(), place, weight, "weights")
+    }
+
+    fn bucket(&self, bucket: BucketId, place: Place<'_>) -> Verdict<()> {
+        self.within(bucket.index(), self.plan.weights.buckets.len(), place, bucket, "buckets")
+    }
+
+    fn buffer(&self, buffer: BufferId, place: Place<'_>) -> Verdict<()> {
+        self.within(buffer.index(), self.plan.buffers.len(), place, buffer, "buffers")
+    }
+
+    fn call_id(&self, call: CallId, place: Place<'_>) -> Verdict<()> {
+        self.within(call.index(), self.plan.calls.len(), place, call, "calls")
+    }
+
+    fn slot(&self, slot: SlotId, place: Place<'_>) -> Verdict<()> {
+        self.within(slot.index(), self.plan.arena.slots.len(), place, slot, "slots")
+    }
+
+    fn task_id(&self, task: TaskId, place: Place<'_>) -> Verdict<()> {
+        self.within(task.index(), self.plan.tasks.len(), place, task, "tasks")
+    }
+
+    /// Buckets and layouts name each other.
+    fn weights(&self) -> Verdict<()> {
+        for (id, bucket) in self.plan.weights.entries() {
+            for weight in &bucket.weights {
+                self.weight(*weight, &|| id.to_string())?;
+            }
+        }
+        for (number, layout) in self.plan.weights.layouts.iter().enumerate() {
+            let weight = WeightId::at(number);
+            let place = || format!("`{}`", layout.name);
+            self.bucket(layout.bucket, &place)?;
+            let bucket = self.plan.weights.bucket(layout.bucket);
+            if bucket.frozen != layout.frozen {
+                let word = |frozen| if frozen { "frozen" } else { "trained" };
+                return Err(Box::new(VerifyError::Malformed {
+                    place: place(),
+                    named: format!("a weight that is {}", word(layout.frozen)),
+                    present: format!("its {} is {}", layout.bucket, word(bucket.frozen)),
+                }));
+            }
+            if (bucket.format, bucket.placement) != (layout.format, layout.placement) {
+                return Err(Box::new(VerifyError::Malformed {
+                    place: place(),
+                    named: format!("the format {} ({:?})", layout.format, layout.placement),
+                    present: format!(
+                        "its weights' {} is quantized as {} ({:?}), so its bytes would be read in another format than they are written in",
+                        layout.bucket, bucket.format, bucket.placement
+                    ),
+                }));
+            }
+            if bucket.weights.get(layout.position) != Some(&weight) {
+                let named = format!("place {} of {}", layout.position, layout.bucket);
+                return Err(self.absent(
+                    &place,
+                    named,
+                    bucket.weights.len(),
+                    "weights there, of which it is none",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&self, call: &Call) -> Verdict<()> {
+        let place = || format!("call `{}`", call.name);
+        for weight in call
+            .uses
+            .iter()
+            .map(|usage| usage.weight)
+            .chain(call.gradients.iter().map(|gradient| gradient.weight))
+        {
+            self.weight(weight, &place)?;
+        }
+        let exchanged = call.exchange.iter().flat_map(|exchange| [exchange.from, exchange.to]);
+        for buffer in call.buffers.iter().map(|access| access.buffer).chain(exchanged) {
+            self.buffer(buffer, &place)?;
+        }
+        Ok(())
+    }
+
+    fn content(&self, content: Content, place: impl Fn() -> String) -> Verdict<()> {
+        match content {
+            Content::Master(weight)
+            | Content::MasterRemainder(weight)
+            | Content::ExpAvg(weight)
+            | Content::ExpAvgSq(weight)
+            | Content::MainGrad(weight)
+            | Content::LocalGrad(weight)
+            | Content::Shard(weight, _)
+            | Content::Gathered(weight, _)
+            | Content::Transposed(weight)
+            | Content::Round(weight, _)
+            | Content::Dense(weight, _, _) => self.weight(weight, &place),
+            Content::Gradient(weight, call)
+            | Content::WireGradient(weight, call)
+            | Content::LandedGradient(weight, call, _)
+            | Content::ReducedGradient(weight, call)
+            | Content::SummedGradient(weight, call) => {
+                self.weight(weight, &place)?;
+                self.call_id(call, &place)
+            }
+            Content::TensorScale(bucket)
+            | Content::LocalAmax(bucket)
+            | Content::ReducedAmax(bucket)
+            | Content::BlockAmax(bucket)
+            | Content::AmaxHistory(bucket)
+            | Content::DelayedScale(bucket)
+            | Content::Encode(bucket) => self.bucket(bucket, &place),
+            Content::Buffer(buffer) | Content::Staging(buffer, _) => self.buffer(buffer, &place),
+            Content::OptimizerStep
+            | Content::FaultWord
+            | Content::LearningRate
+            | Content::LossScale
+            | Content::GradientScale
+            | Content::NormRecord
+            | Content::NormRecords
+            | Content::Vote => Ok(()),
+        }
+    }
+
+    fn task(&self, id: TaskId, task: &Task) -> Verdict<()> {
+        let place = || self.plan.describe(id);
+        self.within(task.lane.index(), self.plan.lanes.len(), &place, task.lane, "lanes")?;
+        if let Some(event) = task.signals {
+            self.within(event.index(), self.plan.events, &place, event, "events")?;
+        }
+        for other in task.waits.iter().copied().chain(task.release) {
+            self.task_id(other, &place)?;
+        }
+        for (slot, _) in task.op.accesses() {
+            self.slot(slot, &place)?;
+        }
+        self.op(&task.op, &place)
+    }
+
+    /// Names of an op beside its slots.
+    fn op(&self, op: &Op, place: Place<'_>) -> Verdict<()> {
+        let shards =
+            |shards: &[ShardOperand]| shards.iter().try_for_each(|shard| self.weight(shard.weight, place));
+        match op {
+            Op::Copy { .. } | Op::ClearFault { .. } | Op::GatherRecords { .. } | Op::Vote { .. } => Ok(()),
+            Op::ZeroPadding { weight, .. }
+            | Op::RoundGradient { weight, .. }
+            | Op::AddGradient { weight, .. }
+            | Op::Accumulate { weight, .. } => self.weight(*weight, place),
+            Op::AllReduce { pairs, .. } => some(pairs.len(), "value", place),
+            Op::AllGather { parts } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::GatherChunk { part, .. } => self.weight(part.weight, place),
+            Op::Assemble { parts } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::Transpose { parts } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::Dequantize { parts } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::SumGradient { parts, .. } => {
+                some(parts.len(), "weight", place)?;
+                parts.iter().try_for_each(|part| self.weight(part.weight, place))
+            }
+            Op::PartialAmax { bucket, .. }
+            | Op::DelayedScale { bucket, .. }
+            | Op::RecordAmax { bucket, .. } => self.bucket(*bucket, place),
+            Op::FusedScale { bucket, shards: list, .. } | Op::PartialCast { bucket, shards: list, .. } => {
+                self.bucket(*bucket, place)?;
+                shards(list)
+            }
+            Op::GradNorm { main_grads, .. } => {
+                main_grads.iter().try_for_each(|(weight, _)| self.weight(*weight, place))
+            }
+            Op::Adam { bucket, states, .. } => {
+                self.bucket(*bucket, place)?;
+                states.iter().try_for_each(|state| self.weight(state.weight, place))
+            }
+            Op::Prepare { bucket, states, .. } => {
+                self.bucket(*bucket, place)?;
+                some(states.len(), "weight", place)?;
+                states.iter().try_for_each(|state| self.weight(state.weight, place))
+            }
+            Op::ExchangeRows { weights, .. } => {
+                some(weights.len(), "weight", place)?;
+                weights.iter().try_for_each(|weight| self.weight(*weight, place))
+            }
+            Op::Transform { bucket, weights, .. } => {
+                self.bucket(*bucket, place)?;
+                some(weights.len(), "weight", place)?;
+                weights.iter().try_for_each(|weight| self.weight(*weight, place))
+            }
+            Op::Update { bucket, states, .. } => {
+                self.bucket(*bucket, place)?;
+                some(states.len(), "weight", place)?;
+                states.iter().try_for_each(|state| self.weight(state.weight, place))
+            }
+            Op::ExchangeBuffer { call, .. } => self.call_id(*call, place),
+            Op::Compute { call, operands, .. } => {
+                self.call_id(*call, place)?;
+                operands.iter().try_for_each(|operand| match operand.role {
+                    OperandRole::Gradient(weight) => self.weight(weight, place),
+                    OperandRole::Buffer(buffer) => self.buffer(buffer, place),
+                    OperandRole::Use(_) | OperandRole::TensorScale(_) => Ok(()),
+                })
+            }
+        }
+    }
+}
+
+/// Refuses a task that moves nothing: a collective would meet peers who may not come, a sum of nothing belongs
+/// to nobody, and a rule would run once more than its weights say.
+fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
+    if parts > 0 {
+        return Ok(());
+    }
+    let (named, present) = (
+        format!("no {what}"),
+        "every collective, every task that goes on with what one brought, and every part of a rule has at least one"
+            .to_owned(),
+    );
+    Err(VerifyError::Malformed { place: place(), named, present }.into())
+}

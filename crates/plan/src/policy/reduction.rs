@@ -1,0 +1,65 @@
+//! Gradient reduction: how often, in what type, in which order of sums.
+
+use serde::{Deserialize, Serialize};
+
+use warpweft_format::ElementType;
+
+/// How many gradients of a weight are added on each rank before the ranks reduce them. Sums on the rank take
+/// one more full gradient in f32 for as long as they are open. The grouping changes the order of f32
+/// additions, and so the last bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceEvery {
+    /// Every call's gradient is reduced by itself: least memory, most traffic.
+    #[default]
+    Call,
+    /// Those of one micro-batch: a weight that several calls of it give a gradient is reduced once.
+    MicroBatch,
+    /// Those of the whole step: every weight is reduced once.
+    Step,
+}
+
+/// In what gradients of sharded weights travel to be reduced that calls write in f32; those written in bf16
+/// travel as they are. Sums and main grads are f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceDtype {
+    /// As they are.
+    #[default]
+    F32,
+    /// Rounded to bf16, to nearest even, before they leave the rank: half the bytes.
+    Bf16,
+}
+
+impl ReduceDtype {
+    /// The type of an element that travels.
+    #[must_use]
+    pub const fn element(self) -> ElementType {
+        match self {
+            Self::F32 => ElementType::F32,
+            Self::Bf16 => ElementType::Bf16,
+        }
+    }
+
+    /// In what a gradient travels that its call wrote in `written`.
+    #[must_use]
+    pub const fn travels(self, written: ElementType) -> ElementType {
+        match written {
+            ElementType::F32 => self.element(),
+            ElementType::Bf16 | ElementType::U8 | ElementType::U32 => ElementType::Bf16,
+        }
+    }
+}
+
+/// How gradients are summed over the ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduce {
+    /// Ranks 0 to R-1 in f32, by a task of every rank behind an exchange: the same bits in every mode and
+    /// layout of ranks.
+    #[default]
+    Ordered,
+    /// In the order of the collective library: the same bits only for the same layout and mode. Gradients
+    /// that travel in bf16 are summed in order all the same, because the library would sum them in bf16.
+    Nccl,
+}
