@@ -77,8 +77,10 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let settings = settings(&arguments, root)?;
     let steps_before = saving::steps_before(&arguments)?;
     let config = Config::default().check()?;
-    let text = if arguments.text.is_empty() { vec![root.to_owned()] } else { arguments.text.clone() };
-    let corpus = Corpus::read(&text, config.sequence)?;
+    let corpus = match arguments.text.as_slice() {
+        [] => Corpus::of_repository(root, config.sequence)?,
+        text => Corpus::read(text, config.sequence)?,
+    };
 
     let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
     let mut declared = program::declare(&config, &declared)?;
