@@ -14,9 +14,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use null::Null;
+use warpweft::actor::{Poison, Wiring};
 use warpweft::exec::Pump;
-use warpweft::flow::Poison;
-use warpweft::flow::Wiring;
 use warpweft::id::RankId;
 use warpweft::plan::StepPlan;
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use warpweft::flow::Wiring;
+use warpweft::actor::Wiring;
 use warpweft::format::Format;
 use warpweft::model::{Decoder, Math, StepProgram};
 use warpweft::plan::verify;

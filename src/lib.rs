@@ -94,14 +94,13 @@
 //! - [`layout`]: where things are in memory
 //! - [`compute`], [`cluster`]: the embedder's trait; a machine described by its numbers
 //! - [`plan`], [`backend`]: siblings that do not know each other, pure data and devices
-//! - `flow`, `linear` (feature `cuda`), [`tune`]: rights as values; matrix products for closures on GPUs;
-//!   which prefetch policy to try next
-//! - `actor`: who owns state across steps and issues the tasks that work on it
+//! - `actor`, `linear` (feature `cuda`), [`tune`]: who owns state across steps and issues the tasks that work
+//!   on it, and by which right; matrix products for closures on GPUs; which prefetch policy to try next
 //! - `exec`: the pump, capture, rank threads, agreement between ranks
 //! - [`session`]: the embedder's handle, and programs in virtual time
 //! - `tool` (feature `cli`), [`prelude`]: the command line; the names that a trainer imports
 //!
-//! What is hidden from these pages (`flow`, `actor`, `exec`, the kernels of `backend::cuda` and single items
+//! What is hidden from these pages (`actor`, `exec`, the kernels of `backend::cuda` and single items
 //! elsewhere) is public for this crate's own tests and benches alone: no version number promises anything of it.
 //!
 //! `ARCHITECTURE.md` states the laws.
@@ -138,8 +137,6 @@ pub mod config;
 #[doc(hidden)]
 pub mod exec;
 mod file_kind;
-#[doc(hidden)]
-pub mod flow;
 pub mod prelude;
 pub mod session;
 #[cfg(feature = "cli")]

@@ -4,13 +4,13 @@
 use std::error::Error;
 use std::path::PathBuf;
 
+use warpweft::actor::FlowError;
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuWorldError;
 use warpweft::backend::sim::SimError;
 use warpweft::compute::ComputeError;
 use warpweft::config::{ByteSize, ConfigError};
 use warpweft::exec::ExecError;
-use warpweft::flow::FlowError;
 use warpweft::format::{FormatError, MasterWeightsError};
 use warpweft::id::RankId;
 use warpweft::model::DeclareError;

@@ -111,7 +111,8 @@ fn the_main_job_trains_traces_and_explains_itself() {
         "--out",
         out,
     ];
-    says("train", &flags, "held-out text");
+    let text = run("train", &flags);
+    assert!(text.contains("held-out text") && text.contains("# built-in train.toml:5"), "{text}");
     let recorded = warpweft::trace::read_trace(std::fs::File::open(trace).unwrap()).unwrap();
     assert!(recorded.timeline.slices.iter().any(|slice| slice.category == "all-gather"));
     assert_eq!(recorded.host.len(), 2, "a lane for each rank's thread is in the same file");

@@ -98,7 +98,7 @@ fn every_row_has_modules_that_exist() {
 const NOT_CITED: [(&str, &str); 4] = [
     (
         "FL-1",
-        "by the types: `Point::behind` is private to `flow`, which a `compile_fail` example of `Point` shows",
+        "by the types: `Point::behind` is private to `actor::issue`, which a `compile_fail` example of `Point` shows",
     ),
     ("SK-2", "only on GPUs: how `bench stack` takes times"),
     ("SK-3", "only on GPUs: what `bench stack` prints beside its times"),

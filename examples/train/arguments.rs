@@ -16,6 +16,9 @@ use crate::forecast;
 use crate::outputs::Trace;
 use crate::placement::DeviceKind;
 
+/// What holds without `--config`. It is part of the program, which may run where the repository is not.
+const SETTINGS: &str = include_str!("train.toml");
+
 /// Trains a small byte-level transformer whose weights are sharded over in-process ranks and travel
 /// quantized, and shows what that costs: loss, exposed communication, bytes.
 ///
@@ -59,7 +62,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "BATCHES", default_value_t = 1, conflicts_with_all = ["tune", "cluster"],
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) accumulate: u32,
-    /// Configuration file. [default: examples/train/train.toml]
+    /// Configuration file. [default: examples/train/train.toml, as built in]
     #[arg(long)]
     pub(crate) config: Option<PathBuf>,
     /// Say at the end what a step was expected to take on this machine, a preset or a file of
@@ -140,22 +143,21 @@ impl Arguments {
         }
     }
 
-    /// The configuration file that is read.
-    fn config_file(&self, root: &Path) -> PathBuf {
-        self.config.clone().unwrap_or_else(|| root.join("examples/train/train.toml"))
-    }
-
     /// Every file that is read, with what named it; `text` are those of the corpus.
-    pub(crate) fn inputs(&self, root: &Path, text: &[PathBuf]) -> Vec<(&'static str, PathBuf)> {
+    pub(crate) fn inputs(&self, text: &[PathBuf]) -> Vec<(&'static str, PathBuf)> {
         let text = text.iter().map(|path| ("the text", path.clone()));
         let cluster = self.cluster.iter().map(|name| ("--cluster", PathBuf::from(name)));
-        text.chain(cluster).chain([("--config", self.config_file(root))]).collect()
+        let config = self.config.iter().map(|path| ("--config", path.clone()));
+        text.chain(cluster).chain(config).collect()
     }
 }
 
 /// The configuration file with the flags on top.
-pub(crate) fn settings(arguments: &Arguments, root: &Path) -> Result<Settings, Box<dyn Error>> {
-    let mut settings = Settings::load(Some(&arguments.config_file(root)))?;
+pub(crate) fn settings(arguments: &Arguments) -> Result<Settings, Box<dyn Error>> {
+    let mut settings = match &arguments.config {
+        Some(path) => Settings::load(Some(path))?,
+        None => Settings::load_toml_str(SETTINGS, "built-in train.toml")?,
+    };
     if let Some(depth) = arguments.depth {
         settings.prefetch = settings.prefetch.started_as(Prefetch::depth(depth));
     }

@@ -27,6 +27,14 @@ pub(crate) enum DataError {
         /// Why.
         source: io::Error,
     },
+    /// The repository is not where the program was built.
+    #[error(
+        "this program was built in {path}, whose text it trains on unless told otherwise, and that folder is not here; name text files or folders to train on", path = path.display()
+    )]
+    NoRepository {
+        /// Where it was.
+        path: PathBuf,
+    },
     /// A directory without a text file.
     #[error("no .md, .rs or .toml file below {path}; name text files, or another folder", path = path.display())]
     NoText {
@@ -78,6 +86,14 @@ pub(crate) struct Corpus {
 }
 
 impl Corpus {
+    /// Reads the repository that was at `root` when the program was built.
+    pub(crate) fn of_repository(root: &Path, sequence: usize) -> Result<Self, DataError> {
+        if !root.is_dir() {
+            return Err(DataError::NoRepository { path: root.to_owned() });
+        }
+        Self::read(&[root.to_owned()], sequence)
+    }
+
     /// Reads files, and the `.md`, `.rs` and `.toml` files below directories (hidden directories, build
     /// directories and symbolic links are passed by). `sequence` is the length of a window.
     pub(crate) fn read(paths: &[PathBuf], sequence: usize) -> Result<Self, DataError> {
@@ -225,6 +241,13 @@ mod tests {
     fn the_entropy_of_two_equally_frequent_bytes_is_ln_two() {
         let corpus = Corpus { files: Vec::new(), training: b"abab".to_vec(), held_out: b"ab".to_vec() };
         assert!((corpus.unigram_entropy() - 2f64.ln()).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_program_away_from_its_repository_asks_for_text() {
+        let away = Corpus::of_repository(Path::new("no/such/folder"), 16).unwrap_err().to_string();
+        assert!(away.contains("no/such/folder") && away.contains("name text files"), "{away}");
+        assert!(Corpus::of_repository(&repository()[0], 16).is_ok());
     }
 
     #[test]

@@ -73,12 +73,13 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<ExitCode, Box<dyn Error>> {
     let arguments = Arguments::parse();
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let settings = settings(&arguments, root)?;
+    let settings = settings(&arguments)?;
     let steps_before = saving::steps_before(&arguments)?;
     let config = Config::default().check()?;
-    let text = if arguments.text.is_empty() { vec![root.to_owned()] } else { arguments.text.clone() };
-    let corpus = Corpus::read(&text, config.sequence)?;
+    let corpus = match arguments.text.as_slice() {
+        [] => Corpus::of_repository(Path::new(env!("CARGO_MANIFEST_DIR")), config.sequence)?,
+        text => Corpus::read(text, config.sequence)?,
+    };
 
     let declared = settings.apply_weight_rules(&program::weights(&config, arguments.format)?)?;
     let mut declared = program::declare(&config, &declared)?;
@@ -113,7 +114,7 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
     // The process of rank 0 writes, and learns before it starts whether it can.
     let writes = process.as_ref().is_none_or(|process| process.process == ProcessId::new(0));
     let prepare = || {
-        let inputs = arguments.inputs(root, corpus.files());
+        let inputs = arguments.inputs(corpus.files());
         let inputs: Vec<_> = inputs.iter().map(|(name, path)| (*name, path.as_path())).collect();
         saving::prepare(&arguments, steps_before)?;
         Outputs::prepare(&arguments.out, arguments.losses.as_deref(), arguments.trace(&settings), &inputs)

@@ -6,9 +6,8 @@
 //! The actor follows its tasks through the step and reports the edge they leave, which the rank compares with
 //! what the plan promised (PL-9).
 
-use super::{Actor, Context, Ready};
+use super::{Actor, Context, FlowError, Ready};
 use crate::backend::Backend;
-use crate::flow::FlowError;
 use crate::id::BucketId;
 use crate::model::Placement;
 use crate::op::Op;

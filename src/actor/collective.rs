@@ -6,9 +6,8 @@
 //!   checked before anything is launched.
 //! - **CO-2** A faulted input never cancels a collective.
 
-use super::{Actor, Context, Ready};
+use super::{Actor, Context, FlowError, Ready};
 use crate::backend::Backend;
-use crate::flow::FlowError;
 use crate::id::{CommId, CommSeq, RankId};
 use crate::plan::StepPlan;
 

@@ -4,9 +4,8 @@
 //! Law: calls are issued in program order, each once; exchanges between them are their communicator's. Only the
 //! device knows what a closure does and whether it failed in this step; the actor issues the same tasks either way.
 
-use super::{Actor, Context, Ready, out_of_turn};
+use super::{Actor, Context, FlowError, Ready, out_of_turn};
 use crate::backend::Backend;
-use crate::flow::FlowError;
 use crate::id::{CallId, RankId};
 use crate::op::Op;
 use crate::plan::StepPlan;

@@ -4,9 +4,10 @@
 //! lane, except a bucket's: its gradients have another lane than its weights, and where the trainer updates these by
 //! a rule of its own, that runs where its calls do.
 
-use super::{Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Worklist};
+use super::{
+    Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Wiring, Worklist,
+};
 use crate::backend::Backend;
-use crate::flow::Wiring;
 use crate::id::{ActorId, BucketId, CommId, RankId, WeightId};
 use crate::layout::LaneKind;
 use crate::op::Op;

@@ -4,9 +4,8 @@
 //! and gathered planes that are made whole on its lane, each once. When a copy is made and dropped is the
 //! plan's decision.
 
-use super::{Actor, Context, Ready};
+use super::{Actor, Context, FlowError, Ready};
 use crate::backend::Backend;
-use crate::flow::FlowError;
 use crate::plan::StepPlan;
 
 /// Owns what a rank derives.

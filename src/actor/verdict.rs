@@ -3,9 +3,8 @@
 //! Law: the norm is taken before the vote, and the vote is cast once per step. The verdict itself is read on
 //! the device by everything after it; the host never branches on it.
 
-use super::{Actor, Context, Ready, out_of_turn};
+use super::{Actor, Context, FlowError, Ready, out_of_turn};
 use crate::backend::Backend;
-use crate::flow::FlowError;
 use crate::id::RankId;
 use crate::op::Op;
 use crate::plan::StepPlan;

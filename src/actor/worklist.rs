@@ -6,7 +6,7 @@
 
 use slab::Slab;
 
-use crate::flow::{Message, Right};
+use super::{Message, Right};
 use crate::id::TaskId;
 
 /// The tasks of one actor for one plan.

@@ -25,19 +25,17 @@ impl Config {
     /// # Errors
     /// Any [`ConfigError`].
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
-        let mut environment = Vec::new();
-        for (name, text) in std::env::vars_os() {
-            // A name that is not Unicode is not ours: ours are ASCII.
-            let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
-                continue;
-            };
-            let variable = name.to_owned();
-            match text.into_string() {
-                Ok(text) => environment.push((variable, text)),
-                Err(_) => return Err(ConfigError::NotUnicode { variable }),
-            }
-        }
-        Self::load_with(path, environment)
+        Self::load_with(path, of_this_process()?)
+    }
+
+    /// Loads a text that is part of the program, and the environment of the process over it; `source_name` is
+    /// what errors and origins call the text.
+    ///
+    /// # Errors
+    /// Any [`ConfigError`] but those about files.
+    pub fn load_toml_str(text: &str, source_name: &str) -> Result<Self, ConfigError> {
+        let document = Some(Document::parse(source_name, text)?);
+        Sources { document, environment: Environment::collect(of_this_process()?)? }.merge()
     }
 
     /// Loads a file, if one is named, and the given variables over it, as name and value.
@@ -67,6 +65,23 @@ impl Config {
         let document = Some(Document::parse(source_name, text)?);
         Sources { document, environment: Environment::default() }.merge()
     }
+}
+
+/// The variables of the process that may be ours, as name and value.
+fn of_this_process() -> Result<Vec<(String, String)>, ConfigError> {
+    let mut environment = Vec::new();
+    for (name, text) in std::env::vars_os() {
+        // A name that is not Unicode is not ours: ours are ASCII.
+        let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else {
+            continue;
+        };
+        let variable = name.to_owned();
+        match text.into_string() {
+            Ok(text) => environment.push((variable, text)),
+            Err(_) => return Err(ConfigError::NotUnicode { variable }),
+        }
+    }
+    Ok(environment)
 }
 
 /// Does a source choose when gathers start?
@@ -474,6 +489,14 @@ mod tests {
                 assert!(error.starts_with(&format!("environment variable {name}: {expected}")), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn a_text_of_the_program_is_named_as_the_source_of_what_it_sets() {
+        let load = |text| Config::load_toml_str(text, "built-in run.toml");
+        assert!(load("\ncheck = true").unwrap().effective().contains("built-in run.toml:2"));
+        let error = load("chekc = true").unwrap_err().to_string();
+        assert!(error.starts_with("built-in run.toml:1: unknown key `chekc`"), "{error}");
     }
 
     #[test]

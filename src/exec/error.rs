@@ -2,8 +2,8 @@
 //!
 //! Law: what ended a rank is said here, and what to do about an ended session by whoever owns it, once.
 
+use crate::actor::FlowError;
 use crate::backend::BackendError;
-use crate::flow::FlowError;
 use crate::format::FormatError;
 use crate::id::{ProgramId, RankId};
 use crate::plan::EdgeState;

@@ -8,9 +8,8 @@
 
 use std::sync::Arc;
 
-use crate::actor::{Actor, Context, Roster, Worklist};
+use crate::actor::{Actor, Context, FlowError, Issuer, Poison, Post, Roster, Wiring, Worklist};
 use crate::backend::Backend;
-use crate::flow::{FlowError, Issuer, Poison, Post, Wiring};
 use crate::id::{ActorId, PieceId, RankId, TaskId};
 use crate::plan::{EdgeState, Pieces, StepPlan};
 

@@ -14,9 +14,9 @@ use std::time::Instant;
 
 use super::installed::{Driven, Installed, Staged, install};
 use super::{CaptureMode, ComingStep, ExecError, FrozenDigest, Gauge, Handover, World};
+use crate::actor::Poison;
 use crate::backend::{Activity, Backend, Meter};
 use crate::compute::ComputeFactory;
-use crate::flow::Poison;
 use crate::id::{ProgramId, RankId};
 use crate::layout::{Content, Region, Residency};
 use crate::op::Vote;

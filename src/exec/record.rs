@@ -10,8 +10,8 @@
 //! - Replaying sends no message and allocates nothing: one launch per segment, one task per dynamic call.
 
 use super::Pump;
+use crate::actor::FlowError;
 use crate::backend::{Backend, BackendError};
-use crate::flow::FlowError;
 use crate::id::{LaneId, TaskId};
 use crate::plan::{Piece, StepPlan};
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use warpweft::actor::{FlowError, Issuer, Poison, Post, Right, Wiring};
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::ComputeFactory;
 use warpweft::exec::Pump;
-use warpweft::flow::{FlowError, Issuer, Poison, Post, Right, Wiring};
 use warpweft::id::{ActorId, RankId, TaskId};
 use warpweft::plan::StepPlan;
 

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
+use warpweft::actor::{FlowError, Message, Poison, Right, Wiring};
 use warpweft::backend::Checked;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
-use warpweft::flow::{FlowError, Message, Poison, Right, Wiring};
 use warpweft::id::{ActorId, TaskId};
 use warpweft::model::Call;
 use warpweft::plan::EdgeKind;

@@ -7,10 +7,11 @@
 //!   the newest architecture NVRTC knows, which the driver compiles when the module is loaded.
 //! - Nothing is read from disk: sources and headers are part of the program.
 
-use std::ffi::{CStr, CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int};
 use std::fmt;
 
 use cudarc::nvrtc::{result, sys};
+use warpweft_kernels::{HEADERS, Source};
 
 use super::failure::CudaFailure;
 use super::library::Library;
@@ -18,17 +19,6 @@ use super::library::Library;
 /// Options of every compilation, except the architecture.
 pub(super) const OPTIONS: [&str; 5] =
     ["--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true"];
-
-/// One translation unit.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Source {
-    /// File name, for messages.
-    pub(super) name: &'static CStr,
-    /// Its text.
-    pub(super) text: &'static str,
-    /// What it may include: names and texts.
-    pub(super) headers: &'static [(&'static CStr, &'static str)],
-}
 
 /// What code is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -133,15 +123,14 @@ impl Drop for Program {
 ///
 /// # Errors
 /// [`CudaFailure::Library`] without NVRTC, [`CudaFailure::Compile`] with the compiler's log.
-pub(super) fn compile(source: &Source, architecture: Architecture) -> Result<Vec<u8>, CudaFailure> {
+pub(super) fn compile(source: Source, architecture: Architecture) -> Result<Vec<u8>, CudaFailure> {
     Library::Compiler.open()?;
     let refused = |error: std::ffi::NulError| CudaFailure::Refused(format!("a kernel source: {error}"));
     let text = CString::new(source.text).map_err(refused)?;
-    let headers: Result<Vec<CString>, _> =
-        source.headers.iter().map(|(_, text)| CString::new(*text)).collect();
+    let headers: Result<Vec<CString>, _> = HEADERS.iter().map(|header| CString::new(header.text)).collect();
     let headers = headers.map_err(refused)?;
     let texts: Vec<*const c_char> = headers.iter().map(|text| text.as_ptr()).collect();
-    let names: Vec<*const c_char> = source.headers.iter().map(|(name, _)| name.as_ptr()).collect();
+    let names: Vec<*const c_char> = HEADERS.iter().map(|header| header.name.as_ptr()).collect();
     let count = c_int::try_from(names.len()).unwrap_or(c_int::MAX);
 
     let mut program = std::ptr::null_mut();

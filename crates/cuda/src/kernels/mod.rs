@@ -11,7 +11,8 @@
 //!   bytes are fast.
 //! - A context must be current on the thread, the same one when preparing and when enqueuing.
 //!
-//! Kernel sources are in `kernels/*.cu`; their headers state the laws of the device side.
+//! Kernel sources are the crate `warpweft-kernels`, in `kernels/`; the heads of the files state the laws of the
+//! device side.
 
 /// Compares constants with those of the same name in a family's source: the numbers by which a launch is cut
 /// are written on both sides.

@@ -11,7 +11,7 @@ use super::super::cache::{KernelCache, Key};
 use super::super::compile::{Architecture, OPTIONS, compile, version};
 use super::super::failure::CudaFailure;
 use super::super::library::Library;
-use super::source::Family;
+use super::source::{Family, HEADERS};
 
 /// The kernels of one context.
 ///
@@ -70,7 +70,7 @@ impl Kernels {
     /// # Errors
     /// [`CudaFailure::Library`] without NVRTC; [`CudaFailure::Compile`].
     pub fn check(family: Family, architecture: Architecture) -> Result<(), CudaFailure> {
-        compile(&family.source(), architecture).map(drop)
+        compile(family.source(), architecture).map(drop)
     }
 
     /// Compiles all families at the same time and loads them, so that preparing launches need not.
@@ -115,9 +115,9 @@ impl Kernels {
         let architecture = self.architecture.to_string();
         let versions = format!("driver {}, NVRTC {:?}", self.driver, version()?);
         let parts = [source.text, &architecture, &versions].into_iter();
-        let parts = parts.chain(OPTIONS).chain(source.headers.iter().map(|(_, text)| *text));
+        let parts = parts.chain(OPTIONS).chain(HEADERS.iter().map(|header| header.text));
         let key = Key::new(parts.map(str::as_bytes));
-        self.cache.find_or_make(&key, || compile(&source, self.architecture))
+        self.cache.find_or_make(&key, || compile(source, self.architecture))
     }
 }
 

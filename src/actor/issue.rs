@@ -1,17 +1,24 @@
 //! Issuing: the one place where a task reaches a lane.
 //!
 //! Law: a task is issued in its lane's turn, with all its rights in hand, after the plan's fences and nothing
-//! else. Issuing makes the task's point, and only issuing does (FL-1). A right whose point is not covered by
-//! lane order, fences and joins of all lanes is refused.
+//! else. Issuing makes the task's point and the rights that carry it, and only issuing does (FL-1). A right
+//! whose point is not covered by lane order, fences and joins of all lanes is refused.
 //!
 //! A fence to a task from before the last join is covered by that join and is not waited for again. This is
 //! decided here and nowhere else. Devices need this: an event recorded in one recording cannot be waited for
 //! in another.
 
+mod clocks;
+mod point;
+mod rights;
+
+pub use point::Point;
+pub use rights::{Credit, ReadLease, Right};
+
 use std::sync::Arc;
 
-use super::clocks::Clocks;
-use super::{Credit, FlowError, Message, Point, Poison, Post, ReadLease, Registers, Right, Wiring};
+use self::clocks::Clocks;
+use super::{FlowError, Message, Poison, Post, Registers, Wiring};
 use crate::backend::Backend;
 use crate::id::TaskId;
 use crate::plan::{EdgeKind, StepPlan};

@@ -11,7 +11,7 @@ use crate::id::{LaneId, TaskId};
 /// Nothing else can make one (FL-1):
 ///
 /// ```compile_fail,E0624
-/// # use warpweft::{flow::Point, id::{LaneId, TaskId}};
+/// # use warpweft::{actor::Point, id::{LaneId, TaskId}};
 /// let never_issued = Point::behind(TaskId::new(7), LaneId::new(0));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

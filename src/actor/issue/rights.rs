@@ -35,7 +35,7 @@ impl Drop for Grant {
 /// It is spent once (FL-3), so there is no second one:
 ///
 /// ```compile_fail,E0599
-/// # use warpweft::flow::ReadLease;
+/// # use warpweft::actor::ReadLease;
 /// fn twice(lease: ReadLease) -> [ReadLease; 2] {
 ///     [lease.clone(), lease]
 /// }

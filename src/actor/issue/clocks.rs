@@ -3,7 +3,8 @@
 //! Law: they advance by lane order, fences and joins of all lanes alone. A point is covered for a lane if
 //! these already make what is issued there next run after it.
 
-use super::{Fence, Point};
+use super::super::Fence;
+use super::Point;
 use crate::id::{LaneId, TaskId};
 
 /// Vector clocks; an entry is a position in T plus one, 0 for nothing.
