@@ -1,18 +1,16 @@
 //! Gradients added up over several steps, for one step of the optimizer.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod trainer;
-
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
 
-use trainer::{Mischief, Shaped, Trainer, input, within_a_minute};
 use warpweft::config::{Backward, Capture, Config, Optimizer, Prefetch, ReduceDtype};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Checkpoint, Outcome, PartFiles, Session, SessionError, StepReport};
+use warpweft_testing::trainer::{self, Mischief, Shaped, Trainer, input, within_a_minute};
 
 const RANKS: u32 = 2;
 

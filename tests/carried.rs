@@ -1,13 +1,10 @@
 //! Carried buffers: what closures keep from step to step, and how it leaves a session and comes back.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod trainer;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use safetensors::SafeTensors;
-use trainer::within_a_minute;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
@@ -17,6 +14,7 @@ use warpweft::model::{Call, Model, Phase, ProgramBuilder, StepProgram};
 use warpweft::session::{
     Carried, Checkpoint, CheckpointStore, FileStore, Outcome, Session, SessionError, initial,
 };
+use warpweft_testing::trainer::within_a_minute;
 
 /// What goes wrong in the last call on rank 1: 0 nothing, 1 its gradient is NaN, 2 it fails.
 type Trouble = Arc<AtomicU32>;

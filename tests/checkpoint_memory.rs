@@ -3,15 +3,17 @@
 //! of each rank, and an import of parts the rows of the ranks.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod peak;
-
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use peak::{ALONE, MIB, peak_of};
 use warpweft::prelude::*;
 use warpweft::session::initial::normal;
 use warpweft::session::{Checkpoint, PretrainedFiles, SessionBuilder, WeightState, block_on};
+use warpweft_testing::Allocator;
+use warpweft_testing::peak::{ALONE, MIB, peak_of};
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
 
 const RANKS: usize = 2;
 const WEIGHTS: usize = 12;

@@ -1,11 +1,6 @@
 //! Weights of one call on the CPU: in one collective, in groups or each alone, they train as whole weights do.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod reference;
-mod trainer;
-
-use reference::{Parameter, RATE, as_stored, mean};
-use trainer::{SIZE, initial, input, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::ComputeContext;
 use warpweft::config::{ByteSize, Capture, Config, ReduceDtype};
@@ -13,6 +8,8 @@ use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::Session;
+use warpweft_testing::reference::{Parameter, RATE, as_stored, mean};
+use warpweft_testing::trainer::{SIZE, initial, input, within_a_minute};
 
 const RANKS: u32 = 3;
 const EXPERTS: usize = 4;

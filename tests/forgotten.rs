@@ -1,12 +1,9 @@
 //! What closures and trainers forget or overdo: told by name, before it is trained on.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod polled;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use polled::polled_once;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
@@ -16,6 +13,7 @@ use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StatePart, block_on, initial};
+use warpweft_testing::polled::polled_once;
 
 const RANKS: u32 = 2;
 const SIZE: usize = 32;

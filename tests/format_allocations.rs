@@ -2,62 +2,19 @@
 //! grown. Conformance A5: no plane is allocated that nobody asked for.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-#![allow(unsafe_code, reason = "a global allocator is the only way to count allocations")]
 
-mod random_weight;
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::convert::Infallible;
 
-use random_weight::normal;
 use warpweft::format::{
     Directions, FlatShard, Format, MasterWeight, Orientation, OwnedPlanes, Shape, Via, Workspace, dequantize,
     expand_scale, fused_scale, partial_amax, partial_cast, quantize, quantize_master_weights, transpose,
 };
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-    /// A size in bytes, and how many allocations of it there were.
-    static WATCHED: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
-}
-
-/// Counts the allocations of each thread, then asks the system.
-struct Counting;
-
-// SAFETY: every call is passed on to the system allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        WATCHED.with(|watched| {
-            let (bytes, count) = watched.get();
-            watched.set((bytes, count + usize::from(bytes == layout.size())));
-        });
-        // SAFETY: the caller's obligations are those of `System`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the pointer came from `System` with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use warpweft_testing::Allocator;
+use warpweft_testing::of_thread::{allocations_of, allocations_of_bytes};
+use warpweft_testing::random_weight::normal;
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-fn allocations_of(work: impl FnOnce()) -> usize {
-    let before = ALLOCATIONS.with(Cell::get);
-    work();
-    ALLOCATIONS.with(Cell::get) - before
-}
-
-/// How many allocations of so many bytes `work` makes.
-fn allocations_of_bytes(bytes: usize, work: impl FnOnce()) -> usize {
-    WATCHED.set((bytes, 0));
-    work();
-    WATCHED.get().1
-}
+static ALLOCATOR: Allocator = Allocator;
 
 #[test]
 fn the_counter_counts() {

@@ -3,15 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod random_weight;
-
 use half::bf16;
-use random_weight::{normal, to_bf16, transposed, wild};
 use warpweft::format::{
     Directions, FlatShard, Format, Orientation, OwnedPlanes, Planes, Quantized, Shape, Via, dequantize,
     dequantize_bf16, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast, quantize, reference,
     transpose,
 };
+use warpweft_testing::random_weight::{normal, to_bf16, transposed, wild};
 
 /// There are no strided inputs here: a transposed view is the caller's to make contiguous. What is quantized from
 /// it has the planes of the original, with the orientations exchanged. MXFP8 turns its data, which is stored in

@@ -3,15 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod random_weight;
-
-use random_weight::normal;
 use warpweft::config::Config;
 use warpweft::format::{
     Directions, Format, FormatError, Fp8Block, Fp8Tile, Orientation, OwnedPlanes, Quantized, ScaleLayout,
     Shape, Via, fused_scale, partial_amax, quantize, transpose,
 };
 use warpweft::model::{DeclareError, Model};
+use warpweft_testing::random_weight::{self, normal};
 
 /// The list's dtypes: f32, and bf16, to which a weight is rounded on the way.
 const DTYPES: [Via; 2] = [Via::None, Via::Bf16];

@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod random_weight;
-mod staged;
-
-use random_weight::normal;
 use warpweft::format::{
     Directions, Format, FormatError, Orientation, OwnedPlanes, Planes, Quantized, ScaleLayout, Shape, Via,
     quantize,
 };
+use warpweft_testing::random_weight::{self, normal};
+use warpweft_testing::staged;
 
 fn whole(format: Format, shape: Shape) -> Quantized {
     quantize(format, Directions::Both, Via::Bf16, shape, &normal(shape, 3)).unwrap()

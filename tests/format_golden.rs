@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod golden_file;
-
-use golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
 use warpweft::format::{
     Directions, Format, Orientation, OwnedPlanes, Quantized, ScaleLayout, Shape, Via, dequantize, quantize,
 };
+use warpweft_testing::golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
 
 fn quantized(case: &Case<'_>, format: Format, directions: Directions) -> Quantized {
     let shape = Shape::new(case.dimension("M"), case.dimension("K"));

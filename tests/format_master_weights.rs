@@ -2,17 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod random_weight;
-
 use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
 
-use random_weight::normal;
 use warpweft::format::{
     AmaxChoice, DelayedScaling, Directions, FlatShard, Format, FormatError, MasterWeight, MasterWeightsError,
     Orientation, OwnedPlanes, PlanesMut, Shape, Via, Workspace, place_fragment, quantize,
     quantize_master_weights,
 };
+use warpweft_testing::random_weight::normal;
 
 /// A maximum over threads.
 struct MaxOverRanks {

@@ -3,13 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod golden_file;
-
-use golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
 use warpweft::format::{
     FlatShard, Format, Nvfp4Scale, Orientation, OwnedPlanes, Shape, Via, flat_amax, flat_cast, fused_scale,
     place_fragment, transpose,
 };
+use warpweft_testing::golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
 
 /// One case: what is quantized, and how.
 struct Setup<'a> {

@@ -2,16 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod random_weight;
-mod staged;
-
 use proptest::prelude::*;
-use random_weight::{bits, normal, wild};
 use warpweft::format::{
     Directions, Epsilon, FlatShard, Format, Fp8Block, Fp8Element, Fp8Tile, Nvfp4Block, Orientation,
     OwnedPlanes, Planes, Quantized, ScaleRule, Shape, Via, dequantize, expand_scale, flat_amax, flat_cast,
     fused_scale, partial_amax, place_fragment, quantize,
 };
+use warpweft_testing::random_weight::{self, bits, normal, wild};
+use warpweft_testing::staged;
 
 /// Formats a weight can have.
 fn weight_format() -> impl Strategy<Value = Format> {

@@ -6,16 +6,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod golden_file;
-mod random_weight;
-mod staged;
-
-use golden_file::{assert_bytes, assert_f32s};
-use random_weight::{normal, to_bf16};
 use warpweft::format::{
     Directions, Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Orientation, OwnedPlanes,
     Quantized, ScaleRule, Shape, Via, quantize, reference, transpose,
 };
+use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
+use warpweft_testing::random_weight::{normal, to_bf16};
+use warpweft_testing::staged;
 
 /// Both orientations of `weight`, its amax, and the dequantized values, against the reference.
 fn check(format: Format, via: Via, shape: Shape, weight: &[f32]) -> Quantized {

@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod random_weight;
-mod staged;
-
-use random_weight::{normal, transposed};
 use warpweft::format::{
     Directions, FlatShard, Format, Orientation, OwnedPlanes, Quantized, Shape, Via, dequantize,
     dequantize_bf16, partial_amax, quantize, transpose,
 };
+use warpweft_testing::random_weight::{normal, transposed};
+use warpweft_testing::staged;
 
 const COLS: usize = 96;
 /// Around the edges of blocks of 16, 32 and 128 rows.

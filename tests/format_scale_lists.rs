@@ -6,16 +6,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod random_weight;
-
 use std::convert::Infallible;
 
-use random_weight::bits;
 use warpweft::format::{
     Epsilon, FlatShard, Format, Fp8Block, Fp8Element, Fp8Scale, Fp8Tensor, Fp8Tile, MasterWeight,
     Orientation, OwnedPlanes, PlanesMut, ScaleRule, Shape, Via, Workspace, fused_scale,
     quantize_master_weights, reference,
 };
+use warpweft_testing::random_weight::bits;
 
 /// Every exponent with many mantissas, and what has no scale.
 fn amaxes() -> Vec<f32> {

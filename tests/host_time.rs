@@ -2,15 +2,9 @@
 //! the host busy.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod meddler;
-mod trainer;
-mod wrapped;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meddler::backends;
-use trainer::{Trainer, feed, within_a_minute};
 use warpweft::backend::cpu::{CpuBackend, CpuSurface};
 use warpweft::backend::{Backend, Meter};
 use warpweft::compute::{ComputeContext, ComputeError};
@@ -19,7 +13,9 @@ use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::model::Call;
 use warpweft::session::{Session, StepReport};
-use wrapped::{Moment, Wrapped};
+use warpweft_testing::meddler::backends;
+use warpweft_testing::trainer::{self, Trainer, feed, within_a_minute};
+use warpweft_testing::wrapped::{self, Moment, Wrapped};
 
 /// What a call of the driver takes at least.
 const CALL: Duration = Duration::from_micros(20);

@@ -4,10 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod hostile;
-mod random_weight;
 
-use random_weight::bits;
 use warpweft::config::{Config, WeightRule};
+use warpweft_testing::random_weight::bits;
 
 /// A file that sets every key.
 fn every_key() -> String {

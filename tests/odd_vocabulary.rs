@@ -1,13 +1,8 @@
 //! A tied embedding whose rows are no whole blocks, as a vocabulary of 50257 is, in sessions of all formats.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod reference;
-mod trainer;
-
 use std::sync::{Arc, Mutex};
 
-use reference::{Parameter, RATE, mean_over_replicas};
-use trainer::{initial, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{
     ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, updating,
@@ -17,6 +12,8 @@ use warpweft::format::{Directions, Format, Orientation, Quantized, Shape, Via, q
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{Checkpoint, CheckpointStore, FileStore, Session, SessionBuilder};
+use warpweft_testing::reference::{Parameter, RATE, mean_over_replicas};
+use warpweft_testing::trainer::{initial, within_a_minute};
 
 /// Columns of both weights.
 const WIDTH: usize = 32;

@@ -5,10 +5,7 @@
 //! remainder, and moments as f32 or bf16, so those rows cannot be asked for.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod trainer;
-
 use half::bf16;
-use trainer::within_a_minute;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Config, Masters, Moments, ReduceDtype};
@@ -17,6 +14,7 @@ use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Checkpoint, CheckpointStore, FileStore, Session};
+use warpweft_testing::trainer::within_a_minute;
 
 /// Shapes of a small attention layer, and one of a single element.
 const SHAPES: [(usize, usize); 5] = [(96, 32), (32, 32), (32, 128), (41, 7), (1, 1)];

@@ -1,12 +1,9 @@
 //! Weights from files of others, and back into files for others.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod trainer;
-
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use trainer::{Mischief, SIZE, Trainer, initial, within_a_minute};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format};
 use warpweft::model::Model;
@@ -16,6 +13,7 @@ use warpweft::session::{
     StoreError, WeightState, block_on,
 };
 use warpweft::{bf16, f16};
+use warpweft_testing::trainer::{self, Mischief, SIZE, Trainer, initial, within_a_minute};
 
 /// What the files call the trainer's weights.
 fn tensor_of(weight: &str) -> Option<String> {

@@ -1,12 +1,9 @@
 //! Sessions whose model is copied on several groups of ranks: the copies stay one model.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod trainer;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use trainer::{Mischief, Trainer, initial, losses, within_a_minute};
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, ReduceDtype};
@@ -16,6 +13,7 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, DeclareError, Form, Mesh, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StepReport};
+use warpweft_testing::trainer::{self, Mischief, Trainer, initial, losses, within_a_minute};
 
 const SHAPE: (usize, usize) = (80, 32);
 

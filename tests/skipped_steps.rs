@@ -1,20 +1,13 @@
 //! Steps that are skipped for a gradient that is not finite: what is named, when they are an error, what is logged.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod port;
-mod split;
-mod trainer;
-mod wrapped;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use half::bf16;
-use split::{in_processes, in_processes_on};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
-use trainer::{Mischief, Trainer, ended, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, ReduceDtype, ReduceEvery};
@@ -22,7 +15,9 @@ use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport, block_on};
-use wrapped::{Moment, Wrapped};
+use warpweft_testing::split::{self, in_processes, in_processes_on};
+use warpweft_testing::trainer::{self, Mischief, Trainer, ended, within_a_minute};
+use warpweft_testing::wrapped::{Moment, Wrapped};
 
 const SIZE: usize = 32;
 const MICRO_BATCHES: u32 = 2;

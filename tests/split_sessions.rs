@@ -5,18 +5,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-mod port;
-mod split;
-mod trainer;
-
-use port::Port;
-use split::{config, feed, in_processes, in_processes_with, join, train};
-use trainer::{Mischief, SIZE, Shaped, Trainer, losses, within_a_minute};
 use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Checkpoint, PartFiles, Session, SessionError};
+use warpweft_testing::port::Port;
+use warpweft_testing::split::{config, feed, in_processes, in_processes_with, join, train};
+use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, losses, within_a_minute};
 
 fn trainer() -> Trainer {
     Trainer::new(2, Format::NVFP4_2D)

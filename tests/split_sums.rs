@@ -1,15 +1,11 @@
 //! Gradients added up over several steps, in sessions that own a part of the ranks, as processes have them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod port;
-mod split;
-mod trainer;
-
-use split::{config, feed, in_processes, in_processes_with};
-use trainer::{Mischief, Trainer};
 use warpweft::config::{Capture, Config};
 use warpweft::format::Format;
 use warpweft::session::{Outcome, Session, SessionError};
+use warpweft_testing::split::{config, feed, in_processes, in_processes_with};
+use warpweft_testing::trainer::{self, Mischief, Trainer};
 
 fn trainer() -> Trainer {
     let mut trainer = Trainer::new(2, Format::NVFP4_2D);

@@ -1,11 +1,6 @@
 //! 200 steps on the CPU backend allocate nothing on rank and lane threads and move nothing (`steady`).
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod steady;
-mod trainer;
-
-use steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
-use trainer::SIZE;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Capture;
@@ -13,6 +8,12 @@ use warpweft::format::Orientation;
 use warpweft::id::WeightId;
 use warpweft::model::Call;
 use warpweft::session::SessionBuilder;
+use warpweft_testing::Allocator;
+use warpweft_testing::steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
+use warpweft_testing::trainer::SIZE;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
 
 #[derive(Clone)]
 struct Cpu;

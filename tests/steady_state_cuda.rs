@@ -6,14 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "a closure enqueues by the driver")]
 
-mod steady;
-mod trainer;
-
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
-use steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
-use trainer::SIZE;
 use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal, DeviceSliceMut};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Capture;
@@ -21,6 +16,12 @@ use warpweft::format::Orientation;
 use warpweft::id::WeightId;
 use warpweft::model::Call;
 use warpweft::session::SessionBuilder;
+use warpweft_testing::Allocator;
+use warpweft_testing::steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
+use warpweft_testing::trainer::SIZE;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
 
 /// As many GPUs as there are, four at most. Their contexts stay, so what is free is that of one context
 /// throughout.

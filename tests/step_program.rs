@@ -1,9 +1,6 @@
 //! What a step program costs: gathers of repeated uses, memory of micro-batches, and their inputs and outputs.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod trainer;
-
-use trainer::{SIZE, Shaped, Trainer, within_a_minute};
 use warpweft::config::{AcrossMicroBatches, Backward, ByteSize, Config, ReduceDtype, ReduceEvery};
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{MicroBatchId, RankId, TaskId, WeightId};
@@ -11,6 +8,7 @@ use warpweft::model::{DeclareError, Form, Mesh, Model, Phase, ProgramBuilder, Re
 use warpweft::op::Op;
 use warpweft::plan::{Policy, StepPlan};
 use warpweft::session::SessionError;
+use warpweft_testing::trainer::{self, SIZE, Shaped, Trainer, within_a_minute};
 
 const RANKS: u32 = 4;
 

@@ -12,15 +12,12 @@
 //! library. Layers of those widths, on two ranks, are in `tests/unsharded_widths.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod reference;
-mod trainer;
-
-use reference::{
-    Parameter, RATE, Reducing, mean_over_replicas, scaling, stored_values, stored_values_delayed, sum,
-};
-use trainer::{SIZE, Shaped, Trainer, losses, within_a_minute};
 use warpweft::config::{AcrossMicroBatches, Backward, Capture, Config, ReduceDtype, ReduceEvery, Scaling};
 use warpweft::format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape};
+use warpweft_testing::reference::{
+    Parameter, RATE, Reducing, mean_over_replicas, scaling, stored_values, stored_values_delayed, sum,
+};
+use warpweft_testing::trainer::{self, SIZE, Shaped, Trainer, losses, within_a_minute};
 
 const SQUARE: Shape = Shape::new(SIZE, SIZE);
 const RANKS: u32 = 3;

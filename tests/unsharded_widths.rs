@@ -5,11 +5,6 @@
 //! the square layers of `tests/unsharded_reference.rs`.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod reference;
-mod trainer;
-
-use reference::{Parameter, RATE, mean, scaling, stored_values, stored_values_delayed};
-use trainer::{initial, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Columnwise, Config, ReduceDtype, Scaling};
@@ -17,6 +12,8 @@ use warpweft::format::{AmaxChoice, DelayedScaling, ElementType, Format, Orientat
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{Checkpoint, Session};
+use warpweft_testing::reference::{Parameter, RATE, mean, scaling, stored_values, stored_values_delayed};
+use warpweft_testing::trainer::{initial, within_a_minute};
 
 const RANKS: u32 = 2;
 const STEPS: u32 = 100;

@@ -1,12 +1,9 @@
 //! Gradients that calls write in bf16: the bits, the bytes and the words.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod trainer;
-
 use std::sync::Arc;
 
 use half::bf16;
-use trainer::{initial, within_a_minute};
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, ReduceDtype, ReduceEvery};
@@ -17,6 +14,7 @@ use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::plan::{PlanError, StepPlan};
 use warpweft::session::{Outcome, Session, SessionError, plan_program};
+use warpweft_testing::trainer::{initial, within_a_minute};
 
 const ROWS: usize = 80;
 const COLS: usize = 32;

@@ -2,19 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod digests;
-#[path = "../trainer/mod.rs"]
-mod trainer;
 
 use std::collections::{BTreeMap, HashMap};
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use trainer::{Trainer, losses, within_a_minute};
 use warpweft::config::Config;
 use warpweft::format::{Directions, Format, quantize};
 use warpweft::session::{
     Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError, WeightState, block_on,
 };
+use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.
 #[test]

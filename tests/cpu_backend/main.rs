@@ -10,8 +10,6 @@ mod checked;
 mod closures;
 mod device;
 mod link;
-#[path = "../own_adamw/mod.rs"]
-mod own_adamw;
 mod poison;
 mod products;
 mod reduce;

@@ -11,7 +11,7 @@ use warpweft::session::{Session, SessionBuilder};
 
 use crate::bodies::experts::{Product, WEIGHT};
 use crate::bodies::recorded::Addresses;
-use crate::own_adamw::adamw;
+use warpweft_testing::own_adamw::adamw;
 
 pub(crate) type Surface = CpuSurface;
 

@@ -8,9 +8,9 @@ use warpweft::backend::cuda::kernels::{
 };
 use warpweft::format::{Directions, Format, Orientation, PlaneSpec, Shape, Via, quantize, swizzle_scale};
 
-use crate::golden_file::assert_bytes;
 use crate::gpu::{Buffer, Gpu};
 use crate::values::{Kind, Random, shapes, values};
+use warpweft_testing::golden_file::assert_bytes;
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

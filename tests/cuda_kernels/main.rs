@@ -6,9 +6,6 @@
 
 use std::io::Write;
 
-#[path = "../golden_file/mod.rs"]
-mod golden_file;
-
 mod activation;
 mod adam;
 mod block_scaled;

@@ -6,9 +6,9 @@ use warpweft::format::{
     FlatShard, Format, Orientation, PlaneSpec, Shape, Via, fused_scale, partial_amax, partial_cast,
 };
 
-use crate::golden_file::{assert_bytes, assert_f32s};
 use crate::gpu::{Buffer, Gpu};
 use crate::values::{Kind, formats, scaled_formats, shapes, values};
+use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

@@ -13,8 +13,8 @@ use warpweft::layout::Weights;
 use warpweft::model::{Call, Mesh, StepProgram};
 use warpweft::plan::{GatherStart, Policy, ResidentLayout, StepPlan};
 
-use crate::meddler::backends;
-use crate::trainer::Trainer;
+use warpweft_testing::meddler::backends;
+use warpweft_testing::trainer::Trainer;
 
 struct Plans {
     prologue: Arc<StepPlan>,

@@ -5,7 +5,7 @@ use warpweft::format::Format;
 use warpweft::session::Session;
 
 use crate::dictated::config;
-use crate::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
 
 const STEPS: u32 = Tune::MOST_STEPS + 6;
 

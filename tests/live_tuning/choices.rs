@@ -7,7 +7,7 @@ use warpweft::plan::GatherStart;
 use warpweft::tune::Verdict;
 
 use crate::dictated::{config, hates_memory, loves_memory, start};
-use crate::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 #[test]
 fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it_stays_there() {
@@ -89,9 +89,9 @@ fn untuned(depth: u32) -> Config {
 fn without_times_of_tasks_steps_are_compared_and_nothing_is_planned_by_measurement() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::F32);
-        let backends = crate::meddler::backends(2)
-            .into_iter()
-            .map(|inner| crate::wrapped::Wrapped::new(inner, |_| Ok(())).timed_by(|_, into| into.clear()));
+        let backends = warpweft_testing::meddler::backends(2).into_iter().map(|inner| {
+            warpweft_testing::wrapped::Wrapped::new(inner, |_| Ok(())).timed_by(|_, into| into.clear())
+        });
         let builder = trainer.builder(config(1, None), &Mischief::default());
         let mut session = builder.start(backends.collect()).await.unwrap();
         losses(&mut session, 2, 0..24).await;
@@ -135,9 +135,9 @@ fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {
     const FACTORS: [u64; Tune::PER_TRIAL as usize] = [9, 2, 5];
     within_a_minute(async {
         let trainer = Trainer::new(3, Format::F32);
-        let backends = crate::meddler::backends(2).into_iter().map(|inner| {
+        let backends = warpweft_testing::meddler::backends(2).into_iter().map(|inner| {
             let steps = std::sync::atomic::AtomicUsize::new(0);
-            crate::wrapped::Wrapped::new(inner, |_| Ok(())).timed_by(move |seen, into| {
+            warpweft_testing::wrapped::Wrapped::new(inner, |_| Ok(())).timed_by(move |seen, into| {
                 let step = steps.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                 let end = 20_000_000_000 / seen.transient as u64 * FACTORS[step % FACTORS.len()];
                 into.clear();

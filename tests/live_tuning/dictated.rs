@@ -8,9 +8,9 @@ use warpweft::backend::{Backend, TaskInterval};
 use warpweft::config::{ByteSize, Capture, Config, Tune};
 use warpweft::session::Session;
 
-use crate::meddler::backends;
-use crate::trainer::{Mischief, Trainer};
-use crate::wrapped::{Asked, Moment, Seen, Wrapped};
+use warpweft_testing::meddler::backends;
+use warpweft_testing::trainer::{Mischief, Trainer};
+use warpweft_testing::wrapped::{Asked, Moment, Seen, Wrapped};
 
 /// Nanoseconds of a step on rank 0 by the transient bytes of its plan.
 pub(crate) type Machine = fn(usize) -> u64;

@@ -5,7 +5,7 @@ use warpweft::format::Format;
 use warpweft::session::{Outcome, SessionError};
 
 use crate::dictated::{config, start};
-use crate::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 fn faster(bytes: usize) -> u64 {
     20_000_000_000 / bytes as u64

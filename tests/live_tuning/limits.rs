@@ -7,7 +7,7 @@ use warpweft::format::Format;
 use warpweft::tune::Verdict;
 
 use crate::dictated::{config, start};
-use crate::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 /// TU-2, TU-3, TU-7: for budgets between what gathering on demand takes and what everything takes.
 #[test]

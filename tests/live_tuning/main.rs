@@ -9,15 +9,5 @@ mod choices;
 mod dictated;
 mod failures;
 mod limits;
-#[path = "../meddler/mod.rs"]
-mod meddler;
-#[path = "../port/mod.rs"]
-mod port;
 mod processes;
 mod simulated;
-#[path = "../split/mod.rs"]
-mod split;
-#[path = "../trainer/mod.rs"]
-mod trainer;
-#[path = "../wrapped/mod.rs"]
-mod wrapped;

@@ -5,8 +5,8 @@ use warpweft::session::Session;
 use warpweft::tune::{Choice, Decision};
 
 use crate::dictated::{Watch, config, dictated, start};
-use crate::split::in_processes_on;
-use crate::trainer::{Mischief, Trainer, ended, input, losses, within_a_minute};
+use warpweft_testing::split::in_processes_on;
+use warpweft_testing::trainer::{Mischief, Trainer, ended, input, losses, within_a_minute};
 
 /// Losses, decisions, choice and the fingerprint of the plan that stays.
 type Found = (Vec<u32>, Vec<Decision>, Option<Choice>, u64);

@@ -7,7 +7,7 @@ use warpweft::model::Decoder;
 use warpweft::plan::GatherStart;
 use warpweft::session::{Session, SessionBuilder};
 
-use crate::trainer::within_a_minute;
+use warpweft_testing::trainer::within_a_minute;
 
 fn decoder(config: Config) -> SessionBuilder<SimSurface> {
     let text = include_str!("../../examples/simulate/4-layers.toml");

@@ -8,8 +8,8 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{PartFiles, Session, block_on};
 
-use crate::trainer::initial;
 use crate::{notes, replicated, without_planes};
+use warpweft_testing::trainer::initial;
 
 /// A weight: rows, columns, format, sharded or replicated.
 pub(crate) type Drawn = (usize, usize, Format, bool);

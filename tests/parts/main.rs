@@ -8,24 +8,12 @@ mod cuts;
 mod failures;
 #[cfg(unix)]
 mod flips;
-#[path = "../meddler/mod.rs"]
-mod meddler;
-#[path = "../polled/mod.rs"]
-mod polled;
-#[path = "../port/mod.rs"]
-mod port;
 mod processes;
 mod published;
 mod ranks;
 mod refusals;
 mod round_trips;
-#[path = "../split/mod.rs"]
-mod split;
 mod states;
-#[path = "../trainer/mod.rs"]
-mod trainer;
-#[path = "../wrapped/mod.rs"]
-mod wrapped;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

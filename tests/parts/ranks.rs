@@ -18,7 +18,7 @@ use warpweft::model::{Call, Mesh};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 
 use crate::config;
-use crate::trainer::{Trainer, ended, initial};
+use warpweft_testing::trainer::{Trainer, ended, initial};
 
 const RANKS: u32 = 3;
 

@@ -3,8 +3,8 @@
 use warpweft::format::Format;
 use warpweft::session::{CheckpointStore, FileStore, PartFiles, block_on};
 
-use crate::trainer::{Mischief, Trainer, losses, within_a_minute};
 use crate::{config, files, notes, replicated, without_planes};
+use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 /// CK-2. Masters, moments and step count, and with the planes that follow the losses. One of four ranks has no rows.
 #[test]
@@ -113,7 +113,7 @@ fn a_session_saves_its_parts_after_a_closure_panicked() {
     let mut session = block_on(trainer.builder(config(), &mischief).start_cpu(2)).unwrap();
     block_on(losses(&mut session, 2, 0..2));
     mischief.set(2);
-    crate::trainer::feed(&mut session, "train", 2, 2);
+    warpweft_testing::trainer::feed(&mut session, "train", 2, 2);
     block_on(session.step("train")).unwrap_err();
     block_on(session.save_parts(&parts, &notes(&[]))).unwrap();
     let exported = block_on(session.export()).unwrap();

@@ -8,8 +8,6 @@
 mod child;
 mod crew;
 mod endings;
-#[path = "../port/mod.rs"]
-mod port;
 mod strangers;
 mod worlds;
 

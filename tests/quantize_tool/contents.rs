@@ -6,7 +6,7 @@ use warpweft::format::{Directions, Format, Orientation, Shape, Via, quantize};
 use warpweft::tool::QuantizeOptions;
 
 use crate::checkpoint::{Contents, Folder, Tensor};
-use crate::random_weight::normal;
+use warpweft_testing::random_weight::normal;
 
 const SHAPE: Shape = Shape::new(48, 80);
 

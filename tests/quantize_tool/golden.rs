@@ -10,7 +10,7 @@ use warpweft::format::Format;
 use warpweft::tool::QuantizeOptions;
 
 use crate::checkpoint::{Contents, Folder, Tensor};
-use crate::golden_file::{GoldenFile, assert_bytes, assert_f32s};
+use warpweft_testing::golden_file::{GoldenFile, assert_bytes, assert_f32s};
 
 const FILES: [&str; 8] = [
     "nvfp4_2d",

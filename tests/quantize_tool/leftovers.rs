@@ -6,7 +6,7 @@ use warpweft::format::{Format, Shape};
 use warpweft::tool::{Progress, QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
 
 use crate::checkpoint::{Contents, Folder, Tensor};
-use crate::random_weight::normal;
+use warpweft_testing::random_weight::normal;
 
 /// Breaks at the `at`-th piece.
 struct Stop {

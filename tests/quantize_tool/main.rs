@@ -2,12 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-#[path = "../golden_file/mod.rs"]
-mod golden_file;
 #[path = "../hostile/mod.rs"]
 mod hostile;
-#[path = "../random_weight/mod.rs"]
-mod random_weight;
 
 mod checkpoint;
 mod contents;

@@ -6,7 +6,7 @@ use warpweft::tool::{CheckpointError, Header, QuantizeOptions, ToolError, quanti
 
 use crate::checkpoint::{Contents, Folder, Tensor};
 use crate::hostile;
-use crate::random_weight::{bits, normal};
+use warpweft_testing::random_weight::{bits, normal};
 
 /// A small checkpoint, and the same quantized.
 fn seeds() -> [Vec<u8>; 3] {

@@ -13,8 +13,8 @@ use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 
 use crate::closures;
-use crate::meddler::backends;
-use crate::trainer::ended;
+use warpweft_testing::meddler::backends;
+use warpweft_testing::trainer::ended;
 
 const RANKS: u32 = 2;
 /// Rank 1 has 19 of them, and 45 rows of padding in formats of 32 rows a block.

@@ -13,10 +13,10 @@ use warpweft::model::Call;
 use warpweft::plan::EdgeKind;
 
 use crate::by_hand::ByHand;
-use crate::meddler::backends;
-use crate::trainer::HANGS;
-use crate::wrapped::{Moment, Wrapped};
 use crate::{closures, plans};
+use warpweft_testing::meddler::backends;
+use warpweft_testing::trainer::HANGS;
+use warpweft_testing::wrapped::{Moment, Wrapped};
 
 thread_local! {
     /// What a backend may set that its own test's thread drives: backends may move, and poison does not.

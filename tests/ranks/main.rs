@@ -4,20 +4,12 @@
 mod by_hand;
 mod frozen;
 mod issuing;
-#[path = "../meddler/mod.rs"]
-mod meddler;
-#[path = "../trainer/mod.rs"]
-mod trainer;
-#[path = "../wrapped/mod.rs"]
-mod wrapped;
 
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use meddler::backends;
-use trainer::{Mischief, Trainer, ended, feed, within_a_minute};
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
@@ -29,7 +21,9 @@ use warpweft::layout::{Content, Region, Weights};
 use warpweft::model::{BufferSpec, Call, Mesh, Role};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 use warpweft::session::SessionError;
-use wrapped::{Moment, Wrapped};
+use warpweft_testing::meddler::backends;
+use warpweft_testing::trainer::{self, Mischief, Trainer, ended, feed, within_a_minute};
+use warpweft_testing::wrapped::{Moment, Wrapped};
 
 fn plans(depth: u32, ranks: u32) -> (Arc<StepPlan>, Arc<StepPlan>) {
     let trainer = Trainer::new(2, Format::F32);

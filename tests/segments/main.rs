@@ -5,21 +5,12 @@
 mod bits;
 mod failures;
 mod many;
-#[path = "../meddler/mod.rs"]
-mod meddler;
 mod orders;
 mod pieces;
-#[path = "../random_programs/mod.rs"]
-#[allow(dead_code, unused_imports, reason = "its features are counted elsewhere")]
-mod random_programs;
-#[path = "../trainer/mod.rs"]
-mod trainer;
-#[path = "../wrapped/mod.rs"]
-mod wrapped;
 
-use trainer::{Shaped, Trainer};
 use warpweft::config::{Capture, Config};
 use warpweft::format::Format;
+use warpweft_testing::trainer::{Shaped, Trainer};
 
 fn config(depth: u32, capture: Capture) -> Config {
     let mut config = Config { capture, check: true, ..Config::default() };

@@ -11,9 +11,9 @@ use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{Session, initial};
 
 use crate::config;
-use crate::meddler::hooked;
-use crate::trainer::within_a_minute;
-use crate::wrapped::Moment;
+use warpweft_testing::meddler::hooked;
+use warpweft_testing::trainer::within_a_minute;
+use warpweft_testing::wrapped::Moment;
 
 const CALLS: usize = 80;
 

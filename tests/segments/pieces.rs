@@ -7,9 +7,9 @@ use warpweft::op::Op;
 use warpweft::plan::{Piece, StepPlan};
 use warpweft::session::plan_program;
 
-use crate::random_programs::samples;
 use crate::trainer;
-use crate::trainer::{Shaped, Trainer};
+use warpweft_testing::random_programs::samples;
+use warpweft_testing::trainer::{Shaped, Trainer};
 
 /// For every task, the tasks that surely end before it begins: lane order and fences, closed.
 fn happens_before(plan: &StepPlan) -> Vec<Vec<bool>> {

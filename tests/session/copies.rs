@@ -8,7 +8,7 @@ use warpweft::id::RankId;
 use warpweft::session::{Session, SessionError, StatePart};
 
 use crate::config;
-use crate::trainer::{Mischief, Trainer, losses, within_a_minute};
+use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 /// Four ranks in two replicas, with a replicated weight beside sharded ones.
 fn mesh(mut config: Config) -> Config {

@@ -9,7 +9,7 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionError};
 
-use crate::trainer::{self, Trainer, feed, within_a_minute};
+use warpweft_testing::trainer::{self, Trainer, feed, within_a_minute};
 
 #[test]
 fn inputs_and_outputs_are_refused_in_another_element_type_than_declared_and_taken_as_bytes() {

@@ -17,7 +17,7 @@ use warpweft::op::Op;
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Checkpoint, Outcome, Session, SessionBuilder, SessionError, StepReport, block_on};
 
-use crate::trainer::{ended, within_a_minute};
+use warpweft_testing::trainer::{ended, within_a_minute};
 
 /// Of all ranks together.
 const EXAMPLES: usize = 8;

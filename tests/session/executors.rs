@@ -7,7 +7,7 @@ use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::session::{Carried, Checkpoint, Outcome, Session, SessionBuilder, block_on};
 
-use crate::trainer::{Mischief, Trainer, ended, feed};
+use warpweft_testing::trainer::{Mischief, Trainer, ended, feed};
 
 const fn is_send<T: Send>(_: &T) {}
 

@@ -6,7 +6,7 @@ use warpweft::session::initial::MasterRows;
 use warpweft::session::{Checkpoint, CheckpointStore, FileStore};
 
 use crate::config;
-use crate::trainer::{SIZE, Trainer, initial, losses, within_a_minute};
+use warpweft_testing::trainer::{SIZE, Trainer, initial, losses, within_a_minute};
 
 /// With the weights frozen that `pattern` matches.
 fn freezing(pattern: &str, config: Config) -> Config {

@@ -9,7 +9,7 @@ use warpweft::session::initial::{MasterRows, normal};
 use warpweft::session::{FrozenBase, PretrainedError, PretrainedFiles, SavedParts, plan_program};
 use warpweft::tool::{QuantizeOptions, quantize_checkpoint};
 
-use crate::trainer::within_a_minute;
+use warpweft_testing::trainer::within_a_minute;
 
 /// They end within a block of every format.
 const ROWS: usize = 83;

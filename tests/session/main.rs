@@ -11,20 +11,16 @@ mod frozen;
 mod frozen_base;
 mod loss_scale;
 mod matrices;
-#[path = "../own_adamw/mod.rs"]
-mod own_adamw;
 mod own_rule;
 mod programs;
 mod states;
-#[path = "../trainer/mod.rs"]
-mod trainer;
 mod virtual_time;
 
-use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::config::{Capture, Config};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Outcome, Session, SessionError};
+use warpweft_testing::trainer::{self, Mischief, Trainer, feed, losses, within_a_minute};
 
 fn config(depth: u32, capture: Capture, check: bool) -> Config {
     let mut config = Config { capture, check, ..Config::default() };

@@ -10,7 +10,7 @@ use warpweft::format::Format;
 use warpweft::session::{CheckpointStore, FileStore, Outcome, Session, SessionError};
 
 use crate::config;
-use crate::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 type Prepare<'a, 'b> = &'a PrepareContext<'b, CpuSurface>;
 type Transform<'a, 'b> = &'a TransformContext<'b, CpuSurface>;

@@ -13,8 +13,8 @@ use warpweft::session::{
 };
 
 use crate::config;
-use crate::own_adamw::adamw;
-use crate::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::own_adamw::adamw;
+use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 type Context<'a, 'b> = &'a UpdateContext<'b, CpuSurface>;
 

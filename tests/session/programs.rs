@@ -10,7 +10,7 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionError, initial};
 
-use crate::trainer::within_a_minute;
+use warpweft_testing::trainer::within_a_minute;
 
 /// A program with an input and an output, declared in either order.
 fn program(name: &str, model: &Model, input_first: bool) -> StepProgram {

@@ -8,7 +8,7 @@ use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{PartFiles, Session, SessionError};
 
-use crate::trainer::{Trainer, within_a_minute};
+use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 const RANKS: u32 = 8;
 

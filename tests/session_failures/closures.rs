@@ -1,9 +1,6 @@
 //! Closures that fail on several ranks in one step, and closures that are slow.
 
 use crate::drop_a_step;
-use crate::meddler::{Gate, Switch, cut, hooked};
-use crate::trainer::within_a_minute;
-use crate::wrapped::Moment;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
@@ -11,6 +8,9 @@ use warpweft::format::ElementType;
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionBuilder, SessionError};
+use warpweft_testing::meddler::{Gate, Switch, cut, hooked};
+use warpweft_testing::trainer::within_a_minute;
+use warpweft_testing::wrapped::Moment;
 
 /// An evaluation of two calls, `early` and `late`, in each of which a rank does what `act` says.
 fn two_calls(

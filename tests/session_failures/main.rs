@@ -2,18 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod closures;
-#[path = "../meddler/mod.rs"]
-mod meddler;
 mod starts;
-#[path = "../trainer/mod.rs"]
-mod trainer;
-#[path = "../wrapped/mod.rs"]
-mod wrapped;
 
 use std::sync::{Arc, Mutex};
 
-use meddler::{Gate, Switch, cut, failing_at, failing_at_any, hooked};
-use trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
@@ -24,7 +16,9 @@ use warpweft::id::RankId;
 use warpweft::layout::MAX_ARENA;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Outcome, Session, SessionError};
-use wrapped::Moment;
+use warpweft_testing::meddler::{Gate, Switch, cut, failing_at, failing_at_any, hooked};
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::wrapped::Moment;
 
 fn trainer() -> Trainer {
     Trainer::new(2, Format::NVFP4_2D)

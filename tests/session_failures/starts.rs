@@ -1,8 +1,5 @@
 //! Sessions that do not start: the cause is told with its rank, or with the key that is at fault.
 
-use crate::meddler::{Switch, backends, failing_at, hooked};
-use crate::trainer::{Mischief, feed, initial, losses, within_a_minute};
-use crate::wrapped::Moment;
 use crate::{traced, trainer};
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuSurface;
@@ -13,6 +10,9 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Mesh};
 use warpweft::session::initial::{MasterRows, zeros};
 use warpweft::session::{Session, SessionError};
+use warpweft_testing::meddler::{Switch, backends, failing_at, hooked};
+use warpweft_testing::trainer::{Mischief, feed, initial, losses, within_a_minute};
+use warpweft_testing::wrapped::Moment;
 
 #[test]
 fn too_few_too_many_or_mixed_backends_are_refused() {

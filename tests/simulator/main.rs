@@ -9,5 +9,3 @@ mod replicas;
 mod tool;
 mod weak_scaling;
 mod worlds;
-#[path = "../wrapped/mod.rs"]
-mod wrapped;

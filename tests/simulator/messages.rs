@@ -14,7 +14,7 @@ use warpweft::plan::Piece;
 use warpweft::session::{Session, simulate_program};
 
 use crate::programs::{depth, plain, training, training_with};
-use crate::wrapped::{Asked, Moment, Wrapped};
+use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
 
 fn one() -> Mesh {
     Mesh::new(1).unwrap()

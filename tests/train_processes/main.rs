@@ -13,8 +13,6 @@ mod accumulated;
 mod ends;
 mod losses;
 mod parts;
-#[path = "../port/mod.rs"]
-mod port;
 mod run;
 
 use std::io::Write;

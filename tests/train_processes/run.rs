@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::port::Port;
+use warpweft_testing::port::Port;
 
 /// What one process may take, its kernels' compilation included.
 const LIMIT: Duration = Duration::from_secs(120);

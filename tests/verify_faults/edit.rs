@@ -10,7 +10,7 @@ use warpweft::layout::Content;
 use warpweft::op::{GatherPart, Op, ReducePart, SumPart};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
-pub(crate) use crate::plan_books::{recount, serialize, spread, twin};
+pub(crate) use warpweft_testing::plan_books::{recount, serialize, spread, twin};
 
 /// The error a damaged plan is refused with; its text must contain every word of `says`.
 #[track_caller]

@@ -8,8 +8,8 @@ use warpweft::op::{Op, Operand, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError, verify};
 
 use crate::edit::{call, position, recount, refused, relocate, remove, repeat, serialize, slot};
-use crate::plan_books::restate_what_is_received;
 use crate::programs::policy;
+use warpweft_testing::plan_books::restate_what_is_received;
 
 use ExchangeKind::{AllGather, AllToAll, Max, Sum};
 

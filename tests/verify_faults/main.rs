@@ -57,9 +57,6 @@ mod rounds;
 mod stages;
 mod uses;
 
-#[path = "../plan_books/mod.rs"]
-mod plan_books;
-
 use warpweft::plan::verify;
 
 #[test]

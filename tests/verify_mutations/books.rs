@@ -7,7 +7,7 @@
 use warpweft::id::{EventId, TaskId};
 use warpweft::plan::StepPlan;
 
-use crate::plan_books::renumber_collectives;
+use warpweft_testing::plan_books::renumber_collectives;
 
 pub(crate) fn signal(plan: &mut StepPlan, task: usize) {
     if plan.tasks[task].signals.is_none() {

@@ -12,7 +12,7 @@ use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Gradient, Model, StepProgram};
 use warpweft::session::initial::MasterRows;
 
-use crate::random_programs::mix;
+use warpweft_testing::random_programs::mix;
 
 /// What a call has read so far.
 pub(crate) struct Digest(u64);

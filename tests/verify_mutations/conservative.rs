@@ -17,9 +17,9 @@ use crate::declared::writes_into_another_s_slot;
 use crate::happens_before::Before;
 use crate::harm::Original;
 use crate::meaning::{Memory, remaining};
-use crate::plan_books::spread;
-use crate::random_programs::samples;
 use crate::wanted;
+use warpweft_testing::plan_books::spread;
+use warpweft_testing::random_programs::samples;
 
 /// A kind of refusal that no harm stands behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

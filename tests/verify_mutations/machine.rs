@@ -19,9 +19,9 @@ use warpweft::session::initial::MasterRows;
 
 use crate::closure;
 use crate::happens_before::Before;
-use crate::random_programs::Draw;
-use crate::random_programs::Sample;
 use crate::rule::Closures;
+use warpweft_testing::random_programs::Draw;
+use warpweft_testing::random_programs::Sample;
 
 struct Rank {
     backend: CpuBackend,

@@ -31,18 +31,12 @@ mod operands;
 mod parameter;
 mod part;
 mod peers;
-#[path = "../plan_books/mod.rs"]
-mod plan_books;
 mod properties;
-#[path = "../random_programs/mod.rs"]
-mod random_programs;
 mod reference;
 mod rounds;
 mod rule;
 mod schedules;
 mod sessions;
-#[path = "../trainer/mod.rs"]
-mod trainer;
 
 use std::collections::BTreeMap;
 
@@ -50,11 +44,11 @@ use conservative::Class;
 use damage::Edit;
 use harm::{Harm, Original};
 use part::keeps_its_word;
-use random_programs::{Draw, samples};
 use warpweft::id::LaneId;
 use warpweft::model::Call;
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, verify};
+use warpweft_testing::random_programs::{Draw, samples};
 
 /// How many harmful mutants and valid programs a run takes.
 fn wanted() -> usize {

@@ -12,8 +12,8 @@ use warpweft::op::{
 };
 use warpweft::plan::StepPlan;
 
-use crate::plan_books::{renumber_collectives, restate_what_is_received};
-use crate::random_programs::Draw;
+use warpweft_testing::plan_books::{renumber_collectives, restate_what_is_received};
+use warpweft_testing::random_programs::Draw;
 
 /// Every slot an op names.
 pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {

@@ -9,12 +9,12 @@
 
 use crate::damage::Edit;
 use crate::happens_before::{close, direct};
-use crate::random_programs::Draw;
-use crate::random_programs::samples;
 use crate::wanted;
 use warpweft::layout::Region;
 use warpweft::model::Group;
 use warpweft::plan::{StepPlan, verify};
+use warpweft_testing::random_programs::Draw;
+use warpweft_testing::random_programs::samples;
 
 const RANKS: usize = 2;
 

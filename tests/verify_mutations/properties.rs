@@ -7,10 +7,10 @@ use warpweft::plan::{StepPlan, VerifyError, verify};
 use crate::books::drop_task;
 use crate::happens_before::Before;
 use crate::harm::{Harm, Original};
-use crate::plan_books::serialize;
-use crate::random_programs::{Draw, features, samples};
 use crate::rounds::{change_places, rounds_of};
 use crate::wanted;
+use warpweft_testing::plan_books::serialize;
+use warpweft_testing::random_programs::{Draw, features, samples};
 
 /// The generator's law: no case is lost.
 #[test]

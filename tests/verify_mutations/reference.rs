@@ -15,7 +15,7 @@ use warpweft::session::initial::MasterRows;
 
 use crate::closure::{self, Digest, has_tensor_scale};
 use crate::parameter::{Parameter, transformed};
-use crate::random_programs::Sample;
+use warpweft_testing::random_programs::Sample;
 
 /// What came of some steps.
 #[derive(Clone, Debug, Default, PartialEq)]

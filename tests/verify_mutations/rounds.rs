@@ -11,8 +11,8 @@ use warpweft::plan::StepPlan;
 use crate::books::{drop_task, duplicate, move_task};
 use crate::damage::{change_operand, near};
 use crate::operands::{change_phase, change_subject, lose_operand, slots_of};
-use crate::plan_books::twin;
-use crate::random_programs::Draw;
+use warpweft_testing::plan_books::twin;
+use warpweft_testing::random_programs::Draw;
 
 /// A round: its weights in their order, and its tasks in T.
 pub(crate) struct Round {

@@ -11,8 +11,8 @@ use warpweft::compute::{
 };
 use warpweft::model::{Call, StepProgram};
 
-use crate::random_programs::Sample;
 use crate::{closure, matrix_rule};
+use warpweft_testing::random_programs::Sample;
 
 /// The calls of a program, and the rule if there is one.
 pub(crate) struct Closures {

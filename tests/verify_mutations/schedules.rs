@@ -3,13 +3,13 @@
 use crate::damage::Edit;
 use crate::harm::{Harm, Original};
 use crate::machine::{Left, masters, run};
-use crate::random_programs::Draw;
-use crate::random_programs::Sample;
-use crate::random_programs::samples;
 use crate::reference::{self, is_plain};
 use crate::rounds::rounds_of;
 use crate::wanted;
 use warpweft::plan::{PlanError, StepPlan, verify};
+use warpweft_testing::random_programs::Draw;
+use warpweft_testing::random_programs::Sample;
+use warpweft_testing::random_programs::samples;
 
 const STEPS: usize = 2;
 

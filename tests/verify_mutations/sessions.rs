@@ -7,12 +7,12 @@ use warpweft::id::RankId;
 use warpweft::model::Role;
 use warpweft::session::{Carried, Session};
 
-use crate::random_programs::Sample;
-use crate::random_programs::samples;
 use crate::reference::{self, Outcome, is_plain};
 use crate::rule::Closures;
-use crate::trainer::within_a_minute;
 use crate::{closure, wanted};
+use warpweft_testing::random_programs::Sample;
+use warpweft_testing::random_programs::samples;
+use warpweft_testing::trainer::within_a_minute;
 
 /// For each step of the optimizer, of how many steps the gradients are: enough for a step that is issued, one that is
 /// recorded and one that is replayed.

@@ -2,13 +2,10 @@
 //! not the embedder's, nothing on a device, and no operand moves.
 //!
 //! Guards BK-2, TU-10 and the arena's law, of steps whose host time is split as of others, and of steps whose
-//! tasks are timed. A binary that uses this holds one test, so that nothing else in its process allocates
+//! tasks are timed. Such a test has its process for itself (`alone`), so that nothing else there allocates
 //! meanwhile. The embedder's own thread may allocate: it builds reports. What a driver's library takes of the
 //! host's memory is not seen: it does not ask Rust for it.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-#![allow(unsafe_code, reason = "a counting allocator can only be written with it")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,8 +20,6 @@ use warpweft::session::{Session, SessionBuilder, Tuning};
 
 use crate::trainer::{self, Shaped, Trainer, feed, within_a_minute};
 
-struct Counting;
-
 static COUNTS: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
@@ -32,47 +27,28 @@ thread_local! {
     static EMBEDDER: Cell<bool> = const { Cell::new(false) };
 }
 
-fn count() {
+/// Of an allocation.
+pub(crate) fn count() {
     if COUNTS.load(Ordering::Relaxed) && !EMBEDDER.try_with(Cell::get).unwrap_or(true) {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-// SAFETY: every call goes to the system allocator unchanged; counting touches atomics and a
-// thread-local that needs no allocation.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is handed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
-        count();
-        // SAFETY: the caller's promise is handed on.
-        unsafe { System.realloc(pointer, layout, bytes) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is handed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
 /// Address of the dense weight and of its gradient at every backward call of the middle layer, in order of calls.
-pub(crate) type Addresses = Arc<Mutex<Vec<(usize, usize)>>>;
+pub type Addresses = Arc<Mutex<Vec<(usize, usize)>>>;
 
-pub(crate) type Starting = Pin<Box<dyn Future<Output = Session> + Send>>;
+/// A session that starts.
+pub type Starting = Pin<Box<dyn Future<Output = Session> + Send>>;
 
 /// Where the steps run.
-pub(crate) trait Place: Clone + Send + Sync + 'static {
+pub trait Place: Clone + Send + Sync + 'static {
+    /// What its closures see.
     type Surface: Surface;
 
+    /// How many ranks there are.
     fn ranks(&self) -> u32;
 
+    /// Starts a session here.
     fn start(&self, builder: SessionBuilder<Self::Surface>) -> Starting;
 
     /// Writes what the call declares, and notes where the operands of the middle layer lie, if this is its
@@ -127,7 +103,7 @@ const WARM: u32 = 10;
 const STEPS: u32 = 200;
 
 /// Runs all cases.
-pub(crate) fn nothing_is_allocated_and_nothing_moves<P: Place>(place: &P) {
+pub fn nothing_is_allocated_and_nothing_moves<P: Place>(place: &P) {
     EMBEDDER.set(true);
     for case in CASES {
         let place = place.clone();

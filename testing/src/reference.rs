@@ -1,7 +1,5 @@
 //! Parts of the plainest trainer there is: whole weights in one process, operation by operation as the
 //! specification writes them.
-#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use half::bf16;
 use warpweft::config::{ReduceDtype, ReduceEvery};
@@ -18,12 +16,16 @@ pub const RATE: f32 = 3e-3;
 
 /// One parameter with its AdamW state.
 pub struct Parameter {
+    /// Its value.
     pub master: Vec<f32>,
+    /// First moment.
     pub exp_avg: Vec<f32>,
+    /// Second moment.
     pub exp_avg_sq: Vec<f32>,
 }
 
 impl Parameter {
+    /// A parameter as a session starts with it, without history.
     pub fn new(name: &str, cols: usize, elements: usize) -> Self {
         let mut master = vec![0.0; elements];
         initial(MasterRows::from_the_first(name, cols), &mut master);
@@ -106,10 +108,13 @@ pub fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
 /// How gradients are reduced, and over whom.
 #[derive(Clone, Copy)]
 pub struct Reducing {
+    /// When gradients are reduced.
     pub every: ReduceEvery,
+    /// In what they are sent.
     pub dtype: ReduceDtype,
     /// In all replicas.
     pub ranks: u32,
+    /// How many there are.
     pub replicas: u32,
     /// Of how many steps the gradients are added up for one of the optimizer.
     pub steps: u32,

@@ -27,7 +27,7 @@ type Chosen = fn(&Sample) -> bool;
 pub(super) type Feature = (String, Has);
 
 /// All there are.
-pub(crate) fn features() -> Vec<Feature> {
+pub fn features() -> Vec<Feature> {
     let mut all: Vec<Feature> = Vec::new();
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a tied weight: several gradients in a micro-batch", |sample, _| {

@@ -1,6 +1,4 @@
 //! Ranks on the CPU that a test makes fail or die at a chosen moment.
-#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -23,10 +21,12 @@ pub fn backends(ranks: u32) -> Vec<CpuBackend> {
 pub struct Switch(Arc<AtomicBool>);
 
 impl Switch {
+    /// Switches it on, for good.
     pub fn on(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
+    /// Is it on?
     pub fn is_on(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
@@ -38,10 +38,12 @@ impl Switch {
 pub struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
+    /// Lets no step begin from now on.
     pub fn shut(&self) {
         *self.0.0.lock().unwrap() = true;
     }
 
+    /// Lets all steps begin again.
     pub fn open(&self) {
         *self.0.0.lock().unwrap() = false;
         self.0.1.notify_all();

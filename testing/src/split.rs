@@ -1,6 +1,4 @@
 //! Sessions that own a part of the ranks, as processes have them: one for each, on a thread of its own.
-#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::Range;
 use std::pin::Pin;

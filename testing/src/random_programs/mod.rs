@@ -10,8 +10,8 @@ mod feature;
 mod matrices;
 mod matrix_features;
 
-pub(crate) use draw::{Draw, mix};
-pub(crate) use feature::features;
+pub use draw::{Draw, mix};
+pub use feature::features;
 
 use warpweft::cluster::preset;
 use warpweft::config::{
@@ -57,20 +57,22 @@ const EXCHANGES: u64 = 1 << 63;
 
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    pub(crate) program: StepProgram,
-    pub(crate) config: Config,
+pub struct Sample {
+    /// The program.
+    pub program: StepProgram,
+    /// How it is planned and run.
+    pub config: Config,
     /// In all replicas.
-    pub(crate) ranks: u32,
+    pub ranks: u32,
     /// Who sums gradients in the plans: a session on the CPU knows one way, but its backend both.
-    pub(crate) reduce: Reduce,
+    pub reduce: Reduce,
     /// What the planned step is of a step of the optimizer.
-    pub(crate) part: Accumulation,
+    pub part: Accumulation,
 }
 
 impl Sample {
     /// The program that follows from `seed`.
-    pub(crate) fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
         // The same for all weights, so that as many have the shape of others.
@@ -125,28 +127,30 @@ impl Sample {
     }
 
     /// The plan of the step, were there no budget.
-    pub(crate) fn planned_freely(&self) -> Option<StepPlan> {
+    pub fn planned_freely(&self) -> Option<StepPlan> {
         let mut free = self.clone();
         free.config.memory.budget = None;
         free.plans().ok().map(|(_, step)| step)
     }
 
     /// The same program, once for each step that it has a plan for.
-    pub(crate) fn parts(&self) -> impl Iterator<Item = Self> {
+    pub fn parts(&self) -> impl Iterator<Item = Self> {
         let of = if self.program.is_accumulating() { &PARTS[..] } else { &PARTS[..1] };
         of.iter().map(|part| Self { part: *part, ..self.clone() })
     }
 
-    pub(crate) fn mesh(&self) -> Mesh {
+    /// The mesh of its ranks.
+    pub fn mesh(&self) -> Mesh {
         self.config.mesh_of(self.ranks).unwrap()
     }
 
-    pub(crate) fn weights(&self) -> Weights {
+    /// How its weights lie on the mesh.
+    pub fn weights(&self) -> Weights {
         Weights::new(self.program.model().weights(), self.mesh()).with_state(StateLayout::from(&self.config))
     }
 
     /// What casts the masters, and the step. Fails only where the policy asks for what the program cannot have.
-    pub(crate) fn plans(&self) -> Result<(StepPlan, StepPlan), PlanError> {
+    pub fn plans(&self) -> Result<(StepPlan, StepPlan), PlanError> {
         let weights = self.weights();
         let resident = ResidentLayout::new(&weights, &[&self.program])?;
         let policy = Policy { reduce: self.reduce, ..Policy::from(&self.config) };
@@ -159,7 +163,7 @@ impl Sample {
 
 /// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot
 /// keep is no plan, and neither are sums on a rank of gradients written in bf16.
-pub(crate) fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
+pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     (seed..).filter_map(|seed| {
         let sample = Sample::new(seed);
         match sample.plans() {

@@ -1,13 +1,5 @@
 //! Reads the golden vectors: safetensors files whose tensors are named `<case>/<field>`.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    dead_code,
-    unreachable_pub,
-    reason = "each test binary uses its part"
-)]
-
 use safetensors::SafeTensors;
 
 /// One golden file.
@@ -26,8 +18,9 @@ pub struct Case<'a> {
 }
 
 impl GoldenFile {
+    /// Reads `tests/golden/NAME.safetensors`.
     pub fn open(name: &str) -> Self {
-        let path = format!("{}/tests/golden/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../tests/golden/{name}.safetensors", env!("CARGO_MANIFEST_DIR"));
         let bytes = std::fs::read(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         Self { bytes, name: name.to_owned() }
     }
@@ -48,27 +41,33 @@ impl GoldenFile {
 }
 
 impl Case<'_> {
+    /// A whole number of the entry.
     pub fn dimension(&self, key: &str) -> usize {
         self.entry[key].as_u64().unwrap_or_else(|| panic!("{}: no {key}", self.name)) as usize
     }
 
+    /// A text of the entry.
     pub fn text(&self, key: &str) -> &str {
         self.entry[key].as_str().unwrap_or_else(|| panic!("{}: no {key}", self.name))
     }
 
+    /// Has the case such a field?
     pub fn has(&self, field: &str) -> bool {
         self.tensors.tensor(&format!("{}/{field}", self.name)).is_ok()
     }
 
+    /// The bytes of a field.
     pub fn bytes(&self, field: &str) -> &[u8] {
         let name = format!("{}/{field}", self.name);
         self.tensors.tensor(&name).unwrap_or_else(|error| panic!("{name}: {error}")).data()
     }
 
+    /// A field of f32 values.
     pub fn f32s(&self, field: &str) -> Vec<f32> {
         self.bytes(field).as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 
+    /// A field of whole numbers.
     pub fn i64s(&self, field: &str) -> Vec<i64> {
         self.bytes(field).as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect()
     }

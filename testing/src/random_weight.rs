@@ -1,7 +1,5 @@
 //! Weights to quantize: seeded, and the same on every machine.
 
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
-
 use warpweft::format::Shape;
 
 /// A counter-based generator: value `n` of a seed does not depend on the others.

@@ -1,7 +1,6 @@
 //! Any backend, with a hook that is told what is asked of it.
 //!
 //! The one place in the tests that writes out the whole trait: what a test wants to see or to spoil is a hook.
-#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -45,9 +44,13 @@ pub enum Moment {
 /// One request: when, and of what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
+    /// When.
     pub moment: Moment,
+    /// Of which lane.
     pub lane: Option<LaneId>,
+    /// Of which task.
     pub task: Option<TaskId>,
+    /// Of which event.
     pub event: Option<EventId>,
     /// Of a reservation: the arena's.
     pub bytes: Option<usize>,
@@ -93,6 +96,7 @@ pub struct WrappedBound<T> {
 }
 
 impl<B: Backend> Wrapped<B> {
+    /// A backend that asks `hook` of everything.
     pub fn new(inner: B, hook: impl Fn(Asked) -> Result<(), BackendError> + Send + 'static) -> Self {
         let (hook, bound) = (Box::new(hook), Arc::new(()));
         Self { inner, hook, residue: None, times: None, meter: None, issues_inspected: false, bound }

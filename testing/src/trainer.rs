@@ -2,8 +2,6 @@
 //!
 //! Rowwise uses forward, columnwise uses backward, one replicated bias, a loss output. Everything
 //! is deterministic: inputs follow from rank and step, masters from name and position.
-#![allow(dead_code, unreachable_pub, reason = "every test file uses its own part")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -33,6 +31,7 @@ pub struct Mischief {
 }
 
 impl Mischief {
+    /// From now on; 0 ends it.
     pub fn set(&self, kind: u32) {
         self.kind.store(kind, Ordering::SeqCst);
     }
@@ -64,8 +63,11 @@ impl Default for Shaped {
 /// Ids of everything declared.
 #[derive(Clone, Debug)]
 pub struct Trainer {
+    /// The model of both programs.
     pub model: Model,
+    /// Program `train`.
     pub train: StepProgram,
+    /// Program `evaluate`.
     pub evaluate: StepProgram,
     weights: Vec<WeightId>,
     bias: WeightId,
@@ -76,6 +78,7 @@ pub struct Trainer {
 }
 
 impl Trainer {
+    /// So many layers, each with a weight of its own in `format`.
     pub fn new(layers: usize, format: Format) -> Self {
         Self::refined(layers, format, &Config::default())
     }

@@ -12,7 +12,7 @@ fn power(base: f64, exponent: u32) -> f64 {
 
 /// AdamW with the configuration's defaults, in the order of operations that it is specified in; by what came back of a
 /// matrix, where one was made whole.
-pub(crate) fn adamw(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+pub fn adamw(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     const BETAS: [f32; 2] = [0.9, 0.999];
     let vote = context.vote()?[0];
     let rate = context.learning_rate()?[0] * context.learning_rate_scale();

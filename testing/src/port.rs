@@ -3,8 +3,6 @@
 //! Whoever asks for a free port and lets it go again may see it taken by a test that asked at the same time.
 //! So a port is claimed by a UDP socket of its number, which is in nobody's way, for as long as the test
 //! needs it. Taken are ports that the system gives to no client, if it leaves any.
-#![allow(unreachable_pub, reason = "every test file uses its own part")]
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::net::{TcpStream, UdpSocket};
 use std::ops::Range;
@@ -31,6 +29,7 @@ impl Port {
         (begin..ports.end).chain(ports.start..begin).find_map(claim).unwrap()
     }
 
+    /// Its number.
     pub fn number(&self) -> u16 {
         self.number
     }

@@ -5,12 +5,13 @@
 
 /// A stream of draws.
 #[derive(Clone, Debug)]
-pub(crate) struct Draw {
+pub struct Draw {
     state: u64,
 }
 
 impl Draw {
-    pub(crate) fn new(seed: u64) -> Self {
+    /// The draws of a seed.
+    pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
@@ -20,28 +21,28 @@ impl Draw {
     }
 
     /// A number below `end`, which is not 0.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         (self.next() % end as u64) as usize
     }
 
     /// One in `count`.
-    pub(crate) fn one_in(&mut self, count: usize) -> bool {
+    pub fn one_in(&mut self, count: usize) -> bool {
         self.below(count) == 0
     }
 
     /// One of `choices`; `None` of none.
-    pub(crate) fn of<'a, T>(&mut self, choices: &'a [T]) -> Option<&'a T> {
+    pub fn of<'a, T>(&mut self, choices: &'a [T]) -> Option<&'a T> {
         if choices.is_empty() { None } else { Some(&choices[self.below(choices.len())]) }
     }
 
     /// One of `choices`, of which there are some.
-    pub(crate) fn among<T: Copy>(&mut self, choices: &[T]) -> T {
+    pub fn among<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len())]
     }
 }
 
 /// Scatters `value` over all bits.
-pub(crate) fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ value >> 31

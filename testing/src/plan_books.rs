@@ -11,7 +11,7 @@ use warpweft::op::Op;
 use warpweft::plan::StepPlan;
 
 /// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
-pub(crate) fn serialize(plan: &mut StepPlan) {
+pub fn serialize(plan: &mut StepPlan) {
     for (position, task) in plan.tasks.iter_mut().enumerate() {
         task.waits = position.checked_sub(1).map(TaskId::at).into_iter().collect();
         task.signals = Some(EventId::at(position));
@@ -22,7 +22,7 @@ pub(crate) fn serialize(plan: &mut StepPlan) {
 }
 
 /// The collectives of each lane count 0, 1, 2, … in T.
-pub(crate) fn renumber_collectives(plan: &mut StepPlan) {
+pub fn renumber_collectives(plan: &mut StepPlan) {
     let mut next = vec![0; plan.lanes.len()];
     for task in &mut plan.tasks {
         if let Some((_, sequence)) = &mut task.collective {
@@ -33,7 +33,7 @@ pub(crate) fn renumber_collectives(plan: &mut StepPlan) {
 }
 
 /// States anew what an exchange of a buffer receives: of every peer as much as it gives this rank.
-pub(crate) fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
+pub fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
     let Op::ExchangeBuffer { kind, group, from, .. } = plan.tasks[task].op else { return };
     let ranks = plan.weights.mesh.size(group) as usize;
     let given = match plan.arena.slot(from).content {
@@ -45,7 +45,7 @@ pub(crate) fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
 }
 
 /// Gives every transient slot bytes of its own, so that no two contents meet.
-pub(crate) fn spread(plan: &mut StepPlan) {
+pub fn spread(plan: &mut StepPlan) {
     let mut end = plan.arena.resident_bytes;
     for slot in plan.arena.slots.iter_mut().filter(|slot| slot.residency == Residency::Transient) {
         slot.region.offset = end;
@@ -55,7 +55,7 @@ pub(crate) fn spread(plan: &mut StepPlan) {
 }
 
 /// A transient slot for the content of `slot`, in bytes of its own.
-pub(crate) fn twin(plan: &mut StepPlan, slot: SlotId) -> SlotId {
+pub fn twin(plan: &mut StepPlan, slot: SlotId) -> SlotId {
     let Slot { name, content, region, .. } = plan.arena.slot(slot).clone();
     let region = Region { offset: plan.arena.bytes(), ..region };
     plan.arena.transient_bytes += region.bytes.next_multiple_of(ALIGNMENT);
@@ -65,7 +65,7 @@ pub(crate) fn twin(plan: &mut StepPlan, slot: SlotId) -> SlotId {
 }
 
 /// States the byte counts anew: transient bytes between first and last access, and where their sum is largest.
-pub(crate) fn recount(plan: &mut StepPlan) {
+pub fn recount(plan: &mut StepPlan) {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; plan.arena.slots.len()];
     for (position, task) in plan.tasks.iter().enumerate() {
         for (slot, _) in task.op.accesses() {
