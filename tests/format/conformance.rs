@@ -1,7 +1,5 @@
 //! Conformance cases with shapes of their own: A4, C3, G1. The scales of lists, D1, are in
-//! `tests/format_scale_lists.rs`.
-
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+//! `scale_lists`.
 
 use half::bf16;
 use warpweft::format::{

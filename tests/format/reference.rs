@@ -4,8 +4,6 @@
 //! allocation paths are the two that this library has: planes that [`quantize`] allocates, and planes of the
 //! caller's that the stages write.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use warpweft::format::{
     Directions, Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Orientation, OwnedPlanes,
     Quantized, ScaleRule, Shape, Via, quantize, reference, transpose,

@@ -1,7 +1,5 @@
 //! Gathering and viewing quantized weights: conformance E1, E2, E4, E5, E7, E8, A8, F7.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use warpweft::format::{
     Directions, Format, FormatError, Orientation, OwnedPlanes, Planes, Quantized, ScaleLayout, Shape, Via,
     quantize,

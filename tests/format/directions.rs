@@ -1,8 +1,6 @@
 //! One orientation alone, and the other one when it is asked for: conformance A5, A6, B3, B4, and round trips
 //! of columnwise planes alone.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use warpweft::config::Config;
 use warpweft::format::{
     Directions, Format, FormatError, Fp8Block, Fp8Tile, Orientation, OwnedPlanes, Quantized, ScaleLayout,
@@ -15,7 +13,7 @@ use warpweft_testing::random_weight::{self, normal};
 const DTYPES: [Via; 2] = [Via::None, Via::Bf16];
 
 /// As in the list, and every other format on its shapes. That no rowwise plane is allocated on the way is seen in
-/// `tests/format_allocations.rs`.
+/// `tests/alone/format_allocations.rs`.
 #[test]
 fn a5_columnwise_planes_alone_are_the_columnwise_half_of_both() {
     let square = [128, 256, 512, 2048].map(|side| (side, side));

@@ -1,7 +1,5 @@
 //! Laws of the formats over random weights, shapes and cuts.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use proptest::prelude::*;
 use warpweft::format::{
     Directions, Epsilon, FlatShard, Format, Fp8Block, Fp8Element, Fp8Tile, Nvfp4Block, Orientation,

@@ -4,8 +4,6 @@
 //! slice computes every scale from the amaxes that the collective brings. There are no chunks to choose, for a
 //! call takes a list of any length; what a GPU makes of a list is compared with the CPU in `tests/backend_bodies`.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::convert::Infallible;
 
 use warpweft::format::{

@@ -1,8 +1,6 @@
 //! Conformance C10, C11 and I1: every layout of every partial-cast case, amaxes, fragments and the full
 //! result.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use warpweft::format::{
     FlatShard, Format, Nvfp4Scale, Orientation, OwnedPlanes, Shape, Via, flat_amax, flat_cast, fused_scale,
     place_fragment, transpose,

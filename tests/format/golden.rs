@@ -1,7 +1,5 @@
 //! Conformance I1: every case of every quantizer file, bit for bit. Also A1, A2, F1, F3, G4 on those cases.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use warpweft::format::{
     Directions, Format, Orientation, OwnedPlanes, Quantized, ScaleLayout, Shape, Via, dequantize, quantize,
 };

@@ -1,7 +1,5 @@
 //! Weights whose rows end within a block, such as a vocabulary of 50257: law FO-6.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use warpweft::format::{
     Directions, FlatShard, Format, Orientation, OwnedPlanes, Quantized, Shape, Via, dequantize,
     dequantize_bf16, partial_amax, quantize, transpose,

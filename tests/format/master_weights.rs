@@ -1,7 +1,5 @@
 //! The multi-tensor API, run by ranks on threads: conformance C1, C9, C10 and the laws MW-1..MW-3.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
 
