@@ -11,9 +11,9 @@ use warpweft::format::{Format, Shape};
 use warpweft::session::{
     Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, UpdatedBy, WeightState, block_on,
 };
+use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 use crate::listing;
-use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 /// A checkpoint in which everything that a file can say is said: a weight with moments, a frozen one, one of a rule
 /// that keeps one list, a carried buffer and notes.

@@ -4,10 +4,10 @@ use half::bf16;
 use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::{ActivationOperand, ActivationSource};
 use warpweft::format::{Directions, Format, Quantized, Shape, Via, quantize};
+use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 use crate::gpu::{Buffer, Gpu};
 use crate::values::{Kind, values};
-use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

@@ -7,10 +7,10 @@ use warpweft::config::{AdamMode, Moments};
 use warpweft::format::{join_master, split_master};
 use warpweft::layout::OptimizerSettings;
 use warpweft::op::Vote;
+use warpweft_testing::golden_file::{GoldenFile, assert_bytes};
 
 use crate::gpu::{Buffer, Gpu};
 use crate::values::{Kind, values};
-use warpweft_testing::golden_file::{GoldenFile, assert_bytes};
 
 const SETTINGS: OptimizerSettings = OptimizerSettings {
     mode: AdamMode::AdamW,

@@ -7,10 +7,10 @@ use warpweft::backend::cuda::kernels::{
     ActivationOperand, ActivationQuantizer, ActivationSource, ScalarsOperand,
 };
 use warpweft::format::{Directions, Format, Orientation, PlaneSpec, Shape, Via, quantize, swizzle_scale};
+use warpweft_testing::golden_file::assert_bytes;
 
 use crate::gpu::{Buffer, Gpu};
 use crate::values::{Kind, Random, shapes, values};
-use warpweft_testing::golden_file::assert_bytes;
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

@@ -3,9 +3,9 @@
 use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::{CastOperand, DequantizeOperand, MasterFragment, ScaleRows};
 use warpweft::format::{ElementType, Format, Orientation, Planes, Shape, Via, dequantize, partial_cast};
+use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 use crate::gpu::Gpu;
-use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 /// Every f32 exponent and sign, with mantissas at, beside and between all rounding ties.
 fn interesting() -> Vec<f32> {

@@ -7,9 +7,9 @@ use warpweft::backend::cuda::kernels::{
 };
 use warpweft::format::{ElementType, FlatShard, Format, Orientation, PlaneSpec, Shape, Via, place_fragment};
 use warpweft::op::Reduction;
+use warpweft_testing::golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
 
 use crate::gpu::{Buffer, Gpu};
-use warpweft_testing::golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

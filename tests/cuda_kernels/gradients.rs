@@ -7,10 +7,10 @@ use warpweft::backend::cuda::kernels::{
 };
 use warpweft::format::ElementType;
 use warpweft::op::{NormRecord, Reduction, SumTarget, Vote};
+use warpweft_testing::golden_file::assert_bytes;
 
 use crate::gpu::Gpu;
 use crate::values::{Kind, Random, values};
-use warpweft_testing::golden_file::assert_bytes;
 
 /// Lengths around every tile and vector, and none.
 const LENGTHS: [usize; 9] = [0, 1, 3, 4, 255, 4096, 4097, 20_000, 100_003];

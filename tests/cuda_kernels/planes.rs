@@ -9,10 +9,10 @@ use warpweft::format::{
     ElementType, Format, Nvfp4Block, Orientation, PlaneSpec, Planes, PlanesMut, Shape, dequantize,
     expand_scale, swizzle_scale, transpose,
 };
+use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 use crate::gpu::{Buffer, Gpu};
 use crate::values::{Random, formats, shapes};
-use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 /// Bytes without meaning: moving them must not depend on what they are.
 fn noise(count: usize, seed: u64) -> Vec<u8> {

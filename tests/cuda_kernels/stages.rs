@@ -5,10 +5,10 @@ use warpweft::backend::cuda::kernels::{AmaxOperand, CastOperand, MasterFragment,
 use warpweft::format::{
     FlatShard, Format, Orientation, PlaneSpec, Shape, Via, fused_scale, partial_amax, partial_cast,
 };
+use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 use crate::gpu::{Buffer, Gpu};
 use crate::values::{Kind, formats, scaled_formats, shapes, values};
-use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

@@ -12,7 +12,6 @@ use warpweft::id::ProgramId;
 use warpweft::layout::Weights;
 use warpweft::model::{Call, Mesh, StepProgram};
 use warpweft::plan::{GatherStart, Policy, ResidentLayout, StepPlan};
-
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::Trainer;
 

@@ -3,9 +3,9 @@
 use warpweft::config::{Config, Tune};
 use warpweft::format::Format;
 use warpweft::session::Session;
+use warpweft_testing::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
 
 use crate::dictated::config;
-use warpweft_testing::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
 
 const STEPS: u32 = Tune::MOST_STEPS + 6;
 

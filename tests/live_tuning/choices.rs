@@ -5,9 +5,9 @@ use warpweft::config::{Config, Tune};
 use warpweft::format::Format;
 use warpweft::plan::GatherStart;
 use warpweft::tune::Verdict;
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use crate::dictated::{config, hates_memory, loves_memory, start};
-use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 #[test]
 fn where_memory_pays_a_session_leaves_the_configured_depth_and_where_it_costs_it_stays_there() {

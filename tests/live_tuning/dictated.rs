@@ -7,7 +7,6 @@ use warpweft::backend::cpu::CpuBackend;
 use warpweft::backend::{Backend, TaskInterval};
 use warpweft::config::{ByteSize, Capture, Config, Tune};
 use warpweft::session::Session;
-
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, Trainer};
 use warpweft_testing::wrapped::{Asked, Moment, Seen, Wrapped};

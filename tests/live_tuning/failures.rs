@@ -3,9 +3,9 @@
 use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::session::{Outcome, SessionError};
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use crate::dictated::{config, start};
-use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 fn faster(bytes: usize) -> u64 {
     20_000_000_000 / bytes as u64

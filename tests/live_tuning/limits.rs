@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 use warpweft::config::Tune;
 use warpweft::format::Format;
 use warpweft::tune::Verdict;
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use crate::dictated::{config, start};
-use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 /// TU-2, TU-3, TU-7: for budgets between what gathering on demand takes and what everything takes.
 #[test]

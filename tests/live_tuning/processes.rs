@@ -3,10 +3,10 @@
 use warpweft::format::Format;
 use warpweft::session::Session;
 use warpweft::tune::{Choice, Decision};
-
-use crate::dictated::{Watch, config, dictated, start};
 use warpweft_testing::split::in_processes_on;
 use warpweft_testing::trainer::{Mischief, Trainer, ended, input, losses, within_a_minute};
+
+use crate::dictated::{Watch, config, dictated, start};
 
 /// Losses, decisions, choice and the fingerprint of the plan that stays.
 type Found = (Vec<u32>, Vec<Decision>, Option<Choice>, u64);

@@ -6,7 +6,6 @@ use warpweft::config::{Config, Tune};
 use warpweft::model::Decoder;
 use warpweft::plan::GatherStart;
 use warpweft::session::{Session, SessionBuilder};
-
 use warpweft_testing::trainer::within_a_minute;
 
 fn decoder(config: Config) -> SessionBuilder<SimSurface> {

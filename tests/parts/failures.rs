@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{FileTask, PartError, PartFiles, SessionError, block_on};
-
-use crate::{config, files, notes};
 use warpweft_testing::meddler::{Switch, cut, hooked};
 use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft_testing::wrapped::Moment;
+
+use crate::{config, files, notes};
 
 fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     files(folder).into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()

@@ -2,9 +2,9 @@
 
 use warpweft::format::{ElementType, Format};
 use warpweft::session::PartFiles;
+use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use crate::{config, files, notes, part};
-use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 fn tensor_of(weight: &str) -> Option<String> {
     (weight != "bias").then(|| format!("model.{weight}"))

@@ -16,9 +16,9 @@ use warpweft::id::{CarriedId, RankId, WeightId};
 use warpweft::layout::Weights;
 use warpweft::model::{Call, Mesh};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
+use warpweft_testing::trainer::{Trainer, ended, initial};
 
 use crate::config;
-use warpweft_testing::trainer::{Trainer, ended, initial};
 
 const RANKS: u32 = 3;
 

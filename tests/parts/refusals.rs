@@ -6,11 +6,11 @@ use safetensors::Dtype;
 use warpweft::config::Scaling;
 use warpweft::format::Format;
 use warpweft::session::{PartError, PartFiles, Session, SessionError, StoreError};
+use warpweft_testing::trainer::{SIZE, Trainer, losses, within_a_minute};
 
 use crate::by_hand::{copy, edit, edit_index, outdate_index, outdate_part};
 use crate::carried::counting;
 use crate::{config, notes, part};
-use warpweft_testing::trainer::{SIZE, Trainer, losses, within_a_minute};
 
 use Kind::{Damaged, File, Foreign, Missing, Unfit, Version};
 

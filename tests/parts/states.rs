@@ -3,9 +3,9 @@
 use warpweft::config::{Config, Masters, Moments, Scaling};
 use warpweft::format::{Directions, Format, Via, quantize};
 use warpweft::session::{PartFiles, Session};
+use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use crate::{config, notes};
-use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 /// A session after three steps, and its parts.
 async fn saved(trainer: &Trainer, config: Config, ranks: u32) -> (Session, PartFiles, tempfile::TempDir) {

@@ -11,10 +11,10 @@ use warpweft::id::RankId;
 use warpweft::layout::Weights;
 use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
-
-use crate::closures;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::ended;
+
+use crate::closures;
 
 const RANKS: u32 = 2;
 /// Rank 1 has 19 of them, and 45 rows of padding in formats of 32 rows a block.

@@ -11,12 +11,12 @@ use warpweft::flow::{FlowError, Message, Poison, Right, Wiring};
 use warpweft::id::{ActorId, TaskId};
 use warpweft::model::Call;
 use warpweft::plan::EdgeKind;
-
-use crate::by_hand::ByHand;
-use crate::{closures, plans};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::HANGS;
 use warpweft_testing::wrapped::{Moment, Wrapped};
+
+use crate::by_hand::ByHand;
+use crate::{closures, plans};
 
 thread_local! {
     /// What a backend may set that its own test's thread drives: backends may move, and poison does not.

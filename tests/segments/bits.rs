@@ -3,9 +3,9 @@
 use warpweft::config::{Backward, Capture, Config};
 use warpweft::format::Format;
 use warpweft::session::{SessionError, plan_program};
+use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use crate::{config, trainer};
-use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 const STEPS: u32 = 5;
 

@@ -8,11 +8,11 @@ use warpweft::config::Capture;
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Outcome, SessionError};
-
-use crate::{config, trainer};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, feed, losses, within_a_minute};
 use warpweft_testing::wrapped::{Moment, Wrapped};
+
+use crate::{config, trainer};
 
 /// EX-2, CO-2. The step is skipped on all ranks, segments behind the call run on whatever the slots hold, and
 /// the next step is as if it had not been.

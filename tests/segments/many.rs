@@ -9,11 +9,11 @@ use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{Session, initial};
-
-use crate::config;
 use warpweft_testing::meddler::hooked;
 use warpweft_testing::trainer::within_a_minute;
 use warpweft_testing::wrapped::Moment;
+
+use crate::config;
 
 const CALLS: usize = 80;
 

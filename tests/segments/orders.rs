@@ -8,11 +8,11 @@ use warpweft::format::Format;
 use warpweft::id::TaskId;
 use warpweft::op::Op;
 use warpweft::plan::{Piece, StepPlan};
-
-use crate::{config, trainer_of};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, losses, within_a_minute};
 use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
+
+use crate::{config, trainer_of};
 
 /// What three steps ask of the only rank, and their plan.
 fn three_steps(layers: usize, dynamic: &'static [&str]) -> (Arc<StepPlan>, Vec<Asked>) {

@@ -6,10 +6,10 @@ use warpweft::id::TaskId;
 use warpweft::op::Op;
 use warpweft::plan::{Piece, StepPlan};
 use warpweft::session::plan_program;
-
-use crate::trainer;
 use warpweft_testing::random_programs::samples;
 use warpweft_testing::trainer::{Shaped, Trainer};
+
+use crate::trainer;
 
 /// For every task, the tasks that surely end before it begins: lane order and fences, closed.
 fn happens_before(plan: &StepPlan) -> Vec<Vec<bool>> {

@@ -6,9 +6,9 @@ use warpweft::config::{Capture, Config, Masters, Moments};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{Session, SessionError, StatePart};
+use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 use crate::config;
-use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 /// Four ranks in two replicas, with a replicated weight beside sharded ones.
 fn mesh(mut config: Config) -> Config {

@@ -8,7 +8,6 @@ use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionError};
-
 use warpweft_testing::trainer::{self, Trainer, feed, within_a_minute};
 
 #[test]

@@ -16,7 +16,6 @@ use warpweft::model::{Call, Exchange, ExchangeKind, Form, Model, Phase, StepProg
 use warpweft::op::Op;
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Checkpoint, Outcome, Session, SessionBuilder, SessionError, StepReport, block_on};
-
 use warpweft_testing::trainer::{ended, within_a_minute};
 
 /// Of all ranks together.

@@ -4,9 +4,9 @@ use warpweft::config::{Capture, Config, Masters, Moments, Scaling};
 use warpweft::format::{Directions, Format, Orientation, Via, quantize};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Checkpoint, CheckpointStore, FileStore};
+use warpweft_testing::trainer::{SIZE, Trainer, initial, losses, within_a_minute};
 
 use crate::config;
-use warpweft_testing::trainer::{SIZE, Trainer, initial, losses, within_a_minute};
 
 /// With the weights frozen that `pattern` matches.
 fn freezing(pattern: &str, config: Config) -> Config {

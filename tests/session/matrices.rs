@@ -8,9 +8,9 @@ use warpweft::compute::{ComputeError, PrepareContext, TransformContext, UpdateCo
 use warpweft::config::{Capture, Config};
 use warpweft::format::Format;
 use warpweft::session::{CheckpointStore, FileStore, Outcome, Session, SessionError};
+use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 use crate::config;
-use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 type Prepare<'a, 'b> = &'a PrepareContext<'b, CpuSurface>;
 type Transform<'a, 'b> = &'a TransformContext<'b, CpuSurface>;

@@ -11,10 +11,10 @@ use warpweft::layout::aligned;
 use warpweft::session::{
     Checkpoint, CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, UpdatedBy,
 };
-
-use crate::config;
 use warpweft_testing::own_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
+
+use crate::config;
 
 type Context<'a, 'b> = &'a UpdateContext<'b, CpuSurface>;
 

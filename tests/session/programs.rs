@@ -9,7 +9,6 @@ use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionError, initial};
-
 use warpweft_testing::trainer::within_a_minute;
 
 /// A program with an input and an output, declared in either order.

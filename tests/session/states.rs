@@ -3,9 +3,9 @@
 use warpweft::config::{Capture, Config, Masters, Moments, Optimizer};
 use warpweft::format::{Format, Via};
 use warpweft::session::{Checkpoint, Session};
+use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use crate::{config, run};
-use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 fn with_bf16_moments(config: Config) -> Config {
     Config { optimizer: Optimizer { moments: Moments::Bf16, beta2: 0.99, ..config.optimizer }, ..config }

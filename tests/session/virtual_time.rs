@@ -7,7 +7,6 @@ use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{PartFiles, Session, SessionError};
-
 use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 const RANKS: u32 = 8;

@@ -12,9 +12,9 @@ use warpweft::id::{RankId, TaskId};
 use warpweft::model::{Call, Mesh, Role, StepProgram};
 use warpweft::plan::Piece;
 use warpweft::session::{Session, simulate_program};
+use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
 
 use crate::programs::{depth, plain, training, training_with};
-use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
 
 fn one() -> Mesh {
     Mesh::new(1).unwrap()

@@ -6,10 +6,10 @@ use warpweft::layout::Content;
 use warpweft::model::{Exchange, ExchangeKind, Form, Group, Mesh, Model, Phase, StepProgram};
 use warpweft::op::{Op, Operand, OperandRole};
 use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_testing::plan_books::restate_what_is_received;
 
 use crate::edit::{call, position, recount, refused, relocate, remove, repeat, serialize, slot};
 use crate::programs::policy;
-use warpweft_testing::plan_books::restate_what_is_received;
 
 use ExchangeKind::{AllGather, AllToAll, Max, Sum};
 

@@ -6,7 +6,6 @@
 
 use warpweft::id::{EventId, TaskId};
 use warpweft::plan::StepPlan;
-
 use warpweft_testing::plan_books::renumber_collectives;
 
 pub(crate) fn signal(plan: &mut StepPlan, task: usize) {

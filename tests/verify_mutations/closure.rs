@@ -11,7 +11,6 @@ use warpweft::format::ElementType;
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Gradient, Model, StepProgram};
 use warpweft::session::initial::MasterRows;
-
 use warpweft_testing::random_programs::mix;
 
 /// What a call has read so far.

@@ -12,14 +12,14 @@ use warpweft::layout::{Content, LaneKind};
 use warpweft::model::Group;
 use warpweft::op::{Op, OperandRole, Reduction};
 use warpweft::plan::{StepPlan, Task, VerifyError};
+use warpweft_testing::plan_books::spread;
+use warpweft_testing::random_programs::samples;
 
 use crate::declared::writes_into_another_s_slot;
 use crate::happens_before::Before;
 use crate::harm::Original;
 use crate::meaning::{Memory, remaining};
 use crate::wanted;
-use warpweft_testing::plan_books::spread;
-use warpweft_testing::random_programs::samples;
 
 /// A kind of refusal that no harm stands behind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,14 +9,14 @@ use warpweft::layout::{ALIGNMENT, Content, Residency, Slot};
 use warpweft::model::{Access, Accumulation};
 use warpweft::op::Op;
 use warpweft::plan::StepPlan;
+use warpweft_testing::plan_books::{recount, renumber_collectives, twin};
+use warpweft_testing::random_programs::Draw;
 
 use crate::books::{drop_task, duplicate, move_task, signal};
 use crate::operands::{
     change_phase, change_subject, lose_operand, run_as_closure, run_as_exchange, slots_of,
 };
 use crate::rounds::change_round;
-use warpweft_testing::plan_books::{recount, renumber_collectives, twin};
-use warpweft_testing::random_programs::Draw;
 
 /// What an edit does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -16,12 +16,12 @@ use warpweft::layout::{Content, PlaneRegions, Region, Residency, Slot, WeightLay
 use warpweft::model::{Group, Placement, Role};
 use warpweft::plan::StepPlan;
 use warpweft::session::initial::MasterRows;
+use warpweft_testing::random_programs::Draw;
+use warpweft_testing::random_programs::Sample;
 
 use crate::closure;
 use crate::happens_before::Before;
 use crate::rule::Closures;
-use warpweft_testing::random_programs::Draw;
-use warpweft_testing::random_programs::Sample;
 
 struct Rank {
     backend: CpuBackend,

@@ -11,7 +11,6 @@ use warpweft::op::{
     UpdateOperand,
 };
 use warpweft::plan::StepPlan;
-
 use warpweft_testing::plan_books::{renumber_collectives, restate_what_is_received};
 use warpweft_testing::random_programs::Draw;
 

@@ -3,14 +3,14 @@
 use warpweft::id::{EventId, TaskId};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_testing::plan_books::serialize;
+use warpweft_testing::random_programs::{Draw, features, samples};
 
 use crate::books::drop_task;
 use crate::happens_before::Before;
 use crate::harm::{Harm, Original};
 use crate::rounds::{change_places, rounds_of};
 use crate::wanted;
-use warpweft_testing::plan_books::serialize;
-use warpweft_testing::random_programs::{Draw, features, samples};
 
 /// The generator's law: no case is lost.
 #[test]

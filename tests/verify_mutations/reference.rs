@@ -12,10 +12,10 @@ use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, 
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Call, Exchange, ExchangeKind, Form, Gradient, Lifetime, NonNegative, Placement, Role};
 use warpweft::session::initial::MasterRows;
+use warpweft_testing::random_programs::Sample;
 
 use crate::closure::{self, Digest, has_tensor_scale};
 use crate::parameter::{Parameter, transformed};
-use warpweft_testing::random_programs::Sample;
 
 /// What came of some steps.
 #[derive(Clone, Debug, Default, PartialEq)]

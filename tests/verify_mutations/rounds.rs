@@ -7,12 +7,12 @@ use warpweft::id::{SlotId, WeightId};
 use warpweft::layout::Content;
 use warpweft::op::Op;
 use warpweft::plan::StepPlan;
+use warpweft_testing::plan_books::twin;
+use warpweft_testing::random_programs::Draw;
 
 use crate::books::{drop_task, duplicate, move_task};
 use crate::damage::{change_operand, near};
 use crate::operands::{change_phase, change_subject, lose_operand, slots_of};
-use warpweft_testing::plan_books::twin;
-use warpweft_testing::random_programs::Draw;
 
 /// A round: its weights in their order, and its tasks in T.
 pub(crate) struct Round {

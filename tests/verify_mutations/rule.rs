@@ -10,9 +10,9 @@ use warpweft::compute::{
     Compute, ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext,
 };
 use warpweft::model::{Call, StepProgram};
+use warpweft_testing::random_programs::Sample;
 
 use crate::{closure, matrix_rule};
-use warpweft_testing::random_programs::Sample;
 
 /// The calls of a program, and the rule if there is one.
 pub(crate) struct Closures {

@@ -6,13 +6,13 @@ use warpweft::config::{Capture, Config, Reduce};
 use warpweft::id::RankId;
 use warpweft::model::Role;
 use warpweft::session::{Carried, Session};
+use warpweft_testing::random_programs::Sample;
+use warpweft_testing::random_programs::samples;
+use warpweft_testing::trainer::within_a_minute;
 
 use crate::reference::{self, Outcome, is_plain};
 use crate::rule::Closures;
 use crate::{closure, wanted};
-use warpweft_testing::random_programs::Sample;
-use warpweft_testing::random_programs::samples;
-use warpweft_testing::trainer::within_a_minute;
 
 /// For each step of the optimizer, of how many steps the gradients are: enough for a step that is issued, one that is
 /// recorded and one that is replayed.
