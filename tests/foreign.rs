@@ -14,19 +14,11 @@ use warpweft::config::{CallList, Config};
 use warpweft::model::DeclareError;
 use warpweft::prelude::*;
 use warpweft::session::{Checkpoint, PretrainedFiles, StoreError, WeightState, block_on, initial};
-
-/// Steers a terminal.
-const STEERING: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}";
+use warpweft_testing::terminal::{STEERING, check};
 
 /// Names that no message may show as they are.
 fn hostile() -> [String; 3] {
     [format!("up{STEERING}"), "x".repeat(1 << 20), STEERING.repeat(1 << 16)]
-}
-
-/// Is it fit for a terminal?
-fn check(said: &str) {
-    assert!(said.len() < 8000, "{} bytes: {:?}", said.len(), said.get(..200));
-    assert!(!said.chars().any(|character| character.is_control() && character != '\n'), "{said:?}");
 }
 
 /// A FIFO, a device without an end, and a folder.
@@ -242,18 +234,4 @@ fn a_file_of_no_weights_is_refused_and_what_was_there_stays() {
             assert_eq!(std::fs::read(&path).unwrap(), b"old");
         }
     });
-}
-
-#[cfg(feature = "cli")]
-#[test]
-fn names_of_files_on_the_command_line_are_shown_escaped() {
-    for arguments in
-        [vec!["quantize", "--format", "nvfp4", "IN", "out"], vec!["plan", "IN"], vec!["trace", "IN"]]
-    {
-        let name = format!("no{STEERING}file");
-        let arguments = arguments.into_iter().map(|word| if word == "IN" { name.as_str() } else { word });
-        let ran = Command::new(env!("CARGO_BIN_EXE_warpweft")).args(arguments).output().unwrap();
-        assert!(!ran.status.success());
-        check(&String::from_utf8(ran.stderr).unwrap());
-    }
 }

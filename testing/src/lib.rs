@@ -21,6 +21,7 @@ pub mod reference;
 pub mod split;
 pub mod staged;
 pub mod steady;
+pub mod terminal;
 pub mod trainer;
 pub mod wrapped;
 

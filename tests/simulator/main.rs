@@ -5,7 +5,5 @@ mod closed_forms;
 mod messages;
 mod programs;
 mod replicas;
-#[cfg(feature = "cli")]
-mod tool;
 mod weak_scaling;
 mod worlds;

@@ -1,10 +1,5 @@
 //! `warpweft quantize`, through the library and through the program.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
-#[path = "../hostile/mod.rs"]
-mod hostile;
-
 mod checkpoint;
 mod contents;
 mod golden;

@@ -7,7 +7,7 @@ use safetensors::tensor::Dtype;
 use warpweft::format::{Format, Via};
 use warpweft::tool::{QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
 
-use crate::checkpoint::{Contents, Folder, Tensor};
+use super::checkpoint::{Contents, Folder, Tensor};
 
 fn matrix(value: f32) -> Tensor {
     Tensor::f32s(&[16, 32], &[value; 512])

@@ -8,9 +8,9 @@ use std::process::Command;
 use safetensors::SafeTensors;
 use warpweft::format::Format;
 use warpweft::tool::QuantizeOptions;
-
-use crate::checkpoint::{Contents, Folder, Tensor};
 use warpweft_testing::golden_file::{GoldenFile, assert_bytes, assert_f32s};
+
+use super::checkpoint::{Contents, Folder, Tensor};
 
 const FILES: [&str; 8] = [
     "nvfp4_2d",

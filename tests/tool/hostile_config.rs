@@ -1,12 +1,10 @@
 //! Configurations from anywhere: refused with an error, or valid and printed as what loads back. The same
 //! body as in `fuzz/`, over seeded mutations of a file with every key.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod hostile;
-
 use warpweft::config::{Config, WeightRule};
 use warpweft_testing::random_weight::bits;
+
+use crate::hostile;
 
 /// A file that sets every key.
 fn every_key() -> String {

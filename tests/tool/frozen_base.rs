@@ -8,7 +8,6 @@ use warpweft::prelude::*;
 use warpweft::session::initial::{MasterRows, normal};
 use warpweft::session::{FrozenBase, PretrainedError, PretrainedFiles, SavedParts, plan_program};
 use warpweft::tool::{QuantizeOptions, quantize_checkpoint};
-
 use warpweft_testing::trainer::within_a_minute;
 
 /// They end within a block of every format.

@@ -3,10 +3,10 @@
 
 use warpweft::format::{Format, Shape};
 use warpweft::tool::{CheckpointError, Header, QuantizeOptions, ToolError, quantize_checkpoint};
-
-use crate::checkpoint::{Contents, Folder, Tensor};
-use crate::hostile;
 use warpweft_testing::random_weight::{bits, normal};
+
+use super::checkpoint::{Contents, Folder, Tensor};
+use crate::hostile;
 
 /// A small checkpoint, and the same quantized.
 fn seeds() -> [Vec<u8>; 3] {

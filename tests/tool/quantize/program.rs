@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use crate::checkpoint::{Contents, Folder, Tensor};
+use super::checkpoint::{Contents, Folder, Tensor};
 
 fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_warpweft")).args(arguments).output().unwrap()

@@ -4,9 +4,9 @@ use std::num::NonZeroUsize;
 
 use warpweft::format::{Directions, Format, Orientation, Shape, Via, quantize};
 use warpweft::tool::QuantizeOptions;
-
-use crate::checkpoint::{Contents, Folder, Tensor};
 use warpweft_testing::random_weight::normal;
+
+use super::checkpoint::{Contents, Folder, Tensor};
 
 const EXPERTS: usize = 3;
 const SHAPE: Shape = Shape::new(64, 96);

@@ -7,7 +7,7 @@ use warpweft::format::Format;
 use warpweft::session::{PretrainedError, PretrainedFiles};
 use warpweft::tool::{QuantizeOptions, ToolError, quantize_checkpoint};
 
-use crate::checkpoint::{Contents, Folder, Tensor};
+use super::checkpoint::{Contents, Folder, Tensor};
 
 /// A kind of files, as the documentation calls it.
 struct Kind {
@@ -287,7 +287,7 @@ fn pretrained(path: &Path, asked: &str) -> String {
 /// FK-1.
 #[test]
 fn what_holds_no_plain_weights_is_refused_with_what_it_is_by_the_tool_and_by_pretrained_files() {
-    let documented = include_str!("../../docs/formats.md");
+    let documented = include_str!("../../../docs/formats.md");
     for Kind { name, file, beside, asked, says } in kinds() {
         let folder = Folder::with(&file);
         if let Some((beside, text)) = beside {

@@ -10,7 +10,7 @@ use warpweft::session::initial::MasterRows;
 use warpweft::session::{CheckpointStore, FileStore, PretrainedError, PretrainedFiles, Session, block_on};
 use warpweft::tool::{QuantizeOptions, ToolError};
 
-use crate::checkpoint::{Contents, Folder};
+use super::checkpoint::{Contents, Folder};
 
 /// A folder whose input a session saved after one step: a matrix, a gain, a norm and a carried buffer.
 fn saved() -> Folder {

@@ -1,9 +1,6 @@
 //! Calibration in a closed loop (CL-2): a simulated cluster is measured, and its numbers come back. No clock
 //! is read.
 
-#![cfg(feature = "cli")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-
 use std::sync::atomic::AtomicBool;
 
 use warpweft::cluster::{Cluster, Contention};

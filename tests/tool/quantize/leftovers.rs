@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 
 use warpweft::format::{Format, Shape};
 use warpweft::tool::{Progress, QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
-
-use crate::checkpoint::{Contents, Folder, Tensor};
 use warpweft_testing::random_weight::normal;
+
+use super::checkpoint::{Contents, Folder, Tensor};
 
 /// Breaks at the `at`-th piece.
 struct Stop {

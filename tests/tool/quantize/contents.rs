@@ -4,9 +4,9 @@ use half::{bf16, f16};
 use safetensors::tensor::Dtype;
 use warpweft::format::{Directions, Format, Orientation, Shape, Via, quantize};
 use warpweft::tool::QuantizeOptions;
-
-use crate::checkpoint::{Contents, Folder, Tensor};
 use warpweft_testing::random_weight::normal;
+
+use super::checkpoint::{Contents, Folder, Tensor};
 
 const SHAPE: Shape = Shape::new(48, 80);
 
