@@ -18,7 +18,7 @@ use warpweft::model::{Call, Mesh};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 use warpweft_testing::trainer::{Trainer, ended, initial};
 
-use crate::config;
+use super::config;
 
 const RANKS: u32 = 3;
 

@@ -4,7 +4,7 @@ use warpweft::format::Format;
 use warpweft::session::{CheckpointStore, FileStore, PartFiles, block_on};
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
-use crate::{config, files, notes, replicated, without_planes};
+use super::{config, files, notes, replicated, without_planes};
 
 /// CK-2. Masters, moments and step count, and with the planes that follow the losses. One of four ranks has no rows.
 #[test]

@@ -5,7 +5,7 @@ use warpweft::session::{PartError, PartFiles, Session, SessionError};
 use warpweft_testing::split::{config, in_processes, in_processes_with, train};
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
-use crate::{files, notes, part, without_planes};
+use super::{files, notes, part, without_planes};
 
 fn trainer() -> Trainer {
     Trainer::new(2, Format::NVFP4_2D)

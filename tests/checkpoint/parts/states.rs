@@ -5,7 +5,7 @@ use warpweft::format::{Directions, Format, Via, quantize};
 use warpweft::session::{PartFiles, Session};
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
-use crate::{config, notes};
+use super::{config, notes};
 
 /// A session after three steps, and its parts.
 async fn saved(trainer: &Trainer, config: Config, ranks: u32) -> (Session, PartFiles, tempfile::TempDir) {

@@ -4,7 +4,7 @@ use warpweft::format::{ElementType, Format};
 use warpweft::session::PartFiles;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
-use crate::{config, files, notes, part};
+use super::{config, files, notes, part};
 
 fn tensor_of(weight: &str) -> Option<String> {
     (weight != "bias").then(|| format!("model.{weight}"))

@@ -8,9 +8,9 @@ use warpweft::format::Format;
 use warpweft::session::{PartError, PartFiles, Session, SessionError, StoreError};
 use warpweft_testing::trainer::{SIZE, Trainer, losses, within_a_minute};
 
-use crate::by_hand::{copy, edit, edit_index, outdate_index, outdate_part};
-use crate::carried::counting;
-use crate::{config, notes, part};
+use super::by_hand::{copy, edit, edit_index, outdate_index, outdate_part};
+use super::carried::counting;
+use super::{config, notes, part};
 
 use Kind::{Damaged, File, Foreign, Missing, Unfit, Version};
 

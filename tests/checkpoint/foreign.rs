@@ -1,6 +1,4 @@
 //! What others hand in: files that are no files, and text that is to flood or steer a terminal.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
-#![cfg(unix)]
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

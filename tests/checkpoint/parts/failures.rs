@@ -13,7 +13,7 @@ use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft_testing::wrapped::Moment;
 
-use crate::{config, files, notes};
+use super::{config, files, notes};
 
 fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     files(folder).into_iter().map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()

@@ -1,6 +1,5 @@
 //! Checkpoints in parts: every rank writes what it owns, any number of ranks reads it, and nothing half-done is
 //! ever taken for a checkpoint.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod by_hand;
 mod carried;

@@ -1,5 +1,4 @@
 //! Weights from files of others, and back into files for others.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 

@@ -8,7 +8,7 @@ use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Carried, PartFiles, Session, initial};
 use warpweft_testing::trainer::within_a_minute;
 
-use crate::{notes, replicated};
+use super::{notes, replicated};
 
 /// A session that counts, from every rank's number on, in a buffer of three.
 pub(crate) async fn counting(ranks: u32, replicas: u32, name: &str) -> Session {

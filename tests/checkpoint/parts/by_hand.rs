@@ -7,7 +7,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use sha2::{Digest as _, Sha256};
 
-use crate::files;
+use super::files;
 
 /// Bytes that have a digest of their own.
 const BLOCK: usize = 1 << 20;

@@ -1,5 +1,4 @@
 //! Checkpoint files: what they are called inside, and what a failed save leaves.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod digests;
 

@@ -13,7 +13,7 @@ use warpweft::session::{
 };
 use warpweft_testing::trainer::{Trainer, within_a_minute};
 
-use crate::listing;
+use super::listing;
 
 /// A checkpoint in which everything that a file can say is said: a weight with moments, a frozen one, one of a rule
 /// that keeps one list, a carried buffer and notes.

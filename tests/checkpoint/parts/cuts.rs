@@ -9,7 +9,7 @@ use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{PartFiles, Session, block_on};
 use warpweft_testing::trainer::initial;
 
-use crate::{notes, replicated, without_planes};
+use super::{notes, replicated, without_planes};
 
 /// A weight: rows, columns, format, sharded or replicated.
 pub(crate) type Drawn = (usize, usize, Format, bool);

@@ -7,9 +7,9 @@ use safetensors::SafeTensors;
 use warpweft::format::Format;
 use warpweft::session::{PartError, PartFiles, SessionError, StoreError, block_on};
 
-use crate::carried::counting;
-use crate::cuts::start;
-use crate::{files, notes, part, without_planes};
+use super::carried::counting;
+use super::cuts::start;
+use super::{files, notes, part, without_planes};
 
 /// Writes a byte of a file.
 fn put(path: &Path, at: usize, byte: u8) {
