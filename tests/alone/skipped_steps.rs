@@ -1,5 +1,4 @@
 //! Steps that are skipped for a gradient that is not finite: what is named, when they are an error, what is logged.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,6 +17,17 @@ use warpweft::session::{MadeBy, NonFiniteGradient, Outcome, Session, SessionErro
 use warpweft_testing::split::{self, in_processes, in_processes_on};
 use warpweft_testing::trainer::{self, Mischief, Trainer, ended, within_a_minute};
 use warpweft_testing::wrapped::{Moment, Wrapped};
+
+warpweft_testing::alone! {
+    a_skipped_step_names_the_weight_and_the_rank_and_the_call_that_wrote_it,
+    finite_gradients_whose_sum_is_not_finite_name_the_row_and_no_call,
+    no_rank_copies_main_grads_to_the_host_where_one_knows_the_call,
+    a_sum_over_steps_names_the_step_whose_call_wrote_it,
+    a_run_of_skipped_steps_without_a_loss_scale_is_an_error_and_the_session_goes_on,
+    every_process_names_the_same_rank_and_call,
+    a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_recording_and_the_recording_stays,
+    every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank,
+}
 
 const SIZE: usize = 32;
 const MICRO_BATCHES: u32 = 2;
@@ -131,7 +141,6 @@ fn configs() -> Vec<(Config, u32)> {
 }
 
 /// EX-2. The last rank owns no row of what it spoils, and is named all the same.
-#[test]
 fn a_skipped_step_names_the_weight_and_the_rank_and_the_call_that_wrote_it() {
     for (config, ranks) in configs() {
         within_a_minute(async move {
@@ -162,7 +171,6 @@ fn a_skipped_step_names_the_weight_and_the_rank_and_the_call_that_wrote_it() {
     }
 }
 
-#[test]
 fn finite_gradients_whose_sum_is_not_finite_name_the_row_and_no_call() {
     within_a_minute(async {
         let mut session = start(Config::default(), 2).await;
@@ -181,7 +189,6 @@ fn finite_gradients_whose_sum_is_not_finite_name_the_row_and_no_call() {
 }
 
 /// Rank 1 writes the value, rank 0 none.
-#[test]
 fn no_rank_copies_main_grads_to_the_host_where_one_knows_the_call() {
     let (mischief, downloads) = (Mischief::default(), Arc::new(AtomicUsize::new(0)));
     let (told, counted) = (mischief.clone(), Arc::clone(&downloads));
@@ -211,7 +218,6 @@ fn no_rank_copies_main_grads_to_the_host_where_one_knows_the_call() {
 }
 
 /// What was added up is known of before the step that ends it is skipped.
-#[test]
 fn a_sum_over_steps_names_the_step_whose_call_wrote_it() {
     within_a_minute(async {
         let mut session = start(Config::default(), 2).await;
@@ -233,7 +239,6 @@ fn a_sum_over_steps_names_the_step_whose_call_wrote_it() {
     });
 }
 
-#[test]
 fn a_run_of_skipped_steps_without_a_loss_scale_is_an_error_and_the_session_goes_on() {
     within_a_minute(async {
         let mut config = Config::default();
@@ -270,7 +275,6 @@ fn a_run_of_skipped_steps_without_a_loss_scale_is_an_error_and_the_session_goes_
 }
 
 /// EX-2
-#[test]
 fn every_process_names_the_same_rank_and_call() {
     for ranks in [&[1, 1][..], &[2, 2]] {
         let mischief = Mischief::default();
@@ -297,7 +301,6 @@ fn every_process_names_the_same_rank_and_call() {
 }
 
 /// EX-1. On a GPU no recording inspects gradients, so a step behind one that was skipped is issued.
-#[test]
 fn a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_recording_and_the_recording_stays() {
     let trainer = Trainer::new(2, Format::NVFP4_2D);
     let trained = |capture| {
@@ -374,7 +377,6 @@ fn field<'s>(said: &'s Said, name: &str) -> Option<&'s str> {
 
 /// Events come from the thread that awaits the step, spans from those of the ranks, which only a subscriber
 /// of the whole process hears.
-#[test]
 fn every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank() {
     let (here, everywhere) = (Heard::default(), Heard::default());
     tracing::subscriber::set_global_default(everywhere.clone()).unwrap();

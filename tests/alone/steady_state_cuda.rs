@@ -2,8 +2,7 @@
 //! recorded, and recorded in segments.
 //!
 //! One rank on each GPU, four at most. Without a GPU it says on stderr that it was skipped.
-#![cfg(feature = "cuda")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
 #![allow(unsafe_code, reason = "a closure enqueues by the driver")]
 
 use std::sync::Arc;
@@ -16,12 +15,12 @@ use warpweft::format::Orientation;
 use warpweft::id::WeightId;
 use warpweft::model::Call;
 use warpweft::session::SessionBuilder;
-use warpweft_testing::Allocator;
 use warpweft_testing::steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
 use warpweft_testing::trainer::SIZE;
 
-#[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
+warpweft_testing::alone! {
+    two_hundred_steps_allocate_nothing_on_rank_threads_and_gpus_and_move_nothing,
+}
 
 /// As many GPUs as there are, four at most. Their contexts stay, so what is free is that of one context
 /// throughout.
@@ -98,7 +97,6 @@ impl Place for Gpus {
     }
 }
 
-#[test]
 fn two_hundred_steps_allocate_nothing_on_rank_threads_and_gpus_and_move_nothing() {
     match Gpus::all() {
         Ok(gpus) => nothing_is_allocated_and_nothing_moves(&gpus),

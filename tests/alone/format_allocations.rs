@@ -1,27 +1,26 @@
 //! ST-2 and MW-3: the stages allocate nothing, and the multi-tensor call nothing once its workspace has
 //! grown. Conformance A5: no plane is allocated that nobody asked for.
 
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::convert::Infallible;
 
 use warpweft::format::{
     Directions, FlatShard, Format, MasterWeight, Orientation, OwnedPlanes, Shape, Via, Workspace, dequantize,
     expand_scale, fused_scale, partial_amax, partial_cast, quantize, quantize_master_weights, transpose,
 };
-use warpweft_testing::Allocator;
 use warpweft_testing::of_thread::{allocations_of, allocations_of_bytes};
 use warpweft_testing::random_weight::normal;
 
-#[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
+warpweft_testing::alone! {
+    the_counter_counts,
+    st2_no_stage_allocates,
+    mw3_the_second_step_of_a_list_of_weights_allocates_nothing,
+    a5_columnwise_planes_alone_are_quantized_without_a_rowwise_plane,
+}
 
-#[test]
 fn the_counter_counts() {
     assert_eq!(allocations_of(|| drop(std::hint::black_box(vec![0u8; 64]))), 1);
 }
 
-#[test]
 fn st2_no_stage_allocates() {
     let shape = Shape::new(64, 96);
     let weight = normal(shape, 1);
@@ -53,7 +52,6 @@ fn st2_no_stage_allocates() {
     }
 }
 
-#[test]
 fn mw3_the_second_step_of_a_list_of_weights_allocates_nothing() {
     let shape = Shape::new(64, 96);
     let master = normal(shape, 1);
@@ -93,7 +91,6 @@ fn mw3_the_second_step_of_a_list_of_weights_allocates_nothing() {
 }
 
 /// Conformance A5, of the shapes whose planes have sizes of their own in each orientation.
-#[test]
 fn a5_columnwise_planes_alone_are_quantized_without_a_rowwise_plane() {
     for shape in [Shape::new(256, 272), Shape::new(320, 256)] {
         let weight = normal(shape, 2);

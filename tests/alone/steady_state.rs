@@ -1,5 +1,4 @@
 //! 200 steps on the CPU backend allocate nothing on rank and lane threads and move nothing (`steady`).
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeContext, ComputeError};
@@ -8,12 +7,12 @@ use warpweft::format::Orientation;
 use warpweft::id::WeightId;
 use warpweft::model::Call;
 use warpweft::session::SessionBuilder;
-use warpweft_testing::Allocator;
 use warpweft_testing::steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
 use warpweft_testing::trainer::SIZE;
 
-#[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
+warpweft_testing::alone! {
+    two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing,
+}
 
 #[derive(Clone)]
 struct Cpu;
@@ -61,7 +60,6 @@ impl Place for Cpu {
     }
 }
 
-#[test]
 fn two_hundred_steps_allocate_nothing_on_rank_and_lane_threads_and_move_nothing() {
     nothing_is_allocated_and_nothing_moves(&Cpu);
 }

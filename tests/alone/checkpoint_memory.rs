@@ -1,7 +1,6 @@
 //! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, from
 //! files too, an export the checkpoint and one weight, a save next to nothing, a save in parts one list of values
 //! of each rank, and an import of parts the rows of the ranks.
-#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
@@ -9,11 +8,16 @@ use std::sync::PoisonError;
 use warpweft::prelude::*;
 use warpweft::session::initial::normal;
 use warpweft::session::{Checkpoint, PretrainedFiles, SessionBuilder, WeightState, block_on};
-use warpweft_testing::Allocator;
 use warpweft_testing::peak::{ALONE, MIB, peak_of};
 
-#[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
+warpweft_testing::alone! {
+    a_start_takes_the_arena_and_the_masters_of_one_weight,
+    a_frozen_base_takes_its_planes_and_a_start_the_values_of_one_weight,
+    an_export_takes_the_checkpoint_and_one_weight,
+    a_save_takes_no_memory_in_proportion_to_the_checkpoint,
+    a_save_in_parts_takes_one_list_of_values_of_each_rank_and_an_import_the_rows_of_the_ranks,
+    weights_that_are_saved_alone_and_begun_with_take_no_memory_in_proportion_to_the_file,
+}
 
 const RANKS: usize = 2;
 const WEIGHTS: usize = 12;
@@ -53,7 +57,6 @@ fn all_bytes(checkpoint: &Checkpoint) -> usize {
     checkpoint.weights.iter().map(bytes).sum()
 }
 
-#[test]
 fn a_start_takes_the_arena_and_the_masters_of_one_weight() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut arenas = 0;
@@ -67,7 +70,6 @@ fn a_start_takes_the_arena_and_the_masters_of_one_weight() {
 }
 
 /// FW-1: no master of a frozen weight is kept, and none of two is made at once.
-#[test]
 fn a_frozen_base_takes_its_planes_and_a_start_the_values_of_one_weight() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut model = Model::builder();
@@ -98,7 +100,6 @@ fn a_frozen_base_takes_its_planes_and_a_start_the_values_of_one_weight() {
     assert!(peak < held + MASTER + MASTER / 2 + 2 * MIB, "{} beyond {held}", peak - held);
 }
 
-#[test]
 fn an_export_takes_the_checkpoint_and_one_weight() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut session = start();
@@ -113,7 +114,6 @@ fn an_export_takes_the_checkpoint_and_one_weight() {
     assert!(peak < all + one + MIB, "{peak} for a checkpoint of {all}");
 }
 
-#[test]
 fn a_save_takes_no_memory_in_proportion_to_the_checkpoint() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let checkpoint = block_on(start().export()).unwrap();
@@ -126,7 +126,6 @@ fn a_save_takes_no_memory_in_proportion_to_the_checkpoint() {
 }
 
 /// CK-3.
-#[test]
 fn a_save_in_parts_takes_one_list_of_values_of_each_rank_and_an_import_the_rows_of_the_ranks() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().unwrap();
@@ -145,7 +144,6 @@ fn a_save_in_parts_takes_one_list_of_values_of_each_rank_and_an_import_the_rows_
     assert!(peak < rows + MIB, "{peak} for rows of {rows}");
 }
 
-#[test]
 fn weights_that_are_saved_alone_and_begun_with_take_no_memory_in_proportion_to_the_file() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let checkpoint = block_on(start().export()).unwrap();
