@@ -1,8 +1,6 @@
 //! What a process that is killed in a save leaves behind, and what the next save does about it.
 //!
-//! Real processes: this program starts itself and kills what it started, so it is a program of its own.
-//! `WARPWEFT_KILLS=60 cargo test --test killed_saves` kills 60 saves of each kind, and says what they left.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+//! `WARPWEFT_KILLS=60 cargo test --test processes -- killed_saves` kills 60 saves of each kind, and says what they left.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -14,8 +12,10 @@ use std::time::Instant;
 use warpweft::prelude::*;
 use warpweft::session::{block_on, initial};
 
+use crate::Test;
+
 /// What a child saves, and in which folder.
-const ROLE: &str = "WARPWEFT_TEST_SAVES";
+pub(crate) const ROLE: &str = "WARPWEFT_TEST_SAVES";
 
 /// What a child says when a save begins and when it has ended.
 const BEGUN: &str = "save begun";
@@ -125,11 +125,16 @@ fn killed(kind: Kind, times: usize) -> (usize, usize, usize) {
     (kills, left, leftovers(folder.path()).len())
 }
 
-fn main() {
-    if let Ok(role) = std::env::var(ROLE) {
-        let (kind, folder) = role.split_once(':').unwrap();
-        return save(if kind == "File" { Kind::File } else { Kind::Parts }, Path::new(folder), usize::MAX);
-    }
+pub(crate) const ALL: &[Test] =
+    &[("a_save_removes_what_killed_saves_left", a_save_removes_what_killed_saves_left)];
+
+/// What a child does: saves until it is killed.
+pub(crate) fn run(role: &str) {
+    let (kind, folder) = role.split_once(':').unwrap();
+    save(if kind == "File" { Kind::File } else { Kind::Parts }, Path::new(folder), usize::MAX);
+}
+
+fn a_save_removes_what_killed_saves_left() {
     let times = std::env::var("WARPWEFT_KILLS").map_or(6, |times| times.parse().unwrap());
     let mut failed = false;
     for kind in [Kind::File, Kind::Parts] {
@@ -139,7 +144,5 @@ fn main() {
         );
         failed |= left == 0 || stayed > 0;
     }
-    if failed {
-        std::process::exit(1);
-    }
+    assert!(!failed);
 }
