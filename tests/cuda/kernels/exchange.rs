@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use warpweft::backend::cuda::kernels::{CopyOperand, KernelLaunch, Mark, Partner};
 
+use super::stream::{Stream, in_time};
+use super::values::Random;
 use crate::gpu::{Buffer, Gpu};
-use crate::stream::{Stream, in_time};
-use crate::values::Random;
 
 /// Around every access and tile, and more tiles than a launch has blocks.
 const LENGTHS: [usize; 10] = [0, 1, 15, 16, 17, 32_767, 32_768, 32_784, 65_539, 1_000_003];

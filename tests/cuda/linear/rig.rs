@@ -12,8 +12,8 @@ use warpweft::format::{
 };
 use warpweft::linear::{BackwardOperands, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
 
+use super::reference::{Matrix, noise};
 use crate::gpu::{Buffer, Gpu};
-use crate::reference::{Matrix, noise};
 
 pub(crate) const GPU: DeviceOrdinal = DeviceOrdinal::new(0);
 

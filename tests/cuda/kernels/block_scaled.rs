@@ -9,8 +9,8 @@ use warpweft::backend::cuda::kernels::{
 use warpweft::format::{Directions, Format, Orientation, PlaneSpec, Shape, Via, quantize, swizzle_scale};
 use warpweft_testing::golden_file::assert_bytes;
 
+use super::values::{Kind, Random, shapes, values};
 use crate::gpu::{Buffer, Gpu};
-use crate::values::{Kind, Random, shapes, values};
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

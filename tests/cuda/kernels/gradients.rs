@@ -9,8 +9,8 @@ use warpweft::format::ElementType;
 use warpweft::op::{NormRecord, Reduction, SumTarget, Vote};
 use warpweft_testing::golden_file::assert_bytes;
 
+use super::values::{Kind, Random, values};
 use crate::gpu::Gpu;
-use crate::values::{Kind, Random, values};
 
 /// Lengths around every tile and vector, and none.
 const LENGTHS: [usize; 9] = [0, 1, 3, 4, 255, 4096, 4097, 20_000, 100_003];

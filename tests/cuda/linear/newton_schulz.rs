@@ -4,9 +4,9 @@ use cudarc::driver::result;
 use warpweft::format::{ElementType, Shape};
 use warpweft::linear::{Device, LinearError, NewtonSchulz};
 
+use super::reference::noise;
+use super::rig::{GPU, handles, lend, lend_mut};
 use crate::gpu::{Buffer, Gpu};
-use crate::reference::noise;
-use crate::rig::{GPU, handles, lend, lend_mut};
 
 /// What the GPU makes of `matrix`.
 pub(crate) fn run(gpu: &Gpu, shape: Shape, coefficients: &[[f32; 3]], matrix: &[f32]) -> Vec<f32> {

@@ -11,8 +11,8 @@ use warpweft::format::{
 };
 use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
+use super::values::{Random, formats, shapes};
 use crate::gpu::{Buffer, Gpu};
-use crate::values::{Random, formats, shapes};
 
 /// Bytes without meaning: moving them must not depend on what they are.
 fn noise(count: usize, seed: u64) -> Vec<u8> {

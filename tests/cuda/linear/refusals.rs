@@ -4,8 +4,8 @@ use half::bf16;
 use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
 use warpweft::linear::{Device, Linear, LinearError, LinearSpec, Recipe};
 
+use super::rig::{GPU, OnDevice, handles, lend, lend_mut};
 use crate::gpu::Gpu;
-use crate::rig::{GPU, OnDevice, handles, lend, lend_mut};
 
 #[test]
 fn shapes_a_recipe_does_not_take_are_refused_with_what_to_do() {

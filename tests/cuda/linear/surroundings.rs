@@ -7,9 +7,9 @@ use warpweft::linear::{
     BackwardOperands, Device, Elementwise, Linear, LinearError, LinearSpec, Output, Recipe, Weight,
 };
 
+use super::reference::noise;
+use super::rig::{GPU, OnDevice, handles, lend, lend_mut};
 use crate::gpu::{Buffer, Gpu};
-use crate::reference::noise;
-use crate::rig::{GPU, OnDevice, handles, lend, lend_mut};
 
 const TOKENS: usize = 132;
 const WEIGHT: Shape = Shape::new(256, 128);

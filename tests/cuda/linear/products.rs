@@ -3,9 +3,9 @@
 use warpweft::format::{ElementType, Format, Fp8Element, Orientation, Shape};
 use warpweft::linear::{Device, LinearSpec, Recipe};
 
+use super::reference::{assert_product, assert_rounded_once};
+use super::rig::{GPU, Rig};
 use crate::gpu::Gpu;
-use crate::reference::{assert_product, assert_rounded_once};
-use crate::rig::{GPU, Rig};
 
 /// Computes everything twice, one by one and together.
 fn check(gpu: &Gpu, device: &Device, spec: LinearSpec) {

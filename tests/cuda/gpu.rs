@@ -71,7 +71,7 @@ impl Gpu {
                 Some(Self { kernels, _turn: turn })
             }
             Err(reason) => {
-                crate::say_skipped(&format_args!("{test}: {reason}"));
+                super::say_skipped(&format_args!("{test}: {reason}"));
                 None
             }
         }

@@ -7,8 +7,8 @@ use warpweft::format::{
 };
 use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
+use super::values::{Kind, formats, scaled_formats, shapes, values};
 use crate::gpu::{Buffer, Gpu};
-use crate::values::{Kind, formats, scaled_formats, shapes, values};
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 

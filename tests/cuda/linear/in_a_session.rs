@@ -14,9 +14,9 @@ use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::session::Session;
 
+use super::reference::{Matrix, assert_product, noise};
+use super::rig::as_multiplied;
 use crate::gpu::Gpu;
-use crate::reference::{Matrix, assert_product, noise};
-use crate::rig::as_multiplied;
 
 const TOKENS: usize = 100;
 const WEIGHT: Shape = Shape::new(256, 384);

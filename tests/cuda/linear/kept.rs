@@ -8,9 +8,9 @@ use warpweft::linear::{
     Activations, BackwardOperands, Device, Elementwise, Input, Linear, LinearError, LinearSpec, Recipe,
 };
 
+use super::reference::noise;
+use super::rig::{GPU, OnDevice, handles, lend, lend_mut};
 use crate::gpu::{Buffer, Gpu};
-use crate::reference::noise;
-use crate::rig::{GPU, OnDevice, handles, lend, lend_mut};
 
 /// Tokens, outputs, inputs: whole tiles, and tokens and features that are none, of 16, 32 or 128.
 const SHAPES: [(usize, usize, usize); 6] =

@@ -16,9 +16,9 @@ use warpweft::linear::{Device, NewtonSchulz};
 use warpweft::model::{Call, Model, ParameterGroup, Phase, StepProgram};
 use warpweft::session::{Session, initial};
 
+use super::newton_schulz::{bits, run};
+use super::reference::noise;
 use crate::gpu::Gpu;
-use crate::newton_schulz::{bits, run};
-use crate::reference::noise;
 
 /// On two ranks the first two are one round, and the last is alone.
 const MATRICES: [(&str, Shape); 3] =

@@ -2,8 +2,8 @@
 
 use warpweft::backend::cuda::kernels::{CopyOperand, ZeroOperand};
 
+use super::values::Random;
 use crate::gpu::Gpu;
-use crate::values::Random;
 
 const LENGTHS: [usize; 8] = [0, 1, 15, 16, 17, 16_384, 16_385, 1_000_003];
 

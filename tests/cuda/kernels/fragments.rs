@@ -5,8 +5,8 @@ use warpweft::backend::cuda::kernels::{AmaxOperand, CastOperand, MasterFragment}
 use warpweft::format::{FlatShard, Format, Orientation, Shape, Via, flat_amax, flat_cast};
 use warpweft_testing::golden_file::assert_bytes;
 
+use super::values::{Kind, Random, formats, shapes, values};
 use crate::gpu::{Buffer, Gpu};
-use crate::values::{Kind, Random, formats, shapes, values};
 
 /// Cuts of a weight: even, ragged, with empty parts, of single elements.
 fn cuts(shape: Shape, seed: u64) -> Vec<Vec<FlatShard>> {

@@ -9,8 +9,8 @@ use warpweft::layout::OptimizerSettings;
 use warpweft::op::Vote;
 use warpweft_testing::golden_file::{GoldenFile, assert_bytes};
 
+use super::values::{Kind, values};
 use crate::gpu::{Buffer, Gpu};
-use crate::values::{Kind, values};
 
 const SETTINGS: OptimizerSettings = OptimizerSettings {
     mode: AdamMode::AdamW,

@@ -6,8 +6,8 @@ use warpweft::backend::cuda::kernels::{ActivationOperand, ActivationSource};
 use warpweft::format::{Directions, Format, Quantized, Shape, Via, quantize};
 use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
+use super::values::{Kind, values};
 use crate::gpu::{Buffer, Gpu};
-use crate::values::{Kind, values};
 
 const NULL: DeviceAddress = DeviceAddress::NULL;
 
