@@ -3,11 +3,9 @@
 //! Needs a GPU, most tests two or more, and says so where there are none. With two, processes that claim to be
 //! hosts of two ranks each use both GPUs: nobody compares the GPUs of one host with those of another. NCCL is used
 //! where it is installed. Of the machine that it was built on it needs two programs: itself as
-//! `X/deps/train_processes`, and `X/examples/train`, both perhaps stripped; it runs in the root of the
+//! `X/deps/examples`, and `X/examples/train`, both perhaps stripped; it runs in the root of the
 //! repository, whose files are what is trained on. With `--nocapture` every run has a line that says how long
 //! it took.
-#![cfg(feature = "cuda")]
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod accumulated;
 mod ends;

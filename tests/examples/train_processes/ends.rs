@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::run::{Gpus, Run};
-use crate::{gpus, has_nccl, skipped};
+use super::run::{Gpus, Run};
+use super::{gpus, has_nccl, skipped};
 
 /// What processes are given in which a peer ends.
 const DEADLINE: Duration = Duration::from_secs(10);

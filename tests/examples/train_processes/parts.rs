@@ -1,7 +1,7 @@
 //! Parts that several processes on GPUs write, each those of its ranks, and others read.
 
-use crate::run::{Gpus, Run};
-use crate::{gpus, has_nccl, skipped};
+use super::run::{Gpus, Run};
+use super::{gpus, has_nccl, skipped};
 
 /// CK-2: whoever wrote them, and whoever reads them, training goes on bit for bit. Notes, steps and scales are in
 /// the files; planes are made again. Once with processes that NCCL sees as two hosts.

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use crate::run::{Gpus, Run};
-use crate::{at_least, gpus, has_nccl, skipped};
+use super::run::{Gpus, Run};
+use super::{at_least, gpus, has_nccl, skipped};
 
 /// `reduce = "ordered"`: the same bits, however ranks are split and whatever way bytes go.
 #[test]

@@ -1,5 +1,4 @@
 //! The numbered examples and the main job run, and say what their readers are told they say.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Gradients of several steps, over processes and hosts.
 
-use crate::run::{Gpus, Run};
-use crate::{gpus, has_nccl, skipped};
+use super::run::{Gpus, Run};
+use super::{gpus, has_nccl, skipped};
 
 /// EX-1 and EX-2: each part of a sum is one step in all processes, issued or recorded.
 #[test]
