@@ -1,8 +1,10 @@
 //! ARCHITECTURE.md against the sources: a module imports only from a lower row, and every law is listed
 //! there, stated in one room, and cited in the test that guards it. No comment is wider than a screen, and the
-//! front page has the crate's own first program.
+//! front page has the crate's own first program. Errors end a program readably (`errors`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod errors;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -181,6 +183,7 @@ fn laws() -> Laws {
     let (mut files, mut tests) = (Vec::new(), Vec::new());
     sources(&root().join("src"), &mut files);
     sources(&root().join("tests"), &mut tests);
+    sources(&root().join("testing"), &mut tests);
     for file in files {
         let (code, own) = split_off_tests(&file);
         for label in code.lines().filter_map(|line| line.strip_prefix("//!")).flat_map(stated) {
@@ -236,7 +239,7 @@ fn architecture_lists_every_law_and_no_other() {
 fn no_comment_is_wider_than_a_screen() {
     const COLUMNS: usize = 120;
     let mut files = Vec::new();
-    for folder in ["src", "tests", "examples", "benches"] {
+    for folder in ["src", "tests", "testing", "examples", "benches"] {
         sources(&root().join(folder), &mut files);
     }
     let mut wide = Vec::new();
@@ -259,7 +262,7 @@ fn no_comment_is_wider_than_a_screen() {
 #[test]
 fn no_name_of_a_function_begins_with_get() {
     let mut files = Vec::new();
-    ["src", "tests", "examples", "benches"]
+    ["src", "tests", "testing", "examples", "benches"]
         .iter()
         .for_each(|folder| sources(&root().join(folder), &mut files));
     let has_one = |file: &PathBuf| {

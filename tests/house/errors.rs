@@ -1,5 +1,4 @@
 //! Errors as a program's end shows them: `main` prints what it returns by `Debug`.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::error::Error;
 use std::path::PathBuf;
