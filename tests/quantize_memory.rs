@@ -1,4 +1,6 @@
 //! TL-3: memory is in proportion to the header and the largest tensor; a size that a file claims costs nothing.
+//!
+//! A program of its own, with an allocator that counts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
