@@ -1,16 +1,20 @@
 //! TL-3: memory is in proportion to the header and the largest tensor; a size that a file claims costs nothing.
+//!
+//! A program of its own, with an allocator that counts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-
-mod peak;
 
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use peak::{ALONE, MIB, peak_of};
 use warpweft::format::Format;
 use warpweft::tool::{Header, QuantizeOptions, dequantize_checkpoint, quantize_checkpoint};
+use warpweft_testing::Allocator;
+use warpweft_testing::peak::{ALONE, MIB, peak_of};
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
 
 /// A checkpoint of `count` square matrices of zeros in F32, of which the disk holds nothing.
 fn sparse(path: &Path, count: usize, side: usize) {

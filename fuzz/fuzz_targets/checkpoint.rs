@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../tests/hostile/mod.rs"]
+#[path = "../../tests/tool/hostile.rs"]
 mod hostile;
 
 use libfuzzer_sys::fuzz_target;

@@ -2,7 +2,7 @@
 //!
 //! H12 asks for Adam on 2 359 332 864 elements and is skipped below 60 GiB of free memory. What that size can
 //! break is the arithmetic of sizes and offsets; that is tested at full size, without the memory, in
-//! `tests/plans`, and with slices of masters in `tests/sizes.rs`.
+//! `tests/plan/plans`, and with slices of masters in `tests/plan/sizes.rs`.
 
 use half::{bf16, f16};
 use warpweft::config::AdamMode;

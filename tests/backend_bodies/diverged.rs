@@ -11,10 +11,10 @@ use warpweft::layout::{Content, StateLayout};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::op::{AdamOperand, MasterOperand, NormRecord, Op, Vote};
 use warpweft::session::{Checkpoint, Outcome, Session, SessionError, StatePart, StrayValue};
+use warpweft_testing::polled::polled_once;
 
 use super::experts::{ELEMENTS, Product, WEIGHT, formats, initial};
 use super::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded, within_limit};
-use super::polled::polled_once;
 use crate::device::{Device, most_recorded_ranks};
 use crate::products::{Layers, Surface, form, settled, start, turned};
 

@@ -33,8 +33,6 @@ pub(crate) mod ops;
 pub(crate) mod optimizer;
 pub(crate) mod own_rule;
 pub(crate) mod parts;
-#[path = "../polled/mod.rs"]
-mod polled;
 pub(crate) mod recorded;
 pub(crate) mod replay;
 pub(crate) mod replicas;

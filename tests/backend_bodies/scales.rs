@@ -1,6 +1,6 @@
 //! Scales of many weights in one launch: conformance D1 as it reaches a backend, and the scales of MXFP8.
 //!
-//! What a stage makes of every size in the list is tested in `tests/format_scale_lists.rs`. A backend's list is a
+//! What a stage makes of every size in the list is tested in `tests/format/scale_lists.rs`. A backend's list is a
 //! bucket, and how it is cut into launches is the backend's own: so lists are long, and their weights have
 //! from one block to thousands.
 

@@ -1,4 +1,6 @@
 //! The CPU backend and the checker, driven by hand through the `Backend` trait.
+//!
+//! A program of its own, as every backend has one: the bodies that hold for all name theirs `crate::device`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may panic")]
 
@@ -10,8 +12,6 @@ mod checked;
 mod closures;
 mod device;
 mod link;
-#[path = "../own_adamw/mod.rs"]
-mod own_adamw;
 mod poison;
 mod products;
 mod reduce;

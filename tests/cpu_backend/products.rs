@@ -8,10 +8,10 @@ use warpweft::format::{Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::model::Form;
 use warpweft::session::{Session, SessionBuilder};
+use warpweft_testing::own_adamw::adamw;
 
 use crate::bodies::experts::{Product, WEIGHT};
 use crate::bodies::recorded::Addresses;
-use crate::own_adamw::adamw;
 
 pub(crate) type Surface = CpuSurface;
 

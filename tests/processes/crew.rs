@@ -7,7 +7,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::child::{DEADLINE, RANKS, ROLE};
-use crate::port::Port;
+use warpweft_testing::port::Port;
 
 /// What children wait for each other where nobody waits for the end of it: no machine is so busy that one
 /// comes later.

@@ -1,4 +1,5 @@
 //! Worlds of several processes: how they begin, how they end, and that each end names its cause on every process.
+//! And processes that are killed in a save.
 //!
 //! Real processes: this program starts itself once for each, with what a launcher would set. It is a program
 //! of its own, because a harness would run its other tests in the children too.
@@ -8,8 +9,7 @@
 mod child;
 mod crew;
 mod endings;
-#[path = "../port/mod.rs"]
-mod port;
+mod killed_saves;
 mod strangers;
 mod worlds;
 
@@ -22,10 +22,13 @@ fn main() {
     if let Ok(role) = std::env::var(child::ROLE) {
         return child::run(&role);
     }
+    if let Ok(role) = std::env::var(killed_saves::ROLE) {
+        return killed_saves::run(&role);
+    }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let wanted = |(name, _): &Test| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
     let (at_once, after_a_wait): (Vec<Test>, Vec<Test>) = (
-        [worlds::ALL, endings::AT_ONCE].concat().into_iter().filter(wanted).collect(),
+        [worlds::ALL, endings::AT_ONCE, killed_saves::ALL].concat().into_iter().filter(wanted).collect(),
         endings::AFTER_A_WAIT.iter().copied().filter(wanted).collect(),
     );
     // Tests that wait take no processor from others, and wait together.

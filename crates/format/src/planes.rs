@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(stored(Format::Mxfp8, Columnwise, shape), [(160, 288), (8, 384)]);
     }
 
-    /// PN-1, PN-2: the sizes; the bytes are compared by `tests/format_gather.rs`.
+    /// PN-1, PN-2: the sizes; the bytes are compared by `tests/format/gather.rs`.
     #[test]
     fn shards_laid_end_to_end_are_the_first_rows_of_the_full_planes() {
         for format in Format::CANONICAL {

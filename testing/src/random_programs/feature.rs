@@ -1,0 +1,368 @@
+//! What may come up in a random program and its plan.
+//!
+//! Law: a case that a suite counts on has a row here, or in `matrix_features` if it is about whole matrices, so it
+//! cannot get lost when the generator changes.
+
+use warpweft::config::{
+    AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
+};
+use warpweft::format::{ElementType, Orientation};
+use warpweft::id::SlotId;
+use warpweft::model::{
+    Accumulation, BufferSpec, Call, Exchange, ExchangeKind, Form, Gradient, Group, Lifetime, Phase,
+    Placement, Reuse, Role, WeightSpec,
+};
+use warpweft::op::{DequantizePart, Op, SumTarget};
+use warpweft::plan::{GatherStart, StepPlan};
+
+use super::{FORMATS, Sample, matrix_features};
+
+/// Does a sample, or the plan of its step, have it?
+type Has = Box<dyn Fn(&Sample, &StepPlan) -> bool>;
+
+/// Does the configuration of a sample say so?
+type Chosen = fn(&Sample) -> bool;
+
+/// A name, and what it names.
+pub(super) type Feature = (String, Has);
+
+/// All there are.
+pub fn features() -> Vec<Feature> {
+    let mut all: Vec<Feature> = Vec::new();
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("a tied weight: several gradients in a micro-batch", |sample, _| {
+        let calls = sample.program.calls();
+        let gradients = |weight| calls.iter().filter(|call| call.gradient(weight).is_some()).count();
+        sample.program.model().entries().any(|(weight, _)| gradients(weight) > 1)
+    });
+    add("a replayed call", |sample, _| repeats(sample, Phase::Forward));
+    add("a call computed again in backward", |sample, _| repeats(sample, Phase::Backward));
+    add("a dynamic call", |sample, _| sample.program.calls().iter().any(|call| call.dynamic));
+    add("several micro-batches", |sample, _| sample.program.micro_batches() > 1);
+    add("a gather of several weights", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::AllGather { parts } if parts.len() > 1))
+    });
+    add("a gather in chunks", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { .. }))
+    });
+    add("planes made whole for a transposition", |_, plan| is_assembled(plan, false));
+    add("planes made whole for a call", |_, plan| is_assembled(plan, true));
+    add("dense values derived on the call's lane", |_, plan| is_dequantized(plan, true));
+    add("dense values derived ahead of a call", |_, plan| is_dequantized(plan, false));
+    add("a reduction of several weights", |_, plan| {
+        let several = |op: &Op| match op {
+            Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => parts.len() > 1,
+            _ => false,
+        };
+        plan.tasks.iter().any(|task| several(&task.op))
+    });
+    add("gradients that a collective sums", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::ReduceScatter { .. }))
+    });
+    for target in [SumTarget::Rows, SumTarget::First, SumTarget::More] {
+        for alone in [false, true] {
+            let has = move |_: &Sample, plan: &StepPlan| {
+                let parts = plan.tasks.iter().flat_map(|task| match &task.op {
+                    Op::SumGradient { parts, .. } => parts.as_slice(),
+                    _ => &[],
+                });
+                parts.into_iter().any(|part| (part.target, part.landed.is_none()) == (target, alone))
+            };
+            let of = if alone { "one rank's gradient" } else { "exchanged gradients" };
+            all.push((format!("a sum of {of} as {target:?}"), Box::new(has)));
+        }
+    }
+    for part in [Accumulation::First, Accumulation::Next, Accumulation::Last] {
+        let has = move |_: &Sample, plan: &StepPlan| plan.accumulation == part;
+        all.push((format!("the {part} step of an accumulation"), Box::new(has)));
+    }
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("a whole step of a program that accumulates", |sample, plan| {
+        sample.program.is_accumulating() && plan.accumulation == Accumulation::Whole
+    });
+    add("a rank's own sum of a replicated weight that is continued", |_, plan| {
+        continues(plan, Placement::Replicated)
+    });
+    add("reduced rows added to a sum that is continued", |_, plan| continues(plan, Placement::Sharded));
+    add("a sum that is continued, with replicas", |_, plan| {
+        plan.accumulation.continues() && plan.weights.mesh.replicas() > 1
+    });
+    add("a sum that stays open, with a frozen weight", |_, plan| {
+        plan.accumulation.stays_open() && plan.weights.layouts.iter().any(|layout| layout.frozen)
+    });
+    add("a replicated weight", |sample, _| {
+        sample.program.model().weights().iter().any(|spec| spec.placement == Placement::Replicated)
+    });
+    add("a rank without rows", |_, plan| {
+        let shards = plan.weights.mesh.shards() as usize;
+        let is_short = |layout: &warpweft::layout::WeightLayout| {
+            layout.shard.rows_per_rank * (shards - 1) >= layout.shard.shape.rows
+        };
+        shards > 1 && plan.weights.layouts.iter().any(is_short)
+    });
+    add("rows that end within a block", |_, plan| {
+        let is_cut = |layout: &warpweft::layout::WeightLayout| {
+            layout.format.whole_blocks(layout.shard.shape) != layout.shard.shape
+        };
+        plan.weights.layouts.iter().any(is_cut)
+    });
+    add("one communicator", |sample, _| sample.config.communicators == 1);
+    add("two communicators", |sample, _| sample.config.communicators == 2);
+    add("three communicators and replicas", |sample, plan| {
+        sample.config.communicators == 3 && plan.weights.mesh.replicas() > 1
+    });
+    add(
+        "prefetch by depth",
+        |_, plan| matches!(plan.policy.prefetch, GatherStart::Depth(depth) if depth > 0),
+    );
+    add("gathers on demand", |_, plan| plan.policy.prefetch == GatherStart::Depth(0));
+    add("prefetch by bytes", |_, plan| matches!(plan.policy.prefetch, GatherStart::Bytes(_)));
+    add("prefetch by prices", |_, plan| plan.policy.prefetch == GatherStart::Auto);
+    add("holds cut to keep a budget", |sample, plan| {
+        let saves = |free: StepPlan| {
+            free.tasks.len() == plan.tasks.len() && free.arena.transient_bytes > plan.arena.transient_bytes
+        };
+        plan.policy.budget.is_some() && sample.planned_freely().is_some_and(saves)
+    });
+    add("a release", |_, plan| plan.tasks.iter().any(|task| task.release.is_some()));
+    add("a use that is kept", |sample, _| reuses(sample, Reuse::Keep));
+    add("a use that is gathered again", |sample, _| reuses(sample, Reuse::Regather));
+    add("a weight that says so", |sample, _| {
+        sample.program.model().weights().iter().any(|spec| spec.reuse.is_some())
+    });
+    add("moments in bf16", |sample, _| sample.config.optimizer.moments == Moments::Bf16);
+    add("masters beside their shards", |sample, _| sample.config.optimizer.masters == Masters::Bf16Remainder);
+    add("delayed scaling", |sample, _| sample.config.quantize.scaling == Scaling::Delayed);
+    add("a bucket of several parameter groups", |_, plan| {
+        let adams = plan.tasks.iter().filter(|task| matches!(task.op, Op::Adam { .. }));
+        adams.count() > plan.weights.buckets.len()
+    });
+    for lists in 0..=2 {
+        let has = move |_: &Sample, plan: &StepPlan| updates(plan, |kept| kept == lists);
+        all.push((format!("a rule of its own with {lists} lists"), Box::new(has)));
+    }
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("a bucket of several parameter groups that a rule of its own updates", |_, plan| {
+        let rows = |op: &Op| matches!(op, Op::Update { transformed: None, .. });
+        plan.tasks.iter().filter(|task| rows(&task.op)).count() > plan.weights.buckets.len()
+    });
+    add("a rule of its own at the end of a sum, with replicas", |_, plan| {
+        let is_last = plan.accumulation == Accumulation::Last && plan.weights.mesh.replicas() > 1;
+        is_last && updates(plan, |_| true)
+    });
+    add("a rule of its own whose masters are cast by delayed scales", |sample, plan| {
+        sample.config.quantize.scaling == Scaling::Delayed && updates(plan, |_| true)
+    });
+    add("a rule of its own beside a frozen weight", |_, plan| {
+        plan.weights.layouts.iter().any(|layout| layout.frozen) && updates(plan, |_| true)
+    });
+    add("a frozen weight that a step leaves as it is, sharded and not", |sample, plan| {
+        let frozen = |placement| {
+            let mut weights = sample.program.model().weights().iter();
+            weights.any(|spec| spec.frozen && spec.placement == placement)
+        };
+        plan.updates_weights && frozen(Placement::Sharded) && frozen(Placement::Replicated)
+    });
+    add("frozen and trained weights of one format", |sample, _| {
+        let weights = sample.program.model().weights();
+        let is_twin = |spec: &WeightSpec| {
+            let of = |other: &WeightSpec| (other.format, other.placement) == (spec.format, spec.placement);
+            weights.iter().any(|other| !other.frozen && of(other))
+        };
+        weights.iter().any(|spec| spec.frozen && is_twin(spec))
+    });
+    add("gradients in bf16", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }))
+    });
+    add("gradients written in bf16, with padding and without", |sample, plan| {
+        let is_padded = |weight| {
+            let shard = &plan.weights.layout(weight).shard;
+            shard.padded_rows() > shard.shape.rows
+        };
+        let all = || sample.program.calls().iter().flat_map(|call| &call.gradients);
+        let written = |padded| {
+            move |gradient: &&Gradient| {
+                gradient.element == ElementType::Bf16 && is_padded(gradient.weight) == padded
+            }
+        };
+        all().any(|gradient| written(true)(&gradient)) && all().any(|gradient| written(false)(&gradient))
+    });
+    add("gradients of one call written in f32 and in bf16, travelling in both", |_, plan| {
+        let mixed = |call: &Call| {
+            [ElementType::F32, ElementType::Bf16]
+                .into_iter()
+                .all(|element| call.gradients.iter().any(|gradient| gradient.element == element))
+        };
+        plan.policy.reduce_dtype == ReduceDtype::F32 && plan.calls.iter().any(mixed)
+    });
+    add("gradients added on the rank", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient { .. }))
+    });
+    add("gradients without an optimizer", |_, plan| {
+        let adds = |op: &Op| matches!(op, Op::Accumulate { .. } | Op::SumGradient { .. });
+        !plan.updates_weights && plan.tasks.iter().any(|task| adds(&task.op))
+    });
+    add("columnwise planes derived", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }))
+    });
+    add("columnwise planes of several weights derived at once", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::Transpose { parts } if parts.len() > 1))
+    });
+    add("planes of several weights dequantized at once", |_, plan| {
+        plan.tasks.iter().any(|task| matches!(&task.op, Op::Dequantize { parts } if parts.len() > 1))
+    });
+    add("values of whole planes", |_, plan| dequantizes(plan, |part| part.own.is_none()));
+    add("values of what arrived", |_, plan| dequantizes(plan, |part| part.own.is_some()));
+    add("values of what arrived in chunks", |_, plan| {
+        let chunked = |slot: SlotId| {
+            plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { part, .. } if part.to == slot))
+        };
+        dequantizes(plan, |part| part.own.is_some() && chunked(part.from))
+    });
+    for form in [Form::Planes, Form::Dense, Form::DenseBf16] {
+        for side in [Orientation::Rowwise, Orientation::Columnwise] {
+            let has = move |sample: &Sample, _: &StepPlan| {
+                let uses = sample.program.calls().iter().flat_map(|call| &call.uses);
+                uses.into_iter().any(|usage| (usage.form, usage.orientation) == (form, side))
+            };
+            all.push((format!("a {side} use as {form:?}"), Box::new(has)));
+        }
+    }
+    let configured: [(&str, Chosen); 9] = [
+        ("backward keeps", |sample| sample.config.backward == Backward::Keep),
+        ("backward gathers again", |sample| sample.config.backward == Backward::Regather),
+        ("kept across micro-batches", |sample| {
+            sample.config.across_micro_batches == AcrossMicroBatches::Keep
+        }),
+        ("kept if it fits", |sample| sample.config.across_micro_batches == AcrossMicroBatches::Fit),
+        ("columnwise planes kept", |sample| sample.config.columnwise == Columnwise::Keep),
+        ("reduced every call", |sample| sample.config.reduce_every == ReduceEvery::Call),
+        ("reduced every micro-batch", |sample| sample.config.reduce_every == ReduceEvery::MicroBatch),
+        ("reduced every step", |sample| sample.config.reduce_every == ReduceEvery::Step),
+        ("f32 on the wire", |sample| sample.config.reduce_dtype == ReduceDtype::F32),
+    ];
+    for (name, has) in configured {
+        all.push((name.into(), Box::new(move |sample, _| has(sample))));
+    }
+    for format in FORMATS {
+        let has = move |sample: &Sample, _: &StepPlan| {
+            sample.program.model().weights().iter().any(|spec| spec.format == format)
+        };
+        all.push((format!("a weight in {format}"), Box::new(has)));
+    }
+    for role in [Role::Internal, Role::Input, Role::Output] {
+        for lifetime in [Lifetime::Step, Lifetime::Call, Lifetime::Carried] {
+            let has = move |sample: &Sample, _: &StepPlan| {
+                let mut specs = sample.program.buffers().iter();
+                specs.any(|spec| (spec.role, spec.lifetime) == (role, lifetime))
+            };
+            all.push((format!("a buffer {role:?} for a {lifetime:?}"), Box::new(has)));
+        }
+    }
+    for kind in [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max] {
+        for group in [Group::World, Group::Shard, Group::Replicate] {
+            let has = move |sample: &Sample, plan: &StepPlan| {
+                let of = |exchange: Exchange| (exchange.kind, exchange.group) == (kind, group);
+                plan.weights.mesh.size(group) > 1 && exchanges(sample).any(of)
+            };
+            all.push((format!("an exchange, {kind} among the {group} group"), Box::new(has)));
+        }
+    }
+    for element in [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32] {
+        let has = move |sample: &Sample, _: &StepPlan| {
+            let of = |exchange: Exchange| sample.program.buffers()[exchange.to.index()].element == element;
+            exchanges(sample).any(of)
+        };
+        all.push((format!("an exchange of {element}"), Box::new(has)));
+    }
+    let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("an exchange of one rank with itself", |sample, plan| {
+        exchanges(sample).any(|exchange| plan.weights.mesh.size(exchange.group) == 1)
+    });
+    add("an exchange in several micro-batches", |sample, _| {
+        sample.program.micro_batches() > 1 && exchanges(sample).next().is_some()
+    });
+    add("an exchange before the first call", |sample, _| sample.program.calls()[0].exchange.is_some());
+    add("an exchange back into the buffer that was given", |sample, _| {
+        exchanges(sample)
+            .any(|one| exchanges(sample).any(|other| (one.from, one.to) == (other.to, other.from)))
+    });
+    add("an exchange of an input, and of what an earlier step left", |sample, _| {
+        let gives = |wanted: fn(&BufferSpec) -> bool| {
+            exchanges(sample).any(|exchange| wanted(&sample.program.buffers()[exchange.from.index()]))
+        };
+        gives(|spec| spec.role == Role::Input) && gives(|spec| spec.lifetime == Lifetime::Carried)
+    });
+    add("an exchange behind a call whose planes are gathered ahead", |_, plan| {
+        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeBuffer { .. }));
+        exchanges.count() > 0 && plan.tasks.iter().any(|task| task.release.is_some())
+    });
+    for shards in 1..=5 {
+        let has = move |sample: &Sample, _: &StepPlan| sample.mesh().shards() == shards;
+        all.push((format!("{shards} shards"), Box::new(has)));
+    }
+    for replicas in 1..=3 {
+        let has = move |sample: &Sample, _: &StepPlan| sample.mesh().replicas() == replicas;
+        all.push((format!("{replicas} replicas"), Box::new(has)));
+    }
+    let of_one_shard =
+        |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
+    all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
+    all.extend(matrix_features::features());
+    all
+}
+
+/// What ranks give each other.
+fn exchanges(sample: &Sample) -> impl Iterator<Item = Exchange> {
+    sample.program.calls().iter().filter_map(|call| call.exchange)
+}
+
+/// Does a task add a gradient of a weight placed so to what earlier steps added up?
+fn continues(plan: &StepPlan, placement: Placement) -> bool {
+    let adds = |op: &Op| matches!(op, Op::Accumulate { weight, .. } if plan.weights.layout(*weight).placement == placement);
+    plan.accumulation.continues() && plan.tasks.iter().any(|task| adds(&task.op))
+}
+
+/// Does a rule of the program's own update a weight beside which so many lists are kept?
+fn updates(plan: &StepPlan, wanted: impl Fn(usize) -> bool) -> bool {
+    let states = plan.tasks.iter().flat_map(|task| match &task.op {
+        Op::Update { states, .. } => states.as_slice(),
+        _ => &[],
+    });
+    states.into_iter().any(|state| wanted(state.kept.len()))
+}
+
+/// Does a plan dequantize such a part?
+fn dequantizes(plan: &StepPlan, wanted: impl Fn(&DequantizePart) -> bool) -> bool {
+    let parts = plan.tasks.iter().filter_map(|task| match &task.op {
+        Op::Dequantize { parts } => Some(parts),
+        _ => None,
+    });
+    parts.flatten().any(wanted)
+}
+
+/// Are planes made whole on the compute lane, or on another one?
+fn is_assembled(plan: &StepPlan, computes: bool) -> bool {
+    let mut assembles = plan.tasks.iter().filter(|task| matches!(task.op, Op::Assemble { .. }));
+    assembles.any(|task| (task.lane == plan.compute_lane()) == computes)
+}
+
+/// Are dense values made on the compute lane, or on another one?
+fn is_dequantized(plan: &StepPlan, computes: bool) -> bool {
+    let mut dequantized = plan.tasks.iter().filter(|task| matches!(task.op, Op::Dequantize { .. }));
+    dequantized.any(|task| (task.lane == plan.compute_lane()) == computes)
+}
+
+/// Does a call of this phase use exactly what an earlier one, forward, uses?
+fn repeats(sample: &Sample, phase: Phase) -> bool {
+    let calls = sample.program.calls();
+    let is_again = |(number, call): (usize, &Call)| {
+        let mut earlier = calls[..number].iter().filter(|other| other.phase == Phase::Forward);
+        call.phase == phase && !call.uses.is_empty() && earlier.any(|other| other.uses == call.uses)
+    };
+    calls.iter().enumerate().any(is_again)
+}
+
+fn reuses(sample: &Sample, reuse: Reuse) -> bool {
+    sample.program.calls().iter().flat_map(|call| &call.uses).any(|usage| usage.reuse == Some(reuse))
+}

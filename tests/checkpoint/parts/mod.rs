@@ -1,0 +1,58 @@
+//! Checkpoints in parts: every rank writes what it owns, any number of ranks reads it, and nothing half-done is
+//! ever taken for a checkpoint.
+
+mod by_hand;
+mod carried;
+mod cuts;
+mod failures;
+#[cfg(unix)]
+mod flips;
+mod processes;
+mod published;
+mod ranks;
+mod refusals;
+mod round_trips;
+mod states;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use warpweft::config::Config;
+use warpweft::session::{Checkpoint, WeightState};
+
+fn config() -> Config {
+    let mut config = Config::default();
+    config.prefetch.depth = Some(1);
+    config.optimizer.lr = 3e-3;
+    config
+}
+
+fn replicated(replicas: u32) -> Config {
+    let mut config = config();
+    config.mesh.replicate = replicas;
+    config
+}
+
+fn notes(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs.iter().map(|(name, note)| ((*name).to_owned(), (*note).to_owned())).collect()
+}
+
+/// As an export, without what parts leave out.
+fn without_planes(checkpoint: Checkpoint) -> Checkpoint {
+    let plain = |weight| WeightState { planes: Vec::new(), tensor_scale: 1.0, ..weight };
+    Checkpoint { weights: checkpoint.weights.into_iter().map(plain).collect(), ..checkpoint }
+}
+
+/// The files of a folder, sorted.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+/// The part of a rank.
+fn part(folder: &Path, rank: usize) -> PathBuf {
+    let begins = format!("rank-{rank:05}-");
+    let is_it = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(&begins);
+    files(folder).into_iter().find(is_it).expect("the part of a rank")
+}

@@ -1,0 +1,100 @@
+//! Exchanges of buffers that cannot be declared, and what the embedder is told; nothing is added by a refused one.
+
+use warpweft::format::ElementType;
+use warpweft::id::BufferId;
+use warpweft::model::{DeclareError, Exchange, ExchangeKind, Group, Model, Phase, StepProgram};
+
+#[test]
+fn exchanges_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
+    let mut program = StepProgram::builder("train", &Model::builder().build());
+    let own = program.input("own", 8, ElementType::F32).unwrap();
+    let all = program.output("all", 8, ElementType::F32).unwrap();
+    let half = program.activation_in("half", 8, ElementType::Bf16).unwrap();
+    let other_half = program.activation_in("other half", 8, ElementType::Bf16).unwrap();
+    let foreign = StepProgram::builder("evaluate", program.model()).activation("y", 8).unwrap();
+    let unknown = BufferId::new(9);
+    let [gather, sum] = [ExchangeKind::AllGather, ExchangeKind::Sum];
+    program.call("fit", Phase::Forward).writes(half).add().unwrap();
+    let mut refused = |name: &str, kind, from, to| {
+        let before = format!("{program:?}");
+        let exchange = Exchange::new(kind, from, to).among(Group::Shard);
+        let error = program.exchange(name, Phase::Forward, exchange).unwrap_err();
+        assert_eq!(format!("{program:?}"), before, "{error}");
+        error.to_string()
+    };
+    for (kind, from, to, expected) in [
+        (sum, own, own, "exchange `x` reads and overwrites buffer `own`; let it write another one"),
+        (
+            gather,
+            own,
+            half,
+            "`x` is an exchange (all-gather) from buffer `own` of f32 to `half` of bf16; declare both with one \
+             element type",
+        ),
+        (
+            sum,
+            half,
+            other_half,
+            "`x` is an exchange (sum) from buffer `half` of bf16 to `other half` of bf16; values of ranks are \
+             combined in f32: declare both as f32",
+        ),
+        (
+            ExchangeKind::Max,
+            half,
+            all,
+            "`x` is an exchange (maximum) from buffer `half` of bf16 to `all` of f32; values of ranks are \
+             combined in f32: declare both as f32",
+        ),
+    ] {
+        assert_eq!(refused("x", kind, from, to), expected);
+    }
+    for (from, to) in [(foreign, all), (own, foreign), (foreign, foreign)] {
+        let said = refused("x", gather, from, to);
+        assert!(said.contains("call `x` of `train` names buffer 0 of another program"), "{said}");
+    }
+    for (from, to) in [(unknown, all), (own, unknown), (unknown, unknown)] {
+        let said = refused("x", gather, from, to);
+        assert!(said.contains('9') && said.contains("own, all, half"), "{said}");
+    }
+    assert!(refused("fit", gather, own, all).contains("`fit`"));
+    assert!(refused("", gather, own, all).contains("give it one"));
+    // What was refused has taken no name, and what is added takes its own.
+    program.exchange("x", Phase::Forward, Exchange::new(sum, own, all)).unwrap();
+    for again in [
+        program.exchange("x", Phase::Forward, Exchange::new(gather, half, other_half)).unwrap_err(),
+        program.call("x", Phase::Forward).add().unwrap_err(),
+    ] {
+        assert!(matches!(&again, DeclareError::Duplicate { kind: "call", name } if name == "x"), "{again}");
+    }
+    let program = program.build_evaluation().unwrap();
+    let named = program.calls().iter().map(|call| (call.name.as_str(), call.exchange));
+    assert_eq!(named.collect::<Vec<_>>(), [("fit", None), ("x", Some(Exchange::new(sum, own, all)))]);
+}
+
+#[test]
+fn an_exchange_reads_what_was_filled_and_overwrites_no_input() {
+    let mut program = StepProgram::builder("train", &Model::builder().build());
+    let [one, two] = ["one", "two"].map(|name| program.activation(name, 4).unwrap());
+    let input = program.input("input", 4, ElementType::F32).unwrap();
+    let exchanged = |from, to| {
+        let mut program = program.clone();
+        let exchange = Exchange::new(ExchangeKind::AllToAll, from, to);
+        program.exchange("give", Phase::Forward, exchange).unwrap();
+        program.call("look", Phase::Forward).reads(input).reads(to).add().unwrap();
+        program.build_evaluation()
+    };
+    let error = exchanged(one, two).unwrap_err();
+    assert!(
+        matches!(&error, DeclareError::ReadBeforeWrite { call, buffer } if call == "give" && buffer == "one"),
+        "{error}"
+    );
+    let mut program = program.clone();
+    program.call("fill", Phase::Forward).writes(one).add().unwrap();
+    program.exchange("give", Phase::Forward, Exchange::new(ExchangeKind::AllToAll, one, input)).unwrap();
+    let error = program.build_evaluation().unwrap_err();
+    assert!(
+        matches!(&error, DeclareError::WritesInput { call, buffer } if call == "give" && buffer == "input"),
+        "{error}"
+    );
+    assert_eq!(exchanged(input, two).unwrap().calls().len(), 2, "what it writes may be read");
+}

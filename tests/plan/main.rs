@@ -1,0 +1,13 @@
+//! Plans: what is declared, what the passes make of it, what it costs, and what the verifier refuses.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod declarations;
+mod declared_exchanges;
+mod plans;
+mod policies;
+mod simulator;
+mod sizes;
+mod step_program;
+mod verify_faults;
+mod verify_mutations;

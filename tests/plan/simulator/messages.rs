@@ -1,0 +1,137 @@
+//! EX-1, AC-3: what drives the simulator is what drives the CPU.
+
+use std::cmp::Ordering;
+use std::sync::{Arc, Mutex};
+
+use warpweft::backend::cpu::{CpuOptions, CpuWorld};
+use warpweft::backend::sim::SimWorld;
+use warpweft::backend::{Backend, Checked};
+use warpweft::compute::{ComputeContext, ComputeError, Surface};
+use warpweft::config::{Capture, Config, Reduce};
+use warpweft::id::{RankId, TaskId};
+use warpweft::model::{Call, Mesh, Role, StepProgram};
+use warpweft::plan::Piece;
+use warpweft::session::{Session, simulate_program};
+use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
+
+use super::programs::{depth, plain, training, training_with};
+
+fn one() -> Mesh {
+    Mesh::new(1).unwrap()
+}
+
+fn simulated() -> impl Backend {
+    let world = SimWorld::new(one(), plain(), Reduce::Ordered).unwrap();
+    world.backend().unwrap()
+}
+
+/// Asks for everything that the call writes, and writes nothing.
+fn write_all<S: Surface>(call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError> {
+    for access in call.buffers.iter().filter(|access| access.access.writes()) {
+        context.write_bytes(access.buffer)?;
+    }
+    call.gradients.iter().try_for_each(|gradient| context.gradient(gradient.weight).map(drop))
+}
+
+/// What a session of three steps asks of `backend`.
+fn asked<B: Backend>(backend: B, program: &StepProgram, config: &Config) -> Vec<Asked>
+where
+    B::Surface: Surface + 'static,
+{
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let book = Arc::clone(&log);
+    let logged = Wrapped::new(backend, move |asked| {
+        book.lock().unwrap().push(asked);
+        Ok(())
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let closures = |_| |call: &Call, context: &ComputeContext<'_, B::Surface>| write_all(call, context);
+        let builder = Session::builder(config.clone(), closures).program(program.clone());
+        let builder = builder.initialize(|_, _| {});
+        let mut session = builder.start(vec![logged]).await.unwrap();
+        let program = session.plan("train").unwrap();
+        let inputs = program.buffers.iter().filter(|spec| spec.role == Role::Input);
+        let inputs: Vec<_> = inputs.map(|spec| (spec.name.clone(), spec.bytes())).collect();
+        let micro_batches = program.micro_batches as usize;
+        for (name, bytes) in inputs {
+            let zeros = vec![0; bytes * micro_batches];
+            session.write_input_bytes("train", RankId::new(0), &name, &zeros).unwrap();
+        }
+        for _ in 0..3 {
+            session.step("train").await.unwrap();
+        }
+        session.close().await.unwrap();
+    });
+    let log = log.lock().unwrap();
+    log.clone()
+}
+
+#[test]
+fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
+    let (plain, dynamic) = (training(3, 8, 1000), training_with(&["forward 1", "backward 2"], 3, 8, 1000));
+    for (capture, program) in [
+        (Capture::Off, &plain),
+        (Capture::Step, &plain),
+        (Capture::Segments, &plain),
+        (Capture::Segments, &dynamic),
+    ] {
+        let config = Config { capture, ..depth(2) };
+        let cpu = CpuWorld::new(one(), CpuOptions::default()).unwrap().backend(RankId::new(0)).unwrap();
+        let on_cpu = asked(cpu, program, &config);
+        assert!(on_cpu.iter().any(|asked| asked.moment == Moment::Wait));
+        assert_eq!(on_cpu.iter().any(|asked| asked.moment == Moment::Launch), capture != Capture::Off);
+        assert_eq!(asked(simulated(), program, &config), on_cpu, "{capture:?}");
+    }
+}
+
+/// AC-3: the actors ask for the same tasks, events and waits whether a step is issued, recorded or neither (a
+/// replay asks for none).
+#[test]
+fn actors_ask_the_same_of_a_step_that_is_recorded_as_of_one_that_is_not() {
+    let program = training(3, 8, 1000);
+    let of_steps = |capture| -> Vec<Asked> {
+        let all = asked(simulated(), &program, &Config { capture, ..depth(2) });
+        let actors = [Moment::Enqueue, Moment::Record, Moment::Wait];
+        all.into_iter().filter(|asked| actors.contains(&asked.moment)).collect()
+    };
+    // A prologue and three steps; of those that are recorded one is issued, one recorded, one replayed.
+    let (issued, recorded) = (of_steps(Capture::Off), of_steps(Capture::Step));
+    let step = issued.len() - recorded.len();
+    assert!(step > 40, "{step}");
+    assert_eq!(recorded, issued[..recorded.len()]);
+    let (before, last) = recorded.split_at(recorded.len() - step);
+    assert!(before.ends_with(last), "the recorded step asks for what the one before it asked for");
+}
+
+/// PL-7. Boundaries cost time in the simulator as they do on a device: a dynamic call begins when everything
+/// before it is over, and what follows waits for it.
+#[test]
+fn a_dynamic_call_runs_alone_between_two_segments() {
+    let program = training_with(&["forward 1", "backward 1"], 3, 8, 1000);
+    let config = Config { capture: Capture::Segments, ..depth(2) };
+    let simulated = simulate_program(&program, &config, &plain(), 4, 2).unwrap();
+    let (plan, pieces) = (&simulated.plan, simulated.plan.pieces());
+    assert_eq!(pieces.segments(), 3);
+    let at = |task: TaskId| simulated.timeline.slices.iter().find(|slice| slice.task == task).unwrap();
+    for (number, piece) in pieces.entries() {
+        let Piece::Call(call) = piece else { continue };
+        for (task, _) in plan.entries() {
+            match pieces.of(task).cmp(&number) {
+                Ordering::Less => assert!(at(task).end <= at(call).begin, "{task}"),
+                Ordering::Equal => assert_eq!(task, call),
+                Ordering::Greater => assert!(at(task).begin >= at(call).end, "{task}"),
+            }
+        }
+    }
+    let eager = simulate_program(&program, &depth(2), &plain(), 4, 2).unwrap();
+    assert!(simulated.step > eager.step, "{:?} is no longer than {:?}", simulated.step, eager.step);
+}
+
+#[test]
+fn the_checking_layer_finds_nothing_wrong_with_a_simulated_step() {
+    for dynamic in [&[][..], &["forward 0", "forward 1", "backward 0"]] {
+        let config = Config { capture: Capture::Segments, ..depth(2) };
+        assert!(!asked(Checked::new(simulated()), &training_with(dynamic, 3, 8, 1000), &config).is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+//! Many ranks, late ranks, worlds that cannot be.
+
+use std::time::Instant;
+
+use warpweft::backend::sim::{SimError, SimWorld};
+use warpweft::backend::{Backend, BackendError};
+use warpweft::cluster::{Cluster, preset};
+use warpweft::config::{Config, Declared, Reduce, ReduceDtype};
+use warpweft::model::{Decoder, Mesh};
+use warpweft::plan::{Policy, StepPlan};
+use warpweft::session::{SessionError, simulate_program};
+
+use super::programs::{PLAIN, chain, depth, plain, plain_with};
+
+#[test]
+fn a_collective_waits_for_the_last_of_all_ranks() {
+    // Two calls on demand: the second gather begins when the slowest rank has ended its first call.
+    let (ranks, length) = (64, 1_000_000u64);
+    let cluster = plain_with("[jitter]\nseed = 3\nmean = 0.1\n");
+    let program = chain(2, 64, length);
+    let late = simulate_program(&program, &depth(0), &cluster, ranks, 400).unwrap();
+    let alike = simulate_program(&program, &depth(0), &plain(), ranks, 1).unwrap();
+    let harmonic: f64 = (1..=ranks).map(|rank| 1.0 / f64::from(rank)).sum();
+    // Both calls end in a wait for all: in the next gather, and in the edge of the step, which the slowest
+    // rank sets.
+    let delay = (late.step - alike.step).as_nanos() as f64;
+    let expected = 2.0 * 0.1 * length as f64 * harmonic;
+    assert!((delay / expected - 1.0).abs() < 0.05, "{delay} is not {expected}");
+    assert!(late.exposure.skew.count() > 0);
+}
+
+#[test]
+fn one_straggler_slows_everybody_by_its_factor() {
+    let program = chain(4, 64, 1_000_000);
+    let cluster = plain_with("[jitter]\nstraggler_share = 1\nstraggler_factor = 1.5\n");
+    let slow = simulate_program(&program, &depth(0), &cluster, 8, 1).unwrap();
+    let alike = simulate_program(&program, &depth(0), &plain(), 8, 1).unwrap();
+    assert_eq!((slow.step - alike.step).as_nanos(), 4 * 500_000);
+}
+
+#[test]
+fn a_seed_gives_the_same_times_again() {
+    let cluster = plain_with("[jitter]\nseed = 3\nmean = 0.1\n");
+    let other = plain_with("[jitter]\nseed = 4\nmean = 0.1\n");
+    let step = |cluster| simulate_program(&chain(4, 64, 100_000), &depth(1), cluster, 16, 5).unwrap().step;
+    assert_eq!(step(&cluster), step(&cluster));
+    assert_ne!(step(&cluster), step(&other));
+}
+
+#[test]
+fn memory_is_counted_and_not_reserved() {
+    // 60 TB per rank, more than any machine that runs this test.
+    let cluster = Cluster { gpu: warpweft::cluster::Gpu { memory_bytes: 1 << 60, ..plain().gpu }, ..plain() };
+    let program = chain(3, 20_000_000_000, 1000);
+    let simulated = simulate_program(&program, &depth(3), &cluster, 4, 1).unwrap();
+    assert!(simulated.plan.arena.bytes() > 50_000_000_000_000, "{}", simulated.plan.arena.bytes());
+}
+
+/// As many ranks, but other groups: prices would be those of other collectives than the plan's.
+#[test]
+fn a_plan_of_another_mesh_than_the_world_s_is_not_bound() {
+    let (flat, hybrid) = (Mesh::new(4).unwrap(), Mesh::hybrid(4, 2).unwrap());
+    for (planned, world) in [(flat, hybrid), (hybrid, flat), (flat, Mesh::new(8).unwrap())] {
+        let plan = StepPlan::build(&chain(2, 64, 1000), &Policy::from(&depth(1)), planned).unwrap();
+        let ops = plan.ops();
+        let ranks = SimWorld::new(world, plain(), Reduce::Ordered).unwrap();
+        let backend = ranks.backend().unwrap();
+        let binding = plan.binding(backend.rank(), &ops);
+        let memory = backend.reserve(plan.arena.bytes(), 0).unwrap();
+        let Err(BackendError::Mesh { plan: of_plan, world: of_world, .. }) =
+            backend.bind(&memory, &binding).map(drop)
+        else {
+            panic!("bound a plan for {planned} in a world of {world}");
+        };
+        assert_eq!((of_plan, of_world), (planned, world));
+    }
+}
+
+#[test]
+fn worlds_that_cannot_be_are_refused_with_what_to_do() {
+    let h200 = preset("h200x4").unwrap().unwrap();
+    let error = simulate_program(&chain(1, 64, 1), &depth(0), &h200, 5, 1).unwrap_err();
+    assert!(matches!(error, SessionError::Simulator(SimError::NoLinks { ranks: 5, .. })), "{error}");
+    assert!(error.to_string().contains("use at most 4 ranks"), "{error}");
+
+    let small = PLAIN.replace("1_000_000_000_000", "1000");
+    let small = Cluster::from_toml(&small, "small.toml").unwrap();
+    let error = simulate_program(&chain(1, 64, 1), &depth(0), &small, 2, 1).unwrap_err().to_string();
+    assert!(error.contains("a GPU of `plain` has 1000") && error.contains("use more ranks"), "{error}");
+
+    let world = SimWorld::new(Mesh::new(2).unwrap(), plain(), Reduce::Ordered).unwrap();
+    let _first = world.backend().unwrap();
+    assert_eq!(world.backend().unwrap_err(), SimError::Taken);
+}
+
+#[test]
+fn thousands_of_ranks_of_a_deep_decoder_are_simulated_one_by_one() {
+    let text = include_str!("../../../examples/simulate/96-layers.toml");
+    let decoder = Decoder::from_toml(text, "96-layers.toml").unwrap();
+    let program = decoder.program(&decoder.model().unwrap()).unwrap();
+    let cluster = preset("h100x8-ib").unwrap().unwrap();
+    assert!(!cluster.jitter.is_none(), "else one clock would do");
+    let begin = Instant::now();
+    let config = Config {
+        prefetch: depth(2).prefetch,
+        // In f32 a GPU of this cluster has no room for what lands of the largest gradient.
+        reduce_dtype: ReduceDtype::Bf16,
+        ..Config::default()
+    };
+    let simulated = simulate_program(&program, &config, &cluster, 4096, 3).unwrap();
+    println!(
+        "4,096 ranks × 96 layers, {} tasks, planned, verified and four steps simulated in {:.2?}: {:.2?} a step",
+        simulated.plan.tasks.len(),
+        begin.elapsed(),
+        simulated.step
+    );
+    let compute: u64 = program.calls().iter().flat_map(|call| &call.cost).map(|part| part.flops).sum();
+    let least = compute as f64 / cluster.gpu.flops_per_s.bf16;
+    assert!(simulated.step.as_secs_f64() > least, "no faster than its matrix products");
+}

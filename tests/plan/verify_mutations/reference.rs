@@ -1,0 +1,325 @@
+//! The plainest trainer there is: whole weights, one process, program order.
+//!
+//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, ranks are a loop, and
+//! sums are written as the specification words them: over the ranks of a replica in rank order in f32, over
+//! the replicas in their order, scaled, then added in program order, step after step until the optimizer's.
+
+use std::collections::HashMap;
+
+use half::bf16;
+use warpweft::config::{Masters, Moments, ReduceDtype, ReduceEvery, Scaling};
+use warpweft::format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
+use warpweft::id::{BufferId, RankId, WeightId};
+use warpweft::model::{Call, Exchange, ExchangeKind, Form, Gradient, Lifetime, NonNegative, Placement, Role};
+use warpweft::session::initial::MasterRows;
+use warpweft_testing::random_programs::Sample;
+
+use super::closure::{self, Digest, has_tensor_scale};
+use super::parameter::{Parameter, transformed};
+
+/// What came of some steps.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    /// Bits of every weight's master.
+    pub(crate) masters: Vec<Vec<u32>>,
+    /// Bits of what is kept beside each: two moments, or as many lists as the rule has.
+    pub(crate) lists: Vec<[Vec<u32>; 2]>,
+    /// Bytes of every carried buffer that calls write, by name, per rank.
+    pub(crate) carried: HashMap<String, Vec<Vec<u8>>>,
+    /// Per step, rank and output: `[micro_batches, elements]`.
+    pub(crate) outputs: Vec<Vec<Outputs>>,
+}
+
+/// Buffers of one rank, as bytes.
+type Buffers = HashMap<BufferId, Vec<u8>>;
+
+/// Outputs of one rank, `[micro_batches, elements]`.
+type Outputs = HashMap<String, Vec<u32>>;
+
+/// Gradients of one weight, in program order: step, micro-batch and values.
+type Gradients = Vec<(u32, u32, Vec<f32>)>;
+
+/// Is it a program that this trainer can run? It keeps its state in f32 and its scales current.
+pub(crate) fn is_plain(sample: &Sample) -> bool {
+    let config = &sample.config;
+    (config.optimizer.moments, config.optimizer.masters, config.quantize.scaling)
+        == (Moments::F32, Masters::F32, Scaling::Current)
+}
+
+/// As many steps of the optimizer, if the program has one, as there are numbers; each for the gradients of so many
+/// steps of the program.
+pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
+    let model = sample.program.model();
+    let mut parameters: Vec<Parameter> = model
+        .weights()
+        .iter()
+        .map(|spec| {
+            let mut master = vec![0.0; spec.shape.elements()];
+            closure::initial(MasterRows::from_the_first(&spec.name, spec.shape.cols), &mut master);
+            let kept = if spec.frozen { 0 } else { sample.config.optimizer.own_states.unwrap_or(2) };
+            let lists = [0, 1].map(|list| vec![0.0; if list < kept { master.len() } else { 0 }]);
+            Parameter { master, lists }
+        })
+        .collect();
+    let mut memories: Vec<Buffers> = (0..sample.ranks).map(|_| carried(sample)).collect();
+    let mut outcome = Outcome::default();
+    let mut step = 0;
+    for (number, added) in sums.iter().copied().enumerate() {
+        let stored = stored(sample, &parameters);
+        let mut gradients = vec![vec![Gradients::new(); model.weights().len()]; memories.len()];
+        for _ in 0..added {
+            let of_step = one_step(sample, step, (&stored, &parameters), &mut memories, &mut gradients);
+            outcome.outputs.push(of_step);
+            step += 1;
+        }
+        let taken = number as i32 + 1;
+        if sample.program.updates_weights() {
+            let own_states = sample.config.optimizer.own_states;
+            let trained =
+                parameters.iter_mut().enumerate().filter(|(number, _)| !model.weights()[*number].frozen);
+            for (number, parameter) in trained {
+                let of: Vec<&Gradients> = gradients.iter().map(|rank| &rank[number]).collect();
+                let group = model.weights()[number].parameters;
+                let mut gradient = mean(sample, WeightId::at(number), &of);
+                let undone = 1.0 / added as f32;
+                gradient.iter_mut().for_each(|value| *value *= undone);
+                let decay = group.weight_decay.map_or(0.0, NonNegative::value);
+                let rate = 1e-3f32 * group.learning_rate_scale.map_or(1.0, NonNegative::value);
+                if let (true, Some(lists)) = (group.whole_matrix, own_states) {
+                    let prepared = parameter.prepare(lists, &gradient, taken);
+                    let transformed = transformed(&prepared, model.weights()[number].shape.cols, number);
+                    parameter.descend_by(lists, (&transformed, &gradient), taken, rate, decay);
+                    continue;
+                }
+                match own_states {
+                    None | Some(2) => parameter.update(&gradient, taken, rate, decay),
+                    Some(1) => parameter.roll(&gradient, rate, decay),
+                    _ => parameter.descend(&gradient, rate, decay),
+                }
+            }
+        }
+    }
+    let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+    let masters = model.weights().iter().zip(&parameters).map(|(spec, parameter)| {
+        let has_master = !spec.frozen || spec.placement == Placement::Replicated;
+        if has_master { bits(&parameter.master) } else { Vec::new() }
+    });
+    outcome.masters = masters.collect();
+    outcome.lists = parameters.iter().map(|parameter| parameter.lists.each_ref().map(bits)).collect();
+    for (number, spec) in sample.program.buffers().iter().enumerate() {
+        if spec.lifetime == Lifetime::Carried && spec.role != Role::Input {
+            let of = |memory: &Buffers| memory[&BufferId::at(number)].clone();
+            outcome.carried.insert(spec.name.clone(), memories.iter().map(of).collect());
+        }
+    }
+    outcome
+}
+
+/// Carried buffers begin as zeros.
+fn carried(sample: &Sample) -> Buffers {
+    let specs = sample.program.buffers().iter().enumerate();
+    specs
+        .filter(|(_, spec)| spec.lifetime == Lifetime::Carried)
+        .map(|(number, spec)| (BufferId::at(number), vec![0; spec.bytes()]))
+        .collect()
+}
+
+/// Every sharded weight as it would be stored, in all orientations the format has.
+fn stored(sample: &Sample, parameters: &[Parameter]) -> Vec<Option<Quantized>> {
+    let weights = sample.program.model().weights().iter();
+    weights
+        .zip(parameters)
+        .map(|(spec, parameter)| {
+            let whole = || quantize(spec.format, Directions::Both, Via::Bf16, spec.shape, &parameter.master);
+            (spec.placement == Placement::Sharded).then(|| whole().unwrap())
+        })
+        .collect()
+}
+
+/// Adds the ranks' gradients of a step to those of each weight, and returns their outputs. Calls run one after the
+/// other, each on all ranks, so that an exchange finds what all of them gave.
+fn one_step(
+    sample: &Sample,
+    step: u32,
+    weights: (&[Option<Quantized>], &[Parameter]),
+    memories: &mut [Buffers],
+    gradients: &mut [Vec<Gradients>],
+) -> Vec<Outputs> {
+    let program = &sample.program;
+    let of_role = |role: Role| {
+        let specs = program.buffers().iter().enumerate();
+        specs.filter(move |(_, spec)| spec.role == role).map(|(number, spec)| (BufferId::at(number), spec))
+    };
+    let mut outputs = vec![Outputs::new(); memories.len()];
+    for micro_batch in 0..program.micro_batches() {
+        for (rank, memory) in memories.iter_mut().enumerate() {
+            for (buffer, spec) in of_role(Role::Input) {
+                let mut values = vec![0.0; spec.elements];
+                closure::input(step, RankId::at(rank), micro_batch, &spec.name, &mut values);
+                memory.insert(buffer, bytemuck::cast_slice(&values).to_vec());
+            }
+        }
+        for call in program.calls() {
+            if let Some(exchange) = call.exchange {
+                give(sample, exchange, memories);
+                continue;
+            }
+            for (rank, memory) in memories.iter_mut().enumerate() {
+                for (weight, values) in one_call(sample, call, RankId::at(rank), weights, memory) {
+                    gradients[rank][weight.index()].push((step, micro_batch, values));
+                }
+            }
+        }
+        for (outputs, memory) in outputs.iter_mut().zip(&*memories) {
+            for (buffer, spec) in of_role(Role::Output) {
+                let values: Vec<u32> = bytemuck::pod_collect_to_vec(&memory[&buffer]);
+                outputs.entry(spec.name.clone()).or_default().extend(values);
+            }
+        }
+    }
+    outputs
+}
+
+/// The gradients that a rank's call writes.
+fn one_call(
+    sample: &Sample,
+    call: &Call,
+    rank: RankId,
+    (stored, parameters): (&[Option<Quantized>], &[Parameter]),
+    memory: &mut Buffers,
+) -> Vec<(WeightId, Vec<f32>)> {
+    let (program, model) = (&sample.program, sample.program.model());
+    let mut digest = Digest::new(&call.name, rank);
+    for usage in &call.uses {
+        let number = usage.weight.index();
+        match &stored[number] {
+            None => digest.bytes(bytemuck::cast_slice(&parameters[number].master)),
+            Some(weight) => read(&mut digest, weight, usage.orientation, usage.form, || {
+                has_tensor_scale(model, usage.weight)
+            }),
+        }
+    }
+    for access in call.buffers.iter().filter(|access| access.access.reads()) {
+        digest.bytes(&memory[&access.buffer]);
+    }
+    let mut gradients = Vec::new();
+    for (position, Gradient { weight, element }) in call.gradients.iter().enumerate() {
+        let mut values = vec![0.0; model.weight(*weight).unwrap().shape.elements()];
+        digest.fill(position, &mut values);
+        if *element == ElementType::Bf16 {
+            round(&mut values);
+        }
+        gradients.push((*weight, values));
+    }
+    for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
+        let spec = &program.buffers()[access.buffer.index()];
+        let bytes = digest.bytes_of(call.gradients.len() + position, spec.element, spec.elements);
+        memory.insert(access.buffer, bytes);
+    }
+    gradients
+}
+
+/// What ranks give each other, as the kinds are worded: all that all ranks of a replica, or of one place in all
+/// replicas, gave before any of them gets something.
+fn give(sample: &Sample, exchange: Exchange, memories: &mut [Buffers]) {
+    let mesh = sample.mesh();
+    let given: Vec<Vec<u8>> = memories.iter().map(|memory| memory[&exchange.from].clone()).collect();
+    for (rank, memory) in memories.iter_mut().enumerate() {
+        let members: Vec<usize> = mesh.members(RankId::at(rank), exchange.group).map(RankId::index).collect();
+        let place = members.iter().position(|member| *member == rank).unwrap();
+        let given = || members.iter().map(|member| given[*member].as_slice());
+        let values = || given().map(bytemuck::pod_collect_to_vec::<u8, f32>);
+        let got: Vec<u8> = match exchange.kind {
+            ExchangeKind::AllGather => given().collect::<Vec<_>>().concat(),
+            ExchangeKind::AllToAll => {
+                let part = |from: &[u8]| from.chunks(from.len() / members.len()).nth(place).unwrap().to_vec();
+                given().flat_map(part).collect()
+            }
+            ExchangeKind::Sum => bytemuck::cast_slice(&sum(values())).to_vec(),
+            ExchangeKind::Max => {
+                let larger = |one: Vec<f32>, other: Vec<f32>| {
+                    one.into_iter().zip(other).map(|(one, other)| one.max(other)).collect()
+                };
+                bytemuck::cast_slice(&values().reduce(larger).unwrap()).to_vec()
+            }
+        };
+        memory.insert(exchange.to, got);
+    }
+}
+
+/// What a call reads of a weight.
+fn read(
+    digest: &mut Digest,
+    weight: &Quantized,
+    orientation: Orientation,
+    form: Form,
+    scaled: impl Fn() -> bool,
+) {
+    let planes = match orientation {
+        Orientation::Rowwise => weight.rowwise.as_ref().unwrap(),
+        Orientation::Columnwise => weight.columnwise.as_ref().unwrap(),
+    };
+    if form == Form::Planes {
+        digest.bytes(&planes.data);
+        digest.bytes(&planes.scale);
+        if scaled() {
+            digest.bytes(&weight.tensor_scale.to_ne_bytes());
+        }
+        return;
+    }
+    let mut values = vec![0.0; weight.shape.elements()];
+    let planes = Planes { data: &planes.data, scale: &planes.scale };
+    dequantize(weight.format, orientation, weight.shape, planes, weight.tensor_scale, &mut values).unwrap();
+    if form == Form::DenseBf16 {
+        let rounded: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+        digest.bytes(bytemuck::cast_slice(&rounded));
+    } else {
+        digest.bytes(bytemuck::cast_slice(&values));
+    }
+}
+
+/// To bf16, nearest even.
+fn round(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+}
+
+/// Added one after the other in f32.
+fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
+    let add = |mut sum: Vec<f32>, more: Vec<f32>| {
+        sum.iter_mut().zip(&more).for_each(|(sum, more)| *sum += more);
+        sum
+    };
+    values.reduce(add).unwrap()
+}
+
+/// The mean over ranks and micro-batches of one weight's gradients, given per rank; those of several steps added up.
+fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
+    let factor = 1.0 / (sample.ranks * sample.program.micro_batches()) as f32;
+    let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * factor).collect::<Vec<f32>>();
+    if sample.program.model().weight(weight).unwrap().placement == Placement::Replicated {
+        return sum(ranks.iter().map(|of| sum(of.iter().map(|(.., values)| scaled(values.clone())))));
+    }
+    // What a rank adds before anything is reduced.
+    let together = |of: &Gradients| -> Vec<Vec<f32>> {
+        let is_one =
+            |one: &(u32, u32, Vec<f32>), other: &(u32, u32, Vec<f32>)| match sample.config.reduce_every {
+                ReduceEvery::Call => false,
+                ReduceEvery::MicroBatch => (one.0, one.1) == (other.0, other.1),
+                ReduceEvery::Step => one.0 == other.0,
+            };
+        of.chunk_by(is_one).map(|all| sum(all.iter().map(|(.., values)| values.clone()))).collect()
+    };
+    let sent = |mut values: Vec<f32>| {
+        if sample.config.reduce_dtype == ReduceDtype::Bf16 {
+            round(&mut values);
+        }
+        values
+    };
+    let ranks: Vec<Vec<Vec<f32>>> =
+        ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
+    let replicas = || ranks.chunks(sample.mesh().shards() as usize);
+    let of_replica =
+        |replica: &[Vec<Vec<f32>>], number: usize| sum(replica.iter().map(|of| of[number].clone()));
+    let of_all = |number: usize| sum(replicas().map(|replica| of_replica(replica, number)));
+    sum((0..ranks[0].len()).map(|number| scaled(of_all(number))))
+}

@@ -1,0 +1,116 @@
+//! Rules that random programs are trained by where Adam does not: one for each number of lists that are kept.
+//!
+//! Law: [`Closures`] are what machine and sessions carry a program out with; weights whose matrices are whole are for
+//! [`super::matrix_rule`]. A rule takes everything that differs between steps, weights and parameter groups from its
+//! context, and rounds every operation in f32, in the order in which [`super::reference`] does the same on whole
+//! weights; they share no code. Two lists are AdamW's moments, one is a momentum, and without any it is plain descent.
+
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{
+    Compute, ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext,
+};
+use warpweft::model::{Call, StepProgram};
+use warpweft_testing::random_programs::Sample;
+
+use super::{closure, matrix_rule};
+
+/// The calls of a program, and the rule if there is one.
+pub(crate) struct Closures {
+    program: StepProgram,
+    lists: Option<u8>,
+}
+
+impl Closures {
+    pub(crate) fn of(sample: &Sample) -> Self {
+        Self { program: sample.program.clone(), lists: sample.config.optimizer.own_states }
+    }
+
+    fn lists(&self) -> Result<u8, ComputeError> {
+        self.lists.ok_or(ComputeError::NoRule)
+    }
+}
+
+impl Compute<CpuSurface> for Closures {
+    fn run(&mut self, call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        closure::run(&self.program, call, context)
+    }
+
+    fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        let lists = self.lists()?;
+        if context.weights().any(|weight| weight.whole_matrix) {
+            return matrix_rule::update(lists, context);
+        }
+        match lists {
+            0 => descent(context),
+            1 => momentum(context),
+            2 => adam_w(context),
+            other => Err(ComputeError::closure(format!("{other} lists are for no rule"))),
+        }
+    }
+
+    fn has_rule(&self) -> bool {
+        self.lists.is_some()
+    }
+
+    fn prepare(&mut self, context: &PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        matrix_rule::prepare(self.lists()?, context)
+    }
+
+    fn transform(&mut self, context: &TransformContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        matrix_rule::transform(context)
+    }
+
+    fn has_matrix_rule(&self) -> bool {
+        self.program.model().weights().iter().any(|spec| spec.parameters.whole_matrix)
+    }
+}
+
+/// The factor on gradients, the rate of these weights, and their decay.
+pub(crate) fn scalars(context: &UpdateContext<'_, CpuSurface>) -> Result<[f32; 3], ComputeError> {
+    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
+    Ok([context.vote()?[0].factor(), rate, context.weight_decay()])
+}
+
+fn descent(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    let [factor, rate, decay] = scalars(context)?;
+    for weight in context.weights() {
+        let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
+        for (p, g) in master.iter_mut().zip(gradient.iter()) {
+            *p -= rate * (g * factor + decay * *p);
+        }
+    }
+    Ok(())
+}
+
+fn momentum(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    let [factor, rate, decay] = scalars(context)?;
+    for weight in context.weights() {
+        let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
+        let mut kept = context.first_state(weight.id)?;
+        for ((p, m), g) in master.iter_mut().zip(kept.iter_mut()).zip(gradient.iter()) {
+            *m = 0.9 * *m + g * factor;
+            *p -= rate * (*m + decay * *p);
+        }
+    }
+    Ok(())
+}
+
+fn adam_w(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    let [factor, rate, decay] = scalars(context)?;
+    let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
+    let step = context.vote()?[0].step as i32;
+    let [correction1, correction2] = [beta1, beta2].map(|beta| (1.0 - f64::from(beta).powi(step)) as f32);
+    for weight in context.weights() {
+        let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
+        let (mut first, mut second) = (context.first_state(weight.id)?, context.second_state(weight.id)?);
+        let moments = first.iter_mut().zip(second.iter_mut());
+        for ((p, (m, v)), g) in master.iter_mut().zip(moments).zip(gradient.iter()) {
+            let g = g * factor;
+            *m = beta1 * *m + (1.0 - beta1) * g;
+            *v = beta2 * *v + ((1.0 - beta2) * g) * g;
+            let update = (*m / correction1) / ((*v / correction2).sqrt() + epsilon);
+            *p -= rate * (update + decay * *p);
+        }
+    }
+    Ok(())
+}

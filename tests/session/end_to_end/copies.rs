@@ -1,0 +1,121 @@
+//! What several ranks hold of the same weights, compared when the trainer asks.
+
+use warpweft::backend::cpu::CpuSurface;
+use warpweft::compute::{ComputeError, UpdateContext};
+use warpweft::config::{Capture, Config, Masters, Moments};
+use warpweft::format::Format;
+use warpweft::id::RankId;
+use warpweft::session::{Session, SessionError, StatePart};
+use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
+
+use super::config;
+
+/// Four ranks in two replicas, with a replicated weight beside sharded ones.
+fn mesh(mut config: Config) -> Config {
+    config.mesh.replicate = 2;
+    config
+}
+
+async fn compared(session: &mut Session) -> Result<(), (String, StatePart, RankId, RankId)> {
+    let before = session.export().await.unwrap();
+    let found = session.compare_copies().await;
+    assert!(session.export().await.unwrap() == before, "it only looks");
+    match found {
+        Ok(()) => Ok(()),
+        Err(SessionError::CopiesDiffer { weight, part, rank, other, .. }) => Err((weight, part, rank, other)),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn training_leaves_all_copies_alike_however_state_is_kept() {
+    within_a_minute(async {
+        for (format, moments, masters) in [
+            (Format::NVFP4_2D, Moments::F32, Masters::F32),
+            (Format::Bf16, Moments::Bf16, Masters::Bf16Remainder),
+        ] {
+            for capture in [Capture::Off, Capture::Step] {
+                let mut config = mesh(config(1, capture, true));
+                (config.optimizer.moments, config.optimizer.masters) = (moments, masters);
+                config.optimizer.beta2 = 0.95;
+                let trainer = Trainer::refined(2, format, &config);
+                let mut session = trainer.start(config, 4).await.unwrap();
+                assert_eq!(compared(&mut session).await, Ok(()));
+                losses(&mut session, 4, 0..3).await;
+                assert_eq!(compared(&mut session).await, Ok(()), "{format}");
+                losses(&mut session, 4, 3..4).await;
+            }
+        }
+    });
+}
+
+/// A rule that leaves one value of one weight otherwise on one rank.
+fn parting(
+    weight: &'static str,
+    part: StatePart,
+    rank: u32,
+) -> impl Fn(&UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static {
+    move |context| {
+        for updated in context.weights() {
+            let mut master = context.master(updated.id)?;
+            let (mut first, mut second) =
+                (context.first_state(updated.id)?, context.second_state(updated.id)?);
+            let is_here = updated.name == weight && context.rank() == RankId::new(rank);
+            let added = if is_here { 0.25 } else { 0.0 };
+            match part {
+                StatePart::Master => master[3] += added,
+                StatePart::FirstMoment => first[3] += added,
+                _ => second[3] += added,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sharded weights are compared over the replicas, replicated ones over all ranks.
+#[test]
+fn what_one_rank_holds_otherwise_is_told_by_weight_list_and_two_ranks() {
+    within_a_minute(async {
+        for (weight, part, rank, pair) in [
+            ("layer1", StatePart::Master, 2, (0, 2)),
+            ("layer0", StatePart::FirstMoment, 1, (1, 3)),
+            ("layer1", StatePart::SecondMoment, 3, (1, 3)),
+            ("bias", StatePart::Master, 1, (0, 1)),
+            ("bias", StatePart::SecondMoment, 0, (0, 1)),
+        ] {
+            let mut config = mesh(config(1, Capture::Off, true));
+            config.optimizer.own_states = Some(2);
+            let trainer = Trainer::refined(2, Format::NVFP4_2D, &config);
+            let rule = parting(weight, part, rank);
+            let builder = trainer.builder_updating(config, &Mischief::default(), rule);
+            let mut session = builder.start_cpu(4).await.unwrap();
+            assert_eq!(compared(&mut session).await, Ok(()));
+            losses(&mut session, 4, 0..1).await;
+            let (first, other) = (RankId::new(pair.0), RankId::new(pair.1));
+            assert_eq!(compared(&mut session).await, Err((weight.to_owned(), part, first, other)));
+            let words = session.compare_copies().await.unwrap_err().to_string();
+            let list = match part {
+                StatePart::Master => "different masters of",
+                StatePart::FirstMoment => "different first states of",
+                _ => "different second states of",
+            };
+            assert!(words.contains(list) && words.contains("after 1 step, rank"), "{words}");
+            assert!(!words.contains("moment"), "{words}");
+            // It goes on, and an import makes them one model again: of the first replica.
+            losses(&mut session, 4, 1..2).await;
+            let checkpoint = session.export().await.unwrap();
+            session.import(&checkpoint).await.unwrap();
+            assert_eq!(compared(&mut session).await, Ok(()));
+        }
+    });
+}
+
+#[test]
+fn ranks_that_share_nothing_have_nothing_to_compare() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::Bf16);
+        let mut session = trainer.start(config(1, Capture::Off, true), 1).await.unwrap();
+        losses(&mut session, 1, 0..1).await;
+        assert_eq!(compared(&mut session).await, Ok(()));
+    });
+}

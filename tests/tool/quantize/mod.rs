@@ -1,0 +1,12 @@
+//! `warpweft quantize`, through the library and through the program.
+
+mod checkpoint;
+mod contents;
+mod golden;
+mod kinds;
+mod leftovers;
+mod program;
+mod refusals;
+mod saved;
+mod stacks;
+mod torn;
