@@ -115,7 +115,7 @@ compile_error!(
 #[macro_use]
 extern crate warpweft_base;
 
-pub(crate) use warpweft_base::{digest, errors, median, near, noise, panics, queue, time, whole_file};
+pub(crate) use warpweft_base::{errors, noise, whole_file};
 
 #[doc(inline)]
 pub use warpweft_backend::rendezvous;
@@ -129,13 +129,23 @@ pub use warpweft_format as format;
 #[doc(inline)]
 pub use warpweft_plan::{compute, layout, model, op, plan, policy};
 
+// What the tests of this repository look into.
+#[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod actor;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod exec;
+#[cfg(not(feature = "internals"))]
+#[allow(dead_code, unused_imports, unreachable_pub, reason = "some of it is for tests alone")]
+mod actor;
+#[cfg(not(feature = "internals"))]
+#[allow(dead_code, unused_imports, unreachable_pub, reason = "some of it is for tests alone")]
+mod exec;
+
 pub mod backend;
 pub mod cluster;
 pub mod config;
-#[doc(hidden)]
-pub mod exec;
 mod file_kind;
 pub mod prelude;
 pub mod session;

@@ -15,17 +15,17 @@
 //! | running | [`Config`], [`Session`], [`initial`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
 //! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
 
-pub use crate::backend::cpu::{CpuSurface, on_cpu};
-#[cfg(feature = "cuda")]
-pub use crate::backend::cuda::{CudaSurface, DeviceOrdinal, on_cuda};
-pub use crate::compute::{
-    Compute, ComputeContext, ComputeError, PrepareContext, Seat, TransformContext, UpdateContext, updating,
-};
 pub use crate::config::Config;
-pub use crate::format::{ElementType, Format, Orientation};
-pub use crate::id::{BufferId, RankId, WeightId};
-pub use crate::model::{Call, DeclareError, Form, Model, Phase, ProgramBuilder, StepProgram};
 pub use crate::session::{
     Checkpoint, CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, StepReport,
     StoreError, block_on, initial,
 };
+pub use warpweft_backend::cpu::{CpuSurface, on_cpu};
+pub use warpweft_base::id::{BufferId, RankId, WeightId};
+#[cfg(feature = "cuda")]
+pub use warpweft_cuda::{CudaSurface, DeviceOrdinal, on_cuda};
+pub use warpweft_format::{ElementType, Format, Orientation};
+pub use warpweft_plan::compute::{
+    Compute, ComputeContext, ComputeError, PrepareContext, Seat, TransformContext, UpdateContext, updating,
+};
+pub use warpweft_plan::model::{Call, DeclareError, Form, Model, Phase, ProgramBuilder, StepProgram};

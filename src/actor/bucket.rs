@@ -7,11 +7,11 @@
 //! what the plan promised (PL-9).
 
 use super::{Actor, Context, FlowError, Ready};
-use crate::backend::Backend;
-use crate::id::BucketId;
-use crate::model::Placement;
-use crate::op::Op;
-use crate::plan::{EdgeState, StepPlan};
+use warpweft_backend::Backend;
+use warpweft_base::id::BucketId;
+use warpweft_plan::model::Placement;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{EdgeState, StepPlan};
 
 /// Owns the shards of one bucket.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl BucketActor {
     /// The actor of `bucket`.
     #[must_use]
     pub fn new(bucket: BucketId) -> Self {
-        let state = EdgeState { masters: crate::id::Version::default(), shards: None };
+        let state = EdgeState { masters: warpweft_base::id::Version::default(), shards: None };
         Self { bucket, name: bucket.to_string(), state, updated: 0 }
     }
 

@@ -7,9 +7,9 @@
 //! - **CO-2** A faulted input never cancels a collective.
 
 use super::{Actor, Context, FlowError, Ready};
-use crate::backend::Backend;
-use crate::id::{CommId, CommSeq, RankId};
-use crate::plan::StepPlan;
+use warpweft_backend::Backend;
+use warpweft_base::id::{CommId, CommSeq, RankId};
+use warpweft_plan::plan::StepPlan;
 
 /// Owns one communicator.
 #[derive(Debug)]

@@ -5,10 +5,10 @@
 //! device knows what a closure does and whether it failed in this step; the actor issues the same tasks either way.
 
 use super::{Actor, Context, FlowError, Ready, out_of_turn};
-use crate::backend::Backend;
-use crate::id::{CallId, RankId};
-use crate::op::Op;
-use crate::plan::StepPlan;
+use warpweft_backend::Backend;
+use warpweft_base::id::{CallId, RankId};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 /// Owns the compute lane.
 #[derive(Debug)]

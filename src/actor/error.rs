@@ -1,7 +1,7 @@
 //! Faults of flow control. Every one of them is a fault of this crate, not of its user.
 
-use crate::backend::BackendError;
-use crate::id::{ActorId, RankId, TaskId};
+use warpweft_backend::BackendError;
+use warpweft_base::id::{ActorId, RankId, TaskId};
 
 /// Why a task was not issued.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -110,4 +110,4 @@ pub enum FlowError {
     Backend(#[from] BackendError),
 }
 
-debug_in_words!(FlowError);
+warpweft_base::debug_in_words!(FlowError);

@@ -19,14 +19,14 @@ use std::sync::Arc;
 
 use self::clocks::Clocks;
 use super::{FlowError, Message, Poison, Post, Registers, Wiring};
-use crate::backend::Backend;
-use crate::id::TaskId;
-use crate::plan::{EdgeKind, StepPlan};
+use warpweft_backend::Backend;
+use warpweft_base::id::TaskId;
+use warpweft_plan::plan::{EdgeKind, StepPlan};
 
 /// Issues the tasks of one bound plan on one rank.
 #[derive(Debug)]
 pub struct Issuer {
-    rank: crate::id::RankId,
+    rank: warpweft_base::id::RankId,
     plan: Arc<StepPlan>,
     wiring: Arc<Wiring>,
     registers: Registers,
@@ -42,7 +42,12 @@ pub struct Issuer {
 impl Issuer {
     /// An issuer for `plan`, wired as `wiring`.
     #[must_use]
-    pub fn new(rank: crate::id::RankId, plan: Arc<StepPlan>, wiring: Arc<Wiring>, poison: Poison) -> Self {
+    pub fn new(
+        rank: warpweft_base::id::RankId,
+        plan: Arc<StepPlan>,
+        wiring: Arc<Wiring>,
+        poison: Poison,
+    ) -> Self {
         Self {
             rank,
             registers: Registers::new(plan.arena.slots.len()),

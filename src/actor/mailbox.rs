@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use super::{FlowError, Right};
-use crate::id::{ActorId, RankId, TaskId};
+use warpweft_base::id::{ActorId, RankId, TaskId};
 
 /// What actors tell each other.
 #[derive(Debug)]

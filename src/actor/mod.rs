@@ -54,9 +54,9 @@ pub use verdict::VerdictActor;
 pub use wiring::{Fence, TaskWiring, Wiring};
 pub use worklist::{Ready, Worklist};
 
-use crate::backend::Backend;
-use crate::id::TaskId;
-use crate::plan::{EdgeState, StepPlan};
+use warpweft_backend::Backend;
+use warpweft_base::id::TaskId;
+use warpweft_plan::plan::{EdgeState, StepPlan};
 
 /// What an actor can reach while it fires: it may look at the plan, and issue the task it was given.
 #[derive(Debug)]
@@ -118,6 +118,10 @@ pub trait Actor<B: Backend>: std::fmt::Debug {
 }
 
 /// The error for a task that its own actor did not expect next.
-fn out_of_turn<B: Backend>(context: &Context<'_, B>, rank: crate::id::RankId, task: TaskId) -> FlowError {
+fn out_of_turn<B: Backend>(
+    context: &Context<'_, B>,
+    rank: warpweft_base::id::RankId,
+    task: TaskId,
+) -> FlowError {
     FlowError::OutOfTurn { rank, task: context.plan().describe(task) }
 }

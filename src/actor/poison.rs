@@ -9,7 +9,7 @@ use std::cell::OnceCell;
 use std::rc::Rc;
 
 use super::FlowError;
-use crate::id::RankId;
+use warpweft_base::id::RankId;
 
 /// A mark shared by everything that holds rights of one rank.
 #[derive(Clone, Debug, Default)]

@@ -3,7 +3,7 @@
 //! Law (FL-2): a slot is written only when no lease on it is open. A register counts what was granted and
 //! what was spent, and refuses to count below zero; it never decides.
 
-use crate::id::SlotId;
+use warpweft_base::id::SlotId;
 
 /// One counter per slot of a plan.
 #[derive(Clone, Debug)]

@@ -7,11 +7,11 @@
 use super::{
     Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Wiring, Worklist,
 };
-use crate::backend::Backend;
-use crate::id::{ActorId, BucketId, CommId, RankId, WeightId};
-use crate::layout::LaneKind;
-use crate::op::Op;
-use crate::plan::StepPlan;
+use warpweft_backend::Backend;
+use warpweft_base::id::{ActorId, BucketId, CommId, RankId, WeightId};
+use warpweft_plan::layout::LaneKind;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 /// What an actor is responsible for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

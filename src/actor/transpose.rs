@@ -5,8 +5,8 @@
 //! plan's decision.
 
 use super::{Actor, Context, FlowError, Ready};
-use crate::backend::Backend;
-use crate::plan::StepPlan;
+use warpweft_backend::Backend;
+use warpweft_plan::plan::StepPlan;
 
 /// Owns what a rank derives.
 #[derive(Debug)]

@@ -4,10 +4,10 @@
 //! the device by everything after it; the host never branches on it.
 
 use super::{Actor, Context, FlowError, Ready, out_of_turn};
-use crate::backend::Backend;
-use crate::id::RankId;
-use crate::op::Op;
-use crate::plan::StepPlan;
+use warpweft_backend::Backend;
+use warpweft_base::id::RankId;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 /// Owns the verdict of a rank.
 #[derive(Debug)]

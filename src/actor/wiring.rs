@@ -9,9 +9,9 @@
 
 use std::ops::Range;
 
-use crate::id::{EventId, LaneId, SlotId, TaskId};
-use crate::model::Access;
-use crate::plan::{Edge, StepPlan, Task};
+use warpweft_base::id::{EventId, LaneId, SlotId, TaskId};
+use warpweft_plan::model::Access;
+use warpweft_plan::plan::{Edge, StepPlan, Task};
 
 /// The routes of one task.
 #[derive(Clone, Debug, PartialEq, Eq)]

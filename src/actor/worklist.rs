@@ -7,7 +7,7 @@
 use slab::Slab;
 
 use super::{Message, Right};
-use crate::id::TaskId;
+use warpweft_base::id::TaskId;
 
 /// The tasks of one actor for one plan.
 #[derive(Debug)]

@@ -6,8 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::DeviceTimes;
-use crate::policy::{self, ByteSize};
+use warpweft_backend::DeviceTimes;
+use warpweft_plan::policy::{self, ByteSize};
 
 /// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
 /// back that sources before it set, so `WARPWEFT_PREFETCH__POLICY=auto` is enough over a file that sets a depth.

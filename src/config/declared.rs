@@ -15,7 +15,7 @@ use super::document::{Document, syntax};
 use super::shown::shown;
 use super::speed::Speed;
 use super::suggest::closest;
-use crate::whole_file::regular;
+use warpweft_base::whole_file::regular;
 
 /// Largest number that an item of a list may be repeated for.
 const MOST_NUMBERED: u64 = 65_535;
@@ -208,7 +208,7 @@ impl Takes {
             Self::OneOf(words) => value.as_str().is_some_and(|text| words.contains(&text)),
             Self::Format => value
                 .as_str()
-                .and_then(|name| name.parse::<crate::format::Format>().ok())
+                .and_then(|name| name.parse::<warpweft_format::Format>().ok())
                 .is_some_and(|format| format.check_weight().is_ok()),
             Self::Names => value.as_array().is_some_and(|names| {
                 names.iter().all(|name| name.as_str().is_some_and(|name| !name.is_empty()))

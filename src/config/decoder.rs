@@ -1,7 +1,7 @@
 //! A decoder's sizes as a file.
 
 use super::{Rule, Rules, Takes};
-use crate::model::{DeclareError, Decoder, ProgramBuilder};
+use warpweft_plan::model::{DeclareError, Decoder, ProgramBuilder};
 
 /// Largest size: two of them multiplied fit 64 bits; products of more saturate, and what saturated is refused
 /// as too large or takes the longest price.
@@ -49,7 +49,7 @@ impl Rules for Decoder {
 mod tests {
     use super::*;
     use crate::config::Declared;
-    use crate::model::Model;
+    use warpweft_plan::model::Model;
 
     const SOUND: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
 

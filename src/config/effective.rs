@@ -79,9 +79,9 @@ fn push(text: &mut String, piece: std::fmt::Arguments<'_>) {
 mod tests {
     use super::*;
     use crate::config::{Backward, ByteSize, Prefetch, WeightRule};
-    use crate::format::Format;
-    use crate::model::{Placement, Reuse};
     use proptest::prelude::*;
+    use warpweft_format::Format;
+    use warpweft_plan::model::{Placement, Reuse};
 
     fn configs() -> impl Strategy<Value = Config> {
         let size = prop::option::of((1u64..).prop_map(ByteSize::new));

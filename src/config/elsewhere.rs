@@ -169,7 +169,7 @@ fn table(key: &str) -> &str {
 mod tests {
     use super::*;
     use crate::config::{Config, ConfigError, Declared, Rules, keys};
-    use crate::model::Decoder;
+    use warpweft_plan::model::Decoder;
 
     #[test]
     fn every_key_of_the_list_is_one_of_a_configuration_or_of_a_decoder() {

@@ -12,7 +12,7 @@ use super::document::below;
 use super::error::ConfigError;
 use super::keys;
 use super::origin::Origin;
-use crate::rendezvous;
+use warpweft_backend::rendezvous;
 
 /// What the names of all our variables begin with.
 pub(super) const PREFIX: &str = "WARPWEFT_";

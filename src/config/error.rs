@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use super::origin::Origin;
-use crate::errors::{shown, shown_path, told};
-use crate::model::DeclareError;
+use warpweft_base::errors::{shown, shown_path, told};
+use warpweft_plan::model::DeclareError;
 
 /// Why a configuration was refused. Nothing of it was used.
 #[derive(thiserror::Error)]
@@ -123,7 +123,7 @@ pub enum ConfigError {
     },
 }
 
-debug_in_words!(ConfigError);
+warpweft_base::debug_in_words!(ConfigError);
 
 /// What to do about what the system says of a file that is to be read.
 fn to_read(source: &io::Error) -> &'static str {

@@ -16,8 +16,8 @@ use super::keys::{self, Place};
 use super::origin::{Origin, Origins};
 use super::suggest::closest;
 use super::{Config, ConfigError, Prefetch};
-use crate::whole_file::regular;
 use toml::{Table, Value};
+use warpweft_base::whole_file::regular;
 
 impl Config {
     /// Loads a file, if one is named, and the environment of the process over it.
@@ -233,9 +233,9 @@ fn unknown(key: String, origin: Origin) -> ConfigError {
 mod tests {
     use super::*;
     use crate::config::{Backward, ByteSize, Capture, DeviceTimes, Reduce, Scaling, Transport};
-    use crate::format::{AmaxChoice, Format, Via};
-    use crate::model::Placement;
     use proptest::prelude::*;
+    use warpweft_format::{AmaxChoice, Format, Via};
+    use warpweft_plan::model::Placement;
 
     fn from_text(text: &str) -> Result<Config, ConfigError> {
         Config::from_toml_str(text, "run.toml")

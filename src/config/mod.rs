@@ -60,14 +60,14 @@ pub use error::ConfigError;
 pub use optimizing::{Optimizer, Quantize, Scaling};
 pub use origin::{Origin, Origins};
 // Values of these types stand in a configuration.
-pub use crate::backend::{DeviceTimes, SignalBy, Transport};
-pub use crate::format::{AmaxChoice, Format, Via};
-pub use crate::model::{Placement, Reuse};
-pub use crate::policy::{
+pub(crate) use speed::Speed;
+pub use warpweft_backend::{DeviceTimes, SignalBy, Transport};
+pub use warpweft_format::{AmaxChoice, Format, Via};
+pub use warpweft_plan::model::{Placement, Reuse};
+pub use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, ByteSize, ByteSizeError, Columnwise, Masters, Moments, Reduce,
     ReduceDtype, ReduceEvery,
 };
-pub(crate) use speed::Speed;
 #[cfg(feature = "cli")]
 pub(crate) use weights::pattern_matches;
 pub use weights::{WeightRule, WeightSettings};
@@ -77,8 +77,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{DeclareError, Mesh};
-use crate::policy;
+use warpweft_plan::model::{DeclareError, Mesh};
+use warpweft_plan::policy;
 
 /// All that can be chosen about a session, apart from the model and its step programs.
 ///

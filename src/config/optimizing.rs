@@ -6,8 +6,8 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
-use crate::format::{AmaxChoice, Via};
-use crate::policy::{self, AdamMode, Masters, Moments};
+use warpweft_format::{AmaxChoice, Via};
+use warpweft_plan::policy::{self, AdamMode, Masters, Moments};
 
 /// Where the scale of a weight in a per-tensor FP8 format comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

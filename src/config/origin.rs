@@ -7,7 +7,7 @@ use toml::Value;
 
 use super::Config;
 use super::keys::{self, Entry};
-use crate::errors::{shown, shown_path};
+use warpweft_base::errors::{shown, shown_path};
 
 /// Where the value of a key came from.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,9 +8,9 @@
 
 use super::weights::{RuleIndex, settings};
 use super::{Config, ConfigError, WeightRule, keys};
-use crate::format::Format;
-use crate::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
-use crate::near::near;
+use warpweft_base::near::near;
+use warpweft_format::Format;
+use warpweft_plan::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
 
 impl Config {
     /// The model with formats, placements, reuse, parameter groups and what is frozen as the rules say; ids
@@ -132,7 +132,7 @@ fn patterns_like(pattern: &str, model: &Model) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::NonNegative;
+    use warpweft_plan::model::NonNegative;
 
     fn model() -> Model {
         let mut model = Model::builder();

@@ -1,7 +1,7 @@
 //! The key that was meant, or the name.
 
 use super::elsewhere;
-use crate::near::near;
+use warpweft_base::near::near;
 
 /// The candidate that a name of another framework stands for, or else the closest to a misspelt key; `None` when
 /// none is close.

@@ -10,8 +10,8 @@ use std::str::Chars;
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use crate::format::Format;
-use crate::model::{NonNegative, Placement, Reuse};
+use warpweft_format::Format;
+use warpweft_plan::model::{NonNegative, Placement, Reuse};
 
 /// One rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -167,7 +167,7 @@ pub(crate) fn pattern_matches(pattern: &str, name: &str) -> bool {
 mod placement {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-    use crate::model::Placement;
+    use warpweft_plan::model::Placement;
 
     #[derive(Serialize, Deserialize)]
     #[serde(rename_all = "snake_case")]

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use super::installed::install;
 use super::rank::agree;
 use super::{CaptureMode, ExecError, Rank};
-use crate::backend::Backend;
-use crate::id::ProgramId;
-use crate::layout::{Content, Region, Residency};
-use crate::plan::StepPlan;
+use warpweft_backend::Backend;
+use warpweft_base::id::ProgramId;
+use warpweft_plan::layout::{Content, Region, Residency};
+use warpweft_plan::plan::StepPlan;
 
 /// A plan with which a program continues.
 #[derive(Clone, Debug)]

@@ -7,10 +7,10 @@
 
 use super::rounds::{Rounds, Work};
 use super::{ExecError, Handover, Rank, StatePart};
-use crate::backend::Backend;
-use crate::digest::Digest;
-use crate::id::{RankId, WeightId};
-use crate::model::{Group, Placement};
+use warpweft_backend::Backend;
+use warpweft_base::digest::Digest;
+use warpweft_base::id::{RankId, WeightId};
+use warpweft_plan::model::{Group, Placement};
 
 /// Bytes between two signs of life: a fraction of a second's work.
 const PIECE: usize = 64 << 20;

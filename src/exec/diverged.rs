@@ -7,9 +7,9 @@
 //!   behind such a step alone: in the rank's own rows, weight by weight, the master first (`found`).
 
 use super::{ExecError, FoundValue, Rank, StatePart};
-use crate::backend::Backend;
-use crate::id::WeightId;
-use crate::rendezvous::{Reader, Truncated, Writer};
+use warpweft_backend::Backend;
+use warpweft_backend::rendezvous::{Reader, Truncated, Writer};
+use warpweft_base::id::WeightId;
 
 /// One value that a rank found.
 #[derive(Clone, Copy, Debug, PartialEq)]

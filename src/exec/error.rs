@@ -3,10 +3,10 @@
 //! Law: what ended a rank is said here, and what to do about an ended session by whoever owns it, once.
 
 use crate::actor::FlowError;
-use crate::backend::BackendError;
-use crate::format::FormatError;
-use crate::id::{ProgramId, RankId};
-use crate::plan::EdgeState;
+use warpweft_backend::BackendError;
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_format::FormatError;
+use warpweft_plan::plan::EdgeState;
 
 /// A failure of one rank.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -231,7 +231,7 @@ pub enum ExecError {
     },
 }
 
-debug_in_words!(ExecError);
+warpweft_base::debug_in_words!(ExecError);
 
 impl ExecError {
     /// Whether it is only the echo of another rank's end, in which case some other rank has the cause.

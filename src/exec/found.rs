@@ -6,9 +6,9 @@
 use std::time::{Duration, Instant};
 
 use super::{ExecError, Rank};
-use crate::backend::Backend;
-use crate::id::WeightId;
-use crate::rendezvous::{Reader, Truncated, Writer};
+use warpweft_backend::Backend;
+use warpweft_backend::rendezvous::{Reader, Truncated, Writer};
+use warpweft_base::id::WeightId;
 
 /// A value of a weight's master, of its optimizer state or of its main grad.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -15,13 +15,13 @@ use serde::{Deserialize, Serialize};
 use super::rounds::{Rounds, Work};
 use super::world::{failed, misfit};
 use super::{ExecError, Rank, ShardPlanes};
-use crate::backend::Backend;
-use crate::digest::Digest;
-use crate::errors::shown;
-use crate::format::{ElementType, Orientation, PlaneSpec, quantize_shard};
-use crate::id::WeightId;
-use crate::layout::{Content, PlaneRegions, WeightLayout};
-use crate::model::{Group, Placement};
+use warpweft_backend::Backend;
+use warpweft_base::digest::Digest;
+use warpweft_base::errors::shown;
+use warpweft_base::id::WeightId;
+use warpweft_format::{ElementType, Orientation, PlaneSpec, quantize_shard};
+use warpweft_plan::layout::{Content, PlaneRegions, WeightLayout};
+use warpweft_plan::model::{Group, Placement};
 
 /// Which values a frozen weight has (FW-2): equal for equal planes in one format, whatever the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -145,7 +145,7 @@ impl<B: Backend> Rank<B> {
         };
         if layout.placement == Placement::Replicated {
             let spec = PlaneSpec {
-                kind: crate::format::PlaneKind::Data,
+                kind: warpweft_format::PlaneKind::Data,
                 rows: layout.shard.shape.rows,
                 cols: layout.shard.shape.cols,
                 element: ElementType::F32,
@@ -188,7 +188,7 @@ impl<B: Backend> Rank<B> {
 /// The row tiles of a plane of a rank's shard that have real rows, with their numbers in the whole weight.
 fn tiles<'a>(
     layout: &WeightLayout,
-    rank: crate::id::RankId,
+    rank: warpweft_base::id::RankId,
     spec: &PlaneSpec,
     plane: &'a [u8],
 ) -> impl Iterator<Item = (usize, &'a [u8])> {

@@ -4,10 +4,10 @@
 //! caller's thread, which all of them wait for, does not. Nothing is allocated once there is room for a
 //! plan's tasks, which is made the first time.
 
-use crate::backend::TaskInterval;
-use crate::layout::LaneKind;
-use crate::plan::StepPlan;
 use crate::trace::{Exposure, Interval, exposure};
+use warpweft_backend::TaskInterval;
+use warpweft_plan::layout::LaneKind;
+use warpweft_plan::plan::StepPlan;
 
 /// Measures steps of one rank.
 #[derive(Debug, Default)]
@@ -49,10 +49,10 @@ impl Gauge {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::format::{Format, Orientation};
-    use crate::model::{Form, Mesh, Model, Phase, StepProgram};
-    use crate::plan::Policy;
     use crate::trace::Nanoseconds;
+    use warpweft_format::{Format, Orientation};
+    use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
+    use warpweft_plan::plan::Policy;
 
     /// The clock's origin may be hours before the step.
     #[test]

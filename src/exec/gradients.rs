@@ -8,12 +8,12 @@
 //!   search or none: they exchange one number behind every step that may need it, whatever its loss scale.
 
 use super::{ExecError, FoundValue, Handover, Rank};
-use crate::backend::{Activity, Backend, Inspection};
-use crate::id::{CallId, ProgramId, WeightId};
-use crate::layout::Content;
-use crate::op::Vote;
-use crate::plan::StepPlan;
-use crate::rendezvous::{Reader, Truncated, Writer};
+use warpweft_backend::rendezvous::{Reader, Truncated, Writer};
+use warpweft_backend::{Activity, Backend, Inspection};
+use warpweft_base::id::{CallId, ProgramId, WeightId};
+use warpweft_plan::layout::Content;
+use warpweft_plan::op::Vote;
+use warpweft_plan::plan::StepPlan;
 
 /// What one rank knows of gradients of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -99,9 +99,9 @@ impl<B: Backend> Rank<B> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::format::Format;
-    use crate::model::{Mesh, Model, Phase, StepProgram};
-    use crate::plan::Policy;
+    use warpweft_format::Format;
+    use warpweft_plan::model::{Mesh, Model, Phase, StepProgram};
+    use warpweft_plan::plan::Policy;
 
     /// EX-2
     #[test]

@@ -10,12 +10,12 @@ use std::time::Duration;
 use super::{
     Adoption, Diverged, FrozenDigest, Gradients, PartReader, PartWriter, RankReport, Refusal, Unequal,
 };
-use crate::backend::{ClosureFault, HostSplit, TaskInterval};
-use crate::format::{DelayedState, PlaneKind};
-use crate::id::{RankId, WeightId};
-use crate::layout::WeightLayout;
-use crate::op::Vote;
 use crate::trace::Exposure;
+use warpweft_backend::{ClosureFault, HostSplit, TaskInterval};
+use warpweft_base::id::{RankId, WeightId};
+use warpweft_format::{DelayedState, PlaneKind};
+use warpweft_plan::layout::WeightLayout;
+use warpweft_plan::op::Vote;
 
 /// Optimizer state of one rank's rows of one weight. Moments are empty where the weight is frozen, and so is the master
 /// where it is its planes alone.

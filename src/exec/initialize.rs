@@ -6,12 +6,12 @@
 //! them together again.
 
 use super::{ExecError, FirstPlanes, Initializer, MasterRows, Rank, ShardPlanes};
-use crate::backend::Backend;
-use crate::digest::Digest;
-use crate::format::{Orientation, Planes, dequantize};
-use crate::id::{RankId, WeightId};
-use crate::layout::WeightLayout;
-use crate::model::{Group, Placement};
+use warpweft_backend::Backend;
+use warpweft_base::digest::Digest;
+use warpweft_base::id::{RankId, WeightId};
+use warpweft_format::{Orientation, Planes, dequantize};
+use warpweft_plan::layout::WeightLayout;
+use warpweft_plan::model::{Group, Placement};
 
 /// What a rank tells the others of its masters.
 #[derive(Default)]

@@ -16,12 +16,12 @@ use super::capture::Action;
 use super::record::{record, replay};
 use super::{Capture, CaptureMode, ExecError, Pump, World};
 use crate::actor::{FlowError, Poison};
-use crate::backend::{Activity, Backend, BackendError, HostSplit, Meter};
-use crate::id::{BufferId, LaneId};
-use crate::layout::{Binding, Content, Region};
-use crate::model::Role;
-use crate::op::Op;
-use crate::plan::{EdgeState, StepPlan};
+use warpweft_backend::{Activity, Backend, BackendError, HostSplit, Meter};
+use warpweft_base::id::{BufferId, LaneId};
+use warpweft_plan::layout::{Binding, Content, Region};
+use warpweft_plan::model::Role;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{EdgeState, StepPlan};
 
 /// A plan installed on a rank.
 pub struct Installed<B: Backend> {

@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use super::ShardPlanes;
-use crate::id::RankId;
-use crate::layout::WeightLayout;
+use warpweft_base::id::RankId;
+use warpweft_plan::layout::WeightLayout;
 
 /// The rows of one weight whose masters a rank begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

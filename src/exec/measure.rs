@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use super::world::{failed, misfit};
 use super::{ExecError, World};
-use crate::backend::TaskInterval;
-use crate::id::RankId;
-use crate::rendezvous::Topic;
 use crate::tune::agreed;
+use warpweft_backend::TaskInterval;
+use warpweft_backend::rendezvous::Topic;
+use warpweft_base::id::RankId;
 
 impl World {
     /// Tells all ranks how long a step took on this one, and returns what they agree on, in nanoseconds: the

@@ -10,9 +10,9 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::errors::{shown_path, told};
-use crate::id::RankId;
-use crate::whole_file::next_step;
+use warpweft_base::errors::{shown_path, told};
+use warpweft_base::id::RankId;
+use warpweft_base::whole_file::next_step;
 
 /// Why parts of a checkpoint were not saved or not imported.
 ///
@@ -136,7 +136,7 @@ pub enum PartError {
     },
 }
 
-debug_in_words!(PartError);
+warpweft_base::debug_in_words!(PartError);
 
 impl PartError {
     /// A reason of the embedder's own: an error, or its words.

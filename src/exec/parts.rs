@@ -9,10 +9,10 @@ use std::io;
 use std::str::FromStr;
 
 use super::{FrozenDigest, PartError, StatePart, WeightShard};
-use crate::digest::Digest;
-use crate::errors::shown;
-use crate::format::DelayedState;
-use crate::id::{CarriedId, RankId, WeightId};
+use warpweft_base::digest::Digest;
+use warpweft_base::errors::shown;
+use warpweft_base::id::{CarriedId, RankId, WeightId};
+use warpweft_format::DelayedState;
 
 /// Which save a part is of. No two saves have the same one, but for a chance of 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,9 +9,9 @@
 use std::sync::Arc;
 
 use crate::actor::{Actor, Context, FlowError, Issuer, Poison, Post, Roster, Wiring, Worklist};
-use crate::backend::Backend;
-use crate::id::{ActorId, PieceId, RankId, TaskId};
-use crate::plan::{EdgeState, Pieces, StepPlan};
+use warpweft_backend::Backend;
+use warpweft_base::id::{ActorId, PieceId, RankId, TaskId};
+use warpweft_plan::plan::{EdgeState, Pieces, StepPlan};
 
 /// The actors of one plan on one rank, and what drives them.
 #[derive(Debug)]

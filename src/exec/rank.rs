@@ -15,12 +15,12 @@ use std::time::Instant;
 use super::installed::{Driven, Installed, Staged, install};
 use super::{CaptureMode, ComingStep, ExecError, FrozenDigest, Gauge, Handover, World};
 use crate::actor::Poison;
-use crate::backend::{Activity, Backend, Meter};
-use crate::compute::ComputeFactory;
-use crate::id::{ProgramId, RankId};
-use crate::layout::{Content, Region, Residency};
-use crate::op::Vote;
-use crate::plan::{EdgeState, StepPlan, carried};
+use warpweft_backend::{Activity, Backend, Meter};
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::layout::{Content, Region, Residency};
+use warpweft_plan::op::Vote;
+use warpweft_plan::plan::{EdgeState, StepPlan, carried};
 
 /// What a rank has reserved for all plans it will run.
 #[derive(Clone, Copy, Debug)]

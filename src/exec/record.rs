@@ -11,9 +11,9 @@
 
 use super::Pump;
 use crate::actor::FlowError;
-use crate::backend::{Backend, BackendError};
-use crate::id::{LaneId, TaskId};
-use crate::plan::{Piece, StepPlan};
+use warpweft_backend::{Backend, BackendError};
+use warpweft_base::id::{LaneId, TaskId};
+use warpweft_plan::plan::{Piece, StepPlan};
 
 /// One piece of a recorded step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

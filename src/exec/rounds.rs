@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::world::{failed, misfit};
 use super::{ExecError, PartError, World};
-use crate::id::RankId;
-use crate::rendezvous::{Reader, Topic, Truncated, Writer};
+use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer};
+use warpweft_base::id::RankId;
 
 /// The part of the deadline after which a rank that works comes to a round.
 const PART_OF_DEADLINE: u32 = 4;

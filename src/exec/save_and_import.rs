@@ -11,9 +11,9 @@ use super::parts::{Incomplete, PartWriter, RankPart, RankState, SaveId};
 use super::rounds::{Refusal, Rounds, Work};
 use super::spread::DIFFERENT_CHECKPOINTS;
 use super::{ExecError, FrozenDigest, Handover, Rank, StatePart};
-use crate::backend::Backend;
-use crate::format::DelayedState;
-use crate::id::{CarriedId, RankId, WeightId};
+use warpweft_backend::Backend;
+use warpweft_base::id::{CarriedId, RankId, WeightId};
+use warpweft_format::DelayedState;
 
 /// The number of a rank that does not know whether the save became a checkpoint. Why comes in a meeting of its own.
 const UNCERTAIN: u64 = 1;

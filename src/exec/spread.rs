@@ -13,12 +13,12 @@ use super::world::{failed, misfit};
 use super::{
     ComingStep, Diverged, ExecError, Gradients, Handover, ShardPlanes, Transfer, WeightShard, World,
 };
-use crate::backend::ClosureFault;
-use crate::format::DelayedState;
-use crate::id::{CallId, ProgramId, RankId};
-use crate::model::{BufferSpec, Role};
-use crate::plan::StepPlan;
-use crate::rendezvous::{Reader, Topic, Truncated, Writer, cut};
+use warpweft_backend::ClosureFault;
+use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer, cut};
+use warpweft_base::id::{CallId, ProgramId, RankId};
+use warpweft_format::DelayedState;
+use warpweft_plan::model::{BufferSpec, Role};
+use warpweft_plan::plan::StepPlan;
 
 /// Why nothing is imported where every process could.
 pub(super) const DIFFERENT_CHECKPOINTS: &str =
@@ -45,7 +45,7 @@ impl RankReport {
     pub fn of(plan: &StepPlan, program: ProgramId, handover: &Handover) -> Self {
         let staged =
             handover.staged.get(program.index()).map_or(&[][..], Vec::as_slice).iter().zip(&plan.buffers);
-        let output = |(bytes, spec): (&Vec<u8>, &crate::model::BufferSpec)| {
+        let output = |(bytes, spec): (&Vec<u8>, &warpweft_plan::model::BufferSpec)| {
             if spec.role == Role::Output { bytes.clone() } else { Vec::new() }
         };
         Self {
@@ -298,9 +298,9 @@ fn staged_bytes(plan: &StepPlan, spec: &BufferSpec) -> usize {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::format::ElementType;
-    use crate::model::{CallBuilder, Mesh, Model, Phase, StepProgram};
-    use crate::plan::Policy;
+    use warpweft_format::ElementType;
+    use warpweft_plan::model::{CallBuilder, Mesh, Model, Phase, StepProgram};
+    use warpweft_plan::plan::Policy;
 
     #[test]
     fn a_shard_arrives_as_it_was_sent_and_a_torn_one_is_refused() {

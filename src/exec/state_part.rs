@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::layout::StateLayout;
+use warpweft_plan::layout::StateLayout;
 
 /// What the optimizer keeps of every element of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,15 +11,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, World};
-use crate::backend::Backend;
-use crate::compute::ComputeFactory;
-use crate::id::{ProgramId, RankId};
-use crate::panics::kept_words;
-use crate::plan::StepPlan;
-use crate::queue::{Receiver, Sender, bounded};
 use crate::trace::HostLane;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
+use warpweft_backend::Backend;
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_base::panics::kept_words;
+use warpweft_base::queue::{Receiver, Sender, bounded};
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::plan::StepPlan;
 
 /// What a session asks of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

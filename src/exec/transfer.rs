@@ -9,13 +9,13 @@ use half::bf16;
 
 use super::rounds::{Rounds, Work};
 use super::{ExecError, FrozenDigest, Handover, Rank, ShardPlanes, StatePart, WeightShard};
-use crate::backend::Backend;
 use crate::config::Moments;
-use crate::format::{DelayedState, Orientation, PlaneKind, PlaneSpec, join_master, split_master};
-use crate::id::{CarriedId, WeightId};
-use crate::layout::{Content, PlaneRegions, Region};
-use crate::model::Placement;
-use crate::plan::EdgeState;
+use warpweft_backend::Backend;
+use warpweft_base::id::{CarriedId, WeightId};
+use warpweft_format::{DelayedState, Orientation, PlaneKind, PlaneSpec, join_master, split_master};
+use warpweft_plan::layout::{Content, PlaneRegions, Region};
+use warpweft_plan::model::Placement;
+use warpweft_plan::plan::EdgeState;
 
 impl<B: Backend> Rank<B> {
     /// Copies masters, moments, step count and planes of the rank's rows into `handover`, and the rank's

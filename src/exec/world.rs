@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ExecError;
-use crate::id::RankId;
-use crate::rendezvous::{Rendezvous, RendezvousError, Topic};
+use warpweft_backend::rendezvous::{Rendezvous, RendezvousError, Topic};
+use warpweft_base::id::RankId;
 
 /// Meeting point of a fixed number of ranks.
 #[derive(Clone, Debug)]

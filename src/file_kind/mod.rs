@@ -32,7 +32,7 @@ use safetensors::Dtype;
 pub(crate) use start::of_start;
 pub(crate) use stated::Stated;
 
-use crate::errors::{LONGEST_NAME, shown};
+use warpweft_base::errors::{LONGEST_NAME, shown};
 
 /// Far above any tensor that exists: a header with a longer list of dimensions is refused.
 pub(crate) const MOST_DIMENSIONS: usize = 64;

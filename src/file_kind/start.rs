@@ -6,7 +6,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use crate::whole_file::regular;
+use warpweft_base::whole_file::regular;
 
 /// Bytes that are read: an index names its `weight_map` behind a few of its own metadata.
 const START: u64 = 1 << 16;

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::errors::shown;
-use crate::whole_file::regular;
+use warpweft_base::errors::shown;
+use warpweft_base::whole_file::regular;
 
 /// The files that say how a model is quantized, and under which keys.
 const BESIDE: [(&str, &[&str]); 2] =

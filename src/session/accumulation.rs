@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use super::{CompiledHere, Session, SessionError, StepReport};
-use crate::id::ProgramId;
-use crate::plan::StepPlan;
+use warpweft_base::id::ProgramId;
+use warpweft_plan::plan::StepPlan;
 
 /// A plan for one part of a sum.
 #[derive(Debug)]

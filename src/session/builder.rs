@@ -16,17 +16,17 @@ use super::recorder::{self, Recorder};
 use super::startable::{Shared, Startable, Unstarted};
 use super::tuning::Tuning;
 use super::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen, costs, rule};
-use crate::backend::cpu::{CpuOptions, CpuWorld, Pace};
-use crate::backend::{Backend, Checked};
-use crate::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
 use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::MasterRows;
 use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World, report_bytes};
-use crate::id::{ProgramId, RankId};
-use crate::model::{Accumulation, Mesh, Role, StepProgram};
-use crate::plan::{Costs, StepPlan};
-use crate::rendezvous::Rendezvous;
 use crate::trace::HostTrace;
+use warpweft_backend::cpu::{CpuOptions, CpuWorld, Pace};
+use warpweft_backend::rendezvous::Rendezvous;
+use warpweft_backend::{Backend, Checked};
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_plan::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
+use warpweft_plan::model::{Accumulation, Mesh, Role, StepProgram};
+use warpweft_plan::plan::{Costs, StepPlan};
 
 /// A session in the making.
 #[must_use = "a session begins with one of the `start` methods"]
@@ -338,7 +338,7 @@ impl Start {
     }
 }
 
-impl SessionBuilder<crate::backend::cpu::CpuSurface> {
+impl SessionBuilder<warpweft_backend::cpu::CpuSurface> {
     /// Starts `ranks` ranks on this machine's CPU, in as many replicas, checked and with a paced link as the
     /// configuration says.
     ///

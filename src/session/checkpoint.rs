@@ -14,14 +14,14 @@ use std::sync::Arc;
 
 use super::UpdatedBy;
 use crate::exec::{FrozenDigest, ShardPlanes, Transfer, WeightShard};
-use crate::format::{
+use warpweft_base::id::RankId;
+use warpweft_format::{
     DelayedState, Format, FormatError, Orientation, PlaneKind, PlaneSpec, Planes, Shape, dequantize,
     expand_scale,
 };
-use crate::id::RankId;
-use crate::layout::{PlaneCut, Region, WeightLayout, Weights};
-use crate::model::Placement;
-use crate::plan::{StepPlan, carried};
+use warpweft_plan::layout::{PlaneCut, Region, WeightLayout, Weights};
+use warpweft_plan::model::Placement;
+use warpweft_plan::plan::{StepPlan, carried};
 
 /// The planes of one stored orientation of a weight, in the padded shapes of its format ([`Format::planes`]).
 #[derive(Clone, Debug, PartialEq)]

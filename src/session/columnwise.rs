@@ -6,9 +6,9 @@
 use super::SessionError;
 use super::plans::Plans;
 use crate::config::{Columnwise, Config};
-use crate::model::StepProgram;
-use crate::op::Op;
-use crate::plan::{Costs, PlanError, StepPlan};
+use warpweft_plan::model::StepProgram;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{Costs, PlanError, StepPlan};
 
 /// How many transient bytes `plan` saves by deriving columnwise planes on demand over keeping them from their
 /// gather on; 0 for a plan that keeps them or needs none, and `None` where one that keeps them would not fit

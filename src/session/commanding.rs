@@ -121,7 +121,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::RankId;
+    use warpweft_base::id::RankId;
 
     #[test]
     fn of_several_failures_the_first_that_is_no_echo_of_another_stands() {

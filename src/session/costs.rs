@@ -5,11 +5,11 @@
 //! every rank, because configuration and cluster files are.
 
 use super::SessionError;
-use crate::backend::sim::SimError;
 use crate::cluster::named;
 use crate::cluster::{Cluster, Prices};
 use crate::config::{Capture, Config, ConfigError, PrefetchPolicy};
-use crate::plan::Costs;
+use warpweft_backend::sim::SimError;
+use warpweft_plan::plan::Costs;
 
 /// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are
 /// recorded or not as it says.

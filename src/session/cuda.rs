@@ -13,11 +13,11 @@ use tokio::sync::oneshot;
 
 use super::given_up::GivenUp;
 use super::{CompiledHere, Session, SessionBuilder, SessionError};
-use crate::backend::cuda::{
+use crate::config::{self, Config};
+use warpweft_backend::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
+use warpweft_cuda::{
     CudaBackend, CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport,
 };
-use crate::config::{self, Config};
-use crate::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 
 /// How long a rank looks for its next command before it sleeps: longer than a caller's thread takes to wake
 /// and to ask for the next step, so that steps that follow one another wake no rank.
@@ -180,8 +180,8 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::compute::ComputeContext;
-    use crate::model::Call;
+    use warpweft_plan::compute::ComputeContext;
+    use warpweft_plan::model::Call;
 
     #[test]
     fn ranks_look_for_commands_only_where_all_ranks_of_the_host_have_two_cores_each() {

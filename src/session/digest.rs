@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 use super::checkpoint::Taken;
 use super::{Carried, Checkpoint, PlanesState, WeightState};
-use crate::digest::Digest;
+use warpweft_base::digest::Digest;
 
 /// A number for a choice of weights.
 pub(super) fn of_taken(taken: &Taken) -> u64 {
@@ -87,7 +87,7 @@ fn count(digest: &mut Digest, count: usize) {
 mod tests {
     use super::super::{CarriedBuffer, UpdatedBy};
     use super::*;
-    use crate::format::{DelayedState, Format, Orientation, Shape};
+    use warpweft_format::{DelayedState, Format, Orientation, Shape};
 
     fn weight(name: &str) -> WeightState {
         WeightState {

@@ -6,8 +6,8 @@
 
 use super::{Session, SessionError};
 use crate::exec::{Diverged, FoundValue, RankReport, StatePart, Stray};
-use crate::id::RankId;
-use crate::layout::Weights;
+use warpweft_base::id::RankId;
+use warpweft_plan::layout::Weights;
 
 /// A master or a moment from which no training goes on.
 #[derive(Clone, Debug, PartialEq)]

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use super::diverged::Divergence;
 use super::{Poison, Session, SessionError, StepReport, report};
-use crate::backend::ClosureFault;
 use crate::exec::{Handover, RankReport, RankThread};
-use crate::id::{ProgramId, RankId};
-use crate::model::Call;
+use warpweft_backend::ClosureFault;
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_plan::model::Call;
 
 /// The closures that failed in a step, on all ranks.
 struct Faults<'r> {

@@ -3,15 +3,15 @@
 use super::PretrainedError;
 use super::diverged::{StrayValue, described};
 use super::non_finite::{NonFiniteGradient, why};
-use crate::backend::cpu::CpuWorldError;
-use crate::backend::sim::SimError;
 use crate::config::ConfigError;
-use crate::errors::{listed, shown, shown_path, told};
 use crate::exec::{ExecError, PartError, StatePart};
-use crate::format::{ElementType, FormatError};
-use crate::id::RankId;
-use crate::model::DeclareError;
-use crate::plan::PlanError;
+use warpweft_backend::cpu::CpuWorldError;
+use warpweft_backend::sim::SimError;
+use warpweft_base::errors::{listed, shown, shown_path, told};
+use warpweft_base::id::RankId;
+use warpweft_format::{ElementType, FormatError};
+use warpweft_plan::model::DeclareError;
+use warpweft_plan::plan::PlanError;
 
 /// An error of a session.
 #[derive(thiserror::Error)]
@@ -44,7 +44,7 @@ pub enum SessionError {
     /// The GPUs could not be made ready.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
-    Cuda(#[from] crate::backend::cuda::CudaFailure),
+    Cuda(#[from] warpweft_cuda::CudaFailure),
     /// The ranks could not be set up.
     #[error(transparent)]
     Exec(#[from] ExecError),
@@ -228,7 +228,7 @@ pub enum SessionError {
     },
     /// The processes could not meet.
     #[error(transparent)]
-    Rendezvous(#[from] crate::rendezvous::RendezvousError),
+    Rendezvous(#[from] warpweft_backend::rendezvous::RendezvousError),
     /// No such output.
     #[error(
         "program `{program}` has no output `{}`; {}, or declare it by `ProgramBuilder::output`",
@@ -425,7 +425,7 @@ pub enum SessionError {
     },
 }
 
-debug_in_words!(SessionError);
+warpweft_base::debug_in_words!(SessionError);
 
 impl SessionError {
     /// What whoever asked meanwhile is to do, after a step that failed so.

@@ -12,8 +12,8 @@ use std::io::{self, Write};
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::tensors::Tensor;
-use crate::digest::Digest;
-use crate::errors::shown;
+use warpweft_base::digest::Digest;
+use warpweft_base::errors::shown;
 
 /// The key of the digests of all tensors, a JSON object.
 const TENSORS: &str = "digests";

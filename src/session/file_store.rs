@@ -16,11 +16,11 @@ use safetensors::tensor::{Dtype, SafeTensors};
 use super::store::{CheckpointStore, StoreError};
 use super::tensor_file::{self, MOST_HEADER};
 use super::{Carried, CarriedBuffer, Checkpoint, UpdatedBy, WeightState, file_digests, tensors};
-use crate::errors::shown;
 use crate::exec::{FrozenDigest, StatePart};
-use crate::format::{DelayedState, Format, Shape};
-use crate::whole_file::WholeFile;
-use crate::whole_file::regular;
+use warpweft_base::errors::shown;
+use warpweft_base::whole_file::WholeFile;
+use warpweft_base::whole_file::regular;
+use warpweft_format::{DelayedState, Format, Shape};
 
 /// One safetensors file.
 ///

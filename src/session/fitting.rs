@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use super::checkpoint::{Taken, goes_as_planes};
 use super::{Carried, Checkpoint, SessionError, UpdatedBy, WeightState, sound};
-use crate::errors::shown;
 use crate::exec::MasterRows;
-use crate::format::{PlaneSpec, Shape, Via};
-use crate::layout::{WeightLayout, Weights};
-use crate::plan::{StepPlan, carried};
+use warpweft_base::errors::shown;
+use warpweft_format::{PlaneSpec, Shape, Via};
+use warpweft_plan::layout::{WeightLayout, Weights};
+use warpweft_plan::plan::{StepPlan, carried};
 
 /// The most optimizer steps an import may count: half of what can be counted. No training gets there, and one
 /// that goes on from there has as many left.

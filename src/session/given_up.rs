@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::rendezvous::Rendezvous;
+use warpweft_backend::rendezvous::Rendezvous;
 
 /// Ends the world when it is dropped, unless the start came to an end of its own.
 pub(super) struct GivenUp(Option<Arc<Rendezvous>>);

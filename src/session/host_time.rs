@@ -7,9 +7,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::backend::HostSplit;
 use crate::exec::Handover;
-use crate::id::RankId;
+use warpweft_backend::HostSplit;
+use warpweft_base::id::RankId;
 
 /// Where the host's time of one step went ([`Session::split_host_time`](super::Session::split_host_time)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

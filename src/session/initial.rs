@@ -5,7 +5,7 @@
 
 #[doc(inline)]
 pub use crate::exec::MasterRows;
-use crate::noise::{mixed, unit};
+use warpweft_base::noise::{mixed, unit};
 
 /// All zeros, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize): weights that
 /// [`Session::import`](super::Session::import) or [`Session::import_parts`](super::Session::import_parts) replaces

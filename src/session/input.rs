@@ -4,9 +4,9 @@
 //! Whatever does not fit is refused and changes nothing. Bytes, whatever the elements, have a method of their own.
 
 use super::{Program, Session, SessionError, Staged};
-use crate::format::{Element, ElementType};
-use crate::id::{ProgramId, RankId};
-use crate::model::{BufferSpec, Role};
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_format::{Element, ElementType};
+use warpweft_plan::model::{BufferSpec, Role};
 
 impl Session {
     /// Writes an input of the coming steps of one rank; it stays until written again. Of a program with

@@ -4,11 +4,11 @@
 //! that the backend measured. Slots, bytes and who touches them are the plan's; nothing is asked of a device.
 //! At the end of a step nothing is live. Tasks that were not timed touch nothing here.
 
-use crate::backend::TaskInterval;
-use crate::id::RankId;
-use crate::layout::{Content, Residency, Slot};
-use crate::plan::StepPlan;
 use crate::trace::{CounterSample, Nanoseconds};
+use warpweft_backend::TaskInterval;
+use warpweft_base::id::RankId;
+use warpweft_plan::layout::{Content, Residency, Slot};
+use warpweft_plan::plan::StepPlan;
 
 /// Which transient slots are counted.
 type Counts = fn(&Slot) -> bool;

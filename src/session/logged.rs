@@ -7,9 +7,9 @@
 use std::time::Duration;
 
 use super::{MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport};
-use crate::format::ElementType;
-use crate::id::ProgramId;
-use crate::model::Role;
+use warpweft_base::id::ProgramId;
+use warpweft_format::ElementType;
+use warpweft_plan::model::Role;
 
 impl Session {
     /// Logs how the step numbered `step` ended.

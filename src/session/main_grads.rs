@@ -6,8 +6,8 @@
 
 use super::{CompiledHere, Session, SessionError};
 use crate::exec::Command;
-use crate::id::RankId;
-use crate::model::ShardRows;
+use warpweft_base::id::RankId;
+use warpweft_plan::model::ShardRows;
 
 /// The main grad of the rows of one weight that a rank owns.
 #[derive(Clone, Debug, PartialEq)]

@@ -84,14 +84,9 @@ pub use updated_by::UpdatedBy;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::backend::TaskInterval;
-use crate::errors::listed;
 use crate::exec::{ComingStep, Command, Inbox, RankThread};
 #[doc(inline)]
 pub use crate::exec::{ExecError, FileTask, FrozenDigest, PartError, StatePart};
-use crate::id::{ProgramId, RankId};
-use crate::plan::StepPlan;
-use crate::rendezvous::Rendezvous;
 use accumulation::{Sum, SumPlan};
 use commanding::{Pending, Poison};
 use compiled_here::CompiledHere;
@@ -100,6 +95,11 @@ use error::Asks;
 use non_finite::Skips;
 use recorder::Recorder;
 use report::Unseen;
+use warpweft_backend::TaskInterval;
+use warpweft_backend::rendezvous::Rendezvous;
+use warpweft_base::errors::listed;
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_plan::plan::StepPlan;
 
 /// Programs, weights and ranks, ready to step.
 ///

@@ -11,12 +11,12 @@
 use std::fmt;
 
 use super::{Session, SessionError};
-use crate::backend::Inspection;
 use crate::exec::{FoundValue, RankReport};
-use crate::id::{CallId, RankId, WeightId};
-use crate::model::Call;
-use crate::op::Vote;
-use crate::plan::StepPlan;
+use warpweft_backend::Inspection;
+use warpweft_base::id::{CallId, RankId, WeightId};
+use warpweft_plan::model::Call;
+use warpweft_plan::op::Vote;
+use warpweft_plan::plan::StepPlan;
 
 /// A gradient that is not finite.
 #[derive(Clone, Debug, PartialEq)]

@@ -15,9 +15,9 @@ use safetensors::tensor::Dtype;
 use super::tensor_file::METADATA;
 use super::tensors::Tensor;
 use super::{Checkpoint, StoreError, tensor_file};
-use crate::errors::shown;
-use crate::format::{ElementType, Format, Shape, Via};
-use crate::whole_file::WholeFile;
+use warpweft_base::errors::shown;
+use warpweft_base::whole_file::WholeFile;
+use warpweft_format::{ElementType, Format, Shape, Via};
 
 impl Checkpoint {
     /// Writes the weights into one safetensors file, for serving or other tools, in place of what was there:

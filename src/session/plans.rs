@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::{SessionError, costs};
 use crate::config::{Capture, Config};
 use crate::exec::{Handover, StepTimes};
-use crate::layout::{StateLayout, Weights};
-use crate::model::{Accumulation, BufferSpec, Mesh, Role, StepProgram};
-use crate::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
+use warpweft_plan::layout::{StateLayout, Weights};
+use warpweft_plan::model::{Accumulation, BufferSpec, Mesh, Role, StepProgram};
+use warpweft_plan::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
 
 /// One plan per program, and the one that quantizes masters.
 #[derive(Debug)]

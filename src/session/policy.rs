@@ -5,8 +5,8 @@
 
 use crate::config::{Capture, Config, PrefetchPolicy, Scaling};
 use crate::exec::CaptureMode;
-use crate::layout::{Delayed, OptimizerSettings, Settings, StateLayout};
-use crate::plan::{GatherStart, Policy};
+use warpweft_plan::layout::{Delayed, OptimizerSettings, Settings, StateLayout};
+use warpweft_plan::plan::{GatherStart, Policy};
 
 #[doc(hidden)]
 impl From<&Config> for Policy {

@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 
 use super::SessionError;
 use super::live_bytes::live_bytes;
-use crate::backend::TaskInterval;
 use crate::exec::Handover;
-use crate::id::{RankId, TaskId};
-use crate::layout::LaneKind;
-use crate::plan::{EdgeKind, StepPlan, Task};
 use crate::trace::{
     self, Arrow, ArrowEnd, ArrowKind, HostLane, HostTrace, LaneInfo, Nanoseconds, Slice, Timeline,
 };
-use crate::whole_file::{WholeFile, next_step};
+use warpweft_backend::TaskInterval;
+use warpweft_base::id::{RankId, TaskId};
+use warpweft_base::whole_file::{WholeFile, next_step};
+use warpweft_plan::layout::LaneKind;
+use warpweft_plan::plan::{EdgeKind, StepPlan, Task};
 
 /// Collects the timeline of a session.
 pub(super) struct Recorder {

@@ -12,12 +12,12 @@ use std::time::Duration;
 use super::input::names;
 use super::{HostTime, NonFiniteGradient, SessionError};
 use crate::exec::{Handover, RankReport};
-use crate::format::{Element, ElementType};
-use crate::id::RankId;
-use crate::model::{BufferSpec, Role};
-use crate::op::Vote;
-use crate::plan::{PlanBounds, StepPlan};
 use crate::trace::Exposure;
+use warpweft_base::id::RankId;
+use warpweft_format::{Element, ElementType};
+use warpweft_plan::model::{BufferSpec, Role};
+use warpweft_plan::op::Vote;
+use warpweft_plan::plan::{PlanBounds, StepPlan};
 
 /// How a step ended. There are four ways; what is told of one may become more.
 #[derive(Clone, Copy, Debug, PartialEq)]

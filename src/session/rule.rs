@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::compute::{ComputeError, ComputeFactory, Surface};
 use crate::config::Config;
-use crate::model::StepProgram;
+use warpweft_plan::compute::{ComputeError, ComputeFactory, Surface};
+use warpweft_plan::model::StepProgram;
 
 /// The same factory; what it makes has a rule if `config` asks for one and a program updates weights, and has none if
 /// Adam updates them.

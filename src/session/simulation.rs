@@ -12,18 +12,18 @@ use super::costs::costs_of;
 use super::plans::Plans;
 use super::recorder::{add_step, causes};
 use super::{CompiledHere, Session, SessionBuilder, SessionError};
-use crate::backend::sim::{SimSurface, SimWorld};
-use crate::backend::{Backend, TaskInterval};
 use crate::cluster::Cluster;
-use crate::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use crate::config::Config;
 use crate::exec::{CaptureMode, Rank, World};
-use crate::id::{ProgramId, RankId};
-use crate::layout::LaneKind;
-use crate::model::{Call, Mesh, StepProgram};
-use crate::plan::{Costs, StepPlan};
-use crate::rendezvous::Rendezvous;
 use crate::trace::{Exposure, Nanoseconds, Timeline};
+use warpweft_backend::rendezvous::Rendezvous;
+use warpweft_backend::sim::{SimSurface, SimWorld};
+use warpweft_backend::{Backend, TaskInterval};
+use warpweft_base::id::{ProgramId, RankId};
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
+use warpweft_plan::layout::LaneKind;
+use warpweft_plan::model::{Call, Mesh, StepProgram};
+use warpweft_plan::plan::{Costs, StepPlan};
 
 /// What a simulated step came to.
 #[derive(Clone, Debug)]
@@ -223,7 +223,7 @@ pub(crate) fn simulate_each_step(
 }
 
 fn busy(plan: &StepPlan, intervals: &[TaskInterval]) -> Vec<(LaneKind, Nanoseconds)> {
-    let time = |lane: &crate::layout::Lane| {
+    let time = |lane: &warpweft_plan::layout::Lane| {
         let own = plan.tasks.iter().zip(intervals).filter(|(task, _)| task.lane == lane.id);
         Nanoseconds::new(own.fold(0, |sum, (_, interval)| sum.saturating_add(interval.end - interval.joined)))
     };

@@ -5,8 +5,8 @@
 //! checkpoint is whole or in parts.
 
 use crate::exec::MasterRows;
-use crate::format::{DelayedState, Format, Via};
-use crate::layout::StateLayout;
+use warpweft_format::{DelayedState, Format, Via};
+use warpweft_plan::layout::StateLayout;
 
 /// Masters must be finite, also as the cast to `format` gets them.
 pub(super) fn check_master(

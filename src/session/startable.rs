@@ -6,17 +6,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::backend::Backend;
-use crate::compute::ComputeFactory;
 use crate::config::Reduce;
 use crate::exec::{
     CaptureMode, ExecError, FirstPlanes, Handover, Inbox, Initializer, RankThread, Setup, World,
     landing_bytes,
 };
-use crate::id::RankId;
-use crate::model::Mesh;
-use crate::plan::StepPlan;
 use crate::trace::HostLane;
+use warpweft_backend::Backend;
+use warpweft_base::id::RankId;
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::model::Mesh;
+use warpweft_plan::plan::StepPlan;
 
 /// A backend with the factory of its rank's closures.
 pub(super) struct Unstarted<B: Backend> {

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use super::Checkpoint;
-use crate::errors::{shown_path, told};
 use crate::exec::PartError;
-use crate::whole_file::next_step;
+use warpweft_base::errors::{shown_path, told};
+use warpweft_base::whole_file::next_step;
 
 /// Why a checkpoint could not be saved or loaded.
 #[derive(thiserror::Error)]
@@ -41,7 +41,7 @@ pub enum StoreError {
     },
 }
 
-debug_in_words!(StoreError);
+warpweft_base::debug_in_words!(StoreError);
 
 /// Saves and loads checkpoints.
 ///

@@ -15,9 +15,9 @@ use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
 use super::tensor_file::{METADATA, MOST_HEADER};
-use crate::errors::shown;
 use crate::file_kind::MOST_DIMENSIONS;
-use crate::whole_file::regular;
+use warpweft_base::errors::shown;
+use warpweft_base::whole_file::regular;
 
 /// Bytes of the length that a file begins with.
 const LENGTH: u64 = 8;

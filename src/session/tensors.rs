@@ -12,7 +12,7 @@ use safetensors::tensor::Dtype;
 
 use super::{Carried, Checkpoint, WeightState};
 use crate::exec::StatePart;
-use crate::format::{ElementType, Format};
+use warpweft_format::{ElementType, Format};
 
 /// One tensor of a file. What it holds is the checkpoint's own, but for single numbers.
 pub(super) struct Tensor<'checkpoint> {

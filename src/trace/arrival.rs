@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::exposure::{Exposure, exposure};
 use super::timeline::{LaneKind, Slice, Timeline, hull};
-use crate::id::{RankId, TaskId};
-use crate::time::{Interval, Nanoseconds};
+use warpweft_base::id::{RankId, TaskId};
+use warpweft_base::time::{Interval, Nanoseconds};
 
 /// Where the time of one step of one rank went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

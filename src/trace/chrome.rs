@@ -16,7 +16,7 @@ use std::io::Write;
 use serde::{Serialize, Serializer};
 
 use super::error::TraceError;
-use crate::time::{Interval, Nanoseconds};
+use warpweft_base::time::{Interval, Nanoseconds};
 
 /// A thread of the trace: where slices lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
 
 use super::svg::{EXPOSED, SKEW};
-use crate::noise::mixed;
+use warpweft_base::noise::mixed;
 
 /// Colours that most people tell apart, and that carry dark text.
 const KNOWN: [(&str, &str); 30] = [

@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::errors::shown_path;
-use crate::id::{LaneId, RankId, TaskId};
+use warpweft_base::errors::shown_path;
+use warpweft_base::id::{LaneId, RankId, TaskId};
 
 /// Why a trace could not be recorded, written, read or drawn.
 #[derive(thiserror::Error)]
@@ -134,4 +134,4 @@ pub enum TraceError {
     },
 }
 
-debug_in_words!(TraceError);
+warpweft_base::debug_in_words!(TraceError);

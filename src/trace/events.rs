@@ -13,7 +13,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 use serde_json::{Map, Value};
 
 use super::error::TraceError;
-use crate::time::Nanoseconds;
+use warpweft_base::time::Nanoseconds;
 
 /// An event as it stands in the file. Times are in microseconds.
 #[derive(Debug, Default, Deserialize)]

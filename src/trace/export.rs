@@ -15,8 +15,8 @@ use super::arrival::{StepExposure, steps_of};
 use super::chrome::{Argument, ChromeWriter, CompleteEvent, FlowPoint, Track};
 use super::error::TraceError;
 use super::timeline::{Arrow, ArrowEnd, Slice, Timeline};
-use crate::id::{LaneId, RankId};
-use crate::time::{Interval, Nanoseconds};
+use warpweft_base::id::{LaneId, RankId};
+use warpweft_base::time::{Interval, Nanoseconds};
 
 /// The kind of a thread, and the category of a counter, that can be computed from the slices.
 pub(super) const DERIVED: &str = "derived";

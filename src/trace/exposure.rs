@@ -9,7 +9,7 @@
 
 use std::iter::Sum;
 
-use crate::time::{Interval, Nanoseconds, coalesce, measure};
+use warpweft_base::time::{Interval, Nanoseconds, coalesce, measure};
 
 /// Where the time of one step of one rank went. Lengths of several steps or ranks may be summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

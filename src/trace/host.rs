@@ -28,8 +28,8 @@ use tracing_chrome::{ChromeLayerBuilder, FlushGuard};
 use tracing_subscriber::layer::SubscriberExt;
 
 use super::error::TraceError;
-use crate::id::RankId;
-use crate::time::Nanoseconds;
+use warpweft_base::id::RankId;
+use warpweft_base::time::Nanoseconds;
 
 /// The target of the events by which a recording describes itself.
 pub(super) const TARGET: &str = "warpweft::trace::host";

@@ -15,8 +15,8 @@ use super::events::{Event, for_each_event};
 use super::export::{Tracks, Written, about, write_timeline};
 use super::host::{HostSpans, TARGET};
 use super::timeline::Timeline;
-use crate::id::RankId;
-use crate::time::Nanoseconds;
+use warpweft_base::id::RankId;
+use warpweft_base::time::Nanoseconds;
 
 /// The kind of a host thread, where lanes have theirs.
 pub(super) const HOST: &str = "host";

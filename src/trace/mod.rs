@@ -48,8 +48,6 @@ mod svg;
 mod timeline;
 mod totals;
 
-pub use crate::median::median;
-pub use crate::time::{Interval, Nanoseconds};
 pub use arrival::StepExposure;
 pub use chart::{LineChart, Mark, Reference, Series};
 pub use chrome::{Argument, ChromeWriter, CompleteEvent, FlowPoint, Track};
@@ -63,3 +61,5 @@ pub use reader::{TraceFile, read_trace};
 pub use summary::{LaneSummary, ProgramSummary, RankSummary, Summary};
 pub use timeline::{Arrow, ArrowEnd, ArrowKind, CounterSample, LaneInfo, LaneKind, Slice, Timeline};
 pub use totals::HostLaneTotal;
+pub use warpweft_base::median::median;
+pub use warpweft_base::time::{Interval, Nanoseconds};

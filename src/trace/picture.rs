@@ -17,8 +17,8 @@ use super::error::TraceError;
 use super::exposure::Exposure;
 use super::svg::{Anchor, EXPOSED, FRAME, Font, GRID, MUTED, Rect, SKEW, Svg, TEXT};
 use super::timeline::{LaneInfo, Slice, Timeline};
-use crate::id::{LaneId, RankId};
-use crate::time::{Interval, Nanoseconds, coalesce, subtract};
+use warpweft_base::id::{LaneId, RankId};
+use warpweft_base::time::{Interval, Nanoseconds, coalesce, subtract};
 
 const MARGIN: f64 = 24.0;
 const ROW: f64 = 22.0;

@@ -20,7 +20,7 @@ use super::timeline::{
     Arrow, ArrowEnd, ArrowKind, CounterSample, LaneInfo, LaneKind, RESERVED, Slice, Timeline,
 };
 use super::totals::{HostLaneTotal, HostThread};
-use crate::id::{LaneId, RankId, TaskId};
+use warpweft_base::id::{LaneId, RankId, TaskId};
 
 /// What a trace file holds.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -13,9 +13,9 @@ use super::exposure::Exposure;
 use super::reader::{TraceFile, read_trace};
 use super::timeline::{LaneInfo, Slice, Timeline};
 use super::totals::HostLaneTotal;
-use crate::errors::{escaped, shown};
-use crate::id::RankId;
-use crate::time::{Interval, Nanoseconds, coalesce, measure};
+use warpweft_base::errors::{escaped, shown};
+use warpweft_base::id::RankId;
+use warpweft_base::time::{Interval, Nanoseconds, coalesce, measure};
 
 /// How many of the longest slices a summary keeps, one for each name.
 const LONGEST: usize = 8;

@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::error::TraceError;
-use crate::id::{LaneId, RankId, TaskId};
-use crate::time::{Interval, Nanoseconds};
+use warpweft_base::id::{LaneId, RankId, TaskId};
+use warpweft_base::time::{Interval, Nanoseconds};
 
 /// Names of slice arguments that the trace keeps for itself.
 pub(super) const RESERVED: &[&str] = &["step", "task", "collective", "first_rank"];

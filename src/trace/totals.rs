@@ -3,8 +3,8 @@
 use super::error::TraceError;
 use super::events::Event;
 use super::timeline::hull;
-use crate::id::RankId;
-use crate::time::{Interval, Nanoseconds};
+use warpweft_base::id::RankId;
+use warpweft_base::time::{Interval, Nanoseconds};
 
 /// The spans of one host thread, added up.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! Law: the median over ranks, so that from three ranks on one late rank decides nothing. Of two the later
 //! counts: a step waits for it.
 
-use crate::median::median;
+use warpweft_base::median::median;
 
 /// What the ranks agree on: the median over ranks of what the step took, then of what each task took. A rank that
 /// could not time its tasks says the step alone, and has no say about tasks; lists of any other length than the

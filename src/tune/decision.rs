@@ -5,7 +5,7 @@
 use std::fmt;
 
 use super::trial::Candidate;
-use crate::policy::ByteSize;
+use warpweft_plan::policy::ByteSize;
 
 /// One trial and what was made of it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 
 use super::trial::{Limits, LimitsError, TrialOutcome};
 use super::tuner::Tuner;
-use crate::plan::GatherStart;
+use warpweft_plan::plan::GatherStart;
 
 /// The policies that trials can come to from `configured` on, of those that `fits` says can be run. Measured
 /// durations and the budget of `limits` are left out of account: `fits` knows what the budget allows.

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::config::Tune;
-use crate::plan::GatherStart;
 use proptest::prelude::*;
+use warpweft_plan::plan::GatherStart;
 
 fn new(configured: GatherStart, limits: Limits) -> Tuner {
     Tuner::new(configured, limits).unwrap()

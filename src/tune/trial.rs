@@ -3,7 +3,7 @@
 //! Law: plain data.
 
 use crate::config::Tune;
-use crate::plan::GatherStart;
+use warpweft_plan::plan::GatherStart;
 
 /// What a tuner may spend.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,7 +33,7 @@ pub enum LimitsError {
     },
 }
 
-debug_in_words!(LimitsError);
+warpweft_base::debug_in_words!(LimitsError);
 
 impl Default for Limits {
     fn default() -> Self {

@@ -5,8 +5,8 @@
 use super::decision::{Decision, Verdict};
 use super::trial::{Candidate, Choice, Limits, LimitsError, TrialOutcome};
 use crate::config::Tune;
-use crate::median::lower_median;
-use crate::plan::GatherStart;
+use warpweft_base::median::lower_median;
+use warpweft_plan::plan::GatherStart;
 
 /// The state machine.
 #[derive(Clone, Debug)]

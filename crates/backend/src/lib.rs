@@ -29,10 +29,13 @@
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
 //! was made from. Planning, pacing and the meaning of a step are deliberately absent.
 
+#[doc(hidden)]
 pub mod bell;
 mod checked;
 mod choices;
+#[doc(hidden)]
 pub mod clock;
+#[doc(hidden)]
 pub mod closures;
 pub mod cpu;
 mod inspection;

@@ -5,7 +5,7 @@
 
 use super::super::Fence;
 use super::Point;
-use crate::id::{LaneId, TaskId};
+use warpweft_base::id::{LaneId, TaskId};
 
 /// Vector clocks; an entry is a position in T plus one, 0 for nothing.
 #[derive(Clone, Debug)]

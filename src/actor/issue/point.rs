@@ -4,7 +4,7 @@
 //! lane and, where a foreign lane must wait for it, that its event is recorded. On a GPU, waiting for an
 //! event that was never recorded silently does nothing; here it cannot be written.
 
-use crate::id::{LaneId, TaskId};
+use warpweft_base::id::{LaneId, TaskId};
 
 /// The position right after a task that has been issued.
 ///

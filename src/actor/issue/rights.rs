@@ -4,7 +4,7 @@
 //! They are made by the task that grants them and spent by the task they are addressed to.
 
 use super::{Point, Poison};
-use crate::id::{SlotId, TaskId};
+use warpweft_base::id::{SlotId, TaskId};
 
 /// What both kinds of right are made of.
 #[derive(Debug)]

@@ -9,10 +9,10 @@ use super::CallList;
 use super::file::{BufferItem, CallItem, PartItem, WeightItem};
 use super::numbers::{numbered, numbers};
 use crate::config::ConfigError;
-use crate::errors::listed;
-use crate::format::{ElementType, Format};
-use crate::id::{BufferId, WeightId};
-use crate::model::{
+use warpweft_base::errors::listed;
+use warpweft_base::id::{BufferId, WeightId};
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::model::{
     Access, BufferSpec, CostHint, DeclareError, Model, ModelBuilder, Placement, ProgramBuilder, StepProgram,
     WeightSpec,
 };

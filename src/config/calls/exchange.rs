@@ -6,8 +6,8 @@
 use super::CallList;
 use super::file::{CallItem, PartItem};
 use crate::config::ConfigError;
-use crate::id::BufferId;
-use crate::model::{Access, Exchange};
+use warpweft_base::id::BufferId;
+use warpweft_plan::model::{Access, Exchange};
 
 impl CallList {
     /// The exchange that `call` is, item `item` of the list, with what its lists of buffers name; none for a closure.

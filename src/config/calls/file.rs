@@ -3,8 +3,8 @@
 use serde::Deserialize;
 
 use crate::config::{Rule, Rules, Takes};
-use crate::format::{ElementType, Format, Orientation};
-use crate::model::{ExchangeKind, Form, Group, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::model::{ExchangeKind, Form, Group, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
 
 /// Largest number of rows, columns or elements.
 const LARGEST: u64 = 1 << 48;
@@ -120,7 +120,7 @@ macro_rules! words {
 
 words! {
     /// Placement of a weight.
-    Place: crate::model::Placement {
+    Place: warpweft_plan::model::Placement {
         Sharded = Self::Sharded, Replicated = Self::Replicated,
     }
     /// Element type of a buffer.

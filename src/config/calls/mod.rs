@@ -49,7 +49,7 @@ use std::path::Path;
 use self::file::File;
 use super::document::Document;
 use super::{ConfigError, Declared};
-use crate::whole_file::regular;
+use warpweft_base::whole_file::regular;
 
 /// A model and the program of its step, as a file lists them.
 #[derive(Clone, Debug)]

@@ -1,8 +1,8 @@
 //! What a list of calls declares, and what it is told when it cannot.
 
 use super::*;
-use crate::format::{ElementType, Orientation};
-use crate::model::{CostHint, Exchange, ExchangeKind, Group, Math};
+use warpweft_format::{ElementType, Orientation};
+use warpweft_plan::model::{CostHint, Exchange, ExchangeKind, Group, Math};
 
 const EXAMPLE: &str = include_str!("../../../examples/simulate/calls.toml");
 

@@ -146,9 +146,9 @@ pub(super) fn words(names: &[String]) -> String {
 mod tests {
     use super::super::WeightRule;
     use super::*;
-    use crate::format::Format;
-    use crate::model::Placement;
     use toml::Table;
+    use warpweft_format::Format;
+    use warpweft_plan::model::Placement;
 
     /// Dotted paths of all leaves.
     fn leaves(prefix: &str, value: &Value, into: &mut Vec<String>) {
@@ -182,7 +182,7 @@ mod tests {
             pattern: "*".to_owned(),
             format: Some(Format::Bf16),
             placement: Some(Placement::Sharded),
-            reuse: Some(crate::model::Reuse::Keep),
+            reuse: Some(warpweft_plan::model::Reuse::Keep),
             weight_decay: Some(0.5),
             lr_scale: Some(2.0),
             whole_matrix: Some(true),

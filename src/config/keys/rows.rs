@@ -7,7 +7,7 @@ use serde::Serialize;
 use toml::Value;
 
 use crate::config::{Config, Optimizer, Prefetch, Tune, WeightRule};
-use crate::model::Mesh;
+use warpweft_plan::model::Mesh;
 
 /// A key of the configuration.
 pub(super) struct Row {

@@ -3,7 +3,7 @@
 //! Law: a tensor is cut into blocks of [`BLOCK`] bytes from its first byte on, the last one shorter, and each block has
 //! a digest of its own. So who needs some rows reads the blocks that they lie in, and no more of the tensor.
 
-use crate::digest::Digest;
+use warpweft_base::digest::Digest;
 
 /// Bytes of a block. A reader of some rows reads up to two blocks more than these; 16 digits are kept for each.
 pub(super) const BLOCK: usize = 1 << 20;

@@ -10,14 +10,14 @@ use super::PartFiles;
 use super::index::IndexedWeight;
 use super::opened::Opened;
 use crate::exec::{Alive, MasterRows, PartError, PartReader, RankPart, StatePart, WeightShard};
-use crate::format::DelayedState;
-use crate::id::RankId;
-use crate::layout::{WeightLayout, Weights};
-use crate::plan::{StepPlan, carried};
 use crate::session::checkpoint::{Taken, delayed_here};
 use crate::session::digest;
 use crate::session::fitting::{CarriedClaim, Claims, WeightClaim};
 use crate::session::sound;
+use warpweft_base::id::RankId;
+use warpweft_format::DelayedState;
+use warpweft_plan::layout::{WeightLayout, Weights};
+use warpweft_plan::plan::{StepPlan, carried};
 
 /// One import.
 #[derive(Debug)]

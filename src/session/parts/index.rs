@@ -15,14 +15,14 @@ use serde::{Deserialize, Serialize};
 
 use super::blocks;
 use super::part::Origin;
-use crate::digest::Digest;
-use crate::errors::shown;
 use crate::exec::{FileTask, FrozenDigest, PartError, SaveId};
-use crate::format::{Format, Shape};
-use crate::id::RankId;
-use crate::model::{Mesh, ShardLayout};
 use crate::session::UpdatedBy;
-use crate::whole_file::regular;
+use warpweft_base::digest::Digest;
+use warpweft_base::errors::shown;
+use warpweft_base::id::RankId;
+use warpweft_base::whole_file::regular;
+use warpweft_format::{Format, Shape};
+use warpweft_plan::model::{Mesh, ShardLayout};
 
 /// The name of the file.
 pub(super) const NAME: &str = "checkpoint.json";

@@ -9,7 +9,7 @@
 use std::path::Path;
 
 use super::index::{self, Index};
-use crate::whole_file::{Beside, Dead, besides};
+use warpweft_base::whole_file::{Beside, Dead, besides};
 
 /// Removes it, from a folder without an index. What cannot be removed stays.
 pub(super) fn remove(folder: &Path) {
@@ -43,8 +43,8 @@ mod tests {
 
     use super::*;
     use crate::exec::SaveId;
-    use crate::id::RankId;
-    use crate::whole_file::{Held, WholeFile};
+    use warpweft_base::id::RankId;
+    use warpweft_base::whole_file::{Held, WholeFile};
 
     /// A save of two ranks, of which one has written its part and the other half of it.
     struct Saving {

@@ -12,10 +12,10 @@ use safetensors::tensor::Dtype;
 use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::part::Part;
 use crate::exec::{Alive, PartError, StatePart};
-use crate::format::DelayedState;
-use crate::id::RankId;
-use crate::model::ShardRows;
 use crate::session::tensors;
+use warpweft_base::id::RankId;
+use warpweft_format::DelayedState;
+use warpweft_plan::model::ShardRows;
 
 /// Amaxes that a configuration can ask to be remembered.
 const LONGEST_HISTORY: usize = 1 << 16;
@@ -141,9 +141,9 @@ mod tests {
 
     use super::*;
     use crate::exec::SaveId;
-    use crate::format::Format;
     use crate::session::parts::{blocks, index, sealed};
     use crate::session::tensors::Tensor;
+    use warpweft_format::Format;
 
     const RANKS: u32 = 5;
 

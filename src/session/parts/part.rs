@@ -14,11 +14,11 @@ use safetensors::tensor::Dtype;
 
 use super::blocks::{self, BLOCK};
 use super::sealed::DIGESTS;
-use crate::errors::shown;
 use crate::exec::{Alive, FileTask, PartError, SaveId};
-use crate::id::RankId;
 use crate::session::tensor_header::{self, Unsound};
-use crate::whole_file::regular;
+use warpweft_base::errors::shown;
+use warpweft_base::id::RankId;
+use warpweft_base::whole_file::regular;
 
 /// What all parts of a save say of themselves, beside whose they are.
 #[derive(Clone, Copy, Debug)]

@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use super::PartFiles;
 use super::opened::Opened;
 use crate::exec::StatePart;
-use crate::format::ElementType;
-use crate::model::ShardRows;
 use crate::session::StoreError;
 use crate::session::plain_file::{self, Master, PlainWeight};
+use warpweft_format::ElementType;
+use warpweft_plan::model::ShardRows;
 
 impl PartFiles {
     /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there: the file

@@ -20,15 +20,15 @@ use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::killed;
 use super::part::{Origin, Part};
 use super::{PIECE, blocks, sealed};
-use crate::digest::Digest;
-use crate::errors::shown_path;
 use crate::exec::{FileTask, Incomplete, PartError, PartWriter, RankState, SaveId, StatePart};
-use crate::id::{CarriedId, RankId, WeightId};
-use crate::plan::{StepPlan, carried};
 use crate::session::UpdatedBy;
 use crate::session::tensors::{self, Tensor};
-use crate::whole_file::regular;
-use crate::whole_file::{Held, WholeFile, make_folder, remove};
+use warpweft_base::digest::Digest;
+use warpweft_base::errors::shown_path;
+use warpweft_base::id::{CarriedId, RankId, WeightId};
+use warpweft_base::whole_file::regular;
+use warpweft_base::whole_file::{Held, WholeFile, make_folder, remove};
+use warpweft_plan::plan::{StepPlan, carried};
 
 /// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
 const UNSETTLED: usize = 16 * PIECE;
@@ -322,9 +322,9 @@ impl Seek for Steady<'_> {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::format::{DelayedState, Format, Orientation};
-    use crate::model::{Form, Model, Phase, StepProgram};
     use crate::session::plan_program;
+    use warpweft_format::{DelayedState, Format, Orientation};
+    use warpweft_plan::model::{Form, Model, Phase, StepProgram};
 
     /// A rank that has nothing.
     struct Bare;

@@ -6,9 +6,9 @@
 use super::PartFiles;
 use super::opened::Opened;
 use crate::exec::{PartError, StatePart};
-use crate::id::RankId;
-use crate::model::ShardRows;
 use crate::session::{Carried, CarriedBuffer, Checkpoint, StoreError, WeightState};
+use warpweft_base::id::RankId;
+use warpweft_plan::model::ShardRows;
 
 impl PartFiles {
     /// All of it in one [`Checkpoint`], for a [`FileStore`](super::super::FileStore), `warpweft quantize` or

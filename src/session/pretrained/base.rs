@@ -11,12 +11,12 @@ use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::{PretrainedError, PretrainedFiles, Tensor, of_weight};
-use crate::errors::shown;
 use crate::exec::ShardPlanes;
-use crate::format::{ElementType, Format, FormatError, PlaneKind, PlaneSpec, Shape};
-use crate::id::RankId;
-use crate::layout::{PlaneCut, WeightLayout};
-use crate::model::{Model, WeightSpec};
+use warpweft_base::errors::shown;
+use warpweft_base::id::RankId;
+use warpweft_format::{ElementType, Format, FormatError, PlaneKind, PlaneSpec, Shape};
+use warpweft_plan::layout::{PlaneCut, WeightLayout};
+use warpweft_plan::model::{Model, WeightSpec};
 
 /// The key in the metadata of a file that `warpweft quantize` wrote under which stands what is quantized, and how.
 pub(crate) const QUANTIZED: &str = "warpweft_quantized";
@@ -189,7 +189,7 @@ impl From<FormatError> for PretrainedError {
     }
 }
 
-fn plane_name(tensor: &str, orientation: crate::format::Orientation, spec: &PlaneSpec) -> String {
+fn plane_name(tensor: &str, orientation: warpweft_format::Orientation, spec: &PlaneSpec) -> String {
     let kind = match spec.kind {
         PlaneKind::Data => "data",
         PlaneKind::Scale => "scale",

@@ -4,8 +4,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use crate::errors::{listed, shown, shown_path};
-use crate::format::{FormatError, Shape};
+use warpweft_base::errors::{listed, shown, shown_path};
+use warpweft_format::{FormatError, Shape};
 
 /// Why pretrained weights cannot be read, or do not fit a model.
 #[derive(thiserror::Error)]
@@ -188,7 +188,7 @@ pub enum PretrainedError {
     },
 }
 
-debug_in_words!(PretrainedError);
+warpweft_base::debug_in_words!(PretrainedError);
 
 /// What to do about a folder that is not there, which may be the name of a model on a hub: `owner/model`.
 fn found_elsewhere(folder: &Path) -> String {

@@ -19,11 +19,11 @@ use safetensors::Dtype;
 
 use super::initial::MasterRows;
 use super::tensor_header::{self, Unsound};
-use crate::errors::{LONGEST_NAME, shown};
 use crate::file_kind::{Listed, NotWeights, Stated, of_start};
-use crate::format::Shape;
-use crate::model::Model;
-use crate::near::near;
+use warpweft_base::errors::{LONGEST_NAME, shown};
+use warpweft_base::near::near;
+use warpweft_format::Shape;
+use warpweft_plan::model::Model;
 
 use base::Manifest;
 

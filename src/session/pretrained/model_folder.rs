@@ -12,8 +12,8 @@ use std::path::{Component, Path};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::{PretrainedError, PretrainedFiles};
-use crate::errors::shown;
-use crate::whole_file::regular;
+use warpweft_base::errors::shown;
+use warpweft_base::whole_file::regular;
 
 /// The file that lists the shards.
 const INDEX: &str = "model.safetensors.index.json";

@@ -34,10 +34,10 @@ use super::SessionError;
 use super::plans::Plans;
 use crate::config::{Config, Tune};
 use crate::exec::Adoption;
-use crate::id::ProgramId;
-use crate::model::StepProgram;
-use crate::plan::{Costs, StepPlan};
 use crate::tune::{Candidate, Choice, Decision, Limits, TrialOutcome, Tuner, Verdict};
+use warpweft_base::id::ProgramId;
+use warpweft_plan::model::StepProgram;
+use warpweft_plan::plan::{Costs, StepPlan};
 
 /// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the
 /// configuration to paste.

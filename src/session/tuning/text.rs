@@ -7,8 +7,8 @@ use std::fmt;
 
 use super::Tuning;
 use crate::config::{self, ByteSize};
-use crate::plan::GatherStart;
 use crate::tune::{Decision, Verdict, why_kept};
+use warpweft_plan::plan::GatherStart;
 
 impl Tuning {
     /// The fastest that was tried of what a configuration can say, as it says it: the choice, unless its plan

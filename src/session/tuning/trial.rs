@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::median::lower_median;
-use crate::plan::StepPlan;
 use crate::tune::Candidate;
+use warpweft_base::median::lower_median;
+use warpweft_plan::plan::StepPlan;
 
 /// A trial under way.
 #[derive(Debug)]

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use super::super::SessionError;
 use super::super::plans::Planner;
 use crate::config::ByteSize;
-use crate::model::StepProgram;
-use crate::plan::{Costs, GatherStart, Measured, PlanError, Policy, StepPlan};
 use crate::tune::{Candidate, Limits, foreseen};
+use warpweft_plan::model::StepProgram;
+use warpweft_plan::plan::{Costs, GatherStart, Measured, PlanError, Policy, StepPlan};
 
 /// What plans are made of.
 #[derive(Debug)]

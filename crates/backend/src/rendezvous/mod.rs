@@ -50,8 +50,10 @@ pub use environment::{Launcher, ProcessEnvironment};
 pub use error::RendezvousError;
 #[doc(hidden)]
 pub use host_name::HostName;
+#[doc(hidden)]
 pub use message::cut;
 pub use secret::Secret;
+#[doc(hidden)]
 pub use wire::{Reader, Truncated, Writer};
 
 use std::ops::Range;

@@ -24,6 +24,7 @@ mod price;
 mod reach;
 mod traffic;
 
+#[doc(hidden)]
 pub use charges::Charges;
 pub use collective::{Algorithm, Links};
 pub use contention::Contention;

@@ -25,18 +25,24 @@ mod updating;
 
 pub use borrower::Borrower;
 pub use bound::BoundCall;
+#[doc(hidden)]
 pub use bound::bound_planes;
 pub use context::{ComputeContext, PlanesOf, PlanesView};
 pub use error::ComputeError;
 pub use left_out::LeftOut;
+#[doc(hidden)]
 pub use lent::Lent;
+#[doc(hidden)]
 pub use matrix::{BoundMatrix, BoundRows};
+#[doc(hidden)]
 pub use matrix::{BoundPreparation, BoundTransformation};
 pub use matrix::{PrepareContext, TransformContext};
 pub use program::BoundProgram;
+#[doc(hidden)]
 pub use rule_task::RuleTask;
 pub use seat::Seat;
 pub use surface::{LentSlice, Surface};
+#[doc(hidden)]
 pub use update::{BoundState, BoundUpdate};
 pub use update::{UpdateContext, UpdatedWeight};
 pub use updating::{Updating, UpdatingByMatrices, updating};

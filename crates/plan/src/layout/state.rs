@@ -40,6 +40,7 @@ impl StateLayout {
     }
 
     /// What these lists are, in words.
+    #[doc(hidden)]
     pub fn names_of_lists(self) -> [&'static str; 2] {
         match self.own_states {
             None => ["first moment", "second moment"],

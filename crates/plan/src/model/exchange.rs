@@ -51,6 +51,7 @@ impl ExchangeKind {
     /// The bytes that a rank has for each other rank of `ranks` out of its `bytes`. Those that are combined may
     /// travel in slices (`op::Division`).
     #[must_use]
+    #[doc(hidden)]
     pub const fn given_to_each(self, bytes: usize, ranks: u32) -> usize {
         match self {
             Self::AllToAll => match bytes.checked_div(ranks as usize) {

@@ -67,6 +67,7 @@ impl Call {
     }
 
     /// The number of the call as it was declared, if `run` is its number in the step.
+    #[doc(hidden)]
     pub fn declared(run: CallId, runs: usize, micro_batches: u32) -> CallId {
         CallId::at(run.index() % (runs / micro_batches.max(1) as usize).max(1))
     }

@@ -198,6 +198,7 @@ pub struct ModelBuilder {
 
 impl ModelBuilder {
     /// An empty declaration with the groups of `model`.
+    #[doc(hidden)]
     pub fn with_groups_of(model: &Model) -> Self {
         let (groups, group_names) = (model.groups.clone(), model.group_names.clone());
         Self { model: Model { groups, group_names, ..Model::default() } }

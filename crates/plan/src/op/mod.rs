@@ -12,6 +12,7 @@ mod operands;
 mod records;
 mod vocabulary;
 
+#[doc(hidden)]
 pub use division::{Division, exchange_given_to_each, given_to_each};
 pub use operands::{
     AdamOperand, Chunk, DequantizePart, GatherPart, MasterOperand, Operand, OperandRole, PrepareOperand,

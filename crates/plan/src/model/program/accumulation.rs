@@ -22,6 +22,7 @@ pub enum Accumulation {
 
 impl Accumulation {
     /// Those that a program has plans for beside that of whole steps, if it accumulates.
+    #[doc(hidden)]
     pub const PARTS: [Self; 3] = [Self::First, Self::Next, Self::Last];
 
     /// Does it add to what steps before it left in main grads?
