@@ -8,29 +8,29 @@ use sha2::{Digest as _, Sha256};
 
 /// Takes parts, and ends as a number.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Digest(Sha256);
+pub struct Digest(Sha256);
 
 impl Digest {
     /// The next part.
-    pub(crate) fn add(&mut self, part: &[u8]) {
+    pub fn add(&mut self, part: &[u8]) {
         self.0.update((part.len() as u64).to_le_bytes());
         self.0.update(part);
     }
 
     /// More bytes, without how many they are. For what is one piece of a length that is known otherwise, and comes in
     /// pieces of any size.
-    pub(crate) fn more(&mut self, bytes: &[u8]) {
+    pub fn more(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
     /// The number of what was added.
-    pub(crate) fn short(self) -> u64 {
+    pub fn short(self) -> u64 {
         u64::from_le_bytes(self.first())
     }
 
     /// As [`Digest::short`], for what is kept for years among many others.
     #[cfg(any(test, feature = "cuda"))]
-    pub(crate) fn long(self) -> u128 {
+    pub fn long(self) -> u128 {
         u128::from_le_bytes(self.first())
     }
 

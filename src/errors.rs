@@ -15,7 +15,7 @@ use std::fmt::{self, Display, Write};
 use std::path::Path;
 
 /// The message of `error`, and behind it those of its causes that what is said so far does not contain.
-pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
+pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut words = error.to_string();
     for cause in std::iter::successors(error.source(), |&error| error.source()) {
         let cause = cause.to_string();
@@ -27,31 +27,31 @@ pub(crate) fn with_causes(error: &(dyn Error + 'static)) -> String {
 }
 
 /// Text from a file, fit for a terminal: control characters escaped.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.chars().flat_map(escape).collect()
 }
 
 /// The longest name that is shown whole, characters.
-pub(crate) const LONGEST_NAME: usize = 200;
+pub const LONGEST_NAME: usize = 200;
 
 /// The longest sentence or path of others that is shown whole, characters.
 const LONGEST_TEXT: usize = 1000;
 
 /// The most names of a list.
-pub(crate) const MOST_NAMES: usize = 10;
+pub const MOST_NAMES: usize = 10;
 
 /// A name of others, fit for a terminal: control characters escaped, and cut after [`LONGEST_NAME`].
-pub(crate) fn shown(name: impl Display) -> String {
+pub fn shown(name: impl Display) -> String {
     cut(name, LONGEST_NAME)
 }
 
 /// What others say, such as a parser of their file or another process, fit for a terminal.
-pub(crate) fn told(text: impl Display) -> String {
+pub fn told(text: impl Display) -> String {
     cut(text, LONGEST_TEXT)
 }
 
 /// A path, fit for a terminal. Of a long one the end is shown.
-pub(crate) fn shown_path(path: &Path) -> String {
+pub fn shown_path(path: &Path) -> String {
     let path = path.to_string_lossy();
     match path.char_indices().rev().nth(LONGEST_TEXT - 1) {
         Some((begin, _)) if begin > 0 => format!("…{}", escaped(&path[begin..])),
@@ -60,7 +60,7 @@ pub(crate) fn shown_path(path: &Path) -> String {
 }
 
 /// The first names of a list, each between two marks, and how many more there are.
-pub(crate) fn listed<T: Display>(mark: &str, names: impl IntoIterator<Item = T>) -> String {
+pub fn listed<T: Display>(mark: &str, names: impl IntoIterator<Item = T>) -> String {
     let (mut list, mut count) = (String::new(), 0);
     for name in names {
         if count < MOST_NAMES {
@@ -109,11 +109,12 @@ fn escape(character: char) -> impl Iterator<Item = char> {
 }
 
 /// Writes `Debug` of an error so.
+#[macro_export]
 macro_rules! debug_in_words {
     ($error:ty) => {
         impl std::fmt::Debug for $error {
             fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                out.write_str(&crate::errors::with_causes(self))
+                out.write_str(&$crate::errors::with_causes(self))
             }
         }
     };

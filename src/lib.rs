@@ -114,7 +114,8 @@ compile_error!(
 );
 
 #[macro_use]
-mod errors;
+#[doc(hidden)]
+pub mod errors;
 
 #[doc(hidden)]
 pub mod actor;
@@ -122,10 +123,12 @@ pub mod backend;
 pub mod cluster;
 pub mod compute;
 pub mod config;
-mod digest;
+#[doc(hidden)]
+pub mod digest;
 #[doc(hidden)]
 pub mod exec;
-mod file_kind;
+#[doc(hidden)]
+pub mod file_kind;
 #[doc(hidden)]
 pub mod flow;
 pub mod format;
@@ -134,7 +137,8 @@ pub mod layout;
 #[cfg(feature = "cuda")]
 pub mod linear;
 pub mod model;
-mod noise;
+#[doc(hidden)]
+pub mod noise;
 pub mod op;
 mod panics;
 pub mod plan;
@@ -146,7 +150,8 @@ pub mod session;
 pub mod tool;
 pub mod trace;
 pub mod tune;
-mod whole_file;
+#[doc(hidden)]
+pub mod whole_file;
 
 /// The attribute by which a [`session::CheckpointStore`] is written: that of the crate `async-trait`, which an
 /// embedder then need not name.

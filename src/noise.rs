@@ -3,7 +3,7 @@
 //! Law: there is no state. Whoever hashes the same gets the same, on every rank and in any order.
 
 /// One output of `SplitMix64` (Steele, Lea and Flood, OOPSLA 2014) from state `state`.
-pub(crate) const fn mixed(state: u64) -> u64 {
+pub const fn mixed(state: u64) -> u64 {
     let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -11,7 +11,7 @@ pub(crate) const fn mixed(state: u64) -> u64 {
 }
 
 /// A number above 0 and at most 1, of the upper 53 bits.
-pub(crate) fn unit(bits: u64) -> f64 {
+pub fn unit(bits: u64) -> f64 {
     ((bits >> 11) + 1) as f64 / (1_u64 << 53) as f64
 }
 

@@ -194,7 +194,8 @@ impl Cluster {
 }
 
 /// The largest memory of a GPU, bytes.
-pub(crate) const MOST_MEMORY: u64 = 1 << 60;
+#[doc(hidden)]
+pub const MOST_MEMORY: u64 = 1 << 60;
 
 /// From nothing to an hour, so that a step of many tasks stays a time.
 const MICROSECONDS: Takes = Takes::Between(0.0, 3.6e9);

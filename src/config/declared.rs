@@ -22,7 +22,7 @@ const MOST_NUMBERED: u64 = 65_535;
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Takes {
+pub enum Takes {
     /// A whole number in a range, both ends included.
     Count(u64, u64),
     /// A number in a range, both ends included.
@@ -49,18 +49,18 @@ pub(crate) enum Takes {
 
 /// One key of a declaring file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rule {
+pub struct Rule {
     /// The key, dotted; `#` is the number of any item of a list.
-    pub(crate) key: &'static str,
+    pub key: &'static str,
     /// What it takes.
-    pub(crate) takes: Takes,
+    pub takes: Takes,
     /// Must the file have it? `Some` names the table it is needed in: a table that is left out as a whole
     /// needs none of its keys. The empty name is the file, `list.#` every item there is.
-    pub(crate) needed_in: Option<&'static str>,
+    pub needed_in: Option<&'static str>,
 }
 
 /// A file that declares a `Self`.
-pub(crate) trait Declared: DeserializeOwned {
+pub trait Declared: DeserializeOwned {
     /// All keys there are.
     const RULES: &'static [Rule];
 

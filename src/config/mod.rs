@@ -58,7 +58,8 @@ pub use choices::{
     AcrossMicroBatches, Backward, Capture, Columnwise, Cpu, DeviceTimes, Link, Memory, MeshAxes, Prefetch,
     PrefetchPolicy, Reduce, ReduceDtype, ReduceEvery, SignalBy, TraceOutput, Transport, Tune,
 };
-pub(crate) use declared::{Declared, Rule, Takes};
+#[doc(hidden)]
+pub use declared::{Declared, Rule, Takes};
 pub use error::ConfigError;
 pub use optimizing::{AdamMode, Masters, Moments, Optimizer, Quantize, Scaling};
 pub use origin::{Origin, Origins};
@@ -66,10 +67,12 @@ pub use origin::{Origin, Origins};
 pub use crate::format::{AmaxChoice, Format, Via};
 pub use crate::model::{Placement, Reuse};
 pub use size::{ByteSize, ByteSizeError};
-pub(crate) use speed::Speed;
-pub(crate) use suggest::near;
-#[cfg(feature = "cli")]
-pub(crate) use weights::pattern_matches;
+#[doc(hidden)]
+pub use speed::Speed;
+#[doc(hidden)]
+pub use suggest::near;
+#[doc(hidden)]
+pub use weights::pattern_matches;
 pub use weights::{WeightRule, WeightSettings};
 
 use std::ops::RangeInclusive;

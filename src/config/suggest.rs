@@ -13,7 +13,7 @@ pub(super) fn closest<'a>(key: &str, candidates: impl Iterator<Item = &'a str> +
 ///
 /// A candidate is close when about a third of the key at most has to change, or when it ends in the
 /// same word: `depth` finds `prefetch.depth`. Of equally close ones those of the same table come first.
-pub(crate) fn near<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+pub fn near<'a>(key: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     fn word(path: &str) -> &str {
         path.rsplit('.').next().unwrap_or_default()
     }

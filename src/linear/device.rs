@@ -5,9 +5,7 @@ use std::rc::Rc;
 use bytemuck::Pod;
 
 use super::error::LinearError;
-#[cfg(feature = "cli")]
-use crate::backend::cuda::gemm::Queue;
-use crate::backend::cuda::gemm::{Blas, DeviceBuffer};
+use crate::backend::cuda::gemm::{Blas, DeviceBuffer, Queue};
 use crate::backend::cuda::{ComputeCapability, DeviceOrdinal};
 
 /// cuBLASLt on one GPU, with a workspace that all layers made from it share.
@@ -41,8 +39,8 @@ impl Device {
     ///
     /// # Errors
     /// [`LinearError::Cuda`].
-    #[cfg(feature = "cli")]
-    pub(crate) fn queue(&self) -> Result<Queue, LinearError> {
+    #[doc(hidden)]
+    pub fn queue(&self) -> Result<Queue, LinearError> {
         Ok(Queue::new(&self.blas)?)
     }
 

@@ -36,8 +36,8 @@ mod spec;
 mod weight;
 
 pub use crate::backend::cuda::gemm::DeviceBuffer;
-#[cfg(feature = "cli")]
-pub(crate) use crate::backend::cuda::gemm::{Queue, Recording};
+#[doc(hidden)]
+pub use crate::backend::cuda::gemm::{Queue, Recording};
 pub use activations::{Activations, Input};
 pub use device::Device;
 pub use elementwise::Elementwise;

@@ -9,7 +9,7 @@
 //! and what it leads to is replaced. What is no plain file (a device, a pipe, a folder) is refused: a rename would take
 //! its place. A new file has the mode of any new file.
 
-pub(crate) mod regular;
+pub mod regular;
 mod unfinished;
 
 use std::fs::File;
@@ -17,11 +17,11 @@ use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf, is_separator};
 
 use unfinished::Unfinished;
-pub(crate) use unfinished::{Beside, Dead, besides};
+pub use unfinished::{Beside, Dead, besides};
 
 /// A file that takes its name in [`WholeFile::commit`], and vanishes when it is dropped before.
 #[derive(Debug)]
-pub(crate) struct WholeFile {
+pub struct WholeFile {
     target: PathBuf,
     beside: PathBuf,
     file: Option<File>,
@@ -32,7 +32,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// What is there is no plain file, or none can be made beside it.
-    pub(crate) fn begin(path: &Path) -> io::Result<Self> {
+    pub fn begin(path: &Path) -> io::Result<Self> {
         let target = place(path)?;
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
         let left = besides(folder.unwrap_or(Path::new(".")));
@@ -44,7 +44,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// As [`WholeFile::begin`].
-    pub(crate) fn begin_new(path: &Path) -> io::Result<Self> {
+    pub fn begin_new(path: &Path) -> io::Result<Self> {
         Self::beside(place(path)?)
     }
 
@@ -57,8 +57,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// As [`WholeFile::begin`]; [`io::ErrorKind::AlreadyExists`] when the name is taken and may not be.
-    #[cfg(feature = "cli")]
-    pub(crate) fn check(path: &Path, replace: bool) -> io::Result<()> {
+    pub fn check(path: &Path, replace: bool) -> io::Result<()> {
         Self::begin(path)?;
         if path.exists() && !replace { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
     }
@@ -67,8 +66,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// As [`WholeFile::begin`] and [`WholeFile::commit_as`].
-    #[cfg(feature = "cli")]
-    pub(crate) fn write_as(path: &Path, bytes: &[u8], replace: bool) -> io::Result<()> {
+    pub fn write_as(path: &Path, bytes: &[u8], replace: bool) -> io::Result<()> {
         let mut file = Self::begin(path)?;
         file.write_all(bytes)?;
         file.commit_as(replace)
@@ -78,8 +76,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// The disk refuses.
-    #[cfg(feature = "cli")]
-    pub(crate) fn reserve(&mut self, bytes: u64) -> io::Result<()> {
+    pub fn reserve(&mut self, bytes: u64) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.set_len(bytes))
     }
 
@@ -87,7 +84,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// The disk refuses.
-    pub(crate) fn settle(&self) -> io::Result<()> {
+    pub fn settle(&self) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), File::sync_data)
     }
 
@@ -95,7 +92,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// The disk or the file system refuses. What it refuses may be to make the name last, which the file has then.
-    pub(crate) fn commit(self) -> io::Result<()> {
+    pub fn commit(self) -> io::Result<()> {
         self.commit_as(true)
     }
 
@@ -106,7 +103,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// As [`WholeFile::commit_as`].
-    pub(crate) fn commit_held(mut self) -> io::Result<Option<Held>> {
+    pub fn commit_held(mut self) -> io::Result<Option<Held>> {
         self.file.as_ref().map_or(Ok(()), File::sync_all)?;
         match std::fs::hard_link(&self.beside, &self.target) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Err(error),
@@ -122,7 +119,7 @@ impl WholeFile {
     ///
     /// # Errors
     /// As [`WholeFile::commit`]; [`io::ErrorKind::AlreadyExists`] when the name is taken and may not be.
-    pub(crate) fn commit_as(mut self, replace: bool) -> io::Result<()> {
+    pub fn commit_as(mut self, replace: bool) -> io::Result<()> {
         let folder = folder_of(&self.target)?;
         if let Some(file) = &self.file {
             file.sync_all()?;
@@ -139,14 +136,14 @@ impl WholeFile {
 /// The first name and the lock of a file that has its name. Dropped before its end, it leaves the first name, by which
 /// others know that the file is a leftover.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub struct Held {
     beside: PathBuf,
     _file: Option<File>,
 }
 
 impl Held {
     /// Removes the first name, for it is known what becomes of the file.
-    pub(crate) fn end(self) {
+    pub fn end(self) {
         // A second name is no harm.
         let _ = std::fs::remove_file(&self.beside);
     }
@@ -182,7 +179,7 @@ impl Drop for WholeFile {
 ///
 /// # Errors
 /// What the file system refuses; the file may be there then.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
+pub fn remove(path: &Path) -> io::Result<()> {
     std::fs::remove_file(path)?;
     settle_names(folder_of(path)?)
 }
@@ -219,7 +216,7 @@ fn syncs_no_folders(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// What the file system refuses; something is there that is no folder.
-pub(crate) fn make_folder(folder: &Path) -> io::Result<()> {
+pub fn make_folder(folder: &Path) -> io::Result<()> {
     let named = folder.ancestors().filter(|above| !above.as_os_str().is_empty());
     let missing: Vec<&Path> = named.take_while(|above| !above.is_dir()).collect();
     for made in missing.into_iter().rev() {
@@ -263,7 +260,7 @@ enum Told {
 }
 
 /// What the user who named a file does about what the system says of it.
-pub(crate) fn next_step(source: &io::Error) -> &'static str {
+pub fn next_step(source: &io::Error) -> &'static str {
     match source.get_ref().and_then(|told| told.downcast_ref()) {
         Some(Told::Unsettled(_)) => {
             return "the file is in place, but its name may not survive a loss of power";

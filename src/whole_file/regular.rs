@@ -24,7 +24,7 @@ enum Told {
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for what is no regular file; what the system refuses.
-pub(crate) fn open(path: &Path) -> io::Result<File> {
+pub fn open(path: &Path) -> io::Result<File> {
     let refused = || io::Error::new(io::ErrorKind::InvalidInput, Told::NoPlainFile);
     if !std::fs::metadata(path)?.is_file() {
         return Err(refused());
@@ -38,7 +38,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 ///
 /// # Errors
 /// As [`open`]; [`io::ErrorKind::FileTooLarge`].
-pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
     let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, Told::TooLarge(most));
     let length = file.metadata()?.len();
@@ -55,7 +55,7 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// What the system refuses; [`io::ErrorKind::FileTooLarge`] for more than 64 MiB.
-pub(crate) fn short(path: &Path) -> io::Result<Vec<u8>> {
+pub fn short(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MOST_TEXT + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MOST_TEXT {
@@ -68,7 +68,7 @@ pub(crate) fn short(path: &Path) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`short`]; [`io::ErrorKind::InvalidData`] for what is not UTF-8.
-pub(crate) fn text(path: &Path) -> io::Result<String> {
+pub fn text(path: &Path) -> io::Result<String> {
     String::from_utf8(short(path)?)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "stream did not contain valid UTF-8"))
 }

@@ -53,14 +53,14 @@ impl Unfinished {
 
 /// A file of such a name, of any host.
 #[derive(Debug)]
-pub(crate) struct Beside {
+pub struct Beside {
     path: PathBuf,
     target: String,
     boot: String,
 }
 
 /// Those of a folder, as far as it can be read.
-pub(crate) fn besides(folder: &Path) -> Vec<Beside> {
+pub fn besides(folder: &Path) -> Vec<Beside> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     entries.filter_map(|entry| Beside::of(entry.path())).collect()
 }
@@ -76,17 +76,17 @@ impl Beside {
     }
 
     /// Was it to take this name?
-    pub(crate) fn is_for(&self, target: &Path) -> bool {
+    pub fn is_for(&self, target: &Path) -> bool {
         self.target == kept(target)
     }
 
     /// The name that it was to take, if that is not long.
-    pub(crate) fn target(&self) -> &str {
+    pub fn target(&self) -> &str {
         &self.target
     }
 
     /// The file, if its writer is provably gone (WF-1).
-    pub(crate) fn dead(&self) -> Option<Dead<'_>> {
+    pub fn dead(&self) -> Option<Dead<'_>> {
         let is_file = std::fs::symlink_metadata(&self.path).is_ok_and(|about| about.is_file());
         let is_here = is_file && boot().as_ref() == Some(&self.boot);
         // NFS gives locks to those that may write.
@@ -98,19 +98,19 @@ impl Beside {
 
 /// A file whose writer is gone. No other process removes it meanwhile.
 #[derive(Debug)]
-pub(crate) struct Dead<'a> {
+pub struct Dead<'a> {
     path: &'a Path,
     file: File,
 }
 
 impl Dead<'_> {
     /// Has the same file this name as well?
-    pub(crate) fn is(&self, name: &Path) -> bool {
+    pub fn is(&self, name: &Path) -> bool {
         is_at(&self.file, name)
     }
 
     /// Removes it, or leaves it where the system refuses.
-    pub(crate) fn remove(self) {
+    pub fn remove(self) {
         let _ = std::fs::remove_file(self.path);
     }
 }

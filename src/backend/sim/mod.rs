@@ -37,8 +37,8 @@ mod world;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-#[cfg(feature = "cli")]
-pub(crate) use machine::END;
+#[doc(hidden)]
+pub use machine::END;
 pub use machine::MAX_CLOCKS;
 pub use surface::SimSurface;
 pub use world::{SimError, SimWorld};

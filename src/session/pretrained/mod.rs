@@ -28,9 +28,8 @@ use crate::model::Model;
 use base::Manifest;
 
 pub use base::FrozenBase;
-pub(crate) use base::QUANTIZED;
-#[cfg(feature = "cli")]
-pub(crate) use base::QUANTIZED_VERSIONS;
+pub use base::QUANTIZED;
+pub use base::QUANTIZED_VERSIONS;
 pub use error::PretrainedError;
 
 /// Values read at once.

@@ -8,7 +8,6 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-#[cfg(feature = "cli")]
 use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::super::surface::{DeviceSlice, DeviceSliceMut};
@@ -30,7 +29,6 @@ impl<T: Pod> DeviceBuffer<T> {
         Ok(Self { memory: blas.memory(bytes)?, len, elements: PhantomData })
     }
 
-    #[cfg(feature = "cli")]
     pub(super) fn place(&self) -> (DeviceAddress, usize) {
         (self.memory.address(), self.len)
     }

@@ -19,11 +19,10 @@ mod kept;
 mod lent;
 mod newton_schulz;
 mod product;
-#[cfg(feature = "cli")]
 mod queue;
 mod scalars;
 mod swizzled;
-#[cfg(all(test, feature = "cli"))]
+#[cfg(test)]
 mod tests;
 
 pub(crate) use activation::{Activation, Source};
@@ -35,6 +34,5 @@ pub(crate) use kept::Kept;
 pub(crate) use lent::{Lent, LentMut};
 pub(crate) use newton_schulz::NewtonSchulz;
 pub(crate) use product::{Product, Scaled};
-#[cfg(feature = "cli")]
-pub(crate) use queue::{Queue, Recording};
+pub use queue::{Queue, Recording};
 pub(crate) use swizzled::Swizzled;

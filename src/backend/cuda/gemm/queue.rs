@@ -1,4 +1,4 @@
-//! One in-order queue of a GPU, for the tool's work outside a session.
+//! One in-order queue of a GPU, for work outside a session.
 //!
 //! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue.
 //! Nothing here enforces this, so it is not for embedders.
@@ -16,7 +16,7 @@ use super::buffer::DeviceBuffer;
 
 /// An in-order queue of one GPU: what a session's compute lane is to closures, for a program that has no session.
 #[derive(Debug)]
-pub(crate) struct Queue {
+pub struct Queue {
     stream: Stream,
     handles: CudaHandles,
     blas: Rc<Blas>,
@@ -24,7 +24,7 @@ pub(crate) struct Queue {
 
 /// Work of a queue, recorded once, to be enqueued by one launch.
 #[derive(Debug)]
-pub(crate) struct Recording(Graph);
+pub struct Recording(Graph);
 
 impl Queue {
     pub(crate) fn new(blas: &Rc<Blas>) -> Result<Self, CudaFailure> {
@@ -37,7 +37,7 @@ impl Queue {
 
     /// What layers enqueue with, valid for as long as the queue lives.
     #[must_use]
-    pub(crate) const fn handles(&self) -> &CudaHandles {
+    pub const fn handles(&self) -> &CudaHandles {
         &self.handles
     }
 
@@ -45,7 +45,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`CudaFailure::Call`], also for work that failed.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaFailure> {
+    pub fn synchronize(&self) -> Result<(), CudaFailure> {
         self.stream.synchronize()
     }
 
@@ -53,7 +53,7 @@ impl Queue {
     ///
     /// # Errors
     /// Those of `work`, and of the recording.
-    pub(crate) fn record<E: From<CudaFailure>>(
+    pub fn record<E: From<CudaFailure>>(
         &self,
         work: impl FnOnce(&CudaHandles) -> Result<(), E>,
     ) -> Result<Recording, E> {
@@ -71,7 +71,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`CudaFailure::Call`].
-    pub(crate) fn replay(&self, recording: &Recording) -> Result<(), CudaFailure> {
+    pub fn replay(&self, recording: &Recording) -> Result<(), CudaFailure> {
         self.stream.launch(&recording.0)
     }
 
@@ -79,7 +79,7 @@ impl Queue {
     ///
     /// # Errors
     /// [`CudaFailure::Call`].
-    pub(crate) fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>, CudaFailure> {
+    pub fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>, CudaFailure> {
         let (address, len) = buffer.place();
         let mut values = vec![T::zeroed(); len];
         self.stream.download(address, bytemuck::cast_slice_mut(&mut values))?;
