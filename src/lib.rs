@@ -73,12 +73,11 @@
 //! | feature | by default | what it adds | dependencies of its own |
 //! |---|---|---|---|
 //! | `cuda` | yes | `backend::cuda`, `linear`, `start_cuda`. No toolkit is needed to build, no GPU to start | cudarc |
-//! | `cli` | yes | the program `warpweft` and its room `tool` | clap, ctrlc, indicatif, tempfile |
 //!
-//! A trainer that needs no command line turns `cli` off:
+//! A trainer needs this library, and a runtime:
 //!
 //! ```toml
-//! warpweft = { path = "../warpweft", default-features = false, features = ["cuda"] }
+//! warpweft = { path = "../warpweft" }
 //! tokio = { version = "1", features = ["macros", "rt"] } # or another runtime
 //! ```
 //!
@@ -99,7 +98,9 @@
 //! - `actor`: who owns state across steps and issues the tasks that work on it
 //! - `exec`: the pump, capture, rank threads, agreement between ranks
 //! - [`session`]: the embedder's handle, and programs in virtual time
-//! - `tool` (feature `cli`), [`prelude`]: the command line; the names that a trainer imports
+//! - [`prelude`]: the names that a trainer imports
+//!
+//! The program `warpweft`, which quantizes checkpoints, plans and simulates, is a crate of its own, `warpweft-cli`.
 //!
 //! What is hidden from these pages (`flow`, `actor`, `exec`, the kernels of `backend::cuda` and single items
 //! elsewhere) is public for this crate's own tests and benches alone: no version number promises anything of it.
@@ -146,8 +147,6 @@ pub mod prelude;
 mod queue;
 pub mod rendezvous;
 pub mod session;
-#[cfg(feature = "cli")]
-pub mod tool;
 pub mod trace;
 pub mod tune;
 #[doc(hidden)]

@@ -29,7 +29,7 @@ mod ended;
 mod error;
 #[doc(hidden)]
 pub mod file_digests;
-pub(crate) mod file_store;
+mod file_store;
 mod fitting;
 mod given_up;
 mod host_time;

@@ -7,8 +7,6 @@ mod elements;
 mod exchanges;
 mod executors;
 mod frozen;
-#[cfg(feature = "cli")]
-mod frozen_base;
 mod loss_scale;
 mod matrices;
 #[path = "../own_adamw/mod.rs"]

@@ -5,8 +5,6 @@ mod closed_forms;
 mod messages;
 mod programs;
 mod replicas;
-#[cfg(feature = "cli")]
-mod tool;
 mod weak_scaling;
 mod worlds;
 #[path = "../wrapped/mod.rs"]
