@@ -73,12 +73,11 @@
 //! | feature | by default | what it adds | dependencies of its own |
 //! |---|---|---|---|
 //! | `cuda` | yes | `backend::cuda`, `linear`, `start_cuda`. No toolkit is needed to build, no GPU to start | cudarc |
-//! | `cli` | yes | the program `warpweft` and its room `tool` | clap, ctrlc, indicatif, tempfile |
 //!
-//! A trainer that needs no command line turns `cli` off:
+//! A trainer needs this library, and a runtime:
 //!
 //! ```toml
-//! warpweft = { path = "../warpweft", default-features = false, features = ["cuda"] }
+//! warpweft = { path = "../warpweft" }
 //! tokio = { version = "1", features = ["macros", "rt"] } # or another runtime
 //! ```
 //!
@@ -98,7 +97,9 @@
 //!   on it, and by which right; matrix products for closures on GPUs; which prefetch policy to try next
 //! - `exec`: the pump, capture, rank threads, agreement between ranks
 //! - [`session`]: the embedder's handle, and programs in virtual time
-//! - `tool` (feature `cli`), [`prelude`]: the command line; the names that a trainer imports
+//! - [`prelude`]: the names that a trainer imports
+//!
+//! The program `warpweft`, which quantizes checkpoints, plans and simulates, is a crate of its own, `warpweft-cli`.
 //!
 //! What is hidden from these pages (`actor`, `exec`, the kernels of `backend::cuda` and single items
 //! elsewhere) is public for this crate's own tests and benches alone: no version number promises anything of it.
@@ -111,11 +112,6 @@ compile_error!(
      checkpoints and messages between processes define as little endian, and sizes of weights exceed 32 bits; \
      build for another target"
 );
-
-#[macro_use]
-extern crate warpweft_base;
-
-pub(crate) use warpweft_base::{errors, noise, whole_file};
 
 #[doc(inline)]
 pub use warpweft_backend::rendezvous;
@@ -133,12 +129,12 @@ pub use warpweft_plan::{compute, layout, model, op, plan, policy};
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod actor;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod exec;
 #[cfg(not(feature = "internals"))]
 #[allow(dead_code, unused_imports, unreachable_pub, reason = "some of it is for tests alone")]
 mod actor;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod exec;
 #[cfg(not(feature = "internals"))]
 #[allow(dead_code, unused_imports, unreachable_pub, reason = "some of it is for tests alone")]
 mod exec;
@@ -146,11 +142,10 @@ mod exec;
 pub mod backend;
 pub mod cluster;
 pub mod config;
-mod file_kind;
+#[doc(hidden)]
+pub mod file_kind;
 pub mod prelude;
 pub mod session;
-#[cfg(feature = "cli")]
-pub mod tool;
 pub mod trace;
 pub mod tune;
 

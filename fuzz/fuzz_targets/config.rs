@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../tests/tool/hostile.rs"]
+#[path = "../../crates/cli/tests/hostile/mod.rs"]
 mod hostile;
 
 use libfuzzer_sys::fuzz_target;

@@ -22,7 +22,7 @@ const MOST_NUMBERED: u64 = 65_535;
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Takes {
+pub enum Takes {
     /// A whole number in a range, both ends included.
     Count(u64, u64),
     /// A number in a range, both ends included.

@@ -35,8 +35,8 @@ impl Config {
 
     /// What makes this configuration of the default one, and of the file it was loaded from: keys that are not as by
     /// default, and those that were set over the file. As TOML without tables but those of rules, which come last.
-    #[cfg(feature = "cli")]
-    pub(crate) fn changes(&self) -> String {
+    #[doc(hidden)]
+    pub fn changes(&self) -> String {
         let mut text = String::new();
         let mut rule = String::new();
         for entry in keys::entries(self) {
@@ -130,7 +130,6 @@ mod tests {
         }
 
         /// CF-4
-        #[cfg(feature = "cli")]
         #[test]
         fn changes_load_back_as_the_same_configuration(config in configs()) {
             let text = config.changes();
@@ -139,7 +138,6 @@ mod tests {
     }
 
     /// CF-3
-    #[cfg(feature = "cli")]
     #[test]
     fn changes_are_what_is_not_as_by_default_and_what_was_set_over_a_file() {
         let mut config =

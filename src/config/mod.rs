@@ -55,12 +55,14 @@ mod weights;
 pub use calls::CallList;
 pub use choices::{Capture, Cpu, Link, Memory, MeshAxes, Prefetch, PrefetchPolicy, TraceOutput, Tune};
 pub use declared::Declared;
-pub(crate) use declared::{Rule, Rules, Takes};
+#[doc(hidden)]
+pub use declared::{Rule, Rules, Takes};
 pub use error::ConfigError;
 pub use optimizing::{Optimizer, Quantize, Scaling};
 pub use origin::{Origin, Origins};
 // Values of these types stand in a configuration.
-pub(crate) use speed::Speed;
+#[doc(hidden)]
+pub use speed::Speed;
 pub use warpweft_backend::{DeviceTimes, SignalBy, Transport};
 pub use warpweft_format::{AmaxChoice, Format, Via};
 pub use warpweft_plan::model::{Placement, Reuse};
@@ -68,8 +70,8 @@ pub use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, ByteSize, ByteSizeError, Columnwise, Masters, Moments, Reduce,
     ReduceDtype, ReduceEvery,
 };
-#[cfg(feature = "cli")]
-pub(crate) use weights::pattern_matches;
+#[doc(hidden)]
+pub use weights::pattern_matches;
 pub use weights::{WeightRule, WeightSettings};
 
 use std::ops::RangeInclusive;

@@ -51,7 +51,6 @@ impl fmt::Display for Origin {
 
 impl Origin {
     /// Does a value that came from here hold in place of one in a file?
-    #[cfg(feature = "cli")]
     pub(super) fn is_over_a_file(&self) -> bool {
         match self {
             Self::Default | Self::File { .. } => false,
@@ -73,8 +72,8 @@ impl Config {
     }
 
     /// Keys that were given a value and have none now.
-    #[cfg(feature = "cli")]
-    pub(crate) fn taken_away(&self) -> impl Iterator<Item = String> {
+    #[doc(hidden)]
+    pub fn taken_away(&self) -> impl Iterator<Item = String> {
         let without = keys::entries(self).into_iter().filter(|entry| entry.value.is_none());
         without.map(|entry| entry.path).filter(|path| self.origins.loaded.contains_key(path))
     }

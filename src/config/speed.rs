@@ -5,7 +5,7 @@
 
 /// What is admitted as so much per second.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Speed {
+pub struct Speed {
     /// What there is so many of in a second.
     pub of: &'static str,
     /// The least.
@@ -16,24 +16,24 @@ pub(crate) struct Speed {
 
 impl Speed {
     /// Floating-point operations.
-    pub(crate) const FLOPS: Self = Self { of: "operations", least: 1e8, usual: 1e14 };
+    pub const FLOPS: Self = Self { of: "operations", least: 1e8, usual: 1e14 };
     /// Bytes of device memory.
-    pub(crate) const MEMORY: Self = Self { of: "bytes", least: 1e6, usual: 1e12 };
+    pub const MEMORY: Self = Self { of: "bytes", least: 1e6, usual: 1e12 };
     /// Bytes over a link.
-    pub(crate) const LINK: Self = Self { of: "bytes", least: 1e4, usual: 1e11 };
+    pub const LINK: Self = Self { of: "bytes", least: 1e4, usual: 1e11 };
 
     /// The most.
     const MOST: f64 = 1e30;
 
     /// Is it a speed?
     #[must_use]
-    pub(crate) fn admits(self, speed: f64) -> bool {
+    pub fn admits(self, speed: f64) -> bool {
         (self.least..=Self::MOST).contains(&speed)
     }
 
     /// What is admitted, and for a speed that is too low what was probably meant.
     #[must_use]
-    pub(crate) fn words(self, speed: Option<f64>) -> String {
+    pub fn words(self, speed: Option<f64>) -> String {
         let Self { of, least, usual } = self;
         let low = speed.filter(|speed| *speed >= 1e-3 && *speed < least);
         let meant = low.map_or_else(String::new, |speed| {

@@ -136,7 +136,7 @@ fn number(value: Option<f64>) -> Option<NonNegative> {
 
 /// Whether a pattern matches a whole name. Takes time in proportion to the product of their lengths
 /// at worst, and no memory.
-pub(crate) fn pattern_matches(pattern: &str, name: &str) -> bool {
+pub fn pattern_matches(pattern: &str, name: &str) -> bool {
     let (mut pattern, mut name) = (pattern.chars(), name.chars());
     // The pattern after the last star, and the part of the name that this star has not taken yet.
     let mut star: Option<(Chars<'_>, Chars<'_>)> = None;

@@ -29,17 +29,17 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 
-pub(crate) use start::of_start;
-pub(crate) use stated::Stated;
+pub use start::of_start;
+pub use stated::Stated;
 
 use warpweft_base::errors::{LONGEST_NAME, shown};
 
 /// Far above any tensor that exists: a header with a longer list of dimensions is refused.
-pub(crate) const MOST_DIMENSIONS: usize = 64;
+pub const MOST_DIMENSIONS: usize = 64;
 
 /// A tensor, as a header lists it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Listed<'a> {
+pub struct Listed<'a> {
     name: &'a str,
     dtype: Dtype,
     shape: &'a [usize],
@@ -50,7 +50,7 @@ pub(crate) struct Listed<'a> {
 }
 
 impl<'a> Listed<'a> {
-    pub(crate) fn new(name: &'a str, dtype: Dtype, shape: &'a [usize]) -> Self {
+    pub fn new(name: &'a str, dtype: Dtype, shape: &'a [usize]) -> Self {
         let last = name.rsplit_once('.').map_or(name, |(_, last)| last);
         let last = if last.len() <= LONGEST_NAME { last } else { "" };
         let elements = shape.iter().fold(1, |elements: usize, extent| elements.saturating_mul(*extent));
@@ -75,14 +75,14 @@ impl<'a> Listed<'a> {
 
 /// What is no weight among the tensors of a file or a model.
 #[derive(Debug, Default)]
-pub(crate) struct NotWeights {
+pub struct NotWeights {
     /// Such tensors by name, with what the file *is* for having them.
     tensors: BTreeMap<String, Arc<str>>,
 }
 
 impl NotWeights {
     /// What is no weight among `tensors`, of files about which this is `stated`.
-    pub(crate) fn of<'a>(tensors: impl IntoIterator<Item = Listed<'a>>, stated: &Stated) -> Self {
+    pub fn of<'a>(tensors: impl IntoIterator<Item = Listed<'a>>, stated: &Stated) -> Self {
         let tensors: Vec<Listed<'a>> = tensors.into_iter().collect();
         let mut found = Self::default();
         if let Some(what) = stated.part() {
@@ -99,13 +99,12 @@ impl NotWeights {
     }
 
     /// What the file is, if it holds `tensor`, which is no weight: a phrase behind "is".
-    pub(crate) fn what(&self, tensor: &str) -> Option<&str> {
+    pub fn what(&self, tensor: &str) -> Option<&str> {
         self.tensors.get(tensor).map(|what| &**what)
     }
 
     /// What the file is for the first of its tensors that is no weight.
-    #[cfg(feature = "cli")]
-    pub(crate) fn first(&self) -> Option<&str> {
+    pub fn first(&self) -> Option<&str> {
         self.tensors.values().next().map(|what| &**what)
     }
 

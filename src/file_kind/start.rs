@@ -41,7 +41,7 @@ const STARTS: [(&[u8], &str); 6] = [
 ];
 
 /// What is at `path`, if that is a folder, or begins as files of another kind do: a phrase behind "is".
-pub(crate) fn of_start(path: &Path) -> Option<&'static str> {
+pub fn of_start(path: &Path) -> Option<&'static str> {
     if path.is_dir() {
         return Some(FOLDER);
     }

@@ -19,7 +19,7 @@ const LONGEST: u64 = 1 << 24;
 
 /// What is said about files of tensors.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Stated {
+pub struct Stated {
     /// Who says that the model is quantized, and as what.
     quantized: Option<String>,
     /// Whether a file is one rank's part of a checkpoint of this library.
@@ -31,7 +31,7 @@ const PART: &str = "warpweft_part";
 
 impl Stated {
     /// What the metadata of the file `path`, by their keys, and the files beside it say.
-    pub(crate) fn of<'a>(path: &Path, metadata: impl IntoIterator<Item = &'a String>) -> Self {
+    pub fn of<'a>(path: &Path, metadata: impl IntoIterator<Item = &'a String>) -> Self {
         let (mut of_metadata, mut is_part) = (None, false);
         for key in metadata {
             is_part |= key == PART;
@@ -43,7 +43,7 @@ impl Stated {
     }
 
     /// What this or the other one says, as the files of one model.
-    pub(crate) fn or(self, other: Self) -> Self {
+    pub fn or(self, other: Self) -> Self {
         Self { quantized: self.quantized.or(other.quantized), is_part: self.is_part || other.is_part }
     }
 

@@ -44,7 +44,7 @@ pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut HashMap<String, String>) 
 ///
 /// # Errors
 /// What is wrong, and what to do.
-pub(crate) fn compare_metadata(about: &HashMap<String, String>, sealed: bool) -> Result<(), String> {
+pub fn compare_metadata(about: &HashMap<String, String>, sealed: bool) -> Result<(), String> {
     match (about.get(METADATA), sealed) {
         (None, false) => Ok(()),
         (Some(saved), true) if *saved == of_metadata(about) => Ok(()),
@@ -56,7 +56,7 @@ pub(crate) fn compare_metadata(about: &HashMap<String, String>, sealed: bool) ->
 /// The digests that a file lists, by the names of tensors. Before version 3 a digest is of a tensor's bytes, and none
 /// need be there.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub struct Listed {
     digests: BTreeMap<String, String>,
     sealed: bool,
 }
@@ -66,7 +66,7 @@ impl Listed {
     ///
     /// # Errors
     /// As [`compare_metadata`].
-    pub(crate) fn of(about: &HashMap<String, String>, sealed: bool) -> Result<Self, String> {
+    pub fn of(about: &HashMap<String, String>, sealed: bool) -> Result<Self, String> {
         let digests = match about.get(TENSORS) {
             None if sealed => return Err(format!("it has no `{TENSORS}`; {ADVICE}")),
             None => BTreeMap::new(),
@@ -78,7 +78,7 @@ impl Listed {
     }
 
     /// The begin of the digest of a tensor, which goes on with its bytes.
-    pub(crate) fn begin(&self, dtype: Dtype, shape: &[usize]) -> Digest {
+    pub fn begin(&self, dtype: Dtype, shape: &[usize]) -> Digest {
         if self.sealed { described(dtype, shape) } else { Digest::default() }
     }
 
@@ -86,7 +86,7 @@ impl Listed {
     ///
     /// # Errors
     /// As [`compare_metadata`].
-    pub(crate) fn compare(&self, name: &str, taken: Digest) -> Result<(), String> {
+    pub fn compare(&self, name: &str, taken: Digest) -> Result<(), String> {
         match self.digests.get(name) {
             Some(saved) if *saved == words(taken) => Ok(()),
             Some(_) => {

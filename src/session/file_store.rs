@@ -86,7 +86,7 @@ const VERSIONS: [&str; 4] = [WITHOUT_CARRIED, "2", "3", VERSION];
 const UNSEALED: [&str; 2] = [WITHOUT_CARRIED, "2"];
 
 /// The key under which frozen weights stand that are not in the file.
-pub(crate) const FROZEN: &str = "frozen_digests";
+pub const FROZEN: &str = "frozen_digests";
 
 /// What a file has of such a weight: its digest, rows and columns.
 type FrozenEntry = (FrozenDigest, usize, usize);
@@ -95,7 +95,7 @@ type FrozenEntry = (FrozenDigest, usize, usize);
 ///
 /// # Errors
 /// What to say of a version that is not known.
-pub(crate) fn is_sealed(version: &str) -> Result<bool, String> {
+pub fn is_sealed(version: &str) -> Result<bool, String> {
     if VERSIONS.contains(&version) {
         return Ok(!UNSEALED.contains(&version));
     }

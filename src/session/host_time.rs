@@ -12,7 +12,7 @@ use warpweft_backend::HostSplit;
 use warpweft_base::id::RankId;
 
 /// Where the host's time of one step went ([`Session::split_host_time`](super::Session::split_host_time)).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostTime {
     /// The rank, of those of this process, that took longest to issue the step.

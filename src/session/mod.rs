@@ -27,8 +27,9 @@ mod digest;
 mod diverged;
 mod ended;
 mod error;
-pub(crate) mod file_digests;
-pub(crate) mod file_store;
+#[doc(hidden)]
+pub mod file_digests;
+mod file_store;
 mod fitting;
 mod given_up;
 mod host_time;
@@ -66,16 +67,18 @@ pub use costs::costs_of;
 pub use diverged::StrayValue;
 pub use error::SessionError;
 pub use file_store::FileStore;
+#[doc(hidden)]
+pub use file_store::{FROZEN, is_sealed};
 pub use host_time::HostTime;
 pub use main_grads::MainGrad;
 pub use non_finite::{MadeBy, NonFiniteGradient};
 pub use parts::{PartFiles, SavedParts};
 pub use pretrained::{FrozenBase, PretrainedError, PretrainedFiles};
-#[cfg(feature = "cli")]
-pub(crate) use pretrained::{QUANTIZED, QUANTIZED_VERSIONS};
+#[doc(hidden)]
+pub use pretrained::{QUANTIZED, QUANTIZED_VERSIONS};
 pub use report::{NotRecorded, Outcome, StepReport};
-#[cfg(feature = "cli")]
-pub(crate) use simulation::simulate_each_step;
+#[doc(hidden)]
+pub use simulation::simulate_each_step;
 pub use simulation::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
 pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;

@@ -178,7 +178,7 @@ pub fn simulate_program_with(
 ///
 /// # Errors
 /// As [`simulate_program`].
-pub(crate) fn simulate_each_step(
+pub fn simulate_each_step(
     program: &StepProgram,
     config: &Config,
     cluster: &Cluster,

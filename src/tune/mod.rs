@@ -27,8 +27,10 @@ pub(crate) use decision::why_kept;
 pub use decision::{Decision, Verdict};
 pub(crate) use foreseen::foreseen;
 pub use trial::{Candidate, Choice, LimitsError};
-pub(crate) use trial::{Limits, TrialOutcome};
-pub(crate) use tuner::Tuner;
+#[doc(hidden)]
+pub use trial::{Limits, TrialOutcome};
+#[doc(hidden)]
+pub use tuner::Tuner;
 
 #[cfg(test)]
 mod tests;

@@ -7,18 +7,18 @@ use warpweft_plan::plan::GatherStart;
 
 /// What a tuner may spend.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Most transient bytes per rank; no limit if there is none.
-    pub(crate) budget: Option<usize>,
+    pub budget: Option<usize>,
     /// Most steps spent on trials, at most 20.
-    pub(crate) steps: u32,
+    pub steps: u32,
     /// Steps of one trial; the median of those that are measured counts, of two the faster.
-    pub(crate) per_trial: u32,
+    pub per_trial: u32,
     /// Share by which a trial must be faster than the choice to become it, from 0 to below 1.
-    pub(crate) hysteresis: f64,
+    pub hysteresis: f64,
     /// Are plans tried that `auto` makes of measured durations? No configuration says such a plan again, so
     /// whoever wants to write the choice down says no.
-    pub(crate) by_measurement: bool,
+    pub by_measurement: bool,
 }
 
 /// Limits that no tuner can keep.
@@ -54,7 +54,7 @@ pub struct Candidate {
 
 /// What came of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum TrialOutcome {
+pub enum TrialOutcome {
     /// It ran.
     Measured {
         /// Nanoseconds of each step that was measured, as all ranks agreed on ([`super::agreed`]).

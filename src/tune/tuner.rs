@@ -10,7 +10,7 @@ use warpweft_plan::plan::GatherStart;
 
 /// The state machine.
 #[derive(Clone, Debug)]
-pub(crate) struct Tuner {
+pub struct Tuner {
     limits: Limits,
     configured: GatherStart,
     spent: u32,
@@ -41,7 +41,7 @@ impl Tuner {
     ///
     /// # Errors
     /// [`LimitsError`] for a hysteresis that is no share.
-    pub(crate) fn new(configured: GatherStart, limits: Limits) -> Result<Self, LimitsError> {
+    pub fn new(configured: GatherStart, limits: Limits) -> Result<Self, LimitsError> {
         if !(0.0..1.0).contains(&limits.hysteresis) {
             return Err(LimitsError::Hysteresis { value: limits.hysteresis });
         }
@@ -63,7 +63,7 @@ impl Tuner {
     }
 
     /// What to try next; `None` once the choice is frozen. Asking again without a report gives the same.
-    pub(crate) fn next_trial(&mut self) -> Option<Candidate> {
+    pub fn next_trial(&mut self) -> Option<Candidate> {
         if self.asked.is_some() {
             return self.asked;
         }
@@ -92,7 +92,7 @@ impl Tuner {
     /// Tells how many transient bytes the plan of the candidate that was asked for last needs. `true`: run it
     /// and report. `false`: it is over the budget, or nothing was asked for; run nothing and ask for the
     /// next.
-    pub(crate) fn planned(&mut self, bytes: usize) -> bool {
+    pub fn planned(&mut self, bytes: usize) -> bool {
         let Some(candidate) = self.asked else { return false };
         let Some(budget) = self.limits.budget.filter(|budget| bytes > *budget) else { return true };
         (self.asked, self.again) = (None, None);
@@ -104,7 +104,7 @@ impl Tuner {
     /// Tells what came of the candidate that was asked for last; without one, nothing changes. One that ran
     /// without a step that was measured is asked for once more, as long as there are steps: the first steps
     /// of a run may fail for reasons of their own, such as a loss scale that is still too large.
-    pub(crate) fn report(&mut self, outcome: TrialOutcome) {
+    pub fn report(&mut self, outcome: TrialOutcome) {
         let Some(candidate) = self.asked.take() else { return };
         let is_first = self.again.take().is_none();
         let (verdict, step) = match outcome {
@@ -128,13 +128,13 @@ impl Tuner {
 
     /// The best so far, if any trial ran within the budget.
     #[must_use]
-    pub(crate) const fn choice(&self) -> Option<Choice> {
+    pub const fn choice(&self) -> Option<Choice> {
         self.choice
     }
 
     /// Every trial with what was made of it, in order.
     #[must_use]
-    pub(crate) fn log(&self) -> &[Decision] {
+    pub fn log(&self) -> &[Decision] {
         &self.log
     }
 

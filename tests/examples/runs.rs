@@ -47,7 +47,6 @@ fn the_numbered_examples_run() {
     says("06_evaluate_beside_training", &[], "after all");
     says("07_export_and_import", &[], "one rank goes on");
     says("12_own_update_rule", &[], "of AdamW's");
-    says("11_adapters_beside_a_frozen_weight", &[], "the frozen weight is what it was");
 }
 
 /// A rank that transformed only its own rows would have another loss from the second step on.

@@ -79,8 +79,8 @@ impl CallList {
     }
 
     /// All keys of such a file, dotted; `#` is the number of any item of a list.
-    #[cfg(test)]
-    pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
+    #[doc(hidden)]
+    pub fn keys() -> impl Iterator<Item = &'static str> {
         <File as super::Rules>::RULES.iter().map(|rule| rule.key)
     }
 

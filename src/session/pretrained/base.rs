@@ -19,10 +19,10 @@ use warpweft_plan::layout::{PlaneCut, WeightLayout};
 use warpweft_plan::model::{Model, WeightSpec};
 
 /// The key in the metadata of a file that `warpweft quantize` wrote under which stands what is quantized, and how.
-pub(crate) const QUANTIZED: &str = "warpweft_quantized";
+pub const QUANTIZED: &str = "warpweft_quantized";
 
 /// The versions of that text that are read; the last one is written.
-pub(crate) const QUANTIZED_VERSIONS: RangeInclusive<u32> = 1..=2;
+pub const QUANTIZED_VERSIONS: RangeInclusive<u32> = 1..=2;
 
 /// What a file says is quantized in it.
 #[derive(Debug, Deserialize)]

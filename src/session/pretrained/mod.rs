@@ -28,9 +28,8 @@ use warpweft_plan::model::Model;
 use base::Manifest;
 
 pub use base::FrozenBase;
-pub(crate) use base::QUANTIZED;
-#[cfg(feature = "cli")]
-pub(crate) use base::QUANTIZED_VERSIONS;
+pub use base::QUANTIZED;
+pub use base::QUANTIZED_VERSIONS;
 pub use error::PretrainedError;
 
 /// Values read at once.

@@ -1,4 +1,4 @@
-//! One in-order queue of a GPU, for the tool's work outside a session.
+//! One in-order queue of a GPU, for work outside a session.
 //!
 //! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue.
 //! Nothing here enforces this, so it is not for embedders.

@@ -1,0 +1,156 @@
+//! A checkpoint that is read: header at once, tensors in pieces (TL-3).
+
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+use warpweft::file_kind::of_start;
+use warpweft_base::whole_file::regular;
+
+use super::entry::{LENGTH_BYTES, TensorEntry};
+use super::error::CheckpointError;
+use super::header::{Header, LONGEST_HEADER};
+use crate::{Progress, ToolError};
+
+/// Bytes read at once; a multiple of every element.
+const PIECE: usize = 1 << 20;
+
+/// The data of a checkpoint. Its header is handed out by [`Input::open`].
+#[derive(Debug)]
+pub(crate) struct Input {
+    path: PathBuf,
+    file: File,
+    data_start: u64,
+    file_bytes: u64,
+    piece: Vec<u8>,
+}
+
+impl Input {
+    /// Opens a checkpoint and reads its header. What is none is told by how it begins.
+    pub(crate) fn open(path: &Path) -> Result<(Header, Self), ToolError> {
+        Self::of_checkpoint(path).map_err(|error| {
+            let unsound = matches!(error, ToolError::Checkpoint { .. } | ToolError::NotAFile { .. });
+            match of_start(path).filter(|_| unsound) {
+                Some(what) => ToolError::NotWeights { path: path.to_owned(), what: what.to_owned() },
+                None => error,
+            }
+        })
+    }
+
+    fn of_checkpoint(path: &Path) -> Result<(Header, Self), ToolError> {
+        let failed = ToolError::file("read", path);
+        let unsound = |source| ToolError::Checkpoint { path: path.to_owned(), source };
+        let mut file = regular::open(path).map_err(|error| match error.kind() {
+            ErrorKind::InvalidInput => ToolError::NotAFile { path: path.to_owned() },
+            _ => failed(error),
+        })?;
+        let file_bytes = file.metadata().map_err(&failed)?.len();
+        let Some(available) = file_bytes.checked_sub(LENGTH_BYTES) else {
+            return Err(unsound(CheckpointError::NoLength { bytes: file_bytes }));
+        };
+        let mut length = [0; LENGTH_BYTES as usize];
+        file.read_exact(&mut length).map_err(&failed)?;
+        let bytes = u64::from_le_bytes(length);
+        if bytes > LONGEST_HEADER {
+            return Err(unsound(CheckpointError::HeaderTooLarge { bytes, limit: LONGEST_HEADER }));
+        }
+        if bytes > available {
+            return Err(unsound(CheckpointError::HeaderCutOff { bytes, available }));
+        }
+        let mut json = vec![0; bytes as usize];
+        file.read_exact(&mut json).map_err(&failed)?;
+        let header = Header::parse(&json, available - bytes).map_err(unsound)?;
+        let (path, data_start) = (path.to_owned(), LENGTH_BYTES + bytes);
+        Ok((header, Self { path, file, data_start, file_bytes, piece: vec![0; PIECE] }))
+    }
+
+    /// Bytes of the whole file.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+
+    /// Hands the bytes of a tensor to `each`, piece by piece. No element spans two pieces.
+    pub(crate) fn pieces(
+        &mut self,
+        entry: &TensorEntry,
+        progress: &mut dyn Progress,
+        mut each: impl FnMut(&[u8]) -> Result<(), ToolError>,
+    ) -> Result<(), ToolError> {
+        let failed = ToolError::file("read", &self.path);
+        self.file.seek(SeekFrom::Start(self.data_start + entry.begin)).map_err(&failed)?;
+        let mut left = entry.bytes();
+        loop {
+            let piece = &mut self.piece[..left.min(PIECE as u64) as usize];
+            self.file.read_exact(piece).map_err(&failed)?;
+            each(piece)?;
+            left -= piece.len() as u64;
+            if progress.advance(piece.len() as u64).is_break() {
+                return Err(ToolError::Interrupted);
+            }
+            if left == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Reads a whole tensor.
+    pub(crate) fn bytes(
+        &mut self,
+        entry: &TensorEntry,
+        progress: &mut dyn Progress,
+    ) -> Result<Vec<u8>, ToolError> {
+        let mut bytes = Vec::new();
+        reserve(&mut bytes, &entry.name, entry.bytes())?;
+        self.pieces(entry, progress, |piece| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    /// Reads a tensor of F32, BF16 or F16 into `values`, which loses what it held. The conversion is exact. Of any
+    /// other dtype nothing is read.
+    pub(crate) fn values(
+        &mut self,
+        entry: &TensorEntry,
+        progress: &mut dyn Progress,
+        values: &mut Vec<f32>,
+    ) -> Result<(), ToolError> {
+        values.clear();
+        let Some(width) = float_bytes(entry.dtype) else {
+            return Ok(());
+        };
+        reserve(values, &entry.name, entry.bytes() / width)?;
+        self.pieces(entry, progress, |piece| {
+            match entry.dtype {
+                Dtype::BF16 => values.extend(words(piece).map(|word| bf16::from_le_bytes(word).to_f32())),
+                Dtype::F16 => values.extend(words(piece).map(|word| f16::from_le_bytes(word).to_f32())),
+                _ => values.extend(words(piece).map(f32::from_le_bytes)),
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Bytes of an element of the dtypes that are quantized; `None` for all others.
+pub(crate) const fn float_bytes(dtype: Dtype) -> Option<u64> {
+    match dtype {
+        Dtype::F32 => Some(4),
+        Dtype::BF16 | Dtype::F16 => Some(2),
+        _ => None,
+    }
+}
+
+fn words<const N: usize>(piece: &[u8]) -> impl Iterator<Item = [u8; N]> {
+    piece.as_chunks().0.iter().copied()
+}
+
+/// Makes room for `count` elements of a tensor, and for no more.
+pub(crate) fn reserve<T>(list: &mut Vec<T>, tensor: &str, count: u64) -> Result<(), ToolError> {
+    let bytes = count.saturating_mul(size_of::<T>() as u64);
+    let refused = || ToolError::Memory { tensor: tensor.to_owned(), bytes };
+    let count = usize::try_from(count).map_err(|_| refused())?;
+    list.try_reserve_exact(count).map_err(|_| refused())
+}

@@ -1,0 +1,20 @@
+//! The `warpweft` program. What it does is in [`warpweft_cli`]; here is what belongs to a process.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use warpweft_cli::command::{self, Interrupts};
+
+fn main() -> ExitCode {
+    let interrupts = Arc::new(Interrupts::default());
+    let handler = Arc::clone(&interrupts);
+    let caught = ctrlc::set_handler(move || {
+        if handler.came() {
+            std::process::exit(Interrupts::EXIT_CODE.into());
+        }
+    });
+    if let Err(error) = caught {
+        eprintln!("warning: an interrupt will leave a temporary file behind: {error}");
+    }
+    command::run(std::env::args_os(), &interrupts)
+}

@@ -1,0 +1,64 @@
+//! A model as a file: a decoder by its sizes, or a list of calls.
+//!
+//! Law: which of the two a file is follows from its keys, and both end in the same declarations.
+
+use std::path::{Path, PathBuf};
+
+use warpweft::config::{CallList, Declared};
+use warpweft::model::{DeclareError, Decoder, Model, StepProgram};
+use warpweft_base::whole_file::regular;
+
+use super::ScheduleError;
+
+/// A file that declares a model and the program of its step.
+pub(super) enum ModelFile {
+    /// By sizes; the path is what errors name.
+    Sizes(Box<Decoder>, PathBuf),
+    /// By calls.
+    Calls(Box<CallList>),
+}
+
+impl ModelFile {
+    pub(super) fn load(path: &Path) -> Result<Self, ScheduleError> {
+        let text =
+            regular::text(path).map_err(|source| ScheduleError::NoModel { path: path.to_owned(), source })?;
+        let name = path.display().to_string();
+        Ok(match CallList::is_meant_by(&text) {
+            true => Self::Calls(Box::new(CallList::from_toml(&text, &name)?)),
+            false => Self::Sizes(Box::new(Decoder::from_toml(&text, &name)?), path.to_owned()),
+        })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        match self {
+            Self::Sizes(decoder, _) => &decoder.name,
+            Self::Calls(calls) => calls.name(),
+        }
+    }
+
+    /// Tokens of one rank in one micro-batch, if the file says so.
+    pub(super) fn tokens(&self) -> Option<usize> {
+        match self {
+            Self::Sizes(decoder, _) => Some(decoder.tokens),
+            Self::Calls(calls) => calls.tokens(),
+        }
+    }
+
+    pub(super) fn model(&self) -> Result<Model, ScheduleError> {
+        match self {
+            Self::Sizes(decoder, path) => decoder.model().map_err(wrong(path)),
+            Self::Calls(calls) => Ok(calls.model()?),
+        }
+    }
+
+    pub(super) fn program(&self, model: &Model) -> Result<StepProgram, ScheduleError> {
+        match self {
+            Self::Sizes(decoder, path) => decoder.program(model).map_err(wrong(path)),
+            Self::Calls(calls) => Ok(calls.program(model)?),
+        }
+    }
+}
+
+fn wrong(path: &Path) -> impl Fn(DeclareError) -> ScheduleError {
+    move |source| ScheduleError::Model { path: path.to_owned(), source: Box::new(source) }
+}

@@ -1,0 +1,18 @@
+//! Errors as a program's end shows them: `main` prints what it returns by `Debug`.
+
+use std::error::Error;
+
+use warpweft_cli::{CheckpointError, ToolError};
+
+#[test]
+fn an_error_that_main_returns_is_printed_with_what_to_do() {
+    let errors: [(Box<dyn Error>, &str); 2] = [
+        (Box::new(ToolError::Exists { path: "x".into() }), "--force"),
+        (Box::new(CheckpointError::NoLength { bytes: 3 }), "empty or cut off"),
+    ];
+    for (error, advice) in errors {
+        let (message, printed) = (error.to_string(), format!("{error:?}"));
+        assert!(printed.starts_with(&message) && printed.contains(advice), "{printed}");
+        assert!(!printed.contains(" { "), "names of fields: {printed}");
+    }
+}

@@ -1,0 +1,14 @@
+//! The program `warpweft` and the library behind it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+mod calibrate;
+mod errors;
+mod examples;
+mod frozen_base;
+mod hostile;
+mod hostile_config;
+#[cfg(unix)]
+mod names;
+mod quantize;
+mod simulate;

@@ -1,0 +1,525 @@
+//! `warpweft plan`, `simulate` and `trace` as programs.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
+
+fn run(folder: &Path, line: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_warpweft")).current_dir(folder).args(line.split(' ')).output().unwrap()
+}
+
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("model.toml"), MODEL).unwrap();
+    folder
+}
+
+fn said(folder: &Path, line: &str) -> String {
+    let output = run(folder, line);
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && complaint.is_empty(), "{line}: {complaint}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn plan_shows_totals_tasks_or_a_graph() {
+    let folder = folder();
+    let totals = said(folder.path(), "plan model.toml --ranks 2");
+    for word in ["all-gather", "exchange gradient", "collectives", "live bound", "received per rank and step"]
+    {
+        assert!(totals.contains(word), "{word}: {totals}");
+    }
+    let saved = totals.lines().find(|line| line.starts_with("columnwise")).unwrap();
+    assert!(saved.contains("on demand saves ") && saved.contains("iB of transient memory"), "{saved}");
+    assert!(said(folder.path(), "plan model.toml --tasks").starts_with("plan `train`: "));
+    assert!(said(folder.path(), "plan model.toml --dot").starts_with("digraph plan {"));
+}
+
+#[test]
+fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
+    let folder = folder();
+    let calls = include_str!("../../../../examples/simulate/calls.toml");
+    std::fs::write(folder.path().join("calls.toml"), calls).unwrap();
+    let tasks = said(folder.path(), "plan calls.toml --ranks 4 --tasks");
+    assert!(tasks.contains("layers.7.forward") && tasks.starts_with("plan `calls`: "), "{tasks}");
+    let simulated = said(folder.path(), "simulate calls.toml --cluster h200x4 --ranks 4 --depth 1");
+    assert!(simulated.contains("calls, 4096 tokens per rank") && simulated.contains("tokens per second"));
+    let twice = MODEL.replace("layers", "micro_batches = 2\nlayers");
+    std::fs::write(folder.path().join("twice.toml"), twice).unwrap();
+    let step_tokens = |model: &str| {
+        let text = said(folder.path(), &format!("simulate {model} --cluster h200x4 --ranks 4"));
+        let step = text.lines().find(|line| line.starts_with("step")).unwrap().to_owned();
+        let words: Vec<&str> = step.split_whitespace().collect();
+        let tokens = words.iter().position(|word| *word == "tokens").unwrap();
+        let rate = words[tokens - 1].parse::<f64>().unwrap();
+        let unit = if words[2].starts_with("ms") { 1e-3 } else { 1e-6 };
+        (text, rate * unit * words[1].parse::<f64>().unwrap())
+    };
+    let (text, tokens) = step_tokens("twice.toml");
+    assert!(text.contains("64 tokens per rank and micro-batch, 2 a step"), "{text}");
+    assert!((tokens / 128.0 - 1.0).abs() < 0.05, "{text}");
+    let (text, tokens) = step_tokens("model.toml");
+    assert!((tokens / 64.0 - 1.0).abs() < 0.05, "{text}");
+    let silent = calls.replace("tokens = 4096\n", "");
+    std::fs::write(folder.path().join("silent.toml"), silent).unwrap();
+    let simulated = said(folder.path(), "simulate silent.toml --cluster h200x4 --ranks 4 --depth 1");
+    assert!(!simulated.contains("tokens per"), "{simulated}");
+    let tuned = said(folder.path(), "tune calls.toml --cluster h200x4 --ranks 4");
+    assert!(tuned.contains("trials of the tuner"), "{tuned}");
+}
+
+#[test]
+fn a_list_with_exchanges_is_planned_and_simulated_for_as_many_ranks_as_its_sizes_say() {
+    let folder = folder();
+    let towers = include_str!("../../../../examples/simulate/two-towers.toml");
+    std::fs::write(folder.path().join("towers.toml"), towers).unwrap();
+    let tasks = said(folder.path(), "plan towers.toml --ranks 8 --tasks");
+    for name in ["gather texts", "gather pictures", "give texts back", "give pictures back"] {
+        let line = tasks.lines().find(|line| line.contains(name)).unwrap();
+        assert!(line.contains("exchange buffer"), "{line}");
+    }
+    let line = "simulate towers.toml --cluster h100x8-ib --ranks 8 --trace step.json";
+    assert!(said(folder.path(), line).contains("exposed"));
+    let trace = std::fs::read_to_string(folder.path().join("step.json")).unwrap();
+    assert!(trace.contains("exchange buffer gather texts"), "it is on the timeline");
+    let other = run(folder.path(), "plan towers.toml --ranks 4");
+    let other = String::from_utf8(other.stderr).unwrap();
+    assert!(
+        other.contains("gather texts") && other.contains("declare `texts_of_all` with 1572864"),
+        "{other}"
+    );
+}
+
+#[test]
+fn simulate_writes_a_trace_that_trace_reads_back() {
+    let folder = folder();
+    let line =
+        "simulate model.toml --cluster h200x4 --ranks 4 --depth 2 --trace step.json --picture step.svg";
+    let text = said(folder.path(), line);
+    for word in ["simulated: 4 ranks on `h200x4`", "exposed", "of the GPU's", "communicator 1"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let picture = std::fs::read_to_string(folder.path().join("step.svg")).unwrap();
+    assert!(picture.contains("prefetch.depth = 2"), "{picture}");
+    let summary = said(folder.path(), "trace step.json --picture again.svg");
+    assert!(summary.starts_with("1 rank, ") && summary.contains("simulated: 4 ranks"), "{summary}");
+    assert!(folder.path().join("again.svg").exists());
+}
+
+/// What steers a terminal is escaped, wherever a name of a file is printed.
+#[test]
+fn names_of_a_file_do_not_steer_the_terminal() {
+    let folder = folder();
+    let list = "name = 'small'\ntokens = 64\n[[weight]]\nname = 'w'\nrows = 64\ncols = 64\n\
+                [[call]]\nname = 'forward'\nphase = 'forward'\nuses = [{ weight = 'w' }]\n";
+    let list = list.replace('\'', "\"");
+    std::fs::write(folder.path().join("list.toml"), &list).unwrap();
+    let file = include_str!("../../../plan/src/cluster/presets/h200x4.toml");
+    let cluster = file.replace("name = \"h200x4\"", "name = \"h200\\u001b[2J\"");
+    std::fs::write(folder.path().join("cluster.toml"), cluster).unwrap();
+    for line in [
+        "simulate list.toml --cluster cluster.toml --ranks 2",
+        "simulate list.toml --cluster cluster.toml --ranks 2 --auto",
+    ] {
+        let said = said(folder.path(), line);
+        assert!(!said.contains('\u{1b}') && said.contains("\\u{1b}[2J"), "{line}: {said:?}");
+    }
+    // A model's own names are refused before any is printed.
+    for (name, what) in [("small", "a program"), ("w", "a weight")] {
+        let hostile = list.replace(&format!("\"{name}\""), &format!("\"{name}\\u001b[2J\""));
+        std::fs::write(folder.path().join("list.toml"), hostile).unwrap();
+        let refused = String::from_utf8(run(folder.path(), "plan list.toml --ranks 2").stderr).unwrap();
+        let words = format!("{what} is named `{name}\\u{{1b}}[2J`");
+        assert!(!refused.contains('\u{1b}') && refused.contains(&words), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_cluster_file_and_a_preset_are_read_alike() {
+    let folder = folder();
+    let (_, preset) = warpweft::cluster::PRESETS[0];
+    std::fs::write(folder.path().join("ours.toml"), preset).unwrap();
+    let line = |cluster: &str| format!("simulate model.toml --ranks 4 --cluster {cluster}");
+    assert_eq!(said(folder.path(), &line("ours.toml")), said(folder.path(), &line("h200x4")));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
+    let folder = folder();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("typo.toml", &MODEL.replace("layers", "layer"));
+    write("odd.toml", &MODEL.replace("hidden = 256", "hidden = 250").replace("heads = 4", "heads = 5"));
+    write("cluster.toml", "name = 'x'\ngpus_per_node = 0\n");
+    write("notes.txt", "not a trace");
+    write("empty.json", "[]");
+    write("rules.toml", "[weights]\nmatch = '*'\nformat = 'bf16'\n");
+    write("table.toml", "name = 'x'\n[call]\nname = 'y'\n");
+    std::fs::write(folder.path().join("latin.toml"), b"name = 'gr\xfc\xdfe'").unwrap();
+    let calls = include_str!("../../../../examples/simulate/calls.toml");
+    write("calls.toml", &calls.replacen("{ weight = \"layers.#.mix\" }", "{ weight = \"layer.#.mix\" }", 1));
+    for (line, complaint) in [
+        ("plan typo.toml", "typo.toml:2: unknown key `layer`; did you mean `layers`?"),
+        ("plan odd.toml", "`odd.toml`: "),
+        ("plan none.toml", "cannot read the model `none.toml`"),
+        (
+            "plan model.toml --cluster .",
+            "cluster `.` is neither a file, as `warpweft calibrate` writes them, nor a preset; the presets are h200x4, ",
+        ),
+        ("plan calls.toml", "`call.0.uses.0.weight`: no weight is named `layer.0.mix`"),
+        ("simulate model.toml --cluster cluster.toml --ranks 2", "cluster.toml:2: `gpus_per_node` is 0"),
+        ("simulate model.toml --cluster h300 --ranks 2 --trace t.json", "the presets are h200x4, "),
+        ("simulate model.toml --cluster h200x4 --ranks 8 --trace t.json", "use at most 4 ranks"),
+        ("trace notes.txt", "`notes.txt`: not a chrome trace"),
+        ("trace none.json", "cannot read `none.json`"),
+        ("trace empty.json", "`empty.json` holds no slice"),
+        ("plan latin.toml", "save it as UTF-8"),
+        ("plan model.toml --config latin.toml", "save it as UTF-8"),
+        (
+            "plan model.toml --config rules.toml",
+            "rules.toml:1: `weights` is a table, and the rules are a list",
+        ),
+        ("plan table.toml", "table.toml:2: `call` is a table; set it to a list of tables"),
+        ("simulate model.toml --cluster H200x4 --ranks 2", "did you mean `h200x4`?"),
+    ] {
+        let output = run(folder.path(), line);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{line}: {said}");
+        assert!(said.starts_with("error: ") && said.contains(complaint), "{line}: {said}");
+    }
+    assert!(!folder.path().join("t.json").exists());
+}
+
+#[test]
+fn no_file_is_replaced_unless_it_is_said() {
+    let folder = folder();
+    let line = "simulate model.toml --cluster h200x4 --ranks 2 --picture step.svg";
+    std::fs::write(folder.path().join("step.svg"), "mine").unwrap();
+    let output = run(folder.path(), line);
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(complaint.contains("`step.svg` exists") && complaint.contains("--force"), "{complaint}");
+    assert_eq!(std::fs::read_to_string(folder.path().join("step.svg")).unwrap(), "mine");
+    said(folder.path(), &format!("{line} --force"));
+    assert!(std::fs::read_to_string(folder.path().join("step.svg")).unwrap().starts_with("<svg"));
+}
+
+#[test]
+fn what_is_read_is_never_replaced() {
+    let folder = folder();
+    said(folder.path(), "simulate model.toml --cluster h200x4 --ranks 2 --trace step.json");
+    let trace = std::fs::read_to_string(folder.path().join("step.json")).unwrap();
+    for line in [
+        "trace step.json --picture ./step.json --force",
+        "simulate model.toml --cluster h200x4 --ranks 2 --trace model.toml --force",
+        "tune model.toml --cluster h200x4 --ranks 2 --picture model.toml --force",
+    ] {
+        let output = run(folder.path(), line);
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert!(complaint.contains("is both input and output"), "{line}: {complaint}");
+    }
+    assert_eq!(std::fs::read_to_string(folder.path().join("step.json")).unwrap(), trace);
+    assert_eq!(std::fs::read_to_string(folder.path().join("model.toml")).unwrap(), MODEL);
+}
+
+#[test]
+fn speeds_without_their_power_of_ten_are_refused_and_no_step_is_endless() {
+    let folder = folder();
+    let (_, preset) = warpweft::cluster::PRESETS[0];
+    let with = |key: &str, value: &str| {
+        let lines = preset.lines().map(|line| match line.split_once(" = ") {
+            Some((own, _)) if own == key => format!("{key} = {value}\n"),
+            _ => format!("{line}\n"),
+        });
+        let text: String = lines.collect();
+        assert_ne!(text, preset);
+        std::fs::write(folder.path().join("ours.toml"), text).unwrap();
+    };
+    let lines = ["simulate model.toml --ranks 4 --cluster ours.toml", "plan model.toml --cluster ours.toml"];
+    let refused = |complaint: &str| {
+        for line in lines {
+            let output = run(folder.path(), line);
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{line}: {said}");
+            assert!(said.contains(complaint) && said.contains("per second"), "{line}: {said}");
+        }
+    };
+    with("fp8", "1400");
+    refused("`gpu.flops_per_s.fp8` is 1400; set it to a number of operations per second from 1e8");
+    with("bf16", "1e8");
+    let calls = include_str!("../../../../examples/simulate/calls.toml");
+    let huge = calls.replace("flops = 412_316_860_416", "flops = 4_000_000_000_000_000_000");
+    std::fs::write(folder.path().join("model.toml"), huge).unwrap();
+    refused("30 years");
+}
+
+#[test]
+fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_take() {
+    let folder = folder();
+    let totals = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --auto");
+    for word in [
+        "expected",
+        "times the bound below",
+        "no schedule exposes less than",
+        "slack least",
+        "policy = \"auto\", counted with `h200x4`",
+    ] {
+        assert!(totals.contains(word), "{word}: {totals}");
+    }
+    let tasks = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --tasks");
+    assert!(
+        tasks.starts_with("plan `train`: ") && tasks.contains("no schedule exposes less than"),
+        "{tasks}"
+    );
+    let why = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --depth 1 --why 12");
+    assert!(why.starts_with("task 12 (") && why.contains("  lane ") && why.contains("  runs "), "{why}");
+    let named = said(folder.path(), "plan model.toml --ranks 4 --depth 1 --why blocks.1.up");
+    for word in ["all-gather of blocks.1.up.weight", "asked for behind", "a fence of its own", "before it:"] {
+        assert!(named.contains(word), "{word}: {named}");
+    }
+    let every = said(folder.path(), "plan model.toml --ranks 4 --depth 1 --why of");
+    for task in every.split("\ntask ") {
+        let after: Vec<&str> = task.lines().filter(|line| line.starts_with("  after")).collect();
+        assert!((1..after.len()).all(|at| !after[at..].contains(&after[at - 1])), "{task}");
+    }
+    let explained = every.lines().filter(|line| line.starts_with("task ")).count();
+    assert!(explained == 50 && every.contains(" more tasks match `of`: "), "{explained}: {every}");
+    assert!(!named.contains(" more tasks match "), "{named}");
+    let complaint = String::from_utf8(run(folder.path(), "plan model.toml --why nothing").stderr).unwrap();
+    assert!(complaint.contains("no task of the plan is `nothing`"), "{complaint}");
+}
+
+#[test]
+fn a_plan_that_does_not_fit_the_machine_is_told_with_both_sizes_and_what_to_do() {
+    let folder = folder();
+    let file = include_str!("../../../plan/src/cluster/presets/h200x4.toml");
+    let memory = file.lines().find(|line| line.trim_start().starts_with("memory_bytes")).unwrap();
+    let mut advice = Vec::new();
+    for (bytes, wanted) in
+        [(1 << 20, "what is resident alone is more"), (16 << 20, "set a lower memory.budget")]
+    {
+        let text = file.replace(memory, &format!("memory_bytes = {bytes}  # a small one"));
+        std::fs::write(folder.path().join("small.toml"), text).unwrap();
+        let line = "model.toml --cluster small.toml --ranks 2 --depth 2";
+        for view in ["", " --tasks"] {
+            let planned = said(folder.path(), &format!("plan {line}{view}"));
+            let note = planned
+                .lines()
+                .find(|line| line.starts_with("note: a rank's arena"))
+                .unwrap_or("")
+                .to_owned();
+            assert!(note.contains("MiB") && note.contains("`h200x4`"), "{planned}");
+            advice.push((note, wanted));
+        }
+        let refused = String::from_utf8(run(folder.path(), &format!("simulate {line}")).stderr).unwrap();
+        assert!(refused.contains(&format!("has {bytes} bytes (")), "{refused}");
+        assert!(refused.contains("set memory.budget, or lower it"), "{refused}");
+    }
+    for (note, wanted) in advice {
+        assert!(note.contains(wanted), "{note}");
+    }
+    let fits = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 2 --depth 2");
+    assert!(!fits.contains("note: a rank's arena"), "{fits}");
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_no_plain_file_is_not_replaced_by_a_picture() {
+    let folder = folder();
+    let _listener = std::os::unix::net::UnixListener::bind(folder.path().join("socket")).unwrap();
+    let line = "simulate model.toml --cluster h200x4 --ranks 2 --force --picture socket";
+    let refused = String::from_utf8(run(folder.path(), line).stderr).unwrap();
+    assert!(refused.contains("no plain file") && refused.contains("name another file"), "{refused}");
+    assert!(!folder.path().join("socket").is_file());
+}
+
+#[test]
+fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads() {
+    let folder = folder();
+    let text = said(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --picture tune.svg");
+    for word in
+        ["prefetch.depth = 0", "prefetch.bytes = \"64 MiB\"", "trials of the tuner", "the first choice"]
+    {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    let (_, pasted) = text.split_once("\n# ").unwrap();
+    let config = warpweft::config::Config::from_toml_str(&format!("# {pasted}"), "pasted").unwrap();
+    config.validate().unwrap();
+    // On the machine that was named, not on the one that a configuration counts with by itself.
+    let small = MODEL.replace("layers = 2", "layers = 8").replace("tokens = 64", "tokens = 4096");
+    std::fs::write(folder.path().join("small.toml"), small).unwrap();
+    let auto = said(folder.path(), "tune small.toml --cluster h200x4 --ranks 4 --auto");
+    let (_, pasted) = auto.split_once("\n# ").unwrap();
+    if pasted.contains("auto") {
+        assert!(pasted.contains("prefetch.cluster = \"h200x4\""), "{pasted}");
+    }
+    std::fs::write(folder.path().join("pasted.toml"), format!("# {pasted}")).unwrap();
+    let planned = said(folder.path(), "plan small.toml --ranks 4 --config pasted.toml");
+    let transient = pasted.split(", ").nth(1).unwrap().split(" of transient").next().unwrap();
+    assert!(planned.contains(&format!("transient   {transient}, ")), "{transient}: {planned}");
+    assert!(std::fs::read_to_string(folder.path().join("tune.svg")).unwrap().contains("chosen: "));
+    let least = said(folder.path(), "plan model.toml --ranks 4 --depth 0");
+    let least = least.lines().find(|line| line.contains("  transient")).unwrap();
+    let words: Vec<&str> = least.split_whitespace().collect();
+    let mebibytes = words[1].parse::<f64>().unwrap() * 1.02;
+    assert_eq!(words[2], "MiB,");
+    let budget = (mebibytes * f64::from(1 << 20)) as u64;
+    let tight =
+        said(folder.path(), &format!("tune model.toml --cluster h200x4 --ranks 4 --budget {budget}B"));
+    assert!(tight.contains("over the budget") && tight.contains("more than the budget of"), "{tight}");
+    let output = run(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --budget 1KiB");
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(complaint.contains("no policy fits memory.budget (1 KiB); the least, `prefetch."), "{complaint}");
+    let advised = complaint.rsplit('"').nth(1).unwrap();
+    let advised = advised.replace(' ', "");
+    said(folder.path(), &format!("tune model.toml --cluster h200x4 --ranks 4 --budget {advised}"));
+}
+
+#[test]
+fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given() {
+    let given = "communicators = 1\nreduce_behind = 4\nbackward = 'keep'\nmesh.replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
+    let mut replaced = Vec::new();
+    for way in ["", "prefetch.bytes = '1 MiB'\n", "prefetch.policy = 'auto'\ntune.steps = 12\n"] {
+        let pasted = same_plan_pasted(&format!("{way}{given}"));
+        assert_eq!(pasted.contains("tune.steps = 0"), way.contains("tune.steps"), "{pasted}");
+        replaced
+            .extend(pasted.lines().filter_map(|line| line.strip_prefix("# in place of ")).map(str::to_owned));
+    }
+    assert_eq!(replaced, ["prefetch.bytes"], "it does not hold what must be there at once");
+}
+
+/// What `tune` prints over a configuration; it makes the chosen plan by itself and over that.
+fn same_plan_pasted(given: &str) -> String {
+    let folder = folder();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("run.toml", given);
+    let tuned =
+        said(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --config run.toml --replicate 1");
+    let (_, pasted) = tuned.split_once("\n# ").unwrap();
+    let pasted = format!("# {pasted}");
+    let mut merged: toml::Table = given.parse().unwrap();
+    for key in pasted.lines().filter_map(|line| line.strip_prefix("# in place of prefetch.")) {
+        assert!(merged["prefetch"].as_table_mut().unwrap().remove(key).is_some(), "{key}: {pasted}");
+    }
+    for (key, value) in pasted.parse::<toml::Table>().unwrap() {
+        match (merged.get_mut(&key), value) {
+            (Some(toml::Value::Table(own)), toml::Value::Table(over)) => own.extend(over),
+            (_, value) => drop(merged.insert(key, value)),
+        }
+    }
+    write("alone.toml", &pasted);
+    write("merged.toml", &merged.to_string());
+    let fingerprint = |options: &str| {
+        let tasks = said(folder.path(), &format!("plan model.toml --ranks 4 --tasks {options}"));
+        let (_, rest) = tasks.split_once("fingerprint ").unwrap();
+        rest.split_whitespace().next().unwrap().to_owned()
+    };
+    let choice = pasted.lines().find(|line| line.starts_with("prefetch.")).unwrap();
+    let (key, value) = choice.split_once(" = ").unwrap();
+    let option = match key {
+        "prefetch.policy" => "--auto --cluster h200x4".to_owned(),
+        key => format!("--{} {}", &key["prefetch.".len()..], value.replace(['"', ' '], "")),
+    };
+    let chosen = fingerprint(&format!("--config run.toml --replicate 1 {option}"));
+    assert_ne!(chosen, fingerprint(&option), "the file matters");
+    for config in ["alone.toml", "merged.toml"] {
+        assert_eq!(fingerprint(&format!("--config {config}")), chosen, "{config}: {pasted}");
+    }
+    pasted
+}
+
+#[test]
+fn an_option_is_named_for_what_it_sets() {
+    let folder = folder();
+    for (option, key) in [
+        ("--budget 0", "memory.budget"),
+        ("--bytes 0", "prefetch.bytes"),
+        ("--budget 0 --auto", "memory.budget"),
+    ] {
+        let complaint = run(folder.path(), &format!("plan model.toml {option}")).stderr;
+        let complaint = String::from_utf8(complaint).unwrap();
+        let told = format!("error: {}: `{key}` is ", option.split(' ').next().unwrap());
+        assert!(complaint.starts_with(&told), "{option}: {complaint}");
+    }
+}
+
+#[test]
+fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_its_group() {
+    let folder = folder();
+    std::fs::write(folder.path().join("run.toml"), "mesh.replicate = 2\n").unwrap();
+    let totals = said(folder.path(), "plan model.toml --ranks 4 --config run.toml");
+    for word in [
+        "all-gather (shard)",
+        "all-reduce (replicate)",
+        "gather records (world)",
+        "4 ranks (2 shards × 2 replicas)",
+    ] {
+        assert!(totals.contains(word), "{word}: {totals}");
+    }
+    let flag = said(folder.path(), "plan model.toml --ranks 4 --replicate 2");
+    assert_eq!(flag, totals);
+    let one = said(folder.path(), "plan model.toml --ranks 4 --replicate 1 --config run.toml");
+    assert!(one.contains("4 ranks\n") && !one.contains("(shard)"), "{one}");
+    let tasks = said(folder.path(), "plan model.toml --ranks 4 --replicate 2 --tasks");
+    let sum = tasks.lines().find(|line| line.contains("all-reduce") && line.contains("replicate"));
+    assert!(sum.is_some() && tasks.contains(" group "), "{tasks}");
+
+    let simulated = said(folder.path(), "simulate model.toml --cluster h100x8-ib --ranks 16 --replicate 2");
+    assert!(simulated.contains("16 ranks (8 shards × 2 replicas) on `h100x8-ib`, 2 × 8"), "{simulated}");
+    let tuned = said(folder.path(), "tune model.toml --cluster h100x8-ib --ranks 16 --replicate 2");
+    assert!(tuned.contains("mesh.replicate = 2"), "{tuned}");
+
+    let refused = run(folder.path(), "plan model.toml --ranks 4 --replicate 3");
+    let complaint = String::from_utf8(refused.stderr).unwrap();
+    assert!(!refused.status.success() && complaint.contains("4 ranks cannot hold 3 replicas"), "{complaint}");
+}
+
+/// A program that waits for the text of a pipe, and the pipe's other end: the program is at its command by then.
+#[cfg(unix)]
+fn waiting(folder: &Path, line: &str) -> (std::process::Child, std::fs::File) {
+    let pipe = folder.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut program = Command::new(env!("CARGO_BIN_EXE_warpweft"));
+    program.current_dir(folder).args(line.split(' ')).stderr(std::process::Stdio::null());
+    let program = program.spawn().unwrap();
+    (program, std::fs::OpenOptions::new().write(true).open(pipe).unwrap())
+}
+
+/// Interrupts a program again and again, as many times as are wanted at most, and says with what it ended.
+#[cfg(unix)]
+fn interrupted(mut program: std::process::Child, times: usize) -> Option<i32> {
+    let pid = program.id().to_string();
+    for _ in 0..times {
+        assert!(Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap().success());
+        for _ in 0..6000 / times {
+            if let Some(ended) = program.try_wait().unwrap() {
+                return ended.code();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+    program.kill().unwrap();
+    program.wait().unwrap();
+    panic!("it did not end");
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_a_command_that_looks_for_none() {
+    let folder = folder();
+    for line in ["trace pipe", "plan pipe", "tune pipe --cluster h200x4 --ranks 4"] {
+        let (program, _pipe) = waiting(folder.path(), line);
+        assert_eq!(interrupted(program, 1), Some(130), "{line}");
+        std::fs::remove_file(folder.path().join("pipe")).unwrap();
+    }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_second_interrupt_ends_a_command_that_is_busy_and_writes_nothing() {
+    let folder = folder();
+    let (program, _pipe) = waiting(folder.path(), "calibrate ours.toml --device cpu --config pipe");
+    assert_eq!(interrupted(program, 60), Some(130));
+    assert!(!folder.path().join("ours.toml").exists());
+}
