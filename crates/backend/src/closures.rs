@@ -27,9 +27,11 @@ pub enum Closures<S: Surface> {
 }
 
 /// A lane was opened without closures.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this lane was opened without closures; hand them to the lane that computes")]
 pub struct NoClosures;
+
+warpweft_base::debug_in_words!(NoClosures);
 
 impl<S: Surface> Closures<S> {
     /// Calls the factory, if there is one.
@@ -75,7 +77,7 @@ impl<S: Surface> Closures<S> {
 }
 
 /// Why a part of a rule of updates was not carried out, or only partly.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 pub enum RuleFault {
     /// There are none.
     #[error(transparent)]
@@ -86,6 +88,8 @@ pub enum RuleFault {
     /// The words of the part that failed.
     Failed(String),
 }
+
+warpweft_base::debug_in_words!(RuleFault);
 
 impl<S: Surface> Closures<S> {
     /// Carries out one task of the closures' rule.

@@ -12,8 +12,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! It is usable alone. It is not a tensor library and knows no file: `warpweft` shards these weights, moves them between
-//! ranks and saves them. No version number promises anything of this crate by itself.
+//! It is usable alone. It is not a tensor library and knows no file: `warpweft` shards these weights, moves them
+//! between ranks and saves them. No version number promises anything of this crate by itself.
 //!
 //! Laws:
 //! - **FO-1** bytes are the specification's, bit for bit: IEEE f32, round to nearest even, subnormals kept,

@@ -103,7 +103,8 @@ impl Format {
     }
 
     /// Whether the matrix products of a device of this compute capability can read the format, for code that
-    /// multiplies planes by its own kernels. The linear layers of the CUDA backend multiply in bf16 what a device cannot read.
+    /// multiplies planes by its own kernels. The linear layers of the CUDA backend multiply in bf16 what a device
+    /// cannot read.
     ///
     /// # Errors
     /// [`FormatError::NotOnDevice`]: from 10.0 on, FP8 blocks are run as MXFP8, whose scales are powers of

@@ -4,9 +4,11 @@
 //! there, so what it allocates is bounded by what it was given.
 
 /// Bytes that end before what they should hold, or go on behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the bytes end too early or too late")]
 pub struct Truncated;
+
+warpweft_base::debug_in_words!(Truncated);
 
 /// Appends fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -157,8 +157,9 @@ impl AdamOperand {
 impl Kernels {
     /// One optimizer step on the state of many weights. A vote that skips leaves everything as it is.
     ///
-    /// `vote` is an [`op::Vote`](warpweft_plan::op::Vote) and the learning rate one f32, both read when the launch runs. The
-    /// word of `bounds` may be the host's, which then reads it as an atomic; launches on one stream may share it.
+    /// `vote` is an [`op::Vote`](warpweft_plan::op::Vote) and the learning rate one f32, both read when the launch
+    /// runs. The word of `bounds` may be the host's, which then reads it as an atomic; launches on one
+    /// stream may share it.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for masters of both kinds, an address that is missing or misaligned.

@@ -10,8 +10,8 @@ use warpweft_format::{ElementType, Shape};
 ///
 /// This is what Muon does to the momentum of a weight, on the rank that has it whole: from
 /// [`Compute::transform`](warpweft_plan::compute::Compute::transform), with `matrix` and `transformed` of its
-/// [`TransformContext`](warpweft_plan::compute::TransformContext). One value serves all matrices of one shape on one lane, as a
-/// [`Linear`](super::Linear) does, and keeps **LI-1** to **LI-4**.
+/// [`TransformContext`](warpweft_plan::compute::TransformContext). One value serves all matrices of one shape
+/// on one lane, as a [`Linear`](super::Linear) does, and keeps **LI-1** to **LI-4**.
 ///
 /// The matrix is divided by its Frobenius norm. Then every triple (a, b, c) of the coefficients makes of each singular
 /// value s the value as + bs³ + cs⁵. Matrices are bf16 between the products; sums are f32. A step takes

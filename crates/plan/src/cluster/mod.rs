@@ -1,7 +1,8 @@
 //! A machine by its numbers: what a simulation is charged.
 //!
-//! Law: a [`Cluster`] is data that was checked when its file was read, by the configuration. Every number can be measured by itself.
-//! Every formula that combines them is in this room and says where it comes from. Nothing here knows a plan.
+//! Law: a [`Cluster`] is data that was checked when its file was read, by the configuration. Every number
+//! can be measured by itself. Every formula that combines them is in this room and says where it comes from. Nothing
+//! here knows a plan.
 //!
 //! | file | idea |
 //! |---|---|
