@@ -1,7 +1,7 @@
 //! Test support of `warpweft`: what several test programs share.
 //!
-//! For the integration tests of this workspace alone, so it is never published. A unit test inside of `warpweft`
-//! cannot use it: it would have two kinds of every type.
+//! For the integration tests of this workspace alone, so it is never published. A unit test inside of
+//! `warpweft` cannot use it: it would have two kinds of every type.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![allow(clippy::missing_errors_doc, reason = "what a hook or a closure returns, a test has chosen")]
 

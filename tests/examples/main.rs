@@ -1,11 +1,11 @@
 //! The examples: the modules of the main job with the tests that stand in them, and all of them as programs.
 //!
-//! The mathematics of the main job: every backward against finite differences, its text, where its ranks run, and
-//! how it writes its files. On GPUs every piece and the first losses against the CPU's, and the kernels compiled.
-//! Without a GPU, or without NVRTC, each of those says on stderr that it was skipped.
+//! The mathematics of the main job: every backward against finite differences, its text, where its ranks run,
+//! and how it writes its files. On GPUs every piece and the first losses against the CPU's, and the kernels
+//! compiled. Without a GPU, or without NVRTC, each of those says on stderr that it was skipped.
 //!
-//! These tests stand beside the code in `examples/train`; cargo does not run tests of examples that it also builds
-//! to be run, so they are gathered here, at the root, where modules of an example find each other.
+//! These tests stand beside the code in `examples/train`; cargo does not run tests of examples that it also
+//! builds to be run, so they are gathered here, at the root, where modules of an example find each other.
 
 #![allow(dead_code, reason = "the example uses more of its modules than their tests do")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]

@@ -1,7 +1,7 @@
 //! What a process that is killed in a save leaves behind, and what the next save does about it.
 //!
-//! `WARPWEFT_KILLS=60 cargo test --test processes -- killed_saves` kills 60 saves of each kind, and says what they
-//! left.
+//! `WARPWEFT_KILLS=60 cargo test --test processes -- killed_saves` kills 60 saves of each kind, and says what
+//! they left.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};

@@ -1,5 +1,5 @@
-//! Sessions on the CPU backend, from start to close: steps, accumulation, replicas, tuning, failures, and the bits
-//! of an unsharded trainer.
+//! Sessions on the CPU backend, from start to close: steps, accumulation, replicas, tuning, failures, and the
+//! bits of an unsharded trainer.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
