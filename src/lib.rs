@@ -72,37 +72,35 @@
 //!
 //! | feature | by default | what it adds | dependencies of its own |
 //! |---|---|---|---|
-//! | `cuda` | yes | `backend::cuda`, `linear`, `start_cuda`. No toolkit is needed to build, no GPU to start | cudarc |
+//! | `cuda` | no | `backend::cuda`, `linear`, `start_cuda`. No toolkit is needed to build, no GPU to start | cudarc |
+//! | `internals` | no | `actor`, `exec`: what this repository's tests look into. No version number promises anything of it | |
 //!
-//! A trainer needs this library, and a runtime:
+//! A trainer on GPUs needs this library with the feature `cuda`, and a runtime:
 //!
 //! ```toml
-//! warpweft = { path = "../warpweft" }
+//! warpweft = { path = "../warpweft", features = ["cuda"] }
 //! tokio = { version = "1", features = ["macros", "rt"] } # or another runtime
 //! ```
 //!
-//! # Rooms
+//! # Modules
 //!
-//! [`prelude`] exports what a typical trainer needs. The rooms are listed from the ground up; a room imports
-//! only from those in earlier lines:
+//! [`prelude`] exports what a typical trainer needs. What stands in another crate of the workspace is shown here
+//! by the name under which a trainer imports it:
 //!
 //! - [`id`], [`mod@format`]: numbers that name things; what a number is
-//! - [`model`], [`trace`], [`rendezvous`]: what the embedder declares; what people look at; how ranks meet on
+//! - [`model`], [`policy`], [`op`], [`layout`]: what a user declares; what can be chosen of a plan; the closed
+//!   vocabulary of ops; where things are in memory
+//! - [`compute`], [`cluster`]: the user's trait; a machine described by its numbers
+//! - [`plan`], [`backend`], [`rendezvous`]: pure data and devices, which do not know each other; how ranks meet on
 //!   the host
-//! - [`config`], [`op`]: what an operator chooses; the closed vocabulary of ops
-//! - [`layout`]: where things are in memory
-//! - [`compute`], [`cluster`]: the embedder's trait; a machine described by its numbers
-//! - [`plan`], [`backend`]: siblings that do not know each other, pure data and devices
-//! - `actor`, `linear` (feature `cuda`), [`tune`]: who owns state across steps and issues the tasks that work
-//!   on it, and by which right; matrix products for closures on GPUs; which prefetch policy to try next
-//! - `exec`: the pump, capture, rank threads, agreement between ranks
-//! - [`session`]: the embedder's handle, and programs in virtual time
-//! - [`prelude`]: the names that a trainer imports
+//! - `linear` (feature `cuda`): matrix products for closures on GPUs
+//! - [`trace`], [`config`], [`tune`]: what people look at; what an operator chooses; which prefetch policy to try
+//!   next
+//! - [`session`]: the user's handle, and programs in virtual time
 //!
-//! The program `warpweft`, which quantizes checkpoints, plans and simulates, is a crate of its own, `warpweft-cli`.
-//!
-//! What is hidden from these pages (`actor`, `exec`, the kernels of `backend::cuda` and single items
-//! elsewhere) is public for this crate's own tests and benches alone: no version number promises anything of it.
+//! It is not a tensor library and no model: a trainer brings its own products, in closures. The program `warpweft`,
+//! which quantizes checkpoints, plans and simulates, is a crate of its own, `warpweft-cli`. What is hidden from these
+//! pages is public for the other crates of the workspace, and no version number promises anything of it.
 //!
 //! `ARCHITECTURE.md` states the laws.
 

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-#[path = "../../crates/cli/tests/hostile/mod.rs"]
+#[path = "../../crates/cli/tests/tool/hostile.rs"]
 mod hostile;
 
 use libfuzzer_sys::fuzz_target;

@@ -51,12 +51,12 @@ pub enum Takes {
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     /// The key, dotted; `#` is the number of any item of a list.
-    pub(crate) key: &'static str,
+    pub key: &'static str,
     /// What it takes.
-    pub(crate) takes: Takes,
+    pub takes: Takes,
     /// Must the file have it? `Some` names the table it is needed in: a table that is left out as a whole
     /// needs none of its keys. The empty name is the file, `list.#` every item there is.
-    pub(crate) needed_in: Option<&'static str>,
+    pub needed_in: Option<&'static str>,
 }
 
 /// The keys of a file that declares a `Self`, and what each takes.

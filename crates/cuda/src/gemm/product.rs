@@ -233,8 +233,9 @@ impl Description {
     }
 
     fn transpose(&self, attribute: Attribute, yes: bool) -> Result<(), CudaFailure> {
-        use cudarc::cublas::sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
-        self.set(attribute, if yes { CUBLAS_OP_T } else { CUBLAS_OP_N })
+        // `cublasOperation_t`: CUBLAS_OP_N is 0 and CUBLAS_OP_T is 1. The bindings of cuBLAS, which have the names, are
+        // otherwise not needed.
+        self.set(attribute, u32::from(yes))
     }
 
     fn scale_mode(&self, attribute: Attribute, scale: Scale) -> Result<(), CudaFailure> {
