@@ -57,7 +57,7 @@ pub struct Candidate {
 pub enum TrialOutcome {
     /// It ran.
     Measured {
-        /// Nanoseconds of each step that was measured, as all ranks agreed on ([`super::agreed`]).
+        /// Nanoseconds of each step that was measured, as all ranks agreed on (`agreed.rs`).
         steps: Vec<u64>,
         /// Transient bytes of the plan, per rank.
         bytes: usize,

@@ -429,6 +429,10 @@ pub enum BackendError {
 warpweft_base::debug_in_words!(BackendError);
 
 /// Checks that a plan runs in a world of its own mesh.
+///
+/// # Errors
+/// [`BackendError::Mesh`] where it does not.
+#[doc(hidden)]
 pub fn within(binding: &Binding<'_>, world: Mesh) -> Result<(), BackendError> {
     let plan = binding.weights.mesh;
     if plan == world { Ok(()) } else { Err(BackendError::Mesh { rank: binding.rank, plan, world }) }

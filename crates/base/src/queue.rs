@@ -61,6 +61,9 @@ pub fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
 
 impl<T> Sender<T> {
     /// Queues a message, or says why not; a refused message is dropped.
+    ///
+    /// # Errors
+    /// [`Refused`]: the queue is full, or its receiver is gone.
     pub fn send(&self, message: T) -> Result<(), Refused> {
         if self.0.receiver_gone.load(Ordering::Acquire) {
             return Err(Refused::Closed);

@@ -36,7 +36,6 @@ mod dense;
 mod e8m0;
 mod element;
 mod error;
-#[expect(clippy::module_inception, reason = "the file holds the enum the room is named after")]
 mod format;
 mod fp8;
 mod fp8_block;

@@ -137,7 +137,7 @@ impl CpuStream {
     }
 
     /// Waits until the lane is at rest. What it did before the world was poisoned is done.
-    pub fn synchronize(&mut self) -> Result<(), BackendError> {
+    pub(super) fn synchronize(&mut self) -> Result<(), BackendError> {
         self.state.wait(self.sent);
         self.state.take_error().map_or(Ok(()), Err)
     }

@@ -57,7 +57,6 @@ impl WholeFile {
     ///
     /// # Errors
     /// As [`WholeFile::begin`]; [`io::ErrorKind::AlreadyExists`] when the name is taken and may not be.
-
     pub fn check(path: &Path, replace: bool) -> io::Result<()> {
         Self::begin(path)?;
         if path.exists() && !replace { Err(io::ErrorKind::AlreadyExists.into()) } else { Ok(()) }
@@ -67,7 +66,6 @@ impl WholeFile {
     ///
     /// # Errors
     /// As [`WholeFile::begin`] and [`WholeFile::commit_as`].
-
     pub fn write_as(path: &Path, bytes: &[u8], replace: bool) -> io::Result<()> {
         let mut file = Self::begin(path)?;
         file.write_all(bytes)?;
@@ -78,7 +76,6 @@ impl WholeFile {
     ///
     /// # Errors
     /// The disk refuses.
-
     pub fn reserve(&mut self, bytes: u64) -> io::Result<()> {
         self.file.as_ref().map_or(Ok(()), |file| file.set_len(bytes))
     }

@@ -41,7 +41,6 @@ impl Device {
     ///
     /// # Errors
     /// [`LinearError::Cuda`].
-
     pub fn queue(&self) -> Result<Queue, LinearError> {
         Ok(Queue::new(&self.blas)?)
     }
