@@ -118,7 +118,7 @@ impl Run<'_> {
                 .arg(self.folder)
                 .arg("--losses")
                 .arg(self.losses())
-                .args(["--config", "examples/train/train.toml", "src/format"])
+                .args(["--config", "examples/train/train.toml", "crates/format/src"])
                 .envs(self.variables.iter().copied())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped());
