@@ -8,7 +8,6 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use super::super::address::DeviceAddress;
 use super::super::failure::CudaFailure;
 use super::super::surface::{DeviceSlice, DeviceSliceMut};
 use super::blas::{Blas, LaneMemory};
@@ -27,10 +26,6 @@ impl<T: Pod> DeviceBuffer<T> {
             CudaFailure::Refused(format!("{len} elements are more than memory has addresses for"))
         })?;
         Ok(Self { memory: blas.memory(bytes)?, len, elements: PhantomData })
-    }
-
-    pub(super) fn place(&self) -> (DeviceAddress, usize) {
-        (self.memory.address(), self.len)
     }
 
     /// All elements, to be read.

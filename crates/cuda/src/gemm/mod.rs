@@ -4,8 +4,8 @@
 //! - **GE-1** The algorithm of a product is chosen once, when the product is made, with its workspace. So its
 //!   bits are the same in every run, and enqueuing asks no heuristics and allocates nothing.
 //! - **GE-2** Every operand is lent with its length, and is refused if the product would touch more. What
-//!   embedders reach is safe to call: what a session records keeps alive what it may use (RH-1). A recording
-//!   of a queue keeps nothing, so queues are private to this crate.
+//!   users reach is safe to call: what a session records keeps alive what it may use (RH-1). A recording
+//!   of a queue keeps nothing, so queues stand behind the feature `internals`.
 //! - A product works on the stream of the handles it is given, whose device must be its own.
 //!
 //! Matrices are cuBLAS's, column by column. `linear` says what they mean to a layer.
@@ -19,6 +19,7 @@ mod kept;
 mod lent;
 mod newton_schulz;
 mod product;
+#[cfg(any(test, feature = "internals"))]
 mod queue;
 mod scalars;
 mod swizzled;
@@ -34,5 +35,8 @@ pub(crate) use kept::Kept;
 pub(crate) use lent::{Lent, LentMut};
 pub(crate) use newton_schulz::NewtonSchulz;
 pub(crate) use product::{Product, Scaled};
+#[cfg(all(test, not(feature = "internals")))]
+pub(crate) use queue::Queue;
+#[cfg(feature = "internals")]
 pub use queue::{Queue, Recording};
 pub(crate) use swizzled::Swizzled;

@@ -1,7 +1,7 @@
 //! One in-order queue of a GPU, for work outside a session.
 //!
 //! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue.
-//! Nothing here enforces this, so it is not for embedders.
+//! Nothing here enforces this, so it is for the benchmarks of this repository alone.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -80,9 +80,9 @@ impl Queue {
     /// # Errors
     /// [`CudaFailure::Call`].
     pub fn download<T: Pod>(&self, buffer: &DeviceBuffer<T>) -> Result<Vec<T>, CudaFailure> {
-        let (address, len) = buffer.place();
-        let mut values = vec![T::zeroed(); len];
-        self.stream.download(address, bytemuck::cast_slice_mut(&mut values))?;
+        let held = buffer.read();
+        let mut values = vec![T::zeroed(); held.len()];
+        self.stream.download(held.address(), bytemuck::cast_slice_mut(&mut values))?;
         Ok(values)
     }
 }

@@ -46,7 +46,7 @@ impl Rig {
     fn upload<T: Pod>(&self, values: &[T]) -> DeviceBuffer<T> {
         let buffer = DeviceBuffer::zeroed(&self.blas, values.len()).unwrap();
         // SAFETY: the buffer has as many elements, and nothing uses it yet.
-        unsafe { result::memcpy_htod_sync(buffer.place().0.number(), values) }.unwrap();
+        unsafe { result::memcpy_htod_sync(buffer.read().address().number(), values) }.unwrap();
         // From pageable memory it may still be on its way, and no stream here waits for it.
         result::ctx::synchronize().unwrap();
         buffer

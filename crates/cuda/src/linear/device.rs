@@ -6,6 +6,7 @@ use bytemuck::Pod;
 
 use super::error::LinearError;
 
+#[cfg(any(test, feature = "internals"))]
 use crate::gemm::Queue;
 use crate::gemm::{Blas, DeviceBuffer};
 use crate::{ComputeCapability, DeviceOrdinal};
@@ -41,6 +42,8 @@ impl Device {
     ///
     /// # Errors
     /// [`LinearError::Cuda`].
+    #[cfg(any(test, feature = "internals"))]
+    #[doc(hidden)]
     pub fn queue(&self) -> Result<Queue, LinearError> {
         Ok(Queue::new(&self.blas)?)
     }

@@ -36,6 +36,8 @@ mod spec;
 mod weight;
 
 pub use crate::gemm::DeviceBuffer;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
 pub use crate::gemm::{Queue, Recording};
 pub use activations::{Activations, Input};
 pub use device::Device;
