@@ -104,13 +104,6 @@
 //!
 //! `ARCHITECTURE.md` states the laws.
 
-#[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
-compile_error!(
-    "warpweft is built for 64-bit little-endian targets alone: values are cast to the bytes that formats, \
-     checkpoints and messages between processes define as little endian, and sizes of weights exceed 32 bits; \
-     build for another target"
-);
-
 #[doc(inline)]
 pub use warpweft_backend::rendezvous;
 #[doc(inline)]

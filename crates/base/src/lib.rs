@@ -20,6 +20,13 @@
 //! assert_eq!(near("prefetch.dept", ["memory.budget", "prefetch.depth"].into_iter()), ["prefetch.depth"]);
 //! ```
 
+#[cfg(not(all(target_endian = "little", target_pointer_width = "64")))]
+compile_error!(
+    "warpweft is built for 64-bit little-endian targets alone: values are cast to the bytes that formats, \
+     checkpoints and messages between processes define as little endian, and sizes of weights exceed 32 bits; \
+     build for another target"
+);
+
 pub mod digest;
 pub mod errors;
 pub mod id;
