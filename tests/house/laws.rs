@@ -17,7 +17,7 @@ const NOT_CITED: [(&str, &str); 4] = [
 ];
 
 /// Laws that several rooms keep together. Any other label stated in two rooms would be two laws of one name.
-const OF_SEVERAL_ROOMS: [&str; 8] = ["AC-2", "BK-2", "CO-1", "EX-1", "PL-1", "PL-3", "PL-7", "PL-9"];
+const OF_SEVERAL_ROOMS: [&str; 7] = ["AC-2", "CO-1", "EX-1", "PL-1", "PL-3", "PL-7", "PL-9"];
 
 /// A law's label, such as `PL-10`: two letters and a number, so that `PL-10` comes behind `PL-9`.
 type Label = (String, u32);
@@ -84,6 +84,8 @@ fn room(owner: &str, folder: &str, file: &Path) -> String {
     match owner {
         "warpweft" | "base" | "plan" => own,
         _ if ["rendezvous", "linear"].contains(&own.as_str()) => own,
+        // One law for every backend: the trait's crate and that of the GPUs state it together.
+        "cuda" => "backend".to_owned(),
         _ => owner.to_owned(),
     }
 }
