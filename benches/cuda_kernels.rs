@@ -8,21 +8,13 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
 
-#[cfg(feature = "cuda")]
 mod cuda_cases;
-#[cfg(feature = "cuda")]
 #[allow(dead_code, reason = "each benchmark uses its part")]
 mod cuda_device;
 
-#[cfg(feature = "cuda")]
 fn main() {
     match cuda_device::Device::open() {
         Ok(device) => cuda_cases::run(&device),
         Err(reason) => eprintln!("skipped: the kernels are not measured: {reason}"),
     }
-}
-
-#[cfg(not(feature = "cuda"))]
-fn main() {
-    eprintln!("skipped: built without the feature `cuda`");
 }

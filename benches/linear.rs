@@ -8,13 +8,10 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
 
-#[cfg(feature = "cuda")]
 #[allow(dead_code, reason = "each benchmark uses its part")]
 mod cuda_device;
-#[cfg(feature = "cuda")]
 mod linear_cases;
 
-#[cfg(feature = "cuda")]
 fn main() {
     match cuda_device::Device::open() {
         Ok(device) => linear_cases::run(&device),

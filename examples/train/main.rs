@@ -7,7 +7,6 @@
 mod arguments;
 mod attention;
 mod closure;
-#[cfg(feature = "cuda")]
 mod cuda;
 mod data;
 mod embedding;

@@ -1,16 +1,13 @@
 //! From a placement to a session: the same programs and first values on either device.
 
 use std::error::Error;
-#[cfg(feature = "cuda")]
 use std::sync::Arc;
 
 use warpweft::compute::Surface;
-#[cfg(feature = "cuda")]
 use warpweft::compute::{ComputeError, Seat};
 use warpweft::config::Config as Settings;
 use warpweft::id::RankId;
 use warpweft::rendezvous::ProcessEnvironment;
-#[cfg(feature = "cuda")]
 use warpweft::rendezvous::{Rendezvous, Secret};
 use warpweft::session::{Session, SessionBuilder};
 
@@ -48,7 +45,6 @@ pub(crate) async fn start(
             let builder = Session::builder(job.settings.clone(), closure);
             Ok(dressed(builder, job).start_cpu(*ranks).await?)
         }
-        #[cfg(feature = "cuda")]
         Placement::Cuda { gpus } => {
             use warpweft::backend::cuda::DeviceOrdinal;
             let kernels = crate::cuda::kernels(gpus)?;
@@ -63,13 +59,10 @@ pub(crate) async fn start(
             let builder = Session::try_builder(job.settings.clone(), closure);
             Ok(dressed(builder, job).start_cuda_in(rendezvous, devices).await?)
         }
-        #[cfg(not(feature = "cuda"))]
-        Placement::Cuda { .. } => Err(NO_BACKEND.into()),
     }
 }
 
 /// Where the ranks meet: in this process, or with those of the others that a launcher started.
-#[cfg(feature = "cuda")]
 fn meet(
     settings: &Settings,
     process: Option<&ProcessEnvironment>,
@@ -93,15 +86,8 @@ pub(crate) fn world_without_rank() -> Option<String> {
 
 /// How many GPUs the example can use, or why it can use none.
 pub(crate) fn usable_gpus() -> Result<u32, String> {
-    #[cfg(feature = "cuda")]
-    return crate::cuda::gpus().map(|gpus| gpus.count()).map_err(|failure| failure.to_string());
-    #[cfg(not(feature = "cuda"))]
-    return Err(NO_BACKEND.into());
+    crate::cuda::gpus().map(|gpus| gpus.count()).map_err(|failure| failure.to_string())
 }
-
-/// Said where the example was built without the backend.
-#[cfg(not(feature = "cuda"))]
-const NO_BACKEND: &str = "this build has no CUDA backend; build it with the feature `cuda`";
 
 fn dressed<S: Surface + 'static>(builder: SessionBuilder<S>, job: Job<'_>) -> SessionBuilder<S> {
     let masters: Vec<_> = parameters(job.config)

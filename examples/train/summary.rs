@@ -12,7 +12,6 @@ use warpweft::session::{Session, columnwise_saving};
 use warpweft::trace::{LineChart, Nanoseconds, Reference, Series};
 
 use crate::arguments::Arguments;
-#[cfg(feature = "cuda")]
 use crate::cuda;
 use crate::data::Corpus;
 use crate::model::{Config, VOCABULARY, parameters};
@@ -88,7 +87,6 @@ pub(crate) fn introduce(
     match placement {
         Placement::Cpu { instead: Some(reason), .. } => say!("          on the CPU, because {reason}"),
         Placement::Cpu { instead: None, .. } => {}
-        #[cfg(feature = "cuda")]
         Placement::Cuda { gpus } => {
             let elsewhere = match session.ranks() as usize - session.own_ranks().len() {
                 0 => String::new(),
@@ -96,8 +94,6 @@ pub(crate) fn introduce(
             };
             say!("          ranks on {}{elsewhere}", cuda::names(gpus)?.join(", "));
         }
-        #[cfg(not(feature = "cuda"))]
-        Placement::Cuda { .. } => {}
     }
     say!(
         "settings\n{}",

@@ -11,7 +11,6 @@ mod checkpoint_memory;
 mod format_allocations;
 mod skipped_steps;
 mod steady_state;
-#[cfg(feature = "cuda")]
 mod steady_state_cuda;
 
 use warpweft_testing::{Allocator, alone};
@@ -24,7 +23,6 @@ fn main() {
         format_allocations::ALL,
         checkpoint_memory::ALL,
         steady_state::ALL,
-        #[cfg(feature = "cuda")]
         steady_state_cuda::ALL,
         skipped_steps::ALL,
     ];

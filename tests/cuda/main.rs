@@ -2,7 +2,6 @@
 //!
 //! One test at a time has the GPU (`gpu`). Without one each skips, and says so on stderr.
 
-#![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::io::Write;

@@ -11,18 +11,14 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod runs;
-#[cfg(feature = "cuda")]
 mod train_processes;
 
 #[path = "../../examples/train/attention.rs"]
 mod attention;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/closure.rs"]
 mod closure;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/cuda/conformance.rs"]
 mod conformance;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/cuda/mod.rs"]
 mod cuda;
 #[path = "../../examples/train/data.rs"]
@@ -33,12 +29,10 @@ mod embedding;
 mod gradients;
 #[path = "../../examples/train/head.rs"]
 mod head;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/host.rs"]
 mod host;
 #[path = "../../examples/train/init.rs"]
 mod init;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/cuda/losses.rs"]
 mod losses;
 #[path = "../../examples/train/mlp.rs"]
@@ -53,12 +47,9 @@ mod outputs;
 mod placement;
 #[path = "../../examples/train/product.rs"]
 mod product;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/program.rs"]
 mod program;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/start.rs"]
 mod start;
-#[cfg(feature = "cuda")]
 #[path = "../../examples/train/cuda/turn.rs"]
 mod turn;

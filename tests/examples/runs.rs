@@ -74,7 +74,6 @@ fn the_example_of_a_loss_over_all_ranks_learns_and_has_the_losses_of_one_rank() 
 }
 
 /// Without a GPU they say so; with one, the loss falls.
-#[cfg(feature = "cuda")]
 #[test]
 fn the_numbered_examples_for_a_gpu_learn_where_there_is_one() {
     for (name, lines) in [("08_linear_layer_on_a_gpu", 5), ("10_own_kernel_on_a_gpu", 6)] {

@@ -5,12 +5,14 @@ use std::error::Error;
 use warpweft::actor::FlowError;
 use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuWorldError;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::sim::SimError;
 use warpweft::compute::ComputeError;
 use warpweft::config::{ByteSize, ConfigError};
 use warpweft::exec::ExecError;
 use warpweft::format::{FormatError, MasterWeightsError};
 use warpweft::id::RankId;
+use warpweft::linear::LinearError;
 use warpweft::model::DeclareError;
 use warpweft::plan::{PlanError, VerifyError};
 use warpweft::rendezvous::RendezvousError;
@@ -61,15 +63,10 @@ fn one_of_each() -> Vec<(Box<dyn Error>, &'static str)> {
         Box::new(SessionError::DroppedStep(Box::new(unknown))),
         "declare it by `ProgramBuilder::input`",
     ));
-    #[cfg(feature = "cuda")]
-    {
-        use warpweft::backend::cuda::CudaFailure;
-        use warpweft::linear::LinearError;
-        let failure = || CudaFailure::Library { library: "NCCL", advice: "install it" };
-        errors.push((Box::new(failure()), "install it"));
-        errors.push((Box::new(LinearError::Cuda(failure())), "install it"));
-        errors.push((Box::new(ComputeError::from(failure())), "install it"));
-    }
+    let failure = || CudaFailure::Library { library: "NCCL", advice: "install it" };
+    errors.push((Box::new(failure()), "install it"));
+    errors.push((Box::new(LinearError::Cuda(failure())), "install it"));
+    errors.push((Box::new(ComputeError::from(failure())), "install it"));
     errors
 }
 

@@ -275,7 +275,6 @@ fn a_session_of_replicas_tunes_itself_without_changing_a_bit() {
 }
 
 /// GPUs take replicas and chunks; what they do not take is said before any is looked for.
-#[cfg(feature = "cuda")]
 #[test]
 fn replicas_that_do_not_divide_the_gpus_are_refused_before_any_is_opened() {
     use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};

@@ -43,7 +43,6 @@ fn a_session_its_builder_and_all_their_futures_are_send() {
 }
 
 /// The same on GPUs; nothing is polled, so no device is opened.
-#[cfg(feature = "cuda")]
 #[test]
 fn futures_of_sessions_on_gpus_are_send_too() {
     use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
