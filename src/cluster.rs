@@ -1,4 +1,4 @@
-//! A machine by its numbers ([`Cluster`]), and its file: the keys, and the clusters that come with the crate.
+//! A machine by its numbers ([`Cluster`]), and its file: the keys, and the clusters that come with the library.
 //!
 //! Law: as for a configuration, CF-1 and CF-2. A preset is read by the same reader as any other file.
 
@@ -13,7 +13,7 @@ use crate::config::{ConfigError, Declared, Rule, Rules, Speed, Takes};
 /// The preset called `name`, if there is one.
 ///
 /// # Errors
-/// What [`Cluster::from_toml`](Declared::from_toml) refuses; the presets that come with the crate are accepted.
+/// What [`Cluster::from_toml`](Declared::from_toml) refuses; the presets that come with the library are accepted.
 pub fn preset(name: &str) -> Option<Result<Cluster, ConfigError>> {
     let (_, text) = PRESETS.iter().find(|(known, _)| *known == name)?;
     Some(Cluster::from_toml(text, name))

@@ -12,10 +12,11 @@
 //! | numbers of ranks, weights and buffers | [`RankId`], [`WeightId`], [`BufferId`] |
 //! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], [`Seat`], and [`on_cpu`], [`CpuSurface`] or `on_cuda`, `CudaSurface` |
 //! | a rule of updates in place of Adam | [`UpdateContext`], [`updating`] |
+//! | files of models and clusters | [`Declared`]: their `load` |
 //! | running | [`Config`], [`Session`], [`initial`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
 //! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
 
-pub use crate::config::Config;
+pub use crate::config::{Config, Declared};
 pub use crate::session::{
     Checkpoint, CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, StepReport,
     StoreError, block_on, initial,

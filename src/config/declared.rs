@@ -73,7 +73,13 @@ pub trait Rules {
 
 /// What a TOML file declares: a [`Cluster`](crate::cluster::Cluster), a [`Decoder`](crate::model::Decoder), a
 /// [`CallList`](super::CallList).
-pub trait Declared: Rules + DeserializeOwned {
+pub trait Declared: Sized {
+    /// Reads a text; `source_name` is what errors call it.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
+    fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError>;
+
     /// Reads a file.
     ///
     /// # Errors
@@ -83,11 +89,9 @@ pub trait Declared: Rules + DeserializeOwned {
             regular::text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::from_toml(&text, &path.display().to_string())
     }
+}
 
-    /// Reads a text; `source_name` is what errors call it.
-    ///
-    /// # Errors
-    /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
+impl<T: Rules + DeserializeOwned> Declared for T {
     fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
         let document = Document::parse(source_name, text)?;
         // Before their keys, which seem unknown where a list is written as one table.
@@ -114,8 +118,6 @@ pub trait Declared: Rules + DeserializeOwned {
         }
     }
 }
-
-impl<T: Rules + DeserializeOwned> Declared for T {}
 
 /// Does `#` of a rule's key stand for the numbers of a leaf's, and is the rest the same?
 fn is_like(rule: &str, leaf: &str) -> bool {

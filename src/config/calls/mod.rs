@@ -44,12 +44,9 @@ mod exchange;
 mod file;
 mod numbers;
 
-use std::path::Path;
-
 use self::file::File;
 use super::document::Document;
 use super::{ConfigError, Declared};
-use warpweft_base::whole_file::regular;
 
 /// A model and the program of its step, as a file lists them.
 #[derive(Clone, Debug)]
@@ -59,25 +56,6 @@ pub struct CallList {
 }
 
 impl CallList {
-    /// Reads a file.
-    ///
-    /// # Errors
-    /// [`ConfigError::Read`], and what [`CallList::from_toml`] refuses.
-    pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text =
-            regular::text(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        Self::from_toml(&text, &path.display().to_string())
-    }
-
-    /// Reads a text; `source_name` is what errors call it. Names are looked up later, by [`CallList::program`].
-    ///
-    /// # Errors
-    /// [`ConfigError::Syntax`], [`ConfigError::UnknownKey`], [`ConfigError::Invalid`].
-    pub fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
-        let file = File::from_toml(text, source_name)?;
-        Ok(Self { file, document: Document::parse(source_name, text)? })
-    }
-
     /// All keys of such a file, dotted; `#` is the number of any item of a list.
     #[doc(hidden)]
     pub fn keys() -> impl Iterator<Item = &'static str> {
@@ -102,6 +80,14 @@ impl CallList {
     #[must_use]
     pub const fn tokens(&self) -> Option<usize> {
         self.file.tokens
+    }
+}
+
+impl Declared for CallList {
+    /// Names are looked up later, by [`CallList::program`].
+    fn from_toml(text: &str, source_name: &str) -> Result<Self, ConfigError> {
+        let file = File::from_toml(text, source_name)?;
+        Ok(Self { file, document: Document::parse(source_name, text)? })
     }
 }
 

@@ -13,7 +13,7 @@
 //! | `reach` | which links a collective takes |
 //! | `traffic` | how much of a link collectives take, and when |
 //! | `jitter` | by how much a rank is late: a seed and a hash, no state |
-//! | `presets` | files of clusters that come with the crate, each number with its source |
+//! | `presets` | files of clusters that come with the library, each number with its source |
 //!
 //! Deliberately absent: topologies beyond two levels, and congestion between jobs.
 
@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{CostHint, Group, Math, Mesh};
 use warpweft_base::id::RankId;
 
-/// Names and files of the clusters that come with the crate. A preset is a file like any other; a comment beside each
+/// Names and files of the clusters that come with the library. A preset is a file like any other; a comment beside each
 /// number names its source, and a guess says that it is one.
 pub const PRESETS: [(&str, &str); 3] = [
     ("h200x4", include_str!("presets/h200x4.toml")),
