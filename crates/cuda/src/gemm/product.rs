@@ -221,6 +221,10 @@ const A_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
 const B_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
 
 /// How a product is computed, except for shapes.
+/// Values of `cublasOperation_t`; the bindings of cuBLAS, which have these names, are otherwise not needed.
+const CUBLAS_OP_N: u32 = 0;
+const CUBLAS_OP_T: u32 = 1;
+
 #[derive(Debug)]
 struct Description(sys::cublasLtMatmulDesc_t);
 
@@ -233,9 +237,7 @@ impl Description {
     }
 
     fn transpose(&self, attribute: Attribute, yes: bool) -> Result<(), CudaFailure> {
-        // `cublasOperation_t`: CUBLAS_OP_N is 0 and CUBLAS_OP_T is 1. The bindings of cuBLAS, which have the names, are
-        // otherwise not needed.
-        self.set(attribute, u32::from(yes))
+        self.set(attribute, if yes { CUBLAS_OP_T } else { CUBLAS_OP_N })
     }
 
     fn scale_mode(&self, attribute: Attribute, scale: Scale) -> Result<(), CudaFailure> {
