@@ -32,7 +32,6 @@ pub struct Prefetch {
 /// Policies that choose by what tasks take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[non_exhaustive]
 pub enum PrefetchPolicy {
     /// Each gather as late as is safe, within the budget.
     Auto,

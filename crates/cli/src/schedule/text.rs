@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use warpweft::cluster::Cluster;
-use warpweft::config::Prefetch;
+use warpweft::config::{Prefetch, PrefetchPolicy};
 use warpweft::plan::{Forecast, StepPlan};
 use warpweft::session::Simulation;
 use warpweft_base::errors::shown;
@@ -22,7 +22,7 @@ pub(super) fn size(count: usize) -> String {
 pub(super) fn policy(prefetch: &Prefetch, machine: &str) -> String {
     match prefetch.policy {
         None => prefetch.to_string(),
-        Some(_) => format!("{prefetch}, counted with `{}`", shown(machine)),
+        Some(PrefetchPolicy::Auto) => format!("{prefetch}, counted with `{}`", shown(machine)),
     }
 }
 

@@ -95,7 +95,7 @@ fn no_choice(config: &Config, rows: &[Row], reason: String) -> ScheduleError {
     });
     match (config.memory.budget, over.min_by_key(|(_, needed)| *needed)) {
         (Some(budget), Some((least, needed))) => {
-            ScheduleError::NoneFits { budget, least: least.to_string(), needed: ByteSize::new(needed as u64) }
+            ScheduleError::NoneFits { budget, least: least.to_string(), needed: ByteSize::of(needed) }
         }
         _ => ScheduleError::NothingRuns { reason },
     }

@@ -132,7 +132,11 @@ pub(super) struct Variant {
 
 impl fmt::Display for Variant {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let transport = format!("{:?}", self.transport).to_lowercase();
+        let transport = match self.transport {
+            Transport::Auto => "auto",
+            Transport::Peer => "peer",
+            Transport::Nccl => "nccl",
+        };
         let Self { format, unit, ahead, mode, .. } = self;
         write!(formatter, "{}/{}/{ahead}/{}/{transport}", format.name(), unit.name(), mode.name())
     }
