@@ -6,7 +6,12 @@ use std::path::Path;
 
 use warpweft_base::near::near;
 #[doc(inline)]
-pub use warpweft_plan::cluster::*;
+pub use warpweft_plan::cluster::{
+    Algorithm, Charges, Cluster, Contention, Flops, Gpu, Jitter, Link, Links, PRESETS, Prices, Reach, Work,
+};
+
+#[doc(hidden)]
+pub use warpweft_plan::cluster::MOST_MEMORY;
 
 use crate::config::{ConfigError, Declared, Rule, Rules, Speed, Takes};
 

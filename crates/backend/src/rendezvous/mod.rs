@@ -65,6 +65,7 @@ use shared::Shared;
 use warpweft_base::id::RankId;
 
 /// Our variables by which a launch speaks to this room; they are no keys of a configuration.
+#[doc(hidden)]
 pub const VARIABLES: [&str; 4] =
     [secret::SECRET, secret::SECRET_FILE, environment::OWN_PORT, host_name::OWN_HOST];
 
@@ -175,6 +176,7 @@ impl Rendezvous {
     /// Until what this returns is dropped, other ranks of this process wait for `rank` without a deadline: it lives,
     /// and how long what it does may take is for somebody else to say. The end of the world ends their waits all
     /// the same.
+    #[doc(hidden)]
     #[must_use]
     pub fn busy(&self, rank: RankId) -> Busy<'_> {
         self.shared.busy(rank, true);
@@ -199,6 +201,7 @@ impl Rendezvous {
 }
 
 /// A rank that does something which may take long ([`Rendezvous::busy`]).
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Busy<'r> {
     shared: &'r Shared,

@@ -27,6 +27,7 @@ fn join(clocks: &mut [u64], mesh: Mesh, group: Group) {
 pub const MAX_CLOCKS: u32 = 4096;
 
 /// The end of virtual time, some 30 years; also the longest price of an op.
+#[doc(hidden)]
 pub const END: u64 = 1_000_000_000_000_000_000;
 
 /// What a lane is told.

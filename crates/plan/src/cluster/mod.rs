@@ -183,4 +183,5 @@ impl Cluster {
 }
 
 /// The largest memory of a GPU, bytes.
+#[doc(hidden)]
 pub const MOST_MEMORY: u64 = 1 << 60;

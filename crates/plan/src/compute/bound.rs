@@ -160,6 +160,7 @@ impl BoundCall {
     }
 
     /// The gradients that the call overwrites, and where they are.
+    #[doc(hidden)]
     pub fn written_gradients(&self) -> impl Iterator<Item = (Gradient, Region)> + '_ {
         self.gradients.iter().map(|gradient| (gradient.gradient, gradient.region))
     }

@@ -24,13 +24,17 @@ pub use size::{ByteSize, ByteSizeError};
 use std::ops::RangeInclusive;
 
 /// How many communicators a rank may have.
+#[doc(hidden)]
 pub const COMMUNICATORS: RangeInclusive<u32> = 1..=3;
 
 /// How many calls after its own a gradient may be reduced.
+#[doc(hidden)]
 pub const REDUCE_BEHIND: RangeInclusive<u32> = 1..=16;
 
 /// The deepest prefetch, calls.
+#[doc(hidden)]
 pub const MAX_DEPTH: u32 = 64;
 
 /// How many lists of f32 state a custom optimizer may keep beside every master.
+#[doc(hidden)]
 pub const OWN_STATES: RangeInclusive<u8> = 0..=2;

@@ -58,6 +58,7 @@ impl ByteSize {
     }
 
     /// What a count in memory is, for people.
+    #[doc(hidden)]
     pub const fn of(bytes: usize) -> Self {
         Self(bytes as u64)
     }

@@ -38,6 +38,7 @@ impl Accumulation {
     }
 
     /// Is nothing left open, and nothing found open?
+    #[doc(hidden)]
     #[must_use]
     pub const fn is_whole(&self) -> bool {
         matches!(self, Self::Whole)
