@@ -1,5 +1,22 @@
 //! The planner of **warpweft**: from a declared model and step to a plan that is proven safe, pure data to data.
 //!
+//! It is not an executor: a plan names lanes and bytes, and `warpweft-backend` runs it.
+//!
+//! ```
+//! use warpweft_format::{ElementType, Format, Orientation};
+//! use warpweft_plan::model::{Form, Model, Phase, StepProgram};
+//!
+//! // One weight, whose rows are split over the ranks, and a step of one call that uses it.
+//! let mut model = Model::builder();
+//! let map = model.sharded("map", 32, 32, Format::NVFP4_2D)?;
+//! let mut program = StepProgram::builder("train", &model.build());
+//! let x = program.input("x", 32, ElementType::F32)?;
+//! let call = program.call("fit", Phase::Backward).uses(map, Orientation::Rowwise, Form::Dense);
+//! call.gradient(map).reads(x).add()?;
+//! assert!(program.build_training()?.updates_weights());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Law: nothing here starts a thread, reads a file or touches a device. A module imports only from those in earlier
 //! lines of the table. No version number promises anything of this crate: use `warpweft`, which exports what a
 //! trainer needs.
