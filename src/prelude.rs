@@ -2,7 +2,7 @@
 //!
 //! Law: a name is here if a program that declares a model, plugs in a closure, steps and keeps checkpoints
 //! cannot do without it. Names for plans, traces, matrix products and the details of formats are imported
-//! from their own rooms. No room is exported whole, so a name added elsewhere does not end up here by itself.
+//! from their own modules. No module is exported whole, so a name added elsewhere does not end up here by itself.
 //! The library itself does not use this module.
 //!
 //! | for | names |

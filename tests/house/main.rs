@@ -69,3 +69,28 @@ fn the_smallest_trainer_is_the_same_in_the_readme_and_in_the_crate() {
     assert!(own.contains("Session::builder"), "{own}");
     assert_eq!(code(&read("README.md"), "```rust\n"), own);
 }
+
+/// A path of a source in the documents starts at the root, so that a reader can open it.
+#[test]
+fn every_source_that_the_documents_name_is_there() {
+    let mut pages =
+        vec![root().join("ARCHITECTURE.md"), root().join("CONTRIBUTING.md"), root().join("README.md")];
+    pages.extend(std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
+    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
+    let (mut named, mut missing) = (0, Vec::new());
+    for page in pages {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for path in text
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .filter(|path| path.contains('/') && path.ends_with(".rs") && !path.contains("SUBJECT"))
+        {
+            named += 1;
+            if !root().join(path).is_file() {
+                missing.push(format!("{}: {path}", page.display()));
+            }
+        }
+    }
+    assert!(named > 20 && missing.is_empty(), "{named} are named; not there:\n{}", missing.join("\n"));
+}

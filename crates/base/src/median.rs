@@ -2,7 +2,7 @@
 //!
 //! Law: the median, so that of three or more one late step or rank decides nothing; of an even number the
 //! later of the two in the middle, but for the steps of one trial ([`lower_median`]): of two ranks the slower
-//! is what a step waits for, of two steps the faster is the rule. It is in this room because every room that
+//! is what a step waits for, of two steps the faster is the rule. It is in this crate because every one that
 //! measures may import it.
 
 use std::cmp::Ordering;
