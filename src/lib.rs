@@ -141,14 +141,14 @@ pub mod trace;
 pub mod tune;
 
 /// The attribute by which a [`session::CheckpointStore`] is written: that of the crate `async-trait`, which an
-/// embedder then need not name.
+/// user then need not name.
 #[doc(no_inline)]
 pub use async_trait::async_trait;
-/// The crate whose `Pod` bounds what is lent ([`compute::Surface`]); an embedder need not match its version.
+/// The crate whose `Pod` bounds what is lent ([`compute::Surface`]); a user need not match its version.
 #[doc(no_inline)]
 pub use bytemuck;
 /// The type of bf16 values that closures are lent ([`compute::ComputeContext::dense_bf16`]): that of the crate
-/// `half`, whose version an embedder need not match. `f16` is for closures that compute in it.
+/// `half`, whose version a user need not match. `f16` is for closures that compute in it.
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 

@@ -1,4 +1,4 @@
-//! The actor of the compute lane: the embedder's calls and what comes right before and after them, such as
+//! The actor of the compute lane: the user's calls and what comes right before and after them, such as
 //! making gathered planes whole.
 //!
 //! Law: calls are issued in program order, each once; exchanges between them are their communicator's. Only the

@@ -151,7 +151,7 @@ pub enum ExecError {
         /// What does not fit.
         reason: String,
     },
-    /// A rank's thread panicked: in the embedder's initializer, in a backend, or in this crate.
+    /// A rank's thread panicked: in the user's initializer, in a backend, or in this crate.
     #[error("the thread of {rank} panicked: {words}")]
     Panicked {
         /// The rank.

@@ -139,7 +139,7 @@ pub enum PartError {
 warpweft_base::debug_in_words!(PartError);
 
 impl PartError {
-    /// A reason of the embedder's own: an error, or its words.
+    /// A reason of the user's own: an error, or its words.
     pub fn other(reason: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Other { source: Arc::from(reason.into()) }
     }

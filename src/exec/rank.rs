@@ -31,7 +31,7 @@ pub(super) struct Room {
     pub(super) landing: usize,
 }
 
-/// What a rank says it is doing while it runs the embedder's code at a start, for those that wait for it.
+/// What a rank says it is doing while it runs the user's code at a start, for those that wait for it.
 const MAKES_CLOSURES: &str = "it makes its closures; let their factory take less time, or raise deadline_s";
 
 /// One rank of a session.

@@ -1,7 +1,7 @@
 //! From configuration to what planner, runner and optimizer are told.
 //!
 //! Law: a configuration is turned into a policy in this file only, by callers that have validated it. A policy is
-//! not all that a configuration says of a plan, so an embedder has no use for these and they are hidden from its docs.
+//! not all that a configuration says of a plan, so a user has no use for these and they are hidden from its docs.
 
 use crate::config::{Capture, Config, PrefetchPolicy, Scaling};
 use crate::exec::CaptureMode;

@@ -1,6 +1,6 @@
 //! Where checkpoints are kept.
 //!
-//! Law: a store is the embedder's choice; the session never calls one. Saving replaces the whole
+//! Law: a store is the user's choice; the session never calls one. Saving replaces the whole
 //! checkpoint or nothing.
 
 use std::path::PathBuf;

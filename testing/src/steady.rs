@@ -1,9 +1,9 @@
 //! What stays the same for 200 steps, on any backend: nothing is allocated on the host by threads that are
-//! not the embedder's, nothing on a device, and no operand moves.
+//! not the user's, nothing on a device, and no operand moves.
 //!
 //! Guards BK-2, TU-10 and the arena's law, of steps whose host time is split as of others, and of steps whose
 //! tasks are timed. Such a test has its process for itself (`alone`), so that nothing else there allocates
-//! meanwhile. The embedder's own thread may allocate: it builds reports. What a driver's library takes of the
+//! meanwhile. The user's own thread may allocate: it builds reports. What a driver's library takes of the
 //! host's memory is not seen: it does not ask Rust for it.
 
 use std::cell::Cell;

@@ -1,5 +1,5 @@
-//! What cannot be declared, and what the embedder is told; nothing is added by a refused call. And what a stack of
-//! layers declares for the embedder.
+//! What cannot be declared, and what the user is told; nothing is added by a refused call. And what a stack of
+//! layers declares for the user.
 
 use warpweft::config::Declared;
 use warpweft::format::{ElementType, Format, Orientation};

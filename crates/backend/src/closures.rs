@@ -1,4 +1,4 @@
-//! The embedder's closures on the thread that owns them.
+//! The user's closures on the thread that owns them.
 //!
 //! Laws:
 //! - Closures are made, run and dropped on one thread.

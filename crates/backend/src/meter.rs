@@ -29,7 +29,7 @@ pub enum Activity {
     /// A call of the driver or of a library beside it: CUDA, NCCL, cuBLASLt. Also those that
     /// [`warpweft_plan::compute`] closures make through this library.
     Driver,
-    /// An embedder's closure, without the calls just named.
+    /// A user's closure, without the calls just named.
     Closure,
     /// Waiting for lanes, for copies, and for other ranks.
     Waiting,

@@ -1,7 +1,7 @@
 //! One GPU as this process holds it: its primary context.
 //!
 //! Laws:
-//! - The primary context is shared with everything else that uses the device in this process (an embedder's
+//! - The primary context is shared with everything else that uses the device in this process (a user's
 //!   own library, cuBLAS), so addresses and streams mean the same to all of them.
 //! - A call that needs the context makes it current first; a thread may serve several devices.
 

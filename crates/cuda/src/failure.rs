@@ -62,7 +62,7 @@ impl CudaFailure {
                     "; set memory.budget, or lower it (with tune.steps, room is made for the largest trial), lower prefetch.depth, use more ranks, or free memory of other programs"
                 }
                 CUresult::CUDA_ERROR_ILLEGAL_ADDRESS | CUresult::CUDA_ERROR_LAUNCH_FAILED => {
-                    "; a kernel went astray, an embedder's or ours: run under compute-sanitizer to see which"
+                    "; a kernel went astray, a user's or ours: run under compute-sanitizer to see which"
                 }
                 CUresult::CUDA_ERROR_INVALID_DEVICE | CUresult::CUDA_ERROR_NO_DEVICE => {
                     "; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"

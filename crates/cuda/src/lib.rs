@@ -93,7 +93,7 @@ pub use cache::KernelCache;
 pub use compile::Architecture;
 pub use context::{ComputeCapability, DeviceOrdinal};
 /// The crate through which this backend speaks to the driver, in the version whose types appear in
-/// [`CudaHandles`]. For an embedder's own kernels, streams and events; `docs/interop.md` says how they meet.
+/// [`CudaHandles`]. For a user's own kernels, streams and events; `docs/interop.md` says how they meet.
 #[doc(no_inline)]
 pub use cudarc;
 pub use failure::CudaFailure;

@@ -2,7 +2,7 @@
 //!
 //! Law: a closure enqueues on the stream it is given and nothing else: once warm it never waits and never
 //! allocates, and it touches only what its context lent and memory of its own. So the same call can be
-//! recorded and replayed. Only a dynamic call is never recorded. Embedders read this at
+//! recorded and replayed. Only a dynamic call is never recorded. Users read this at
 //! [`Compute`](warpweft_plan::compute::Compute) and [`CudaHandles`].
 
 use std::marker::PhantomData;
@@ -70,7 +70,7 @@ lent!(DeviceSlice);
 lent!(DeviceSliceMut);
 
 impl<T> DeviceSlice<'_, T> {
-    /// `len` elements starting at `address`, for memory that no context lent, such as an embedder's own.
+    /// `len` elements starting at `address`, for memory that no context lent, such as a user's own.
     ///
     /// # Safety
     /// The elements are memory of the device the slice is used on, aligned for `T`. While the slice lives,
@@ -101,7 +101,7 @@ impl<'a, T> DeviceSliceMut<'a, T> {
         DeviceSliceMut { address: self.address, len: self.len, lent: PhantomData }
     }
 
-    /// `len` elements starting at `address`, for memory that no context lent, such as an embedder's own.
+    /// `len` elements starting at `address`, for memory that no context lent, such as a user's own.
     ///
     /// # Safety
     /// As [`DeviceSlice::from_address`]; in addition, only work ordered around it reads them.
@@ -129,7 +129,7 @@ pub struct CudaHandles {
 }
 
 impl CudaHandles {
-    /// Handles for work outside a call, such as an embedder's own measurements.
+    /// Handles for work outside a call, such as a user's own measurements.
     ///
     /// # Safety
     /// `stream` is a stream of the primary context of `device` and outlives every use of the handles. While

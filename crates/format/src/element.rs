@@ -2,7 +2,7 @@
 //!
 //! Law: every [`ElementType`] has exactly one Rust type here, of its size and alignment. Memory that was
 //! declared to hold one element type is lent and copied as that type, or as bytes where a function says
-//! bytes. The trait is sealed, so that a type of one size cannot pass for another of that size. An embedder's
+//! bytes. The trait is sealed, so that a type of one size cannot pass for another of that size. A user's
 //! own type, such as `#[repr(transparent)] struct Token(u32)`, is cast with `bytemuck::cast_slice`.
 
 use bytemuck::Pod;

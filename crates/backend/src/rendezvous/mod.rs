@@ -20,7 +20,7 @@
 //! the rooms above; there is no encryption.
 //!
 //! Plain threads and sockets of std, not the async runtime: ranks are threads that block, a world has few
-//! connections, and a runtime that an embedder keeps busy must not silence a heartbeat.
+//! connections, and a runtime that a user keeps busy must not silence a heartbeat.
 //!
 //! One idea per file: `environment` and `secret` are what a process is told, `handshake` lets two processes
 //! trust each other, `host_name` tells hosts apart, `wire` writes numbers, `sealed` carries `message`s,

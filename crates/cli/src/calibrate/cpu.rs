@@ -1,7 +1,7 @@
 //! The CPU backend as what is measured.
 //!
 //! Law: products are the tool's own, plain f32 loops on the thread that runs a rank's calls. What an
-//! embedder's closures reach on a CPU is the embedder's; the file says whose products its number is of.
+//! user's closures reach on a CPU is the user's; the file says whose products its number is of.
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError};

@@ -1,7 +1,7 @@
 //! `warpweft calibrate`: this machine as a cluster file.
 //!
 //! Laws:
-//! - **CL-1** a number is read from the steps of small sessions, as an embedder's would run them: what a task
+//! - **CL-1** a number is read from the steps of small sessions, as a user's would run them: what a task
 //!   takes there is what a step pays for it. No backend is asked behind the session's back.
 //! - **CL-2** the same programs and the same arithmetic calibrate a simulated cluster, and give back the
 //!   numbers of its file. That is the instrument's test, and depends on no clock.
@@ -20,7 +20,7 @@
 //! | `check` | predicted against measured |
 //!
 //! One node is measured, of which all ranks are alike. Deliberately absent: links between nodes, which
-//! `between` may take from another cluster, and what an embedder's own closures reach.
+//! `between` may take from another cluster, and what a user's own closures reach.
 
 mod bench;
 mod check;

@@ -1,6 +1,6 @@
 //! Sessions of this machine as what is measured.
 //!
-//! Law: programs run as an embedder's would, over the public handle; what differs between devices is how a
+//! Law: programs run as a user's would, over the public handle; what differs between devices is how a
 //! session is started and what a closure multiplies with.
 
 use warpweft::config::{Capture, Config, Prefetch};

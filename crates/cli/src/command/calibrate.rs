@@ -20,7 +20,7 @@ use super::super::{CalibrateDevice, CalibrateError, CalibrateOptions, calibrate_
 
 /// Measures this machine and writes the cluster file that simulate, plan and tune read
 ///
-/// prefetch.policy = "auto" reads it too. Small sessions are run, as an embedder's would be, and
+/// prefetch.policy = "auto" reads it too. Small sessions are run, as a user's would be, and
 /// every number is read from when their tasks ran:
 ///
 ///   inside        latency and bytes per second of gathers and reductions, a robust line through a

@@ -16,7 +16,7 @@
 //! one.
 //!
 //! Activations are bf16 `[tokens, features]`, row-major; x may be the first columns of a wider matrix.
-//! Weights are `[outputs, inputs]`. In FP8 forward may keep, in the embedder's memory, what the weight's
+//! Weights are `[outputs, inputs]`. In FP8 forward may keep, in the user's memory, what the weight's
 //! gradient reads of x ([`Linear::forward_keeping`]). What comes between products is [`Elementwise`], or is
 //! computed on the way to codes ([`Activations`]); a residual is added by the product itself
 //! ([`Output::Sum`]). [`DeviceBuffer`]s hold what closures keep. A [`LinearSpec`] says what a call that uses

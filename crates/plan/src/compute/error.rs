@@ -252,7 +252,7 @@ pub enum ComputeError {
         /// What the device said.
         reason: String,
     },
-    /// The embedder's own error.
+    /// The user's own error.
     #[error("{0}")]
     Closure(String),
 }
@@ -260,7 +260,7 @@ pub enum ComputeError {
 warpweft_base::debug_in_words!(ComputeError);
 
 impl ComputeError {
-    /// An embedder's error, kept as its message.
+    /// A user's error, kept as its message.
     pub fn closure(error: impl std::fmt::Display) -> Self {
         Self::Closure(error.to_string())
     }

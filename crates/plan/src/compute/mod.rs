@@ -1,4 +1,4 @@
-//! The embedder's side: the trait a trainer implements and what its calls may touch.
+//! The user's side: the trait a trainer implements and what its calls may touch.
 //!
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
 //! declared, in the way it was declared, and the loss scale to read. A rule of updates has a context of its own,

@@ -10,7 +10,7 @@ use warpweft_base::id::{CommId, LaneId};
 /// What a lane carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum LaneKind {
-    /// The embedder's closures, and what they wait for directly.
+    /// The user's closures, and what they wait for directly.
     Compute,
     /// Work on weights: quantize, assemble, transpose; norm and optimizer.
     Quantize,

@@ -1,7 +1,7 @@
-//! Buffers: the embedder's own memory, declared so that it is planned and verified like a weight.
+//! Buffers: the user's own memory, declared so that it is planned and verified like a weight.
 //!
 //! Law: a buffer has one role and one lifetime. Elements are counted, not shaped: the closure knows its own
-//! axes. Memory that an embedder does not declare is its own and unverified.
+//! axes. Memory that a user does not declare is its own and unverified.
 
 use serde::Serialize;
 

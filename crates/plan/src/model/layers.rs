@@ -3,7 +3,7 @@
 //! Law: this is sugar over [`ProgramBuilder`], nothing more: every call it adds could have been written by
 //! hand. Layer `l` reads its input activation and writes its output. Its backward call reads what forward
 //! saved and the gradient of its output, and writes the gradient of its input and of each of its weights.
-//! Between forward and backward the embedder adds the loss call. All outputs and their gradients have one
+//! Between forward and backward the user adds the loss call. All outputs and their gradients have one
 //! element type; what a layer saves has its own. Gradients of weights are f32.
 
 use super::{CostHint, DeclareError, Form, Model, Phase, Placement, ProgramBuilder};
@@ -64,7 +64,7 @@ impl LayerStack {
     }
 
     /// Like [`LayerStack::forward`], with every output, and the gradients of outputs between layers, in
-    /// `element`: bf16 for `warpweft::linear`. The embedder declares `input`, and the two buffers that
+    /// `element`: bf16 for `warpweft::linear`. The user declares `input`, and the two buffers that
     /// [`LayerStack::backward`] is given, in the same type if the same closure reads them.
     ///
     /// # Errors

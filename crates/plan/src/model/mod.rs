@@ -1,7 +1,7 @@
-//! What the embedder declares: weights, their placement, buffers, and the step program.
+//! What the user declares: weights, their placement, buffers, and the step program.
 //!
 //! Law: everything here is plain data that was checked when it was built. A value of these types is valid; no
-//! lower layer validates it again. What an embedder fills in by hand ([`WeightSpec`], [`BufferSpec`],
+//! lower layer validates it again. What a user fills in by hand ([`WeightSpec`], [`BufferSpec`],
 //! [`Layer`], [`Decoder`]) is checked by what it is handed to, or is asked to declare. Nothing here knows of
 //! devices, lanes or time, and nothing is observed at run time: the program *is* the declaration.
 

@@ -44,7 +44,7 @@ pub enum Op {
         /// Its gradient slot.
         gradient: SlotId,
     },
-    /// Runs the embedder's closure for a call. A closure that fails leaves its call in the fault
+    /// Runs the user's closure for a call. A closure that fails leaves its call in the fault
     /// word; while the fault word is set no closure runs.
     Compute {
         /// Which call.

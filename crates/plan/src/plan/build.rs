@@ -2,7 +2,7 @@
 //!
 //! Law: nothing here decides what is scheduled; it only carries the draft through the stages in
 //! order, and it returns no plan that [`verify()`] refuses. What a configuration says beside its policy (replicas,
-//! the state of the optimizer, rules for weights) is not asked for here: an embedder plans with
+//! the state of the optimizer, rules for weights) is not asked for here: a user plans with
 //! `session::plan_program`, which asks, and these doors are hidden from its docs.
 
 use super::arena;

@@ -54,7 +54,7 @@ impl Measured {
         Self::of(plan, nanoseconds, |_| true)
     }
 
-    /// The same of calls alone: what no machine's numbers know, because closures are the embedder's.
+    /// The same of calls alone: what no machine's numbers know, because closures are the user's.
     #[must_use]
     pub fn of_calls(plan: &super::StepPlan, nanoseconds: &[u64]) -> Self {
         let calls = Self::of(plan, nanoseconds, |op| matches!(op, Op::Compute { .. }));

@@ -14,7 +14,7 @@ use warpweft_base::errors::shown;
 use warpweft_base::id::{CommId, CommSeq, EventId, LaneId, SlotId, TaskId, Version};
 use warpweft_format::ElementType;
 
-/// What the planner may choose by; every field is a decision of the embedder.
+/// What the planner may choose by; every field is a decision of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Policy {
     /// When gathers may start.
