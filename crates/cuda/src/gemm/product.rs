@@ -220,11 +220,11 @@ use sys::cublasLtMatmulDescAttributes_t as Attribute;
 const A_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER;
 const B_SCALE: Attribute = Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER;
 
-/// How a product is computed, except for shapes.
 /// Values of `cublasOperation_t`; the bindings of cuBLAS, which have these names, are otherwise not needed.
 const CUBLAS_OP_N: u32 = 0;
 const CUBLAS_OP_T: u32 = 1;
 
+/// How a product is computed, except for shapes.
 #[derive(Debug)]
 struct Description(sys::cublasLtMatmulDesc_t);
 
