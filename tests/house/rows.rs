@@ -1,6 +1,7 @@
 //! The rows of modules inside of a crate: what no compiler checks there.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::sources::{CRATES, module, root, sources};
 
@@ -22,16 +23,40 @@ fn rows() -> BTreeMap<(String, String), usize> {
     rows
 }
 
-/// The modules that the code of a file names after `crate::`, but not what the root of the crate holds;
-/// comments and documentation may name any.
-fn imports(text: &str) -> Vec<String> {
-    let several = text.split("crate::{").skip(1).filter_map(|rest| rest.split('}').next());
-    for names in several {
-        assert!(!names.contains("::"), "several modules behind one `crate::` are not read here: {names}");
+/// What the code of a file names right after `path`, such as `crate::`; comments and documentation may name any.
+fn named_after(path: &str, code: &str) -> Vec<String> {
+    let is_of_name = |c: char| c.is_ascii_lowercase() || c == '_';
+    let name = |rest: &str| rest.chars().take_while(|c| is_of_name(*c)).collect::<String>();
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices(path).filter(|(at, _)| !code[..*at].ends_with("::")) {
+        let rest = &code[at + path.len()..];
+        match rest.strip_prefix('{').and_then(|names| names.split('}').next()) {
+            Some(names) => found.extend(names.split(',').map(|each| name(each.trim()))),
+            None => found.push(name(rest)),
+        }
     }
-    let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let name = |rest: &str| rest.chars().take_while(|c| c.is_ascii_lowercase() || *c == '_').collect();
-    code.flat_map(|line| line.split("crate::").skip(1).map(name)).collect()
+    found.retain(|name| !name.is_empty() && name != "super");
+    found
+}
+
+/// How many modules a file is below the root of its crate.
+fn depth(folder: &str, file: &Path) -> usize {
+    let inside = file.strip_prefix(root().join(folder)).unwrap();
+    inside.iter().count() - usize::from(inside.ends_with("mod.rs"))
+}
+
+/// The modules of the same crate that a file imports from: by `crate::`, or by as many `super::` as reach the root.
+/// What the root holds itself is no module, which `is_module` tells.
+fn imports(folder: &str, file: &Path, is_module: impl Fn(&str) -> bool) -> Vec<String> {
+    let text = std::fs::read_to_string(file).unwrap();
+    let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    let code = code.join("\n");
+    let mut found = named_after("crate::", &code);
+    // Unit tests at a file's end are a module deeper.
+    let without_tests = code.split("\n#[cfg(test)]\nmod tests {").next().unwrap();
+    found.extend(named_after(&"super::".repeat(depth(folder, file)), without_tests));
+    found.retain(|name| is_module(name));
+    found
 }
 
 #[test]
@@ -41,16 +66,17 @@ fn a_module_imports_only_from_a_lower_row() {
     let mut wrong = Vec::new();
     for (owner, folder) in CRATES.into_iter().filter(|(owner, _)| owners.iter().any(|known| known == owner)) {
         let row = |module: &str| rows.get(&(owner.to_owned(), module.to_owned())).copied();
-        let mut files = Vec::new();
-        sources(&root().join(folder), &mut files);
+        let (mut files, inside) = (Vec::new(), root().join(folder));
+        let is_module =
+            |name: &str| inside.join(name).is_dir() || inside.join(format!("{name}.rs")).is_file();
+        sources(&inside, &mut files);
         for file in files {
             let own = module(folder, &file);
             if own == "lib" {
                 continue;
             }
             let below = row(&own).unwrap_or_else(|| panic!("`{owner}::{own}` stands in no row"));
-            let text = std::fs::read_to_string(&file).unwrap();
-            for import in imports(&text).into_iter().filter(|import| *import != own && !import.is_empty()) {
+            for import in imports(folder, &file, is_module).into_iter().filter(|import| *import != own) {
                 match row(&import) {
                     Some(other) if other < below => {}
                     Some(other) => wrong
