@@ -1,4 +1,4 @@
-//! What cannot be declared, and what the user is told; nothing is added by a refused call. And what a stack of
+//! What cannot be declared, and the error that the user gets; nothing is added by a refused call. And what a stack of
 //! layers declares for the user.
 
 use warpweft::config::Declared;

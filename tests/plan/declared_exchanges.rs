@@ -1,4 +1,4 @@
-//! Exchanges of buffers that cannot be declared, and what the user is told; nothing is added by a refused one.
+//! Exchanges of buffers that cannot be declared, and the error that the user gets; nothing is added by a refused one.
 
 use warpweft::format::ElementType;
 use warpweft::id::BufferId;
