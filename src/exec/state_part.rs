@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use warpweft_base::id::StateId;
 use warpweft_plan::layout::StateLayout;
 
 /// What the optimizer keeps of every element of a weight.
@@ -27,11 +28,10 @@ impl StatePart {
 
     /// What it is where state is laid out so: a rule of the trainer's own has states, and no moments.
     pub(crate) fn in_words(self, layout: StateLayout) -> &'static str {
-        let [first, second] = layout.names_of_lists();
         match self {
             Self::Master => "master",
-            Self::FirstMoment => first,
-            Self::SecondMoment => second,
+            Self::FirstMoment => layout.in_words(StateId::new(0)),
+            Self::SecondMoment => layout.in_words(StateId::new(1)),
         }
     }
 }

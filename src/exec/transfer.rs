@@ -185,8 +185,8 @@ impl<B: Backend> Rank<B> {
     pub(super) fn rows(&self, weight: WeightId, part: StatePart) -> Result<Vec<f32>, ExecError> {
         match part {
             StatePart::Master => self.master(weight),
-            StatePart::FirstMoment => self.moment(Content::ExpAvg(weight), weight),
-            StatePart::SecondMoment => self.moment(Content::ExpAvgSq(weight), weight),
+            StatePart::FirstMoment => self.moment(Content::first_moment(weight), weight),
+            StatePart::SecondMoment => self.moment(Content::second_moment(weight), weight),
         }
     }
 

@@ -166,8 +166,8 @@ fn adam(plan: &mut Plan, weights: usize) -> Updated {
     let state = |number| AdamOperand {
         weight: weight(number),
         master: MasterOperand::Whole(plan.resident("master", Content::Master(weight(number)))),
-        exp_avg: plan.resident("exp_avg", Content::ExpAvg(weight(number))),
-        exp_avg_sq: plan.resident("exp_avg_sq", Content::ExpAvgSq(weight(number))),
+        exp_avg: plan.resident("exp_avg", Content::first_moment(weight(number))),
+        exp_avg_sq: plan.resident("exp_avg_sq", Content::second_moment(weight(number))),
         main_grad: plan.resident("main grad", Content::MainGrad(weight(number))),
     };
     let states: Vec<_> = (0..weights).map(state).collect();

@@ -219,7 +219,7 @@ fn a_gradient_is_added_to_another_whole_and_undivided() {
 /// A session writes no moments before its first step.
 fn an_arena_begins_with_zeros() {
     let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
-    let moment = plan.resident("exp_avg", Content::ExpAvg(W));
+    let moment = plan.resident("exp_avg", Content::first_moment(W));
     let words = run(plan, move |rank| rank.get::<u32>(moment));
     assert!(words.iter().all(|rank| rank.iter().all(|word| *word == 0)), "{words:?}");
 }

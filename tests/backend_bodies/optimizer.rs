@@ -32,8 +32,8 @@ fn optimizer(elements: usize, masters: Masters) -> Optimizer {
             remainder: plan.resident("remainder", Content::MasterRemainder(W)),
         },
     };
-    let exp_avg = plan.resident("exp_avg", Content::ExpAvg(W));
-    let exp_avg_sq = plan.resident("exp_avg_sq", Content::ExpAvgSq(W));
+    let exp_avg = plan.resident("exp_avg", Content::first_moment(W));
+    let exp_avg_sq = plan.resident("exp_avg_sq", Content::second_moment(W));
     let main_grad = plan.resident("main grad", Content::MainGrad(W));
     let vote = plan.resident("vote", Content::Vote);
     let learning_rate = plan.resident("learning rate", Content::LearningRate);

@@ -94,6 +94,10 @@ index!(
     BucketId, "bucket "
 );
 index!(
+    /// One list of optimizer state, by its place among those that are kept of every weight that trains.
+    StateId, "state "
+);
+index!(
     /// One piece of the arena with one content for one interval of the step.
     SlotId, "slot "
 );

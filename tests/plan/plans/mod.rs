@@ -407,8 +407,8 @@ fn h12_a_weight_of_more_than_two_to_the_thirty_one_elements_is_planned_with_exac
     let region = |content| plan.arena.region(plan.arena.find(content).unwrap());
     for content in [
         Content::Master(large),
-        Content::ExpAvg(large),
-        Content::ExpAvgSq(large),
+        Content::first_moment(large),
+        Content::second_moment(large),
         Content::MainGrad(large),
         Content::Gradient(large, CallId::new(0)),
         Content::Dense(large, Orientation::Rowwise, ElementType::F32),

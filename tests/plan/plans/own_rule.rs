@@ -29,7 +29,7 @@ fn keeping(own_states: Option<u8>) -> StateLayout {
 fn kept(weights: &Weights) -> (usize, Vec<Vec<Content>>) {
     let resident = ResidentLayout::new(weights, &[]).unwrap();
     let of = |weight| {
-        let lists = [Content::ExpAvg(weight), Content::ExpAvgSq(weight)];
+        let lists = [Content::first_moment(weight), Content::second_moment(weight)];
         let is_there = |content: &Content| resident.common().iter().any(|slot| slot.content == *content);
         lists.into_iter().filter(is_there).collect()
     };

@@ -52,7 +52,7 @@ fn resident_slots_lie_apart_and_are_unique() {
     refused(&plan, &["PL-6 (", "): resident slot `", "inside slot `block."]);
     let mut plan = nvfp4_training();
     let twin = plan.arena.slots[one.index()].content;
-    let state = slot(&plan, Content::ExpAvg(weight(&plan, "block.1")));
+    let state = slot(&plan, Content::first_moment(weight(&plan, "block.1")));
     plan.arena.slots[state.index()].content = twin;
     refused(&plan, &["PL-6", "same resident content"]);
 }

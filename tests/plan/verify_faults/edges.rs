@@ -246,7 +246,7 @@ fn quantizing_behind_the_optimizer_must_obey_the_vote() {
 #[test]
 fn a_plan_must_have_a_slot_for_everything_that_stays() {
     let mut plan = evaluation();
-    let state = slot(&plan, Content::ExpAvg(weight(&plan, "norm")));
+    let state = slot(&plan, Content::first_moment(weight(&plan, "norm")));
     plan.arena.slots[state.index()].content = Content::NormRecord;
     refused(
         &plan,

@@ -46,9 +46,12 @@ fn a_step_with_a_frozen_weight_is_valid_and_does_nothing_to_it() {
     let shard = Content::Shard(base, Orientation::Rowwise);
     slot(&plan, shard);
     assert!(!written.contains(&shard));
-    for content in
-        [Content::Master(base), Content::ExpAvg(base), Content::ExpAvgSq(base), Content::MainGrad(base)]
-    {
+    for content in [
+        Content::Master(base),
+        Content::first_moment(base),
+        Content::second_moment(base),
+        Content::MainGrad(base),
+    ] {
         assert!(plan.arena.find(content).is_none(), "{content:?}");
     }
 }

@@ -375,7 +375,7 @@ fn a_missing_fence_before_or_behind_the_rule_is_a_race() {
 fn resident_memory_has_the_lists_that_are_kept_and_no_others() {
     let lists_of = |plan: &StepPlan, name| -> Vec<SlotId> {
         let weight = weight(plan, name);
-        let all = [Content::ExpAvg(weight), Content::ExpAvgSq(weight)];
+        let all = [Content::first_moment(weight), Content::second_moment(weight)];
         all.into_iter().filter_map(|content| plan.arena.find(content)).collect()
     };
     for lists in 0..=2u8 {

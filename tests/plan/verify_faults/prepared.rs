@@ -111,7 +111,7 @@ fn a_list_of_another_weight_or_in_another_s_place_is_refused_where_rows_are_prep
     for (part, version) in [(Prepare, "version 0"), (Update, "version 1")] {
         for lists in 1..=2 {
             let mut plan = by_matrices(lists);
-            let other = slot(&plan, Content::ExpAvg(weight(&plan, "plain")));
+            let other = slot(&plan, Content::first_moment(weight(&plan, "plain")));
             match op(&mut plan, part, "q") {
                 Op::Prepare { states, .. } => states[1].kept[0] = other,
                 op => updated(op)[1].kept[0] = other,

@@ -185,8 +185,8 @@ fn written(plan: &StepPlan, op: &Op, declared: &dyn Fn(SlotId) -> Content) -> Ve
                         put(remainder, Content::MasterRemainder(weight));
                     }
                 }
-                put(state.exp_avg, Content::ExpAvg(weight));
-                put(state.exp_avg_sq, Content::ExpAvgSq(weight));
+                put(state.exp_avg, Content::first_moment(weight));
+                put(state.exp_avg_sq, Content::second_moment(weight));
             }
         }
     }
@@ -200,7 +200,7 @@ fn round(weights: &[WeightId], stage: Option<RoundStage>) -> Option<Content> {
 
 /// What a rule keeps of a weight.
 fn lists(weight: WeightId, kept: &[SlotId]) -> impl Iterator<Item = (SlotId, Option<Content>)> {
-    let wanted = [Content::ExpAvg(weight), Content::ExpAvgSq(weight)].map(Some);
+    let wanted = [Content::first_moment(weight), Content::second_moment(weight)].map(Some);
     kept.iter().copied().zip(wanted)
 }
 

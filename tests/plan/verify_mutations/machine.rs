@@ -87,8 +87,7 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
             content,
             Content::Master(_)
                 | Content::MasterRemainder(_)
-                | Content::ExpAvg(_)
-                | Content::ExpAvgSq(_)
+                | Content::State(..)
                 | Content::Shard(..)
                 | Content::TensorScale(_)
                 | Content::AmaxHistory(_)

@@ -180,8 +180,7 @@ fn a_plan_gives_a_frozen_weight_in_nvfp4_at_most_six_tenths_of_a_byte_an_element
         let of_base = resident.filter(|slot| match slot.content {
             Content::Master(weight)
             | Content::MasterRemainder(weight)
-            | Content::ExpAvg(weight)
-            | Content::ExpAvgSq(weight)
+            | Content::State(weight, _)
             | Content::MainGrad(weight)
             | Content::Shard(weight, _) => weight == base,
             Content::TensorScale(_) => true,

@@ -10,7 +10,7 @@ use super::state::StateLayout;
 use super::weight::PlaneRegions;
 use super::weights::Weights;
 use crate::op::{NormRecord, Vote};
-use warpweft_base::id::{BucketId, BufferId, CallId, MicroBatchId, WeightId};
+use warpweft_base::id::{BucketId, BufferId, CallId, MicroBatchId, StateId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
 
 /// How far a round of matrices has come, for a rule that needs them whole: see [`Op::Prepare`](crate::op::Op::Prepare).
@@ -34,11 +34,9 @@ pub enum Content {
     /// The lower halves of masters whose upper halves are the rank's bf16 shard, i16
     /// `[rows_per_rank, cols]`: see [`warpweft_format::split_master`].
     MasterRemainder(WeightId),
-    /// First Adam moment, shaped as the master, in the element type of
-    /// [`StateLayout::moments`](super::StateLayout::moments); or the first list of a rule of the trainer's own.
-    ExpAvg(WeightId),
-    /// Second Adam moment, like the first; or the second list.
-    ExpAvgSq(WeightId),
+    /// A list of optimizer state, shaped as the master: Adam's first and second moment, in the element type of
+    /// [`StateLayout::moments`](super::StateLayout::moments), or what a custom optimizer keeps, in f32.
+    State(WeightId, StateId),
     /// FP32 main grad of the rank's rows, shaped as the master.
     MainGrad(WeightId),
     /// A rank's own sum of gradients of a replicated weight, before the all-reduce.
@@ -106,9 +104,21 @@ pub enum Content {
 }
 
 impl Content {
+    /// Adam's first moment of a weight.
+    #[must_use]
+    pub const fn first_moment(weight: WeightId) -> Self {
+        Self::State(weight, StateId::new(0))
+    }
+
+    /// Adam's second moment of a weight.
+    #[must_use]
+    pub const fn second_moment(weight: WeightId) -> Self {
+        Self::State(weight, StateId::new(1))
+    }
+
     /// What is kept of a weight that trains beside its master: as many lists as the layout of the state says.
     pub fn kept(state: StateLayout, weight: WeightId) -> impl Iterator<Item = Self> {
-        [Self::ExpAvg(weight), Self::ExpAvgSq(weight)].into_iter().take(state.lists())
+        state.states().map(move |list| Self::State(weight, list))
     }
 
     /// The element type of a full gradient, in which calls write it and padding rows are zeroed; `None` for
@@ -137,8 +147,7 @@ impl Content {
             | Self::Round(..) => true,
             Self::Master(_)
             | Self::MasterRemainder(_)
-            | Self::ExpAvg(_)
-            | Self::ExpAvgSq(_)
+            | Self::State(..)
             | Self::MainGrad(_)
             | Self::LocalGrad(_)
             | Self::Shard(..)
@@ -182,7 +191,7 @@ impl Content {
             f32s(weights.block_sizes(bucket, count).fold(0, usize::saturating_add))
         };
         match self {
-            Self::ExpAvg(weight) | Self::ExpAvgSq(weight) => stored(weight, weights.state.moment_bytes()),
+            Self::State(weight, _) => stored(weight, weights.state.moment_bytes()),
             Self::MasterRemainder(weight) => stored(weight, size_of::<i16>()),
             Self::Master(weight)
             | Self::MainGrad(weight)

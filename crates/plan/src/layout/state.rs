@@ -7,19 +7,20 @@ use half::bf16;
 use serde::Serialize;
 
 use crate::policy::{Masters, Moments};
+use warpweft_base::id::StateId;
 use warpweft_format::{AmaxChoice, Format, Via};
 
 /// Element types of the optimizer state, and what is kept for the scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct StateLayout {
-    /// Adam's moments, both; f32 for a rule of the trainer's own.
+    /// Adam's moments, both; f32 for a custom optimizer.
     pub moments: Moments,
     /// Masters of sharded weights.
     pub masters: Masters,
     /// Delayed scaling of per-tensor FP8 weights; without it their scales are current.
     pub delayed: Option<Delayed>,
-    /// Unless set, Adam updates the weights. Otherwise a rule of the trainer's own does, which keeps so many lists of
-    /// values beside every master.
+    /// Unless set, Adam updates the weights. Otherwise a custom optimizer does, which keeps so many lists of values
+    /// beside every master.
     pub own_states: Option<u8>,
 }
 
@@ -39,12 +40,32 @@ impl StateLayout {
         self.own_states.map_or(2, usize::from)
     }
 
-    /// What these lists are, in words.
+    /// These lists, in their order.
+    pub fn states(self) -> impl Iterator<Item = StateId> {
+        (0..self.lists()).map(StateId::at)
+    }
+
+    /// What a list is, in words. The planner knows no names: those that a custom optimizer gives its states are the
+    /// session's.
     #[doc(hidden)]
-    pub fn names_of_lists(self) -> [&'static str; 2] {
+    #[must_use]
+    pub const fn in_words(self, list: StateId) -> &'static str {
+        let moments = ["first moment", "second moment"];
+        let states = [
+            "first state",
+            "second state",
+            "third state",
+            "fourth state",
+            "fifth state",
+            "sixth state",
+            "seventh state",
+            "eighth state",
+        ];
+        let at = list.index();
         match self.own_states {
-            None => ["first moment", "second moment"],
-            Some(_) => ["first state", "second state"],
+            None if at < moments.len() => moments[at],
+            Some(_) if at < states.len() => states[at],
+            _ => "state that is not kept",
         }
     }
 

@@ -62,12 +62,14 @@ impl ResidentLayout {
                     add(format!("{name} master"), Content::Master(*weight));
                 }
                 if !members.frozen {
-                    let lists = match weights.state.own_states {
-                        None => ["exp_avg", "exp_avg_sq"],
-                        Some(_) => weights.state.names_of_lists(),
-                    };
-                    for (kept, list) in Content::kept(weights.state, *weight).zip(lists) {
-                        add(format!("{name} {list}"), kept);
+                    let is_adam = weights.state.own_states.is_none();
+                    for list in weights.state.states() {
+                        let what = match list.index() {
+                            0 if is_adam => "exp_avg",
+                            1 if is_adam => "exp_avg_sq",
+                            _ => weights.state.in_words(list),
+                        };
+                        add(format!("{name} {what}"), Content::State(*weight, list));
                     }
                     add(format!("{name} main grad"), Content::MainGrad(*weight));
                 }
@@ -164,7 +166,7 @@ fn check_masters(weights: &Weights) -> Result<(), PlanError> {
     }
 }
 
-/// A rule of the trainer's own gets f32 values, in two lists at most.
+/// A custom optimizer gets f32 values, in two lists at most.
 fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
     let state = weights.state;
     let is_f32 = (state.moments, state.masters) == (Moments::F32, Masters::F32);
@@ -172,7 +174,7 @@ fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
         Some(lists) if !is_f32 || !policy::OWN_STATES.contains(&lists) => Err(PlanError::Policy {
             key: "optimizer.own_states",
             value: lists.to_string(),
-            advice: "keep at most 2 lists for a rule of your own, and masters and moments in f32",
+            advice: "keep at most 2 lists for a custom optimizer, and masters and moments in f32",
         }),
         _ => Ok(()),
     }

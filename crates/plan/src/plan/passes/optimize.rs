@@ -84,8 +84,8 @@ fn adam(draft: &Draft<'_>, bucket: BucketId, weight: WeightId) -> AdamOperand {
     AdamOperand {
         weight,
         master: master(draft, bucket, weight),
-        exp_avg: draft.slot(Content::ExpAvg(weight)),
-        exp_avg_sq: draft.slot(Content::ExpAvgSq(weight)),
+        exp_avg: draft.slot(Content::first_moment(weight)),
+        exp_avg_sq: draft.slot(Content::second_moment(weight)),
         main_grad: draft.slot(Content::MainGrad(weight)),
     }
 }

@@ -153,8 +153,7 @@ impl Ids<'_> {
         match content {
             Content::Master(weight)
             | Content::MasterRemainder(weight)
-            | Content::ExpAvg(weight)
-            | Content::ExpAvgSq(weight)
+            | Content::State(weight, _)
             | Content::MainGrad(weight)
             | Content::LocalGrad(weight)
             | Content::Shard(weight, _)

@@ -133,8 +133,7 @@ impl Run<'_> {
             (_, Residency::Transient) => Held::Nothing,
             (Content::Master(weight), _) => Held::Master(weight, masters),
             (Content::MasterRemainder(weight), _) => Held::MasterRemainder(weight, masters),
-            (Content::ExpAvg(weight), _) => Held::ExpAvg(weight, masters),
-            (Content::ExpAvgSq(weight), _) => Held::ExpAvgSq(weight, masters),
+            (Content::State(weight, list), _) => Held::State(weight, list, masters),
             (Content::Shard(weight, orientation), _) => {
                 Held::Shard { weight, orientation, data: shard(weight), scale: shard(weight) }
             }

@@ -106,8 +106,8 @@ impl Run<'_> {
             }
             if !layout.frozen {
                 let state = self.plan.weights.state;
-                let names = state.names_of_lists().map(str::to_owned);
-                needed.extend(names.into_iter().zip(Content::kept(state, weight)));
+                let named = |list| (state.in_words(list).to_owned(), Content::State(weight, list));
+                needed.extend(state.states().map(named));
             }
             if layout.placement == Placement::Sharded {
                 let stored = layout.format.stored_orientations().iter();
@@ -192,8 +192,7 @@ impl Run<'_> {
         let needs = match content {
             Content::Master(weight) => Held::Master(weight, of(weight).masters),
             Content::MasterRemainder(weight) => Held::MasterRemainder(weight, of(weight).masters),
-            Content::ExpAvg(weight) => Held::ExpAvg(weight, exit.masters),
-            Content::ExpAvgSq(weight) => Held::ExpAvgSq(weight, exit.masters),
+            Content::State(weight, list) => Held::State(weight, list, exit.masters),
             Content::Shard(weight, orientation) => {
                 let version = self.shard_version(weight, of(weight));
                 Held::Shard { weight, orientation, data: version, scale: version }

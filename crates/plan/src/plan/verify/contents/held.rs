@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 
 use crate::layout::{Content, RoundStage};
 use crate::plan::StepPlan;
-use warpweft_base::id::{BucketId, BufferId, CallId, MicroBatchId, SlotId, TaskId, Version, WeightId};
+use warpweft_base::id::{
+    BucketId, BufferId, CallId, MicroBatchId, SlotId, StateId, TaskId, Version, WeightId,
+};
 use warpweft_format::{ElementType, Orientation};
 
 /// Where the present value of a buffer comes from.
@@ -34,10 +36,8 @@ pub(super) enum Held {
     Master(WeightId, Version),
     /// The lower half of a weight's master; the upper is its shard.
     MasterRemainder(WeightId, Version),
-    /// First moment of a weight.
-    ExpAvg(WeightId, Version),
-    /// Second moment of a weight.
-    ExpAvgSq(WeightId, Version),
+    /// A list of optimizer state of a weight.
+    State(WeightId, StateId, Version),
     /// A rank's quantized rows; data and scale plane are written by different ops.
     Shard { weight: WeightId, orientation: Orientation, data: Option<Version>, scale: Option<Version> },
     /// Tensor scales of a bucket.
@@ -112,8 +112,7 @@ impl Held {
             Self::Nothing | Self::Overwritten { .. } | Self::Stale => true,
             Self::Master(weight, _) => content == Content::Master(*weight),
             Self::MasterRemainder(weight, _) => content == Content::MasterRemainder(*weight),
-            Self::ExpAvg(weight, _) => content == Content::ExpAvg(*weight),
-            Self::ExpAvgSq(weight, _) => content == Content::ExpAvgSq(*weight),
+            Self::State(weight, list, _) => content == Content::State(*weight, *list),
             Self::Shard { weight, orientation, .. } => content == Content::Shard(*weight, *orientation),
             Self::TensorScale(bucket, _) => content == Content::TensorScale(*bucket),
             Self::BlockAmax(bucket, _) => content == Content::BlockAmax(*bucket),
@@ -176,7 +175,6 @@ impl Held {
             true => "no call of this step".to_owned(),
             false => calls.iter().map(call).collect::<Vec<_>>().join(", "),
         };
-        let lists = plan.weights.state.names_of_lists();
         match self {
             Self::Nothing => "nothing: no earlier task of the step writes it".into(),
             Self::Overwritten { by, through } => {
@@ -201,8 +199,9 @@ impl Held {
             Self::MasterRemainder(weight, version) => {
                 format!("the master remainder of {} at {version}", name(weight))
             }
-            Self::ExpAvg(weight, version) => format!("the {} of {} at {version}", lists[0], name(weight)),
-            Self::ExpAvgSq(weight, version) => format!("the {} of {} at {version}", lists[1], name(weight)),
+            Self::State(weight, list, version) => {
+                format!("the {} of {} at {version}", plan.weights.state.in_words(*list), name(weight))
+            }
             Self::Shard { weight, orientation, data, scale } => {
                 let of = |version: &Option<Version>| {
                     version.map_or("not written yet".into(), |at| format!("at {at}"))

@@ -128,8 +128,9 @@ impl Run<'_> {
                     self.rewrite(task, remainder, lower(old), lower(new))?;
                 }
             }
-            self.rewrite(task, exp_avg, Held::ExpAvg(weight, old), Held::ExpAvg(weight, new))?;
-            self.rewrite(task, exp_avg_sq, Held::ExpAvgSq(weight, old), Held::ExpAvgSq(weight, new))?;
+            for (slot, list) in [exp_avg, exp_avg_sq].into_iter().zip(self.plan.weights.state.states()) {
+                self.rewrite(task, slot, Held::State(weight, list, old), Held::State(weight, list, new))?;
+            }
         }
         Ok(())
     }
@@ -172,9 +173,8 @@ impl Run<'_> {
             let problem = format!("updates {} lists of state of `{name}`, which has {lists}", kept.len());
             return self.other_rule(task, &problem);
         }
-        let versions: [fn(WeightId, Version) -> Held; 2] = [Held::ExpAvg, Held::ExpAvgSq];
-        for (slot, held) in kept.iter().zip(versions) {
-            self.rewrite(task, *slot, held(weight, old), held(weight, new))?;
+        for (slot, list) in kept.iter().zip(self.plan.weights.state.states()) {
+            self.rewrite(task, *slot, Held::State(weight, list, old), Held::State(weight, list, new))?;
         }
         Ok(())
     }
