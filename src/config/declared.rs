@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 use toml::Value;
 
 use super::ConfigError;
-use super::document::{Document, syntax};
+use super::document::Document;
+use super::reading::{Refusal, read};
 use super::shown::shown;
 use super::speed::Speed;
 use super::suggest::closest;
@@ -106,9 +107,10 @@ impl<T: Rules + DeserializeOwned> Declared for T {
         for rule in Self::RULES {
             check(rule, &document)?;
         }
-        let read: Self = toml::from_str(text).map_err(|error| syntax(source_name, text, &error))?;
-        match read.disagreement() {
-            None => Ok(read),
+        let declared: Self =
+            read(&document.table).map_err(|refusal| refused(&refusal, &document, Self::RULES))?;
+        match declared.disagreement() {
+            None => Ok(declared),
             Some((key, problem, expected)) => Err(ConfigError::Invalid {
                 origin: document.origin_near(key),
                 key: key.to_owned(),
@@ -137,6 +139,19 @@ fn unknown(key: String, document: &Document, rules: &[Rule]) -> ConfigError {
         }
     };
     ConfigError::UnknownKey { origin: document.origin_near(&key), key, suggestion, advice }
+}
+
+/// What a type refuses though the rule of its key admits it.
+fn refused(refusal: &Refusal, document: &Document, rules: &[Rule]) -> ConfigError {
+    let key = refusal.key();
+    let rule = rules.iter().find(|rule| is_like(rule.key, &key));
+    ConfigError::Invalid {
+        origin: document.origin_near(&key),
+        problem: refusal.wrong.to_string(),
+        expected: rule
+            .map_or_else(|| "another value".to_owned(), |rule| rule.takes.words(find(document, &key))),
+        key,
+    }
 }
 
 /// A rule's key with the numbers of a leaf's in place of its `#`.

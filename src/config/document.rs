@@ -5,9 +5,8 @@
 //! so a path is never taken for a key it only resembles.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use super::error::ConfigError;
@@ -24,12 +23,18 @@ pub(super) struct Document {
 impl Document {
     /// Parses a text; `name` is what errors call it.
     pub(super) fn parse(name: &str, text: &str) -> Result<Self, ConfigError> {
-        let refused = |error: toml::de::Error| syntax(name, text, &error);
+        let refused = |error: toml::de::Error| {
+            let message = error.message().trim_end().replace('\n', ", ");
+            syntax(name, text, error.span().map_or(0, |span| span.start), message)
+        };
         let table = text.parse::<Table>().map_err(refused)?;
-        let places = toml::from_str::<Places>(text).map_err(refused)?;
+        let places = DeTable::parse(text).map_err(refused)?;
         let ends: Vec<usize> = text.match_indices('\n').map(|(offset, _)| offset).collect();
         let mut lines = BTreeMap::new();
-        places.collect("", &ends, &mut lines);
+        add_lines("", places.get_ref(), &ends, &mut lines).map_err(|date| {
+            let message = "no key takes a date or time, write text in quotes".to_owned();
+            syntax(name, text, date, message)
+        })?;
         Ok(Self { name: name.to_owned(), table, lines })
     }
 
@@ -86,10 +91,9 @@ pub(super) fn below(table: &str, key: &str) -> String {
     if table.is_empty() { key } else { format!("{table}.{key}") }
 }
 
-/// What the parser refuses in `text`, which errors call `name`, and where.
-pub(super) fn syntax(name: &str, text: &str, error: &toml::de::Error) -> ConfigError {
-    let (line, column) = position(text, error.span().map_or(0, |span| span.start));
-    let message = error.message().trim_end().replace('\n', ", ");
+/// What is refused at a byte of `text`, which errors call `name`.
+fn syntax(name: &str, text: &str, offset: usize, message: String) -> ConfigError {
+    let (line, column) = position(text, offset);
     ConfigError::Syntax { file: name.to_owned(), line, column, message }
 }
 
@@ -101,89 +105,50 @@ fn position(text: &str, offset: usize) -> (usize, usize) {
     (line, column)
 }
 
-/// The shape of a document: where its keys begin, as byte offsets.
-enum Places {
-    Value,
-    List(Vec<Places>),
-    Table(Vec<(Spanned<String>, Places)>),
+/// Adds the line of every key of `table`, which stands at `path`; `ends` are the offsets at which lines end. A date,
+/// which no key takes, ends it, with its offset.
+fn add_lines(
+    path: &str,
+    table: &DeTable<'_>,
+    ends: &[usize],
+    lines: &mut BTreeMap<String, usize>,
+) -> Result<(), usize> {
+    for (key, value) in table {
+        let path = below(path, key.get_ref());
+        add_lines_within(&path, value, ends, lines)?;
+        lines.insert(path, line(key.span().start, ends));
+    }
+    Ok(())
 }
 
-impl Places {
-    /// The line of every key; `ends` are the offsets at which lines end.
-    fn collect(&self, path: &str, ends: &[usize], lines: &mut BTreeMap<String, usize>) {
-        let line = |start: usize| ends.partition_point(|end| *end < start) + 1;
-        match self {
-            Self::Value => {}
-            Self::List(items) => {
-                for (number, item) in items.iter().enumerate() {
-                    let path = below(path, &number.to_string());
-                    item.collect(&path, ends, lines);
-                    // An item has no key of its own: it stands where its first key does.
-                    if let Self::Table(entries) = item {
-                        let first = entries.iter().map(|(key, _)| key.span().start).min();
-                        lines.extend(first.map(|start| (path, line(start))));
-                    }
+fn add_lines_within(
+    path: &str,
+    value: &Spanned<DeValue<'_>>,
+    ends: &[usize],
+    lines: &mut BTreeMap<String, usize>,
+) -> Result<(), usize> {
+    match value.get_ref() {
+        DeValue::Table(table) => return add_lines(path, table, ends, lines),
+        DeValue::Array(items) => {
+            for (number, item) in items.iter().enumerate() {
+                let path = below(path, &number.to_string());
+                add_lines_within(&path, item, ends, lines)?;
+                // An item has no key of its own: it stands where its first key does.
+                if let DeValue::Table(table) = item.get_ref() {
+                    let first = table.keys().map(|key| key.span().start).min();
+                    lines.extend(first.map(|start| (path, line(start, ends))));
                 }
             }
-            Self::Table(entries) => {
-                for (key, value) in entries {
-                    let path = below(path, key.get_ref());
-                    value.collect(&path, ends, lines);
-                    lines.insert(path, line(key.span().start));
-                }
-            }
         }
+        DeValue::Datetime(_) => return Err(value.span().start),
+        _ => {}
     }
+    Ok(())
 }
 
-impl<'de> Deserialize<'de> for Places {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PlacesVisitor)
-    }
-}
-
-struct PlacesVisitor;
-
-impl<'de> Visitor<'de> for PlacesVisitor {
-    type Value = Places;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a TOML value")
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Places, E> {
-        Ok(Places::Value)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Places, E> {
-        Ok(Places::Value)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Places, E> {
-        Ok(Places::Value)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Places, E> {
-        Ok(Places::Value)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Places, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = sequence.next_element()? {
-            items.push(item);
-        }
-        Ok(Places::List(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Places, A::Error> {
-        let mut entries = Vec::new();
-        // The parser hands a date over as a table whose key has no place in the text.
-        let date = |_| A::Error::custom("no key takes a date or time, write text in quotes");
-        while let Some(key) = map.next_key::<Spanned<String>>().map_err(date)? {
-            entries.push((key, map.next_value()?));
-        }
-        Ok(Places::Table(entries))
-    }
+/// The line of a byte, from 1.
+fn line(offset: usize, ends: &[usize]) -> usize {
+    ends.partition_point(|end| *end < offset) + 1
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::document::below;
@@ -124,7 +123,7 @@ fn value(path: &str, text: &str) -> Value {
 }
 
 fn parsed(text: &str) -> Result<Value, toml::de::Error> {
-    Value::deserialize(toml::de::ValueDeserializer::new(text.trim()))
+    text.trim().parse()
 }
 
 #[cfg(test)]

@@ -1,19 +1,16 @@
 //! From sources to a configuration.
 //!
-//! Order of work: parse every source, refuse unknown keys (CF-2), let figment merge the layers and
-//! read the types, record where values came from (CF-3), validate (CF-1). The first error ends it.
+//! Order of work: parse every source, refuse unknown keys (CF-2), lay the environment over the file and read the
+//! types, record where values came from (CF-3), validate (CF-1). The first error ends it.
 
 use std::path::Path;
-
-use figment::Figment;
-use figment::error::{Actual, Kind};
-use figment::providers::Serialized;
 
 use super::document::{Document, leaves};
 use super::elsewhere;
 use super::environment::{Environment, PREFIX, variable_for};
 use super::keys::{self, Place};
 use super::origin::{Origin, Origins};
+use super::reading::{Refusal, Wrong, lay_over, read};
 use super::suggest::closest;
 use super::{Config, ConfigError, Prefetch};
 use toml::{Table, Value};
@@ -99,18 +96,18 @@ struct Sources {
 impl Sources {
     fn merge(self) -> Result<Config, ConfigError> {
         self.refuse_unknown_keys()?;
-        let mut defaults = Config::default();
         let mut file = self.document.as_ref().map(|document| document.table.clone()).unwrap_or_default();
         let (in_file, in_environment) = (sets_prefetch(&file), sets_prefetch(&self.environment.table));
-        if in_file || in_environment {
-            defaults.prefetch.depth = None;
-        }
         if let (true, Some(Value::Table(prefetch))) = (in_environment, file.get_mut("prefetch")) {
             Prefetch::ALTERNATIVES.iter().for_each(|key| drop(prefetch.remove(*key)));
         }
-        let mut figment = Figment::from(Serialized::defaults(defaults)).merge(Serialized::defaults(&file));
-        figment = figment.merge(Serialized::defaults(&self.environment.table));
-        let mut config: Config = figment.extract().map_err(|error| self.explain(error))?;
+        lay_over(&mut file, &self.environment.table);
+        let mut config: Config = read(&file).map_err(|refusal| self.explain(&refusal))?;
+        let depth = || file.get("prefetch").and_then(|prefetch| prefetch.get("depth"));
+        if (in_file || in_environment) && depth().is_none() {
+            // Chosen otherwise, so the default does not hold.
+            config.prefetch.depth = None;
+        }
         config.origins = Origins::record(&config, |path| {
             let file = || self.document.as_ref().and_then(|document| document.origin(path));
             self.environment.origin(path).or_else(file)
@@ -173,45 +170,18 @@ impl Sources {
         self.environment.origin(path).or_else(file).unwrap_or(Origin::Default)
     }
 
-    /// What figment says about a value, as an error that names key and source.
-    fn explain(&self, error: figment::Error) -> ConfigError {
-        let mut key = error.path.join(".");
-        let problem = match error.kind {
-            Kind::InvalidType(found @ Actual::Str(_), _) => {
-                let reason =
-                    self.environment.no_toml(&key).map(|reason| format!(", which is no TOML ({reason})"));
-                describe(&found) + &reason.unwrap_or_default()
-            }
-            Kind::InvalidType(found, _) | Kind::InvalidValue(found, _) => describe(&found),
-            Kind::UnknownVariant(found, _) => format!("is {found:?}"),
-            Kind::MissingField(field) => {
-                key = format!("{key}.{field}");
-                "is missing".to_owned()
-            }
-            Kind::Message(message) => format!("is not understood: {message}"),
-            Kind::UnknownField(field, _) => {
-                let key = format!("{key}.{field}");
-                let origin = self.origin(&key);
-                return unknown(key, origin);
-            }
-            other => format!("is not understood: {other}"),
-        };
-        let expected = keys::expected(&key);
-        ConfigError::Invalid { origin: self.origin(&key), key, problem, expected }
-    }
-}
-
-/// A value as a person would name it.
-fn describe(found: &Actual) -> String {
-    match found {
-        Actual::Str(text) => format!("is the text {text:?}"),
-        Actual::Bool(value) => format!("is {value}"),
-        Actual::Unsigned(value) => format!("is {value}"),
-        Actual::Signed(value) => format!("is {value}"),
-        Actual::Float(value) => format!("is {value:?}"),
-        Actual::Map => "is a table".to_owned(),
-        Actual::Seq => "is a list".to_owned(),
-        other => format!("is {other}"),
+    /// What a type refuses, as an error that names key and source.
+    fn explain(&self, refusal: &Refusal) -> ConfigError {
+        let key = refusal.key();
+        let origin = self.origin(&key);
+        if let Wrong::Unknown(_) = refusal.wrong {
+            return unknown(key, origin);
+        }
+        let mut problem = refusal.wrong.to_string();
+        if let (Wrong::Text(_), Some(reason)) = (&refusal.wrong, self.environment.no_toml(&key)) {
+            problem += &format!(", which is no TOML ({reason})");
+        }
+        ConfigError::Invalid { origin, expected: keys::expected(&key), key, problem }
     }
 }
 

@@ -22,6 +22,7 @@
 //! | `document`, `environment` | the two sources, with the place of every key |
 //! | `declared` | other files of the same kind: a cluster, a model |
 //! | `decoder`, `calls` | a model by its sizes; a model by its weights, buffers and calls |
+//! | `reading` | a value of TOML as a type |
 //! | `load` | sources to a configuration |
 //! | `refine` | those rules applied to a declared model |
 //! | `disagreement` | keys that do not go together |
@@ -46,6 +47,7 @@ mod keys;
 mod load;
 mod optimizing;
 mod origin;
+mod reading;
 mod refine;
 mod shown;
 mod speed;
