@@ -7,7 +7,7 @@
 //! the cache. Such squares are copied in and out of a buffer, and have so much to swap that the widest
 //! vectors pay off. What is left over at the right and bottom edges is moved element by element.
 
-use pulp::{Arch, NullaryFnOnce};
+use multiversion::multiversion;
 
 use super::shape::Shape;
 
@@ -58,48 +58,50 @@ pub(super) fn values(shape: Shape, input: &[f32], output: &mut [f32]) {
 
 /// Transposes the whole blocks of `N` × `N` elements of `BITS` = 64 / `N` bits. Returns the shape they cover.
 fn blocks<const N: usize, const BITS: usize>(shape: Shape, input: &[u8], output: &mut [u8]) -> Shape {
-    let blocks = Blocks::<N, BITS> { shape, input, output };
-    if N >= BUFFERED { Arch::new().dispatch(blocks) } else { blocks.call() }
+    if N >= BUFFERED {
+        blocks_by_wide_vectors::<N, BITS>(shape, input, output)
+    } else {
+        blocks_as_here::<N, BITS>(shape, input, output)
+    }
 }
 
-struct Blocks<'a, const N: usize, const BITS: usize> {
+#[multiversion(targets("x86_64+avx512f", "x86_64+avx2+bmi1+bmi2+fma+lzcnt+popcnt",))]
+fn blocks_by_wide_vectors<const N: usize, const BITS: usize>(
     shape: Shape,
-    input: &'a [u8],
-    output: &'a mut [u8],
+    input: &[u8],
+    output: &mut [u8],
+) -> Shape {
+    blocks_as_here::<N, BITS>(shape, input, output)
 }
 
-impl<const N: usize, const BITS: usize> NullaryFnOnce for Blocks<'_, N, BITS> {
-    type Output = Shape;
-
-    #[inline(always)]
-    fn call(self) -> Shape {
-        let Self { shape, input, output } = self;
-        let (block_rows, block_cols) = (shape.rows / N, shape.cols / N);
-        let (input_pitch, output_pitch) = (shape.cols * BITS / 8, shape.rows * BITS / 8);
-        let mut matrices = Matrices { input, output, input_pitch, output_pitch };
-        let mut buffers = [[[0; LINE]; ROWS]; 2];
-        for top in (0..block_rows).step_by(SQUARE) {
-            let bottom = (top + SQUARE).min(block_rows);
-            for left in (0..block_cols).step_by(SQUARE) {
-                let right = (left + SQUARE).min(block_cols);
-                if N >= BUFFERED && (bottom - top, right - left) == (SQUARE, SQUARE) {
-                    matrices.transpose_square::<N, BITS>(top, left, &mut buffers);
-                    continue;
+/// With the vectors of whoever calls.
+#[inline(always)]
+fn blocks_as_here<const N: usize, const BITS: usize>(shape: Shape, input: &[u8], output: &mut [u8]) -> Shape {
+    let (block_rows, block_cols) = (shape.rows / N, shape.cols / N);
+    let (input_pitch, output_pitch) = (shape.cols * BITS / 8, shape.rows * BITS / 8);
+    let mut matrices = Matrices { input, output, input_pitch, output_pitch };
+    let mut buffers = [[[0; LINE]; ROWS]; 2];
+    for top in (0..block_rows).step_by(SQUARE) {
+        let bottom = (top + SQUARE).min(block_rows);
+        for left in (0..block_cols).step_by(SQUARE) {
+            let right = (left + SQUARE).min(block_cols);
+            if N >= BUFFERED && (bottom - top, right - left) == (SQUARE, SQUARE) {
+                matrices.transpose_square::<N, BITS>(top, left, &mut buffers);
+                continue;
+            }
+            for column in left..right {
+                let mut row = top;
+                while row + LANES <= bottom {
+                    matrices.transpose_blocks::<N, BITS, LANES>(row, column);
+                    row += LANES;
                 }
-                for column in left..right {
-                    let mut row = top;
-                    while row + LANES <= bottom {
-                        matrices.transpose_blocks::<N, BITS, LANES>(row, column);
-                        row += LANES;
-                    }
-                    for row in row..bottom {
-                        matrices.transpose_blocks::<N, BITS, 1>(row, column);
-                    }
+                for row in row..bottom {
+                    matrices.transpose_blocks::<N, BITS, 1>(row, column);
                 }
             }
         }
-        Shape::new(block_rows * N, block_cols * N)
     }
+    Shape::new(block_rows * N, block_cols * N)
 }
 
 /// The source and the target, with the bytes of their rows.
