@@ -162,11 +162,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     ) -> (Start, Vec<Box<dyn Startable>>) {
         let Self { config, programs, initializer, base, closures, patience } = self;
         let device = backends.first().map_or_else(String::new, Backend::describe);
-        let ranks = if config.check && !backends.iter().all(Backend::is_checked) {
-            unstarted(backends.into_iter().map(Checked::new), &closures)
-        } else {
-            unstarted(backends.into_iter(), &closures)
-        };
+        let check = config.check && !backends.iter().all(Backend::is_checked);
+        let ranks = unstarted(backends.into_iter().map(|backend| Checked::when(check, backend)), &closures);
         (Start { config, programs, initializer, base, patience, device }, ranks)
     }
 }

@@ -15,6 +15,9 @@
 //!   without a gap, up to its end.
 //!
 //! Steps are ordered by their edge; what happens in one is not held against another.
+//!
+//! A session wraps every backend, and the layer lies still unless it is to check: so a rank's code is compiled once for
+//! a backend, checked or not. A layer that lies still costs a branch.
 
 mod ledger;
 
@@ -34,6 +37,8 @@ use warpweft_plan::policy::Reduce;
 #[derive(Debug)]
 pub struct Checked<B> {
     inner: B,
+    /// Whether it does.
+    is_on: bool,
     /// Whether something is being recorded.
     records: AtomicBool,
 }
@@ -42,7 +47,8 @@ pub struct Checked<B> {
 #[derive(Debug)]
 pub struct CheckedBound<T> {
     inner: T,
-    ledger: Mutex<Ledger>,
+    /// Where the layer checks.
+    ledger: Option<Mutex<Ledger>>,
 }
 
 /// A recording, what is in it, and the lanes it leaves open.
@@ -66,7 +72,13 @@ impl<B: Backend> Checked<B> {
     /// Puts the layer around `inner`.
     #[must_use]
     pub fn new(inner: B) -> Self {
-        Self { inner, records: AtomicBool::new(false) }
+        Self::when(true, inner)
+    }
+
+    /// Puts the layer around `inner`, to check if `is_on` says so.
+    #[must_use]
+    pub fn when(is_on: bool, inner: B) -> Self {
+        Self { inner, is_on, records: AtomicBool::new(false) }
     }
 
     /// PL-7: refuses what no replay would repeat.
@@ -87,8 +99,9 @@ impl<B: Backend> Checked<B> {
 }
 
 impl<T> CheckedBound<T> {
-    fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    fn ledger(&self) -> Option<MutexGuard<'_, Ledger>> {
+        let ledger = self.ledger.as_ref()?;
+        Some(ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -112,7 +125,8 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn describe(&self) -> String {
-        format!("{}, checked", self.inner.describe())
+        let inner = self.inner.describe();
+        if self.is_on { format!("{inner}, checked") } else { inner }
     }
 
     fn origin(&self) -> Instant {
@@ -145,15 +159,20 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError> {
-        let inner = self.inner.bind(memory, &Binding { spoiled: true, ..*binding })?;
-        Ok(CheckedBound { inner, ledger: Mutex::new(Ledger::new(binding)) })
+        let spoiled = self.is_on || binding.spoiled;
+        let inner = self.inner.bind(memory, &Binding { spoiled, ..*binding })?;
+        Ok(CheckedBound { inner, ledger: self.is_on.then(|| Mutex::new(Ledger::new(binding))) })
     }
 
     fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
         self.outside_of_recordings("begins a step")?;
-        self.judge(bound.ledger().end())?;
+        if let Some(ledger) = bound.ledger() {
+            self.judge(ledger.end())?;
+        }
         self.inner.begin_step(&mut bound.inner)?;
-        bound.ledger().begin();
+        if let Some(mut ledger) = bound.ledger() {
+            ledger.begin();
+        }
         Ok(())
     }
 
@@ -171,7 +190,9 @@ impl<B: Backend> Backend for Checked<B> {
         bound: &Self::Bound,
         task: TaskId,
     ) -> Result<(), BackendError> {
-        self.judge(bound.ledger().enqueue(self.inner.lane(stream), task))?;
+        if let Some(mut ledger) = bound.ledger() {
+            self.judge(ledger.enqueue(self.inner.lane(stream), task))?;
+        }
         self.inner.enqueue(stream, &bound.inner, task)
     }
 
@@ -181,7 +202,9 @@ impl<B: Backend> Backend for Checked<B> {
         bound: &Self::Bound,
         event: EventId,
     ) -> Result<(), BackendError> {
-        self.judge(bound.ledger().record(self.inner.lane(stream), event))?;
+        if let Some(mut ledger) = bound.ledger() {
+            self.judge(ledger.record(self.inner.lane(stream), event))?;
+        }
         self.inner.record(stream, &bound.inner, event)
     }
 
@@ -191,14 +214,18 @@ impl<B: Backend> Backend for Checked<B> {
         bound: &Self::Bound,
         event: EventId,
     ) -> Result<(), BackendError> {
-        self.judge(bound.ledger().wait(self.inner.lane(stream), event))?;
+        if let Some(mut ledger) = bound.ledger() {
+            self.judge(ledger.wait(self.inner.lane(stream), event))?;
+        }
         self.inner.wait(stream, &bound.inner, event)
     }
 
     fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError> {
         self.inner.begin_capture(streams, &bound.inner)?;
-        self.records.store(true, Ordering::SeqCst);
-        bound.ledger().fork(streams.iter().map(|stream| self.inner.lane(stream)).collect());
+        if let Some(mut ledger) = bound.ledger() {
+            self.records.store(true, Ordering::SeqCst);
+            ledger.fork(streams.iter().map(|stream| self.inner.lane(stream)).collect());
+        }
         Ok(())
     }
 
@@ -207,8 +234,11 @@ impl<B: Backend> Backend for Checked<B> {
         streams: &mut [Self::Stream],
         bound: &Self::Bound,
     ) -> Result<Self::Graph, BackendError> {
+        let Some(mut ledger) = bound.ledger() else {
+            let inner = self.inner.end_capture(streams, &bound.inner)?;
+            return Ok(CheckedGraph { inner, tasks: Vec::new(), unjoined: Vec::new() });
+        };
         let lanes: Vec<LaneId> = streams.iter().map(|stream| self.inner.lane(stream)).collect();
-        let mut ledger = bound.ledger();
         let joined = ledger.join(&lanes);
         let unjoined = lanes.first().map_or_else(Vec::new, |first| ledger.unjoined(*first));
         // Nothing has run: whatever comes next starts from the edge of the step again.
@@ -227,8 +257,8 @@ impl<B: Backend> Backend for Checked<B> {
         graph: &Self::Graph,
     ) -> Result<(), BackendError> {
         self.outside_of_recordings("launches a recorded step")?;
-        if let Some(first) = streams.first() {
-            self.judge(bound.ledger().launch(self.inner.lane(first), &graph.tasks))?;
+        if let (Some(first), Some(mut ledger)) = (streams.first(), bound.ledger()) {
+            self.judge(ledger.launch(self.inner.lane(first), &graph.tasks))?;
         }
         self.inner.launch(streams, &bound.inner, &graph.inner)
     }
@@ -269,7 +299,7 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn is_checked(&self) -> bool {
-        true
+        self.is_on || self.inner.is_checked()
     }
 
     fn meter(&self) -> Arc<Meter> {
