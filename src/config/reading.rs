@@ -67,8 +67,9 @@ impl Refusal {
         keys.join(".")
     }
 
-    fn at(mut self, key: &str) -> Self {
-        self.keys.push(key.to_owned());
+    #[cold]
+    fn at(mut self, key: impl ToString) -> Self {
+        self.keys.push(key.to_string());
         self
     }
 
@@ -141,6 +142,12 @@ impl de::Error for Refusal {
     }
 }
 
+/// A value that no type takes.
+#[cold]
+fn date(value: &Value) -> Refusal {
+    Refusal::new(Wrong::Found(format!("the date {value}")))
+}
+
 /// One value.
 struct Given<'v>(&'v Value);
 
@@ -153,7 +160,7 @@ impl<'de> Deserializer<'de> for Given<'_> {
             Value::Integer(number) => visitor.visit_i64(*number),
             Value::Float(number) => visitor.visit_f64(*number),
             Value::Boolean(value) => visitor.visit_bool(*value),
-            Value::Datetime(date) => Err(Refusal::new(Wrong::Found(format!("the date {date}")))),
+            Value::Datetime(_) => Err(date(self.0)),
             Value::Array(items) => visitor.visit_seq(Items(items.iter().enumerate())),
             Value::Table(table) => visitor.visit_map(Entries::of(table)),
         }
@@ -199,7 +206,7 @@ impl<'de> SeqAccess<'de> for Items<'_> {
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Refusal> {
         let Some((number, item)) = self.0.next() else { return Ok(None) };
-        seed.deserialize(Given(item)).map(Some).map_err(|refusal| refusal.at(&number.to_string()))
+        seed.deserialize(Given(item)).map(Some).map_err(|refusal| refusal.at(number))
     }
 }
 

@@ -18,7 +18,7 @@ use crate::exec::{CaptureMode, Rank, World};
 use crate::trace::{Exposure, Nanoseconds, Timeline};
 use warpweft_backend::rendezvous::Rendezvous;
 use warpweft_backend::sim::{SimSurface, SimWorld};
-use warpweft_backend::{Backend, TaskInterval};
+use warpweft_backend::{Backend, Checked, TaskInterval};
 use warpweft_base::id::{ProgramId, RankId};
 use warpweft_plan::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft_plan::layout::LaneKind;
@@ -200,6 +200,8 @@ pub fn simulate_each_step(
     // The one rank that is driven meets nobody on the host.
     let alone = Arc::new(World::new(1, config.deadline()));
     let capture = CaptureMode::from(config);
+    // As a session wraps it, so that a rank's code is compiled once for it.
+    let backend = Checked::when(false, backend);
     let mut rank = Rank::new(backend, alone, plans.prologue, plans.programs.clone(), capture, &closures)?;
     rank.step(ProgramId::new(0), &mut handover)?;
     let begin = world.elapsed();

@@ -147,36 +147,66 @@ fn into_planes<E: From<FormatError>>(
     via: Via,
     shape: Shape,
     master: &[f32],
-    mut planes: OwnedPlanes,
+    planes: OwnedPlanes,
     over_ranks: impl FnOnce(f32) -> Result<f32, E>,
 ) -> Result<FromMaster, E> {
-    let strips: Vec<Shape> = (0..shape.rows)
-        .step_by(STRIP_ROWS)
-        .map(|top| Shape::new(STRIP_ROWS.min(shape.rows - top), shape.cols))
-        .collect();
-    let masters: Vec<&[f32]> = master.chunks(STRIP_ROWS * shape.cols).collect();
+    // The work of all cores is in what no caller's types make generic, and so compiled once.
+    let strips = Strips::of(format, orientation, via, shape, master);
+    let (block_amax, amax) = strips.amaxes()?;
+    Ok(strips.cast(&block_amax, over_ranks(amax)?, planes)?)
+}
 
-    let mut block_amax = vec![0.0; format.amax_blocks(orientation, shape)];
-    let blocks = cut(&strips, &mut block_amax, |strip| format.amax_blocks(orientation, strip));
-    let amaxes: Vec<f32> = (&strips, &masters, blocks)
-        .into_par_iter()
-        .map(|(&strip, master, blocks)| partial_amax(format, orientation, via, strip, master, blocks))
-        .collect::<Result<_, FormatError>>()?;
-    let amax = over_ranks(amax::of_amaxes(&amaxes))?;
+/// A weight cut into strips that all cores work on.
+struct Strips<'m> {
+    format: Format,
+    orientation: Orientation,
+    via: Via,
+    shape: Shape,
+    shapes: Vec<Shape>,
+    masters: Vec<&'m [f32]>,
+}
 
-    let mut encode = vec![0.0; format.encode_blocks(orientation, shape)];
-    let tensor_scale =
-        fused_scale(format, orientation, shape, &block_amax, amax, &mut encode, &mut planes.scale)?;
-    if let (Format::Fp8Tensor(_), [factor]) = (format, encode.as_slice()) {
-        // Every strip needs the one factor.
-        encode = vec![*factor; strips.len()];
+impl<'m> Strips<'m> {
+    fn of(format: Format, orientation: Orientation, via: Via, shape: Shape, master: &'m [f32]) -> Self {
+        let shapes = (0..shape.rows)
+            .step_by(STRIP_ROWS)
+            .map(|top| Shape::new(STRIP_ROWS.min(shape.rows - top), shape.cols))
+            .collect();
+        let masters = master.chunks(STRIP_ROWS * shape.cols).collect();
+        Self { format, orientation, via, shape, shapes, masters }
     }
-    let factors = cut(&strips, &mut encode, |strip| format.encode_blocks(orientation, strip));
-    let data = cut(&strips, &mut planes.data, |strip| format.data_plane(orientation, strip).bytes());
-    (&strips, &masters, factors, data).into_par_iter().try_for_each(|(&strip, master, factors, data)| {
-        partial_cast(format, orientation, via, strip, master, factors, data)
-    })?;
-    Ok(FromMaster { planes, amax, tensor_scale })
+
+    /// Amax of every block, and of all.
+    fn amaxes(&self) -> Result<(Vec<f32>, f32), FormatError> {
+        let Self { format, orientation, via, .. } = *self;
+        let mut block_amax = vec![0.0; format.amax_blocks(orientation, self.shape)];
+        let blocks = cut(&self.shapes, &mut block_amax, |strip| format.amax_blocks(orientation, strip));
+        let amaxes: Vec<f32> = (&self.shapes, &self.masters, blocks)
+            .into_par_iter()
+            .map(|(&strip, master, blocks)| partial_amax(format, orientation, via, strip, master, blocks))
+            .collect::<Result<_, FormatError>>()?;
+        Ok((block_amax, amax::of_amaxes(&amaxes)))
+    }
+
+    /// Fills `planes`, by the amax of every block and of the whole tensor.
+    fn cast(self, block_amax: &[f32], amax: f32, mut planes: OwnedPlanes) -> Result<FromMaster, FormatError> {
+        let Self { format, orientation, via, shape, shapes, masters } = self;
+        let mut encode = vec![0.0; format.encode_blocks(orientation, shape)];
+        let tensor_scale =
+            fused_scale(format, orientation, shape, block_amax, amax, &mut encode, &mut planes.scale)?;
+        if let (Format::Fp8Tensor(_), [factor]) = (format, encode.as_slice()) {
+            // Every strip needs the one factor.
+            encode = vec![*factor; shapes.len()];
+        }
+        let factors = cut(&shapes, &mut encode, |strip| format.encode_blocks(orientation, strip));
+        let data = cut(&shapes, &mut planes.data, |strip| format.data_plane(orientation, strip).bytes());
+        (&shapes, &masters, factors, data).into_par_iter().try_for_each(
+            |(&strip, master, factors, data)| {
+                partial_cast(format, orientation, via, strip, master, factors, data)
+            },
+        )?;
+        Ok(FromMaster { planes, amax, tensor_scale })
+    }
 }
 
 /// Cuts `whole` into one piece per strip.
