@@ -142,28 +142,89 @@ impl de::Error for Refusal {
     }
 }
 
-/// A value that no type takes.
+/// What a type says of a value of another kind than it takes.
 #[cold]
-fn date(value: &Value) -> Refusal {
-    Refusal::new(Wrong::Found(format!("the date {value}")))
+fn unfit(value: &Value) -> Refusal {
+    Refusal::new(match value {
+        Value::String(text) => Wrong::Text(text.clone()),
+        Value::Integer(number) => Wrong::Found(number.to_string()),
+        Value::Float(number) => Wrong::Found(format!("{number:?}")),
+        Value::Boolean(value) => Wrong::Found(value.to_string()),
+        Value::Datetime(date) => Wrong::Found(format!("the date {date}")),
+        Value::Array(_) => Wrong::Found("a list".to_owned()),
+        Value::Table(_) => Wrong::Found("a table".to_owned()),
+    })
 }
 
-/// One value.
+/// One value. What a type asks for decides which kinds of value it is asked about, so that no more is compiled for it.
 struct Given<'v>(&'v Value);
+
+/// Methods that all do the same.
+macro_rules! deserialize {
+    ($how:ident: $($method:ident)*) => {$(
+        fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+            self.$how(visitor)
+        }
+    )*};
+}
+
+impl Given<'_> {
+    fn scalar<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+        match self.0 {
+            Value::String(text) => visitor.visit_str(text),
+            Value::Integer(number) => visitor.visit_i64(*number),
+            Value::Float(number) => visitor.visit_f64(*number),
+            Value::Boolean(value) => visitor.visit_bool(*value),
+            other => Err(unfit(other)),
+        }
+    }
+
+    fn list<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+        match self.0 {
+            Value::Array(items) => visitor.visit_seq(Items(items.iter().enumerate())),
+            other => Err(unfit(other)),
+        }
+    }
+
+    fn table<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
+        match self.0 {
+            Value::Table(table) => visitor.visit_map(Entries::of(table)),
+            other => Err(unfit(other)),
+        }
+    }
+}
 
 impl<'de> Deserializer<'de> for Given<'_> {
     type Error = Refusal;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Refusal> {
         match self.0 {
-            Value::String(text) => visitor.visit_str(text),
-            Value::Integer(number) => visitor.visit_i64(*number),
-            Value::Float(number) => visitor.visit_f64(*number),
-            Value::Boolean(value) => visitor.visit_bool(*value),
-            Value::Datetime(_) => Err(date(self.0)),
-            Value::Array(items) => visitor.visit_seq(Items(items.iter().enumerate())),
-            Value::Table(table) => visitor.visit_map(Entries::of(table)),
+            Value::Array(_) => self.list(visitor),
+            Value::Table(_) => self.table(visitor),
+            _ => self.scalar(visitor),
         }
+    }
+
+    deserialize! { scalar:
+        deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128 deserialize_f32
+        deserialize_f64 deserialize_char deserialize_str deserialize_string deserialize_identifier
+    }
+    deserialize! { list: deserialize_seq }
+    deserialize! { table: deserialize_map }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Refusal> {
+        self.list(visitor)
+    }
+
+    /// A list is no table, though serde would take its items for the fields in their order.
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Refusal> {
+        self.table(visitor)
     }
 
     /// TOML has no null: what stands there is there.
@@ -188,14 +249,11 @@ impl<'de> Deserializer<'de> for Given<'_> {
     ) -> Result<V::Value, Refusal> {
         match self.0 {
             Value::String(word) => visitor.visit_enum(word.as_str().into_deserializer()),
-            _ => self.deserialize_any(visitor),
+            other => Err(unfit(other)),
         }
     }
 
-    forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct
-        seq tuple tuple_struct map struct identifier ignored_any
-    }
+    forward_to_deserialize_any! { bytes byte_buf unit unit_struct tuple_struct ignored_any }
 }
 
 /// The items of a list that are still to come, with their numbers.
