@@ -96,6 +96,7 @@
 //! - `linear` (feature `cuda`): matrix products for closures on GPUs
 //! - [`trace`], [`config`], [`tune`]: what people look at; what an operator chooses; which prefetch policy to try
 //!   next
+//! - [`checkpoint`]: weights and the state of an optimizer, in memory and in files
 //! - [`session`]: the user's handle, and programs in virtual time
 //!
 //! It is not a tensor library and no model: a trainer brings its own products, in closures. The program `warpweft`,
@@ -131,16 +132,15 @@ pub mod exec;
 mod exec;
 
 pub mod backend;
+pub mod checkpoint;
 pub mod cluster;
 pub mod config;
-#[doc(hidden)]
-pub mod file_kind;
 pub mod prelude;
 pub mod session;
 pub mod trace;
 pub mod tune;
 
-/// The attribute by which a [`session::CheckpointStore`] is written: that of the crate `async-trait`, which an
+/// The attribute by which a [`checkpoint::CheckpointStore`] is written: that of the crate `async-trait`, which an
 /// user then need not name.
 #[doc(no_inline)]
 pub use async_trait::async_trait;

@@ -16,11 +16,9 @@
 //! | running | [`Config`], [`Session`], [`initial`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
 //! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
 
+pub use crate::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, StoreError};
 pub use crate::config::{Config, Declared};
-pub use crate::session::{
-    Checkpoint, CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, StepReport,
-    StoreError, block_on, initial,
-};
+pub use crate::session::{Outcome, Session, SessionError, StepReport, block_on, initial};
 pub use warpweft_backend::cpu::{CpuSurface, on_cpu};
 pub use warpweft_base::id::{BufferId, RankId, WeightId};
 #[cfg(feature = "cuda")]

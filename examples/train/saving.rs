@@ -6,7 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use warpweft::session::{PartFiles, Session, SessionError};
+use warpweft::checkpoint::PartFiles;
+use warpweft::session::{Session, SessionError};
 
 use crate::arguments::Arguments;
 

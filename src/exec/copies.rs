@@ -6,7 +6,8 @@
 //! that train follow from the masters in every step.
 
 use super::rounds::{Rounds, Work};
-use super::{ExecError, Handover, Rank, StatePart};
+use super::{ExecError, Handover, Rank};
+use crate::checkpoint::StatePart;
 use warpweft_backend::Backend;
 use warpweft_base::digest::Digest;
 use warpweft_base::id::{RankId, WeightId};

@@ -6,7 +6,8 @@
 //! - The device says that there is one somewhere, for the price of a comparison. Which it is, the host looks up
 //!   behind such a step alone: in the rank's own rows, weight by weight, the master first (`found`).
 
-use super::{ExecError, FoundValue, Rank, StatePart};
+use super::{ExecError, FoundValue, Rank};
+use crate::checkpoint::StatePart;
 use warpweft_backend::Backend;
 use warpweft_backend::rendezvous::{Reader, Truncated, Writer};
 use warpweft_base::id::WeightId;

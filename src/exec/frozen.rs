@@ -7,65 +7,17 @@
 //! - **FW-2** The digest of a frozen weight is of its format, its shape, its tensor scale and its planes, and not
 //!   of how it is cut: whole row tiles are digested with their numbers, and the ranks' digests are added up.
 
-use std::fmt;
-use std::str::FromStr;
-
-use serde::{Deserialize, Serialize};
-
 use super::rounds::{Rounds, Work};
 use super::world::{failed, misfit};
-use super::{ExecError, Rank, ShardPlanes};
+use super::{ExecError, Rank};
+use crate::checkpoint::FrozenDigest;
+use crate::checkpoint::ranks::ShardPlanes;
 use warpweft_backend::Backend;
 use warpweft_base::digest::Digest;
-use warpweft_base::errors::shown;
 use warpweft_base::id::WeightId;
 use warpweft_format::{ElementType, Orientation, PlaneSpec, quantize_shard};
 use warpweft_plan::layout::{Content, PlaneRegions, WeightLayout};
 use warpweft_plan::model::{Group, Placement};
-
-/// Which values a frozen weight has (FW-2): equal for equal planes in one format, whatever the number of ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub struct FrozenDigest(u64);
-
-impl FrozenDigest {
-    /// As a number, for a digest of a checkpoint.
-    #[must_use]
-    pub const fn number(self) -> u64 {
-        self.0
-    }
-}
-
-/// Sixteen hexadecimal digits.
-impl fmt::Display for FrozenDigest {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{:016x}", self.0)
-    }
-}
-
-impl FromStr for FrozenDigest {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = u64::from_str_radix(text, 16).ok().map(Self);
-        let digest = number.filter(|digest| digest.to_string() == text);
-        digest.ok_or_else(|| format!("`{}` is no digest of sixteen hexadecimal digits", shown(text)))
-    }
-}
-
-impl From<FrozenDigest> for String {
-    fn from(digest: FrozenDigest) -> Self {
-        digest.to_string()
-    }
-}
-
-impl TryFrom<String> for FrozenDigest {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
 
 impl<B: Backend> Rank<B> {
     /// Quantizes the rank's rows of a frozen weight, and writes the planes. Every rank calls it for the same weight.
@@ -123,7 +75,7 @@ impl<B: Backend> Rank<B> {
         let (format, shape) = (layout.format.to_string(), layout.shard.shape.to_string());
         let scale = self.tensor_scale(weight)?.to_bits().to_le_bytes();
         let parts = [format.as_bytes(), shape.as_bytes(), &scale, &sum.to_le_bytes()];
-        Ok(FrozenDigest(Digest::from_iter(parts).short()))
+        Ok(FrozenDigest::from_number(Digest::from_iter(parts).short()))
     }
 
     /// The sum of the digests of the row tiles of a frozen weight that the rank has.
@@ -150,7 +102,7 @@ impl<B: Backend> Rank<B> {
                 cols: layout.shard.shape.cols,
                 element: ElementType::F32,
             };
-            let values = self.rows(weight, super::StatePart::Master)?;
+            let values = self.rows(weight, crate::checkpoint::StatePart::Master)?;
             add(Orientation::Rowwise, &spec, bytemuck::cast_slice(&values))?;
             return Ok(sum);
         }

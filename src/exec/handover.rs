@@ -7,67 +7,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{
-    Adoption, Diverged, FrozenDigest, Gradients, PartReader, PartWriter, RankReport, Refusal, Unequal,
-};
+use super::{Adoption, Diverged, Gradients, RankReport, Refusal, Unequal};
+use crate::checkpoint::ranks::{PartReader, PartWriter, RankPart};
 use crate::trace::Exposure;
 use warpweft_backend::{ClosureFault, HostSplit, TaskInterval};
 use warpweft_base::id::{RankId, WeightId};
-use warpweft_format::{DelayedState, PlaneKind};
-use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::op::Vote;
-
-/// Optimizer state of one rank's rows of one weight. Moments are empty where the weight is frozen, and so is the master
-/// where it is its planes alone.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct WeightShard {
-    /// FP32 master values, row-major, real rows only.
-    pub master: Vec<f32>,
-    /// First moment.
-    pub exp_avg: Vec<f32>,
-    /// Second moment.
-    pub exp_avg_sq: Vec<f32>,
-    /// Quantized planes as stored, of each stored orientation in turn.
-    pub planes: Vec<ShardPlanes>,
-    /// What dequantizing needs besides the planes; 1 for formats without.
-    pub tensor_scale: f32,
-    /// Scale in use and amax history, where scaling is delayed. On import, `None` begins anew.
-    pub delayed: Option<DelayedState>,
-    /// Of a frozen weight going out, which values the whole of it has. Coming in, those that it must have here.
-    pub frozen: Option<FrozenDigest>,
-    /// Coming in, whether the weight stays as it is: no values come.
-    pub stays: bool,
-}
-
-impl WeightShard {
-    /// A weight that stays as it is under an optimizer that begins anew, with `lists` lists of state.
-    #[must_use]
-    pub fn that_stays(layout: &WeightLayout, lists: usize, rank: RankId) -> Self {
-        let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
-        let list = |number: usize| if number < lists { vec![0.0; elements] } else { Vec::new() };
-        Self { exp_avg: list(0), exp_avg_sq: list(1), stays: true, ..Self::default() }
-    }
-}
-
-/// Planes of one rank's rows of one weight, in one orientation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ShardPlanes {
-    /// Bytes of the elements.
-    pub data: Vec<u8>,
-    /// Bytes of the scales; empty for formats without.
-    pub scale: Vec<u8>,
-}
-
-impl ShardPlanes {
-    /// The plane of this kind.
-    #[must_use]
-    pub fn of(&self, kind: PlaneKind) -> &[u8] {
-        match kind {
-            PlaneKind::Data => &self.data,
-            PlaneKind::Scale => &self.scale,
-        }
-    }
-}
 
 /// One rank's handover.
 #[derive(Clone, Debug, Default)]
@@ -153,16 +98,12 @@ pub struct StepTimes {
 /// Weights and state that go out or come in whole.
 #[derive(Clone, Debug, Default)]
 pub struct Transfer {
-    /// Weights going out (export) or coming in (import).
-    pub shards: Vec<WeightShard>,
-    /// Carried buffers going out or coming in, in the order of [`crate::plan::carried`].
-    pub carried: Vec<Vec<u8>>,
-    /// Optimizer steps taken, going out or coming in.
-    pub optimizer_step: u32,
+    /// What the rank owns, going out (export) or coming in (import).
+    pub own: RankPart,
     /// Main grads going out: the rank's real rows of every weight that trains.
     pub main_grads: Vec<(WeightId, Vec<f32>)>,
     /// What all ranks exported, in rank order; in the handover of rank 0, where a world has several processes.
-    pub gathered: Vec<Transfer>,
+    pub gathered: Vec<RankPart>,
     /// Which checkpoint is being imported, where other processes must import the same; `None` for one this
     /// process refuses.
     pub checkpoint: Option<u64>,
@@ -186,8 +127,7 @@ pub struct PartTransfer {
 impl Handover {
     /// Gives back the memory of weights and carried buffers that went out or came in.
     pub fn forget_weights(&mut self) {
-        self.transfer.shards = Vec::new();
-        self.transfer.carried = Vec::new();
+        self.transfer.own = RankPart::default();
         self.transfer.gathered = Vec::new();
         self.transfer.main_grads = Vec::new();
         self.part.writer = None;

@@ -5,7 +5,8 @@
 //! carried buffers. Replicas begin with the same masters. This is checked and not assumed: nothing would ever bring
 //! them together again.
 
-use super::{ExecError, FirstPlanes, Initializer, MasterRows, Rank, ShardPlanes};
+use super::{ExecError, FirstPlanes, Initializer, Rank};
+use crate::checkpoint::ranks::{MasterRows, ShardPlanes};
 use warpweft_backend::Backend;
 use warpweft_base::digest::Digest;
 use warpweft_base::id::{RankId, WeightId};

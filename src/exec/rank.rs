@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::installed::{Driven, Installed, Staged, install};
-use super::{CaptureMode, ComingStep, ExecError, FrozenDigest, Gauge, Handover, World};
+use super::{CaptureMode, ComingStep, ExecError, Gauge, Handover, World};
 use crate::actor::Poison;
+use crate::checkpoint::FrozenDigest;
 use warpweft_backend::{Activity, Backend, Meter};
 use warpweft_base::id::{ProgramId, RankId};
 use warpweft_plan::compute::ComputeFactory;

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::world::{failed, misfit};
-use super::{ExecError, PartError, World};
+use super::{ExecError, World};
+use crate::checkpoint::PartError;
 use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer};
 use warpweft_base::id::RankId;
 

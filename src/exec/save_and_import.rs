@@ -7,10 +7,11 @@
 use std::cell::RefCell;
 use std::io;
 
-use super::parts::{Incomplete, PartWriter, RankPart, RankState, SaveId};
 use super::rounds::{Refusal, Rounds, Work};
 use super::spread::DIFFERENT_CHECKPOINTS;
-use super::{ExecError, FrozenDigest, Handover, Rank, StatePart};
+use super::{ExecError, Handover, Rank};
+use crate::checkpoint::ranks::{Incomplete, PartWriter, RankPart, RankState, SaveId};
+use crate::checkpoint::{FrozenDigest, StatePart};
 use warpweft_backend::Backend;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_format::DelayedState;
@@ -97,16 +98,12 @@ impl<B: Backend> Rank<B> {
             Ok(digests) if digests.windows(2).any(|pair| pair[0] != pair[1]) => {
                 handover.transfer.refused = Some(DIFFERENT_CHECKPOINTS.to_owned());
             }
-            Ok(_) => return self.take_in(part, handover),
+            Ok(_) => {
+                handover.transfer.own = part;
+                return self.import(handover);
+            }
         }
         Ok(())
-    }
-
-    fn take_in(&mut self, part: RankPart, handover: &mut Handover) -> Result<(), ExecError> {
-        let RankPart { shards, carried, optimizer_step } = part;
-        (handover.transfer.shards, handover.transfer.carried, handover.transfer.optimizer_step) =
-            (shards, carried, optimizer_step);
-        self.import(handover)
     }
 }
 

@@ -10,9 +10,8 @@
 use std::sync::Arc;
 
 use super::world::{failed, misfit};
-use super::{
-    ComingStep, Diverged, ExecError, Gradients, Handover, ShardPlanes, Transfer, WeightShard, World,
-};
+use super::{ComingStep, Diverged, ExecError, Gradients, Handover, World};
+use crate::checkpoint::ranks::{RankPart, ShardPlanes, WeightShard};
 use warpweft_backend::ClosureFault;
 use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer, cut};
 use warpweft_base::id::{CallId, ProgramId, RankId};
@@ -182,13 +181,13 @@ impl World {
             return Ok(());
         }
         let ranks = rendezvous.ranks() as usize;
-        let mut gathered: Vec<Transfer> = Vec::new();
+        let mut gathered: Vec<RankPart> = Vec::new();
         let first = rank == RankId::new(0);
         if first {
-            let step = handover.transfer.optimizer_step;
-            gathered.resize_with(ranks, || Transfer { optimizer_step: step, ..Transfer::default() });
+            let step = handover.transfer.own.optimizer_step;
+            gathered.resize_with(ranks, || RankPart { optimizer_step: step, ..RankPart::default() });
         }
-        for shard in std::mem::take(&mut handover.transfer.shards) {
+        for shard in std::mem::take(&mut handover.transfer.own.shards) {
             let all =
                 rendezvous.gather_to_first(rank, &encode(&shard)).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
@@ -196,7 +195,7 @@ impl World {
                 place.shards.push(shard);
             }
         }
-        for carried in std::mem::take(&mut handover.transfer.carried) {
+        for carried in std::mem::take(&mut handover.transfer.own.carried) {
             let all = rendezvous.gather_to_first(rank, &carried).map_err(|error| failed(rank, error))?;
             for (place, bytes) in gathered.iter_mut().zip(all.unwrap_or_default()) {
                 place.carried.push(bytes);

@@ -8,7 +8,9 @@ use bytemuck::Pod;
 use half::bf16;
 
 use super::rounds::{Rounds, Work};
-use super::{ExecError, FrozenDigest, Handover, Rank, ShardPlanes, StatePart, WeightShard};
+use super::{ExecError, Handover, Rank};
+use crate::checkpoint::ranks::{ShardPlanes, WeightShard};
+use crate::checkpoint::{FrozenDigest, StatePart};
 use crate::config::Moments;
 use warpweft_backend::Backend;
 use warpweft_base::id::{CarriedId, WeightId};
@@ -32,16 +34,16 @@ impl<B: Backend> Rank<B> {
         // Ranks that have little to copy would wait for the others, where all bring it to one process.
         let spread = !self.world.rendezvous().is_whole();
         let rounds = spread.then(|| Rounds::new(&self.world, self.id(), Work::CopiesItsState));
-        handover.transfer.shards.clear();
+        handover.transfer.own.shards.clear();
         for (number, frozen) in frozen.into_iter().enumerate() {
             let weight = WeightId::at(number);
             rounds.iter().try_for_each(Rounds::alive)?;
             // Ranks of the first replica come first.
             if self.id().number() >= plan.weights.layout(weight).shard.ranks {
-                handover.transfer.shards.push(WeightShard::default());
+                handover.transfer.own.shards.push(WeightShard::default());
                 continue;
             }
-            handover.transfer.shards.push(WeightShard {
+            handover.transfer.own.shards.push(WeightShard {
                 master: self.rows(weight, StatePart::Master)?,
                 exp_avg: self.rows(weight, StatePart::FirstMoment)?,
                 exp_avg_sq: self.rows(weight, StatePart::SecondMoment)?,
@@ -52,11 +54,11 @@ impl<B: Backend> Rank<B> {
                 stays: false,
             });
         }
-        handover.transfer.optimizer_step = self.steps_taken()?;
-        handover.transfer.carried.clear();
+        handover.transfer.own.optimizer_step = self.steps_taken()?;
+        handover.transfer.own.carried.clear();
         for place in 0..self.carried.len() {
             rounds.iter().try_for_each(Rounds::alive)?;
-            handover.transfer.carried.push(self.carried_bytes(CarriedId::at(place))?);
+            handover.transfer.own.carried.push(self.carried_bytes(CarriedId::at(place))?);
         }
         if let Some(rounds) = rounds {
             rounds.agree(Ok(0))?.map_err(|(other, reason)| ExecError::World {
@@ -98,13 +100,13 @@ impl<B: Backend> Rank<B> {
     /// [`ExecError::Misfit`] for other weights, rows or carried buffers than the rank's, before anything is changed;
     /// what the backend refuses.
     pub fn import(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
-        self.check_shards(&handover.transfer.shards)?;
-        self.check_carried(&handover.transfer.carried)?;
-        handover.transfer.refused = self.other_base(&handover.transfer.shards)?;
+        self.check_shards(&handover.transfer.own.shards)?;
+        self.check_carried(&handover.transfer.own.carried)?;
+        handover.transfer.refused = self.other_base(&handover.transfer.own.shards)?;
         if handover.transfer.refused.is_some() {
             return Ok(());
         }
-        for (number, shard) in handover.transfer.shards.iter_mut().enumerate() {
+        for (number, shard) in handover.transfer.own.shards.iter_mut().enumerate() {
             let weight = WeightId::at(number);
             for (list, values) in self.kept(weight).zip([&shard.exp_avg, &shard.exp_avg_sq]) {
                 self.write_moment(list, values)?;
@@ -118,9 +120,9 @@ impl<B: Backend> Rank<B> {
             self.set_values(weight, std::mem::take(&mut shard.master), &shard.planes, shard.tensor_scale)?;
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
-        self.write(Content::OptimizerStep, &handover.transfer.optimizer_step.to_le_bytes())?;
-        self.optimizer_steps = handover.transfer.optimizer_step;
-        for (region, bytes) in self.carried.iter().zip(&handover.transfer.carried) {
+        self.write(Content::OptimizerStep, &handover.transfer.own.optimizer_step.to_le_bytes())?;
+        self.optimizer_steps = handover.transfer.own.optimizer_step;
+        for (region, bytes) in self.carried.iter().zip(&handover.transfer.own.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         self.edge = EdgeState::NEW_MASTERS;

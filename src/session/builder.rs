@@ -9,15 +9,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::FrozenBase;
 use super::given_up::GivenUp;
 use super::plans::{Plans, host_buffers};
 use super::recorder::{self, Recorder};
 use super::startable::{Shared, Startable, Unstarted};
 use super::tuning::Tuning;
 use super::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen, costs, rule};
+use crate::checkpoint::FrozenBase;
+use crate::checkpoint::ranks::MasterRows;
 use crate::config::{ByteSize, Config, Reduce, Transport};
-use crate::exec::MasterRows;
 use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World, report_bytes};
 use crate::trace::HostTrace;
 use warpweft_backend::cpu::{CpuOptions, CpuWorld, Pace};
@@ -103,8 +103,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// As [`SessionBuilder::initialize`], with a function that may fail, such as that of
-    /// [`PretrainedFiles::initializer`](super::PretrainedFiles::initializer). Where it fails the session does
-    /// not start: the error ([`ExecError::Initializer`](super::ExecError::Initializer)) names the rank and
+    /// [`PretrainedFiles::initializer`](crate::checkpoint::PretrainedFiles::initializer). Where it fails the session
+    /// does not start: the error ([`ExecError::Initializer`](super::ExecError::Initializer)) names the rank and
     /// the weight, and has the function's words.
     pub fn try_initialize<E: Display>(
         mut self,
@@ -116,7 +116,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// Frozen weights begin with these planes, bit for bit, in place of what [`SessionBuilder::initialize`] gives; see
-    /// [`PretrainedFiles::frozen_base`](super::PretrainedFiles::frozen_base).
+    /// [`PretrainedFiles::frozen_base`](crate::checkpoint::PretrainedFiles::frozen_base).
     pub fn frozen_base(self, base: FrozenBase) -> Self {
         Self { base: Some(base), ..self }
     }

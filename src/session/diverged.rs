@@ -5,7 +5,8 @@
 //! Main grads are still handed out, which may show where it comes from.
 
 use super::{Session, SessionError};
-use crate::exec::{Diverged, FoundValue, RankReport, StatePart, Stray};
+use crate::checkpoint::StatePart;
+use crate::exec::{Diverged, FoundValue, RankReport, Stray};
 use warpweft_base::id::RankId;
 use warpweft_plan::layout::Weights;
 

@@ -1,10 +1,11 @@
 //! What a session refuses, and why.
 
-use super::PretrainedError;
 use super::diverged::{StrayValue, described};
 use super::non_finite::{NonFiniteGradient, why};
+use crate::checkpoint::PretrainedError;
+use crate::checkpoint::{PartError, StatePart};
 use crate::config::ConfigError;
-use crate::exec::{ExecError, PartError, StatePart};
+use crate::exec::ExecError;
 use warpweft_backend::cpu::CpuWorldError;
 use warpweft_backend::sim::SimError;
 use warpweft_base::errors::{listed, shown, shown_path, told};

@@ -4,7 +4,7 @@
 //! number of ranks, in any replicas and processes, begins with the same weights.
 
 #[doc(inline)]
-pub use crate::exec::MasterRows;
+pub use crate::checkpoint::ranks::MasterRows;
 use warpweft_base::noise::{mixed, unit};
 
 /// All zeros, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize): weights that

@@ -15,7 +15,6 @@
 mod accumulation;
 mod block_on;
 mod builder;
-mod checkpoint;
 mod columnwise;
 mod commanding;
 mod compiled_here;
@@ -23,14 +22,9 @@ mod copies;
 mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod digest;
 mod diverged;
 mod ended;
 mod error;
-#[doc(hidden)]
-pub mod file_digests;
-mod file_store;
-mod fitting;
 mod given_up;
 mod host_time;
 pub mod initial;
@@ -39,57 +33,39 @@ mod live_bytes;
 mod logged;
 mod main_grads;
 mod non_finite;
-mod parts;
-mod plain_file;
 mod plans;
 mod policy;
-mod pretrained;
 mod recorder;
 mod report;
 mod rule;
 mod scalars;
+mod sharded;
 mod simulation;
-mod sound;
 mod startable;
-mod store;
-mod tensor_file;
-mod tensor_header;
-mod tensors;
 mod tuning;
-mod updated_by;
 mod weights;
 
 pub use block_on::block_on;
 pub use builder::SessionBuilder;
-pub use checkpoint::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use columnwise::columnwise_saving;
 pub use costs::costs_of;
 pub use diverged::StrayValue;
 pub use error::SessionError;
-pub use file_store::FileStore;
-#[doc(hidden)]
-pub use file_store::{FROZEN, is_sealed};
 pub use host_time::HostTime;
 pub use main_grads::MainGrad;
 pub use non_finite::{MadeBy, NonFiniteGradient};
-pub use parts::{PartFiles, SavedParts};
-pub use pretrained::{FrozenBase, PretrainedError, PretrainedFiles};
-#[doc(hidden)]
-pub use pretrained::{QUANTIZED, QUANTIZED_VERSIONS};
 pub use report::{NotRecorded, Outcome, StepReport};
 #[doc(hidden)]
 pub use simulation::simulate_each_step;
 pub use simulation::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
-pub use store::{CheckpointStore, StoreError};
 pub use tuning::Tuning;
-pub use updated_by::UpdatedBy;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::exec::{ComingStep, Command, Inbox, RankThread};
 #[doc(inline)]
-pub use crate::exec::{ExecError, FileTask, FrozenDigest, PartError, StatePart};
+pub use crate::exec::ExecError;
+use crate::exec::{ComingStep, Command, Inbox, RankThread};
 use accumulation::{Sum, SumPlan};
 use commanding::{Pending, Poison};
 use compiled_here::CompiledHere;

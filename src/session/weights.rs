@@ -3,9 +3,10 @@
 //! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
 //! that was refused is told once, to whoever awaits it.
 
-use super::checkpoint::Taken;
-use super::{Checkpoint, CompiledHere, Session, SessionError, Skips, Sum};
-use crate::exec::{Command, RankThread, Transfer};
+use super::{CompiledHere, Session, SessionError, Skips, Sum};
+use crate::checkpoint::ranks::RankPart;
+use crate::checkpoint::{Checkpoint, Taken};
+use crate::exec::{Command, RankThread};
 
 impl Session {
     /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
@@ -13,7 +14,7 @@ impl Session {
     ///
     /// It also does so after a closure panicked, as long as the session lives: that step changed no weight, and
     /// what is exported is what the last good step left. Carried buffers are as the closures of the failed step
-    /// left them; import with [`Carried::Zeros`](super::Carried::Zeros) where that is of no use.
+    /// left them; import with [`Carried::Zeros`](crate::checkpoint::Carried::Zeros) where that is of no use.
     ///
     /// # Errors
     /// [`SessionError::Partial`] where other processes own ranks, [`SessionError::DroppedStep`];
@@ -52,8 +53,8 @@ impl Session {
             self.finish().await?;
             let mut handovers: Vec<_> = self.ranks.iter().map(RankThread::handover).collect();
             let plans = self.plans();
-            let mut copied: Vec<&mut Transfer> = if self.rendezvous.is_whole() {
-                handovers.iter_mut().map(|handover| &mut handover.transfer).collect()
+            let mut copied: Vec<&mut RankPart> = if self.rendezvous.is_whole() {
+                handovers.iter_mut().map(|handover| &mut handover.transfer.own).collect()
             } else {
                 // Rank 0 has them all, of every process.
                 handovers.iter_mut().take(1).flat_map(|first| &mut first.transfer.gathered).collect()
@@ -126,13 +127,14 @@ impl Session {
                 self.check_sound()?;
             }
             let (plans, taken) = (self.plans(), taken.as_ref());
-            let checked = checkpoint.check(&plans, self.ranks() as usize, taken).and_then(|()| {
-                let mut ranks = self.ranks.iter().map(|thread| (thread.rank(), thread.handover()));
-                let scattered = ranks.try_for_each(|(rank, mut handover)| {
-                    checkpoint.scatter(&plans, rank, taken, &mut handover.transfer)
+            let fits = checkpoint.check(&plans, self.ranks() as usize, taken);
+            let checked =
+                fits.map_err(|reason| SessionError::Import { reason, source: None }).and_then(|()| {
+                    for thread in &self.ranks {
+                        thread.handover().transfer.own = checkpoint.scatter(&plans, thread.rank(), taken)?;
+                    }
+                    Ok(())
                 });
-                Ok(scattered?)
-            });
             let is_whole = self.rendezvous.is_whole();
             if is_whole && checked.is_err() {
                 self.ranks.iter().for_each(|thread| thread.handover().forget_weights());

@@ -1,11 +1,12 @@
 //! EX-1 of whole sessions: gradients of several steps, added up, are those of one step with as many micro-batches.
 
 use half::bf16;
+use warpweft::checkpoint::Checkpoint;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::id::RankId;
 use warpweft::model::Call;
-use warpweft::session::{Checkpoint, Outcome, Session, StepReport};
+use warpweft::session::{Outcome, Session, StepReport};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_with, formats, initial};
 use super::harness::{noise, within_limit};

@@ -3,6 +3,7 @@
 
 use half::bf16;
 use warpweft::backend::Backend;
+use warpweft::checkpoint::{Checkpoint, StatePart};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Masters, Moments, Scaling};
 use warpweft::format::{ElementType, Format, Via};
@@ -10,7 +11,7 @@ use warpweft::id::{BucketId, RankId, SlotId};
 use warpweft::layout::{Content, StateLayout};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::op::{AdamOperand, MasterOperand, NormRecord, Op, Vote};
-use warpweft::session::{Checkpoint, Outcome, Session, SessionError, StatePart, StrayValue};
+use warpweft::session::{Outcome, Session, SessionError, StrayValue};
 use warpweft_testing::polled::polled_once;
 
 use super::experts::{ELEMENTS, Product, WEIGHT, formats, initial};

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use half::bf16;
+use warpweft::checkpoint::Checkpoint;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::id::RankId;
 use warpweft::model::Call;
-use warpweft::session::{Checkpoint, MadeBy, Outcome, Session, SessionError, StepReport};
+use warpweft::session::{MadeBy, Outcome, Session, SessionError, StepReport};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, Product, declare, formats, initial};
 use super::harness::{noise, within_limit};

@@ -2,11 +2,12 @@
 //! (`crate::products::Rule`), so the library's own is what it is held to.
 
 use half::bf16;
+use warpweft::checkpoint::{Checkpoint, UpdatedBy};
 use warpweft::compute::{ComputeContext, ComputeError, UpdateContext, updating};
 use warpweft::config::{Capture, Config};
 use warpweft::id::RankId;
 use warpweft::model::Call;
-use warpweft::session::{Checkpoint, Outcome, Session, SessionError, UpdatedBy};
+use warpweft::session::{Outcome, Session, SessionError};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_by_matrices, declare_with, formats, initial};
 use super::harness::{noise, within_limit};

@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
+use warpweft::checkpoint::PartFiles;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Moments, Scaling};
 use warpweft::id::RankId;
 use warpweft::model::Call;
-use warpweft::session::{PartFiles, Session};
+use warpweft::session::Session;
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use half::bf16;
+use warpweft::checkpoint::Checkpoint;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Scaling};
 use warpweft::id::{CallId, MicroBatchId, RankId};
 use warpweft::model::Call;
 use warpweft::op::Op;
 use warpweft::plan::StepPlan;
-use warpweft::session::{Checkpoint, MainGrad, Outcome, Session};
+use warpweft::session::{MainGrad, Outcome, Session};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
+use warpweft::checkpoint::{Checkpoint, PretrainedFiles, StoreError, WeightState};
 use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config, Declared};
 use warpweft::model::DeclareError;
 use warpweft::prelude::*;
-use warpweft::session::{Checkpoint, PretrainedFiles, StoreError, WeightState, block_on, initial};
+use warpweft::session::{block_on, initial};
 use warpweft_testing::terminal::{STEERING, check};
 
 /// Names that no message may show as they are.

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use warpweft::checkpoint::{
+    Checkpoint, CheckpointStore, FileStore, PretrainedError, PretrainedFiles, StoreError, WeightState,
+};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format};
 use warpweft::model::Model;
 use warpweft::session::initial::MasterRows;
-use warpweft::session::{
-    Checkpoint, CheckpointStore, ExecError, FileStore, PretrainedError, PretrainedFiles, SessionError,
-    StoreError, WeightState, block_on,
-};
+use warpweft::session::{ExecError, SessionError, block_on};
 use warpweft::{bf16, f16};
 use warpweft_testing::trainer::{self, Mischief, SIZE, Trainer, initial, within_a_minute};
 

@@ -7,6 +7,7 @@ use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuWorldError;
 use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::sim::SimError;
+use warpweft::checkpoint::{FileTask, PartError, PretrainedError, StoreError};
 use warpweft::compute::ComputeError;
 use warpweft::config::{ByteSize, ConfigError};
 use warpweft::exec::ExecError;
@@ -16,7 +17,7 @@ use warpweft::linear::LinearError;
 use warpweft::model::DeclareError;
 use warpweft::plan::{PlanError, VerifyError};
 use warpweft::rendezvous::RendezvousError;
-use warpweft::session::{FileTask, PartError, PretrainedError, SessionError, StoreError};
+use warpweft::session::SessionError;
 use warpweft::trace::TraceError;
 use warpweft::tune::LimitsError;
 

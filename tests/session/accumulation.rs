@@ -5,10 +5,11 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
 
+use warpweft::checkpoint::{Checkpoint, PartFiles};
 use warpweft::config::{Backward, Capture, Config, Optimizer, Prefetch, ReduceDtype};
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{Checkpoint, Outcome, PartFiles, Session, SessionError, StepReport};
+use warpweft::session::{Outcome, Session, SessionError, StepReport};
 use warpweft_testing::trainer::{self, Mischief, Shaped, Trainer, input, within_a_minute};
 
 const RANKS: u32 = 2;

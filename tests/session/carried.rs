@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use safetensors::SafeTensors;
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::{Carried, Checkpoint, CheckpointStore, FileStore};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format};
 use warpweft::id::{BufferId, RankId, WeightId};
 use warpweft::model::{Call, Model, Phase, ProgramBuilder, StepProgram};
-use warpweft::session::{
-    Carried, Checkpoint, CheckpointStore, FileStore, Outcome, Session, SessionError, initial,
-};
+use warpweft::session::{Outcome, Session, SessionError, initial};
 use warpweft_testing::trainer::within_a_minute;
 
 /// What goes wrong in the last call on rank 1: 0 nothing, 1 its gradient is NaN, 2 it fails.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
 use warpweft::compute::{
     ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, updating,
 };
@@ -10,7 +11,7 @@ use warpweft::config::{Columnwise, Config, ReduceDtype};
 use warpweft::format::{Directions, Format, Orientation, Quantized, Shape, Via, quantize};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::{Checkpoint, CheckpointStore, FileStore, Session, SessionBuilder};
+use warpweft::session::{Session, SessionBuilder};
 use warpweft_testing::reference::{Parameter, RATE, mean_over_replicas};
 use warpweft_testing::trainer::{initial, within_a_minute};
 

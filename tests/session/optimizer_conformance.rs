@@ -6,13 +6,14 @@
 
 use half::bf16;
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Config, Masters, Moments, ReduceDtype};
 use warpweft::format::{ElementType, Format};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Model, Phase, StepProgram};
+use warpweft::session::Session;
 use warpweft::session::initial::MasterRows;
-use warpweft::session::{Checkpoint, CheckpointStore, FileStore, Session};
 use warpweft_testing::trainer::within_a_minute;
 
 /// Shapes of a small attention layer, and one of a single element.

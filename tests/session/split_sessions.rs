@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warpweft::backend::cpu::{CpuOptions, CpuWorld};
+use warpweft::checkpoint::{Checkpoint, PartFiles};
 use warpweft::config::Config;
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{Checkpoint, PartFiles, Session, SessionError};
+use warpweft::session::{Session, SessionError};
 use warpweft_testing::port::Port;
 use warpweft_testing::split::{config, feed, in_processes, in_processes_with, join, train};
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, losses, within_a_minute};

@@ -5,12 +5,13 @@
 //! the square layers of `unsharded_reference`.
 
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::Checkpoint;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Columnwise, Config, ReduceDtype, Scaling};
 use warpweft::format::{AmaxChoice, DelayedScaling, ElementType, Format, Orientation, Shape};
 use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::{Checkpoint, Session};
+use warpweft::session::Session;
 use warpweft_testing::reference::{Parameter, RATE, mean, scaling, stored_values, stored_values_delayed};
 use warpweft_testing::trainer::{initial, within_a_minute};
 

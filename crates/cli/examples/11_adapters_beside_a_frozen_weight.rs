@@ -21,9 +21,9 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use warpweft::bf16;
+use warpweft::checkpoint::{Checkpoint, PretrainedFiles};
 use warpweft::layout::Residency;
 use warpweft::prelude::*;
-use warpweft::session::{Checkpoint, PretrainedFiles};
 use warpweft_cli::{QuantizeOptions, quantize_checkpoint};
 
 use print::println;

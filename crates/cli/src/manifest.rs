@@ -20,9 +20,9 @@ use super::ToolError;
 use super::checkpoint::{Header, shown};
 
 /// The key in the metadata.
-pub(super) const KEY: &str = warpweft::session::QUANTIZED;
+pub(super) const KEY: &str = warpweft::checkpoint::QUANTIZED;
 
-const VERSION: u32 = *warpweft::session::QUANTIZED_VERSIONS.end();
+const VERSION: u32 = *warpweft::checkpoint::QUANTIZED_VERSIONS.end();
 
 /// What is quantized, and how.
 #[derive(Debug, Serialize, Deserialize)]

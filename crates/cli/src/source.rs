@@ -14,9 +14,9 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use warpweft::file_kind::{Listed, NotWeights, Stated};
-use warpweft::session::file_digests::{self, compare_metadata};
-use warpweft::session::{FROZEN, is_sealed};
+use warpweft::checkpoint::kind::{Listed, NotWeights, Stated};
+use warpweft::checkpoint::one_file::digests::{self as file_digests, compare_metadata};
+use warpweft::checkpoint::one_file::{FROZEN, is_sealed};
 
 use super::checkpoint::{Header, Input, TensorEntry, shown};
 use super::{Progress, ToolError};

@@ -6,7 +6,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use warpweft::config::Optimizer;
-use warpweft::session::Checkpoint;
+use warpweft::checkpoint::Checkpoint;
 
 use crate::compare::Losses;
 use crate::model::{Input, Layer, Part};

@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::loss::cross_entropy;
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
-use warpweft::session::Checkpoint;
+use warpweft::checkpoint::Checkpoint;
 
 use crate::compare::Losses;
 use crate::model::Layer;

@@ -35,7 +35,7 @@ use std::error::Error;
 
 use candle_nn::optim::ParamsAdamW;
 use warpweft::prelude::*;
-use warpweft::session::Checkpoint;
+use warpweft::checkpoint::Checkpoint;
 
 use closure::Step;
 use compare::Losses;

@@ -6,11 +6,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
+use warpweft::checkpoint::{
+    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError, WeightState,
+};
 use warpweft::config::Config;
 use warpweft::format::{Directions, Format, quantize};
-use warpweft::session::{
-    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError, WeightState, block_on,
-};
+use warpweft::session::block_on;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.

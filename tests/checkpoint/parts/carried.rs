@@ -1,11 +1,12 @@
 //! Carried buffers in parts: each rank's own, which fit the ranks that saved them.
 
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::{Carried, PartFiles};
 use warpweft::compute::ComputeContext;
 use warpweft::format::{ElementType, Format};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
-use warpweft::session::{Carried, PartFiles, Session, initial};
+use warpweft::session::{Session, initial};
 use warpweft_testing::trainer::within_a_minute;
 
 use super::{notes, replicated};

@@ -2,11 +2,12 @@
 
 use proptest::prelude::*;
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::PartFiles;
 use warpweft::compute::ComputeContext;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::session::{PartFiles, Session, block_on};
+use warpweft::session::{Session, block_on};
 use warpweft_testing::trainer::initial;
 
 use super::{notes, replicated, without_planes};

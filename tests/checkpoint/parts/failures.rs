@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use warpweft::checkpoint::{FileTask, PartError, PartFiles};
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{FileTask, PartError, PartFiles, SessionError, block_on};
+use warpweft::session::{SessionError, block_on};
 use warpweft_testing::meddler::{Switch, cut, hooked};
 use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};

@@ -4,8 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use safetensors::SafeTensors;
+use warpweft::checkpoint::{PartError, PartFiles, StoreError};
 use warpweft::format::Format;
-use warpweft::session::{PartError, PartFiles, SessionError, StoreError, block_on};
+use warpweft::session::{SessionError, block_on};
 
 use super::carried::counting;
 use super::cuts::start;

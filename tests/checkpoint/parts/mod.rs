@@ -17,8 +17,8 @@ mod states;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use warpweft::checkpoint::{Checkpoint, WeightState};
 use warpweft::config::Config;
-use warpweft::session::{Checkpoint, WeightState};
 
 fn config() -> Config {
     let mut config = Config::default();

@@ -1,7 +1,8 @@
 //! Parts that several processes write and read, each those of its ranks.
 
+use warpweft::checkpoint::{PartError, PartFiles};
 use warpweft::format::Format;
-use warpweft::session::{PartError, PartFiles, Session, SessionError};
+use warpweft::session::{Session, SessionError};
 use warpweft_testing::split::{config, in_processes, in_processes_with, train};
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
@@ -40,8 +41,10 @@ fn parts_that_processes_wrote_are_read_by_other_processes_and_training_goes_on_b
                     "it is whole for every process that returns"
                 );
                 session.export_to_first().await.unwrap().into_iter().for_each(|exported| {
-                    let loaded =
-                        warpweft::session::Checkpoint { notes: Default::default(), ..parts.load().unwrap() };
+                    let loaded = warpweft::checkpoint::Checkpoint {
+                        notes: Default::default(),
+                        ..parts.load().unwrap()
+                    };
                     assert!(without_planes(exported) == loaded);
                 });
                 found

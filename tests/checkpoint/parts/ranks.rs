@@ -6,11 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
+use warpweft::checkpoint::ranks::{Alive, Incomplete, PartReader, PartWriter, RankPart, RankState, SaveId};
+use warpweft::checkpoint::{PartError, StatePart};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
-use warpweft::exec::{
-    Alive, CaptureMode, Handover, Incomplete, PartError, PartReader, PartWriter, Rank, RankPart, RankState,
-    Refusal, SaveId, StatePart, World,
-};
+use warpweft::exec::{CaptureMode, Handover, Rank, Refusal, World};
 use warpweft::format::Format;
 use warpweft::id::{CarriedId, RankId, WeightId};
 use warpweft::layout::Weights;
@@ -171,7 +170,7 @@ fn asked<T: Send + 'static>(
                     let closures = closures();
                     let mut rank =
                         Rank::new(backend, world, prologue, plans, CaptureMode::Off, &closures).unwrap();
-                    let fill = |rows: warpweft::exec::MasterRows<'_>, values: &mut [f32]| {
+                    let fill = |rows: warpweft::checkpoint::ranks::MasterRows<'_>, values: &mut [f32]| {
                         initial(rows, values);
                         Ok(())
                     };
@@ -222,8 +221,14 @@ fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
         rank.import_part(handover).unwrap();
         let refused = handover.part.refusal.take().map(said);
         rank.export(handover).unwrap();
-        let masters: f32 =
-            handover.transfer.shards.iter().flat_map(|shard| &shard.master).map(|value| value.abs()).sum();
+        let masters: f32 = handover
+            .transfer
+            .own
+            .shards
+            .iter()
+            .flat_map(|shard| &shard.master)
+            .map(|value| value.abs())
+            .sum();
         assert!(masters > 0.0, "they are as they were");
         refused
     });

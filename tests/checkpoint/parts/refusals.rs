@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use safetensors::Dtype;
+use warpweft::checkpoint::{PartError, PartFiles, StoreError};
 use warpweft::config::Scaling;
 use warpweft::format::Format;
-use warpweft::session::{PartError, PartFiles, Session, SessionError, StoreError};
+use warpweft::session::{Session, SessionError};
 use warpweft_testing::trainer::{SIZE, Trainer, losses, within_a_minute};
 
 use super::by_hand::{copy, edit, edit_index, outdate_index, outdate_part};

@@ -1,8 +1,9 @@
 //! Parts do not show how state was kept: split masters, rounded moments, delayed scales, weights that do not train.
 
+use warpweft::checkpoint::PartFiles;
 use warpweft::config::{Config, Masters, Moments, Scaling};
 use warpweft::format::{Directions, Format, Via, quantize};
-use warpweft::session::{PartFiles, Session};
+use warpweft::session::Session;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use super::{config, notes};

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
+use warpweft::checkpoint::Carried;
 use warpweft::config::{Capture, Config, Reduce};
 use warpweft::id::RankId;
 use warpweft::model::Role;
-use warpweft::session::{Carried, Session};
+use warpweft::session::Session;
 use warpweft_testing::random_programs::Sample;
 use warpweft_testing::random_programs::samples;
 use warpweft_testing::trainer::within_a_minute;

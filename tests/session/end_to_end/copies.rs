@@ -1,11 +1,12 @@
 //! What several ranks hold of the same weights, compared when the trainer asks.
 
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::StatePart;
 use warpweft::compute::{ComputeError, UpdateContext};
 use warpweft::config::{Capture, Config, Masters, Moments};
 use warpweft::format::Format;
 use warpweft::id::RankId;
-use warpweft::session::{Session, SessionError, StatePart};
+use warpweft::session::{Session, SessionError};
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 use super::config;

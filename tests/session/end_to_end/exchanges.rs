@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::Checkpoint;
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format, Orientation};
@@ -15,7 +16,7 @@ use warpweft::id::{RankId, WeightId};
 use warpweft::model::{Call, Exchange, ExchangeKind, Form, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::session::initial::MasterRows;
-use warpweft::session::{Checkpoint, Outcome, Session, SessionBuilder, SessionError, StepReport, block_on};
+use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StepReport, block_on};
 use warpweft_testing::trainer::{ended, within_a_minute};
 
 /// Of all ranks together.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use warpweft::checkpoint::{Carried, Checkpoint};
 use warpweft::compute::Surface;
 use warpweft::config::Config;
 use warpweft::format::Format;
-use warpweft::session::{Carried, Checkpoint, Outcome, Session, SessionBuilder, block_on};
+use warpweft::session::{Outcome, Session, SessionBuilder, block_on};
 use warpweft_testing::trainer::{Mischief, Trainer, ended, feed};
 
 const fn is_send<T: Send>(_: &T) {}

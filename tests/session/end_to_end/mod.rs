@@ -330,7 +330,7 @@ fn an_evaluation_between_steps_leaves_the_weights_alone() {
 
 #[test]
 fn an_imported_export_continues_as_if_nothing_had_happened_on_another_number_of_ranks_too() {
-    use warpweft::session::{CheckpointStore, FileStore};
+    use warpweft::checkpoint::{CheckpointStore, FileStore};
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         let mut first = trainer.start(config(1, Capture::Off, true), 2).await.unwrap();
@@ -347,7 +347,7 @@ fn an_imported_export_continues_as_if_nothing_had_happened_on_another_number_of_
 
         let mut alone = trainer.start(config(0, Capture::Off, true), 1).await.unwrap();
         alone.import(&store.load().await.unwrap()).await.unwrap();
-        let planes = |checkpoint: warpweft::session::Checkpoint| checkpoint.weights[0].planes.clone();
+        let planes = |checkpoint: warpweft::checkpoint::Checkpoint| checkpoint.weights[0].planes.clone();
         let mut again = trainer.start(config(0, Capture::Off, true), 3).await.unwrap();
         again.import(&store.load().await.unwrap()).await.unwrap();
         assert_eq!(planes(alone.export().await.unwrap()), planes(again.export().await.unwrap()));

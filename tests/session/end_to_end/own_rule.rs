@@ -4,13 +4,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, UpdatedBy};
 use warpweft::compute::{ComputeError, UpdateContext};
 use warpweft::config::{Capture, Config, Scaling};
 use warpweft::format::Format;
 use warpweft::layout::aligned;
-use warpweft::session::{
-    Checkpoint, CheckpointStore, FileStore, Outcome, PartFiles, Session, SessionError, UpdatedBy,
-};
+use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_testing::own_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use warpweft::backend::cpu::CpuBackend;
+use warpweft::checkpoint::ranks::ShardPlanes;
 use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, ShardPlanes, World};
+use warpweft::exec::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, World};
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::RankId;
 use warpweft::layout::Weights;
@@ -76,7 +77,7 @@ fn planes(format: Format) -> Vec<Planes> {
     let exported = begun(format, None, |rank| {
         let mut handover = Handover::default();
         rank.export(&mut handover).unwrap();
-        let shard = handover.transfer.shards.swap_remove(0);
+        let shard = handover.transfer.own.shards.swap_remove(0);
         (shard.planes, shard.tensor_scale)
     });
     exported.into_iter().map(Result::unwrap).collect()
@@ -151,12 +152,12 @@ fn planes_of_other_lengths_than_a_rank_has_are_refused_though_their_sum_is_right
         let found = begun(Format::NVFP4_2D, None, |rank| {
             let mut handover = Handover::default();
             rank.export(&mut handover).unwrap();
-            let shards = handover.transfer.shards.clone();
-            let moved = handover.transfer.shards[0].planes[0].scale.pop().unwrap();
-            handover.transfer.shards[0].planes[0].data.push(moved);
+            let shards = handover.transfer.own.shards.clone();
+            let moved = handover.transfer.own.shards[0].planes[0].scale.pop().unwrap();
+            handover.transfer.own.shards[0].planes[0].data.push(moved);
             let refused = rank.import(&mut handover).unwrap_err();
             rank.export(&mut handover).unwrap();
-            (refused, handover.transfer.shards[0].planes == shards[0].planes)
+            (refused, handover.transfer.own.shards[0].planes == shards[0].planes)
         });
         for found in found {
             let (error, is_unchanged) = found.unwrap();

@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::ranks::WeightShard;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, ComingStep, ExecError, Handover, Rank, WeightShard, World};
+use warpweft::exec::{CaptureMode, ComingStep, ExecError, Handover, Rank, World};
 use warpweft::format::Format;
 use warpweft::id::{ProgramId, RankId, Version};
 use warpweft::layout::{Content, Region, Weights};
@@ -299,24 +300,25 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
         });
         rank.initialize(&ones, None).unwrap();
         rank.export(&mut handover).unwrap();
-        let (whole, first) = (handover.transfer.shards.clone(), handover.transfer.shards[0].master.clone());
+        let (whole, first) =
+            (handover.transfer.own.shards.clone(), handover.transfer.own.shards[0].master.clone());
         let last = whole.len() - 1;
         for spoil in 0..5 {
-            handover.transfer.shards.clone_from(&whole);
-            handover.transfer.shards[0].master.fill(9.0);
+            handover.transfer.own.shards.clone_from(&whole);
+            handover.transfer.own.shards[0].master.fill(9.0);
             match spoil {
-                0 => handover.transfer.shards[last].exp_avg.push(2.0),
-                1 => handover.transfer.shards[last].master.truncate(3),
-                2 => handover.transfer.shards.truncate(last),
-                3 => handover.transfer.carried.push(vec![0; 4]),
-                _ => handover.transfer.shards.push(WeightShard::default()),
+                0 => handover.transfer.own.shards[last].exp_avg.push(2.0),
+                1 => handover.transfer.own.shards[last].master.truncate(3),
+                2 => handover.transfer.own.shards.truncate(last),
+                3 => handover.transfer.own.carried.push(vec![0; 4]),
+                _ => handover.transfer.own.shards.push(WeightShard::default()),
             }
             let error = rank.import(&mut handover).unwrap_err();
             assert!(matches!(error, ExecError::Misfit { .. }), "{error}");
             rank.export(&mut handover).unwrap();
-            assert_eq!(handover.transfer.shards[0].master, first, "{error}");
+            assert_eq!(handover.transfer.own.shards[0].master, first, "{error}");
         }
-        handover.transfer.shards.clone_from(&whole);
+        handover.transfer.own.shards.clone_from(&whole);
         rank.import(&mut handover).unwrap();
     });
 }

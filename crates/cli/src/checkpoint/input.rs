@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::Dtype;
-use warpweft::file_kind::of_start;
+use warpweft::checkpoint::kind::of_start;
 use warpweft_base::whole_file::regular;
 
 use super::entry::{LENGTH_BYTES, TensorEntry};

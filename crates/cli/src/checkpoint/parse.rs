@@ -8,7 +8,7 @@ use std::fmt;
 use safetensors::Dtype;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use warpweft::file_kind::MOST_DIMENSIONS;
+use warpweft::checkpoint::kind::MOST_DIMENSIONS;
 use warpweft_base::errors::shown;
 
 use super::entry::{LENGTH_BYTES, TensorEntry};

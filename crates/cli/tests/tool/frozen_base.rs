@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
+use warpweft::checkpoint::{FrozenBase, PretrainedError, PretrainedFiles, SavedParts};
 use warpweft::layout::{Content, Residency};
 use warpweft::prelude::*;
 use warpweft::session::initial::{MasterRows, normal};
-use warpweft::session::{FrozenBase, PretrainedError, PretrainedFiles, SavedParts, plan_program};
+use warpweft::session::plan_program;
 use warpweft_cli::{QuantizeOptions, quantize_checkpoint};
 use warpweft_testing::trainer::within_a_minute;
 

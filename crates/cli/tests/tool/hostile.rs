@@ -10,9 +10,9 @@
 use std::path::Path;
 
 use safetensors::SafeTensors;
+use warpweft::checkpoint::{CheckpointStore, FileStore, PretrainedFiles};
 use warpweft::config::Config;
 use warpweft::format::Format;
-use warpweft::session::{CheckpointStore, FileStore, PretrainedFiles};
 use warpweft_cli::{QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
 
 /// Any bytes as a checkpoint: each reader takes them or refuses them. A file that is written is sound and

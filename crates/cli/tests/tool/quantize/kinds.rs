@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
+use warpweft::checkpoint::{PretrainedError, PretrainedFiles};
 use warpweft::format::Format;
-use warpweft::session::{PretrainedError, PretrainedFiles};
 use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
 
 use super::checkpoint::{Contents, Folder, Tensor};

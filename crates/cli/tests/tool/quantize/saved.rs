@@ -1,13 +1,14 @@
 //! Checkpoints that a session saved: their masters are quantized, and nothing else is there.
 
 use warpweft::backend::cpu::CpuSurface;
+use warpweft::checkpoint::{CheckpointStore, FileStore, PretrainedError, PretrainedFiles};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Via};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
-use warpweft::session::{CheckpointStore, FileStore, PretrainedError, PretrainedFiles, Session, block_on};
+use warpweft::session::{Session, block_on};
 use warpweft_cli::{QuantizeOptions, ToolError};
 
 use super::checkpoint::{Contents, Folder};

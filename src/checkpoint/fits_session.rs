@@ -1,0 +1,327 @@
+//! Does a checkpoint fit a session, and can training go on from it?
+//!
+//! Law: everything is judged before anything is changed. Weights and carried buffers are found by name; what the
+//! session has must be there, in its shape, and nothing else. What a checkpoint claims is judged alike, whether it
+//! is whole or in parts; values are judged where they are ([`sound_values`](super::sound_values)).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use super::gather_and_scatter::{Taken, goes_as_planes};
+use super::{Carried, Checkpoint, UpdatedBy, WeightState, sound_values};
+use crate::checkpoint::ranks::MasterRows;
+use warpweft_base::errors::shown;
+use warpweft_format::{PlaneSpec, Shape, Via};
+use warpweft_plan::layout::{WeightLayout, Weights};
+use warpweft_plan::plan::{StepPlan, carried};
+
+/// The most optimizer steps an import may count: half of what can be counted. No training gets there, and one
+/// that goes on from there has as many left.
+const MOST_STEPS: u32 = u32::MAX / 2;
+
+/// What a checkpoint says that it holds.
+#[derive(Clone, Debug)]
+pub(super) struct Claims<'a> {
+    /// Optimizer steps taken.
+    pub(super) optimizer_step: u32,
+    /// What updated the weights, if it says so.
+    pub(super) updated_by: Option<UpdatedBy>,
+    /// The weights.
+    pub(super) weights: Vec<WeightClaim<'a>>,
+    /// The carried buffers; `None` where all of them are to begin anew.
+    pub(super) carried: Option<Vec<CarriedClaim<'a>>>,
+}
+
+/// What it says of a weight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WeightClaim<'a> {
+    pub(super) name: &'a str,
+    pub(super) shape: Shape,
+    /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
+    pub(super) lists: usize,
+    /// Are its values there, or, of a frozen weight, a digest of them alone?
+    pub(super) has_values: bool,
+}
+
+/// What it says of a carried buffer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CarriedClaim<'a> {
+    pub(super) name: &'a str,
+    /// Ranks that have one.
+    pub(super) ranks: usize,
+    /// Bytes on each of them; `None` where they differ.
+    pub(super) bytes: Option<usize>,
+}
+
+impl Claims<'_> {
+    /// Are these exactly the weights and carried buffers of the session?
+    pub(super) fn check(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
+        if let Some(plan) = programs.first() {
+            self.check_weights(&plan.weights)?;
+        }
+        self.check_carried(programs, ranks).map_err(|what| {
+            format!(
+                "{what}; set `carried` to `Carried::Zeros`, or import `PartFiles::carried_zeros`, to let all carried \
+                 buffers begin anew"
+            )
+        })
+    }
+
+    /// Are the weights in `taken` there, for an optimizer that begins anew?
+    pub(super) fn check_taken(&self, programs: &[Arc<StepPlan>], taken: &Taken) -> Result<(), String> {
+        if taken.is_empty() {
+            return Err("no weight of the session is taken; name those that the checkpoint has".to_owned());
+        }
+        let Some(plan) = programs.first() else { return Ok(()) };
+        let anew = Self { optimizer_step: 0, updated_by: None, weights: Vec::new(), carried: None };
+        for layout in plan.weights.layouts.iter().filter(|layout| taken.contains(&layout.name)) {
+            let mut found = self.weights.iter().filter(|claim| claim.name == layout.name);
+            match (found.next(), found.next()) {
+                (Some(claim), None) => anew.check_weight(WeightClaim { lists: 0, ..*claim }, layout, 0)?,
+                (None, _) => {
+                    return Err(format!(
+                        "`{}` is to be taken and is not in the checkpoint; leave it out",
+                        layout.name
+                    ));
+                }
+                _ => return Err(format!("the checkpoint has `{}` twice", layout.name)),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_carried(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
+        let Some(given) = &self.carried else { return Ok(()) };
+        let mut seen = HashSet::new();
+        if let Some(twice) = given.iter().find(|buffer| !seen.insert(buffer.name)) {
+            return Err(format!("the checkpoint has carried buffer `{}` twice", shown(twice.name)));
+        }
+        let expected = carried(programs);
+        for (name, region) in &expected {
+            let Some(buffer) = given.iter().find(|buffer| buffer.name == *name) else {
+                return Err(format!("the checkpoint has no carried buffer `{name}`"));
+            };
+            let (theirs, bytes) = (buffer.ranks, region.bytes);
+            if theirs != ranks {
+                return Err(format!(
+                    "carried buffer `{name}` is of {theirs} ranks and the session has {ranks}"
+                ));
+            }
+            if buffer.bytes != Some(bytes) {
+                return Err(format!("carried buffer `{name}` does not hold {bytes} bytes on every rank"));
+            }
+        }
+        let is_known = |buffer: &CarriedClaim<'_>| expected.iter().any(|(name, _)| *name == buffer.name);
+        match given.iter().find(|buffer| !is_known(buffer)) {
+            Some(buffer) => {
+                Err(format!("no program carries buffer `{}` of the checkpoint", shown(buffer.name)))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_weights(&self, weights: &Weights) -> Result<(), String> {
+        if self.weights.len() != weights.layouts.len() {
+            return Err(self.other_weights(weights));
+        }
+        if self.optimizer_step > MOST_STEPS {
+            return Err(format!(
+                "the checkpoint counts {} optimizer steps, and {MOST_STEPS} is the most it may, so that steps can \
+                 still be counted; import one that is not damaged, or `checkpoint.restart_optimizer()`, or of \
+                 parts `PartFiles::restart_optimizer`",
+                self.optimizer_step
+            ));
+        }
+        let by_name: HashMap<&str, &WeightClaim<'_>> =
+            self.weights.iter().map(|claim| (claim.name, claim)).collect();
+        for layout in &weights.layouts {
+            let Some(claim) = by_name.get(layout.name.as_str()) else {
+                return Err(self.other_weights(weights));
+            };
+            self.check_weight(**claim, layout, weights.lists_of(layout))?;
+        }
+        self.check_rule(UpdatedBy::of(weights.state))
+    }
+
+    /// Lists of another optimizer that are as many are of another meaning.
+    fn check_rule(&self, here: UpdatedBy) -> Result<(), String> {
+        let has_state = self.optimizer_step > 0 && self.weights.iter().any(|claim| claim.lists > 0);
+        match self.updated_by {
+            Some(there) if there != here && has_state => Err(format!(
+                "the state beside the masters of the checkpoint is of {}, and here {} updates them; update them by the \
+                 same, or import `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which \
+                 all state begins anew",
+                there.in_words(),
+                here.in_words()
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_weight(
+        &self,
+        claim: WeightClaim<'_>,
+        layout: &WeightLayout,
+        lists: usize,
+    ) -> Result<(), String> {
+        let name = claim.name;
+        if claim.shape != layout.shard.shape {
+            return Err(format!(
+                "`{name}` is {} in the checkpoint and {} here; declare it as it was saved, or load another checkpoint",
+                claim.shape, layout.shard.shape
+            ));
+        }
+        if !claim.has_values && !layout.frozen {
+            return Err(format!(
+                "`{name}` trains here, and the checkpoint has no values of it, because it was frozen there; freeze it here \
+                 too, or take the other weights by `Session::import_weights`"
+            ));
+        }
+        let is_other = claim.lists != lists && !layout.frozen;
+        if is_other && claim.lists > 0 {
+            let there = if claim.lists == 1 { "1 list".to_owned() } else { format!("{} lists", claim.lists) };
+            return Err(format!(
+                "beside the master of `{name}` the checkpoint has {there} of state, and the session keeps {lists} \
+                 (optimizer.own_states; Adam keeps 2); update it by the same rule, or import \
+                 `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which all state begins \
+                 anew"
+            ));
+        }
+        if is_other && self.optimizer_step > 0 {
+            return Err(format!(
+                "`{name}` trains here, and the checkpoint has no moments of it after {} optimizer steps, because it was \
+                 frozen there or updated by a rule that keeps none; import `checkpoint.restart_optimizer()`, or of \
+                 parts `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here too",
+                self.optimizer_step
+            ));
+        }
+        Ok(())
+    }
+
+    /// What to say about other weights than the session has.
+    fn other_weights(&self, weights: &Weights) -> String {
+        let counts = format!(
+            "the checkpoint has {} weights, the session {}",
+            self.weights.len(),
+            weights.layouts.len()
+        );
+        let (saved, declared): (HashSet<&str>, HashSet<&str>) = (
+            self.weights.iter().map(|claim| claim.name).collect(),
+            weights.layouts.iter().map(|layout| layout.name.as_str()).collect(),
+        );
+        let missing = weights.layouts.iter().find(|layout| !saved.contains(layout.name.as_str()));
+        let unknown = self.weights.iter().find(|claim| !declared.contains(claim.name));
+        let which = match (missing, unknown) {
+            (Some(layout), None) => format!("`{}` is not in the checkpoint", layout.name),
+            (None, Some(claim)) => format!("the session has no `{}`", shown(claim.name)),
+            (Some(layout), Some(claim)) => {
+                format!(
+                    "`{}` is not in the checkpoint, and the session has no `{}`",
+                    layout.name,
+                    shown(claim.name)
+                )
+            }
+            (None, None) => "the checkpoint has some of them twice".to_owned(),
+        };
+        format!("{counts}: {which}; import a checkpoint of the same model")
+    }
+}
+
+/// Planes that go in as they are must be those of the weight, in all orientations that its format stores.
+fn check_planes(state: &WeightState) -> Result<(), String> {
+    let stored = state.format.stored_orientations().iter().all(|orientation| {
+        let found = state.planes.iter().find(|planes| planes.orientation == *orientation);
+        let expected = state.format.planes(*orientation, state.shape);
+        let bytes = expected.iter().map(PlaneSpec::bytes);
+        found.is_some_and(|found| found.planes.iter().map(Vec::len).eq(bytes))
+    });
+    if stored && state.tensor_scale.is_finite() {
+        return Ok(());
+    }
+    Err(format!(
+        "the planes of `{}` are not those of {} in {}; import a checkpoint as a session exported it",
+        state.name, state.shape, state.format
+    ))
+}
+
+impl Checkpoint {
+    /// Does it hold exactly the weights and carried buffers of the session, or the weights in `taken`, with values that
+    /// training goes on from?
+    pub(crate) fn check(
+        &self,
+        programs: &[Arc<StepPlan>],
+        ranks: usize,
+        taken: Option<&Taken>,
+    ) -> Result<(), String> {
+        let values = || match programs.first() {
+            Some(plan) => self.check_values(&plan.weights, plan.policy.settings.via, taken),
+            None => Ok(()),
+        };
+        let claims = match taken {
+            None => self.claims().check(programs, ranks),
+            Some(taken) => self.claims().check_taken(programs, taken),
+        };
+        claims.and_then(|()| values())
+    }
+
+    fn claims(&self) -> Claims<'_> {
+        let weights = self.weights.iter().map(|state| WeightClaim {
+            name: &state.name,
+            shape: state.shape,
+            lists: state.lists(),
+            has_values: state.has_values(),
+        });
+        let carried = match &self.carried {
+            Carried::Zeros => None,
+            Carried::Buffers(buffers) => Some(buffers.iter().map(|buffer| {
+                let bytes = buffer.ranks.first().map_or(0, Vec::len);
+                let is_even = buffer.ranks.iter().all(|rank| rank.len() == bytes);
+                CarriedClaim {
+                    name: &buffer.name,
+                    ranks: buffer.ranks.len(),
+                    bytes: is_even.then_some(bytes),
+                }
+            })),
+        };
+        Claims {
+            optimizer_step: self.optimizer_step,
+            updated_by: self.updated_by,
+            weights: weights.collect(),
+            carried: carried.map(Iterator::collect),
+        }
+    }
+
+    fn check_values(&self, weights: &Weights, via: Via, taken: Option<&Taken>) -> Result<(), String> {
+        let by_name: HashMap<&str, &WeightState> =
+            self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
+        let is_taken = |layout: &&WeightLayout| taken.is_none_or(|taken| taken.contains(&layout.name));
+        for layout in weights.layouts.iter().filter(is_taken) {
+            let Some(state) = by_name.get(layout.name.as_str()) else { continue };
+            if !state.is_whole() {
+                let (name, elements) = (&state.name, state.shape.elements());
+                return Err(format!(
+                    "`{name}` does not hold {elements} values of its master and of the lists of state beside it"
+                ));
+            }
+            let place = MasterRows::from_the_first(&state.name, state.shape.cols);
+            if state.has_values() {
+                let values =
+                    state.values().map_err(|error| format!("the planes of `{}`: {error}", state.name))?;
+                sound_values::check_master(place, &values, layout.format, via)?;
+            }
+            if goes_as_planes(state, layout) && state.has_values() {
+                check_planes(state)?;
+            }
+            if !layout.frozen {
+                sound_values::check_moments(place, [&state.exp_avg, &state.exp_avg_sq], weights.state)?;
+            }
+            // A session without delayed scaling ignores it.
+            if weights.delayed(layout.bucket).is_some()
+                && let Some(delayed) = &state.delayed
+            {
+                sound_values::check_delayed(&state.name, delayed)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! A checkpoint put together from what ranks own, and cut into it.
+//!
+//! Law: what ranks of any mesh hand out gives one checkpoint, and every rank gets its rows of it back. Ranks of the
+//! first replica hand out the weights; all of them get them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::ranks::{RankPart, ShardPlanes, WeightShard};
+use super::{Carried, CarriedBuffer, Checkpoint, PlanesState, UpdatedBy, WeightState};
+use warpweft_base::id::RankId;
+use warpweft_format::{DelayedState, Format, FormatError, PlaneKind, PlaneSpec, expand_scale};
+use warpweft_plan::layout::{PlaneCut, Region, WeightLayout, Weights};
+use warpweft_plan::model::Placement;
+use warpweft_plan::plan::{StepPlan, carried};
+
+impl Checkpoint {
+    /// Puts together what the ranks copied out, and takes it from them. It goes weight by weight: what is in
+    /// memory at once is one checkpoint, in parts or whole, and one weight more.
+    pub(crate) fn gather(
+        programs: &[Arc<StepPlan>],
+        ranks: &mut [&mut RankPart],
+    ) -> Result<Self, FormatError> {
+        let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
+        let mut weights = Vec::with_capacity(layouts.len());
+        for (number, layout) in layouts.iter().enumerate() {
+            let taken = ranks.iter_mut().filter_map(|rank| rank.shards.get_mut(number).map(std::mem::take));
+            let mut shards: Vec<WeightShard> = taken.collect();
+            // Ranks of the first replica come first.
+            shards.truncate(layout.shard.ranks as usize);
+            weights.push(joined(layout, &shards)?);
+        }
+        let optimizer_step = ranks.first().map_or(0, |rank| rank.optimizer_step);
+        let buffers = carried(programs).into_iter().enumerate().map(|(number, (name, _))| {
+            let taken = ranks.iter_mut().filter_map(|rank| rank.carried.get_mut(number).map(std::mem::take));
+            CarriedBuffer { name: name.to_owned(), ranks: taken.collect() }
+        });
+        let carried = Carried::Buffers(buffers.collect());
+        let updated_by = programs.first().map(|plan| UpdatedBy::of(plan.weights.state));
+        Ok(Self { optimizer_step, updated_by, weights, carried, notes: BTreeMap::new() })
+    }
+
+    /// Cuts out what `rank` owns: everything, or the weights in `taken` for an optimizer that begins anew.
+    ///
+    /// # Errors
+    /// [`FormatError`] for planes that are not those of a frozen weight's shape.
+    pub(crate) fn scatter(
+        &self,
+        programs: &[Arc<StepPlan>],
+        rank: RankId,
+        taken: Option<&Taken>,
+    ) -> Result<RankPart, FormatError> {
+        let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
+        let bytes_of = |(name, region): (&str, Region)| match &self.carried {
+            Carried::Zeros => vec![0; region.bytes],
+            Carried::Buffers(buffers) => {
+                let mut found = buffers.iter().filter(|buffer| buffer.name == name);
+                found.find_map(|buffer| buffer.ranks.get(rank.index())).cloned().unwrap_or_default()
+            }
+        };
+        let carried = match taken {
+            None => carried(programs).into_iter().map(bytes_of).collect(),
+            Some(_) => Vec::new(),
+        };
+        let optimizer_step = if taken.is_some() { 0 } else { self.optimizer_step };
+        let weights = programs.first().map(|plan| &plan.weights);
+        let by_name: HashMap<&str, &WeightState> =
+            self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
+        let shard = |layout: &WeightLayout, state: &WeightState| {
+            let lists = weights.map_or(0, |weights| weights.lists_of(layout));
+            let rows = layout.shard.rows_of(rank);
+            let cols = layout.shard.shape.cols;
+            let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
+            let list = |number: usize, of: &[f32]| match of.get(range.clone()) {
+                _ if number >= lists => Vec::new(),
+                Some(values) if taken.is_none() => values.to_vec(),
+                _ => vec![0.0; range.len()],
+            };
+            if layout.frozen && !state.has_values() {
+                return Ok(WeightShard { frozen: state.frozen, stays: true, ..WeightShard::default() });
+            }
+            if goes_as_planes(state, layout) {
+                let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);
+                return Ok(WeightShard { planes, tensor_scale, ..WeightShard::default() });
+            }
+            Ok(WeightShard {
+                // A rank refuses rows that are not there.
+                master: state.values()?.get(range.clone()).unwrap_or_default().to_vec(),
+                exp_avg: list(0, &state.exp_avg),
+                exp_avg_sq: list(1, &state.exp_avg_sq),
+                delayed: weights.and_then(|weights| {
+                    Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
+                }),
+                ..WeightShard::default()
+            })
+        };
+        let shards = layouts.iter().filter_map(|layout| {
+            if taken.is_some_and(|taken| !taken.contains(&layout.name)) {
+                let lists = weights.map_or(0, |weights| weights.lists_of(layout));
+                return Some(Ok(WeightShard::that_stays(layout, lists, rank)));
+            }
+            Some(shard(layout, by_name.get(layout.name.as_str())?))
+        });
+        Ok(RankPart { shards: shards.collect::<Result<_, FormatError>>()?, carried, optimizer_step })
+    }
+}
+
+/// The names of weights of a session that an import takes; others stay as they are.
+pub(crate) type Taken = HashSet<String>;
+
+/// Is it put into the session as planes, bit for bit?
+pub(super) fn goes_as_planes(state: &WeightState, layout: &WeightLayout) -> bool {
+    layout.is_planes_alone() && state.master.is_empty() && state.format == layout.format
+}
+
+/// A rank's planes of a frozen weight.
+///
+/// # Errors
+/// [`FormatError`] for planes that are not there, or not those of its shape.
+fn cut(state: &WeightState, layout: &WeightLayout, rank: RankId) -> Result<Vec<ShardPlanes>, FormatError> {
+    let stored = layout.format.stored_orientations().iter().map(|orientation| {
+        let missing = FormatError::MissingPlanes { orientation: *orientation };
+        let found = state.planes.iter().find(|planes| planes.orientation == *orientation);
+        let planes = &found.ok_or_else(|| missing.clone())?.planes;
+        let read = |spec: &PlaneSpec, range: Range<usize>| {
+            let plane = planes.get(usize::from(spec.kind == PlaneKind::Scale));
+            plane.and_then(|plane| plane.get(range)).map(<[u8]>::to_vec).ok_or_else(|| missing.clone())
+        };
+        let cut = PlaneCut::new(layout, *orientation, rank).shard(state.tensor_scale, read)?;
+        Ok(ShardPlanes { data: cut.data, scale: cut.scale })
+    });
+    stored.collect()
+}
+
+/// What delayed scaling of the session begins with: a scale is worth nothing in another format, where it may
+/// saturate everything, and there follows from the history.
+pub(super) fn delayed_here(
+    given: &DelayedState,
+    format: Format,
+    layout: &WeightLayout,
+    weights: &Weights,
+) -> DelayedState {
+    match weights.delayed(layout.bucket) {
+        Some((tensor, delayed)) if format != layout.format => {
+            given.with_length(delayed.history as usize).for_tensor(tensor, delayed.choice)
+        }
+        _ => given.clone(),
+    }
+}
+
+/// A weight of its owners' shards, in their order.
+fn joined(layout: &WeightLayout, shards: &[WeightShard]) -> Result<WeightState, FormatError> {
+    let values = |of: fn(&WeightShard) -> &[f32]| shards.iter().map(of).collect::<Vec<_>>().concat();
+    Ok(WeightState {
+        name: layout.name.clone(),
+        shape: layout.shard.shape,
+        format: layout.format,
+        master: values(|shard| &shard.master),
+        exp_avg: values(|shard| &shard.exp_avg),
+        exp_avg_sq: values(|shard| &shard.exp_avg_sq),
+        planes: planes(layout, shards)?,
+        tensor_scale: shards.first().map_or(1.0, |shard| shard.tensor_scale),
+        delayed: shards.first().and_then(|shard| shard.delayed.clone()),
+        frozen: shards.first().and_then(|shard| shard.frozen),
+    })
+}
+
+/// Shards one after the other, cut or padded to the planes of the whole weight.
+fn planes(layout: &WeightLayout, shards: &[WeightShard]) -> Result<Vec<PlanesState>, FormatError> {
+    if layout.placement == Placement::Replicated {
+        return Ok(Vec::new());
+    }
+    let stored = layout.format.stored_orientations().iter().enumerate().map(|(number, orientation)| {
+        let specs = layout.format.planes(*orientation, layout.shard.shape);
+        let planes = specs.iter().map(|spec| {
+            let mut whole = Vec::with_capacity(spec.bytes());
+            for shard in shards.iter().filter_map(|shard| shard.planes.get(number)) {
+                let part = shard.of(spec.kind);
+                let room = spec.bytes() - whole.len();
+                whole.extend_from_slice(&part[..part.len().min(room)]);
+            }
+            whole.resize(spec.bytes(), 0);
+            if spec.kind == PlaneKind::Scale {
+                expand_scale(layout.format, *orientation, layout.shard.shape, &mut whole)?;
+            }
+            Ok(whole)
+        });
+        let planes = planes.collect::<Result<_, _>>()?;
+        Ok(PlanesState { orientation: *orientation, specs, planes })
+    });
+    stored.collect()
+}

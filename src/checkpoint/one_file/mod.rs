@@ -1,0 +1,416 @@
+//! Checkpoints in one safetensors file.
+//!
+//! Law: the file is replaced whole or not at all, and a save that returned survives the loss of power
+//! (`whole_file`). A save that fails leaves nothing behind, unless what fails is to make the name last. Loading
+//! takes memory in proportion to the file, whatever its header says: every tensor is read at most once. Saving takes
+//! next to none, for tensors go from the checkpoint to the file (`safetensors/writer.rs`). What they are called is said
+//! in `tensors.rs`. What is read is what was saved, by its digests (`digests.rs`).
+
+pub mod digests;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use safetensors::SafeTensorError;
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use super::safetensors::writer::{self, MOST_HEADER};
+use super::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FrozenDigest, StatePart};
+use super::{StoreError, UpdatedBy, WeightState, tensors};
+use warpweft_base::errors::shown;
+use warpweft_base::whole_file::WholeFile;
+use warpweft_base::whole_file::regular;
+use warpweft_format::{DelayedState, Format, Shape};
+
+/// One safetensors file.
+///
+/// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized planes as
+/// `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the format stores
+/// it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to; for FP8 with one scale
+/// per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32 `[1]`, by
+/// which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per carried buffer
+/// and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says `zeros`. Weights that
+/// are frozen are not in the file: the metadata have `frozen_digests`, a JSON object of lists of digest, rows and
+/// columns ([`WeightState::frozen`]). Weights without moments are listed as `frozen`, like all weights of a rule of
+/// updates that keeps no state; those of which it keeps one list are listed as `one_state`. The metadata say
+/// `format: pt`, which readers of the Hugging Face hub's files ask for. They also hold [`Checkpoint::notes`], a JSON
+/// object of strings; as `updated_by` which optimizer the state is of, `adam` or `own_rule`
+/// ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file that changed on the
+/// disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and `metadata_digest`,
+/// of all metadata.
+///
+/// This is version 4 of the file. Version 3 had the masters of frozen weights. In version 2 digests are of the
+/// bytes of tensors alone, or there are none; version 1 had no carried buffers, and loads as a checkpoint without
+/// any. Both are read as they are.
+///
+/// The planes are for whoever serves the model. Loading leaves them out ([`WeightState::planes`] is empty
+/// then), for a session makes them again of the masters. So a checkpoint that is loaded and saved without a
+/// session between has none in its file, and readers of the planes find only masters and moments there.
+///
+/// ```no_run
+/// use warpweft::prelude::*;
+///
+/// async fn go_on(session: &mut Session) -> Result<(), Box<dyn std::error::Error>> {
+///     let store = FileStore::new("run.safetensors");
+///     if std::path::Path::new("run.safetensors").exists() {
+///         session.import(&store.load().await?).await?;
+///     }
+///     session.step("train").await?;
+///     let mut checkpoint = session.export().await?;
+///     checkpoint.notes.insert("seed".into(), "7".into());
+///     Ok(store.save(&checkpoint).await?)
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct FileStore {
+    path: PathBuf,
+}
+
+/// What this version writes.
+const VERSION: &str = "4";
+
+/// What to say of a safetensors file that somebody else wrote.
+const NO_CHECKPOINT: &str = "it has no `warpweft_checkpoint`, so no session saved it; weights from elsewhere are read by \
+                             `PretrainedFiles`, for a session that begins with them";
+
+/// What stands in place of the list of carried buffers for [`Carried::Zeros`].
+const ZEROS: &str = "zeros";
+
+/// The one that had no carried buffers.
+const WITHOUT_CARRIED: &str = "1";
+
+/// What it reads.
+const VERSIONS: [&str; 4] = [WITHOUT_CARRIED, "2", "3", VERSION];
+
+/// The ones that need not have digests.
+const UNSEALED: [&str; 2] = [WITHOUT_CARRIED, "2"];
+
+/// The key under which frozen weights stand that are not in the file.
+pub const FROZEN: &str = "frozen_digests";
+
+/// What a file has of such a weight: its digest, rows and columns.
+type FrozenEntry = (FrozenDigest, usize, usize);
+
+/// Do files of this version have digests of all that they have?
+///
+/// # Errors
+/// What to say of a version that is not known.
+pub fn is_sealed(version: &str) -> Result<bool, String> {
+    if VERSIONS.contains(&version) {
+        return Ok(!UNSEALED.contains(&version));
+    }
+    let version = shown(version);
+    Err(format!(
+        "it has version {version}, and this build knows versions 1 to {VERSION}; load it with a later one"
+    ))
+}
+
+impl FileStore {
+    /// A store in the file `path`.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into() }
+    }
+
+    fn content(&self, reason: impl std::fmt::Display) -> StoreError {
+        StoreError::Content { path: self.path.clone(), reason: reason.to_string() }
+    }
+
+    fn read(&self, bytes: &[u8]) -> Result<Checkpoint, StoreError> {
+        let (_, header) = SafeTensors::read_metadata(bytes)
+            .map_err(|error| self.content(cut_off(bytes).unwrap_or_else(|| foreign(&error))))?;
+        let about = header.metadata().clone().unwrap_or_default();
+        let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
+        let version = about.get("warpweft_checkpoint").ok_or_else(|| self.content(NO_CHECKPOINT))?;
+        let sealed = is_sealed(version).map_err(|reason| self.content(reason))?;
+        digests::compare_metadata(&about, sealed).map_err(|reason| self.content(reason))?;
+        let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
+        let whose = |word: &String| {
+            let unknown =
+                || self.content(format!("its weights were updated by `{}`, which is not known", shown(word)));
+            UpdatedBy::of_word(word).ok_or_else(unknown)
+        };
+        let updated_by = about.get("updated_by").map(whose).transpose()?;
+        let names: Vec<(String, String)> =
+            serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
+        self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
+        let notes = match about.get("notes") {
+            None => BTreeMap::new(),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+        };
+        let names_in = |key: &str| match about.get(key) {
+            None => Ok(HashSet::new()),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error)),
+        };
+        let (frozen, one_state): (HashSet<String>, HashSet<String>) =
+            (names_in("frozen")?, names_in("one_state")?);
+        let mut absent: HashMap<String, FrozenEntry> = match about.get(FROZEN) {
+            None => HashMap::new(),
+            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
+        };
+        let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
+            None if version != WITHOUT_CARRIED => return Err(self.content("it has no `carried`")),
+            None => Some(Vec::new()),
+            Some(ZEROS) => None,
+            Some(listed) => Some(serde_json::from_str(listed).map_err(|error| self.content(error))?),
+        };
+        self.refuse_repeated("carried buffer", carried.iter().flatten().map(|(name, _)| name))?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
+        digests::compare_tensors(&tensors, &about, sealed).map_err(|reason| self.content(reason))?;
+        let mut weights = Vec::new();
+        for (name, format) in names {
+            let format: Format = format.parse().map_err(|error| self.content(error))?;
+            if let Some(entry) = absent.remove(&name) {
+                weights.push(self.digest_alone(name, format, entry)?);
+                continue;
+            }
+            let (shape, master) = self.values(&tensors, &tensors::state_name(&name, StatePart::Master))?;
+            let lists = match (frozen.contains(&name), one_state.contains(&name)) {
+                (true, _) => 0,
+                (false, true) => 1,
+                (false, false) => 2,
+            };
+            let moment = |part| {
+                if !StatePart::kept(lists).any(|kept| kept == part) {
+                    return Ok(Vec::new());
+                }
+                let tensor = tensors::state_name(&name, part);
+                match self.values(&tensors, &tensor)? {
+                    (found, values) if found == shape => Ok(values),
+                    (found, _) => {
+                        Err(self.content(format!("`{}` is {found} and its master {shape}", shown(&tensor))))
+                    }
+                }
+            };
+            let (exp_avg, exp_avg_sq) = (moment(StatePart::FirstMoment)?, moment(StatePart::SecondMoment)?);
+            let (planes, tensor_scale) = (Vec::new(), 1.0);
+            let delayed = self.delayed(&tensors, &name)?;
+            weights.push(WeightState {
+                name,
+                shape,
+                format,
+                master,
+                exp_avg,
+                exp_avg_sq,
+                planes,
+                tensor_scale,
+                delayed,
+                frozen: None,
+            });
+        }
+        if let Some(name) = absent.keys().min() {
+            return Err(
+                self.content(format!("it has a digest of `{}`, which is none of its weights", shown(name)))
+            );
+        }
+        let carried = match carried {
+            None => Carried::Zeros,
+            Some(listed) => Carried::Buffers(self.buffers(&tensors, listed)?),
+        };
+        Ok(Checkpoint { optimizer_step, updated_by, weights, carried, notes })
+    }
+
+    /// A frozen weight, whose values are elsewhere.
+    fn digest_alone(
+        &self,
+        name: String,
+        format: Format,
+        (frozen, rows, cols): FrozenEntry,
+    ) -> Result<WeightState, StoreError> {
+        let shape = Shape { rows, cols };
+        format
+            .check_shape(shape)
+            .map_err(|error| self.content(format!("frozen weight `{}`: {error}", shown(&name))))?;
+        let frozen = Some(frozen);
+        let (master, exp_avg, exp_avg_sq, planes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (tensor_scale, delayed) = (1.0, None);
+        Ok(WeightState {
+            name,
+            shape,
+            format,
+            master,
+            exp_avg,
+            exp_avg_sq,
+            planes,
+            tensor_scale,
+            delayed,
+            frozen,
+        })
+    }
+
+    fn buffers(
+        &self,
+        tensors: &SafeTensors<'_>,
+        listed: Vec<(String, usize)>,
+    ) -> Result<Vec<CarriedBuffer>, StoreError> {
+        let buffer = |(name, ranks): (String, usize)| {
+            let of_rank = |rank| {
+                let tensor = tensors::carried_name(&name, rank);
+                let found = tensors.tensor(&tensor);
+                found
+                    .map(|found| found.data().to_vec())
+                    .map_err(|error| self.content(format!("`{}`: {}", shown(&tensor), shown(error))))
+            };
+            let ranks = (0..ranks).map(of_rank).collect::<Result<_, _>>()?;
+            Ok(CarriedBuffer { name, ranks })
+        };
+        listed.into_iter().map(buffer).collect()
+    }
+
+    /// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list
+    /// could ask for any amount of memory.
+    fn refuse_repeated<'name>(
+        &self,
+        kind: &str,
+        mut names: impl Iterator<Item = &'name String>,
+    ) -> Result<(), StoreError> {
+        let mut seen = HashSet::new();
+        match names.find(|name| !seen.insert(*name)) {
+            Some(name) => Err(self.content(format!("it lists the {kind} `{}` twice", shown(name)))),
+            None => Ok(()),
+        }
+    }
+
+    fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
+        let tensor = tensors
+            .tensor(name)
+            .map_err(|error| self.content(format!("`{}`: {}", shown(name), shown(error))))?;
+        match (tensor.dtype(), tensor.shape()) {
+            (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(tensor.data()))),
+            _ => Err(self.content(format!("`{}` is not a matrix of f32", shown(name)))),
+        }
+    }
+
+    /// Scale in use and amax history of a weight; both are there, or neither.
+    fn delayed(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<Option<DelayedState>, StoreError> {
+        let names = tensors::delayed_names(name);
+        let [Ok(scale), Ok(history)] = names.each_ref().map(|name| tensors.tensor(name)) else {
+            return match names.iter().find(|name| tensors.tensor(name).is_ok()) {
+                None => Ok(None),
+                Some(one) => Err(self.content(format!(
+                    "it has `{}` alone of {}",
+                    shown(one),
+                    names.each_ref().map(shown).join(" and ")
+                ))),
+            };
+        };
+        let kinds = [(scale.dtype(), scale.shape()), (history.dtype(), history.shape())];
+        match (kinds, numbers(scale.data()).as_slice()) {
+            ([(Dtype::F32, [1]), (Dtype::F32, [_])], [scale]) => {
+                Ok(Some(DelayedState { scale: *scale, history: numbers(history.data()) }))
+            }
+            _ => Err(self.content(format!(
+                "{} are not one f32 and a list of them",
+                names.each_ref().map(shown).join(" and ")
+            ))),
+        }
+    }
+
+    /// What the file says of itself, of a checkpoint that could be loaded again.
+    fn about(&self, checkpoint: &Checkpoint) -> Result<HashMap<String, String>, StoreError> {
+        let names: Vec<(String, String)> =
+            checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
+        let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
+        let carried = match &checkpoint.carried {
+            Carried::Zeros => ZEROS.to_owned(),
+            Carried::Buffers(buffers) => {
+                self.refuse_repeated("carried buffer", buffers.iter().map(|buffer| &buffer.name))?;
+                let listed: Vec<(&str, usize)> =
+                    buffers.iter().map(|buffer| (buffer.name.as_str(), buffer.ranks.len())).collect();
+                serde_json::to_string(&listed).map_err(|error| self.content(error))?
+            }
+        };
+        let mut about = HashMap::from([
+            // Readers of the Hugging Face hub's files refuse a file that does not say it.
+            ("format".to_owned(), "pt".to_owned()),
+            ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
+            ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
+            ("weights".to_owned(), listed),
+            ("carried".to_owned(), carried),
+        ]);
+        if let Some(by) = checkpoint.updated_by {
+            about.insert("updated_by".to_owned(), by.word().to_owned());
+        }
+        if !checkpoint.notes.is_empty() {
+            let listed = serde_json::to_string(&checkpoint.notes).map_err(|error| self.content(error))?;
+            about.insert("notes".to_owned(), listed);
+        }
+        if let Some(state) = checkpoint.weights.iter().find(|state| !state.is_whole()) {
+            let elements = state.shape.elements();
+            return Err(self.content(format!(
+                "`{}` does not hold {elements} values of its master, and as many of both moments, of none, or of the \
+                 first alone",
+                shown(&state.name)
+            )));
+        }
+        for (key, lists) in [("frozen", 0), ("one_state", 1)] {
+            let some =
+                checkpoint.weights.iter().filter(|state| state.frozen.is_none() && state.lists() == lists);
+            let some: Vec<&str> = some.map(|state| state.name.as_str()).collect();
+            if !some.is_empty() {
+                let listed = serde_json::to_string(&some).map_err(|error| self.content(error))?;
+                about.insert(key.to_owned(), listed);
+            }
+        }
+        let absent = checkpoint.weights.iter().filter_map(|state| {
+            let Shape { rows, cols } = state.shape;
+            Some((state.name.as_str(), (state.frozen?, rows, cols)))
+        });
+        let absent: BTreeMap<&str, FrozenEntry> = absent.collect();
+        if !absent.is_empty() {
+            let listed = serde_json::to_string(&absent).map_err(|error| self.content(error))?;
+            about.insert(FROZEN.to_owned(), listed);
+        }
+        Ok(about)
+    }
+}
+
+#[async_trait]
+impl CheckpointStore for FileStore {
+    async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+        let (mut about, tensors) = (self.about(checkpoint)?, tensors::of(checkpoint));
+        self.refuse_repeated("tensor", tensors.iter().map(|tensor| &tensor.name))?;
+        let failed = |source| StoreError::File { path: self.path.clone(), source };
+        digests::seal(&tensors, &mut about).map_err(failed)?;
+        let mut file = WholeFile::begin(&self.path).map_err(failed)?;
+        writer::write(tensors, about, &mut file).map_err(|error| match error {
+            SafeTensorError::IoError(source) => failed(source),
+            error => self.content(error),
+        })?;
+        file.commit().map_err(failed)
+    }
+
+    async fn load(&self) -> Result<Checkpoint, StoreError> {
+        let bytes = regular::read(&self.path, u64::MAX)
+            .map_err(|source| StoreError::File { path: self.path.clone(), source })?;
+        self.read(&bytes)
+    }
+}
+
+/// Does a file that cannot be read end early? Its header's length says so, and where its last tensor ends.
+fn cut_off(bytes: &[u8]) -> Option<String> {
+    let advice = "is it a copy that was interrupted? Copy it again, or load another checkpoint";
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        let what =
+            if bytes.is_empty() { "the file is empty" } else { "the file is cut off in its first bytes" };
+        return Some(format!("{what}; {advice}"));
+    };
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length <= MOST_HEADER)?;
+    let Some((header, data)) = rest.split_at_checked(length) else {
+        return Some(format!("the file is cut off in its header of {length} bytes; {advice}"));
+    };
+    let header: HashMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
+    let ends = header.values().filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64());
+    let end = ends.max().filter(|end| *end > data.len() as u64)?;
+    Some(format!("the file is cut off: its tensors have {end} bytes, and {} are there; {advice}", data.len()))
+}
+
+/// What to say of a file that is whole and does not read.
+fn foreign(error: &SafeTensorError) -> String {
+    format!("it is no safetensors file ({}); load one that `FileStore::save` wrote", shown(error))
+}
+
+fn numbers(bytes: &[u8]) -> Vec<f32> {
+    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
+}

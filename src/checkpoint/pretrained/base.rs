@@ -1,0 +1,229 @@
+//! A frozen base from a file that is quantized already.
+//!
+//! Law: codes and scales go from the file into a rank's planes as they are, bit for bit: of a rank's rows those
+//! bytes are read, when the rank begins, and no value is made of them but to see that it is finite. That a file's
+//! tensors are what the weights of the session need is judged before it starts.
+
+use std::collections::HashMap;
+use std::ops::{Range, RangeInclusive};
+
+use safetensors::Dtype;
+use serde::Deserialize;
+
+use super::{PretrainedError, PretrainedFiles, Tensor, of_weight};
+use crate::checkpoint::ranks::ShardPlanes;
+use warpweft_base::errors::shown;
+use warpweft_base::id::RankId;
+use warpweft_format::{ElementType, Format, FormatError, PlaneKind, PlaneSpec, Shape};
+use warpweft_plan::layout::{PlaneCut, WeightLayout};
+use warpweft_plan::model::{Model, WeightSpec};
+
+/// The key in the metadata of a file that `warpweft quantize` wrote under which stands what is quantized, and how.
+pub const QUANTIZED: &str = "warpweft_quantized";
+
+/// The versions of that text that are read; the last one is written.
+pub const QUANTIZED_VERSIONS: RangeInclusive<u32> = 1..=2;
+
+/// What a file says is quantized in it.
+#[derive(Debug, Deserialize)]
+pub(super) struct Manifest {
+    version: u32,
+    format: Format,
+    tensors: HashMap<String, Original>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Original {
+    shape: Vec<usize>,
+}
+
+/// The planes that frozen weights of a session begin with, from files that `warpweft quantize` wrote:
+/// [`PretrainedFiles::frozen_base`] makes it, and
+/// [`SessionBuilder::frozen_base`](crate::session::SessionBuilder::frozen_base) takes it.
+#[derive(Clone, Debug)]
+pub struct FrozenBase {
+    files: PretrainedFiles,
+    /// By weight.
+    tensors: HashMap<String, Base>,
+}
+
+/// The tensor of a weight, which is quantized like this.
+#[derive(Clone, Debug)]
+struct Base {
+    tensor: String,
+    format: Format,
+    shape: Shape,
+}
+
+impl PretrainedFiles {
+    /// Planes of frozen weights from these files, bit for bit. Values are made of a rank's rows of one weight at a
+    /// time, to see that they are finite.
+    ///
+    /// `tensor_of` names the tensor of every weight of `model` that is frozen and sharded, as it was called before it
+    /// was quantized; of `X` the file has `X.rowwise_data` and so on. A weight for which it gives `None` begins as the
+    /// initializer says, like all others, and so does one that rules of the configuration unfreeze or replicate. A
+    /// session does not start where they give a weight another format
+    /// ([`SessionError::Pretrained`](crate::session::SessionError::Pretrained)): pass the model that they were applied
+    /// to.
+    ///
+    /// # Errors
+    /// [`PretrainedError::Weight`] with the first weight whose tensor is not there, or is not quantized in the format
+    /// and shape of the weight ([`PretrainedError::Quantized`]). Nothing but headers was read then.
+    pub fn frozen_base(
+        &self,
+        model: &Model,
+        tensor_of: impl Fn(&str) -> Option<String>,
+    ) -> Result<FrozenBase, PretrainedError> {
+        let mut tensors = HashMap::new();
+        let frozen = model.weights().iter().filter(|spec| spec.placement.is_planes_alone(spec.frozen));
+        for spec in frozen {
+            let Some(tensor) = tensor_of(&spec.name) else { continue };
+            self.check_quantized(&tensor, spec.format, spec.shape)
+                .map_err(|error| of_weight(&spec.name, error))?;
+            let base = Base { tensor, format: spec.format, shape: spec.shape };
+            tensors.insert(spec.name.clone(), base);
+        }
+        Ok(FrozenBase { files: self.clone(), tensors })
+    }
+
+    fn check_quantized(&self, tensor: &str, format: Format, shape: Shape) -> Result<(), PretrainedError> {
+        let found = self.find(&data_name(tensor, format))?;
+        let refused = |reason: String| {
+            let (tensor, path) = (tensor.to_owned(), self.path(found));
+            Err(PretrainedError::Quantized { tensor, path, reason })
+        };
+        let manifest = match &self.opened.files[found.file].quantized {
+            Some(Ok(manifest)) => manifest,
+            Some(Err(reason)) => return refused(reason.clone()),
+            None => return refused("the file does not say how it is quantized".to_owned()),
+        };
+        match manifest.tensors.get(tensor).map(|original| &original.shape[..]) {
+            Some([rows, cols]) if (manifest.format, *rows, *cols) == (format, shape.rows, shape.cols) => {}
+            Some(found) => return refused(unlike(found, manifest.format, shape, format)),
+            None => return refused("the file does not list it as quantized".to_owned()),
+        }
+        for orientation in format.stored_orientations() {
+            for spec in format.planes(*orientation, shape) {
+                let name = plane_name(tensor, *orientation, &spec);
+                let (dtype, dimensions) = stored(&spec);
+                let plane = self.find(&name)?;
+                if (plane.dtype, &plane.shape[..]) != (dtype, &dimensions[..]) {
+                    let found = format!("`{}` is {} {:?}", shown(&name), plane.dtype, plane.shape);
+                    return refused(format!("{found} and should be {dtype} {dimensions:?}"));
+                }
+            }
+        }
+        match scale_name(tensor, format) {
+            Some(name) if self.find(&name)?.dtype != Dtype::F32 || self.find(&name)?.shape != [1] => {
+                refused(format!("`{}` is not one number in F32", shown(&name)))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn bytes_of(&self, tensor: &Tensor, range: Range<usize>) -> Result<Vec<u8>, PretrainedError> {
+        let source = &self.opened.files[tensor.file];
+        let mut bytes = vec![0; range.len()];
+        let read = source.bytes(tensor.begin + range.start as u64, &mut bytes);
+        read.map_err(|error| PretrainedError::File { path: source.path.clone(), source: error })?;
+        Ok(bytes)
+    }
+}
+
+impl Manifest {
+    /// What the text of a file says, or why it cannot be used.
+    pub(super) fn read(text: &str) -> Result<Self, String> {
+        let manifest: Self = serde_json::from_str(text)
+            .map_err(|error| shown(format!("what the file says of it is not understood: {error}")))?;
+        if QUANTIZED_VERSIONS.contains(&manifest.version) {
+            return Ok(manifest);
+        }
+        let (found, known) = (manifest.version, QUANTIZED_VERSIONS.end());
+        Err(format!("what the file says of it is of version {found}, and 1 to {known} are read"))
+    }
+}
+
+impl FrozenBase {
+    /// Does the weight of a session begin with planes from here?
+    ///
+    /// # Errors
+    /// [`PretrainedError::Weight`] for a frozen weight of another format or shape than planes are here for.
+    pub(crate) fn gives(&self, spec: &WeightSpec) -> Result<bool, PretrainedError> {
+        let Some(Base { tensor, format, shape }) = self.tensors.get(&spec.name) else { return Ok(false) };
+        if !spec.placement.is_planes_alone(spec.frozen) || (*format, *shape) == (spec.format, spec.shape) {
+            return Ok(spec.placement.is_planes_alone(spec.frozen));
+        }
+        let path = self.files.path(self.files.find(&data_name(tensor, *format))?);
+        let reason = unlike(&[shape.rows, shape.cols], *format, spec.shape, spec.format);
+        Err(of_weight(&spec.name, PretrainedError::Quantized { tensor: tensor.clone(), path, reason }))
+    }
+
+    /// The planes of a rank's rows, one for each stored orientation, and what dequantizing needs besides; `None` for a
+    /// weight that begins otherwise.
+    pub(crate) fn planes(
+        &self,
+        layout: &WeightLayout,
+        rank: RankId,
+    ) -> Result<Option<(Vec<ShardPlanes>, f32)>, PretrainedError> {
+        let Some(Base { tensor, .. }) = self.tensors.get(&layout.name) else { return Ok(None) };
+        let mut scale = 1.0f32;
+        if let Some(name) = scale_name(tensor, layout.format) {
+            let bytes = self.files.bytes_of(self.files.find(&name)?, 0..size_of::<f32>())?;
+            bytemuck::bytes_of_mut(&mut scale).copy_from_slice(&bytes);
+        }
+        let stored = layout.format.stored_orientations().iter().map(|orientation| {
+            let read = |spec: &PlaneSpec, range: Range<usize>| {
+                let plane = self.files.find(&plane_name(tensor, *orientation, spec))?;
+                self.files.bytes_of(plane, range)
+            };
+            let cut = PlaneCut::new(layout, *orientation, rank).shard(scale, read)?;
+            Ok(ShardPlanes { data: cut.data, scale: cut.scale })
+        });
+        Ok(Some((stored.collect::<Result<_, PretrainedError>>()?, scale)))
+    }
+}
+
+impl From<FormatError> for PretrainedError {
+    fn from(source: FormatError) -> Self {
+        Self::Format { source }
+    }
+}
+
+fn plane_name(tensor: &str, orientation: warpweft_format::Orientation, spec: &PlaneSpec) -> String {
+    let kind = match spec.kind {
+        PlaneKind::Data => "data",
+        PlaneKind::Scale => "scale",
+    };
+    format!("{tensor}.{orientation}_{kind}")
+}
+
+/// The first data plane of a tensor.
+fn data_name(tensor: &str, format: Format) -> String {
+    let first = format.stored_orientations().iter().map(|side| format!("{tensor}.{side}_data")).next();
+    first.unwrap_or_default()
+}
+
+/// How a tensor is quantized, and how the weight needs it.
+fn unlike(found: &[usize], there: Format, shape: Shape, format: Format) -> String {
+    format!("it is {found:?} in {there}, and the weight {shape} in {format}")
+}
+
+/// The tensor with what dequantizing needs besides the planes, where a format needs something.
+fn scale_name(tensor: &str, format: Format) -> Option<String> {
+    match format {
+        Format::Nvfp4(_) => Some(format!("{tensor}.amax")),
+        Format::Fp8Tensor(_) => Some(format!("{tensor}.rowwise_scale")),
+        Format::F32 | Format::Bf16 | Format::Fp8Block(_) | Format::Mxfp8 => None,
+    }
+}
+
+/// How a plane stands in a file.
+fn stored(spec: &PlaneSpec) -> (Dtype, [usize; 2]) {
+    let dtype = match spec.element {
+        ElementType::F32 => Dtype::F32,
+        ElementType::Bf16 => Dtype::BF16,
+        ElementType::U8 => Dtype::U8,
+        ElementType::U32 => Dtype::U32,
+    };
+    (dtype, [spec.rows, spec.cols])
+}

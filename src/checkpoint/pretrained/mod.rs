@@ -1,0 +1,352 @@
+//! Weights from elsewhere: rows of tensors of safetensors files, as the masters that a session begins with.
+//!
+//! Law: what a rank asks for is read when it asks, and nothing else: in memory are the headers and one piece.
+//! A value is that of the file, to the last bit. Names, shapes and dtypes are judged before a session starts;
+//! what fails later is an error, and never a zero.
+
+mod base;
+mod error;
+mod model_folder;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use half::{bf16, f16};
+use safetensors::Dtype;
+
+use super::kind::{Listed, NotWeights, Stated, of_start};
+use super::ranks::MasterRows;
+use super::safetensors::header::{self, Unsound};
+use warpweft_base::errors::{LONGEST_NAME, shown};
+use warpweft_base::near::near;
+use warpweft_format::Shape;
+use warpweft_plan::model::Model;
+
+use base::Manifest;
+
+pub use base::FrozenBase;
+pub use base::QUANTIZED;
+pub use base::QUANTIZED_VERSIONS;
+pub use error::PretrainedError;
+
+/// Values read at once.
+const PIECE: usize = 1 << 18;
+
+/// Most names that an error proposes.
+const MOST_NAMES: usize = 3;
+
+/// The tensors of one or several safetensors files, such as the shards of a model from the Hugging Face hub.
+///
+/// Opening reads the headers. Rows are read when they are asked for, by any thread, and converted to f32,
+/// which is exact: F32, BF16 and F16 are read; tensors of other dtypes may be in the files. The files stay
+/// open. A clone reads the same files.
+///
+/// Codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for, with
+/// what the file is ([`PretrainedError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
+///
+/// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one
+/// row, or one column where a weight is n×1. One of more dimensions has rows of its last one, so
+/// `[experts, rows, cols]` has `experts · rows` of them.
+///
+/// Nothing is transposed: a weight of this library computes `x · Wᵀ`, so its rows are output features, like
+/// those of PyTorch's `Linear`. Where files hold the transposed matrix (`Conv1D` of GPT-2), or one tensor is
+/// part of several weights, write an initializer over [`PretrainedFiles::rows`]; a square matrix that should
+/// be transposed cannot be found out.
+///
+/// A checkpoint of [`FileStore`](super::FileStore) is such a file as well: the tensor of weight `w` is
+/// `w.master`. Its digests are not compared, because rows are read and not the whole;
+/// [`FileStore::load`](super::CheckpointStore::load) compares them.
+///
+/// ```
+/// use warpweft::prelude::*;
+/// use warpweft::checkpoint::PretrainedFiles;
+/// # use safetensors::tensor::{Dtype, TensorView};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bytes: Vec<u8> = (0..6).flat_map(|number| (number as f32).to_le_bytes()).collect();
+/// # let view = TensorView::new(Dtype::F32, vec![3, 2], &bytes)?;
+/// # safetensors::serialize_to_file([("model.up.weight", view)], None, &path)?;
+///
+/// let mut model = Model::builder();
+/// let up = model.sharded("up", 3, 2, Format::F32)?;
+/// let model = model.build();
+///
+/// let files = PretrainedFiles::open([&path])?;
+/// assert_eq!(files.shape("model.up.weight")?, [3, 2]);
+/// let pretrained = files.initializer(&model, |weight| Some(format!("model.{weight}.weight")))?;
+///
+/// let mut program = StepProgram::builder("look", &model);
+/// program.call("look", Phase::Forward).uses(up, Orientation::Rowwise, Form::Dense).add()?;
+/// let builder = Session::builder(Config::default(), |_rank| on_cpu(|_, _| Ok(())));
+/// let builder = builder.program(program.build_evaluation()?).try_initialize(pretrained);
+/// let mut session = block_on(builder.start_cpu(2))?;
+/// assert_eq!(block_on(session.export())?.weights[0].master, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct PretrainedFiles {
+    opened: Arc<Opened>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    files: Vec<Source>,
+    tensors: BTreeMap<String, Tensor>,
+    /// Those that hold something other than a weight.
+    not_weights: NotWeights,
+}
+
+/// One file, at whatever place it was read last.
+#[derive(Debug)]
+struct Source {
+    path: PathBuf,
+    file: Mutex<File>,
+    /// What it says is quantized in it, or why that cannot be used.
+    quantized: Option<Result<Manifest, String>>,
+}
+
+/// One tensor.
+#[derive(Debug)]
+struct Tensor {
+    /// Number of its file.
+    file: usize,
+    /// Its first byte in there.
+    begin: u64,
+    dtype: Dtype,
+    shape: Vec<usize>,
+}
+
+impl PretrainedFiles {
+    /// Opens files and reads their headers: all shards of a model, in any order.
+    /// [`PretrainedFiles::open_model`] finds them in a model's folder.
+    ///
+    /// # Errors
+    /// [`PretrainedError::File`], [`PretrainedError::NotSafetensors`] for a file of another kind,
+    /// [`PretrainedError::Content`] for what is no sound safetensors file, and [`PretrainedError::Twice`] for a name
+    /// that two files have.
+    pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self, PretrainedError> {
+        Self::open_listed(paths, |_, _| true)
+    }
+
+    /// Opens files, and takes of each, by its number, the tensors that are `listed`.
+    fn open_listed(
+        paths: impl IntoIterator<Item = impl AsRef<Path>>,
+        listed: impl Fn(usize, &str) -> bool,
+    ) -> Result<Self, PretrainedError> {
+        let (mut files, mut tensors) = (Vec::<Source>::new(), BTreeMap::<String, Tensor>::new());
+        let mut stated = Stated::default();
+        for path in paths {
+            let path = path.as_ref();
+            let described = header::read(path).map_err(|error| unsound(path, error))?;
+            stated = stated.or(Stated::of(path, described.about.keys()));
+            for (name, about) in described.tensors {
+                if !listed(files.len(), &name) {
+                    continue;
+                }
+                if let Some(first) = tensors.get(&name) {
+                    let (first, second) = (files[first.file].path.clone(), path.to_owned());
+                    return Err(PretrainedError::Twice { tensor: name, first, second });
+                }
+                let begin = described.data + about.data_offsets.0 as u64;
+                let tensor = Tensor { file: files.len(), begin, dtype: about.dtype, shape: about.shape };
+                tensors.insert(name, tensor);
+            }
+            let quantized = described.about.get(QUANTIZED).map(|text| Manifest::read(text));
+            files.push(Source { path: path.to_owned(), file: Mutex::new(described.file), quantized });
+        }
+        let all = tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed::new(name, *dtype, shape));
+        let not_weights = NotWeights::of(all, &stated);
+        Ok(Self { opened: Arc::new(Opened { files, tensors, not_weights }) })
+    }
+
+    /// The names of all tensors of all files, sorted.
+    pub fn tensor_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.opened.tensors.keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor, as its file has it.
+    ///
+    /// # Errors
+    /// [`PretrainedError::NoTensor`].
+    pub fn shape(&self, tensor: &str) -> Result<&[usize], PretrainedError> {
+        Ok(&self.find(tensor)?.shape)
+    }
+
+    /// Fills `values` with rows of a tensor of `columns` columns, row-major, from `first_row` on: as many
+    /// rows as `values` has room for.
+    ///
+    /// # Errors
+    /// [`PretrainedError::NoTensor`], [`PretrainedError::NotWeights`], [`PretrainedError::Dtype`], and
+    /// [`PretrainedError::Rows`] for other columns, rows that are not there, or a part of one.
+    /// [`PretrainedError::File`] when the file cannot be read; part of `values` may be filled then.
+    pub fn rows(
+        &self,
+        tensor: &str,
+        first_row: usize,
+        columns: usize,
+        values: &mut [f32],
+    ) -> Result<(), PretrainedError> {
+        let found = self.find(tensor)?;
+        let width = self.width(tensor, found)?;
+        let shape = found.matrix(columns == 1);
+        let rows = values.len().checked_div(columns).filter(|rows| rows * columns == values.len());
+        let end = rows.and_then(|rows| first_row.checked_add(rows));
+        if columns != shape.cols || end.is_none_or(|end| end > shape.rows) {
+            return Err(PretrainedError::Rows {
+                tensor: tensor.to_owned(),
+                path: self.path(found),
+                found: found.shape.clone(),
+                first_row,
+                columns,
+                values: values.len(),
+            });
+        }
+        let begin = found.begin + (first_row * columns * width) as u64;
+        let source = &self.opened.files[found.file];
+        source
+            .values(found.dtype, begin, width, values)
+            .map_err(|error| PretrainedError::File { path: source.path.clone(), source: error })
+    }
+
+    /// Masters from these files, for
+    /// [`SessionBuilder::try_initialize`](crate::session::SessionBuilder::try_initialize).
+    ///
+    /// `tensor_of` names the tensor of every weight of `model`. Where it gives `None`, the weight is not in
+    /// the files: pass a function to `try_initialize` that gives its masters, and calls this one for the
+    /// others. For a weight without a tensor this one fails ([`PretrainedError::NoName`]), so nothing begins
+    /// as zeros unnoticed. Two weights may have one tensor.
+    ///
+    /// # Errors
+    /// [`PretrainedError::Weight`] with the weight, for the first one whose tensor is not there
+    /// ([`PretrainedError::NoTensor`]), is part of a quantized weight or of the state of an optimizer
+    /// ([`PretrainedError::NotWeights`]), is of another shape ([`PretrainedError::Shape`]) or of a dtype that is not
+    /// read ([`PretrainedError::Dtype`]). Nothing but headers was read then.
+    pub fn initializer<F: Fn(&str) -> Option<String>>(
+        &self,
+        model: &Model,
+        tensor_of: F,
+    ) -> Result<
+        impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), PretrainedError>
+        + Clone
+        + Send
+        + Sync
+        + 'static
+        + use<F>,
+        PretrainedError,
+    > {
+        let mut tensors = HashMap::new();
+        for spec in model.weights() {
+            let Some(tensor) = tensor_of(&spec.name) else { continue };
+            self.check(&tensor, spec.shape).map_err(|error| of_weight(&spec.name, error))?;
+            tensors.insert(spec.name.clone(), tensor);
+        }
+        let (files, tensors) = (self.clone(), Arc::new(tensors));
+        Ok(move |rows: MasterRows<'_>, values: &mut [f32]| {
+            let MasterRows { weight, first_row, columns } = rows;
+            let none = || PretrainedError::NoName { weight: weight.to_owned() };
+            let tensor = tensors.get(weight).ok_or_else(none)?;
+            files.rows(tensor, first_row, columns, values).map_err(|error| of_weight(weight, error))
+        })
+    }
+
+    /// Can the tensor be a weight of this shape?
+    fn check(&self, tensor: &str, expected: Shape) -> Result<(), PretrainedError> {
+        let found = self.find(tensor)?;
+        self.width(tensor, found)?;
+        if found.matrix(expected.cols == 1) == expected {
+            return Ok(());
+        }
+        let (path, tensor) = (self.path(found), tensor.to_owned());
+        Err(PretrainedError::Shape { tensor, path, found: found.shape.clone(), expected })
+    }
+
+    fn find(&self, tensor: &str) -> Result<&Tensor, PretrainedError> {
+        self.opened.tensors.get(tensor).ok_or_else(|| {
+            let names = self.tensor_names().filter(|name| name.len() <= LONGEST_NAME);
+            let near = near(tensor, names).into_iter().take(MOST_NAMES).map(shown).collect();
+            PretrainedError::NoTensor { tensor: tensor.to_owned(), files: self.opened.files.len(), near }
+        })
+    }
+
+    /// Bytes of an element of a tensor that can be a weight.
+    fn width(&self, tensor: &str, found: &Tensor) -> Result<usize, PretrainedError> {
+        if let Some(what) = self.opened.not_weights.what(tensor) {
+            let (tensor, path, what) = (tensor.to_owned(), self.path(found), what.to_owned());
+            return Err(PretrainedError::NotWeights { tensor, path, what });
+        }
+        match found.dtype {
+            Dtype::F32 => Ok(size_of::<f32>()),
+            Dtype::BF16 | Dtype::F16 => Ok(size_of::<u16>()),
+            other => {
+                let (tensor, path, dtype) = (tensor.to_owned(), self.path(found), other.to_string());
+                Err(PretrainedError::Dtype { tensor, path, dtype })
+            }
+        }
+    }
+
+    fn path(&self, tensor: &Tensor) -> PathBuf {
+        self.opened.files[tensor.file].path.clone()
+    }
+}
+
+impl Tensor {
+    /// Its rows and columns, in a matrix of one column if that is asked for and fits. No product overflows: the
+    /// header's check has taken the same ones.
+    fn matrix(&self, one_column: bool) -> Shape {
+        match self.shape.as_slice() {
+            [] => Shape { rows: 1, cols: 1 },
+            [rows] if one_column => Shape { rows: *rows, cols: 1 },
+            [cols] => Shape { rows: 1, cols: *cols },
+            [leading @ .., cols] => Shape { rows: leading.iter().product(), cols: *cols },
+        }
+    }
+}
+
+impl Source {
+    /// Reads values of `width` bytes each from `begin` on, piece by piece.
+    fn values(&self, dtype: Dtype, begin: u64, width: usize, values: &mut [f32]) -> io::Result<()> {
+        let (mut at, mut bytes) = (begin, Vec::new());
+        for piece in values.chunks_mut(PIECE) {
+            if dtype == Dtype::F32 {
+                self.bytes(at, bytemuck::cast_slice_mut(piece))?;
+            } else {
+                bytes.resize(piece.len() * width, 0);
+                self.bytes(at, &mut bytes)?;
+                let words = bytes.as_chunks().0.iter().copied();
+                for (value, word) in piece.iter_mut().zip(words) {
+                    *value = match dtype {
+                        Dtype::BF16 => bf16::from_le_bytes(word).to_f32(),
+                        _ => f16::from_le_bytes(word).to_f32(),
+                    };
+                }
+            }
+            at += (piece.len() * width) as u64;
+        }
+        Ok(())
+    }
+
+    /// Reads bytes at a place. Others wait meanwhile, and not while values are converted.
+    fn bytes(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.seek(SeekFrom::Start(at))?;
+        file.read_exact(bytes)
+    }
+}
+
+/// Why a file is none of tensors: by how it begins, if that says it.
+fn unsound(path: &Path, error: Unsound) -> PretrainedError {
+    match (error, of_start(path)) {
+        (Unsound::File(source), _) => PretrainedError::File { path: path.to_owned(), source },
+        (Unsound::Content(_), Some(what)) => {
+            PretrainedError::NotSafetensors { path: path.to_owned(), what: what.to_owned() }
+        }
+        (Unsound::Content(reason), None) => PretrainedError::Content { path: path.to_owned(), reason },
+    }
+}
+
+fn of_weight(weight: &str, error: PretrainedError) -> PretrainedError {
+    PretrainedError::Weight { weight: weight.to_owned(), source: Box::new(error) }
+}

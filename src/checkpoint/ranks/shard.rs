@@ -1,0 +1,85 @@
+//! What one rank has of one weight: its rows of the masters and of what is kept beside them, and their planes.
+//!
+//! Law: real rows only, in f32 however a rank stores them, so a shard does not say what it came from.
+
+use crate::checkpoint::FrozenDigest;
+use warpweft_base::id::RankId;
+use warpweft_format::{DelayedState, PlaneKind};
+use warpweft_plan::layout::WeightLayout;
+
+/// The rows of one weight whose masters a rank begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MasterRows<'a> {
+    /// Name of the weight.
+    pub weight: &'a str,
+    /// Number of the first of these rows within the whole weight.
+    pub first_row: usize,
+    /// Columns of the weight.
+    pub columns: usize,
+}
+
+impl<'a> MasterRows<'a> {
+    /// The rows of a whole weight, or its first ones.
+    #[must_use]
+    pub const fn from_the_first(weight: &'a str, columns: usize) -> Self {
+        Self { weight, first_row: 0, columns }
+    }
+
+    /// Position of their first value in the whole weight, row-major.
+    #[must_use]
+    pub const fn first_element(&self) -> usize {
+        self.first_row * self.columns
+    }
+}
+
+/// Optimizer state of one rank's rows of one weight. Moments are empty where the weight is frozen, and so is the master
+/// where it is its planes alone.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WeightShard {
+    /// FP32 master values, row-major, real rows only.
+    pub master: Vec<f32>,
+    /// First moment.
+    pub exp_avg: Vec<f32>,
+    /// Second moment.
+    pub exp_avg_sq: Vec<f32>,
+    /// Quantized planes as stored, of each stored orientation in turn.
+    pub planes: Vec<ShardPlanes>,
+    /// What dequantizing needs besides the planes; 1 for formats without.
+    pub tensor_scale: f32,
+    /// Scale in use and amax history, where scaling is delayed. On import, `None` begins anew.
+    pub delayed: Option<DelayedState>,
+    /// Of a frozen weight going out, which values the whole of it has. Coming in, those that it must have here.
+    pub frozen: Option<FrozenDigest>,
+    /// Coming in, whether the weight stays as it is: no values come.
+    pub stays: bool,
+}
+
+impl WeightShard {
+    /// A weight that stays as it is under an optimizer that begins anew, with `lists` lists of state.
+    #[must_use]
+    pub fn that_stays(layout: &WeightLayout, lists: usize, rank: RankId) -> Self {
+        let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
+        let list = |number: usize| if number < lists { vec![0.0; elements] } else { Vec::new() };
+        Self { exp_avg: list(0), exp_avg_sq: list(1), stays: true, ..Self::default() }
+    }
+}
+
+/// Planes of one rank's rows of one weight, in one orientation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardPlanes {
+    /// Bytes of the elements.
+    pub data: Vec<u8>,
+    /// Bytes of the scales; empty for formats without.
+    pub scale: Vec<u8>,
+}
+
+impl ShardPlanes {
+    /// The plane of this kind.
+    #[must_use]
+    pub fn of(&self, kind: PlaneKind) -> &[u8] {
+        match kind {
+            PlaneKind::Data => &self.data,
+            PlaneKind::Scale => &self.scale,
+        }
+    }
+}

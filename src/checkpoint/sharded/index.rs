@@ -1,0 +1,346 @@
+//! The file that makes a checkpoint of the parts in a folder.
+//!
+//! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
+//! without opening the parts that it does not need: those with its rows, and, for delayed scaling, that of rank 0.
+//! (Whoever completes a save opens all of them.) What was read is what was written, by the digest at its end (CK-4).
+//! It is sound: every name is there once, and the parts of a weight are all of its rows, each once.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::blocks;
+use super::part::Origin;
+use crate::checkpoint::UpdatedBy;
+use crate::checkpoint::ranks::SaveId;
+use crate::checkpoint::{FileTask, FrozenDigest, PartError};
+use warpweft_base::digest::Digest;
+use warpweft_base::errors::shown;
+use warpweft_base::id::RankId;
+use warpweft_base::whole_file::regular;
+use warpweft_format::{Format, Shape};
+use warpweft_plan::model::{Mesh, ShardLayout};
+
+/// The name of the file.
+pub(super) const NAME: &str = "checkpoint.json";
+
+/// What is said of an index without a byte. Where files have one name only, it takes its name before its content.
+pub(super) const EMPTY: &str = "it is empty, as a save leaves it that was killed at its end, and so no checkpoint; \
+                                remove this file to save there, or name another folder";
+
+/// More than an index takes: 300 bytes for each of 600,000 weights, and what a trainer notes beside them.
+pub(super) const MOST_BYTES: u64 = 1 << 28;
+
+/// What is said of a larger one.
+pub(super) const TOO_LARGE: &str =
+    "an index has at most 256 MiB; load another checkpoint, or keep shorter notes with the one that is saved";
+
+/// The version that is written. Earlier ones are read:
+///
+/// - 1: parts do not say of which optimizer step they are, and nothing has a digest.
+/// - 2: parts have the masters of frozen weights.
+pub(super) const VERSION: u32 = 3;
+
+/// What the file says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Index {
+    /// The version.
+    pub(super) warpweft_parts: u32,
+    #[serde(with = "as_text")]
+    pub(super) save: SaveId,
+    pub(super) optimizer_step: u32,
+    /// What updated the weights; not said by every index of version 2, nor by those before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) updated_by: Option<UpdatedBy>,
+    /// Ranks that saved, one part each.
+    pub(super) ranks: u32,
+    pub(super) weights: Vec<IndexedWeight>,
+    pub(super) carried: Vec<IndexedBuffer>,
+    pub(super) notes: BTreeMap<String, String>,
+    /// Those of the headers of all parts, in rank order; none in version 1.
+    #[serde(default)]
+    pub(super) digests: String,
+}
+
+/// One weight. Its first `parts` ranks have its rows, `rows_per_part` each, the last ones fewer or none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct IndexedWeight {
+    pub(super) name: String,
+    #[serde(with = "as_text")]
+    pub(super) format: Format,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) parts: u32,
+    pub(super) rows_per_part: usize,
+    /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
+    #[serde(rename = "moments", with = "lists")]
+    pub(super) lists: u8,
+    /// Has it a delayed scale and an amax history? They are in the part of rank 0.
+    pub(super) delayed: bool,
+    /// Of a frozen weight, the digest of its values, which are in no part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) frozen: Option<FrozenDigest>,
+}
+
+/// One carried buffer, of which every rank has as many bytes of its own.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct IndexedBuffer {
+    pub(super) name: String,
+    pub(super) bytes: usize,
+}
+
+impl IndexedWeight {
+    /// Its shape.
+    pub(super) const fn shape(&self) -> Shape {
+        Shape { rows: self.rows, cols: self.cols }
+    }
+
+    /// Which rows are in which part.
+    pub(super) const fn cut(&self) -> ShardLayout {
+        ShardLayout { shape: self.shape(), rows_per_rank: self.rows_per_part, ranks: self.parts }
+    }
+}
+
+impl Index {
+    /// Where it is kept.
+    pub(super) fn path(folder: &Path) -> PathBuf {
+        folder.join(NAME)
+    }
+
+    /// Is its name taken? A link that leads nowhere, and what is no sound index, is in the way as well.
+    pub(super) fn is_there(folder: &Path) -> bool {
+        std::fs::symlink_metadata(Self::path(folder)).is_ok()
+    }
+
+    /// Reads it, with a number that says which it is.
+    ///
+    /// # Errors
+    /// [`PartError`] when it is not there or not sound.
+    pub(super) fn read(folder: &Path) -> Result<(Self, u64), PartError> {
+        let path = Self::path(folder);
+        let bytes = regular::read(&path, MOST_BYTES).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound if folder.is_dir() => PartError::Missing {
+                path: folder.to_owned(),
+                reason: format!(
+                    "the folder has no {NAME}, with which every save into parts ends: it is no such checkpoint, or its \
+                     save did not come to its end; load another one"
+                ),
+            },
+            _ => PartError::file(&path, FileTask::Read, source),
+        })?;
+        let index = Self::parsed(&path, &bytes)?;
+        index.check().map_err(|reason| PartError::Damaged { path, reason })?;
+        Ok((index, Digest::from_iter([bytes.as_slice()]).short()))
+    }
+
+    fn parsed(path: &Path, bytes: &[u8]) -> Result<Self, PartError> {
+        let damaged = |reason| PartError::Damaged { path: path.to_owned(), reason };
+        if bytes.is_empty() {
+            return Err(damaged(EMPTY.to_owned()));
+        }
+        #[derive(Deserialize)]
+        struct Version {
+            warpweft_parts: u32,
+        }
+        let wrong = |error: serde_json::Error| {
+            let what = shown(error);
+            damaged(format!(
+                "it is no index of a checkpoint in parts ({what}); load one that `Session::save_parts` wrote"
+            ))
+        };
+        let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;
+        if !(1..=VERSION).contains(&version) {
+            return Err(PartError::Version { path: path.to_owned(), version, known: VERSION });
+        }
+        // None without a digest has the words before one.
+        let is_unsound = if version > 1 { !is_sealed(bytes) } else { seal(bytes).is_some() };
+        if is_unsound {
+            return Err(damaged(
+                "it is not as it was saved, for the digest at its end is not that of what stands before it; copy it \
+                 again, or load another checkpoint"
+                    .to_owned(),
+            ));
+        }
+        serde_json::from_slice(bytes).map_err(wrong)
+    }
+
+    /// Does it describe a checkpoint?
+    fn check(&self) -> Result<(), String> {
+        if !(1..=Mesh::MAX_RANKS).contains(&self.ranks) {
+            return Err(format!(
+                "it is of {} ranks, and 1 to {} can be; load a checkpoint that is not damaged",
+                self.ranks,
+                Mesh::MAX_RANKS
+            ));
+        }
+        if self.warpweft_parts > 1 && blocks::digests(&self.digests, self.ranks as usize).is_none() {
+            return Err(format!(
+                "its `digests` are not those of {} parts; load a checkpoint that is not damaged",
+                self.ranks
+            ));
+        }
+        once("weight", self.weights.iter().map(|weight| &weight.name))?;
+        once("carried buffer", self.carried.iter().map(|buffer| &buffer.name))?;
+        let is_covered = |weight: &&IndexedWeight| {
+            let cut = weight.cut();
+            let is_cut = weight.rows_per_part > 0 && (1..=self.ranks).contains(&weight.parts);
+            is_cut && cut.padded_rows() >= weight.rows && weight.rows > 0 && weight.cols > 0
+        };
+        match self.weights.iter().find(|weight| !is_covered(weight)) {
+            None => Ok(()),
+            Some(weight) => Err(format!(
+                "{} parts of {} rows are not `{}`, which is {}; load a checkpoint that is not damaged",
+                weight.parts,
+                weight.rows_per_part,
+                shown(&weight.name),
+                weight.shape()
+            )),
+        }
+    }
+
+    /// The content of its file.
+    ///
+    /// # Errors
+    /// It has no JSON.
+    pub(super) fn text(&self) -> serde_json::Result<Vec<u8>> {
+        let text = serde_json::to_vec_pretty(self)?;
+        Ok(sealed(text.strip_suffix(END).unwrap_or(&text)))
+    }
+
+    /// That of the header of a rank's part; `None` in version 1.
+    pub(super) fn digest(&self, rank: RankId) -> Option<u64> {
+        if self.warpweft_parts > 1 { blocks::digest_at(&self.digests, rank.index()) } else { None }
+    }
+
+    /// What its parts say of themselves.
+    pub(super) const fn origin(&self) -> Origin {
+        let Self { warpweft_parts: version, save, ranks, optimizer_step, .. } = *self;
+        Origin { version, save, ranks, optimizer_step }
+    }
+
+    /// The file of a rank's part.
+    pub(super) fn part(&self, folder: &Path, rank: RankId) -> PathBuf {
+        part(folder, self.save, rank, self.ranks)
+    }
+}
+
+/// What the file ends with.
+const END: &[u8] = b"\n}";
+
+/// What stands before the digest at its end. No text in JSON has a line break, so it is there once.
+const SEAL: &[u8] = b",\n  \"digest\": \"";
+
+/// An index that lacks its end, with the digest of all before and the end.
+fn sealed(body: &[u8]) -> Vec<u8> {
+    let digest = blocks::text(&[blocks::digest(body)]);
+    [body, SEAL, digest.as_bytes(), b"\"", END].concat()
+}
+
+/// Is every byte the one that was written?
+fn is_sealed(bytes: &[u8]) -> bool {
+    seal(bytes).is_some_and(|place| sealed(&bytes[..place]) == bytes)
+}
+
+/// Where what stands before the digest begins.
+fn seal(bytes: &[u8]) -> Option<usize> {
+    bytes.windows(SEAL.len()).rposition(|found| found == SEAL)
+}
+
+/// The file of a rank's part. No other save has one of its name, so none is ever written over another.
+pub(super) fn part(folder: &Path, save: SaveId, rank: RankId, ranks: u32) -> PathBuf {
+    folder.join(format!("rank-{:05}-of-{ranks:05}-{save}.safetensors", rank.number()))
+}
+
+/// Is it the name of a part?
+pub(super) fn is_part(name: &str) -> bool {
+    let fields = || name.strip_prefix("rank-")?.strip_suffix(".safetensors")?.split_once("-of-");
+    let Some((rank, (ranks, save))) = fields().and_then(|(rank, rest)| Some((rank, rest.split_once('-')?)))
+    else {
+        return false;
+    };
+    let is_number = |digits: &str| digits.parse::<u32>().is_ok();
+    is_number(rank) && is_number(ranks) && save.parse::<SaveId>().is_ok()
+}
+
+fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    match names.find(|name| !seen.insert(*name)) {
+        Some(name) => {
+            Err(format!("it lists the {kind} `{}` twice; load a checkpoint that is not damaged", shown(name)))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Values that are kept as what they print.
+mod as_text {
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    use super::{Display, FromStr};
+
+    pub(super) fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(value)
+    }
+
+    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+    where
+        T: FromStr<Err: Display>,
+        D: Deserializer<'de>,
+    {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// How many lists of state: two are `true` and none `false`, as of Adam's moments, which were all there were; else the
+/// number.
+mod lists {
+    use serde::de::{Deserialize, Deserializer, Error};
+    use serde::ser::Serializer;
+
+    #[derive(serde::Deserialize)]
+    #[serde(untagged)]
+    enum Lists {
+        Moments(bool),
+        Number(u8),
+    }
+
+    pub(super) fn serialize<S: Serializer>(lists: &u8, serializer: S) -> Result<S::Ok, S::Error> {
+        match lists {
+            0 => serializer.serialize_bool(false),
+            2 => serializer.serialize_bool(true),
+            other => serializer.serialize_u8(*other),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+        match Lists::deserialize(deserializer)? {
+            Lists::Moments(moments) => Ok(if moments { 2 } else { 0 }),
+            Lists::Number(number) if number <= 2 => Ok(number),
+            Lists::Number(number) => Err(D::Error::custom(format!("{number} lists of state, of at most 2"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CK-4: what was saved before there were other rules than Adam is read, and what no session keeps is refused.
+    #[test]
+    fn lists_of_state_are_two_one_or_none_and_moments_as_they_were_before() {
+        #[derive(Debug, PartialEq, Serialize, Deserialize)]
+        struct Kept(#[serde(with = "lists")] u8);
+        for (text, lists) in [("true", 2), ("false", 0), ("1", 1)] {
+            assert_eq!(serde_json::from_str::<Kept>(text).unwrap(), Kept(lists));
+            assert_eq!(serde_json::to_string(&Kept(lists)).unwrap(), text);
+        }
+        let refused = serde_json::from_str::<Kept>("3").unwrap_err().to_string();
+        assert!(refused.contains("3 lists of state, of at most 2"), "{refused}");
+        assert!(serde_json::from_str::<Kept>("-1").is_err());
+    }
+}

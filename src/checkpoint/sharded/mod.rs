@@ -1,0 +1,170 @@
+//! Checkpoints in parts: a folder in which every rank has a file of its own.
+//!
+//! Laws:
+//! - **CK-1** A folder is a checkpoint only with its index, which is written last, once every part is on the disk. No
+//!   save changes or replaces a file of another, so a checkpoint that is there stays whole whatever fails.
+//! - **CK-2** All ranks, in all processes, save or none does, and all import or none does. An import is judged whole
+//!   before it changes anything, and who refused is named to all.
+//! - **CK-3** No process holds more than what its ranks own: a save has one list of values of each of its ranks in
+//!   memory, an import the rows of its ranks and, of each, a block.
+//! - **CK-4** What is imported or loaded is what was saved, byte for byte. The index has a digest of itself and of the
+//!   header of every part, and a header one of every block of its tensors; whoever reads compares. What changed on the
+//!   way is refused by file and tensor, before anything is changed. (A checkpoint of version 1 has no digests.)
+//! - **CK-5** What a save left that was killed, or whose ranks could not agree on its end, is removed by the next save
+//!   into the folder, if it is provably a save's that can end no more: the index that it began and its parts are files
+//!   of the dead (WF-1). What lives, what others put
+//!   there and what cannot be proven stays.
+//!
+//! It does not matter how many ranks wrote a checkpoint, or in how many replicas: it has the first replica's rows,
+//! and of every rank its carried buffers. Quantized planes are not in it, because a session makes them again.
+
+mod blocks;
+mod import;
+mod index;
+mod killed;
+mod opened;
+mod part;
+mod published;
+mod save;
+mod sealed;
+mod whole;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::StoreError;
+use index::Index;
+
+pub(crate) use import::{Import, Refused};
+pub(crate) use save::Save;
+
+/// Bytes that are written at once.
+const PIECE: usize = 16 << 20;
+
+/// A checkpoint in a folder, in one file for each rank that saved it, and an index.
+///
+/// It is for models whose state does not fit into one process, and for saves that are to take as long as the slowest
+/// rank's part. [`Session::save_parts`](crate::session::Session::save_parts) writes it, and
+/// [`Session::import_parts`](crate::session::Session::import_parts) reads it on any number of ranks: each rank reads
+/// the rows that it owns, from the files that have them, and opens no others, but that of rank 0 where scaling is
+/// delayed. Where processes are on several hosts, the folder is on a file system that all of them share.
+///
+/// A folder holds one checkpoint and is never written over; keep one for each saved step, and remove old ones.
+/// `checkpoint.json` is the index: without it, or with an empty one, the folder is no checkpoint, but what an
+/// interrupted save left. An empty one is in the way of a save; remove it. The part of a rank is
+/// `rank-<N>-of-<ranks>-<save>.safetensors`, where `<save>` is the same sixteen hexadecimal digits for all files of a
+/// save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the rank's rows; of
+/// what a custom optimizer updates as many lists as it keeps, and of a frozen weight nothing, as the index has
+/// a digest of it. The rows
+/// of all parts, one after the other in rank order, are the weight. That of rank 0 also has `.delayed_scale` and
+/// `.amax_history` where scaling is delayed. Per carried buffer there is `carried.<buffer>.rank<N>`, bytes.
+///
+/// Every file says of which save and optimizer step it is, and has digests, so a bit that changed is refused by file
+/// and tensor. The metadata of a part has `digests`: of every 2^20 bytes of each tensor, in the order of the file, the
+/// first eight bytes of SHA-256, as sixteen hexadecimal digits from the last byte to the first. The index has such
+/// `digests` of the headers of all parts (what a safetensors file holds between its length and its tensors), and as its
+/// last entry the `digest` of all bytes before the comma that precedes that entry. They are against worn disks and torn
+/// copies, and no signature. Version 1 had none, and version 2 the masters of frozen weights; such files are read
+/// as they are.
+///
+/// ```
+/// use warpweft::prelude::*;
+/// use warpweft::session::block_on;
+///
+/// async fn start(ranks: u32) -> Result<Session, SessionError> {
+///     let mut model = Model::builder();
+///     let weight = model.sharded("map", 64, 32, Format::NVFP4_2D)?;
+///     let mut program = StepProgram::builder("train", &model.build());
+///     let call = program.call("shrink", Phase::Backward).uses(weight, Orientation::Rowwise, Form::Dense);
+///     call.gradient(weight).add()?;
+///     let shrink = on_cpu(move |_, context| {
+///         let values = context.dense(weight, Orientation::Rowwise)?;
+///         Ok(context.gradient(weight)?.copy_from_slice(&values))
+///     });
+///     let builder = Session::builder(Config::default(), move |_| shrink).program(program.build_training()?);
+///     builder.initialize(warpweft::session::initial::normal(17, 0.02)).start_cpu(ranks).await
+/// }
+///
+/// # let folder = tempfile::tempdir()?;
+/// # let runs = folder.path();
+/// block_on(async {
+///     let mut session = start(4).await?;
+///     session.step("train").await?;
+///     let files = PartFiles::new(runs.join("step-1"));
+///     session.save_parts(&files, &[("seed".into(), "17".into())].into()).await?;
+///
+///     let mut smaller = start(3).await?;
+///     let saved = smaller.import_parts(&files).await?;
+///     assert_eq!((saved.optimizer_step, saved.ranks, saved.notes["seed"].as_str()), (1, 4, "17"));
+///     assert_eq!(smaller.export().await?.weights, session.export().await?.weights);
+///     # Ok::<(), SessionError>(())
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartFiles {
+    folder: PathBuf,
+    restarts: bool,
+    zeros: bool,
+}
+
+/// What a checkpoint in parts says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SavedParts {
+    /// Optimizer steps taken.
+    pub optimizer_step: u32,
+    /// Ranks that saved it.
+    pub ranks: u32,
+    /// What the trainer kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
+    pub notes: BTreeMap<String, String>,
+}
+
+impl PartFiles {
+    /// Those in `folder`, which need not be there yet.
+    #[must_use]
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into(), restarts: false, zeros: false }
+    }
+
+    /// The same files, of which an import begins with an optimizer that took no steps and has no moments; as
+    /// [`Checkpoint::restart_optimizer`](super::Checkpoint::restart_optimizer). A save does not heed it.
+    #[must_use]
+    pub fn restart_optimizer(self) -> Self {
+        Self { restarts: true, ..self }
+    }
+
+    /// The same files, of which an import lets all carried buffers begin anew; as
+    /// [`Carried::Zeros`](super::Carried::Zeros). A save does not heed it.
+    #[must_use]
+    pub fn carried_zeros(self) -> Self {
+        Self { zeros: true, ..self }
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Is a checkpoint there, or something in the place of its index, so that no save can go into this folder? Whether
+    /// it can be read says [`PartFiles::saved`].
+    #[must_use]
+    pub fn is_taken(&self) -> bool {
+        Index::is_there(&self.folder)
+    }
+
+    /// What the checkpoint says of itself. Reads the index and no part.
+    ///
+    /// # Errors
+    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or its index is damaged.
+    pub fn saved(&self) -> Result<SavedParts, StoreError> {
+        Ok(SavedParts::of(Index::read(&self.folder)?.0))
+    }
+}
+
+impl SavedParts {
+    fn of(index: Index) -> Self {
+        Self { optimizer_step: index.optimizer_step, ranks: index.ranks, notes: index.notes }
+    }
+}

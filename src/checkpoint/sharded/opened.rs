@@ -1,0 +1,214 @@
+//! A checkpoint in parts that is read.
+//!
+//! Law: a part is opened when something of it is asked for, and read where that is; so what is in memory is what
+//! was asked for, the index, and the headers of the parts that it came from. Memory is taken once the parts were seen
+//! to hold as much, each tensor once; so it is bounded by their length, whatever the index says. No file stays open.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use safetensors::tensor::Dtype;
+
+use super::index::{Index, IndexedBuffer, IndexedWeight};
+use super::part::Part;
+use crate::checkpoint::ranks::Alive;
+use crate::checkpoint::tensors;
+use crate::checkpoint::{PartError, StatePart};
+use warpweft_base::id::RankId;
+use warpweft_format::DelayedState;
+use warpweft_plan::model::ShardRows;
+
+/// Amaxes that a configuration can ask to be remembered.
+const LONGEST_HISTORY: usize = 1 << 16;
+
+/// A folder whose index was read.
+#[derive(Debug)]
+pub(super) struct Opened {
+    folder: PathBuf,
+    pub(super) index: Index,
+    /// Which index it is.
+    pub(super) digest: u64,
+    parts: Vec<OnceLock<Part>>,
+}
+
+impl Opened {
+    /// Reads the index.
+    ///
+    /// # Errors
+    /// As [`Index::read`].
+    pub(super) fn open(folder: &Path) -> Result<Self, PartError> {
+        let (index, digest) = Index::read(folder)?;
+        let parts = (0..index.ranks).map(|_| OnceLock::new()).collect();
+        Ok(Self { folder: folder.to_owned(), index, digest, parts })
+    }
+
+    /// The part of a rank, opened if it was not yet.
+    fn part(&self, rank: RankId) -> Result<&Part, PartError> {
+        let path = self.index.part(&self.folder, rank);
+        let none = || PartError::Damaged {
+            path: path.clone(),
+            reason: format!("the checkpoint is of {} ranks", self.index.ranks),
+        };
+        let place = self.parts.get(rank.index()).ok_or_else(none)?;
+        if place.get().is_none() {
+            let part = Part::open(path.clone(), self.index.origin(), rank, self.index.digest(rank))?;
+            // Another rank may have been quicker; either will do.
+            let _ = place.set(part);
+        }
+        place.get().ok_or_else(none)
+    }
+
+    /// Rows of a weight, from whichever parts have them.
+    ///
+    /// # Errors
+    /// [`PartError`] of the part that is not as it should be.
+    pub(super) fn rows(
+        &self,
+        weight: &IndexedWeight,
+        state: StatePart,
+        wanted: ShardRows,
+        alive: &Alive<'_>,
+    ) -> Result<Vec<f32>, PartError> {
+        let (cut, cols, name) = (weight.cut(), weight.cols, tensors::state_name(&weight.name, state));
+        let end = (wanted.begin + wanted.rows).min(weight.rows);
+        let (mut places, mut row) = (Vec::new(), wanted.begin);
+        while row < end {
+            let rank = RankId::at(row / cut.rows_per_rank);
+            let held = cut.rows_of(rank);
+            let part = self.part(rank)?;
+            // Opening a part may take long, and a weight may be in hundreds.
+            alive().map_err(|error| part.unread(error))?;
+            let tensor = part.tensor(&name, Dtype::F32, &[held.rows, cols])?;
+            let rows = (held.begin + held.rows).min(end) - row;
+            places.push((tensor, (row - held.begin) * cols * size_of::<f32>(), rows * cols));
+            row += rows;
+        }
+        // All of it is there, so it may be asked memory for.
+        let mut values = vec![0.0; places.iter().map(|(_, _, elements)| elements).sum()];
+        let mut rest = values.as_mut_slice();
+        for (tensor, from, elements) in places {
+            let (piece, more) = rest.split_at_mut(elements);
+            tensor.read(from, bytemuck::cast_slice_mut(piece), alive)?;
+            rest = more;
+        }
+        Ok(values)
+    }
+
+    /// Scale in use and amax history of a weight, if it has them.
+    ///
+    /// # Errors
+    /// As [`Opened::rows`].
+    pub(super) fn delayed(
+        &self,
+        weight: &IndexedWeight,
+        alive: &Alive<'_>,
+    ) -> Result<Option<DelayedState>, PartError> {
+        if !weight.delayed {
+            return Ok(None);
+        }
+        let part = self.part(RankId::new(0))?;
+        let [scale, history] = tensors::delayed_names(&weight.name);
+        let mut state = DelayedState::new(part.length(&history, LONGEST_HISTORY)?);
+        let tensor = part.tensor(&scale, Dtype::F32, &[1])?;
+        tensor.read(0, bytemuck::bytes_of_mut(&mut state.scale), alive)?;
+        let tensor = part.tensor(&history, Dtype::F32, &[state.history.len()])?;
+        tensor.read(0, bytemuck::cast_slice_mut(&mut state.history), alive)?;
+        Ok(Some(state))
+    }
+
+    /// A rank's bytes of a carried buffer.
+    ///
+    /// # Errors
+    /// As [`Opened::rows`].
+    pub(super) fn carried(
+        &self,
+        buffer: &IndexedBuffer,
+        rank: RankId,
+        alive: &Alive<'_>,
+    ) -> Result<Vec<u8>, PartError> {
+        let part = self.part(rank)?;
+        let name = tensors::carried_name(&buffer.name, rank.index());
+        let tensor = part.tensor(&name, Dtype::U8, &[buffer.bytes])?;
+        let mut bytes = vec![0; buffer.bytes];
+        tensor.read(0, &mut bytes, alive)?;
+        Ok(bytes)
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::checkpoint::ranks::SaveId;
+    use crate::checkpoint::safetensors::tensor::Tensor;
+    use crate::checkpoint::sharded::{blocks, index, sealed};
+    use warpweft_format::Format;
+
+    const RANKS: u32 = 5;
+
+    /// Ranks with a row each of a weight of one column.
+    fn saved(folder: &Path) {
+        let weight = IndexedWeight {
+            name: "w".to_owned(),
+            format: Format::F32,
+            rows: RANKS as usize,
+            cols: 1,
+            parts: RANKS,
+            rows_per_part: 1,
+            lists: 0,
+            delayed: false,
+            frozen: None,
+        };
+        let mut index = Index {
+            warpweft_parts: index::VERSION,
+            save: SaveId::of(&[1]),
+            optimizer_step: 0,
+            updated_by: None,
+            ranks: RANKS,
+            weights: vec![weight],
+            carried: Vec::new(),
+            notes: BTreeMap::new(),
+            digests: String::new(),
+        };
+        for rank in (0..RANKS).map(RankId::new) {
+            let row = move || Ok(vec![rank.number() as f32]);
+            let tensor =
+                Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
+            let about =
+                index.origin().about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            let mut file = std::fs::File::create(index.part(folder, rank)).unwrap();
+            let digest = sealed::write(vec![tensor], about, &mut file).unwrap();
+            index.digests.push_str(&blocks::text(&[digest]));
+        }
+        std::fs::write(Index::path(folder), index.text().unwrap()).unwrap();
+    }
+
+    /// Files in `folder` that this process has open.
+    fn open_in(folder: &Path) -> usize {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap();
+        let leads = open.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        leads.filter(|path| path.starts_with(folder)).count()
+    }
+
+    /// A process may open a thousand files or so, and a checkpoint has as many parts as ranks saved it.
+    #[test]
+    fn of_many_parts_that_are_read_one_file_is_open_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        saved(&folder);
+        let opened = Opened::open(&folder).unwrap();
+        let all = ShardRows { begin: 0, rows: RANKS as usize };
+        // Signs of life while a file is read, and between two files.
+        let seen = std::cell::RefCell::new([0; 2]);
+        let alive = || {
+            seen.borrow_mut()[open_in(&folder)] += 1;
+            Ok(())
+        };
+        let rows = opened.rows(&opened.index.weights[0], StatePart::Master, all, &alive).unwrap();
+        assert_eq!(rows, [0.0, 1.0, 2.0, 3.0, 4.0]);
+        assert!(seen.into_inner().iter().all(|times| *times >= RANKS));
+        assert_eq!(open_in(&folder), 0);
+    }
+}

@@ -1,0 +1,301 @@
+//! One file of a checkpoint in parts.
+//!
+//! Law: a part that was opened is the one that was asked for, of this save, this optimizer step and this rank, with all
+//! of its bytes and the header that was saved. A tensor of it is read only if it has the type and shape that the index
+//! says; so nothing is read twice or beyond its end. What was read is what was saved: blocks are compared with their
+//! digests before anybody sees them (CK-4). Its file is open only while something of it is read, so a checkpoint may
+//! have more parts than a process may open files. Parts of version 1 have no digests.
+
+use std::collections::HashMap;
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
+use std::path::PathBuf;
+
+use safetensors::tensor::Dtype;
+
+use super::blocks::{self, BLOCK};
+use super::sealed::DIGESTS;
+use crate::checkpoint::ranks::{Alive, SaveId};
+use crate::checkpoint::safetensors::header::{self, Unsound};
+use crate::checkpoint::{FileTask, PartError};
+use warpweft_base::errors::shown;
+use warpweft_base::id::RankId;
+use warpweft_base::whole_file::regular;
+
+/// What all parts of a save say of themselves, beside whose they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) version: u32,
+    pub(super) save: SaveId,
+    pub(super) ranks: u32,
+    pub(super) optimizer_step: u32,
+}
+
+impl Origin {
+    /// What the part of a rank says of itself. Those of version 1 do not know their step.
+    pub(super) fn about(self, rank: RankId) -> Vec<(&'static str, String)> {
+        let mut about = vec![
+            ("warpweft_part", self.version.to_string()),
+            ("save", self.save.to_string()),
+            ("rank", rank.number().to_string()),
+            ("ranks", self.ranks.to_string()),
+        ];
+        if self.version > 1 {
+            about.push(("optimizer_step", self.optimizer_step.to_string()));
+        }
+        about
+    }
+}
+
+/// A part whose header was read.
+#[derive(Debug)]
+pub(super) struct Part {
+    path: PathBuf,
+    tensors: HashMap<String, Held>,
+    /// Of the blocks of all tensors in the order of the file. Parts of version 1 have none.
+    digests: Option<Vec<u64>>,
+}
+
+/// A tensor of a part.
+#[derive(Debug)]
+struct Held {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: usize,
+    /// Its first byte in the file.
+    begin: u64,
+    /// Blocks of the tensors before it.
+    first_block: usize,
+}
+
+/// A tensor that has the type and shape that it should have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found<'part> {
+    part: &'part Part,
+    name: &'part str,
+    held: &'part Held,
+}
+
+impl Part {
+    /// Opens the file `path`, which must be this part, with the header that has this digest.
+    ///
+    /// # Errors
+    /// [`PartError`] when it is missing, torn, or another.
+    pub(super) fn open(
+        path: PathBuf,
+        origin: Origin,
+        rank: RankId,
+        digest: Option<u64>,
+    ) -> Result<Self, PartError> {
+        let described = header::read(&path).map_err(|error| match error {
+            Unsound::File(source) if source.kind() == ErrorKind::NotFound => {
+                let reason =
+                    format!("the part of {rank} is missing; copy it there, or load another checkpoint");
+                PartError::Missing { path: path.clone(), reason }
+            }
+            Unsound::File(source) => PartError::file(&path, FileTask::Read, source),
+            Unsound::Content(reason) => {
+                let reason = format!(
+                    "the part of {rank} is not whole: {reason}; copy it again, or load another checkpoint"
+                );
+                PartError::Damaged { path: path.clone(), reason }
+            }
+        })?;
+        let other = |(key, expected): &(&str, String)| described.about.get(*key) != Some(expected);
+        if let Some((key, expected)) = origin.about(rank).into_iter().find(other) {
+            let found = described.about.get(key);
+            let found = found.map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", shown(text)));
+            let reason = format!(
+                "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and `{expected}` in the index; \
+                 put back the file that was saved with it, or load another checkpoint"
+            );
+            return Err(PartError::Foreign { path, reason });
+        }
+        let damaged = |what: &str| PartError::Damaged {
+            path: path.clone(),
+            reason: format!("{what}; copy it again, or load another checkpoint"),
+        };
+        if digest.is_some_and(|digest| digest != blocks::digest(&described.header)) {
+            return Err(damaged(&format!("the header of the part of {rank} is not the one that was saved")));
+        }
+        let (mut tensors, mut count) = (HashMap::new(), 0);
+        for (name, info) in described.tensors {
+            let (begin, end) = info.data_offsets;
+            let (bytes, begin) = (end - begin, described.data + begin as u64);
+            let held = Held { dtype: info.dtype, shape: info.shape, bytes, begin, first_block: count };
+            count += blocks::count(bytes);
+            tensors.insert(name, held);
+        }
+        let listed = described.about.get(DIGESTS).and_then(|listed| blocks::digests(listed, count));
+        if digest.is_some() && listed.is_none() {
+            return Err(damaged(&format!("its `{DIGESTS}` are not those of {count} blocks")));
+        }
+        let digests = listed.filter(|_| digest.is_some());
+        Ok(Self { path, tensors, digests })
+    }
+
+    /// A tensor, which must be of this type and shape.
+    pub(super) fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Found<'_>, PartError> {
+        match self.tensors.get_key_value(name) {
+            Some((name, held)) if held.dtype == dtype && held.shape == shape => {
+                Ok(Found { part: self, name, held })
+            }
+            found => {
+                let what = found.map_or_else(
+                    || "is not there".to_owned(),
+                    |(_, held)| format!("is {} {:?}", held.dtype, held.shape),
+                );
+                Err(self.damaged(format!(
+                    "`{}` {what} and should be {dtype} {shape:?}; load a checkpoint that is not damaged",
+                    shown(name)
+                )))
+            }
+        }
+    }
+
+    /// The extent of a list in f32, which is no longer than `most`.
+    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, PartError> {
+        match self.tensors.get(name) {
+            Some(Held { dtype: Dtype::F32, shape, .. }) if shape.len() == 1 && shape[0] <= most => {
+                Ok(shape[0])
+            }
+            _ => Err(self.damaged(format!(
+                "`{name}` is no list of up to {most} F32; load a checkpoint that is not damaged"
+            ))),
+        }
+    }
+
+    /// Why reading it ended.
+    pub(super) fn unread(&self, source: io::Error) -> PartError {
+        PartError::file(&self.path, FileTask::Read, source)
+    }
+
+    fn damaged(&self, reason: String) -> PartError {
+        PartError::Damaged { path: self.path.clone(), reason }
+    }
+}
+
+impl Found<'_> {
+    /// Fills `bytes` from the tensor's byte `from` on, once the blocks that they lie in were compared with their
+    /// digests.
+    ///
+    /// # Errors
+    /// [`PartError::File`]; [`PartError::Damaged`] for a block that is not as it was saved.
+    pub(super) fn read(self, from: usize, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), PartError> {
+        let failed = |source| self.part.unread(source);
+        if self.held.bytes.checked_sub(from).is_none_or(|held| held < bytes.len()) {
+            return Err(self.part.damaged(format!(
+                "`{}` ends before its rows; load a checkpoint that is not damaged",
+                shown(self.name)
+            )));
+        }
+        let mut file = regular::open(&self.part.path).map_err(failed)?;
+        let first = from / BLOCK;
+        file.seek(SeekFrom::Start(self.held.begin + (first * BLOCK) as u64)).map_err(failed)?;
+        let (mut rest, mut skipped, mut edge) = (bytes, from % BLOCK, Vec::new());
+        for number in first..blocks::count(self.held.bytes) {
+            if rest.is_empty() {
+                break;
+            }
+            let length = (self.held.bytes - number * BLOCK).min(BLOCK);
+            let wanted = (length - skipped).min(rest.len());
+            let (piece, more) = rest.split_at_mut(wanted);
+            if wanted == length {
+                file.read_exact(piece).map_err(failed)?;
+                self.check(number, piece)?;
+            } else {
+                edge.resize(length, 0);
+                file.read_exact(&mut edge).map_err(failed)?;
+                self.check(number, &edge)?;
+                piece.copy_from_slice(&edge[skipped..skipped + wanted]);
+            }
+            alive().map_err(failed)?;
+            (rest, skipped) = (more, 0);
+        }
+        Ok(())
+    }
+
+    fn check(self, number: usize, block: &[u8]) -> Result<(), PartError> {
+        let Some(digests) = &self.part.digests else { return Ok(()) };
+        if digests.get(self.held.first_block + number) == Some(&blocks::digest(block)) {
+            return Ok(());
+        }
+        let begin = number * BLOCK;
+        Err(self.part.damaged(format!(
+            "bytes {begin} to {} of `{}` are not those that were saved, so the disk or a copy changed them; copy it \
+             again, or load another checkpoint",
+            begin + block.len(),
+            shown(self.name)
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::safetensors::tensor::{Content, Tensor};
+    use crate::checkpoint::sharded::sealed;
+
+    fn origin() -> Origin {
+        Origin { version: 2, save: SaveId::of(&[1]), ranks: 1, optimizer_step: 3 }
+    }
+
+    fn open(path: &std::path::Path, digest: Option<u64>) -> Part {
+        Part::open(path.to_owned(), origin(), RankId::new(0), digest).unwrap()
+    }
+
+    /// CK-4: rows are read by the blocks that they lie in, and by no others.
+    #[test]
+    fn any_bytes_of_a_tensor_are_read_and_a_block_that_changed_is_refused_by_who_reads_of_it_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("part");
+        let bytes: Vec<u8> = (0..2 * BLOCK + BLOCK / 2).map(|at| ((at * at) >> 9) as u8).collect();
+        let tensor = |name: &str, bytes: &[u8]| Tensor {
+            name: name.to_owned(),
+            dtype: Dtype::U8,
+            shape: vec![bytes.len()],
+            content: Content::Bytes(bytes.to_vec().into()),
+        };
+        // The tensor before it ends within a block of its own.
+        let tensors = vec![tensor("a", &bytes[..BLOCK + 9]), tensor("b", &bytes)];
+        let about =
+            origin().about(RankId::new(0)).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let mut file = std::fs::File::create(&path).unwrap();
+        let digest = sealed::write(tensors, about, &mut file).unwrap();
+
+        let edges =
+            [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, bytes.len() - 1, bytes.len()];
+        let ranges =
+            || edges.into_iter().flat_map(|from| edges.map(|to| (from, to))).filter(|(from, to)| from < to);
+        let read = |part: &Part, (from, to): (usize, usize)| {
+            let mut read = vec![0; to - from];
+            let tensor = part.tensor("b", Dtype::U8, &[bytes.len()]).unwrap();
+            tensor.read(from, &mut read, &|| Ok(())).map(|()| read)
+        };
+        let part = open(&path, Some(digest));
+        ranges().for_each(|(from, to)| assert!(read(&part, (from, to)).unwrap() == bytes[from..to]));
+
+        let mut changed = std::fs::read(&path).unwrap();
+        let end = changed.len();
+        changed[end - bytes.len() + BLOCK + 7] ^= 16;
+        std::fs::write(&path, changed).unwrap();
+        let part = open(&path, Some(digest));
+        for (from, to) in ranges() {
+            match read(&part, (from, to)) {
+                Ok(read) => assert!((to <= BLOCK || from >= 2 * BLOCK) && read == bytes[from..to]),
+                Err(error) => {
+                    let said = error.to_string();
+                    assert!(from < 2 * BLOCK && to > BLOCK, "{said}");
+                    assert!(matches!(error, PartError::Damaged { .. }), "{said}");
+                    assert!(said.contains("bytes 1048576 to 2097152 of `b`"), "{said}");
+                }
+            }
+        }
+        // Without digests, as in version 1, it is not noticed.
+        let part = open(&path, None);
+        assert!(ranges().all(|range| read(&part, range).is_ok()));
+        assert!(
+            read(&part, (0, bytes.len() + 1)).is_err()
+                && read(&part, (bytes.len() + 1, bytes.len() + 2)).is_err()
+        );
+    }
+}

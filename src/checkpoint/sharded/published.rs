@@ -1,0 +1,51 @@
+//! The weights of a checkpoint in parts alone, in a file for other tools.
+//!
+//! Law: one weight is in memory at a time, so a model that fits into no process is published all the same.
+
+use std::path::PathBuf;
+
+use super::PartFiles;
+use super::opened::Opened;
+use crate::checkpoint::StatePart;
+use crate::checkpoint::StoreError;
+use crate::checkpoint::published::{self, Master, PlainWeight};
+use warpweft_format::ElementType;
+use warpweft_plan::model::ShardRows;
+
+impl PartFiles {
+    /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there: the file
+    /// that [`Checkpoint::save_weights`](super::super::Checkpoint::save_weights) makes of the same checkpoint, byte for
+    /// byte. In memory is one weight at a time. It blocks the thread, and needs no session.
+    ///
+    /// ```no_run
+    /// use warpweft::prelude::*;
+    ///
+    /// let name = |weight: &str| Some(format!("model.{weight}.weight"));
+    /// PartFiles::new("runs/step-1000").save_weights("model.safetensors", ElementType::Bf16, name)?;
+    /// # Ok::<(), StoreError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`PartFiles::load`] and [`Checkpoint::save_weights`](super::super::Checkpoint::save_weights). What was there
+    /// is kept then.
+    pub fn save_weights(
+        &self,
+        path: impl Into<PathBuf>,
+        element: ElementType,
+        tensor_of: impl Fn(&str) -> Option<String>,
+    ) -> Result<(), StoreError> {
+        let opened = Opened::open(&self.folder)?;
+        let opened = &opened;
+        let path: PathBuf = path.into();
+        let target = path.as_path();
+        let weights = opened.index.weights.iter().map(|weight| {
+            let all = ShardRows { begin: 0, rows: weight.rows };
+            let read = move || match weight.frozen {
+                Some(_) => Err(published::no_values(target, &weight.name)),
+                None => Ok(opened.rows(weight, StatePart::Master, all, &|| Ok(()))?),
+            };
+            PlainWeight { name: &weight.name, shape: weight.shape(), master: Master::Read(Box::new(read)) }
+        });
+        published::write(path.clone(), element, weights, tensor_of)
+    }
+}

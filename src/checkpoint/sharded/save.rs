@@ -1,0 +1,366 @@
+//! Parts on their way into a folder.
+//!
+//! Law: every rank writes its own file, from its memory, one list of values at a time. The index comes last, when
+//! every part was seen in the folder by the process that writes it; so a folder that hosts do not share is found out.
+//! A save that fails removes its own files; but where its index may be there, parts stay, and where its ranks could not
+//! agree on its end, they stay for the next save to remove. It touches no files of
+//! others, but those that a killed save left, which provably can end no more (CK-5).
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use safetensors::SafeTensorError;
+use safetensors::tensor::Dtype;
+
+use super::index::{self, Index, IndexedBuffer, IndexedWeight};
+use super::killed;
+use super::part::{Origin, Part};
+use super::{PIECE, blocks, sealed};
+use crate::checkpoint::UpdatedBy;
+use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
+use crate::checkpoint::safetensors::tensor::Tensor;
+use crate::checkpoint::tensors;
+use crate::checkpoint::{FileTask, PartError, StatePart};
+use warpweft_base::digest::Digest;
+use warpweft_base::errors::shown_path;
+use warpweft_base::id::{CarriedId, RankId, WeightId};
+use warpweft_base::whole_file::regular;
+use warpweft_base::whole_file::{Held, WholeFile, make_folder, remove};
+use warpweft_plan::plan::{StepPlan, carried};
+
+/// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
+const UNSETTLED: usize = 16 * PIECE;
+
+/// One save.
+#[derive(Debug)]
+pub(crate) struct Save {
+    folder: PathBuf,
+    notes: BTreeMap<String, String>,
+    programs: Vec<Arc<StepPlan>>,
+    unfinished: Mutex<SaveFiles>,
+}
+
+/// What says that the save has not ended (CK-5), as long as it lives.
+#[derive(Debug, Default)]
+struct SaveFiles {
+    /// In the process of rank 0, from before any part is written.
+    index: Option<WholeFile>,
+    /// Of the parts of this process, until their ranks know the end.
+    parts: HashMap<RankId, Held>,
+}
+
+impl Save {
+    pub(crate) fn new(
+        folder: PathBuf,
+        notes: BTreeMap<String, String>,
+        programs: Vec<Arc<StepPlan>>,
+    ) -> Self {
+        Self { folder, notes, programs, unfinished: Mutex::default() }
+    }
+
+    /// Begins the index, which is none before it has its name.
+    fn begin_index(&self) -> Result<(), PartError> {
+        killed::remove(&self.folder);
+        let path = Index::path(&self.folder);
+        let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
+        self.unfinished().index = Some(file);
+        Ok(())
+    }
+
+    fn unfinished(&self) -> MutexGuard<'_, SaveFiles> {
+        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plan(&self) -> Result<&StepPlan, PartError> {
+        let none = || PartError::other("the session has no program");
+        self.programs.first().map(AsRef::as_ref).ok_or_else(none)
+    }
+
+    fn ranks(&self) -> Result<u32, PartError> {
+        Ok(self.plan()?.weights.mesh.ranks())
+    }
+
+    /// What the parts of this save say of themselves.
+    fn origin(&self, save: SaveId, state: &dyn RankState) -> Result<Origin, PartError> {
+        let optimizer_step = state.optimizer_step().map_err(PartError::other)?;
+        Ok(Origin { version: index::VERSION, save, ranks: self.ranks()?, optimizer_step })
+    }
+
+    /// What `state` has, as the tensors of its part.
+    fn tensors<'a>(&'a self, state: &'a dyn RankState) -> Result<Vec<Tensor<'a>>, PartError> {
+        let (rank, weights) = (state.rank(), &self.plan()?.weights);
+        let mut tensors = Vec::new();
+        for (number, layout) in weights.layouts.iter().enumerate() {
+            let weight = WeightId::at(number);
+            // Ranks of the first replica come first. Of a frozen weight the index has a digest.
+            if layout.frozen || rank.number() >= layout.shard.ranks {
+                continue;
+            }
+            let (rows, cols) = (layout.shard.rows_of(rank).rows, layout.shard.shape.cols);
+            let parts = StatePart::kept(weights.lists_of(layout));
+            for part in parts.filter(|_| rows > 0) {
+                let (name, fetch) =
+                    (tensors::state_name(&layout.name, part), move || state.rows(weight, part));
+                tensors.push(Tensor::later(name, Dtype::F32, vec![rows, cols], fetch));
+            }
+            if rank == RankId::new(0)
+                && let Some(delayed) = state.delayed(weight).map_err(PartError::other)?
+            {
+                let [scale, history] = tensors::delayed_names(&layout.name);
+                let length = delayed.history.len();
+                tensors.push(Tensor::later(scale, Dtype::F32, vec![1], move || Ok(vec![delayed.scale])));
+                let fetch = move || Ok(delayed.history.clone());
+                tensors.push(Tensor::later(history, Dtype::F32, vec![length], fetch));
+            }
+        }
+        for (place, (name, region)) in carried(&self.programs).into_iter().enumerate() {
+            let name = tensors::carried_name(name, rank.index());
+            let fetch = move || state.carried(CarriedId::at(place));
+            tensors.push(Tensor::later(name, Dtype::U8, vec![region.bytes], fetch));
+        }
+        Ok(tensors)
+    }
+
+    /// The index, once every part was seen.
+    fn checked(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<Vec<u8>, PartError> {
+        let origin = self.origin(save, state)?;
+        all_wrote(parts.len(), origin.ranks)?;
+        for (rank, digest) in (0..origin.ranks).map(RankId::new).zip(parts) {
+            let path = index::part(&self.folder, save, rank, origin.ranks);
+            Part::open(path, origin, rank, Some(*digest)).map_err(|error| match error {
+                PartError::Missing { .. } => {
+                    PartError::NotShared { wrote: rank, looks: state.rank(), source: Box::new(error) }
+                }
+                error => error,
+            })?;
+            state.alive().map_err(PartError::other)?;
+        }
+        let described = self.index(origin, parts, state)?;
+        let path = Index::path(&self.folder);
+        let text = described.text().map_err(|error| failed(&path, error.into()))?;
+        if text.len() as u64 > index::MOST_BYTES {
+            return Err(failed(&path, io::Error::new(io::ErrorKind::FileTooLarge, index::TOO_LARGE)));
+        }
+        Ok(text)
+    }
+
+    fn index(&self, origin: Origin, parts: &[u64], state: &dyn RankState) -> Result<Index, PartError> {
+        let weights = &self.plan()?.weights;
+        let indexed = weights.layouts.iter().enumerate().map(|(number, layout)| IndexedWeight {
+            name: layout.name.clone(),
+            format: layout.format,
+            rows: layout.shard.shape.rows,
+            cols: layout.shard.shape.cols,
+            parts: layout.shard.ranks,
+            rows_per_part: layout.shard.rows_per_rank,
+            lists: weights.lists_of(layout) as u8,
+            delayed: weights.delayed(layout.bucket).is_some(),
+            frozen: state.frozen(WeightId::at(number)),
+        });
+        let buffers = carried(&self.programs).into_iter();
+        Ok(Index {
+            warpweft_parts: origin.version,
+            save: origin.save,
+            optimizer_step: origin.optimizer_step,
+            updated_by: Some(UpdatedBy::of(weights.state)),
+            ranks: origin.ranks,
+            weights: indexed.collect(),
+            carried: buffers
+                .map(|(name, region)| IndexedBuffer { name: name.to_owned(), bytes: region.bytes })
+                .collect(),
+            notes: self.notes.clone(),
+            digests: blocks::text(parts),
+        })
+    }
+}
+
+impl PartWriter for Save {
+    fn begin(&self, rank: RankId) -> Result<u64, PartError> {
+        let path = Index::path(&self.folder);
+        if Index::is_there(&self.folder) {
+            return Err(taken(&path));
+        }
+        make_folder(&self.folder)
+            .map_err(|source| PartError::file(&self.folder, FileTask::MakeFolder, source))?;
+        if rank == RankId::new(0) {
+            self.begin_index()?;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // The standard library's keys, which are random and others for every call: clocks may stand still.
+        let random = RandomState::new().build_hasher().finish();
+        let mut digest = Digest::default();
+        digest.add(&random.to_le_bytes());
+        digest.add(&now.as_nanos().to_le_bytes());
+        digest.add(&std::process::id().to_le_bytes());
+        digest.add(&rank.number().to_le_bytes());
+        Ok(digest.short())
+    }
+
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
+        let (rank, origin) = (state.rank(), self.origin(save, state)?);
+        let path = index::part(&self.folder, save, rank, origin.ranks);
+        // Of a name with the save in it no other save left anything.
+        let file = WholeFile::begin_new(&path).map_err(|source| failed(&path, source))?;
+        let mut steady = Steady { file, state, unsettled: 0 };
+        let tensors = self.tensors(state)?;
+        let about = origin.about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let digest = sealed::write(tensors, about, &mut steady).map_err(|error| match error {
+            SafeTensorError::IoError(source) => failed(&path, source),
+            error => PartError::other(format!("{} cannot be written: {error}", shown_path(&path))),
+        })?;
+        let held = steady.file.commit_held().map_err(|source| failed(&path, source))?;
+        self.unfinished().parts.extend(held.map(|held| (rank, held)));
+        Ok(digest)
+    }
+
+    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
+        let path = Index::path(&self.folder);
+        let text = self.checked(save, parts, state).map_err(Incomplete::Refused)?;
+        let begun = self.unfinished().index.take();
+        let put = || {
+            let mut file = begun.map_or_else(|| WholeFile::begin(&path), Ok)?;
+            file.write_all(&text)?;
+            file.commit_as(false)
+        };
+        put().map_err(|source| {
+            let is_taken = source.kind() == io::ErrorKind::AlreadyExists;
+            let reason = if is_taken { taken(&path) } else { failed(&path, source) };
+            // Also one that is taken, by this save itself: a file system may do a thing twice that it did not hear of.
+            taken_back(&path, &text, reason)
+        })
+    }
+
+    fn keep(&self, _: SaveId, rank: RankId) {
+        let held = self.unfinished().parts.remove(&rank);
+        held.into_iter().for_each(Held::end);
+    }
+
+    fn withdraw(&self, save: SaveId, rank: RankId) {
+        let removed =
+            self.ranks().map(|ranks| std::fs::remove_file(index::part(&self.folder, save, rank, ranks)));
+        // The reason of the save is on its way; the next save tries again.
+        if matches!(removed, Ok(Ok(()))) {
+            self.keep(save, rank);
+        }
+    }
+}
+
+/// Are there as many parts as ranks?
+fn all_wrote(parts: usize, ranks: u32) -> Result<(), PartError> {
+    if parts == ranks as usize {
+        return Ok(());
+    }
+    Err(PartError::other(format!("{parts} ranks wrote parts of a checkpoint of {ranks}")))
+}
+
+/// Removes the index of a save that failed at its end, where it has its name already: with its parts withdrawn, it
+/// would be no checkpoint.
+fn taken_back(index: &Path, text: &[u8], reason: PartError) -> Incomplete {
+    let gone = match regular::read(index, index::MOST_BYTES) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // Of another save.
+        Ok(found) if found != text => Ok(()),
+        Ok(_) => remove(index),
+        Err(error) => Err(error),
+    };
+    match gone {
+        Ok(()) => Incomplete::Refused(reason),
+        Err(error) => Incomplete::Uncertain(PartError::InDoubt {
+            path: index.to_owned(),
+            source: Box::new(reason),
+            removal: Arc::new(error),
+        }),
+    }
+}
+
+/// What is said of a folder that has a checkpoint.
+fn taken(index: &Path) -> PartError {
+    let is_empty = std::fs::symlink_metadata(index).is_ok_and(|about| about.is_file() && about.len() == 0);
+    let reason = if is_empty {
+        index::EMPTY
+    } else {
+        "its folder holds a checkpoint, and no save replaces one; name another folder, such as one for \
+         each step, and remove those you do not need"
+    };
+    PartError::Taken { path: index.to_owned(), reason: reason.to_owned() }
+}
+
+fn failed(path: &Path, source: io::Error) -> PartError {
+    PartError::file(path, FileTask::Write, source)
+}
+
+/// A file that is written in pieces, between which the rank tells that it lives and the disk catches up.
+struct Steady<'a> {
+    file: WholeFile,
+    state: &'a dyn RankState,
+    unsettled: usize,
+}
+
+impl Write for Steady<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(&bytes[..bytes.len().min(PIECE)])?;
+        self.unsettled += written;
+        if self.unsettled >= UNSETTLED {
+            self.file.settle()?;
+            self.unsettled = 0;
+        }
+        self.state.alive()?;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// For the header, which is written once more at the end.
+impl Seek for Steady<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests {
+    use super::*;
+    /// CK-1: no load would take an index that lacks ranks.
+    #[test]
+    fn no_index_is_made_of_fewer_parts_than_there_are_ranks() {
+        assert!(all_wrote(2, 2).is_ok());
+        for parts in [0, 3] {
+            let error = all_wrote(parts, 2).unwrap_err();
+            assert_eq!(error.to_string(), format!("{parts} ranks wrote parts of a checkpoint of 2"));
+        }
+    }
+
+    /// CK-1.
+    #[test]
+    fn parts_may_go_once_the_index_of_their_save_is_surely_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let index = Index::path(folder.path());
+        let why = || PartError::other("the disk");
+        let is_refused = |told| matches!(told, Incomplete::Refused(PartError::Other { .. }));
+        assert!(is_refused(taken_back(&index, b"mine", why())));
+        std::fs::write(&index, "of another").unwrap();
+        assert!(is_refused(taken_back(&index, b"mine", why())));
+        assert_eq!(std::fs::read(&index).unwrap(), b"of another");
+        std::fs::write(&index, "mine").unwrap();
+        assert!(is_refused(taken_back(&index, b"mine", why())));
+        assert!(!index.exists());
+        // A file that nobody can remove, and one that nobody can read.
+        let stays = Path::new("/proc/version");
+        for (index, text) in [(stays, std::fs::read(stays).unwrap()), (folder.path(), Vec::new())] {
+            let told = taken_back(index, &text, why());
+            let Incomplete::Uncertain(error) = told else { panic!("{told:?}") };
+            let said = error.to_string();
+            assert!(said.starts_with("the disk; its index ") && said.contains(" may be there"), "{said}");
+            assert!(matches!(error, PartError::InDoubt { .. }), "{said}");
+        }
+        assert!(stays.exists());
+    }
+}

@@ -1,0 +1,70 @@
+//! A checkpoint in parts, put together.
+//!
+//! Law: every part is read, and what comes out is what an export would have given, but for the planes. No more memory
+//! is asked for than the parts have bytes, whatever the index says.
+
+use super::PartFiles;
+use super::opened::Opened;
+use crate::checkpoint::{Carried, CarriedBuffer, Checkpoint, StoreError, WeightState};
+use crate::checkpoint::{PartError, StatePart};
+use warpweft_base::id::RankId;
+use warpweft_plan::model::ShardRows;
+
+impl PartFiles {
+    /// All of it in one [`Checkpoint`], for a [`FileStore`](super::super::FileStore), `warpweft quantize` or
+    /// whatever else needs it whole; the weights alone are published by [`PartFiles::save_weights`]. It must fit into
+    /// memory. It blocks the thread, and needs no session. Planes are not in it ([`WeightState::planes`] is empty).
+    /// Values are not judged; an import judges them.
+    ///
+    /// ```no_run
+    /// use warpweft::prelude::*;
+    ///
+    /// async fn whole() -> Result<(), StoreError> {
+    ///     let checkpoint = PartFiles::new("runs/step-1000").load()?;
+    ///     FileStore::new("step-1000.safetensors").save(&checkpoint).await
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or a part is missing, torn or of another save.
+    pub fn load(&self) -> Result<Checkpoint, StoreError> {
+        let opened = Opened::open(&self.folder)?;
+        let (index, alive) = (&opened.index, &|| Ok(()));
+        let mut weights = Vec::with_capacity(index.weights.len());
+        for weight in &index.weights {
+            let all = ShardRows { begin: 0, rows: weight.rows };
+            let list = |part| match StatePart::kept(usize::from(weight.lists)).any(|kept| kept == part) {
+                true => opened.rows(weight, part, all, alive),
+                false => Ok(Vec::new()),
+            };
+            weights.push(WeightState {
+                name: weight.name.clone(),
+                shape: weight.shape(),
+                format: weight.format,
+                master: if weight.frozen.is_some() {
+                    Vec::new()
+                } else {
+                    opened.rows(weight, StatePart::Master, all, alive)?
+                },
+                exp_avg: list(StatePart::FirstMoment)?,
+                exp_avg_sq: list(StatePart::SecondMoment)?,
+                planes: Vec::new(),
+                tensor_scale: 1.0,
+                delayed: opened.delayed(weight, alive)?,
+                frozen: weight.frozen,
+            });
+        }
+        let buffer = |buffer| {
+            let ranks = (0..index.ranks).map(|rank| opened.carried(buffer, RankId::new(rank), alive));
+            Ok(CarriedBuffer { name: buffer.name.clone(), ranks: ranks.collect::<Result<_, _>>()? })
+        };
+        let carried = match self.zeros {
+            true => Carried::Zeros,
+            false => Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, PartError>>()?),
+        };
+        let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
+        let updated_by = index.updated_by;
+        let checkpoint = Checkpoint { optimizer_step, updated_by, weights, carried, notes };
+        Ok(if self.restarts { checkpoint.restart_optimizer() } else { checkpoint })
+    }
+}

@@ -1,0 +1,85 @@
+//! Values from which training can go on.
+//!
+//! Law: a value from which no step could go on, as it is or as the session keeps or casts it, is refused with its
+//! weight, row and column, and with what to do. Rows are judged where they are, so it does not matter whether a
+//! checkpoint is whole or in parts.
+
+use crate::checkpoint::ranks::MasterRows;
+use warpweft_format::{DelayedState, Format, Via};
+use warpweft_plan::layout::StateLayout;
+
+/// Masters must be finite, also as the cast to `format` gets them.
+pub(super) fn check_master(
+    rows: MasterRows<'_>,
+    values: &[f32],
+    format: Format,
+    via: Via,
+) -> Result<(), String> {
+    let cast = |value: f32| via.round(format, value);
+    let Some(position) = values.iter().position(|value| !cast(*value).is_finite()) else {
+        return Ok(());
+    };
+    let (name, value, at) = (rows.weight, values[position], place(rows, position));
+    let what = match cast(value) {
+        back if value.is_finite() => format!("which bf16 rounds to {back} and "),
+        _ => String::new(),
+    };
+    Err(format!(
+        "`{name}` holds {value:?} {at}, {what}from which no training goes on; import a checkpoint of before it \
+         diverged"
+    ))
+}
+
+/// Moments, the first and the second, must be what Adam makes, and finite as they are kept. What a rule of the
+/// trainer's own keeps must be finite.
+pub(super) fn check_moments(
+    rows: MasterRows<'_>,
+    [first, second]: [&[f32]; 2],
+    layout: StateLayout,
+) -> Result<(), String> {
+    let (least, what) = match layout.own_states {
+        None => (0.0, "is no mean of squares"),
+        Some(_) => (f32::NEG_INFINITY, "is not finite"),
+    };
+    let moments =
+        [("first moment", first, f32::NEG_INFINITY, "is not finite"), ("second moment", second, least, what)];
+    for (which, values, least, what) in moments {
+        let is_sound = |value: f32| value >= least && layout.moment(value).is_finite();
+        let Some(position) = values.iter().position(|value| !is_sound(*value)) else { continue };
+        let (name, value, at) = (rows.weight, values[position], place(rows, position));
+        let (what, instead) = if value >= least && value.is_finite() {
+            let kept = layout.moment(value);
+            (format!("bf16 rounds to {kept}"), "set optimizer.moments = \"f32\"")
+        } else {
+            (what.to_owned(), "import a checkpoint that is not damaged and of before it diverged")
+        };
+        return Err(format!(
+            "the {which} of `{name}` is {value:?} {at}, which {what} and from which no training goes on; \
+             {instead}, or import `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`"
+        ));
+    }
+    Ok(())
+}
+
+/// The delayed scale of `weight` must be one that a cast can use, and its history one of amaxes.
+pub(super) fn check_delayed(weight: &str, delayed: &DelayedState) -> Result<(), String> {
+    if delayed.is_usable() {
+        return Ok(());
+    }
+    let what = match delayed.no_amax() {
+        Some(amax) => {
+            format!("the amax history of `{weight}` has {amax}, which is the magnitude of no master")
+        }
+        None => format!("`{weight}` has the delayed scale {}, which no cast can use", delayed.scale),
+    };
+    Err(format!(
+        "{what}; import a checkpoint that is not damaged, or set the weight's `delayed` to `None`, by which its \
+         scale and history begin anew (of parts, in what `PartFiles::load` gives, and import that)"
+    ))
+}
+
+/// Where a value stands in the whole weight, in words.
+fn place(rows: MasterRows<'_>, position: usize) -> String {
+    let (row, column) = (rows.first_row + position / rows.columns, position % rows.columns);
+    format!("in row {row}, column {column}")
+}

@@ -1,0 +1,93 @@
+//! A checkpoint as named tensors.
+//!
+//! Law: nothing large is copied here. Planes have the names, element types and shapes of `warpweft quantize`,
+//! and hold the same numbers, so whoever reads its files reads these.
+
+use std::borrow::Cow;
+
+use safetensors::Dtype;
+
+use super::safetensors::tensor::{Content, Tensor};
+use super::{Carried, Checkpoint, StatePart, WeightState};
+use warpweft_format::{ElementType, Format};
+
+/// The name of one rank's part of a carried buffer.
+pub(super) fn carried_name(buffer: &str, rank: usize) -> String {
+    format!("carried.{buffer}.rank{rank}")
+}
+
+/// The name of a master or a moment.
+pub(super) fn state_name(weight: &str, part: StatePart) -> String {
+    let suffix = match part {
+        StatePart::Master => "master",
+        StatePart::FirstMoment => "exp_avg",
+        StatePart::SecondMoment => "exp_avg_sq",
+    };
+    format!("{weight}.{suffix}")
+}
+
+/// The names of a weight's scale in use and amax history, where scaling is delayed.
+pub(super) fn delayed_names(weight: &str) -> [String; 2] {
+    ["delayed_scale", "amax_history"].map(|suffix| format!("{weight}.{suffix}"))
+}
+
+/// Every tensor of `checkpoint`. Of frozen weights there are none: a file has digests of them.
+pub(super) fn of(checkpoint: &Checkpoint) -> Vec<Tensor<'_>> {
+    let kept = checkpoint.weights.iter().filter(|state| state.frozen.is_none());
+    let mut tensors: Vec<Tensor<'_>> = kept.flat_map(weight).collect();
+    if let Carried::Buffers(buffers) = &checkpoint.carried {
+        for buffer in buffers {
+            tensors.extend(buffer.ranks.iter().enumerate().map(|(rank, bytes)| Tensor {
+                name: carried_name(&buffer.name, rank),
+                dtype: Dtype::U8,
+                shape: vec![bytes.len()],
+                content: Content::Bytes(Cow::Borrowed(bytes)),
+            }));
+        }
+    }
+    tensors
+}
+
+fn weight(state: &WeightState) -> Vec<Tensor<'_>> {
+    let parts = StatePart::ALL.into_iter().zip([&state.master, &state.exp_avg, &state.exp_avg_sq]);
+    let mut tensors: Vec<Tensor<'_>> = parts
+        .filter(|(_, values)| !values.is_empty())
+        .map(|(part, values)| {
+            let shape = vec![state.shape.rows, state.shape.cols];
+            Tensor::values(state_name(&state.name, part), shape, values)
+        })
+        .collect();
+    if let Some(delayed) = &state.delayed {
+        let [scale, history] = delayed_names(&state.name);
+        tensors.extend([
+            Tensor::scalar(scale, delayed.scale),
+            Tensor::values(history, vec![delayed.history.len()], &delayed.history),
+        ]);
+    }
+    for stored in &state.planes {
+        let planes = stored.specs.iter().zip(&stored.planes);
+        tensors.extend(["data", "scale"].iter().zip(planes).map(|(kind, (spec, bytes))| Tensor {
+            name: format!("{}.{}_{kind}", state.name, stored.orientation),
+            dtype: match spec.element {
+                ElementType::F32 => Dtype::F32,
+                ElementType::Bf16 => Dtype::BF16,
+                ElementType::U8 => Dtype::U8,
+                ElementType::U32 => Dtype::U32,
+            },
+            shape: vec![spec.rows, spec.cols],
+            content: Content::Bytes(Cow::Borrowed(bytes)),
+        }));
+        if let Format::Fp8Tensor(_) = state.format {
+            tensors.push(Tensor::scalar(
+                format!("{}.{}_scale", state.name, stored.orientation),
+                state.tensor_scale,
+            ));
+        }
+    }
+    if let Format::Nvfp4(_) = state.format
+        && !state.planes.is_empty()
+    {
+        tensors.push(Tensor::scalar(format!("{}.amax", state.name), state.tensor_scale));
+    }
+    tensors
+}
