@@ -35,7 +35,8 @@ pub mod ranks;
 #[cfg(not(feature = "internals"))]
 #[allow(dead_code, unused_imports, unreachable_pub, reason = "some of it is for tests alone")]
 pub(crate) mod ranks;
-mod safetensors;
+#[doc(hidden)]
+pub mod safetensors;
 pub(crate) mod sharded;
 mod sound_values;
 mod state;

@@ -4,16 +4,17 @@
 //! that the caller chooses. It is replaced whole or not at all, and takes next to no memory beside the
 //! checkpoint, or beside one weight of a checkpoint in parts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use half::bf16;
-use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
+use super::safetensors::TensorFileError;
+use super::safetensors::header::METADATA;
 use super::safetensors::tensor::Tensor;
-use super::safetensors::writer::{self, METADATA};
+use super::safetensors::writer;
 use super::{Checkpoint, StoreError};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::WholeFile;
@@ -129,11 +130,11 @@ pub(super) fn write<'a>(
                 .to_owned(),
         ));
     }
-    let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let mut file = WholeFile::begin(&path).map_err(failed)?;
-    writer::write(tensors, about, &mut file).map_err(|error| match error {
-        SafeTensorError::IoError(source) => source.downcast::<StoreError>().unwrap_or_else(failed),
-        error => content(error.to_string()),
+    let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    let file = WholeFile::begin(&path).map_err(failed)?;
+    let file = writer::write(tensors, &about, file).map_err(|error| match error {
+        TensorFileError::File(source) => source.downcast::<StoreError>().unwrap_or_else(failed),
+        TensorFileError::Unsound(error) => content(error.to_string()),
     })?;
     file.commit().map_err(failed)
 }

@@ -8,10 +8,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use safetensors::Dtype;
+use warpweft::checkpoint::safetensors::{Header, Outline, TensorEntry, TensorId};
 use warpweft::format::{Format, Orientation, Planes, dequantize};
+use warpweft_base::errors::shown;
 
-use super::checkpoint::{Header, Input, Outline, Output, TensorEntry, TensorId, reserve, shown};
+use super::input::{Input, reserve};
 use super::manifest::{KEY, Manifest, Matrices, Part};
+use super::output::Output;
 use super::report::{Converted, Copied, CopyReason, Lost, Report};
 use super::{Progress, ToolError};
 
@@ -48,7 +51,7 @@ pub fn dequantize_checkpoint(
     let plan = Plan::of(&header, &manifest, input)?;
     let mut metadata = header.metadata().clone();
     metadata.remove(KEY);
-    let layout = plan.outline.lay_out(&metadata, output)?;
+    let layout = Output::lay_out(&plan.outline, &metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
     let mut target = Output::create(output, replace, layout)?;
     let copied = plan.copies.iter().map(|(entry, _)| entry.bytes());

@@ -3,12 +3,12 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use warpweft::checkpoint::safetensors::Unsound;
 use warpweft::format::{Format, FormatError};
 use warpweft_base::debug_in_words;
-use warpweft_base::errors::{listed as names, shown_path, told};
+use warpweft_base::errors::{listed as names, shown, shown_path, told};
 use warpweft_base::whole_file::next_step;
 
-use super::checkpoint::{CheckpointError, shown};
 use super::formats::quantizing_names;
 use super::manifest::KEY;
 use super::report::{Copied, CopyReason};
@@ -53,7 +53,7 @@ pub enum ToolError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: CheckpointError,
+        source: Unsound,
     },
 
     /// Input and output are the same file.

@@ -17,7 +17,6 @@
 //! ```
 //!
 //! Laws:
-//! - **TL-1** the tensors of a header that was accepted tile the data of its file exactly.
 //! - **TL-2** a file under the output's name is whole; whatever fails leaves the name as it was.
 //! - **TL-3** memory is in proportion to the header and to the largest tensor, never to the file, nor to a size
 //!   that a file merely claims.
@@ -26,7 +25,7 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `checkpoint` | safetensors files, read and written tensor by tensor |
+//! | `input`, `output` | safetensors files, read and written tensor by tensor by the library's reader and writer |
 //! | `manifest` | what a quantized file says about itself, and the names of parts |
 //! | `source`, `plan`, `quantize`, `shards` | into a format |
 //! | `dequantize` | back to f32 |
@@ -42,13 +41,14 @@
 //! absent: any other file format, and files of several shards, which are so many checkpoints.
 
 mod calibrate;
-mod checkpoint;
 pub mod command;
 mod dequantize;
 mod error;
 mod formats;
+mod input;
 mod manifest;
 mod options;
+mod output;
 mod plan;
 mod progress;
 mod quantize;
@@ -67,7 +67,6 @@ pub use calibrate::{
     CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, Check, Compared, FitError,
     calibrate_machine,
 };
-pub use checkpoint::{CheckpointError, Header, TensorEntry};
 pub use dequantize::dequantize_checkpoint;
 pub use error::ToolError;
 pub use formats::describe_formats;

@@ -14,10 +14,11 @@ use std::path::Path;
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
+use warpweft::checkpoint::safetensors::Header;
 use warpweft::format::{ElementType, Format, Orientation, Shape, Via};
+use warpweft_base::errors::shown;
 
 use super::ToolError;
-use super::checkpoint::{Header, shown};
 
 /// The key in the metadata.
 pub(super) const KEY: &str = warpweft::checkpoint::QUANTIZED;

@@ -6,10 +6,11 @@ use warpweft::config::pattern_matches;
 use warpweft::format::{Format, FormatError};
 
 use super::ToolError;
-use super::checkpoint::{Outline, TensorEntry, TensorId, float_bytes};
+use super::input::float_bytes;
 use super::manifest::{Manifest, Matrices, Original, Part};
 use super::options::QuantizeOptions;
 use super::report::{Copied, CopyReason};
+use warpweft::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
 
 /// What becomes of the tensors, and what the output is going to be.
 pub(super) struct Plan {

@@ -7,11 +7,13 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use warpweft::checkpoint::safetensors::{TensorEntry, TensorId};
 use warpweft::format::{Format, Orientation, Quantized, Shape};
 
-use super::checkpoint::{Input, Output, TensorEntry, TensorId};
+use super::input::Input;
 use super::manifest::{KEY, Manifest, Matrices, Part};
 use super::options::QuantizeOptions;
+use super::output::Output;
 use super::plan::{Fate, Plan, check_absent, check_patterns};
 use super::report::{Converted, Deviation, Lost, Report};
 use super::source::Source;
@@ -62,7 +64,7 @@ pub fn quantize_checkpoint(
     source.compare(&mut data, progress)?;
     let Source { tensors, mut metadata, left_out, absent, .. } = source;
     metadata.insert(KEY.to_owned(), plan.manifest.to_text(output)?);
-    let layout = plan.outline.lay_out(&metadata, output)?;
+    let layout = Output::lay_out(&plan.outline, &metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
     report.copied = plan.copied;
     (report.left_out, report.absent) = (left_out, absent);

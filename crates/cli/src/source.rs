@@ -17,8 +17,10 @@ use std::path::{Path, PathBuf};
 use warpweft::checkpoint::kind::{Listed, NotWeights, Stated};
 use warpweft::checkpoint::one_file::digests::{self as file_digests, compare_metadata};
 use warpweft::checkpoint::one_file::{FROZEN, is_sealed};
+use warpweft::checkpoint::safetensors::{Header, TensorEntry};
+use warpweft_base::errors::shown;
 
-use super::checkpoint::{Header, Input, TensorEntry, shown};
+use super::input::Input;
 use super::{Progress, ToolError};
 
 /// What the metadata of a session's checkpoint have, by which it is known, and what they say only of it. Its notes
@@ -71,10 +73,9 @@ impl<'header> Source<'header> {
             return Ok(Self { tensors, metadata, left_out: None, absent: Vec::new(), saved: None });
         };
         let damaged = |problem| ToolError::Saved { path: path.to_owned(), problem };
-        let about = metadata.clone().into_iter().collect();
         let sealed = is_sealed(version).map_err(damaged)?;
-        compare_metadata(&about, sealed).map_err(damaged)?;
-        let digests = file_digests::Listed::of(&about, sealed).map_err(damaged)?;
+        compare_metadata(&metadata, sealed).map_err(damaged)?;
+        let digests = file_digests::Listed::of(&metadata, sealed).map_err(damaged)?;
         let listed = metadata.get(WEIGHTS).map_or("", String::as_str);
         let listed: Vec<(String, String)> = serde_json::from_str(listed).map_err(|error| {
             damaged(format!("lists its weights in a way that is not understood ({error})"))

@@ -6,9 +6,9 @@ use std::fmt;
 
 use warpweft_base::errors::listed;
 
-use super::checkpoint::shown;
 use super::report::{Converted, Copied, Lost, Report};
 use super::text::{Align, Table, bytes, duration};
+use warpweft_base::errors::shown;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

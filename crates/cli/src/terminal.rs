@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::checkpoint::shown;
 use super::progress::Progress;
+use warpweft_base::errors::shown;
 
 /// Shows how far the work is, and ends it when told to.
 pub(super) struct Terminal<'a> {

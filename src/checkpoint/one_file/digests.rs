@@ -6,11 +6,12 @@
 //! too many. A file of before is read by what it has, but none that has the key of now: its version is what
 //! changed.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
+use super::Tensors;
 use crate::checkpoint::safetensors::tensor::Tensor;
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
@@ -27,7 +28,7 @@ const ADVICE: &str = "copy the file again, or load another checkpoint";
 ///
 /// # Errors
 /// What a tensor that is made when it is asked for could not be made of.
-pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut HashMap<String, String>) -> io::Result<()> {
+pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut BTreeMap<String, String>) -> io::Result<()> {
     let mut digests = BTreeMap::new();
     for tensor in tensors {
         let mut taken = Taken(described(tensor.dtype, &tensor.shape));
@@ -44,7 +45,7 @@ pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut HashMap<String, String>) 
 ///
 /// # Errors
 /// What is wrong, and what to do.
-pub fn compare_metadata(about: &HashMap<String, String>, sealed: bool) -> Result<(), String> {
+pub fn compare_metadata(about: &BTreeMap<String, String>, sealed: bool) -> Result<(), String> {
     match (about.get(METADATA), sealed) {
         (None, false) => Ok(()),
         (Some(saved), true) if *saved == of_metadata(about) => Ok(()),
@@ -66,7 +67,7 @@ impl Listed {
     ///
     /// # Errors
     /// As [`compare_metadata`].
-    pub fn of(about: &HashMap<String, String>, sealed: bool) -> Result<Self, String> {
+    pub fn of(about: &BTreeMap<String, String>, sealed: bool) -> Result<Self, String> {
         let digests = match about.get(TENSORS) {
             None if sealed => return Err(format!("it has no `{TENSORS}`; {ADVICE}")),
             None => BTreeMap::new(),
@@ -104,17 +105,17 @@ impl Listed {
 /// # Errors
 /// As [`compare_metadata`].
 pub(super) fn compare_tensors(
-    tensors: &SafeTensors<'_>,
-    about: &HashMap<String, String>,
+    tensors: &Tensors<'_>,
+    about: &BTreeMap<String, String>,
     sealed: bool,
 ) -> Result<(), String> {
     let listed = Listed::of(about, sealed)?;
-    for (name, tensor) in tensors.tensors() {
-        let mut taken = listed.begin(tensor.dtype(), tensor.shape());
-        taken.more(tensor.data());
-        listed.compare(&name, taken)?;
+    for (name, (entry, bytes)) in tensors {
+        let mut taken = listed.begin(entry.dtype, &entry.shape);
+        taken.more(bytes);
+        listed.compare(name, taken)?;
     }
-    match listed.digests.keys().find(|name| sealed && tensors.tensor(name).is_err()) {
+    match listed.digests.keys().find(|name| sealed && !tensors.contains_key(name.as_str())) {
         Some(missing) => Err(format!("`{}` is missing; {ADVICE}", shown(missing))),
         None => Ok(()),
     }
@@ -129,9 +130,9 @@ fn described(dtype: Dtype, shape: &[usize]) -> Digest {
 }
 
 /// The digest of all keys and texts but its own, in the order of keys.
-fn of_metadata(about: &HashMap<String, String>) -> String {
-    let others: BTreeMap<&String, &String> = about.iter().filter(|(key, _)| *key != METADATA).collect();
-    words(others.into_iter().flat_map(|(key, text)| [key.as_bytes(), text.as_bytes()]).collect())
+fn of_metadata(about: &BTreeMap<String, String>) -> String {
+    let others = about.iter().filter(|(key, _)| *key != METADATA);
+    words(others.flat_map(|(key, text)| [key.as_bytes(), text.as_bytes()]).collect())
 }
 
 fn words(digest: Digest) -> String {

@@ -12,10 +12,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
 
 use async_trait::async_trait;
-use safetensors::SafeTensorError;
-use safetensors::tensor::{Dtype, SafeTensors};
+use safetensors::Dtype;
 
-use super::safetensors::writer::{self, MOST_HEADER};
+use super::safetensors::{Header, TensorEntry, TensorFileError, Unsound, writer};
 use super::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FrozenDigest, StatePart};
 use super::{StoreError, UpdatedBy, WeightState, tensors};
 use warpweft_base::errors::shown;
@@ -92,6 +91,12 @@ pub const FROZEN: &str = "frozen_digests";
 /// What a file has of such a weight: its digest, rows and columns.
 type FrozenEntry = (FrozenDigest, usize, usize);
 
+/// A tensor of a file, and its bytes.
+type Held<'file> = (&'file TensorEntry, &'file [u8]);
+
+/// The tensors of a file by name.
+type Tensors<'file> = BTreeMap<&'file str, Held<'file>>;
+
 /// Do files of this version have digests of all that they have?
 ///
 /// # Errors
@@ -118,13 +123,12 @@ impl FileStore {
     }
 
     fn read(&self, bytes: &[u8]) -> Result<Checkpoint, StoreError> {
-        let (_, header) = SafeTensors::read_metadata(bytes)
-            .map_err(|error| self.content(cut_off(bytes).unwrap_or_else(|| foreign(&error))))?;
-        let about = header.metadata().clone().unwrap_or_default();
+        let (header, data) = Header::split(bytes).map_err(|error| self.content(unread(&error)))?;
+        let about = header.metadata();
         let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
         let version = about.get("warpweft_checkpoint").ok_or_else(|| self.content(NO_CHECKPOINT))?;
         let sealed = is_sealed(version).map_err(|reason| self.content(reason))?;
-        digests::compare_metadata(&about, sealed).map_err(|reason| self.content(reason))?;
+        digests::compare_metadata(about, sealed).map_err(|reason| self.content(reason))?;
         let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
         let whose = |word: &String| {
             let unknown =
@@ -156,8 +160,12 @@ impl FileStore {
             Some(listed) => Some(serde_json::from_str(listed).map_err(|error| self.content(error))?),
         };
         self.refuse_repeated("carried buffer", carried.iter().flatten().map(|(name, _)| name))?;
-        let tensors = SafeTensors::deserialize(bytes).map_err(|error| self.content(error))?;
-        digests::compare_tensors(&tensors, &about, sealed).map_err(|reason| self.content(reason))?;
+        // They tile the data (SF-1).
+        let bytes_of = |entry: &TensorEntry| data.get(entry.begin as usize..entry.end as usize);
+        let tensors: Tensors<'_> = (header.tensors().iter())
+            .map(|entry| (entry.name.as_str(), (entry, bytes_of(entry).unwrap_or_default())))
+            .collect();
+        digests::compare_tensors(&tensors, about, sealed).map_err(|reason| self.content(reason))?;
         let mut weights = Vec::new();
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
@@ -241,18 +249,15 @@ impl FileStore {
 
     fn buffers(
         &self,
-        tensors: &SafeTensors<'_>,
+        tensors: &Tensors<'_>,
         listed: Vec<(String, usize)>,
     ) -> Result<Vec<CarriedBuffer>, StoreError> {
         let buffer = |(name, ranks): (String, usize)| {
             let of_rank = |rank| {
-                let tensor = tensors::carried_name(&name, rank);
-                let found = tensors.tensor(&tensor);
-                found
-                    .map(|found| found.data().to_vec())
-                    .map_err(|error| self.content(format!("`{}`: {}", shown(&tensor), shown(error))))
+                let (_, bytes) = self.tensor(tensors, &tensors::carried_name(&name, rank))?;
+                Ok(bytes.to_vec())
             };
-            let ranks = (0..ranks).map(of_rank).collect::<Result<_, _>>()?;
+            let ranks = (0..ranks).map(of_rank).collect::<Result<_, StoreError>>()?;
             Ok(CarriedBuffer { name, ranks })
         };
         listed.into_iter().map(buffer).collect()
@@ -272,21 +277,24 @@ impl FileStore {
         }
     }
 
-    fn values(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
-        let tensor = tensors
-            .tensor(name)
-            .map_err(|error| self.content(format!("`{}`: {}", shown(name), shown(error))))?;
-        match (tensor.dtype(), tensor.shape()) {
-            (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(tensor.data()))),
+    fn tensor<'file>(&self, tensors: &Tensors<'file>, name: &str) -> Result<Held<'file>, StoreError> {
+        let none = || self.content(format!("`{0}`: tensor `{0}` not found", shown(name)));
+        tensors.get(name).copied().ok_or_else(none)
+    }
+
+    fn values(&self, tensors: &Tensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
+        let (entry, bytes) = self.tensor(tensors, name)?;
+        match (entry.dtype, &entry.shape[..]) {
+            (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(bytes))),
             _ => Err(self.content(format!("`{}` is not a matrix of f32", shown(name)))),
         }
     }
 
     /// Scale in use and amax history of a weight; both are there, or neither.
-    fn delayed(&self, tensors: &SafeTensors<'_>, name: &str) -> Result<Option<DelayedState>, StoreError> {
+    fn delayed(&self, tensors: &Tensors<'_>, name: &str) -> Result<Option<DelayedState>, StoreError> {
         let names = tensors::delayed_names(name);
-        let [Ok(scale), Ok(history)] = names.each_ref().map(|name| tensors.tensor(name)) else {
-            return match names.iter().find(|name| tensors.tensor(name).is_ok()) {
+        let [Some(scale), Some(history)] = names.each_ref().map(|name| tensors.get(name.as_str())) else {
+            return match names.iter().find(|name| tensors.contains_key(name.as_str())) {
                 None => Ok(None),
                 Some(one) => Err(self.content(format!(
                     "it has `{}` alone of {}",
@@ -295,10 +303,10 @@ impl FileStore {
                 ))),
             };
         };
-        let kinds = [(scale.dtype(), scale.shape()), (history.dtype(), history.shape())];
-        match (kinds, numbers(scale.data()).as_slice()) {
+        let kinds = [scale, history].map(|(entry, _)| (entry.dtype, &entry.shape[..]));
+        match (kinds, numbers(scale.1).as_slice()) {
             ([(Dtype::F32, [1]), (Dtype::F32, [_])], [scale]) => {
-                Ok(Some(DelayedState { scale: *scale, history: numbers(history.data()) }))
+                Ok(Some(DelayedState { scale: *scale, history: numbers(history.1) }))
             }
             _ => Err(self.content(format!(
                 "{} are not one f32 and a list of them",
@@ -308,7 +316,7 @@ impl FileStore {
     }
 
     /// What the file says of itself, of a checkpoint that could be loaded again.
-    fn about(&self, checkpoint: &Checkpoint) -> Result<HashMap<String, String>, StoreError> {
+    fn about(&self, checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>, StoreError> {
         let names: Vec<(String, String)> =
             checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
         let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
@@ -321,7 +329,7 @@ impl FileStore {
                 serde_json::to_string(&listed).map_err(|error| self.content(error))?
             }
         };
-        let mut about = HashMap::from([
+        let mut about = BTreeMap::from([
             // Readers of the Hugging Face hub's files refuse a file that does not say it.
             ("format".to_owned(), "pt".to_owned()),
             ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
@@ -373,10 +381,10 @@ impl CheckpointStore for FileStore {
         self.refuse_repeated("tensor", tensors.iter().map(|tensor| &tensor.name))?;
         let failed = |source| StoreError::File { path: self.path.clone(), source };
         digests::seal(&tensors, &mut about).map_err(failed)?;
-        let mut file = WholeFile::begin(&self.path).map_err(failed)?;
-        writer::write(tensors, about, &mut file).map_err(|error| match error {
-            SafeTensorError::IoError(source) => failed(source),
-            error => self.content(error),
+        let file = WholeFile::begin(&self.path).map_err(failed)?;
+        let file = writer::write(tensors, &about, file).map_err(|error| match error {
+            TensorFileError::File(source) => failed(source),
+            TensorFileError::Unsound(error) => self.content(error),
         })?;
         file.commit().map_err(failed)
     }
@@ -388,27 +396,13 @@ impl CheckpointStore for FileStore {
     }
 }
 
-/// Does a file that cannot be read end early? Its header's length says so, and where its last tensor ends.
-fn cut_off(bytes: &[u8]) -> Option<String> {
-    let advice = "is it a copy that was interrupted? Copy it again, or load another checkpoint";
-    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-        let what =
-            if bytes.is_empty() { "the file is empty" } else { "the file is cut off in its first bytes" };
-        return Some(format!("{what}; {advice}"));
-    };
-    let length = usize::try_from(u64::from_le_bytes(*length)).ok().filter(|length| *length <= MOST_HEADER)?;
-    let Some((header, data)) = rest.split_at_checked(length) else {
-        return Some(format!("the file is cut off in its header of {length} bytes; {advice}"));
-    };
-    let header: HashMap<String, serde_json::Value> = serde_json::from_slice(header).ok()?;
-    let ends = header.values().filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64());
-    let end = ends.max().filter(|end| *end > data.len() as u64)?;
-    Some(format!("the file is cut off: its tensors have {end} bytes, and {} are there; {advice}", data.len()))
-}
-
-/// What to say of a file that is whole and does not read.
-fn foreign(error: &SafeTensorError) -> String {
-    format!("it is no safetensors file ({}); load one that `FileStore::save` wrote", shown(error))
+/// What to say of a file that is no sound safetensors file.
+fn unread(error: &Unsound) -> String {
+    if error.is_cut_off() {
+        let advice = "is it a copy that was interrupted? Copy it again, or load another checkpoint";
+        return format!("{error}; {advice}");
+    }
+    format!("it is no safetensors file ({error}); load one that `FileStore::save` wrote")
 }
 
 fn numbers(bytes: &[u8]) -> Vec<f32> {

@@ -9,8 +9,7 @@ mod error;
 mod model_folder;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,7 +18,7 @@ use safetensors::Dtype;
 
 use super::kind::{Listed, NotWeights, Stated, of_start};
 use super::ranks::MasterRows;
-use super::safetensors::header::{self, Unsound};
+use super::safetensors::{TensorFile, TensorFileError};
 use warpweft_base::errors::{LONGEST_NAME, shown};
 use warpweft_base::near::near;
 use warpweft_format::Shape;
@@ -103,7 +102,7 @@ struct Opened {
 #[derive(Debug)]
 struct Source {
     path: PathBuf,
-    file: Mutex<File>,
+    file: Mutex<TensorFile>,
     /// What it says is quantized in it, or why that cannot be used.
     quantized: Option<Result<Manifest, String>>,
 }
@@ -140,22 +139,22 @@ impl PretrainedFiles {
         let mut stated = Stated::default();
         for path in paths {
             let path = path.as_ref();
-            let described = header::read(path).map_err(|error| unsound(path, error))?;
-            stated = stated.or(Stated::of(path, described.about.keys()));
-            for (name, about) in described.tensors {
-                if !listed(files.len(), &name) {
+            let (header, file) = TensorFile::open(path).map_err(|error| unsound(path, error))?;
+            stated = stated.or(Stated::of(path, header.metadata().keys()));
+            for entry in header.tensors() {
+                let name = &entry.name;
+                if !listed(files.len(), name) {
                     continue;
                 }
-                if let Some(first) = tensors.get(&name) {
+                if let Some(first) = tensors.get(name) {
                     let (first, second) = (files[first.file].path.clone(), path.to_owned());
-                    return Err(PretrainedError::Twice { tensor: name, first, second });
+                    return Err(PretrainedError::Twice { tensor: name.clone(), first, second });
                 }
-                let begin = described.data + about.data_offsets.0 as u64;
-                let tensor = Tensor { file: files.len(), begin, dtype: about.dtype, shape: about.shape };
-                tensors.insert(name, tensor);
+                let (begin, dtype, shape) = (file.begin(entry), entry.dtype, entry.shape.clone());
+                tensors.insert(name.clone(), Tensor { file: files.len(), begin, dtype, shape });
             }
-            let quantized = described.about.get(QUANTIZED).map(|text| Manifest::read(text));
-            files.push(Source { path: path.to_owned(), file: Mutex::new(described.file), quantized });
+            let quantized = header.metadata().get(QUANTIZED).map(|text| Manifest::read(text));
+            files.push(Source { path: path.to_owned(), file: Mutex::new(file), quantized });
         }
         let all = tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed::new(name, *dtype, shape));
         let not_weights = NotWeights::of(all, &stated);
@@ -330,20 +329,21 @@ impl Source {
 
     /// Reads bytes at a place. Others wait meanwhile, and not while values are converted.
     fn bytes(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.seek(SeekFrom::Start(at))?;
-        file.read_exact(bytes)
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).read_at(at, bytes)
     }
 }
 
 /// Why a file is none of tensors: by how it begins, if that says it.
-fn unsound(path: &Path, error: Unsound) -> PretrainedError {
-    match (error, of_start(path)) {
-        (Unsound::File(source), _) => PretrainedError::File { path: path.to_owned(), source },
-        (Unsound::Content(_), Some(what)) => {
-            PretrainedError::NotSafetensors { path: path.to_owned(), what: what.to_owned() }
+fn unsound(path: &Path, error: TensorFileError) -> PretrainedError {
+    let path = path.to_owned();
+    match error {
+        TensorFileError::File(source) if source.kind() != ErrorKind::InvalidInput => {
+            PretrainedError::File { path, source }
         }
-        (Unsound::Content(reason), None) => PretrainedError::Content { path: path.to_owned(), reason },
+        error => match of_start(&path) {
+            Some(what) => PretrainedError::NotSafetensors { path, what: what.to_owned() },
+            None => PretrainedError::Content { path, reason: error.to_string() },
+        },
     }
 }
 

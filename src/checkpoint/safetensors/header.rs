@@ -1,137 +1,276 @@
-//! What a safetensors file holds, by its header alone, whoever wrote it.
+//! The header of a safetensors file: which tensors there are, and where their bytes lie.
 //!
-//! Law: memory is in proportion to the header, and a header is no longer than its file. The tensors of one
-//! that was read tile the rest of the file: each has the bytes of its dtype and shape, no two share one, none
-//! is left over, and no name is used twice. So whoever reads rows of a tensor stays inside of it.
+//! Law **SF-1**: the tensors of a [`Header`] tile the data exactly. Each has as many bytes as its dtype and
+//! shape say, no two share a byte, none is left over, and no name is used twice. Whoever reads a tensor need
+//! check nothing.
+//!
+//! A file begins with the length of the header as a little-endian u64, then the header as a JSON object, then
+//! the data. Source: the description of the safetensors format.
 
-use std::collections::{HashMap, HashSet};
-use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::collections::{BTreeMap, HashSet};
 
-use safetensors::tensor::{Metadata, TensorInfo};
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
-use serde_json::Value;
+use safetensors::Dtype;
 
-use super::writer::{METADATA, MOST_HEADER};
-use crate::checkpoint::kind::MOST_DIMENSIONS;
-use warpweft_base::errors::shown;
-use warpweft_base::whole_file::regular;
+use super::parse::{self, Parsed};
+use super::unsound::Unsound;
 
-/// Bytes of the length that a file begins with.
-const LENGTH: u64 = 8;
+/// Bytes of the header's length.
+pub(super) const LENGTH_BYTES: u64 = 8;
 
-/// A file whose header is sound.
-pub(in crate::checkpoint) struct Described {
-    pub(in crate::checkpoint) file: File,
-    /// Where the bytes of tensors begin.
-    pub(in crate::checkpoint) data: u64,
-    /// The tensors by name; offsets count from `data`.
-    pub(in crate::checkpoint) tensors: Vec<(String, TensorInfo)>,
-    /// What the file says of itself, as far as it is text.
-    pub(in crate::checkpoint) about: HashMap<String, String>,
-    /// The bytes of the header, behind its length.
-    pub(in crate::checkpoint) header: Vec<u8>,
+/// The longest header that is read or written, as in the safetensors library.
+pub(super) const LONGEST_HEADER: u64 = 100_000_000;
+
+/// The key under which a header keeps its metadata, between the tensors; so the one name that no tensor can have.
+pub(in crate::checkpoint) const METADATA: &str = "__metadata__";
+
+/// One tensor of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Its name.
+    pub name: String,
+    /// Type of an element.
+    pub dtype: Dtype,
+    /// Its dimensions; none for a scalar.
+    pub shape: Vec<usize>,
+    /// Its first byte, from the end of the header.
+    pub begin: u64,
+    /// Behind its last byte.
+    pub end: u64,
 }
 
-/// Why a file has no sound header. Which file it is, and what to do about it, says whoever asked.
-#[derive(Debug)]
-pub(in crate::checkpoint) enum Unsound {
-    /// The file system refused.
-    File(io::Error),
-    /// What is wrong with the content.
-    Content(String),
-}
-
-/// Opens `path` and reads its header.
-///
-/// # Errors
-/// [`Unsound`].
-pub(in crate::checkpoint) fn read(path: &Path) -> Result<Described, Unsound> {
-    let (failed, unsound) = (Unsound::File, Unsound::Content);
-    let mut file = regular::open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidInput => unsound(error.to_string()),
-        _ => failed(error),
-    })?;
-    let bytes = file.metadata().map_err(failed)?.len();
-    let Some(available) = bytes.checked_sub(LENGTH) else {
-        return Err(unsound(format!("it has {bytes} bytes, so it is empty or cut off")));
-    };
-    let mut length = [0; LENGTH as usize];
-    file.read_exact(&mut length).map_err(failed)?;
-    let length = u64::from_le_bytes(length);
-    if length > MOST_HEADER as u64 {
-        return Err(unsound(format!("its first bytes give no length of a header, but {length}")));
+impl TensorEntry {
+    /// Bytes of the tensor.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.end.saturating_sub(self.begin)
     }
-    if length > available {
-        return Err(unsound(format!("it is cut off in its header of {length} bytes")));
+
+    /// The `number`-th of `count` equal parts of its bytes, which lie one behind the other; a part of a whole number
+    /// of elements, in one dimension, under the tensor's name.
+    #[must_use]
+    pub fn part(&self, number: usize, count: usize) -> Self {
+        let each = self.bytes() / count.max(1) as u64;
+        let elements = self.shape.iter().product::<usize>() / count.max(1);
+        let begin = self.begin + each * number as u64;
+        Self { name: self.name.clone(), dtype: self.dtype, shape: vec![elements], begin, end: begin + each }
     }
-    let mut json = vec![0; length as usize];
-    file.read_exact(&mut json).map_err(failed)?;
-    let Entries { tensors, about } = entries(&json, available - length).map_err(unsound)?;
-    Ok(Described { file, data: LENGTH + length, tensors, about, header: json })
-}
 
-/// The tensors that `json` describes, which tile `available` bytes.
-fn entries(json: &[u8], available: u64) -> Result<Entries, String> {
-    let Entries { mut tensors, about } =
-        serde_json::from_slice(json).map_err(|error| shown(format!("its header: {error}")))?;
-    let mut names = HashSet::new();
-    if let Some((twice, _)) = tensors.iter().find(|(name, _)| !names.insert(name.as_str())) {
-        return Err(format!("its header describes `{}` twice", shown(twice)));
-    }
-    let long = |(_, about): &&(String, TensorInfo)| about.shape.len() > MOST_DIMENSIONS;
-    if let Some((name, _)) = tensors.iter().find(long) {
-        return Err(format!("its header gives `{}` more than {MOST_DIMENSIONS} dimensions", shown(name)));
-    }
-    tensors.sort_by_key(|(_, about)| about.data_offsets);
-    let checked = Metadata::new(None, tensors.clone());
-    let end = checked.map_err(|error| shown(format!("its header: {error}")))?.data_len() as u64;
-    if end > available {
-        return Err(format!("it is cut off: its tensors have {end} bytes, and {available} are there"));
-    }
-    if end < available {
-        return Err(format!("{} bytes behind its last tensor belong to none", available - end));
-    }
-    Ok(Entries { tensors, about })
-}
-
-/// The tensors of a header in the order of the text, a name that is there twice included, and what is said of all.
-struct Entries {
-    tensors: Vec<(String, TensorInfo)>,
-    about: HashMap<String, String>,
-}
-
-/// The texts of what a file says of itself. Files of others may say anything.
-fn texts(about: Value) -> HashMap<String, String> {
-    let Value::Object(about) = about else { return HashMap::new() };
-    let text = |(key, value)| if let Value::String(text) = value { Some((key, text)) } else { None };
-    about.into_iter().filter_map(text).collect()
-}
-
-impl<'de> Deserialize<'de> for Entries {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Tensors;
-        impl<'de> Visitor<'de> for Tensors {
-            type Value = Entries;
-
-            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-                out.write_str("an object of tensors by name")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
-                let (mut tensors, mut about) = (Vec::new(), HashMap::new());
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == METADATA {
-                        about = texts(map.next_value()?);
-                    } else {
-                        tensors.push((name, map.next_value()?));
-                    }
-                }
-                Ok(Entries { tensors, about })
+    /// Has it the bytes of its dtype and shape?
+    pub(super) fn check_size(&self) -> Result<(), Unsound> {
+        let Self { name, dtype, shape, begin, end } = self;
+        let (tensor, dtype, begin, end) = (|| name.clone(), *dtype, *begin, *end);
+        let Some(expected) = size(dtype, shape) else {
+            return Err(Unsound::NoSize { tensor: tensor(), dtype, shape: shape.clone() });
+        };
+        match end.checked_sub(begin) {
+            Some(actual) if actual == expected => Ok(()),
+            None => Err(Unsound::Reversed { tensor: tensor(), begin, end }),
+            Some(actual) => {
+                let shape = shape.clone();
+                Err(Unsound::WrongSize { tensor: tensor(), dtype, shape, expected, actual, begin })
             }
         }
-        deserializer.deserialize_map(Tensors)
+    }
+}
+
+/// A sound header (SF-1).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    tensors: Vec<TensorEntry>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Header {
+    /// Bytes of the header that begins with `length`, in a file of `bytes`.
+    pub(super) fn length(length: [u8; LENGTH_BYTES as usize], bytes: u64) -> Result<u64, Unsound> {
+        let available = bytes.saturating_sub(LENGTH_BYTES);
+        let bytes = u64::from_le_bytes(length);
+        if bytes > LONGEST_HEADER {
+            return Err(Unsound::HeaderTooLarge { bytes, limit: LONGEST_HEADER });
+        }
+        if bytes > available { Err(Unsound::HeaderCutOff { bytes, available }) } else { Ok(bytes) }
+    }
+
+    /// The header of a file that is in memory, and the data behind it.
+    ///
+    /// # Errors
+    /// [`Unsound`] with the tensor and the place.
+    pub fn split(file: &[u8]) -> Result<(Self, &[u8]), Unsound> {
+        let bytes = file.len() as u64;
+        let (length, rest) = file.split_first_chunk().ok_or(Unsound::NoLength { bytes })?;
+        let (json, data) = rest.split_at(Self::length(*length, bytes)? as usize);
+        Ok((Self::parse(json, data.len() as u64)?, data))
+    }
+
+    /// Reads the JSON of a header and checks it against the `data_bytes` that follow it in the file.
+    ///
+    /// Memory is at most twelve times the bytes of `json`, whatever it says.
+    ///
+    /// # Errors
+    /// [`Unsound`] with the tensor and the place.
+    pub fn parse(json: &[u8], data_bytes: u64) -> Result<Self, Unsound> {
+        let Parsed { mut tensors, metadata } = parse::parse(json)?;
+        let mut names = HashSet::new();
+        if let Some(twice) = tensors.iter().find(|entry| !names.insert(entry.name.as_str())) {
+            return Err(Unsound::DuplicateTensor { tensor: twice.name.clone() });
+        }
+        drop(names);
+        tensors.iter().try_for_each(TensorEntry::check_size)?;
+        tensors.sort_by_key(|entry| (entry.begin, entry.end));
+        check_tiling(&tensors, data_bytes)?;
+        Ok(Self { tensors, metadata })
+    }
+
+    /// The tensors, in the order of their bytes.
+    #[must_use]
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.tensors
+    }
+
+    /// What the file says of itself.
+    #[must_use]
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+}
+
+/// Bytes of a tensor; `None` when they are no whole number, or its bits do not fit in 64 bits.
+pub(super) fn size(dtype: Dtype, shape: &[usize]) -> Option<u64> {
+    let product = |bits: u64, dimension: &usize| bits.checked_mul(u64::try_from(*dimension).ok()?);
+    let bits = shape.iter().try_fold(dtype.bitsize() as u64, product)?;
+    bits.is_multiple_of(8).then_some(bits / 8)
+}
+
+/// Checks that sorted tensors follow each other from 0 to `data_bytes`.
+fn check_tiling(tensors: &[TensorEntry], data_bytes: u64) -> Result<(), Unsound> {
+    let mut last: Option<&TensorEntry> = None;
+    for entry in tensors {
+        let (begin, reached) = (entry.begin, last.map_or(0, |last| last.end));
+        let tensor = || entry.name.clone();
+        if begin > reached {
+            return Err(Unsound::Hole { tensor: tensor(), from: reached, to: begin });
+        }
+        if let Some(other) = last.filter(|_| begin < reached) {
+            let other = other.name.clone();
+            return Err(Unsound::Overlap { tensor: tensor(), other, begin, end: reached });
+        }
+        if entry.end > data_bytes {
+            return Err(Unsound::CutOff { tensor: tensor(), end: entry.end, available: data_bytes });
+        }
+        last = Some(entry);
+    }
+    let end = last.map_or(0, |last| last.end);
+    if end < data_bytes {
+        return Err(Unsound::Trailing { end, bytes: data_bytes - end });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(json: &str, data_bytes: u64) -> Result<Header, Unsound> {
+        Header::parse(json.as_bytes(), data_bytes)
+    }
+
+    fn complaint(json: &str, data_bytes: u64) -> String {
+        parse(json, data_bytes).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_sound_header_gives_its_tensors_in_the_order_of_their_bytes() {
+        let header = parse(
+            r#"{"b":{"dtype":"F32","shape":[2,3],"data_offsets":[2,26]},
+                "__metadata__":{"format":"pt"},
+                "empty":{"dtype":"I64","shape":[0,7],"data_offsets":[2,2]},
+                "a":{"data_offsets":[0,2],"shape":[],"dtype":"BF16"}}   "#,
+            26,
+        )
+        .unwrap();
+        let names: Vec<&str> = header.tensors().iter().map(|entry| entry.name.as_str()).collect();
+        assert_eq!(names, ["a", "empty", "b"]);
+        assert_eq!(header.tensors()[2].bytes(), 24);
+        assert_eq!(header.metadata()["format"], "pt");
+        for nothing in ["{}", r#"{"__metadata__":{}}"#, r#"{"__metadata__":null}"#] {
+            assert_eq!(parse(nothing, 0).unwrap(), Header::default(), "{nothing}");
+        }
+    }
+
+    #[test]
+    fn an_error_in_the_json_tells_its_offset_in_the_file_and_the_tensor() {
+        for (json, expected) in [
+            ("", "byte 8: EOF"),
+            ("[]", "byte 8: invalid type: sequence, expected an object of tensors by name"),
+            ("{} x", "byte 11: trailing characters"),
+            (r#"{"w":{"dtype":"F33""#, "tensor `w`: unknown variant `F33`, expected one of"),
+            (r#"{"w":{"dtype":"F32","shape":[NaN]"#, "byte 37: tensor `w`: expected value"),
+            (r#"{"w":{"shape":[1.5]"#, "tensor `w`: invalid type: floating point `1.5`, expected usize"),
+            (r#"{"w":{"shape":[-1]"#, "tensor `w`: invalid value: integer `-1`, expected usize"),
+            (r#"{"w":{"shape":[1e999]"#, "tensor `w`: number out of range"),
+            (r#"{"w":{"shape":7"#, "tensor `w`: invalid type: integer `7`, expected a list of dimensions"),
+            (r#"{"w":{"data_offsets":[0,18446744073709551616]"#, "tensor `w`: invalid type: floating point"),
+            (r#"{"w":{"data_offsets":[0,1,2]"#, "tensor `w`: trailing characters"),
+            (r#"{"w":{"dtype":"U8","dtype":"U8""#, "tensor `w`: duplicate field `dtype`"),
+            (r#"{"w":{"stride":1"#, "tensor `w`: unknown field `stride`"),
+            (r#"{"w":{"dtype":"U8","shape":[1]}}"#, "tensor `w`: missing field `data_offsets`"),
+            (r#"{"__metadata__":{"a":1}}"#, "invalid type: integer `1`, expected a string"),
+            (r#"{"__metadata__":{"a":"","a":""}}"#, "`a` stands in the metadata twice"),
+            (r#"{"__metadata__":{},"__metadata__":{}}"#, "`__metadata__` stands there twice"),
+        ] {
+            let message = complaint(json, 0);
+            assert!(message.starts_with("byte ") && message.contains(expected), "{json}: {message}");
+        }
+        let newline = complaint("{\n\n  x", 0);
+        assert!(newline.starts_with("byte 13: "), "{newline}");
+    }
+
+    #[test]
+    fn a_list_without_end_is_refused_where_it_gets_silly() {
+        let message = complaint(&format!(r#"{{"w":{{"shape":[{}1]}}}}"#, "1,".repeat(1_000_000)), 0);
+        assert!(message.contains("more than 64 dimensions"), "{message}");
+        let nested = complaint(&format!(r#"{{"w":{}"#, "[".repeat(1_000_000)), 0);
+        assert!(nested.contains("tensor `w`"), "{nested}");
+    }
+
+    /// SF-1.
+    #[test]
+    fn tensors_that_do_not_tile_the_data_are_refused() {
+        let two = |a: &str, b: &str| {
+            let tensor = |offsets| format!(r#"{{"dtype":"U8","shape":[4],"data_offsets":[{offsets}]}}"#);
+            format!(r#"{{"a":{},"b":{}}}"#, tensor(a), tensor(b))
+        };
+        for (json, data_bytes, expected) in [
+            (two("0,4", "4,8"), 9, "ends at byte 8, but 1 more follow"),
+            (two("0,4", "4,8"), 7, "`b` reaches to byte 8, but only 7"),
+            (two("4,8", "0,4"), 3, "`b` reaches to byte 4, but only 3"),
+            (two("0,4", "3,7"), 8, "`b` begins at byte 3, but `a` reaches to 4"),
+            (two("0,4", "0,4"), 4, "begins at byte 0, but"),
+            (two("0,4", "5,9"), 9, "the bytes 4..5 in front of tensor `b`"),
+            (two("1,5", "5,9"), 9, "the bytes 0..1 in front of tensor `a`"),
+            (two("4,0", "4,8"), 8, "`a`: its bytes end at 0, before they begin at 4"),
+            (two("0,5", "5,9"), 9, "takes 4 bytes, but the header gives it 5, from 0"),
+            ("{}".to_owned(), 1, "ends at byte 0, but 1 more follow"),
+        ] {
+            let message = complaint(&json, data_bytes);
+            assert!(message.contains(expected), "{json}: {message}");
+        }
+        let twice = two("0,4", "4,8").replace("\"b\"", "\"a\"");
+        assert!(complaint(&twice, 8).contains("tensor `a` twice"));
+    }
+
+    #[test]
+    fn a_size_that_overflows_or_splits_a_byte_is_refused() {
+        for (dtype, shape) in [
+            ("F32", "[9223372036854775807,9223372036854775807]"),
+            ("F64", "[2305843009213693952]"),
+            ("U8", "[18446744073709551615,0]"),
+            ("F4", "[3]"),
+            ("F6_E2M3", "[2]"),
+        ] {
+            let json = format!(r#"{{"w":{{"dtype":"{dtype}","shape":{shape},"data_offsets":[0,0]}}}}"#);
+            let message = complaint(&json, 0);
+            assert!(message.contains("has no size in whole bytes"), "{json}: {message}");
+        }
     }
 }

@@ -1,5 +1,29 @@
-//! Safetensors files: one reader of headers, one writer.
+//! Safetensors files: one strict reader and one writer.
+//!
+//! Law: a header is read whole and checked before anything else of its file is (SF-1), and no memory is taken by a size
+//! that a file claims before the file was seen to have it. Tensors are read and written in pieces. What is written, the
+//! safetensors library reads; it serves files that fit in memory, and lets a name stand twice in a header, so the
+//! header is read here.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `parse` | the JSON of a header, as it stands |
+//! | `header` | a header that is sound: what is where |
+//! | `unsound` | why one is not |
+//! | `reader` | a file that is open |
+//! | `layout` | where the tensors of a file that is to be written will lie |
+//! | `tensor`, `writer` | what is written, and how |
 
 pub(super) mod header;
+mod layout;
+mod parse;
+mod reader;
 pub(super) mod tensor;
+mod unsound;
 pub(super) mod writer;
+
+pub use header::{Header, TensorEntry};
+pub use layout::{Layout, Outline, TensorId};
+pub use reader::{TensorFile, TensorFileError};
+pub use unsound::Unsound;
+pub use writer::Writer;

@@ -44,7 +44,7 @@ impl Content<'_> {
     }
 
     /// Puts them there.
-    pub(in crate::checkpoint) fn write(&self, file: &mut impl Write) -> io::Result<()> {
+    pub(in crate::checkpoint) fn write(&self, file: &mut dyn Write) -> io::Result<()> {
         let values = match self {
             Self::Bytes(bytes) => return file.write_all(bytes),
             Self::Later { write, .. } => return write(file),

@@ -1,71 +1,131 @@
-//! Tensors as a safetensors file, one after the other.
+//! A safetensors file that is written.
 //!
 //! Law: the file is byte for byte the one that `safetensors::serialize` makes of the same tensors: the header's
 //! length, the header padded to a multiple of eight, then the tensors, wider elements first and by name among
 //! equals. That function makes it in memory, and the one for files gives it a name by itself; here each tensor goes
-//! out from where it is, into a file that somebody else names.
+//! out from where it is, in pieces and in any order, into a file that somebody else names. Every tensor has the bytes
+//! of its shape, or the file is not finished.
 
-use std::collections::HashMap;
-use std::io::{BufWriter, Write};
+use std::collections::BTreeMap;
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
-use safetensors::SafeTensorError;
-use safetensors::tensor::{Metadata, TensorInfo};
-
+use super::header::TensorEntry;
+use super::layout::{Layout, Outline, TensorId};
+use super::reader::TensorFileError;
 use super::tensor::Tensor;
 
-/// The longest header that safetensors reads, bytes; what claims a longer one is something else.
-pub(in crate::checkpoint) const MOST_HEADER: usize = 100_000_000;
+/// A file on its way.
+#[derive(Debug)]
+pub struct Writer<F> {
+    file: F,
+    /// Where the next byte goes, unless a tensor is elsewhere.
+    at: u64,
+    layout: Layout,
+    /// Bytes of each tensor that are written.
+    written: Vec<u64>,
+}
 
-/// The key of a header under which there is no tensor, and so the one name that no tensor can have.
-pub(in crate::checkpoint) const METADATA: &str = "__metadata__";
+impl<F: Write + Seek> Writer<F> {
+    /// Writes the header.
+    ///
+    /// # Errors
+    /// What the file refuses.
+    pub fn begin(mut file: F, layout: Layout) -> io::Result<Self> {
+        file.write_all(&layout.head)?;
+        Ok(Self { file, at: layout.head.len() as u64, written: vec![0; layout.places.len()], layout })
+    }
+
+    /// Writes the next bytes of a tensor.
+    ///
+    /// # Errors
+    /// More than it has by its shape; what the file refuses.
+    pub fn append(&mut self, id: TensorId, bytes: &[u8]) -> io::Result<()> {
+        let ((begin, room), written) = (self.layout.places[id.0], self.written[id.0]);
+        let reached = written + bytes.len() as u64;
+        if reached > room {
+            return Err(io::Error::other("a tensor is longer than its header says"));
+        }
+        if self.at != begin + written {
+            self.file.seek(SeekFrom::Start(begin + written))?;
+        }
+        self.file.write_all(bytes)?;
+        (self.written[id.0], self.at) = (reached, begin + reached);
+        Ok(())
+    }
+
+    /// Gives the file back, once every tensor is whole.
+    ///
+    /// # Errors
+    /// A tensor that is not; what the file refuses.
+    pub fn finish(mut self) -> io::Result<F> {
+        if !self.layout.places.iter().map(|(_, room)| room).eq(&self.written) {
+            return Err(io::Error::other("a tensor is shorter than its header says"));
+        }
+        self.file.flush()?;
+        Ok(self.file)
+    }
+}
 
 /// Writes a file of `tensors`, no two of one name, with `about` as its metadata.
 ///
 /// # Errors
 /// What `file` refuses; a tensor whose bytes are not those of its shape; a header that no reader takes.
-pub(in crate::checkpoint) fn write(
+pub(in crate::checkpoint) fn write<F: Write + Seek>(
     tensors: Vec<Tensor<'_>>,
-    about: HashMap<String, String>,
-    file: &mut impl Write,
-) -> Result<(), SafeTensorError> {
-    let tensors = ordered(tensors);
-    let header = header(&tensors, about)?;
+    about: &BTreeMap<String, String>,
+    file: F,
+) -> Result<F, TensorFileError> {
+    let outline = outline(&tensors)?;
     // What is large goes past its buffer.
-    let mut file = BufWriter::new(file);
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(&header)?;
-    for tensor in &tensors {
-        tensor.content.write(&mut file)?;
+    let mut writer = Writer::begin(BufWriter::new(file), outline.lay_out(about)?)?;
+    each_in_order(&tensors, &mut writer, |tensor, out| tensor.content.write(out))?;
+    Ok(writer.finish()?.into_inner().map_err(io::IntoInnerError::into_error)?)
+}
+
+/// The outline of a file of these tensors, each of which has the bytes of its shape.
+pub(in crate::checkpoint) fn outline(tensors: &[Tensor<'_>]) -> Result<Outline, TensorFileError> {
+    let mut outline = Outline::default();
+    for Tensor { name, dtype, shape, content } in tensors {
+        let (name, dtype, shape, end) = (name.clone(), *dtype, shape.clone(), content.bytes() as u64);
+        TensorEntry { name: name.clone(), dtype, shape: shape.clone(), begin: 0, end }.check_size()?;
+        outline.add(name, dtype, shape);
     }
-    Ok(file.flush()?)
+    Ok(outline)
 }
 
-/// Tensors in the order of a file.
-pub(in crate::checkpoint) fn ordered(mut tensors: Vec<Tensor<'_>>) -> Vec<Tensor<'_>> {
-    tensors.sort_by(|one, other| other.dtype.cmp(&one.dtype).then_with(|| one.name.cmp(&other.name)));
-    tensors
-}
-
-/// The header of these tensors in this order. That it is made of each tensor's shape and bytes checks both.
-pub(in crate::checkpoint) fn header(
+/// Writes each of the tensors whose outline is laid out, in the order of the file.
+pub(in crate::checkpoint) fn each_in_order<F: Write + Seek>(
     tensors: &[Tensor<'_>],
-    about: HashMap<String, String>,
-) -> Result<Vec<u8>, SafeTensorError> {
-    let mut end: usize = 0;
-    let described = tensors.iter().map(|Tensor { name, dtype, shape, content }| {
-        let begin = end;
-        // Offsets that do not fit are refused with the shapes they are of.
-        end = begin.saturating_add(content.bytes());
-        (name.clone(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) })
-    });
-    let mut header = serde_json::to_vec(&Metadata::new(Some(about), described.collect())?)?;
-    header.resize(header.len().next_multiple_of(size_of::<u64>()), b' ');
-    if header.len() > MOST_HEADER { Err(SafeTensorError::HeaderTooLarge) } else { Ok(header) }
+    writer: &mut Writer<F>,
+    mut write: impl FnMut(&Tensor<'_>, &mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
+    for id in writer.layout.order.clone() {
+        write(&tensors[id.0], &mut Appended { writer, id })?;
+    }
+    Ok(())
+}
+
+/// A tensor of a file, as what is written to.
+struct Appended<'w, F> {
+    writer: &'w mut Writer<F>,
+    id: TensorId,
+}
+
+impl<F: Write + Seek> Write for Appended<'_, F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writer.append(self.id, bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.file.flush()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::borrow::Cow;
+    use std::io::Cursor;
 
     use safetensors::tensor::{Dtype, TensorView};
 
@@ -94,23 +154,22 @@ mod tests {
         };
         for count in 0..=all().len() {
             let tensors = || all().into_iter().take(count);
-            let about = HashMap::from([("weights".to_owned(), "[\"b\"]".to_owned())]);
+            let about = BTreeMap::from([("weights".to_owned(), "[\"b\"]".to_owned())]);
             let views = tensors().map(|Tensor { name, dtype, shape, content }| {
                 let Content::Bytes(Cow::Borrowed(bytes)) = content else { unreachable!() };
                 (name, TensorView::new(dtype, shape, bytes).unwrap())
             });
-            let expected = safetensors::serialize(views, Some(about.clone())).unwrap();
-            let mut written = Vec::new();
-            write(tensors().collect(), about, &mut written).unwrap();
-            assert_eq!(written, expected, "{count} tensors");
+            let expected = safetensors::serialize(views, Some(about.clone().into_iter().collect())).unwrap();
+            let written = write(tensors().collect(), &about, Cursor::new(Vec::new())).unwrap();
+            assert_eq!(written.into_inner(), expected, "{count} tensors");
         }
     }
 
     #[test]
     fn a_tensor_without_the_bytes_of_its_shape_is_refused_before_anything_is_written() {
-        let mut written = Vec::new();
+        let mut written = Cursor::new(Vec::new());
         let wrong = tensor("w", Dtype::F32, &[2], &[0; 7]);
-        assert!(write(vec![wrong], HashMap::new(), &mut written).is_err());
-        assert!(written.is_empty());
+        assert!(write(vec![wrong], &BTreeMap::new(), &mut written).is_err());
+        assert!(written.into_inner().is_empty());
     }
 }

@@ -176,10 +176,8 @@ mod tests {
             let row = move || Ok(vec![rank.number() as f32]);
             let tensor =
                 Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
-            let about =
-                index.origin().about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
             let mut file = std::fs::File::create(index.part(folder, rank)).unwrap();
-            let digest = sealed::write(vec![tensor], about, &mut file).unwrap();
+            let digest = sealed::write(&[tensor], index.origin().about(rank), &mut file).unwrap();
             index.digests.push_str(&blocks::text(&[digest]));
         }
         std::fs::write(Index::path(folder), index.text().unwrap()).unwrap();

@@ -15,7 +15,7 @@ use safetensors::tensor::Dtype;
 use super::blocks::{self, BLOCK};
 use super::sealed::DIGESTS;
 use crate::checkpoint::ranks::{Alive, SaveId};
-use crate::checkpoint::safetensors::header::{self, Unsound};
+use crate::checkpoint::safetensors::{TensorFile, TensorFileError};
 use crate::checkpoint::{FileTask, PartError};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
@@ -86,23 +86,26 @@ impl Part {
         rank: RankId,
         digest: Option<u64>,
     ) -> Result<Self, PartError> {
-        let described = header::read(&path).map_err(|error| match error {
-            Unsound::File(source) if source.kind() == ErrorKind::NotFound => {
+        let (header, file, text) = TensorFile::open_with_text(&path).map_err(|error| match error {
+            TensorFileError::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
                     format!("the part of {rank} is missing; copy it there, or load another checkpoint");
                 PartError::Missing { path: path.clone(), reason }
             }
-            Unsound::File(source) => PartError::file(&path, FileTask::Read, source),
-            Unsound::Content(reason) => {
+            TensorFileError::File(source) if source.kind() != ErrorKind::InvalidInput => {
+                PartError::file(&path, FileTask::Read, source)
+            }
+            error => {
                 let reason = format!(
-                    "the part of {rank} is not whole: {reason}; copy it again, or load another checkpoint"
+                    "the part of {rank} is not whole: {error}; copy it again, or load another checkpoint"
                 );
                 PartError::Damaged { path: path.clone(), reason }
             }
         })?;
-        let other = |(key, expected): &(&str, String)| described.about.get(*key) != Some(expected);
+        let about = header.metadata();
+        let other = |(key, expected): &(&str, String)| about.get(*key) != Some(expected);
         if let Some((key, expected)) = origin.about(rank).into_iter().find(other) {
-            let found = described.about.get(key);
+            let found = about.get(key);
             let found = found.map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", shown(text)));
             let reason = format!(
                 "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and `{expected}` in the index; \
@@ -114,18 +117,18 @@ impl Part {
             path: path.clone(),
             reason: format!("{what}; copy it again, or load another checkpoint"),
         };
-        if digest.is_some_and(|digest| digest != blocks::digest(&described.header)) {
+        if digest.is_some_and(|digest| digest != blocks::digest(&text)) {
             return Err(damaged(&format!("the header of the part of {rank} is not the one that was saved")));
         }
         let (mut tensors, mut count) = (HashMap::new(), 0);
-        for (name, info) in described.tensors {
-            let (begin, end) = info.data_offsets;
-            let (bytes, begin) = (end - begin, described.data + begin as u64);
-            let held = Held { dtype: info.dtype, shape: info.shape, bytes, begin, first_block: count };
+        for entry in header.tensors() {
+            let (bytes, begin) = (entry.bytes() as usize, file.begin(entry));
+            let held =
+                Held { dtype: entry.dtype, shape: entry.shape.clone(), bytes, begin, first_block: count };
             count += blocks::count(bytes);
-            tensors.insert(name, held);
+            tensors.insert(entry.name.clone(), held);
         }
-        let listed = described.about.get(DIGESTS).and_then(|listed| blocks::digests(listed, count));
+        let listed = about.get(DIGESTS).and_then(|listed| blocks::digests(listed, count));
         if digest.is_some() && listed.is_none() {
             return Err(damaged(&format!("its `{DIGESTS}` are not those of {count} blocks")));
         }
@@ -257,10 +260,8 @@ mod tests {
         };
         // The tensor before it ends within a block of its own.
         let tensors = vec![tensor("a", &bytes[..BLOCK + 9]), tensor("b", &bytes)];
-        let about =
-            origin().about(RankId::new(0)).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         let mut file = std::fs::File::create(&path).unwrap();
-        let digest = sealed::write(tensors, about, &mut file).unwrap();
+        let digest = sealed::write(&tensors, origin().about(RankId::new(0)), &mut file).unwrap();
 
         let edges =
             [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, bytes.len() - 1, bytes.len()];

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use safetensors::SafeTensorError;
 use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
@@ -22,6 +21,7 @@ use super::part::{Origin, Part};
 use super::{PIECE, blocks, sealed};
 use crate::checkpoint::UpdatedBy;
 use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
+use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
 use crate::checkpoint::tensors;
 use crate::checkpoint::{FileTask, PartError, StatePart};
@@ -207,10 +207,12 @@ impl PartWriter for Save {
         let file = WholeFile::begin_new(&path).map_err(|source| failed(&path, source))?;
         let mut steady = Steady { file, state, unsettled: 0 };
         let tensors = self.tensors(state)?;
-        let about = origin.about(rank).into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        let digest = sealed::write(tensors, about, &mut steady).map_err(|error| match error {
-            SafeTensorError::IoError(source) => failed(&path, source),
-            error => PartError::other(format!("{} cannot be written: {error}", shown_path(&path))),
+        let about = origin.about(rank);
+        let digest = sealed::write(&tensors, about, &mut steady).map_err(|error| match error {
+            TensorFileError::File(source) => failed(&path, source),
+            TensorFileError::Unsound(error) => {
+                PartError::other(format!("{} cannot be written: {error}", shown_path(&path)))
+            }
         })?;
         let held = steady.file.commit_held().map_err(|source| failed(&path, source))?;
         self.unfinished().parts.extend(held.map(|held| (rank, held)));

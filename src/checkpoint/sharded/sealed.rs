@@ -4,14 +4,13 @@
 //! read back. The header comes first in a safetensors file and its digests are known last: it is written with zeros in
 //! their place, and once more at the end. So no list of values is held, or asked for, twice.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-
-use safetensors::SafeTensorError;
 
 use super::blocks::{self, Blocks};
 use crate::checkpoint::safetensors::tensor::Tensor;
 use crate::checkpoint::safetensors::writer;
+use crate::checkpoint::safetensors::{TensorFileError, Writer};
 
 /// The key of a header under which the digests of all blocks stand: of each tensor in the order of the file.
 pub(super) const DIGESTS: &str = "digests";
@@ -21,42 +20,44 @@ pub(super) const DIGESTS: &str = "digests";
 /// # Errors
 /// As [`writer::write`].
 pub(super) fn write(
-    tensors: Vec<Tensor<'_>>,
-    mut about: HashMap<String, String>,
+    tensors: &[Tensor<'_>],
+    about: Vec<(&'static str, String)>,
     file: &mut (impl Write + Seek),
-) -> Result<u64, SafeTensorError> {
-    let tensors = writer::ordered(tensors);
+) -> Result<u64, TensorFileError> {
+    let mut about: BTreeMap<String, String> =
+        about.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    let outline = writer::outline(tensors)?;
     let count = tensors.iter().map(|tensor| blocks::count(tensor.content.bytes())).sum();
     about.insert(DIGESTS.to_owned(), blocks::text(&vec![0; count]));
-    let draft = writer::header(&tensors, about.clone())?;
+    let draft = outline.lay_out(&about)?;
+    let length = draft.head.len();
     // What is large goes past its buffer.
-    let mut file = BufWriter::new(file);
-    file.write_all(&(draft.len() as u64).to_le_bytes())?;
-    file.write_all(&draft)?;
+    let mut writer = Writer::begin(BufWriter::new(file), draft)?;
     let mut digests = Blocks::default();
-    for tensor in &tensors {
-        tensor.content.write(&mut Digested { file: &mut file, digests: &mut digests })?;
+    writer::each_in_order(tensors, &mut writer, |tensor, file| {
+        tensor.content.write(&mut Digested { file, digests: &mut digests })?;
         digests.end();
-    }
+        Ok(())
+    })?;
+    let mut file = writer.finish()?;
     about.insert(DIGESTS.to_owned(), digests.text());
-    let header = writer::header(&tensors, about)?;
-    if header.len() != draft.len() {
-        let said = "a tensor has other bytes than those of its shape";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, said).into());
+    let head = outline.lay_out(&about)?.head;
+    if head.len() != length {
+        return Err(io::Error::other("the digests of its tensors are not as many as their blocks").into());
     }
-    file.seek(SeekFrom::Start(size_of::<u64>() as u64))?;
-    file.write_all(&header)?;
+    file.seek(SeekFrom::Start(0))?;
+    file.write_all(&head)?;
     file.flush()?;
-    Ok(blocks::digest(&header))
+    Ok(blocks::digest(&head[size_of::<u64>()..]))
 }
 
 /// Passes on bytes of a tensor, and adds what the file took to a digest.
-struct Digested<'f, W> {
-    file: &'f mut W,
+struct Digested<'f> {
+    file: &'f mut dyn Write,
     digests: &'f mut Blocks,
 }
 
-impl<W: Write> Write for Digested<'_, W> {
+impl Write for Digested<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = self.file.write(bytes)?;
         self.digests.add(bytes.get(..taken).unwrap_or(bytes));

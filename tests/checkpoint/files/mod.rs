@@ -138,10 +138,10 @@ fn a_file_that_is_empty_cut_off_or_missing_is_told_so() {
         assert!(missing.contains("run.safetensors") && missing.contains("check the path"), "{missing}");
         let whole = listing(r#"[["w","f32"],["v","f32"]]"#, "[]", &[1, 1]);
         for (bytes, expected) in [
-            (0, "the file is empty"),
-            (3, "the file is cut off in its first bytes"),
-            (20, "the file is cut off in its header of "),
-            (whole.len() - 1, "the file is cut off: its tensors have 32 bytes, and 31 are there"),
+            (0, "it has 0 bytes, and the length of the header alone takes 8; it is empty or cut off"),
+            (3, "it has 3 bytes, and the length of the header alone takes 8"),
+            (20, "but only 12 follow; the file is cut off"),
+            (whole.len() - 1, "reaches to byte 32, but only 31 follow the header; the file is cut off"),
         ] {
             std::fs::write(&path, &whole[..bytes]).unwrap();
             let said = store.load().await.unwrap_err().to_string();

@@ -2,13 +2,14 @@
 
 use std::error::Error;
 
-use warpweft_cli::{CheckpointError, ToolError};
+use warpweft::checkpoint::safetensors::Unsound;
+use warpweft_cli::ToolError;
 
 #[test]
 fn an_error_that_main_returns_is_printed_with_what_to_do() {
     let errors: [(Box<dyn Error>, &str); 2] = [
         (Box::new(ToolError::Exists { path: "x".into() }), "--force"),
-        (Box::new(CheckpointError::NoLength { bytes: 3 }), "empty or cut off"),
+        (Box::new(Unsound::NoLength { bytes: 3 }), "empty or cut off"),
     ];
     for (error, advice) in errors {
         let (message, printed) = (error.to_string(), format!("{error:?}"));

@@ -1,8 +1,9 @@
 //! Torn, damaged and hostile files: a typed error, nothing left behind, no panic. The same bodies as in `fuzz/`,
 //! over seeded mutations.
 
+use warpweft::checkpoint::safetensors::{Header, Unsound};
 use warpweft::format::{Format, Shape};
-use warpweft_cli::{CheckpointError, Header, QuantizeOptions, ToolError, quantize_checkpoint};
+use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
 use warpweft_testing::random_weight::{bits, normal};
 
 use super::checkpoint::{Contents, Folder, Tensor};
@@ -65,18 +66,15 @@ fn what_is_wrong_with_a_torn_file_is_named() {
         }
         other => panic!("{other}"),
     };
-    assert_eq!(at(0), CheckpointError::NoLength { bytes: 0 });
-    assert_eq!(at(7), CheckpointError::NoLength { bytes: 7 });
+    assert_eq!(at(0), Unsound::NoLength { bytes: 0 });
+    assert_eq!(at(7), Unsound::NoLength { bytes: 7 });
     let bytes = data as u64 - 8;
-    assert_eq!(at(8), CheckpointError::HeaderCutOff { bytes, available: 0 });
-    assert_eq!(at(data - 1), CheckpointError::HeaderCutOff { bytes, available: bytes - 1 });
+    assert_eq!(at(8), Unsound::HeaderCutOff { bytes, available: 0 });
+    assert_eq!(at(data - 1), Unsound::HeaderCutOff { bytes, available: bytes - 1 });
     // The data is "b", 12 bytes; "e", none; "w", 2048.
-    assert_eq!(at(data + 11), CheckpointError::CutOff { tensor: "b".to_owned(), end: 12, available: 11 });
+    assert_eq!(at(data + 11), Unsound::CutOff { tensor: "b".to_owned(), end: 12, available: 11 });
     let end = 12 + 2048;
-    assert_eq!(
-        at(plain.len() - 1),
-        CheckpointError::CutOff { tensor: "w".to_owned(), end, available: end - 1 }
-    );
+    assert_eq!(at(plain.len() - 1), Unsound::CutOff { tensor: "w".to_owned(), end, available: end - 1 });
 }
 
 #[test]
@@ -84,7 +82,7 @@ fn a_length_without_measure_is_refused_before_memory_is_asked_for_it() {
     let [plain, ..] = seeds();
     for length in [u64::MAX, u64::MAX - 7, 1 << 63, 100_000_001] {
         let torn = [&length.to_le_bytes(), &plain[8..]].concat();
-        let expected = CheckpointError::HeaderTooLarge { bytes: length, limit: 100_000_000 };
+        let expected = Unsound::HeaderTooLarge { bytes: length, limit: 100_000_000 };
         assert!(matches!(complaint(&torn), ToolError::Checkpoint { source, .. } if source == expected));
     }
     let torn = [&100_000_000u64.to_le_bytes(), &plain[8..]].concat();
@@ -149,7 +147,7 @@ fn a_damaged_header_is_an_error_or_a_sound_header() {
             let within = json.len();
             mutate(&mut json, within, round + ((number as u64) << 32));
             if let Ok(header) = Header::parse(&json, (bytes.len() - data) as u64) {
-                // TL-1.
+                // SF-1.
                 let mut reached = 0;
                 for entry in header.tensors() {
                     assert_eq!(entry.begin, reached);

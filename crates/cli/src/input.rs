@@ -1,18 +1,14 @@
 //! A checkpoint that is read: header at once, tensors in pieces (TL-3).
 
-use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::Dtype;
 use warpweft::checkpoint::kind::of_start;
-use warpweft_base::whole_file::regular;
+use warpweft::checkpoint::safetensors::{Header, TensorEntry, TensorFile, TensorFileError};
 
-use super::entry::{LENGTH_BYTES, TensorEntry};
-use super::error::CheckpointError;
-use super::header::{Header, LONGEST_HEADER};
-use crate::{Progress, ToolError};
+use super::{Progress, ToolError};
 
 /// Bytes read at once; a multiple of every element.
 const PIECE: usize = 1 << 20;
@@ -21,9 +17,7 @@ const PIECE: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Input {
     path: PathBuf,
-    file: File,
-    data_start: u64,
-    file_bytes: u64,
+    file: TensorFile,
     piece: Vec<u8>,
 }
 
@@ -40,35 +34,19 @@ impl Input {
     }
 
     fn of_checkpoint(path: &Path) -> Result<(Header, Self), ToolError> {
-        let failed = ToolError::file("read", path);
-        let unsound = |source| ToolError::Checkpoint { path: path.to_owned(), source };
-        let mut file = regular::open(path).map_err(|error| match error.kind() {
-            ErrorKind::InvalidInput => ToolError::NotAFile { path: path.to_owned() },
-            _ => failed(error),
+        let (header, file) = TensorFile::open(path).map_err(|error| match error {
+            TensorFileError::File(error) if error.kind() == ErrorKind::InvalidInput => {
+                ToolError::NotAFile { path: path.to_owned() }
+            }
+            TensorFileError::File(error) => ToolError::file("read", path)(error),
+            TensorFileError::Unsound(source) => ToolError::Checkpoint { path: path.to_owned(), source },
         })?;
-        let file_bytes = file.metadata().map_err(&failed)?.len();
-        let Some(available) = file_bytes.checked_sub(LENGTH_BYTES) else {
-            return Err(unsound(CheckpointError::NoLength { bytes: file_bytes }));
-        };
-        let mut length = [0; LENGTH_BYTES as usize];
-        file.read_exact(&mut length).map_err(&failed)?;
-        let bytes = u64::from_le_bytes(length);
-        if bytes > LONGEST_HEADER {
-            return Err(unsound(CheckpointError::HeaderTooLarge { bytes, limit: LONGEST_HEADER }));
-        }
-        if bytes > available {
-            return Err(unsound(CheckpointError::HeaderCutOff { bytes, available }));
-        }
-        let mut json = vec![0; bytes as usize];
-        file.read_exact(&mut json).map_err(&failed)?;
-        let header = Header::parse(&json, available - bytes).map_err(unsound)?;
-        let (path, data_start) = (path.to_owned(), LENGTH_BYTES + bytes);
-        Ok((header, Self { path, file, data_start, file_bytes, piece: vec![0; PIECE] }))
+        Ok((header, Self { path: path.to_owned(), file, piece: vec![0; PIECE] }))
     }
 
     /// Bytes of the whole file.
     pub(crate) fn file_bytes(&self) -> u64 {
-        self.file_bytes
+        self.file.bytes()
     }
 
     /// Hands the bytes of a tensor to `each`, piece by piece. No element spans two pieces.
@@ -79,13 +57,12 @@ impl Input {
         mut each: impl FnMut(&[u8]) -> Result<(), ToolError>,
     ) -> Result<(), ToolError> {
         let failed = ToolError::file("read", &self.path);
-        self.file.seek(SeekFrom::Start(self.data_start + entry.begin)).map_err(&failed)?;
-        let mut left = entry.bytes();
+        let (mut at, mut left) = (self.file.begin(entry), entry.bytes());
         loop {
             let piece = &mut self.piece[..left.min(PIECE as u64) as usize];
-            self.file.read_exact(piece).map_err(&failed)?;
+            self.file.read_at(at, piece).map_err(&failed)?;
             each(piece)?;
-            left -= piece.len() as u64;
+            (at, left) = (at + piece.len() as u64, left - piece.len() as u64);
             if progress.advance(piece.len() as u64).is_break() {
                 return Err(ToolError::Interrupted);
             }

@@ -1,6 +1,7 @@
-//! What can be wrong with a safetensors file.
+//! What can be wrong with the header of a safetensors file, read or to be written.
 //!
-//! Whatever stands in a hostile header may end up in a message, so names are escaped and cut (`errors::shown`).
+//! Law: whatever stands in a hostile header may end up in a message, so names are escaped and cut (`errors::shown`).
+//! Which file it is, and what to do about it, says whoever asked.
 
 use safetensors::Dtype;
 use warpweft_base::debug_in_words;
@@ -12,7 +13,7 @@ use warpweft_base::errors::shown;
 /// as in the header itself.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum CheckpointError {
+pub enum Unsound {
     /// Too short for the eight bytes that give the header's length.
     #[error("it has {bytes} bytes, and the length of the header alone takes 8; it is empty or cut off")]
     NoLength {
@@ -155,4 +156,12 @@ pub enum CheckpointError {
     },
 }
 
-debug_in_words!(CheckpointError);
+debug_in_words!(Unsound);
+
+impl Unsound {
+    /// Does the file end early, as a copy that was interrupted does?
+    #[must_use]
+    pub const fn is_cut_off(&self) -> bool {
+        matches!(self, Self::NoLength { .. } | Self::HeaderCutOff { .. } | Self::CutOff { .. })
+    }
+}

@@ -1,22 +1,20 @@
 //! A checkpoint that is written (TL-2).
 
-use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use warpweft::checkpoint::safetensors::{Layout, Outline, TensorFileError, TensorId, Unsound, Writer};
 use warpweft_base::whole_file::WholeFile;
 
-use super::layout::{Layout, TensorId};
-use crate::ToolError;
+use super::ToolError;
 
 /// A file that takes its name in [`Output::commit`], and vanishes when it is dropped before.
 #[derive(Debug)]
 pub(crate) struct Output {
     path: PathBuf,
     replace: bool,
-    file: WholeFile,
-    layout: Layout,
-    /// Bytes of each tensor that are written.
-    written: Vec<u64>,
+    writer: Writer<WholeFile>,
 }
 
 impl Output {
@@ -35,38 +33,41 @@ impl Output {
         if replace { Ok(()) } else { Err(ToolError::Exists { path: path.to_owned() }) }
     }
 
+    /// Fixes the place of every tensor in the file `path`, which is not touched.
+    pub(crate) fn lay_out(
+        outline: &Outline,
+        metadata: &BTreeMap<String, String>,
+        path: &Path,
+    ) -> Result<Layout, ToolError> {
+        outline.lay_out(metadata).map_err(|error| match error {
+            TensorFileError::Unsound(Unsound::DuplicateTensor { tensor }) => ToolError::NameTaken { tensor },
+            TensorFileError::Unsound(Unsound::HeaderTooLarge { bytes, limit }) => {
+                ToolError::HeaderTooLarge { bytes, limit }
+            }
+            TensorFileError::Unsound(source) => ToolError::Checkpoint { path: path.to_owned(), source },
+            TensorFileError::File(source) => ToolError::file("write the header of", path)(source),
+        })
+    }
+
     /// Begins an output, beside `path` and with its header.
     pub(crate) fn create(path: &Path, replace: bool, layout: Layout) -> Result<Self, ToolError> {
         let failed = ToolError::file("create", path);
         let mut file = WholeFile::begin(path).map_err(&failed)?;
         file.reserve(layout.file_bytes).map_err(&failed)?;
-        file.write_all(&layout.head).map_err(&failed)?;
-        let written = vec![0; layout.places.len()];
-        Ok(Self { path: path.to_owned(), replace, file, layout, written })
+        let writer = Writer::begin(file, layout).map_err(&failed)?;
+        Ok(Self { path: path.to_owned(), replace, writer })
     }
 
     /// Writes the next bytes of a tensor.
     pub(crate) fn append(&mut self, id: TensorId, bytes: &[u8]) -> Result<(), ToolError> {
-        let ((begin, room), written) = (self.layout.places[id.0], self.written[id.0]);
-        let reached = written + bytes.len() as u64;
-        let result = if reached <= room {
-            let file = &mut self.file;
-            file.seek(SeekFrom::Start(begin + written)).and_then(|_| file.write_all(bytes))
-        } else {
-            Err(io::Error::other("a tensor is longer than its header says"))
-        };
-        self.written[id.0] = reached;
-        result.map_err(ToolError::file("write", &self.path))
+        self.writer.append(id, bytes).map_err(ToolError::file("write", &self.path))
     }
 
     /// Gives the file its name, once every byte is on the disk.
     pub(crate) fn commit(self) -> Result<(), ToolError> {
-        let Self { path, replace, file, layout, written } = self;
+        let Self { path, replace, writer } = self;
         let failed = ToolError::file("write", &path);
-        if !layout.places.iter().map(|(_, room)| room).eq(&written) {
-            return Err(failed(io::Error::other("a tensor is shorter than its header says")));
-        }
-        match file.commit_as(replace) {
+        match writer.finish().map_err(&failed)?.commit_as(replace) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 Err(ToolError::Exists { path: path.clone() })
             }
@@ -77,11 +78,8 @@ impl Output {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use safetensors::Dtype;
 
-    use super::super::layout::Outline;
     use super::*;
 
     /// TL-2.
@@ -92,7 +90,7 @@ mod tests {
         for bytes in [[0; 4].as_slice(), &[0; 8], &[0; 9]] {
             let mut outline = Outline::default();
             let id = outline.add("w".to_owned(), Dtype::F32, vec![2]);
-            let layout = outline.lay_out(&BTreeMap::new(), &path).unwrap();
+            let layout = Output::lay_out(&outline, &BTreeMap::new(), &path).unwrap();
             let mut output = Output::create(&path, false, layout).unwrap();
             let whole = output.append(id, bytes).and_then(|()| output.commit()).is_ok();
             assert_eq!(whole, bytes.len() == 8);
@@ -106,7 +104,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out");
         for replace in [false, true] {
-            let layout = Outline::default().lay_out(&BTreeMap::new(), &path).unwrap();
+            let layout = Output::lay_out(&Outline::default(), &BTreeMap::new(), &path).unwrap();
             let output = Output::create(&path, replace, layout).unwrap();
             std::fs::write(&path, "other").unwrap();
             let result = output.commit();

@@ -8,14 +8,11 @@ use std::fmt;
 use safetensors::Dtype;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use warpweft::checkpoint::kind::MOST_DIMENSIONS;
 use warpweft_base::errors::shown;
 
-use super::entry::{LENGTH_BYTES, TensorEntry};
-use super::error::CheckpointError;
-
-/// The key under which a header keeps its metadata, between the tensors.
-pub(super) const METADATA: &str = "__metadata__";
+use super::header::{LENGTH_BYTES, METADATA, TensorEntry};
+use super::unsound::Unsound;
+use crate::checkpoint::kind::MOST_DIMENSIONS;
 
 /// The header as it stands in the text.
 #[derive(Default)]
@@ -25,7 +22,7 @@ pub(super) struct Parsed {
 }
 
 /// Reads the text of a header.
-pub(super) fn parse(json: &[u8]) -> Result<Parsed, CheckpointError> {
+pub(super) fn parse(json: &[u8]) -> Result<Parsed, Unsound> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let mut tensor = None;
     let parsed = Header { tensor: &mut tensor }.deserialize(&mut deserializer);
@@ -35,7 +32,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Parsed, CheckpointError> {
         // The place follows in words of its own.
         let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(message, _)| message);
         let offset = LENGTH_BYTES + position(json, error.line(), error.column());
-        CheckpointError::Header { offset, tensor, message: shown(message) }
+        Unsound::Header { offset, tensor, message: shown(message) }
     })
 }
 

@@ -1,0 +1,83 @@
+//! A safetensors file that is open.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use super::header::{Header, LENGTH_BYTES, TensorEntry};
+use super::unsound::Unsound;
+use warpweft_base::debug_in_words;
+use warpweft_base::whole_file::regular;
+
+/// A file whose header is sound.
+#[derive(Debug)]
+pub struct TensorFile {
+    file: File,
+    bytes: u64,
+    /// Where the bytes of tensors begin.
+    data: u64,
+}
+
+/// Why a file of tensors is not read or written. Which file it is, and what to do about it, says whoever asked.
+#[derive(thiserror::Error)]
+pub enum TensorFileError {
+    /// The file system refused; by [`io::ErrorKind::InvalidInput`] what is no regular file.
+    #[error(transparent)]
+    File(#[from] io::Error),
+    /// Its header is not sound.
+    #[error(transparent)]
+    Unsound(#[from] Unsound),
+}
+
+debug_in_words!(TensorFileError);
+
+impl TensorFile {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// [`TensorFileError`].
+    pub fn open(path: &Path) -> Result<(Header, Self), TensorFileError> {
+        let (header, file, _) = Self::open_with_text(path)?;
+        Ok((header, file))
+    }
+
+    /// As [`TensorFile::open`], with the text of the header.
+    ///
+    /// # Errors
+    /// As of [`TensorFile::open`].
+    pub fn open_with_text(path: &Path) -> Result<(Header, Self, Vec<u8>), TensorFileError> {
+        let mut file = regular::open(path)?;
+        let bytes = file.metadata()?.len();
+        if bytes < LENGTH_BYTES {
+            return Err(Unsound::NoLength { bytes }.into());
+        }
+        let mut length = [0; LENGTH_BYTES as usize];
+        file.read_exact(&mut length)?;
+        let mut json = vec![0; Header::length(length, bytes)? as usize];
+        file.read_exact(&mut json)?;
+        let data = LENGTH_BYTES + json.len() as u64;
+        let header = Header::parse(&json, bytes - data)?;
+        Ok((header, Self { file, bytes, data }, json))
+    }
+
+    /// Bytes of the whole file.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The first byte of a tensor in the file.
+    #[must_use]
+    pub const fn begin(&self, tensor: &TensorEntry) -> u64 {
+        self.data + tensor.begin
+    }
+
+    /// Fills `into` from the byte `at` of the file on.
+    ///
+    /// # Errors
+    /// What the file system refuses.
+    pub fn read_at(&mut self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        self.file.seek(SeekFrom::Start(at))?;
+        self.file.read_exact(into)
+    }
+}
