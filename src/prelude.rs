@@ -14,9 +14,9 @@
 //! | a rule of updates in place of Adam | [`UpdateContext`], [`updating`] |
 //! | files of models and clusters | [`Declared`]: their `load` |
 //! | running | [`Config`], [`Session`], [`initial`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
-//! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`StoreError`] |
+//! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`CheckpointError`] |
 
-pub use crate::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, StoreError};
+pub use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointStore, FileStore, PartFiles};
 pub use crate::config::{Config, Declared};
 pub use crate::session::{Outcome, Session, SessionError, StepReport, block_on, initial};
 pub use warpweft_backend::cpu::{CpuSurface, on_cpu};

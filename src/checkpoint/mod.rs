@@ -9,6 +9,7 @@
 //! | `state`, `updated_by`, `frozen_digest`, `state_part` | what a checkpoint is |
 //! | `ranks`, `gather_and_scatter` | what ranks own of one, put together and cut |
 //! | `fits_session`, `sound_values`, `identity` | does it fit, can training go on from it, which one is it |
+//! | `error` | what goes wrong with all of them |
 //! | `store` | where checkpoints are kept: a user's choice |
 //! | `one_file` | a checkpoint in one file, with its digests |
 //! | `sharded` | a sharded checkpoint: a file for each rank, and an index |
@@ -17,6 +18,7 @@
 //! | `kind` | what a file is that should hold weights |
 //! | `safetensors` | one reader, one writer |
 
+mod error;
 mod fits_session;
 mod frozen_digest;
 mod gather_and_scatter;
@@ -25,7 +27,6 @@ mod identity;
 pub mod kind;
 #[doc(hidden)]
 pub mod one_file;
-mod part_error;
 mod pretrained;
 mod published;
 // What the tests of this repository look into.
@@ -45,15 +46,15 @@ mod store;
 mod tensors;
 mod updated_by;
 
+pub use error::{CheckpointError, FileTask};
 pub use frozen_digest::FrozenDigest;
 pub(crate) use gather_and_scatter::Taken;
 pub use one_file::FileStore;
-pub use part_error::{FileTask, PartError};
-pub use pretrained::{FrozenBase, PretrainedError, PretrainedFiles};
+pub use pretrained::{FrozenBase, PretrainedFiles};
 #[doc(hidden)]
 pub use pretrained::{QUANTIZED, QUANTIZED_VERSIONS};
 pub use sharded::{PartFiles, SavedParts};
 pub use state::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use state_part::StatePart;
-pub use store::{CheckpointStore, StoreError};
+pub use store::CheckpointStore;
 pub use updated_by::UpdatedBy;

@@ -15,7 +15,7 @@ use super::safetensors::TensorFileError;
 use super::safetensors::header::METADATA;
 use super::safetensors::tensor::Tensor;
 use super::safetensors::writer;
-use super::{Checkpoint, StoreError};
+use super::{Checkpoint, CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::WholeFile;
 use warpweft_format::{ElementType, Format, Shape, Via};
@@ -47,7 +47,7 @@ impl Checkpoint {
     /// ```
     ///
     /// # Errors
-    /// [`StoreError`] when no weight is named, for another element type, a name that two weights have or none
+    /// [`CheckpointError`] when no weight is named, for another element type, a name that two weights have or none
     /// can have, a weight without all of its masters or with one that is not finite as it is written, and what the
     /// file system refuses. What was there is kept then, unless the error says that the new file is in place.
     pub fn save_weights(
@@ -55,7 +55,7 @@ impl Checkpoint {
         path: impl Into<PathBuf>,
         element: ElementType,
         tensor_of: impl Fn(&str) -> Option<String>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), CheckpointError> {
         let path: PathBuf = path.into();
         let weights = self.weights.iter().map(|state| PlainWeight {
             name: &state.name,
@@ -73,12 +73,12 @@ impl Checkpoint {
 }
 
 /// What is said of a frozen weight of a checkpoint that was saved without it.
-pub(super) fn no_values(path: &Path, weight: &str) -> StoreError {
+pub(super) fn no_values(path: &Path, weight: &str) -> CheckpointError {
     let reason = format!(
         "`{weight}` was frozen, and a saved checkpoint has a digest of it and not its values; leave it out (`None`), or \
          save the weights that `Session::export` gives"
     );
-    StoreError::Content { path: path.to_owned(), reason }
+    CheckpointError::Content { path: path.to_owned(), reason }
 }
 
 /// A weight for a file of weights alone.
@@ -93,7 +93,7 @@ pub(super) enum Master<'a> {
     /// In memory.
     Held(&'a [f32]),
     /// Elsewhere, and read when it is its turn.
-    Read(Box<dyn Fn() -> Result<Vec<f32>, StoreError> + 'a>),
+    Read(Box<dyn Fn() -> Result<Vec<f32>, CheckpointError> + 'a>),
 }
 
 /// Writes a file of these weights, in place of what was there.
@@ -102,9 +102,9 @@ pub(super) fn write<'a>(
     element: ElementType,
     weights: impl Iterator<Item = PlainWeight<'a>>,
     tensor_of: impl Fn(&str) -> Option<String>,
-) -> Result<(), StoreError> {
-    let content = |reason: String| StoreError::Content { path: path.clone(), reason };
-    let failed = |source| StoreError::File { path: path.clone(), source };
+) -> Result<(), CheckpointError> {
+    let content = |reason: String| CheckpointError::Content { path: path.clone(), reason };
+    let failed = |source| CheckpointError::file(&path, FileTask::Keep, source);
     let mut names = HashSet::new();
     let mut tensors = Vec::new();
     for weight in weights {
@@ -133,7 +133,7 @@ pub(super) fn write<'a>(
     let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     let file = WholeFile::begin(&path).map_err(failed)?;
     let file = writer::write(tensors, &about, file).map_err(|error| match error {
-        TensorFileError::File(source) => source.downcast::<StoreError>().unwrap_or_else(failed),
+        TensorFileError::File(source) => source.downcast::<CheckpointError>().unwrap_or_else(failed),
         TensorFileError::Unsound(error) => content(error.to_string()),
     })?;
     file.commit().map_err(failed)
@@ -173,13 +173,13 @@ fn tensor<'a>(
 
 /// A master that is read now. What is wrong with it comes through the file's writer as what the system says does.
 fn fetch(
-    read: &dyn Fn() -> Result<Vec<f32>, StoreError>,
+    read: &dyn Fn() -> Result<Vec<f32>, CheckpointError>,
     (weight, shape): (&str, Shape),
     element: ElementType,
     path: &Path,
 ) -> io::Result<Vec<f32>> {
     let master = read().map_err(io::Error::other)?;
-    let content = |reason| StoreError::Content { path: path.to_owned(), reason };
+    let content = |reason| CheckpointError::Content { path: path.to_owned(), reason };
     check(weight, shape, element, &master).map_err(content).map_err(io::Error::other)?;
     Ok(master)
 }

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use super::world::{failed, misfit};
 use super::{ExecError, World};
-use crate::checkpoint::PartError;
+use crate::checkpoint::CheckpointError;
 use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer};
 use warpweft_base::id::RankId;
 
 /// The part of the deadline after which a rank that works comes to a round.
 const PART_OF_DEADLINE: u32 = 4;
 
-/// A rank that refuses, and why. What another rank said is [`PartError::Told`]: words travel, not kinds.
-pub type Refusal = (RankId, PartError);
+/// A rank that refuses, and why. What another rank said is [`CheckpointError::Told`]: words travel, not kinds.
+pub type Refusal = (RankId, CheckpointError);
 
 /// What ranks do in rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +96,10 @@ impl<'w> Rounds<'w> {
     ///
     /// # Errors
     /// The end of the world.
-    pub(super) fn agree(&self, own: Result<u64, PartError>) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
+    pub(super) fn agree(
+        &self,
+        own: Result<u64, CheckpointError>,
+    ) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
         let said = match &own {
             Ok(number) => Said::Done(*number),
             Err(error) => Said::Refuses(error.to_string()),
@@ -115,7 +118,7 @@ impl<'w> Rounds<'w> {
             let ended = self.round(own)?.into_iter().enumerate().map(|(rank, said)| match said {
                 Said::Works => None,
                 Said::Done(number) => Some(Ok(number)),
-                Said::Refuses(reason) => Some(Err((RankId::at(rank), PartError::Told { reason }))),
+                Said::Refuses(reason) => Some(Err((RankId::at(rank), CheckpointError::Told { reason }))),
             });
             if let Some(ended) = ended.collect::<Option<Vec<_>>>() {
                 return Ok(ended.into_iter().collect());
@@ -200,7 +203,7 @@ mod tests {
                     let mut rounds = of(&world, 1);
                     rounds.every = Duration::ZERO;
                     (0..3).try_for_each(|_| rounds.alive()).unwrap();
-                    in_words(rounds.agree(ends.map_err(PartError::other)).unwrap())
+                    in_words(rounds.agree(ends.map_err(CheckpointError::other)).unwrap())
                 });
                 let rounds = of(&world, 0);
                 assert_eq!(rounds.round(&Said::Done(7)).unwrap(), [Said::Done(7), Said::Works]);
@@ -216,12 +219,16 @@ mod tests {
     #[test]
     fn the_rank_that_refuses_first_knows_the_kind_and_the_others_its_words() {
         let world = World::new(2, DEADLINE);
-        let refuses = |rank: u32| of(&world, rank).agree(Err(PartError::other(rank.to_string()))).unwrap();
+        let refuses =
+            |rank: u32| of(&world, rank).agree(Err(CheckpointError::other(rank.to_string()))).unwrap();
         let agreed = std::thread::scope(|scope| {
             [0, 1].map(|rank| scope.spawn(move || refuses(rank))).map(|thread| thread.join().unwrap())
         });
         let [first, other] = agreed.map(Result::unwrap_err);
-        assert!(matches!(first.1, PartError::Other { .. }) && matches!(other.1, PartError::Told { .. }));
+        assert!(
+            matches!(first.1, CheckpointError::Other { .. })
+                && matches!(other.1, CheckpointError::Told { .. })
+        );
         assert_eq!(in_words(Err(first)), in_words(Err(other)));
     }
 

@@ -128,7 +128,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// [`SessionError::Backends`] unless `backends` are those of one whole world in rank order;
     /// [`SessionError::WeightRules`] unless programs are declared over a model that the rules of the
     /// configuration were applied to ([`Config::apply_weight_rules`]);
-    /// [`SessionError::NotInitialized`] without [`SessionBuilder::initialize`]; [`SessionError::Pretrained`] for a
+    /// [`SessionError::NotInitialized`] without [`SessionBuilder::initialize`]; [`SessionError::Checkpoint`] for a
     /// frozen weight of another format or shape than [`SessionBuilder::frozen_base`] has;
     /// [`SessionError::Unsupported`], [`SessionError::Plan`], [`SessionError::Trace`] and [`SessionError::Start`]
     /// before anything runs; [`SessionError::Exec`] with the cause when a rank cannot be set up.

@@ -2,8 +2,7 @@
 
 use super::diverged::{StrayValue, described};
 use super::non_finite::{NonFiniteGradient, why};
-use crate::checkpoint::PretrainedError;
-use crate::checkpoint::{PartError, StatePart};
+use crate::checkpoint::{CheckpointError, StatePart};
 use crate::config::ConfigError;
 use crate::exec::ExecError;
 use warpweft_backend::cpu::CpuWorldError;
@@ -30,9 +29,9 @@ pub enum SessionError {
     /// Planes that are not what their format says.
     #[error(transparent)]
     Format(#[from] FormatError),
-    /// A frozen base that is not in the format and shape of the session's weights.
+    /// A file of weights, such as a frozen base that is not in the format and shape of the session's weights.
     #[error(transparent)]
-    Pretrained(#[from] PretrainedError),
+    Checkpoint(#[from] CheckpointError),
     /// No world of ranks could be made.
     #[error(transparent)]
     World(#[from] CpuWorldError),
@@ -401,7 +400,7 @@ pub enum SessionError {
         reason: String,
         /// Of a checkpoint in parts, what its first rank that refuses says; `reason` has its words. `None` of a whole
         /// checkpoint, and where processes read different ones.
-        source: Option<PartError>,
+        source: Option<CheckpointError>,
     },
     /// A checkpoint in parts that was not saved.
     #[error(
@@ -411,8 +410,8 @@ pub enum SessionError {
     Parts {
         /// The first rank that could not.
         rank: RankId,
-        /// Why, and what to do. It is [`PartError::Told`] if the rank is of another process.
-        source: PartError,
+        /// Why, and what to do. It is [`CheckpointError::Told`] if the rank is of another process.
+        source: CheckpointError,
         /// Of a save whose future was dropped: what became of what was asked now. `None` of the save that was awaited.
         dropped: Option<&'static str>,
     },

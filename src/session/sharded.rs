@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{CompiledHere, Session, SessionError};
 use crate::checkpoint::ranks::{PartReader, PartWriter};
 use crate::checkpoint::sharded::{Import, Refused, Save};
-use crate::checkpoint::{PartError, PartFiles, SavedParts, Taken};
+use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
 use crate::exec::{Command, Refusal};
 
 impl Session {
@@ -26,7 +26,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Parts`] in every process with the first rank that could not save and why, by its kind
-    /// ([`PartError`]) in the process of that rank: a folder that holds a checkpoint, cannot be written or is not
+    /// ([`CheckpointError`]) in the process of that rank: a folder that holds a checkpoint, cannot be written or is not
     /// shared by all hosts. The session is as it was, files of this save are removed, and other files are as they
     /// were. (Parts stay where the disk failed so that the index may be there all the same; the error says so.)
     /// [`SessionError::Diverged`]; [`SessionError::DroppedStep`]; [`SessionError::Poisoned`] after a rank died or
@@ -68,7 +68,7 @@ impl Session {
     pub(super) fn refusal(&mut self) -> Option<Refusal> {
         let refusals = self.ranks.iter().filter_map(|thread| thread.handover().part.refusal.take());
         // Of one that was told to several, all say the same.
-        refusals.reduce(|one, other| if matches!(one.1, PartError::Told { .. }) { other } else { one })
+        refusals.reduce(|one, other| if matches!(one.1, CheckpointError::Told { .. }) { other } else { one })
     }
 
     /// Puts in place what [`Session::save_parts`] saved, on any number of ranks and processes: every rank reads the
@@ -81,8 +81,8 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Import`] in every process, as of [`Session::import`], and when there is no checkpoint in the
-    /// folder, or a part that a rank needs is missing, torn or of another save; its source is then a [`PartError`].
-    /// Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session,
+    /// folder, or a part that a rank needs is missing, torn or of another save; its source is then a
+    /// [`CheckpointError`]. Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session,
     /// [`SessionError::VirtualTime`].
     pub async fn import_parts(&mut self, files: &PartFiles) -> Result<SavedParts, SessionError> {
         self.import_parts_here(files, None).await
@@ -142,6 +142,6 @@ impl Session {
 }
 
 /// What an import says that found no checkpoint, or none that fits.
-fn refused(error: PartError) -> SessionError {
+fn refused(error: CheckpointError) -> SessionError {
     SessionError::Import { reason: error.to_string(), source: Some(error) }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use warpweft::checkpoint::{Checkpoint, PretrainedFiles, StoreError, WeightState};
+use warpweft::checkpoint::{Checkpoint, CheckpointError, PretrainedFiles, WeightState};
 use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config, Declared};
 use warpweft::model::DeclareError;
@@ -228,7 +228,7 @@ fn a_file_of_no_weights_is_refused_and_what_was_there_stays() {
             checkpoint.save_weights(&path, ElementType::F32, |_| None).unwrap_err(),
             parts.save_weights(&path, ElementType::F32, |_| None).unwrap_err(),
         ] {
-            assert!(matches!(&error, StoreError::Content { .. }), "{error}");
+            assert!(matches!(&error, CheckpointError::Content { .. }), "{error}");
             assert!(error.to_string().contains("no weight was given a name"), "{error}");
             assert_eq!(std::fs::read(&path).unwrap(), b"old");
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use warpweft::checkpoint::{
-    Checkpoint, CheckpointStore, FileStore, PretrainedError, PretrainedFiles, StoreError, WeightState,
+    Checkpoint, CheckpointError, CheckpointStore, FileStore, PretrainedFiles, WeightState,
 };
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format};
@@ -180,7 +180,7 @@ fn what_does_not_fit_the_model_is_refused_before_a_session_starts() {
     ] {
         let error = refused(tensor, rows, cols).unwrap();
         let said = error.to_string();
-        assert!(matches!(&error, PretrainedError::Weight { weight, .. } if weight == "up"), "{said}");
+        assert!(matches!(&error, CheckpointError::Weight { weight, .. } if weight == "up"), "{said}");
         assert!(said.contains("weight `up`") && said.contains(tensor), "{said}");
         expected.iter().for_each(|expected| assert!(said.contains(expected), "{said}"));
     }
@@ -215,7 +215,7 @@ fn rows_that_a_tensor_does_not_have_are_refused() {
         ("none", 0, 3, 3),
     ] {
         let error = rows(tensor, first, columns, count).unwrap_err();
-        assert!(matches!(error, PretrainedError::Rows { .. }), "{error}");
+        assert!(matches!(error, CheckpointError::Rows { .. }), "{error}");
     }
 }
 
@@ -273,7 +273,7 @@ fn a_hostile_file_is_refused_with_what_is_wrong_with_it() {
         std::fs::write(&path, &bytes).unwrap();
         let error = PretrainedFiles::open([&path]).unwrap_err();
         let said = error.to_string();
-        assert!(matches!(error, PretrainedError::Content { .. }), "{said}");
+        assert!(matches!(error, CheckpointError::Unsound { .. }), "{said}");
         assert!(said.contains(expected), "{expected}: {said}");
         assert!(said.contains("hostile.safetensors") && said.contains("fetch it again"), "{said}");
         assert!(said.len() < 1000 && !said.contains('\u{1b}'), "{said:?}");
@@ -281,7 +281,7 @@ fn a_hostile_file_is_refused_with_what_is_wrong_with_it() {
     std::fs::write(&path, file_of(r#"{"__metadata__":{"a":"b"}}"#, 0)).unwrap();
     assert_eq!(PretrainedFiles::open([&path]).unwrap().tensor_names().len(), 0);
     let missing = PretrainedFiles::open([folder.path().join("none")]).unwrap_err();
-    assert!(matches!(&missing, PretrainedError::File { .. }), "{missing}");
+    assert!(matches!(&missing, CheckpointError::File { .. }), "{missing}");
 }
 
 #[test]
@@ -291,7 +291,7 @@ fn a_name_that_two_files_have_is_refused_with_both_files() {
     write(&one, &[given("v", Dtype::F32, &[1], &[1.0]), given("w", Dtype::F32, &[1], &[1.0])]);
     write(&two, &[given("w", Dtype::F32, &[1], &[2.0])]);
     let error = PretrainedFiles::open([&one, &two]).unwrap_err();
-    let PretrainedError::Twice { tensor, first, second } = &error else { panic!("{error}") };
+    let CheckpointError::Twice { tensor, first, second } = &error else { panic!("{error}") };
     assert_eq!((tensor.as_str(), first, second), ("w", &one, &two));
     assert!(PretrainedFiles::open([&one, &one]).is_err());
 }
@@ -431,7 +431,7 @@ fn weights_that_cannot_be_saved_alone_are_refused_and_what_was_there_stays() {
     let refused = |checkpoint: &Checkpoint, element, name: &str, expected: &str| {
         let error = save(checkpoint, element, name).unwrap_err();
         assert!(
-            matches!(error, StoreError::Content { .. }) && error.to_string().contains(expected),
+            matches!(error, CheckpointError::Content { .. }) && error.to_string().contains(expected),
             "{error}"
         );
         assert_eq!(std::fs::read(&path).unwrap(), before);
@@ -450,7 +450,7 @@ fn weights_that_cannot_be_saved_alone_are_refused_and_what_was_there_stays() {
     refused(&checkpoint, ElementType::F32, "w", "3 values of its master, and its shape 4");
     let nowhere = folder.path().join("missing").join("w");
     let error = of_one(1, 1, vec![0.0]).save_weights(&nowhere, ElementType::F32, |_| Some("w".into()));
-    assert!(matches!(error, Err(StoreError::File { .. })));
+    assert!(matches!(error, Err(CheckpointError::File { .. })));
 }
 
 #[test]
@@ -517,14 +517,14 @@ fn a_folder_of_the_hub_is_opened_by_its_index_or_by_its_only_file() {
 
     let alone = tempfile::tempdir().unwrap();
     let hub = PretrainedFiles::open_model("meta-llama/Llama-3-8B").unwrap_err();
-    assert!(matches!(hub, PretrainedError::NoFolder { .. }), "{hub}");
+    assert!(matches!(hub, CheckpointError::NoFolder { .. }), "{hub}");
     let words = "the name of a model on the Hugging Face hub: nothing is downloaded here";
     assert!(hub.to_string().contains(words), "{hub}");
     assert!(hub.to_string().contains("hf download meta-llama/Llama-3-8B --local-dir"), "{hub}");
     let nowhere = PretrainedFiles::open_model(alone.path().join("models")).unwrap_err().to_string();
     assert!(nowhere.contains("there is no folder") && !nowhere.contains("Hugging Face"), "{nowhere}");
     let missing = PretrainedFiles::open_model(alone.path()).unwrap_err();
-    assert!(matches!(&missing, PretrainedError::File { path, .. } if path.ends_with("model.safetensors")));
+    assert!(matches!(&missing, CheckpointError::File { path, .. } if path.ends_with("model.safetensors")));
     write(&alone.path().join("model.safetensors"), &[given("w", Dtype::F32, &[2], &[1.0, 2.0])]);
     assert_eq!(PretrainedFiles::open_model(alone.path()).unwrap().shape("w").unwrap(), [2]);
 }
@@ -555,7 +555,7 @@ fn an_index_that_is_wrong_about_its_folder_is_refused_with_what_is_wrong() {
     shards(folder.path());
     let refused = |parts: &[&str]| {
         let error = PretrainedFiles::open_model(folder.path()).unwrap_err();
-        assert!(matches!(error, PretrainedError::Index { .. }), "{error}");
+        assert!(matches!(error, CheckpointError::Index { .. }), "{error}");
         for part in parts.iter().chain(&["model.safetensors.index.json", "fetch"]) {
             assert!(error.to_string().contains(part), "{part}: {error}");
         }
@@ -576,7 +576,7 @@ fn an_index_that_is_wrong_about_its_folder_is_refused_with_what_is_wrong() {
     refused(&["no tensor"]);
     write_index(folder.path(), &[("model.layer0.weight", "model-00003-of-00002.safetensors")]);
     let error = PretrainedFiles::open_model(folder.path()).unwrap_err();
-    assert!(matches!(error, PretrainedError::File { .. }), "{error}");
+    assert!(matches!(error, CheckpointError::File { .. }), "{error}");
     for text in ["", "{", "[]", "{\"weight_map\": 3}", "{\"weight_map\": {\"a\": null}}"] {
         std::fs::write(folder.path().join("model.safetensors.index.json"), text).unwrap();
         refused(&[]);

@@ -7,7 +7,7 @@ use warpweft::backend::BackendError;
 use warpweft::backend::cpu::CpuWorldError;
 use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::sim::SimError;
-use warpweft::checkpoint::{FileTask, PartError, PretrainedError, StoreError};
+use warpweft::checkpoint::{CheckpointError, FileTask};
 use warpweft::compute::ComputeError;
 use warpweft::config::{ByteSize, ConfigError};
 use warpweft::exec::ExecError;
@@ -41,7 +41,7 @@ fn one_of_each() -> Vec<(Box<dyn Error>, &'static str)> {
             "take 8",
         ),
         (Box::new(malformed), "do not edit it"),
-        (Box::new(StoreError::File { path: "x".into(), source: missing() }), "its folder is there"),
+        (Box::new(CheckpointError::file("x", FileTask::Keep, missing())), "its folder is there"),
         (Box::new(RendezvousError::WrongSecret { address: "a:1".into() }), "the same value"),
         (Box::new(BackendError::Poisoned { reason: "rank 2 is gone".into() }), "rank 2 is gone"),
         (Box::new(CpuWorldError::Taken { rank: RANK }), "one for each rank"),
@@ -54,9 +54,9 @@ fn one_of_each() -> Vec<(Box<dyn Error>, &'static str)> {
         (Box::new(LimitsError::Hysteresis { value: 2.0 }), "such as 0.01"),
         (Box::new(TraceError::NoAnchor), "max_level_off"),
         (Box::new(SessionError::NoGradients), "run one, then ask again"),
-        (Box::new(PartError::file("x", FileTask::Write, missing())), "its folder is there"),
-        (Box::new(StoreError::from(PartError::other("the bucket is gone"))), "the bucket is gone"),
-        (Box::new(PretrainedError::NoName { weight: "w".into() }), "name one for it"),
+        (Box::new(CheckpointError::file("x", FileTask::Write, missing())), "its folder is there"),
+        (Box::new(CheckpointError::other("the bucket is gone")), "the bucket is gone"),
+        (Box::new(CheckpointError::NoName { weight: "w".into() }), "name one for it"),
     ];
     let program = "train".to_owned();
     let unknown = SessionError::NoInput { program, buffer: "y".into(), declared: vec!["x".into()] };

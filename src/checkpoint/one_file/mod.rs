@@ -16,7 +16,7 @@ use safetensors::Dtype;
 
 use super::safetensors::{Header, TensorEntry, TensorFileError, Unsound, writer};
 use super::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FrozenDigest, StatePart};
-use super::{StoreError, UpdatedBy, WeightState, tensors};
+use super::{CheckpointError, FileTask, UpdatedBy, WeightState, tensors};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::WholeFile;
 use warpweft_base::whole_file::regular;
@@ -118,11 +118,11 @@ impl FileStore {
         Self { path: path.into() }
     }
 
-    fn content(&self, reason: impl std::fmt::Display) -> StoreError {
-        StoreError::Content { path: self.path.clone(), reason: reason.to_string() }
+    fn content(&self, reason: impl std::fmt::Display) -> CheckpointError {
+        CheckpointError::Content { path: self.path.clone(), reason: reason.to_string() }
     }
 
-    fn read(&self, bytes: &[u8]) -> Result<Checkpoint, StoreError> {
+    fn read(&self, bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
         let (header, data) = Header::split(bytes).map_err(|error| self.content(unread(&error)))?;
         let about = header.metadata();
         let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
@@ -225,7 +225,7 @@ impl FileStore {
         name: String,
         format: Format,
         (frozen, rows, cols): FrozenEntry,
-    ) -> Result<WeightState, StoreError> {
+    ) -> Result<WeightState, CheckpointError> {
         let shape = Shape { rows, cols };
         format
             .check_shape(shape)
@@ -251,13 +251,13 @@ impl FileStore {
         &self,
         tensors: &Tensors<'_>,
         listed: Vec<(String, usize)>,
-    ) -> Result<Vec<CarriedBuffer>, StoreError> {
+    ) -> Result<Vec<CarriedBuffer>, CheckpointError> {
         let buffer = |(name, ranks): (String, usize)| {
             let of_rank = |rank| {
                 let (_, bytes) = self.tensor(tensors, &tensors::carried_name(&name, rank))?;
                 Ok(bytes.to_vec())
             };
-            let ranks = (0..ranks).map(of_rank).collect::<Result<_, StoreError>>()?;
+            let ranks = (0..ranks).map(of_rank).collect::<Result<_, CheckpointError>>()?;
             Ok(CarriedBuffer { name, ranks })
         };
         listed.into_iter().map(buffer).collect()
@@ -269,7 +269,7 @@ impl FileStore {
         &self,
         kind: &str,
         mut names: impl Iterator<Item = &'name String>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), CheckpointError> {
         let mut seen = HashSet::new();
         match names.find(|name| !seen.insert(*name)) {
             Some(name) => Err(self.content(format!("it lists the {kind} `{}` twice", shown(name)))),
@@ -277,12 +277,12 @@ impl FileStore {
         }
     }
 
-    fn tensor<'file>(&self, tensors: &Tensors<'file>, name: &str) -> Result<Held<'file>, StoreError> {
+    fn tensor<'file>(&self, tensors: &Tensors<'file>, name: &str) -> Result<Held<'file>, CheckpointError> {
         let none = || self.content(format!("`{0}`: tensor `{0}` not found", shown(name)));
         tensors.get(name).copied().ok_or_else(none)
     }
 
-    fn values(&self, tensors: &Tensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), StoreError> {
+    fn values(&self, tensors: &Tensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), CheckpointError> {
         let (entry, bytes) = self.tensor(tensors, name)?;
         match (entry.dtype, &entry.shape[..]) {
             (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(bytes))),
@@ -291,7 +291,7 @@ impl FileStore {
     }
 
     /// Scale in use and amax history of a weight; both are there, or neither.
-    fn delayed(&self, tensors: &Tensors<'_>, name: &str) -> Result<Option<DelayedState>, StoreError> {
+    fn delayed(&self, tensors: &Tensors<'_>, name: &str) -> Result<Option<DelayedState>, CheckpointError> {
         let names = tensors::delayed_names(name);
         let [Some(scale), Some(history)] = names.each_ref().map(|name| tensors.get(name.as_str())) else {
             return match names.iter().find(|name| tensors.contains_key(name.as_str())) {
@@ -316,7 +316,7 @@ impl FileStore {
     }
 
     /// What the file says of itself, of a checkpoint that could be loaded again.
-    fn about(&self, checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>, StoreError> {
+    fn about(&self, checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>, CheckpointError> {
         let names: Vec<(String, String)> =
             checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
         let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
@@ -376,10 +376,10 @@ impl FileStore {
 
 #[async_trait]
 impl CheckpointStore for FileStore {
-    async fn save(&self, checkpoint: &Checkpoint) -> Result<(), StoreError> {
+    async fn save(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let (mut about, tensors) = (self.about(checkpoint)?, tensors::of(checkpoint));
         self.refuse_repeated("tensor", tensors.iter().map(|tensor| &tensor.name))?;
-        let failed = |source| StoreError::File { path: self.path.clone(), source };
+        let failed = |source| CheckpointError::file(&self.path, FileTask::Keep, source);
         digests::seal(&tensors, &mut about).map_err(failed)?;
         let file = WholeFile::begin(&self.path).map_err(failed)?;
         let file = writer::write(tensors, &about, file).map_err(|error| match error {
@@ -389,9 +389,9 @@ impl CheckpointStore for FileStore {
         file.commit().map_err(failed)
     }
 
-    async fn load(&self) -> Result<Checkpoint, StoreError> {
+    async fn load(&self) -> Result<Checkpoint, CheckpointError> {
         let bytes = regular::read(&self.path, u64::MAX)
-            .map_err(|source| StoreError::File { path: self.path.clone(), source })?;
+            .map_err(|source| CheckpointError::file(&self.path, FileTask::Keep, source))?;
         self.read(&bytes)
     }
 }

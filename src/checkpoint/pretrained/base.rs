@@ -10,11 +10,12 @@ use std::ops::{Range, RangeInclusive};
 use safetensors::Dtype;
 use serde::Deserialize;
 
-use super::{PretrainedError, PretrainedFiles, Tensor, of_weight};
+use super::{PretrainedFiles, Tensor, of_weight};
 use crate::checkpoint::ranks::ShardPlanes;
+use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
-use warpweft_format::{ElementType, Format, FormatError, PlaneKind, PlaneSpec, Shape};
+use warpweft_format::{ElementType, Format, PlaneKind, PlaneSpec, Shape};
 use warpweft_plan::layout::{PlaneCut, WeightLayout};
 use warpweft_plan::model::{Model, WeightSpec};
 
@@ -63,17 +64,17 @@ impl PretrainedFiles {
     /// was quantized; of `X` the file has `X.rowwise_data` and so on. A weight for which it gives `None` begins as the
     /// initializer says, like all others, and so does one that rules of the configuration unfreeze or replicate. A
     /// session does not start where they give a weight another format
-    /// ([`SessionError::Pretrained`](crate::session::SessionError::Pretrained)): pass the model that they were applied
+    /// ([`SessionError::Checkpoint`](crate::session::SessionError::Checkpoint)): pass the model that they were applied
     /// to.
     ///
     /// # Errors
-    /// [`PretrainedError::Weight`] with the first weight whose tensor is not there, or is not quantized in the format
-    /// and shape of the weight ([`PretrainedError::Quantized`]). Nothing but headers was read then.
+    /// [`CheckpointError::Weight`] with the first weight whose tensor is not there, or is not quantized in the format
+    /// and shape of the weight ([`CheckpointError::Quantized`]). Nothing but headers was read then.
     pub fn frozen_base(
         &self,
         model: &Model,
         tensor_of: impl Fn(&str) -> Option<String>,
-    ) -> Result<FrozenBase, PretrainedError> {
+    ) -> Result<FrozenBase, CheckpointError> {
         let mut tensors = HashMap::new();
         let frozen = model.weights().iter().filter(|spec| spec.placement.is_planes_alone(spec.frozen));
         for spec in frozen {
@@ -86,11 +87,11 @@ impl PretrainedFiles {
         Ok(FrozenBase { files: self.clone(), tensors })
     }
 
-    fn check_quantized(&self, tensor: &str, format: Format, shape: Shape) -> Result<(), PretrainedError> {
+    fn check_quantized(&self, tensor: &str, format: Format, shape: Shape) -> Result<(), CheckpointError> {
         let found = self.find(&data_name(tensor, format))?;
         let refused = |reason: String| {
             let (tensor, path) = (tensor.to_owned(), self.path(found));
-            Err(PretrainedError::Quantized { tensor, path, reason })
+            Err(CheckpointError::Quantized { tensor, path, reason })
         };
         let manifest = match &self.opened.files[found.file].quantized {
             Some(Ok(manifest)) => manifest,
@@ -121,11 +122,11 @@ impl PretrainedFiles {
         }
     }
 
-    fn bytes_of(&self, tensor: &Tensor, range: Range<usize>) -> Result<Vec<u8>, PretrainedError> {
+    fn bytes_of(&self, tensor: &Tensor, range: Range<usize>) -> Result<Vec<u8>, CheckpointError> {
         let source = &self.opened.files[tensor.file];
         let mut bytes = vec![0; range.len()];
         let read = source.bytes(tensor.begin + range.start as u64, &mut bytes);
-        read.map_err(|error| PretrainedError::File { path: source.path.clone(), source: error })?;
+        read.map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))?;
         Ok(bytes)
     }
 }
@@ -147,15 +148,15 @@ impl FrozenBase {
     /// Does the weight of a session begin with planes from here?
     ///
     /// # Errors
-    /// [`PretrainedError::Weight`] for a frozen weight of another format or shape than planes are here for.
-    pub(crate) fn gives(&self, spec: &WeightSpec) -> Result<bool, PretrainedError> {
+    /// [`CheckpointError::Weight`] for a frozen weight of another format or shape than planes are here for.
+    pub(crate) fn gives(&self, spec: &WeightSpec) -> Result<bool, CheckpointError> {
         let Some(Base { tensor, format, shape }) = self.tensors.get(&spec.name) else { return Ok(false) };
         if !spec.placement.is_planes_alone(spec.frozen) || (*format, *shape) == (spec.format, spec.shape) {
             return Ok(spec.placement.is_planes_alone(spec.frozen));
         }
         let path = self.files.path(self.files.find(&data_name(tensor, *format))?);
         let reason = unlike(&[shape.rows, shape.cols], *format, spec.shape, spec.format);
-        Err(of_weight(&spec.name, PretrainedError::Quantized { tensor: tensor.clone(), path, reason }))
+        Err(of_weight(&spec.name, CheckpointError::Quantized { tensor: tensor.clone(), path, reason }))
     }
 
     /// The planes of a rank's rows, one for each stored orientation, and what dequantizing needs besides; `None` for a
@@ -164,7 +165,7 @@ impl FrozenBase {
         &self,
         layout: &WeightLayout,
         rank: RankId,
-    ) -> Result<Option<(Vec<ShardPlanes>, f32)>, PretrainedError> {
+    ) -> Result<Option<(Vec<ShardPlanes>, f32)>, CheckpointError> {
         let Some(Base { tensor, .. }) = self.tensors.get(&layout.name) else { return Ok(None) };
         let mut scale = 1.0f32;
         if let Some(name) = scale_name(tensor, layout.format) {
@@ -179,13 +180,7 @@ impl FrozenBase {
             let cut = PlaneCut::new(layout, *orientation, rank).shard(scale, read)?;
             Ok(ShardPlanes { data: cut.data, scale: cut.scale })
         });
-        Ok(Some((stored.collect::<Result<_, PretrainedError>>()?, scale)))
-    }
-}
-
-impl From<FormatError> for PretrainedError {
-    fn from(source: FormatError) -> Self {
-        Self::Format { source }
+        Ok(Some((stored.collect::<Result<_, CheckpointError>>()?, scale)))
     }
 }
 

@@ -5,7 +5,6 @@
 //! what fails later is an error, and never a zero.
 
 mod base;
-mod error;
 mod model_folder;
 
 use std::collections::{BTreeMap, HashMap};
@@ -19,6 +18,7 @@ use safetensors::Dtype;
 use super::kind::{Listed, NotWeights, Stated, of_start};
 use super::ranks::MasterRows;
 use super::safetensors::{TensorFile, TensorFileError};
+use super::{CheckpointError, FileTask};
 use warpweft_base::errors::{LONGEST_NAME, shown};
 use warpweft_base::near::near;
 use warpweft_format::Shape;
@@ -29,7 +29,6 @@ use base::Manifest;
 pub use base::FrozenBase;
 pub use base::QUANTIZED;
 pub use base::QUANTIZED_VERSIONS;
-pub use error::PretrainedError;
 
 /// Values read at once.
 const PIECE: usize = 1 << 18;
@@ -44,7 +43,7 @@ const MOST_NAMES: usize = 3;
 /// open. A clone reads the same files.
 ///
 /// Codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for, with
-/// what the file is ([`PretrainedError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
+/// what the file is ([`CheckpointError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
 ///
 /// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one
 /// row, or one column where a weight is n×1. One of more dimensions has rows of its last one, so
@@ -123,10 +122,10 @@ impl PretrainedFiles {
     /// [`PretrainedFiles::open_model`] finds them in a model's folder.
     ///
     /// # Errors
-    /// [`PretrainedError::File`], [`PretrainedError::NotSafetensors`] for a file of another kind,
-    /// [`PretrainedError::Content`] for what is no sound safetensors file, and [`PretrainedError::Twice`] for a name
+    /// [`CheckpointError::File`], [`CheckpointError::NotSafetensors`] for a file of another kind,
+    /// [`CheckpointError::Unsound`] for what is no sound safetensors file, and [`CheckpointError::Twice`] for a name
     /// that two files have.
-    pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self, PretrainedError> {
+    pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self, CheckpointError> {
         Self::open_listed(paths, |_, _| true)
     }
 
@@ -134,7 +133,7 @@ impl PretrainedFiles {
     fn open_listed(
         paths: impl IntoIterator<Item = impl AsRef<Path>>,
         listed: impl Fn(usize, &str) -> bool,
-    ) -> Result<Self, PretrainedError> {
+    ) -> Result<Self, CheckpointError> {
         let (mut files, mut tensors) = (Vec::<Source>::new(), BTreeMap::<String, Tensor>::new());
         let mut stated = Stated::default();
         for path in paths {
@@ -148,7 +147,7 @@ impl PretrainedFiles {
                 }
                 if let Some(first) = tensors.get(name) {
                     let (first, second) = (files[first.file].path.clone(), path.to_owned());
-                    return Err(PretrainedError::Twice { tensor: name.clone(), first, second });
+                    return Err(CheckpointError::Twice { tensor: name.clone(), first, second });
                 }
                 let (begin, dtype, shape) = (file.begin(entry), entry.dtype, entry.shape.clone());
                 tensors.insert(name.clone(), Tensor { file: files.len(), begin, dtype, shape });
@@ -169,8 +168,8 @@ impl PretrainedFiles {
     /// The shape of a tensor, as its file has it.
     ///
     /// # Errors
-    /// [`PretrainedError::NoTensor`].
-    pub fn shape(&self, tensor: &str) -> Result<&[usize], PretrainedError> {
+    /// [`CheckpointError::NoTensor`].
+    pub fn shape(&self, tensor: &str) -> Result<&[usize], CheckpointError> {
         Ok(&self.find(tensor)?.shape)
     }
 
@@ -178,23 +177,23 @@ impl PretrainedFiles {
     /// rows as `values` has room for.
     ///
     /// # Errors
-    /// [`PretrainedError::NoTensor`], [`PretrainedError::NotWeights`], [`PretrainedError::Dtype`], and
-    /// [`PretrainedError::Rows`] for other columns, rows that are not there, or a part of one.
-    /// [`PretrainedError::File`] when the file cannot be read; part of `values` may be filled then.
+    /// [`CheckpointError::NoTensor`], [`CheckpointError::NotWeights`], [`CheckpointError::Dtype`], and
+    /// [`CheckpointError::Rows`] for other columns, rows that are not there, or a part of one.
+    /// [`CheckpointError::File`] when the file cannot be read; part of `values` may be filled then.
     pub fn rows(
         &self,
         tensor: &str,
         first_row: usize,
         columns: usize,
         values: &mut [f32],
-    ) -> Result<(), PretrainedError> {
+    ) -> Result<(), CheckpointError> {
         let found = self.find(tensor)?;
         let width = self.width(tensor, found)?;
         let shape = found.matrix(columns == 1);
         let rows = values.len().checked_div(columns).filter(|rows| rows * columns == values.len());
         let end = rows.and_then(|rows| first_row.checked_add(rows));
         if columns != shape.cols || end.is_none_or(|end| end > shape.rows) {
-            return Err(PretrainedError::Rows {
+            return Err(CheckpointError::Rows {
                 tensor: tensor.to_owned(),
                 path: self.path(found),
                 found: found.shape.clone(),
@@ -207,7 +206,7 @@ impl PretrainedFiles {
         let source = &self.opened.files[found.file];
         source
             .values(found.dtype, begin, width, values)
-            .map_err(|error| PretrainedError::File { path: source.path.clone(), source: error })
+            .map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))
     }
 
     /// Masters from these files, for
@@ -215,26 +214,26 @@ impl PretrainedFiles {
     ///
     /// `tensor_of` names the tensor of every weight of `model`. Where it gives `None`, the weight is not in
     /// the files: pass a function to `try_initialize` that gives its masters, and calls this one for the
-    /// others. For a weight without a tensor this one fails ([`PretrainedError::NoName`]), so nothing begins
+    /// others. For a weight without a tensor this one fails ([`CheckpointError::NoName`]), so nothing begins
     /// as zeros unnoticed. Two weights may have one tensor.
     ///
     /// # Errors
-    /// [`PretrainedError::Weight`] with the weight, for the first one whose tensor is not there
-    /// ([`PretrainedError::NoTensor`]), is part of a quantized weight or of the state of an optimizer
-    /// ([`PretrainedError::NotWeights`]), is of another shape ([`PretrainedError::Shape`]) or of a dtype that is not
-    /// read ([`PretrainedError::Dtype`]). Nothing but headers was read then.
+    /// [`CheckpointError::Weight`] with the weight, for the first one whose tensor is not there
+    /// ([`CheckpointError::NoTensor`]), is part of a quantized weight or of the state of an optimizer
+    /// ([`CheckpointError::NotWeights`]), is of another shape ([`CheckpointError::Shape`]) or of a dtype that is not
+    /// read ([`CheckpointError::Dtype`]). Nothing but headers was read then.
     pub fn initializer<F: Fn(&str) -> Option<String>>(
         &self,
         model: &Model,
         tensor_of: F,
     ) -> Result<
-        impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), PretrainedError>
+        impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), CheckpointError>
         + Clone
         + Send
         + Sync
         + 'static
         + use<F>,
-        PretrainedError,
+        CheckpointError,
     > {
         let mut tensors = HashMap::new();
         for spec in model.weights() {
@@ -245,43 +244,43 @@ impl PretrainedFiles {
         let (files, tensors) = (self.clone(), Arc::new(tensors));
         Ok(move |rows: MasterRows<'_>, values: &mut [f32]| {
             let MasterRows { weight, first_row, columns } = rows;
-            let none = || PretrainedError::NoName { weight: weight.to_owned() };
+            let none = || CheckpointError::NoName { weight: weight.to_owned() };
             let tensor = tensors.get(weight).ok_or_else(none)?;
             files.rows(tensor, first_row, columns, values).map_err(|error| of_weight(weight, error))
         })
     }
 
     /// Can the tensor be a weight of this shape?
-    fn check(&self, tensor: &str, expected: Shape) -> Result<(), PretrainedError> {
+    fn check(&self, tensor: &str, expected: Shape) -> Result<(), CheckpointError> {
         let found = self.find(tensor)?;
         self.width(tensor, found)?;
         if found.matrix(expected.cols == 1) == expected {
             return Ok(());
         }
         let (path, tensor) = (self.path(found), tensor.to_owned());
-        Err(PretrainedError::Shape { tensor, path, found: found.shape.clone(), expected })
+        Err(CheckpointError::Shape { tensor, path, found: found.shape.clone(), expected })
     }
 
-    fn find(&self, tensor: &str) -> Result<&Tensor, PretrainedError> {
+    fn find(&self, tensor: &str) -> Result<&Tensor, CheckpointError> {
         self.opened.tensors.get(tensor).ok_or_else(|| {
             let names = self.tensor_names().filter(|name| name.len() <= LONGEST_NAME);
             let near = near(tensor, names).into_iter().take(MOST_NAMES).map(shown).collect();
-            PretrainedError::NoTensor { tensor: tensor.to_owned(), files: self.opened.files.len(), near }
+            CheckpointError::NoTensor { tensor: tensor.to_owned(), files: self.opened.files.len(), near }
         })
     }
 
     /// Bytes of an element of a tensor that can be a weight.
-    fn width(&self, tensor: &str, found: &Tensor) -> Result<usize, PretrainedError> {
+    fn width(&self, tensor: &str, found: &Tensor) -> Result<usize, CheckpointError> {
         if let Some(what) = self.opened.not_weights.what(tensor) {
             let (tensor, path, what) = (tensor.to_owned(), self.path(found), what.to_owned());
-            return Err(PretrainedError::NotWeights { tensor, path, what });
+            return Err(CheckpointError::NotWeights { tensor, path, what });
         }
         match found.dtype {
             Dtype::F32 => Ok(size_of::<f32>()),
             Dtype::BF16 | Dtype::F16 => Ok(size_of::<u16>()),
             other => {
                 let (tensor, path, dtype) = (tensor.to_owned(), self.path(found), other.to_string());
-                Err(PretrainedError::Dtype { tensor, path, dtype })
+                Err(CheckpointError::Dtype { tensor, path, dtype })
             }
         }
     }
@@ -334,19 +333,19 @@ impl Source {
 }
 
 /// Why a file is none of tensors: by how it begins, if that says it.
-fn unsound(path: &Path, error: TensorFileError) -> PretrainedError {
+fn unsound(path: &Path, error: TensorFileError) -> CheckpointError {
     let path = path.to_owned();
     match error {
         TensorFileError::File(source) if source.kind() != ErrorKind::InvalidInput => {
-            PretrainedError::File { path, source }
+            CheckpointError::file(path, FileTask::ReadWeights, source)
         }
         error => match of_start(&path) {
-            Some(what) => PretrainedError::NotSafetensors { path, what: what.to_owned() },
-            None => PretrainedError::Content { path, reason: error.to_string() },
+            Some(what) => CheckpointError::NotSafetensors { path, what: what.to_owned() },
+            None => CheckpointError::Unsound { path, reason: error.to_string() },
         },
     }
 }
 
-fn of_weight(weight: &str, error: PretrainedError) -> PretrainedError {
-    PretrainedError::Weight { weight: weight.to_owned(), source: Box::new(error) }
+fn of_weight(weight: &str, error: CheckpointError) -> CheckpointError {
+    CheckpointError::Weight { weight: weight.to_owned(), source: Box::new(error) }
 }

@@ -11,7 +11,8 @@ use std::path::{Component, Path};
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
-use super::{PretrainedError, PretrainedFiles};
+use super::PretrainedFiles;
+use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::regular;
 
@@ -62,13 +63,13 @@ impl PretrainedFiles {
     /// tensors count that the index lists for it, and no others.
     ///
     /// # Errors
-    /// As [`PretrainedFiles::open`]; [`PretrainedError::NoFolder`] where nothing is, such as for the name of a model
-    /// on a hub, from which nothing is downloaded; [`PretrainedError::Index`] for an index that is none, that names a
+    /// As [`PretrainedFiles::open`]; [`CheckpointError::NoFolder`] where nothing is, such as for the name of a model
+    /// on a hub, from which nothing is downloaded; [`CheckpointError::Index`] for an index that is none, that names a
     /// file outside of the folder, or that promises a tensor which its file does not have.
-    pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, PretrainedError> {
+    pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let folder = folder.as_ref();
         if !folder.is_dir() {
-            return Err(PretrainedError::NoFolder { folder: folder.to_owned() });
+            return Err(CheckpointError::NoFolder { folder: folder.to_owned() });
         }
         let path = folder.join(INDEX);
         // A link that leads nowhere, or what this user may not look at, is no reason to take another file.
@@ -76,7 +77,7 @@ impl PretrainedFiles {
         if there.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Self::open([folder.join(WHOLE)]);
         }
-        let wrong = |reason| PretrainedError::Index { path: path.clone(), reason };
+        let wrong = |reason| CheckpointError::Index { path: path.clone(), reason };
         let Index { weight_map: Listed(weight_map) } = read(&path)?;
         let mut places: HashMap<&str, &str> = HashMap::new();
         for (tensor, file) in &weight_map {
@@ -108,11 +109,11 @@ impl PretrainedFiles {
     }
 }
 
-fn read(path: &Path) -> Result<Index, PretrainedError> {
-    let wrong = |reason| PretrainedError::Index { path: path.to_owned(), reason };
+fn read(path: &Path) -> Result<Index, CheckpointError> {
+    let wrong = |reason| CheckpointError::Index { path: path.to_owned(), reason };
     let json = regular::read(path, MOST_INDEX).map_err(|error| match error.kind() {
         io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => wrong(error.to_string()),
-        _ => PretrainedError::File { path: path.to_owned(), source: error },
+        _ => CheckpointError::file(path.to_owned(), FileTask::ReadWeights, error),
     })?;
     serde_json::from_slice(&json).map_err(|error| wrong(shown(error)))
 }

@@ -2,7 +2,7 @@
 //!
 //! Law: who hands out knows no files, and who keeps parts knows no memory. What a rank hands out is one list of values
 //! at a time, so a part is never whole in memory; what it takes in is its own rows, which are. Whoever keeps parts
-//! says by a [`PartError`] why it cannot, and never ends the world.
+//! says by a [`CheckpointError`] why it cannot, and never ends the world.
 
 mod shard;
 
@@ -10,7 +10,7 @@ use std::fmt;
 use std::io;
 use std::str::FromStr;
 
-use super::{FrozenDigest, PartError, StatePart};
+use super::{CheckpointError, FrozenDigest, StatePart};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
@@ -76,12 +76,12 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why nothing can be saved, as of the others.
-    fn begin(&self, rank: RankId) -> Result<u64, PartError>;
+    fn begin(&self, rank: RankId) -> Result<u64, CheckpointError>;
     /// Keeps the part of one rank for good, and gives a number by which it is known again, such as a digest.
     ///
     /// # Errors
     /// Why not.
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError>;
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, CheckpointError>;
     /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone. `parts` is what writing each of
     /// them gave, in rank order.
     ///
@@ -99,9 +99,9 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
 #[derive(Clone, Debug)]
 pub enum Incomplete {
     /// There is none, so parts are withdrawn.
-    Refused(PartError),
+    Refused(CheckpointError),
     /// There may be one, now or after a loss of power, so parts stay.
-    Uncertain(PartError),
+    Uncertain(CheckpointError),
 }
 
 /// What a rank takes in: its own rows of every weight, and its carried buffers.
@@ -123,5 +123,5 @@ pub trait PartReader: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// Why it cannot be imported.
-    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError>;
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, CheckpointError>;
 }

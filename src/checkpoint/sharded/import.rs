@@ -14,7 +14,7 @@ use crate::checkpoint::gather_and_scatter::{Taken, delayed_here};
 use crate::checkpoint::identity;
 use crate::checkpoint::ranks::{Alive, MasterRows, PartReader, RankPart, WeightShard};
 use crate::checkpoint::sound_values;
-use crate::checkpoint::{PartError, StatePart};
+use crate::checkpoint::{CheckpointError, StatePart};
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
 use warpweft_plan::layout::{WeightLayout, Weights};
@@ -41,7 +41,7 @@ impl Import {
         programs: Vec<Arc<StepPlan>>,
         ranks: usize,
         taken: Option<Taken>,
-    ) -> Result<Self, PartError> {
+    ) -> Result<Self, CheckpointError> {
         let opened = Opened::open(&files.folder)?;
         let restarts = files.restarts || taken.is_some();
         let import = Self { opened, programs, restarts, zeros: files.zeros, taken };
@@ -91,7 +91,7 @@ impl Import {
         saved: &IndexedWeight,
         rank: RankId,
         alive: &Alive<'_>,
-    ) -> Result<WeightShard, PartError> {
+    ) -> Result<WeightShard, CheckpointError> {
         if saved.frozen.is_some() {
             return Ok(WeightShard { frozen: saved.frozen, stays: true, ..WeightShard::default() });
         }
@@ -120,7 +120,7 @@ impl Import {
         layout: &WeightLayout,
         saved: &IndexedWeight,
         alive: &Alive<'_>,
-    ) -> Result<Option<DelayedState>, PartError> {
+    ) -> Result<Option<DelayedState>, CheckpointError> {
         // A session without delayed scaling ignores it.
         if weights.delayed(layout.bucket).is_none() {
             return Ok(None);
@@ -139,7 +139,7 @@ impl PartReader for Import {
         self.opened.digest ^ taken ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
     }
 
-    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError> {
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, CheckpointError> {
         let mut part = RankPart { optimizer_step: self.optimizer_step(), ..RankPart::default() };
         let index = &self.opened.index;
         let saved: HashMap<&str, &IndexedWeight> =
@@ -168,18 +168,18 @@ impl PartReader for Import {
 
 /// What a process hands its ranks that refuses: others wait for their word.
 #[derive(Debug)]
-pub(crate) struct Refused(pub(crate) PartError);
+pub(crate) struct Refused(pub(crate) CheckpointError);
 
 impl PartReader for Refused {
     fn digest(&self) -> u64 {
         0
     }
 
-    fn read(&self, _: RankId, _: &Alive<'_>) -> Result<RankPart, PartError> {
+    fn read(&self, _: RankId, _: &Alive<'_>) -> Result<RankPart, CheckpointError> {
         Err(self.0.clone())
     }
 }
 
-fn unfit(reason: String) -> PartError {
-    PartError::Unfit { reason }
+fn unfit(reason: String) -> CheckpointError {
+    CheckpointError::Unfit { reason }
 }

@@ -17,7 +17,7 @@ use super::blocks;
 use super::part::Origin;
 use crate::checkpoint::UpdatedBy;
 use crate::checkpoint::ranks::SaveId;
-use crate::checkpoint::{FileTask, FrozenDigest, PartError};
+use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
@@ -119,26 +119,26 @@ impl Index {
     /// Reads it, with a number that says which it is.
     ///
     /// # Errors
-    /// [`PartError`] when it is not there or not sound.
-    pub(super) fn read(folder: &Path) -> Result<(Self, u64), PartError> {
+    /// [`CheckpointError`] when it is not there or not sound.
+    pub(super) fn read(folder: &Path) -> Result<(Self, u64), CheckpointError> {
         let path = Self::path(folder);
         let bytes = regular::read(&path, MOST_BYTES).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound if folder.is_dir() => PartError::Missing {
+            io::ErrorKind::NotFound if folder.is_dir() => CheckpointError::Missing {
                 path: folder.to_owned(),
                 reason: format!(
                     "the folder has no {NAME}, with which every save into parts ends: it is no such checkpoint, or its \
                      save did not come to its end; load another one"
                 ),
             },
-            _ => PartError::file(&path, FileTask::Read, source),
+            _ => CheckpointError::file(&path, FileTask::Read, source),
         })?;
         let index = Self::parsed(&path, &bytes)?;
-        index.check().map_err(|reason| PartError::Damaged { path, reason })?;
+        index.check().map_err(|reason| CheckpointError::Damaged { path, reason })?;
         Ok((index, Digest::from_iter([bytes.as_slice()]).short()))
     }
 
-    fn parsed(path: &Path, bytes: &[u8]) -> Result<Self, PartError> {
-        let damaged = |reason| PartError::Damaged { path: path.to_owned(), reason };
+    fn parsed(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let damaged = |reason| CheckpointError::Damaged { path: path.to_owned(), reason };
         if bytes.is_empty() {
             return Err(damaged(EMPTY.to_owned()));
         }
@@ -154,7 +154,7 @@ impl Index {
         };
         let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;
         if !(1..=VERSION).contains(&version) {
-            return Err(PartError::Version { path: path.to_owned(), version, known: VERSION });
+            return Err(CheckpointError::Version { path: path.to_owned(), version, known: VERSION });
         }
         // None without a digest has the words before one.
         let is_unsound = if version > 1 { !is_sealed(bytes) } else { seal(bytes).is_some() };

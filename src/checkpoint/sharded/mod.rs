@@ -32,7 +32,7 @@ mod whole;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::StoreError;
+use super::CheckpointError;
 use index::Index;
 
 pub(crate) use import::{Import, Refused};
@@ -157,9 +157,10 @@ impl PartFiles {
     /// What the checkpoint says of itself. Reads the index and no part.
     ///
     /// # Errors
-    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or its index is damaged.
-    pub fn saved(&self) -> Result<SavedParts, StoreError> {
-        Ok(SavedParts::of(Index::read(&self.folder)?.0))
+    /// [`CheckpointError::Parts`] when there is no checkpoint in the folder, or its index is damaged.
+    pub fn saved(&self) -> Result<SavedParts, CheckpointError> {
+        let (index, _) = Index::read(&self.folder).map_err(CheckpointError::in_parts)?;
+        Ok(SavedParts::of(index))
     }
 }
 

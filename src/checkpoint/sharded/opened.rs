@@ -13,7 +13,7 @@ use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::part::Part;
 use crate::checkpoint::ranks::Alive;
 use crate::checkpoint::tensors;
-use crate::checkpoint::{PartError, StatePart};
+use crate::checkpoint::{CheckpointError, StatePart};
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
 use warpweft_plan::model::ShardRows;
@@ -36,16 +36,16 @@ impl Opened {
     ///
     /// # Errors
     /// As [`Index::read`].
-    pub(super) fn open(folder: &Path) -> Result<Self, PartError> {
+    pub(super) fn open(folder: &Path) -> Result<Self, CheckpointError> {
         let (index, digest) = Index::read(folder)?;
         let parts = (0..index.ranks).map(|_| OnceLock::new()).collect();
         Ok(Self { folder: folder.to_owned(), index, digest, parts })
     }
 
     /// The part of a rank, opened if it was not yet.
-    fn part(&self, rank: RankId) -> Result<&Part, PartError> {
+    fn part(&self, rank: RankId) -> Result<&Part, CheckpointError> {
         let path = self.index.part(&self.folder, rank);
-        let none = || PartError::Damaged {
+        let none = || CheckpointError::Damaged {
             path: path.clone(),
             reason: format!("the checkpoint is of {} ranks", self.index.ranks),
         };
@@ -61,14 +61,14 @@ impl Opened {
     /// Rows of a weight, from whichever parts have them.
     ///
     /// # Errors
-    /// [`PartError`] of the part that is not as it should be.
+    /// [`CheckpointError`] of the part that is not as it should be.
     pub(super) fn rows(
         &self,
         weight: &IndexedWeight,
         state: StatePart,
         wanted: ShardRows,
         alive: &Alive<'_>,
-    ) -> Result<Vec<f32>, PartError> {
+    ) -> Result<Vec<f32>, CheckpointError> {
         let (cut, cols, name) = (weight.cut(), weight.cols, tensors::state_name(&weight.name, state));
         let end = (wanted.begin + wanted.rows).min(weight.rows);
         let (mut places, mut row) = (Vec::new(), wanted.begin);
@@ -102,7 +102,7 @@ impl Opened {
         &self,
         weight: &IndexedWeight,
         alive: &Alive<'_>,
-    ) -> Result<Option<DelayedState>, PartError> {
+    ) -> Result<Option<DelayedState>, CheckpointError> {
         if !weight.delayed {
             return Ok(None);
         }
@@ -125,7 +125,7 @@ impl Opened {
         buffer: &IndexedBuffer,
         rank: RankId,
         alive: &Alive<'_>,
-    ) -> Result<Vec<u8>, PartError> {
+    ) -> Result<Vec<u8>, CheckpointError> {
         let part = self.part(rank)?;
         let name = tensors::carried_name(&buffer.name, rank.index());
         let tensor = part.tensor(&name, Dtype::U8, &[buffer.bytes])?;

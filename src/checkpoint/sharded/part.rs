@@ -16,7 +16,7 @@ use super::blocks::{self, BLOCK};
 use super::sealed::DIGESTS;
 use crate::checkpoint::ranks::{Alive, SaveId};
 use crate::checkpoint::safetensors::{TensorFile, TensorFileError};
-use crate::checkpoint::{FileTask, PartError};
+use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
 use warpweft_base::whole_file::regular;
@@ -79,27 +79,27 @@ impl Part {
     /// Opens the file `path`, which must be this part, with the header that has this digest.
     ///
     /// # Errors
-    /// [`PartError`] when it is missing, torn, or another.
+    /// [`CheckpointError`] when it is missing, torn, or another.
     pub(super) fn open(
         path: PathBuf,
         origin: Origin,
         rank: RankId,
         digest: Option<u64>,
-    ) -> Result<Self, PartError> {
+    ) -> Result<Self, CheckpointError> {
         let (header, file, text) = TensorFile::open_with_text(&path).map_err(|error| match error {
             TensorFileError::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
                     format!("the part of {rank} is missing; copy it there, or load another checkpoint");
-                PartError::Missing { path: path.clone(), reason }
+                CheckpointError::Missing { path: path.clone(), reason }
             }
             TensorFileError::File(source) if source.kind() != ErrorKind::InvalidInput => {
-                PartError::file(&path, FileTask::Read, source)
+                CheckpointError::file(&path, FileTask::Read, source)
             }
             error => {
                 let reason = format!(
                     "the part of {rank} is not whole: {error}; copy it again, or load another checkpoint"
                 );
-                PartError::Damaged { path: path.clone(), reason }
+                CheckpointError::Damaged { path: path.clone(), reason }
             }
         })?;
         let about = header.metadata();
@@ -111,9 +111,9 @@ impl Part {
                 "it is not the part of {rank} of this checkpoint: its `{key}` is {found}, and `{expected}` in the index; \
                  put back the file that was saved with it, or load another checkpoint"
             );
-            return Err(PartError::Foreign { path, reason });
+            return Err(CheckpointError::Foreign { path, reason });
         }
-        let damaged = |what: &str| PartError::Damaged {
+        let damaged = |what: &str| CheckpointError::Damaged {
             path: path.clone(),
             reason: format!("{what}; copy it again, or load another checkpoint"),
         };
@@ -137,7 +137,12 @@ impl Part {
     }
 
     /// A tensor, which must be of this type and shape.
-    pub(super) fn tensor(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Found<'_>, PartError> {
+    pub(super) fn tensor(
+        &self,
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+    ) -> Result<Found<'_>, CheckpointError> {
         match self.tensors.get_key_value(name) {
             Some((name, held)) if held.dtype == dtype && held.shape == shape => {
                 Ok(Found { part: self, name, held })
@@ -156,7 +161,7 @@ impl Part {
     }
 
     /// The extent of a list in f32, which is no longer than `most`.
-    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, PartError> {
+    pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, CheckpointError> {
         match self.tensors.get(name) {
             Some(Held { dtype: Dtype::F32, shape, .. }) if shape.len() == 1 && shape[0] <= most => {
                 Ok(shape[0])
@@ -168,12 +173,12 @@ impl Part {
     }
 
     /// Why reading it ended.
-    pub(super) fn unread(&self, source: io::Error) -> PartError {
-        PartError::file(&self.path, FileTask::Read, source)
+    pub(super) fn unread(&self, source: io::Error) -> CheckpointError {
+        CheckpointError::file(&self.path, FileTask::Read, source)
     }
 
-    fn damaged(&self, reason: String) -> PartError {
-        PartError::Damaged { path: self.path.clone(), reason }
+    fn damaged(&self, reason: String) -> CheckpointError {
+        CheckpointError::Damaged { path: self.path.clone(), reason }
     }
 }
 
@@ -182,8 +187,13 @@ impl Found<'_> {
     /// digests.
     ///
     /// # Errors
-    /// [`PartError::File`]; [`PartError::Damaged`] for a block that is not as it was saved.
-    pub(super) fn read(self, from: usize, bytes: &mut [u8], alive: &Alive<'_>) -> Result<(), PartError> {
+    /// [`CheckpointError::File`]; [`CheckpointError::Damaged`] for a block that is not as it was saved.
+    pub(super) fn read(
+        self,
+        from: usize,
+        bytes: &mut [u8],
+        alive: &Alive<'_>,
+    ) -> Result<(), CheckpointError> {
         let failed = |source| self.part.unread(source);
         if self.held.bytes.checked_sub(from).is_none_or(|held| held < bytes.len()) {
             return Err(self.part.damaged(format!(
@@ -217,7 +227,7 @@ impl Found<'_> {
         Ok(())
     }
 
-    fn check(self, number: usize, block: &[u8]) -> Result<(), PartError> {
+    fn check(self, number: usize, block: &[u8]) -> Result<(), CheckpointError> {
         let Some(digests) = &self.part.digests else { return Ok(()) };
         if digests.get(self.held.first_block + number) == Some(&blocks::digest(block)) {
             return Ok(());
@@ -286,7 +296,7 @@ mod tests {
                 Err(error) => {
                     let said = error.to_string();
                     assert!(from < 2 * BLOCK && to > BLOCK, "{said}");
-                    assert!(matches!(error, PartError::Damaged { .. }), "{said}");
+                    assert!(matches!(error, CheckpointError::Damaged { .. }), "{said}");
                     assert!(said.contains("bytes 1048576 to 2097152 of `b`"), "{said}");
                 }
             }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use super::PartFiles;
 use super::opened::Opened;
+use crate::checkpoint::CheckpointError;
 use crate::checkpoint::StatePart;
-use crate::checkpoint::StoreError;
 use crate::checkpoint::published::{self, Master, PlainWeight};
 use warpweft_format::ElementType;
 use warpweft_plan::model::ShardRows;
@@ -22,7 +22,7 @@ impl PartFiles {
     ///
     /// let name = |weight: &str| Some(format!("model.{weight}.weight"));
     /// PartFiles::new("runs/step-1000").save_weights("model.safetensors", ElementType::Bf16, name)?;
-    /// # Ok::<(), StoreError>(())
+    /// # Ok::<(), CheckpointError>(())
     /// ```
     ///
     /// # Errors
@@ -33,8 +33,8 @@ impl PartFiles {
         path: impl Into<PathBuf>,
         element: ElementType,
         tensor_of: impl Fn(&str) -> Option<String>,
-    ) -> Result<(), StoreError> {
-        let opened = Opened::open(&self.folder)?;
+    ) -> Result<(), CheckpointError> {
+        let opened = Opened::open(&self.folder).map_err(CheckpointError::in_parts)?;
         let opened = &opened;
         let path: PathBuf = path.into();
         let target = path.as_path();
@@ -42,7 +42,9 @@ impl PartFiles {
             let all = ShardRows { begin: 0, rows: weight.rows };
             let read = move || match weight.frozen {
                 Some(_) => Err(published::no_values(target, &weight.name)),
-                None => Ok(opened.rows(weight, StatePart::Master, all, &|| Ok(()))?),
+                None => {
+                    opened.rows(weight, StatePart::Master, all, &|| Ok(())).map_err(CheckpointError::in_parts)
+                }
             };
             PlainWeight { name: &weight.name, shape: weight.shape(), master: Master::Read(Box::new(read)) }
         });

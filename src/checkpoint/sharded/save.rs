@@ -24,7 +24,7 @@ use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
 use crate::checkpoint::tensors;
-use crate::checkpoint::{FileTask, PartError, StatePart};
+use crate::checkpoint::{CheckpointError, FileTask, StatePart};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
@@ -63,7 +63,7 @@ impl Save {
     }
 
     /// Begins the index, which is none before it has its name.
-    fn begin_index(&self) -> Result<(), PartError> {
+    fn begin_index(&self) -> Result<(), CheckpointError> {
         killed::remove(&self.folder);
         let path = Index::path(&self.folder);
         let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
@@ -75,23 +75,23 @@ impl Save {
         self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn plan(&self) -> Result<&StepPlan, PartError> {
-        let none = || PartError::other("the session has no program");
+    fn plan(&self) -> Result<&StepPlan, CheckpointError> {
+        let none = || CheckpointError::other("the session has no program");
         self.programs.first().map(AsRef::as_ref).ok_or_else(none)
     }
 
-    fn ranks(&self) -> Result<u32, PartError> {
+    fn ranks(&self) -> Result<u32, CheckpointError> {
         Ok(self.plan()?.weights.mesh.ranks())
     }
 
     /// What the parts of this save say of themselves.
-    fn origin(&self, save: SaveId, state: &dyn RankState) -> Result<Origin, PartError> {
-        let optimizer_step = state.optimizer_step().map_err(PartError::other)?;
+    fn origin(&self, save: SaveId, state: &dyn RankState) -> Result<Origin, CheckpointError> {
+        let optimizer_step = state.optimizer_step().map_err(CheckpointError::other)?;
         Ok(Origin { version: index::VERSION, save, ranks: self.ranks()?, optimizer_step })
     }
 
     /// What `state` has, as the tensors of its part.
-    fn tensors<'a>(&'a self, state: &'a dyn RankState) -> Result<Vec<Tensor<'a>>, PartError> {
+    fn tensors<'a>(&'a self, state: &'a dyn RankState) -> Result<Vec<Tensor<'a>>, CheckpointError> {
         let (rank, weights) = (state.rank(), &self.plan()?.weights);
         let mut tensors = Vec::new();
         for (number, layout) in weights.layouts.iter().enumerate() {
@@ -108,7 +108,7 @@ impl Save {
                 tensors.push(Tensor::later(name, Dtype::F32, vec![rows, cols], fetch));
             }
             if rank == RankId::new(0)
-                && let Some(delayed) = state.delayed(weight).map_err(PartError::other)?
+                && let Some(delayed) = state.delayed(weight).map_err(CheckpointError::other)?
             {
                 let [scale, history] = tensors::delayed_names(&layout.name);
                 let length = delayed.history.len();
@@ -126,18 +126,23 @@ impl Save {
     }
 
     /// The index, once every part was seen.
-    fn checked(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<Vec<u8>, PartError> {
+    fn checked(
+        &self,
+        save: SaveId,
+        parts: &[u64],
+        state: &dyn RankState,
+    ) -> Result<Vec<u8>, CheckpointError> {
         let origin = self.origin(save, state)?;
         all_wrote(parts.len(), origin.ranks)?;
         for (rank, digest) in (0..origin.ranks).map(RankId::new).zip(parts) {
             let path = index::part(&self.folder, save, rank, origin.ranks);
             Part::open(path, origin, rank, Some(*digest)).map_err(|error| match error {
-                PartError::Missing { .. } => {
-                    PartError::NotShared { wrote: rank, looks: state.rank(), source: Box::new(error) }
+                CheckpointError::Missing { .. } => {
+                    CheckpointError::NotShared { wrote: rank, looks: state.rank(), source: Box::new(error) }
                 }
                 error => error,
             })?;
-            state.alive().map_err(PartError::other)?;
+            state.alive().map_err(CheckpointError::other)?;
         }
         let described = self.index(origin, parts, state)?;
         let path = Index::path(&self.folder);
@@ -148,7 +153,7 @@ impl Save {
         Ok(text)
     }
 
-    fn index(&self, origin: Origin, parts: &[u64], state: &dyn RankState) -> Result<Index, PartError> {
+    fn index(&self, origin: Origin, parts: &[u64], state: &dyn RankState) -> Result<Index, CheckpointError> {
         let weights = &self.plan()?.weights;
         let indexed = weights.layouts.iter().enumerate().map(|(number, layout)| IndexedWeight {
             name: layout.name.clone(),
@@ -179,13 +184,13 @@ impl Save {
 }
 
 impl PartWriter for Save {
-    fn begin(&self, rank: RankId) -> Result<u64, PartError> {
+    fn begin(&self, rank: RankId) -> Result<u64, CheckpointError> {
         let path = Index::path(&self.folder);
         if Index::is_there(&self.folder) {
             return Err(taken(&path));
         }
         make_folder(&self.folder)
-            .map_err(|source| PartError::file(&self.folder, FileTask::MakeFolder, source))?;
+            .map_err(|source| CheckpointError::file(&self.folder, FileTask::MakeFolder, source))?;
         if rank == RankId::new(0) {
             self.begin_index()?;
         }
@@ -200,7 +205,7 @@ impl PartWriter for Save {
         Ok(digest.short())
     }
 
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, CheckpointError> {
         let (rank, origin) = (state.rank(), self.origin(save, state)?);
         let path = index::part(&self.folder, save, rank, origin.ranks);
         // Of a name with the save in it no other save left anything.
@@ -211,7 +216,7 @@ impl PartWriter for Save {
         let digest = sealed::write(&tensors, about, &mut steady).map_err(|error| match error {
             TensorFileError::File(source) => failed(&path, source),
             TensorFileError::Unsound(error) => {
-                PartError::other(format!("{} cannot be written: {error}", shown_path(&path)))
+                CheckpointError::other(format!("{} cannot be written: {error}", shown_path(&path)))
             }
         })?;
         let held = steady.file.commit_held().map_err(|source| failed(&path, source))?;
@@ -252,16 +257,16 @@ impl PartWriter for Save {
 }
 
 /// Are there as many parts as ranks?
-fn all_wrote(parts: usize, ranks: u32) -> Result<(), PartError> {
+fn all_wrote(parts: usize, ranks: u32) -> Result<(), CheckpointError> {
     if parts == ranks as usize {
         return Ok(());
     }
-    Err(PartError::other(format!("{parts} ranks wrote parts of a checkpoint of {ranks}")))
+    Err(CheckpointError::other(format!("{parts} ranks wrote parts of a checkpoint of {ranks}")))
 }
 
 /// Removes the index of a save that failed at its end, where it has its name already: with its parts withdrawn, it
 /// would be no checkpoint.
-fn taken_back(index: &Path, text: &[u8], reason: PartError) -> Incomplete {
+fn taken_back(index: &Path, text: &[u8], reason: CheckpointError) -> Incomplete {
     let gone = match regular::read(index, index::MOST_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Of another save.
@@ -271,7 +276,7 @@ fn taken_back(index: &Path, text: &[u8], reason: PartError) -> Incomplete {
     };
     match gone {
         Ok(()) => Incomplete::Refused(reason),
-        Err(error) => Incomplete::Uncertain(PartError::InDoubt {
+        Err(error) => Incomplete::Uncertain(CheckpointError::InDoubt {
             path: index.to_owned(),
             source: Box::new(reason),
             removal: Arc::new(error),
@@ -280,7 +285,7 @@ fn taken_back(index: &Path, text: &[u8], reason: PartError) -> Incomplete {
 }
 
 /// What is said of a folder that has a checkpoint.
-fn taken(index: &Path) -> PartError {
+fn taken(index: &Path) -> CheckpointError {
     let is_empty = std::fs::symlink_metadata(index).is_ok_and(|about| about.is_file() && about.len() == 0);
     let reason = if is_empty {
         index::EMPTY
@@ -288,11 +293,11 @@ fn taken(index: &Path) -> PartError {
         "its folder holds a checkpoint, and no save replaces one; name another folder, such as one for \
          each step, and remove those you do not need"
     };
-    PartError::Taken { path: index.to_owned(), reason: reason.to_owned() }
+    CheckpointError::Taken { path: index.to_owned(), reason: reason.to_owned() }
 }
 
-fn failed(path: &Path, source: io::Error) -> PartError {
-    PartError::file(path, FileTask::Write, source)
+fn failed(path: &Path, source: io::Error) -> CheckpointError {
+    CheckpointError::file(path, FileTask::Write, source)
 }
 
 /// A file that is written in pieces, between which the rank tells that it lives and the disk catches up.
@@ -345,8 +350,8 @@ mod tests {
     fn parts_may_go_once_the_index_of_their_save_is_surely_gone() {
         let folder = tempfile::tempdir().unwrap();
         let index = Index::path(folder.path());
-        let why = || PartError::other("the disk");
-        let is_refused = |told| matches!(told, Incomplete::Refused(PartError::Other { .. }));
+        let why = || CheckpointError::other("the disk");
+        let is_refused = |told| matches!(told, Incomplete::Refused(CheckpointError::Other { .. }));
         assert!(is_refused(taken_back(&index, b"mine", why())));
         std::fs::write(&index, "of another").unwrap();
         assert!(is_refused(taken_back(&index, b"mine", why())));
@@ -361,7 +366,7 @@ mod tests {
             let Incomplete::Uncertain(error) = told else { panic!("{told:?}") };
             let said = error.to_string();
             assert!(said.starts_with("the disk; its index ") && said.contains(" may be there"), "{said}");
-            assert!(matches!(error, PartError::InDoubt { .. }), "{said}");
+            assert!(matches!(error, CheckpointError::InDoubt { .. }), "{said}");
         }
         assert!(stays.exists());
     }

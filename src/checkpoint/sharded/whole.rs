@@ -5,8 +5,7 @@
 
 use super::PartFiles;
 use super::opened::Opened;
-use crate::checkpoint::{Carried, CarriedBuffer, Checkpoint, StoreError, WeightState};
-use crate::checkpoint::{PartError, StatePart};
+use crate::checkpoint::{Carried, CarriedBuffer, Checkpoint, CheckpointError, StatePart, WeightState};
 use warpweft_base::id::RankId;
 use warpweft_plan::model::ShardRows;
 
@@ -19,15 +18,20 @@ impl PartFiles {
     /// ```no_run
     /// use warpweft::prelude::*;
     ///
-    /// async fn whole() -> Result<(), StoreError> {
+    /// async fn whole() -> Result<(), CheckpointError> {
     ///     let checkpoint = PartFiles::new("runs/step-1000").load()?;
     ///     FileStore::new("step-1000.safetensors").save(&checkpoint).await
     /// }
     /// ```
     ///
     /// # Errors
-    /// [`StoreError::Parts`] when there is no checkpoint in the folder, or a part is missing, torn or of another save.
-    pub fn load(&self) -> Result<Checkpoint, StoreError> {
+    /// [`CheckpointError::Parts`] when there is no checkpoint in the folder, or a part is missing, torn or of another
+    /// save.
+    pub fn load(&self) -> Result<Checkpoint, CheckpointError> {
+        self.put_together().map_err(CheckpointError::in_parts)
+    }
+
+    fn put_together(&self) -> Result<Checkpoint, CheckpointError> {
         let opened = Opened::open(&self.folder)?;
         let (index, alive) = (&opened.index, &|| Ok(()));
         let mut weights = Vec::with_capacity(index.weights.len());
@@ -60,7 +64,9 @@ impl PartFiles {
         };
         let carried = match self.zeros {
             true => Carried::Zeros,
-            false => Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, PartError>>()?),
+            false => {
+                Carried::Buffers(index.carried.iter().map(buffer).collect::<Result<_, CheckpointError>>()?)
+            }
         };
         let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
         let updated_by = index.updated_by;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use warpweft::checkpoint::{
-    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, StoreError, WeightState,
+    Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileStore, WeightState,
 };
 use warpweft::config::Config;
 use warpweft::format::{Directions, Format, quantize};
@@ -68,10 +68,10 @@ fn a_save_that_fails_leaves_nothing_beside_what_was_there() {
         let target = folder.path().join("taken");
         std::fs::create_dir_all(target.join("full")).unwrap();
         let error = FileStore::new(&target).save(&checkpoint).await.unwrap_err();
-        assert!(matches!(&error, StoreError::File { .. }), "{error}");
+        assert!(matches!(&error, CheckpointError::File { .. }), "{error}");
         assert_eq!(folder.path().read_dir().unwrap().count(), 1, "the folder that was there");
         let nowhere = FileStore::new(folder.path().join("missing").join("run.safetensors"));
-        assert!(matches!(nowhere.save(&checkpoint).await, Err(StoreError::File { .. })));
+        assert!(matches!(nowhere.save(&checkpoint).await, Err(CheckpointError::File { .. })));
         let good = FileStore::new(folder.path().join("run.safetensors"));
         good.save(&checkpoint).await.unwrap();
         good.save(&checkpoint).await.unwrap();
@@ -122,7 +122,7 @@ fn a_file_whose_header_lists_more_than_it_holds_is_refused() {
         for (weights, carried, exp_avg, expected) in cases {
             std::fs::write(&path, listing(weights, carried, &exp_avg)).unwrap();
             let error = store.load().await.unwrap_err();
-            assert!(matches!(error, StoreError::Content { .. }), "{error}");
+            assert!(matches!(error, CheckpointError::Content { .. }), "{error}");
             assert!(error.to_string().contains(expected), "{error}");
         }
     });

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use warpweft::checkpoint::{FileTask, PartError, PartFiles};
+use warpweft::checkpoint::{CheckpointError, FileTask, PartFiles};
 use warpweft::format::Format;
 use warpweft::id::RankId;
 use warpweft::session::{SessionError, block_on};
@@ -33,7 +33,7 @@ fn a_folder_that_holds_a_checkpoint_is_refused_and_stays_as_it_is() {
         let found = losses(&mut session, 3, 0..2).await;
         let error = session.save_parts(&parts, &notes(&[("which", "another")])).await.unwrap_err();
         let said = error.to_string();
-        assert!(matches!(error, SessionError::Parts { source: PartError::Taken { .. }, .. }), "{said}");
+        assert!(matches!(error, SessionError::Parts { source: CheckpointError::Taken { .. }, .. }), "{said}");
         assert!(said.contains("checkpoint.json is there") && said.contains("name another folder"), "{said}");
         assert!(contents(folder.path()) == before);
         let mut undisturbed = trainer.start(config(), 3).await.unwrap();
@@ -74,7 +74,7 @@ fn a_folder_that_cannot_be_made_or_holds_something_in_the_indexs_place_is_refuse
             let error = session.save_parts(&parts, &notes(&[])).await.unwrap_err();
             let SessionError::Parts { rank, source, .. } = &error else { panic!("{error}") };
             assert!(*rank == RankId::new(0) && source.to_string().contains(words), "{error}");
-            assert!(matches!(source, PartError::File { task: FileTask::MakeFolder, .. }), "{error}");
+            assert!(matches!(source, CheckpointError::File { task: FileTask::MakeFolder, .. }), "{error}");
         }
         let taken = folder.path().join("taken");
         std::fs::create_dir_all(taken.join("checkpoint.json")).unwrap();
@@ -121,7 +121,8 @@ fn ranks_that_cannot_write_are_named_the_others_withdraw_and_the_session_goes_on
         let mut session = trainer.start(config(), 3).await.unwrap();
         let mut found = losses(&mut session, 3, 0..1).await;
         let error = session.save_parts(&PartFiles::new(&refuses), &notes(&[])).await.unwrap_err();
-        let SessionError::Parts { rank, source: PartError::File { path, task, source }, .. } = &error else {
+        let SessionError::Parts { rank, source: CheckpointError::File { path, task, source }, .. } = &error
+        else {
             panic!("{error}")
         };
         assert!(*rank == RankId::new(0) && *task == FileTask::Write, "{error}");

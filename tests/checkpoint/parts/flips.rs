@@ -4,7 +4,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use warpweft::checkpoint::{PartError, PartFiles, StoreError};
+use warpweft::checkpoint::{CheckpointError, PartFiles};
 use warpweft::format::Format;
 use warpweft::session::{SessionError, block_on};
 
@@ -43,10 +43,10 @@ fn every_bit_that_changes_in_a_part_or_in_the_index_is_refused_with_its_file_and
                 put(&path, at, byte ^ 1 << bit);
                 let Err(error) = parts.load() else { panic!("bit {bit} of byte {at} of {name}") };
                 let said = error.to_string();
-                let StoreError::Parts { source } = error else { panic!("{said}") };
+                let CheckpointError::Parts { source } = error else { panic!("{said}") };
                 assert!(said.contains(name), "{said}");
                 if let Some(tensor) = &tensor {
-                    assert!(matches!(source, PartError::Damaged { .. }), "{said}");
+                    assert!(matches!(*source, CheckpointError::Damaged { .. }), "{said}");
                     assert!(
                         said.contains(&format!("`{tensor}`")) && said.contains("copy it again"),
                         "{said}"
@@ -79,7 +79,8 @@ fn a_bit_that_changed_in_any_tensor_is_refused_by_an_import_which_changes_nothin
             put(&path, at, bytes[at] ^ 1);
             let error = block_on(session.import_parts(&parts)).unwrap_err();
             let said = error.to_string();
-            let SessionError::Import { source: Some(PartError::Damaged { path: found, .. }), .. } = &error
+            let SessionError::Import { source: Some(CheckpointError::Damaged { path: found, .. }), .. } =
+                &error
             else {
                 panic!("{said}")
             };

@@ -1,6 +1,6 @@
 //! Parts that several processes write and read, each those of its ranks.
 
-use warpweft::checkpoint::{PartError, PartFiles};
+use warpweft::checkpoint::{CheckpointError, PartFiles};
 use warpweft::format::Format;
 use warpweft::session::{Session, SessionError};
 use warpweft_testing::split::{config, in_processes, in_processes_with, train};
@@ -117,8 +117,8 @@ fn a_process_that_cannot_save_or_import_is_named_in_all_and_training_goes_on() {
                 // The kind does not travel from one process to another.
                 let SessionError::Parts { source, .. } = &error else { panic!("{said}") };
                 match process {
-                    0 => assert!(matches!(source, PartError::NotShared { .. }), "{said}"),
-                    _ => assert!(matches!(source, PartError::Told { .. }), "{said}"),
+                    0 => assert!(matches!(source, CheckpointError::NotShared { .. }), "{said}"),
+                    _ => assert!(matches!(source, CheckpointError::Told { .. }), "{said}"),
                 }
                 assert!(
                     said.contains("the part that rank 1 wrote is not where rank 0 looks for it"),
@@ -171,8 +171,8 @@ fn a_value_that_one_process_reads_is_refused_in_all_by_its_rank() {
                 let said = error.to_string();
                 let SessionError::Import { source: Some(source), .. } = &error else { panic!("{said}") };
                 match process {
-                    0 => assert!(matches!(source, PartError::Told { .. }), "{said}"),
-                    _ => assert!(matches!(source, PartError::Damaged { .. }), "{said}"),
+                    0 => assert!(matches!(source, CheckpointError::Told { .. }), "{said}"),
+                    _ => assert!(matches!(source, CheckpointError::Damaged { .. }), "{said}"),
                 }
                 assert!(
                     said.contains("rank 1: ") && said.contains("the part of rank 1 is not whole"),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::checkpoint::ranks::{Alive, Incomplete, PartReader, PartWriter, RankPart, RankState, SaveId};
-use warpweft::checkpoint::{PartError, StatePart};
+use warpweft::checkpoint::{CheckpointError, StatePart};
 use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft::exec::{CaptureMode, Handover, Rank, Refusal, World};
 use warpweft::format::Format;
@@ -48,7 +48,7 @@ impl Error for Closed {}
 fn said(refusal: Refusal) -> (RankId, String, Option<Fails>) {
     let (rank, error) = refusal;
     let kind = match &error {
-        PartError::Other { source } => source.downcast_ref::<Closed>().map(|closed| closed.0),
+        CheckpointError::Other { source } => source.downcast_ref::<Closed>().map(|closed| closed.0),
         _ => None,
     };
     (rank, error.to_string(), kind)
@@ -77,10 +77,10 @@ struct Keeper {
 }
 
 impl Keeper {
-    fn refuses(&self, fails: Fails, rank: RankId) -> Result<(), PartError> {
+    fn refuses(&self, fails: Fails, rank: RankId) -> Result<(), CheckpointError> {
         let at =
             if [Fails::Complete, Fails::Doubt].contains(&fails) { RankId::new(0) } else { RankId::new(1) };
-        if (self.fails, rank) == (fails, at) { Err(PartError::other(Closed(fails))) } else { Ok(()) }
+        if (self.fails, rank) == (fails, at) { Err(CheckpointError::other(Closed(fails))) } else { Ok(()) }
     }
 
     fn note(&self, note: impl FnOnce(&mut Asked)) {
@@ -89,11 +89,11 @@ impl Keeper {
 }
 
 impl PartWriter for Keeper {
-    fn begin(&self, rank: RankId) -> Result<u64, PartError> {
+    fn begin(&self, rank: RankId) -> Result<u64, CheckpointError> {
         self.refuses(Fails::Begin, rank).map(|()| u64::from(rank.number()))
     }
 
-    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, PartError> {
+    fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, CheckpointError> {
         assert_eq!(save, SaveId::of(&[0, 1, 2]), "it follows from what all said");
         self.refuses(Fails::Write, state.rank())?;
         let weight = WeightId::new(0);
@@ -129,7 +129,7 @@ impl PartReader for Keeper {
         7
     }
 
-    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, PartError> {
+    fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, CheckpointError> {
         alive().unwrap();
         self.refuses(Fails::Read, rank)?;
         // Of rows that no rank has: it would be refused with the end of the world if any took it in.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use safetensors::Dtype;
-use warpweft::checkpoint::{PartError, PartFiles, StoreError};
+use warpweft::checkpoint::{CheckpointError, PartFiles};
 use warpweft::config::Scaling;
 use warpweft::format::Format;
 use warpweft::session::{Session, SessionError};
@@ -39,7 +39,7 @@ async fn refused(session: &mut Session, files: &PartFiles, words: &[&str]) -> Ki
 
 type Damage = fn(&Path, &Path);
 
-/// A kind of [`PartError`].
+/// A kind of [`CheckpointError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     File,
@@ -50,14 +50,14 @@ enum Kind {
     Unfit,
 }
 
-fn kind(error: &PartError) -> Kind {
+fn kind(error: &CheckpointError) -> Kind {
     match error {
-        PartError::File { .. } => Kind::File,
-        PartError::Missing { .. } => Kind::Missing,
-        PartError::Damaged { .. } => Kind::Damaged,
-        PartError::Foreign { .. } => Kind::Foreign,
-        PartError::Version { .. } => Kind::Version,
-        PartError::Unfit { .. } => Kind::Unfit,
+        CheckpointError::File { .. } => Kind::File,
+        CheckpointError::Missing { .. } => Kind::Missing,
+        CheckpointError::Damaged { .. } => Kind::Damaged,
+        CheckpointError::Foreign { .. } => Kind::Foreign,
+        CheckpointError::Version { .. } => Kind::Version,
+        CheckpointError::Unfit { .. } => Kind::Unfit,
         other => panic!("{other}"),
     }
 }
@@ -359,7 +359,7 @@ fn what_is_no_whole_checkpoint_is_refused_by_name_and_changes_nothing() {
             let whole = damaged.load();
             assert_eq!(whole.is_err(), *of_files, "{name}");
             if let Err(error) = whole {
-                assert!(matches!(error, StoreError::Parts { .. }), "{error}");
+                assert!(matches!(error, CheckpointError::Parts { .. }), "{error}");
             }
         }
         let mut undisturbed = trainer.start(config(), RANKS).await.unwrap();

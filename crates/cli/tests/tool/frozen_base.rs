@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
-use warpweft::checkpoint::{FrozenBase, PretrainedError, PretrainedFiles, SavedParts};
+use warpweft::checkpoint::{CheckpointError, FrozenBase, PretrainedFiles, SavedParts};
 use warpweft::layout::{Content, Residency};
 use warpweft::prelude::*;
 use warpweft::session::initial::{MasterRows, normal};
@@ -92,7 +92,7 @@ fn config() -> Config {
     config
 }
 
-fn base_of(file: &Path, model: &Model) -> Result<FrozenBase, PretrainedError> {
+fn base_of(file: &Path, model: &Model) -> Result<FrozenBase, CheckpointError> {
     PretrainedFiles::open([file])?.frozen_base(model, |_| Some("map.weight".to_owned()))
 }
 
@@ -356,8 +356,8 @@ fn a_session_whose_frozen_weights_are_not_those_of_its_base_does_not_start() {
 }
 
 fn is_of_base(error: &SessionError) -> bool {
-    let SessionError::Pretrained(PretrainedError::Weight { weight, source }) = error else { return false };
-    weight == "base" && matches!(**source, PretrainedError::Quantized { .. })
+    let SessionError::Checkpoint(CheckpointError::Weight { weight, source }) = error else { return false };
+    weight == "base" && matches!(**source, CheckpointError::Quantized { .. })
 }
 
 /// What a merge needs: values of the base, and a file of them.

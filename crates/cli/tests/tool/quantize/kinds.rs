@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use warpweft::checkpoint::{PretrainedError, PretrainedFiles};
+use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
 use warpweft::format::Format;
 use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
 
@@ -275,10 +275,10 @@ fn kinds() -> Vec<Kind> {
 /// What `PretrainedFiles` says of a file, or of a tensor in it.
 fn pretrained(path: &Path, asked: &str) -> String {
     match PretrainedFiles::open([path]) {
-        Err(PretrainedError::NotSafetensors { what, .. }) => what,
+        Err(CheckpointError::NotSafetensors { what, .. }) => what,
         Err(other) => panic!("{other}"),
         Ok(files) => match files.rows(asked, 0, 1, &mut []).unwrap_err() {
-            PretrainedError::NotWeights { tensor, what, .. } if tensor == asked => what,
+            CheckpointError::NotWeights { tensor, what, .. } if tensor == asked => what,
             other => panic!("{other}"),
         },
     }

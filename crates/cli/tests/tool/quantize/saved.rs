@@ -1,7 +1,7 @@
 //! Checkpoints that a session saved: their masters are quantized, and nothing else is there.
 
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::checkpoint::{CheckpointStore, FileStore, PretrainedError, PretrainedFiles};
+use warpweft::checkpoint::{CheckpointError, CheckpointStore, FileStore, PretrainedFiles};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Via};
@@ -162,7 +162,7 @@ fn of_a_checkpoint_that_a_session_saved_only_masters_are_weights_to_pretrained_f
         let read = files.rows(name, 0, files.shape(name).unwrap()[1], &mut []);
         assert_eq!(read.is_ok(), name.ends_with(".master"), "{name}");
         if let Err(error) = read {
-            assert!(matches!(error, PretrainedError::NotWeights { .. }), "{error}");
+            assert!(matches!(error, CheckpointError::NotWeights { .. }), "{error}");
             refused += 1;
         }
     }
