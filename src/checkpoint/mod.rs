@@ -14,7 +14,7 @@
 //! | `one_file` | a checkpoint in one file, with its digests |
 //! | `sharded` | a sharded checkpoint: a file for each rank, and an index |
 //! | `published` | the weights alone, for other tools |
-//! | `pretrained` | weights from elsewhere |
+//! | `pretrained`, `manifest` | weights from elsewhere; what a quantized file says about itself |
 //! | `kind` | what a file is that should hold weights |
 //! | `safetensors` | one reader, one writer |
 
@@ -25,6 +25,8 @@ mod gather_and_scatter;
 mod identity;
 #[doc(hidden)]
 pub mod kind;
+#[doc(hidden)]
+pub mod manifest;
 #[doc(hidden)]
 pub mod one_file;
 mod pretrained;
@@ -51,8 +53,6 @@ pub use frozen_digest::FrozenDigest;
 pub(crate) use gather_and_scatter::Taken;
 pub use one_file::FileStore;
 pub use pretrained::{FrozenBase, PretrainedFiles};
-#[doc(hidden)]
-pub use pretrained::{QUANTIZED, QUANTIZED_VERSIONS};
 pub use sharded::{PartFiles, SavedParts};
 pub use state::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use state_part::StatePart;

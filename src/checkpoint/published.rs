@@ -4,8 +4,9 @@
 //! that the caller chooses. It is replaced whole or not at all, and takes next to no memory beside the
 //! checkpoint, or beside one weight of a checkpoint in parts.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use half::bf16;
@@ -13,12 +14,15 @@ use safetensors::tensor::Dtype;
 
 use super::safetensors::TensorFileError;
 use super::safetensors::header::METADATA;
-use super::safetensors::tensor::Tensor;
+use super::safetensors::tensor::{Content, Tensor};
 use super::safetensors::writer;
 use super::{Checkpoint, CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::WholeFile;
 use warpweft_format::{ElementType, Format, Shape, Via};
+
+/// Values rounded at once.
+const PIECE: usize = 1 << 15;
 
 impl Checkpoint {
     /// Writes the weights into one safetensors file, for serving or other tools, in place of what was there:
@@ -60,15 +64,12 @@ impl Checkpoint {
         let weights = self.weights.iter().map(|state| PlainWeight {
             name: &state.name,
             shape: state.shape,
-            master: match (&state.frozen, state.master.is_empty()) {
-                (Some(_), true) => {
-                    let values = || state.values().map_err(|_| no_values(&path, &state.name));
-                    Master::Read(Box::new(move || Ok(values()?.into_owned())))
-                }
-                _ => Master::Held(&state.master),
-            },
+            master: Box::new(|| match (&state.frozen, state.master.is_empty()) {
+                (Some(_), true) => state.values().map_err(|_| no_values(&path, &state.name)),
+                _ => Ok(Cow::Borrowed(&state.master)),
+            }),
         });
-        write(path.clone(), element, weights, tensor_of)
+        write(&path, element, weights, tensor_of)
     }
 }
 
@@ -85,26 +86,19 @@ pub(super) fn no_values(path: &Path, weight: &str) -> CheckpointError {
 pub(super) struct PlainWeight<'a> {
     pub(super) name: &'a str,
     pub(super) shape: Shape,
-    pub(super) master: Master<'a>,
-}
-
-/// Where its master is.
-pub(super) enum Master<'a> {
-    /// In memory.
-    Held(&'a [f32]),
-    /// Elsewhere, and read when it is its turn.
-    Read(Box<dyn Fn() -> Result<Vec<f32>, CheckpointError> + 'a>),
+    /// Gives its master when it is its turn.
+    pub(super) master: Box<dyn Fn() -> Result<Cow<'a, [f32]>, CheckpointError> + 'a>,
 }
 
 /// Writes a file of these weights, in place of what was there.
 pub(super) fn write<'a>(
-    path: PathBuf,
+    path: &'a Path,
     element: ElementType,
     weights: impl Iterator<Item = PlainWeight<'a>>,
     tensor_of: impl Fn(&str) -> Option<String>,
 ) -> Result<(), CheckpointError> {
-    let content = |reason: String| CheckpointError::Content { path: path.clone(), reason };
-    let failed = |source| CheckpointError::file(&path, FileTask::Keep, source);
+    let content = |reason: String| CheckpointError::Content { path: path.to_owned(), reason };
+    let failed = |source| CheckpointError::file(path, FileTask::Keep, source);
     let mut names = HashSet::new();
     let mut tensors = Vec::new();
     for weight in weights {
@@ -121,7 +115,7 @@ pub(super) fn write<'a>(
                 shown(name)
             )));
         }
-        tensors.push(tensor(name, weight, element, &path).map_err(content)?);
+        tensors.push(tensor(name, weight, element, path).map_err(content)?);
     }
     if tensors.is_empty() {
         return Err(content(
@@ -131,7 +125,7 @@ pub(super) fn write<'a>(
         ));
     }
     let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    let file = WholeFile::begin(&path).map_err(failed)?;
+    let file = WholeFile::begin(path).map_err(failed)?;
     let file = writer::write(tensors, &about, file).map_err(|error| match error {
         TensorFileError::File(source) => source.downcast::<CheckpointError>().unwrap_or_else(failed),
         TensorFileError::Unsound(error) => content(error.to_string()),
@@ -148,40 +142,38 @@ fn tensor<'a>(
 ) -> Result<Tensor<'a>, String> {
     let PlainWeight { name: of, shape, master } = weight;
     let dimensions = if shape.rows == 1 { vec![shape.cols] } else { vec![shape.rows, shape.cols] };
-    match (element, master) {
-        (ElementType::F32, Master::Held(master)) => {
-            check(of, shape, element, master)?;
-            Ok(Tensor::values(name, dimensions, master))
+    let (dtype, width) = match element {
+        ElementType::F32 => (Dtype::F32, size_of::<f32>()),
+        ElementType::Bf16 => (Dtype::BF16, size_of::<bf16>()),
+        other => return Err(format!("weights are not written in {other}; write them in f32 or bf16")),
+    };
+    let write = move |file: &mut dyn Write| {
+        let content = |reason| CheckpointError::Content { path: path.to_owned(), reason };
+        let judged = master().and_then(|master| {
+            check(of, shape, element, &master).map_err(content)?;
+            Ok(master)
+        });
+        // What is wrong with it comes through the file's writer as what the system says does.
+        let master = judged.map_err(io::Error::other)?;
+        if dtype == Dtype::F32 {
+            file.write_all(bytemuck::cast_slice(&master))
+        } else {
+            write_rounded(&master, file)
         }
-        (ElementType::Bf16, Master::Held(master)) => {
-            check(of, shape, element, master)?;
-            Ok(Tensor::rounded(name, dimensions, master))
-        }
-        (ElementType::F32, Master::Read(read)) => {
-            Ok(Tensor::later(name, Dtype::F32, dimensions, move || fetch(&read, (of, shape), element, path)))
-        }
-        (ElementType::Bf16, Master::Read(read)) => {
-            let rounded = move || {
-                let values = fetch(&read, (of, shape), element, path)?;
-                Ok(values.into_iter().map(bf16::from_f32).collect())
-            };
-            Ok(Tensor::later::<bf16>(name, Dtype::BF16, dimensions, rounded))
-        }
-        (other, _) => Err(format!("weights are not written in {other}; write them in f32 or bf16")),
-    }
+    };
+    let content = Content::Later { bytes: shape.elements().saturating_mul(width), write: Box::new(write) };
+    Ok(Tensor { name, dtype, shape: dimensions, content })
 }
 
-/// A master that is read now. What is wrong with it comes through the file's writer as what the system says does.
-fn fetch(
-    read: &dyn Fn() -> Result<Vec<f32>, CheckpointError>,
-    (weight, shape): (&str, Shape),
-    element: ElementType,
-    path: &Path,
-) -> io::Result<Vec<f32>> {
-    let master = read().map_err(io::Error::other)?;
-    let content = |reason| CheckpointError::Content { path: path.to_owned(), reason };
-    check(weight, shape, element, &master).map_err(content).map_err(io::Error::other)?;
-    Ok(master)
+/// Writes values as bf16, rounded to nearest, ties to even.
+fn write_rounded(values: &[f32], file: &mut dyn Write) -> io::Result<()> {
+    let mut rounded = Vec::with_capacity(values.len().min(PIECE));
+    for piece in values.chunks(PIECE) {
+        rounded.clear();
+        rounded.extend(piece.iter().map(|value| bf16::from_f32(*value)));
+        file.write_all(bytemuck::cast_slice(&rounded))?;
+    }
+    Ok(())
 }
 
 /// All of a master must be there, and finite as it is written.

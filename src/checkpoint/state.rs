@@ -82,6 +82,22 @@ impl WeightState {
         Ok(Cow::Owned(values))
     }
 
+    /// Without any values, planes or state.
+    pub(super) const fn bare(name: String, shape: Shape, format: Format) -> Self {
+        Self {
+            name,
+            shape,
+            format,
+            master: Vec::new(),
+            exp_avg: Vec::new(),
+            exp_avg_sq: Vec::new(),
+            planes: Vec::new(),
+            tensor_scale: 1.0,
+            delayed: None,
+            frozen: None,
+        }
+    }
+
     /// Are its values here? If not, there is a digest of them alone.
     pub(super) fn has_values(&self) -> bool {
         !self.master.is_empty() || !self.planes.is_empty()

@@ -7,9 +7,10 @@ use std::borrow::Cow;
 
 use safetensors::Dtype;
 
-use super::safetensors::tensor::{Content, Tensor};
+use super::manifest::Part;
+use super::safetensors::tensor::{Content, Tensor, dtype};
 use super::{Carried, Checkpoint, StatePart, WeightState};
-use warpweft_format::{ElementType, Format};
+use warpweft_format::Format;
 
 /// The name of one rank's part of a carried buffer.
 pub(super) fn carried_name(buffer: &str, rank: usize) -> String {
@@ -66,28 +67,21 @@ fn weight(state: &WeightState) -> Vec<Tensor<'_>> {
     }
     for stored in &state.planes {
         let planes = stored.specs.iter().zip(&stored.planes);
-        tensors.extend(["data", "scale"].iter().zip(planes).map(|(kind, (spec, bytes))| Tensor {
-            name: format!("{}.{}_{kind}", state.name, stored.orientation),
-            dtype: match spec.element {
-                ElementType::F32 => Dtype::F32,
-                ElementType::Bf16 => Dtype::BF16,
-                ElementType::U8 => Dtype::U8,
-                ElementType::U32 => Dtype::U32,
-            },
+        tensors.extend(planes.map(|(spec, bytes)| Tensor {
+            name: Part::of(stored.orientation, spec.kind).name(&state.name),
+            dtype: dtype(spec.element),
             shape: vec![spec.rows, spec.cols],
             content: Content::Bytes(Cow::Borrowed(bytes)),
         }));
         if let Format::Fp8Tensor(_) = state.format {
-            tensors.push(Tensor::scalar(
-                format!("{}.{}_scale", state.name, stored.orientation),
-                state.tensor_scale,
-            ));
+            tensors
+                .push(Tensor::scalar(Part::Scale(stored.orientation).name(&state.name), state.tensor_scale));
         }
     }
     if let Format::Nvfp4(_) = state.format
         && !state.planes.is_empty()
     {
-        tensors.push(Tensor::scalar(format!("{}.amax", state.name), state.tensor_scale));
+        tensors.push(Tensor::scalar(Part::Amax.name(&state.name), state.tensor_scale));
     }
     tensors
 }

@@ -8,12 +8,12 @@ use std::path::Path;
 use std::time::Instant;
 
 use safetensors::Dtype;
+use warpweft::checkpoint::manifest::{KEY, Manifest, Matrices, Part};
 use warpweft::checkpoint::safetensors::{Header, Outline, TensorEntry, TensorId};
 use warpweft::format::{Format, Orientation, Planes, dequantize};
 use warpweft_base::errors::shown;
 
-use super::input::{Input, reserve};
-use super::manifest::{KEY, Manifest, Matrices, Part};
+use super::input::{Input, manifest_of, reserve};
 use super::output::Output;
 use super::report::{Converted, Copied, CopyReason, Lost, Report};
 use super::{Progress, ToolError};
@@ -40,7 +40,7 @@ pub fn dequantize_checkpoint(
 ) -> Result<Report, ToolError> {
     let begin = Instant::now();
     let (header, mut data) = Input::open(input)?;
-    let Some(manifest) = Manifest::of(&header, input)? else {
+    let Some(manifest) = manifest_of(&header, input)? else {
         return Err(ToolError::NotQuantized { path: input.to_owned() });
     };
     if manifest.tensors.is_empty() {

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use warpweft::checkpoint::manifest::KEY;
 use warpweft::checkpoint::safetensors::Unsound;
 use warpweft::format::{Format, FormatError};
 use warpweft_base::debug_in_words;
@@ -10,7 +11,6 @@ use warpweft_base::errors::{listed as names, shown, shown_path, told};
 use warpweft_base::whole_file::next_step;
 
 use super::formats::quantizing_names;
-use super::manifest::KEY;
 use super::report::{Copied, CopyReason};
 
 /// Why a checkpoint was not converted. The output is as it was before: absent, or the older file.

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use warpweft::checkpoint::kind::of_start;
+use warpweft::checkpoint::manifest::{KEY, Manifest, ManifestError, VERSION};
 use warpweft::checkpoint::safetensors::{Header, TensorEntry, TensorFile, TensorFileError};
+use warpweft::format::Format;
 
 use super::{Progress, ToolError};
 
@@ -19,6 +21,22 @@ pub(crate) struct Input {
     path: PathBuf,
     file: TensorFile,
     piece: Vec<u8>,
+}
+
+/// What a file that was quantized says about itself; `None` if it says nothing.
+pub(crate) fn manifest_of(header: &Header, path: &Path) -> Result<Option<Manifest>, ToolError> {
+    let Some(text) = header.metadata().get(KEY) else { return Ok(None) };
+    let wrong = |problem| ToolError::Manifest { path: path.to_owned(), problem };
+    let manifest = Manifest::read(text).map_err(|error| match error {
+        ManifestError::NotUnderstood(error) => wrong(format!("is not understood: {error}")),
+        ManifestError::Version(version) => {
+            wrong(format!("has version {version}, and this program reads 1 to {VERSION}"))
+        }
+    })?;
+    if matches!(manifest.format, Format::F32 | Format::Bf16) {
+        return Err(wrong(format!("names {}, which does not quantize", manifest.format)));
+    }
+    Ok(Some(manifest))
 }
 
 impl Input {

@@ -26,7 +26,6 @@
 //! | file | idea |
 //! |---|---|
 //! | `input`, `output` | safetensors files, read and written tensor by tensor by the library's reader and writer |
-//! | `manifest` | what a quantized file says about itself, and the names of parts |
 //! | `source`, `plan`, `quantize`, `shards` | into a format |
 //! | `dequantize` | back to f32 |
 //! | `report`, `table`, `text` | what was done, as data and as people read it |
@@ -46,7 +45,6 @@ mod dequantize;
 mod error;
 mod formats;
 mod input;
-mod manifest;
 mod options;
 mod output;
 mod plan;

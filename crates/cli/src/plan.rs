@@ -7,9 +7,9 @@ use warpweft::format::{Format, FormatError};
 
 use super::ToolError;
 use super::input::float_bytes;
-use super::manifest::{Manifest, Matrices, Original, Part};
 use super::options::QuantizeOptions;
 use super::report::{Copied, CopyReason};
+use warpweft::checkpoint::manifest::{Manifest, Matrices, Original, Part};
 use warpweft::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
 
 /// What becomes of the tensors, and what the output is going to be.

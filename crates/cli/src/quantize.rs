@@ -7,11 +7,11 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use warpweft::checkpoint::manifest::{KEY, Manifest, Matrices, Part};
 use warpweft::checkpoint::safetensors::{TensorEntry, TensorId};
 use warpweft::format::{Format, Orientation, Quantized, Shape};
 
-use super::input::Input;
-use super::manifest::{KEY, Manifest, Matrices, Part};
+use super::input::{Input, manifest_of};
 use super::options::QuantizeOptions;
 use super::output::Output;
 use super::plan::{Fate, Plan, check_absent, check_patterns};
@@ -50,7 +50,7 @@ pub fn quantize_checkpoint(
     let begin = Instant::now();
     options.check()?;
     let (header, mut data) = Input::open(input)?;
-    if let Some(Manifest { format, .. }) = Manifest::of(&header, input)? {
+    if let Some(Manifest { format, .. }) = manifest_of(&header, input)? {
         return Err(ToolError::AlreadyQuantized { path: input.to_owned(), format });
     }
     Output::check(output, options.replace, input)?;
@@ -63,7 +63,9 @@ pub fn quantize_checkpoint(
     progress.start(source.compared_bytes() + to_take);
     source.compare(&mut data, progress)?;
     let Source { tensors, mut metadata, left_out, absent, .. } = source;
-    metadata.insert(KEY.to_owned(), plan.manifest.to_text(output)?);
+    let text = serde_json::to_string(&plan.manifest);
+    let text = text.map_err(|error| ToolError::file("write the metadata of", output)(error.into()))?;
+    metadata.insert(KEY.to_owned(), text);
     let layout = Output::lay_out(&plan.outline, &metadata, output)?;
     let mut report = Report::new(data.file_bytes(), layout.file_bytes);
     report.copied = plan.copied;

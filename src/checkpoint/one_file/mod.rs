@@ -13,6 +13,8 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use safetensors::Dtype;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::safetensors::{Header, TensorEntry, TensorFileError, Unsound, writer};
 use super::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FrozenDigest, StatePart};
@@ -122,6 +124,24 @@ impl FileStore {
         CheckpointError::Content { path: self.path.clone(), reason: reason.to_string() }
     }
 
+    /// A list as its text in the metadata.
+    fn text(&self, list: &impl Serialize) -> Result<String, CheckpointError> {
+        serde_json::to_string(list).map_err(|error| self.content(error))
+    }
+
+    fn listed<T: DeserializeOwned>(&self, text: &str) -> Result<T, CheckpointError> {
+        serde_json::from_str(text).map_err(|error| self.content(error))
+    }
+
+    /// What stands under a key of the metadata; nothing where there is none.
+    fn listed_in<T: DeserializeOwned + Default>(
+        &self,
+        about: &BTreeMap<String, String>,
+        key: &str,
+    ) -> Result<T, CheckpointError> {
+        about.get(key).map_or_else(|| Ok(T::default()), |text| self.listed(text))
+    }
+
     fn read(&self, bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
         let (header, data) = Header::split(bytes).map_err(|error| self.content(unread(&error)))?;
         let about = header.metadata();
@@ -136,28 +156,17 @@ impl FileStore {
             UpdatedBy::of_word(word).ok_or_else(unknown)
         };
         let updated_by = about.get("updated_by").map(whose).transpose()?;
-        let names: Vec<(String, String)> =
-            serde_json::from_str(field("weights")?).map_err(|error| self.content(error))?;
+        let names: Vec<(String, String)> = self.listed(field("weights")?)?;
         self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
-        let notes = match about.get("notes") {
-            None => BTreeMap::new(),
-            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
-        };
-        let names_in = |key: &str| match about.get(key) {
-            None => Ok(HashSet::new()),
-            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error)),
-        };
-        let (frozen, one_state): (HashSet<String>, HashSet<String>) =
-            (names_in("frozen")?, names_in("one_state")?);
-        let mut absent: HashMap<String, FrozenEntry> = match about.get(FROZEN) {
-            None => HashMap::new(),
-            Some(listed) => serde_json::from_str(listed).map_err(|error| self.content(error))?,
-        };
+        let notes = self.listed_in(about, "notes")?;
+        let frozen: HashSet<String> = self.listed_in(about, "frozen")?;
+        let one_state: HashSet<String> = self.listed_in(about, "one_state")?;
+        let mut absent: HashMap<String, FrozenEntry> = self.listed_in(about, FROZEN)?;
         let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
             None if version != WITHOUT_CARRIED => return Err(self.content("it has no `carried`")),
             None => Some(Vec::new()),
             Some(ZEROS) => None,
-            Some(listed) => Some(serde_json::from_str(listed).map_err(|error| self.content(error))?),
+            Some(listed) => Some(self.listed(listed)?),
         };
         self.refuse_repeated("carried buffer", carried.iter().flatten().map(|(name, _)| name))?;
         // They tile the data (SF-1).
@@ -192,20 +201,9 @@ impl FileStore {
                 }
             };
             let (exp_avg, exp_avg_sq) = (moment(StatePart::FirstMoment)?, moment(StatePart::SecondMoment)?);
-            let (planes, tensor_scale) = (Vec::new(), 1.0);
             let delayed = self.delayed(&tensors, &name)?;
-            weights.push(WeightState {
-                name,
-                shape,
-                format,
-                master,
-                exp_avg,
-                exp_avg_sq,
-                planes,
-                tensor_scale,
-                delayed,
-                frozen: None,
-            });
+            let bare = WeightState::bare(name, shape, format);
+            weights.push(WeightState { master, exp_avg, exp_avg_sq, delayed, ..bare });
         }
         if let Some(name) = absent.keys().min() {
             return Err(
@@ -230,21 +228,7 @@ impl FileStore {
         format
             .check_shape(shape)
             .map_err(|error| self.content(format!("frozen weight `{}`: {error}", shown(&name))))?;
-        let frozen = Some(frozen);
-        let (master, exp_avg, exp_avg_sq, planes) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (tensor_scale, delayed) = (1.0, None);
-        Ok(WeightState {
-            name,
-            shape,
-            format,
-            master,
-            exp_avg,
-            exp_avg_sq,
-            planes,
-            tensor_scale,
-            delayed,
-            frozen,
-        })
+        Ok(WeightState { frozen: Some(frozen), ..WeightState::bare(name, shape, format) })
     }
 
     fn buffers(
@@ -317,16 +301,15 @@ impl FileStore {
 
     /// What the file says of itself, of a checkpoint that could be loaded again.
     fn about(&self, checkpoint: &Checkpoint) -> Result<BTreeMap<String, String>, CheckpointError> {
-        let names: Vec<(String, String)> =
-            checkpoint.weights.iter().map(|state| (state.name.clone(), state.format.to_string())).collect();
-        let listed = serde_json::to_string(&names).map_err(|error| self.content(error))?;
+        let names: Vec<(&str, String)> =
+            checkpoint.weights.iter().map(|state| (state.name.as_str(), state.format.to_string())).collect();
         let carried = match &checkpoint.carried {
             Carried::Zeros => ZEROS.to_owned(),
             Carried::Buffers(buffers) => {
                 self.refuse_repeated("carried buffer", buffers.iter().map(|buffer| &buffer.name))?;
                 let listed: Vec<(&str, usize)> =
                     buffers.iter().map(|buffer| (buffer.name.as_str(), buffer.ranks.len())).collect();
-                serde_json::to_string(&listed).map_err(|error| self.content(error))?
+                self.text(&listed)?
             }
         };
         let mut about = BTreeMap::from([
@@ -334,15 +317,14 @@ impl FileStore {
             ("format".to_owned(), "pt".to_owned()),
             ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
             ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
-            ("weights".to_owned(), listed),
+            ("weights".to_owned(), self.text(&names)?),
             ("carried".to_owned(), carried),
         ]);
         if let Some(by) = checkpoint.updated_by {
             about.insert("updated_by".to_owned(), by.word().to_owned());
         }
         if !checkpoint.notes.is_empty() {
-            let listed = serde_json::to_string(&checkpoint.notes).map_err(|error| self.content(error))?;
-            about.insert("notes".to_owned(), listed);
+            about.insert("notes".to_owned(), self.text(&checkpoint.notes)?);
         }
         if let Some(state) = checkpoint.weights.iter().find(|state| !state.is_whole()) {
             let elements = state.shape.elements();
@@ -357,8 +339,7 @@ impl FileStore {
                 checkpoint.weights.iter().filter(|state| state.frozen.is_none() && state.lists() == lists);
             let some: Vec<&str> = some.map(|state| state.name.as_str()).collect();
             if !some.is_empty() {
-                let listed = serde_json::to_string(&some).map_err(|error| self.content(error))?;
-                about.insert(key.to_owned(), listed);
+                about.insert(key.to_owned(), self.text(&some)?);
             }
         }
         let absent = checkpoint.weights.iter().filter_map(|state| {
@@ -367,8 +348,7 @@ impl FileStore {
         });
         let absent: BTreeMap<&str, FrozenEntry> = absent.collect();
         if !absent.is_empty() {
-            let listed = serde_json::to_string(&absent).map_err(|error| self.content(error))?;
-            about.insert(FROZEN.to_owned(), listed);
+            about.insert(FROZEN.to_owned(), self.text(&absent)?);
         }
         Ok(about)
     }
@@ -398,7 +378,7 @@ impl CheckpointStore for FileStore {
 
 /// What to say of a file that is no sound safetensors file.
 fn unread(error: &Unsound) -> String {
-    if error.is_cut_off() {
+    if let Unsound::CutOff(_) = error {
         let advice = "is it a copy that was interrupted? Copy it again, or load another checkpoint";
         return format!("{error}; {advice}");
     }

@@ -5,38 +5,20 @@
 //! tensors are what the weights of the session need is judged before it starts.
 
 use std::collections::HashMap;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
 
 use safetensors::Dtype;
-use serde::Deserialize;
 
 use super::{PretrainedFiles, Tensor, of_weight};
+use crate::checkpoint::manifest::{ManifestError, Part, VERSION};
 use crate::checkpoint::ranks::ShardPlanes;
+use crate::checkpoint::safetensors::tensor::dtype;
 use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
-use warpweft_format::{ElementType, Format, PlaneKind, PlaneSpec, Shape};
+use warpweft_format::{Format, Orientation, PlaneSpec, Shape};
 use warpweft_plan::layout::{PlaneCut, WeightLayout};
 use warpweft_plan::model::{Model, WeightSpec};
-
-/// The key in the metadata of a file that `warpweft quantize` wrote under which stands what is quantized, and how.
-pub const QUANTIZED: &str = "warpweft_quantized";
-
-/// The versions of that text that are read; the last one is written.
-pub const QUANTIZED_VERSIONS: RangeInclusive<u32> = 1..=2;
-
-/// What a file says is quantized in it.
-#[derive(Debug, Deserialize)]
-pub(super) struct Manifest {
-    version: u32,
-    format: Format,
-    tensors: HashMap<String, Original>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Original {
-    shape: Vec<usize>,
-}
 
 /// The planes that frozen weights of a session begin with, from files that `warpweft quantize` wrote:
 /// [`PretrainedFiles::frozen_base`] makes it, and
@@ -95,18 +77,24 @@ impl PretrainedFiles {
         };
         let manifest = match &self.opened.files[found.file].quantized {
             Some(Ok(manifest)) => manifest,
-            Some(Err(reason)) => return refused(reason.clone()),
+            Some(Err(ManifestError::NotUnderstood(error))) => {
+                return refused(format!("what the file says of it is not understood: {error}"));
+            }
+            Some(Err(ManifestError::Version(found))) => {
+                let what = "what the file says of it is of version";
+                return refused(format!("{what} {found}, and 1 to {VERSION} are read"));
+            }
             None => return refused("the file does not say how it is quantized".to_owned()),
         };
-        match manifest.tensors.get(tensor).map(|original| &original.shape[..]) {
-            Some([rows, cols]) if (manifest.format, *rows, *cols) == (format, shape.rows, shape.cols) => {}
-            Some(found) => return refused(unlike(found, manifest.format, shape, format)),
+        match manifest.tensors.get(tensor).map(|original| original.shape.dimensions()) {
+            Some(found) if manifest.format == format && found == [shape.rows, shape.cols] => {}
+            Some(found) => return refused(unlike(&found, manifest.format, shape, format)),
             None => return refused("the file does not list it as quantized".to_owned()),
         }
         for orientation in format.stored_orientations() {
             for spec in format.planes(*orientation, shape) {
-                let name = plane_name(tensor, *orientation, &spec);
-                let (dtype, dimensions) = stored(&spec);
+                let name = Part::of(*orientation, spec.kind).name(tensor);
+                let (dtype, dimensions) = (dtype(spec.element), [spec.rows, spec.cols]);
                 let plane = self.find(&name)?;
                 if (plane.dtype, &plane.shape[..]) != (dtype, &dimensions[..]) {
                     let found = format!("`{}` is {} {:?}", shown(&name), plane.dtype, plane.shape);
@@ -128,19 +116,6 @@ impl PretrainedFiles {
         let read = source.bytes(tensor.begin + range.start as u64, &mut bytes);
         read.map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))?;
         Ok(bytes)
-    }
-}
-
-impl Manifest {
-    /// What the text of a file says, or why it cannot be used.
-    pub(super) fn read(text: &str) -> Result<Self, String> {
-        let manifest: Self = serde_json::from_str(text)
-            .map_err(|error| shown(format!("what the file says of it is not understood: {error}")))?;
-        if QUANTIZED_VERSIONS.contains(&manifest.version) {
-            return Ok(manifest);
-        }
-        let (found, known) = (manifest.version, QUANTIZED_VERSIONS.end());
-        Err(format!("what the file says of it is of version {found}, and 1 to {known} are read"))
     }
 }
 
@@ -174,7 +149,7 @@ impl FrozenBase {
         }
         let stored = layout.format.stored_orientations().iter().map(|orientation| {
             let read = |spec: &PlaneSpec, range: Range<usize>| {
-                let plane = self.files.find(&plane_name(tensor, *orientation, spec))?;
+                let plane = self.files.find(&Part::of(*orientation, spec.kind).name(tensor))?;
                 self.files.bytes_of(plane, range)
             };
             let cut = PlaneCut::new(layout, *orientation, rank).shard(scale, read)?;
@@ -184,18 +159,10 @@ impl FrozenBase {
     }
 }
 
-fn plane_name(tensor: &str, orientation: warpweft_format::Orientation, spec: &PlaneSpec) -> String {
-    let kind = match spec.kind {
-        PlaneKind::Data => "data",
-        PlaneKind::Scale => "scale",
-    };
-    format!("{tensor}.{orientation}_{kind}")
-}
-
 /// The first data plane of a tensor.
 fn data_name(tensor: &str, format: Format) -> String {
-    let first = format.stored_orientations().iter().map(|side| format!("{tensor}.{side}_data")).next();
-    first.unwrap_or_default()
+    let first = format.stored_orientations().first();
+    first.map(|orientation| Part::Data(*orientation).name(tensor)).unwrap_or_default()
 }
 
 /// How a tensor is quantized, and how the weight needs it.
@@ -206,19 +173,8 @@ fn unlike(found: &[usize], there: Format, shape: Shape, format: Format) -> Strin
 /// The tensor with what dequantizing needs besides the planes, where a format needs something.
 fn scale_name(tensor: &str, format: Format) -> Option<String> {
     match format {
-        Format::Nvfp4(_) => Some(format!("{tensor}.amax")),
-        Format::Fp8Tensor(_) => Some(format!("{tensor}.rowwise_scale")),
+        Format::Nvfp4(_) => Some(Part::Amax.name(tensor)),
+        Format::Fp8Tensor(_) => Some(Part::Scale(Orientation::Rowwise).name(tensor)),
         Format::F32 | Format::Bf16 | Format::Fp8Block(_) | Format::Mxfp8 => None,
     }
-}
-
-/// How a plane stands in a file.
-fn stored(spec: &PlaneSpec) -> (Dtype, [usize; 2]) {
-    let dtype = match spec.element {
-        ElementType::F32 => Dtype::F32,
-        ElementType::Bf16 => Dtype::BF16,
-        ElementType::U8 => Dtype::U8,
-        ElementType::U32 => Dtype::U32,
-    };
-    (dtype, [spec.rows, spec.cols])
 }

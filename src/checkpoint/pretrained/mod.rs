@@ -16,6 +16,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::kind::{Listed, NotWeights, Stated, of_start};
+use super::manifest::{self, Manifest, ManifestError};
 use super::ranks::MasterRows;
 use super::safetensors::{TensorFile, TensorFileError};
 use super::{CheckpointError, FileTask};
@@ -24,11 +25,7 @@ use warpweft_base::near::near;
 use warpweft_format::Shape;
 use warpweft_plan::model::Model;
 
-use base::Manifest;
-
 pub use base::FrozenBase;
-pub use base::QUANTIZED;
-pub use base::QUANTIZED_VERSIONS;
 
 /// Values read at once.
 const PIECE: usize = 1 << 18;
@@ -103,7 +100,7 @@ struct Source {
     path: PathBuf,
     file: Mutex<TensorFile>,
     /// What it says is quantized in it, or why that cannot be used.
-    quantized: Option<Result<Manifest, String>>,
+    quantized: Option<Result<Manifest, ManifestError>>,
 }
 
 /// One tensor.
@@ -152,7 +149,7 @@ impl PretrainedFiles {
                 let (begin, dtype, shape) = (file.begin(entry), entry.dtype, entry.shape.clone());
                 tensors.insert(name.clone(), Tensor { file: files.len(), begin, dtype, shape });
             }
-            let quantized = header.metadata().get(QUANTIZED).map(|text| Manifest::read(text));
+            let quantized = header.metadata().get(manifest::KEY).map(|text| Manifest::read(text));
             files.push(Source { path: path.to_owned(), file: Mutex::new(file), quantized });
         }
         let all = tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed::new(name, *dtype, shape));

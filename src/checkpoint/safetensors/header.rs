@@ -13,6 +13,7 @@ use safetensors::Dtype;
 
 use super::parse::{self, Parsed};
 use super::unsound::Unsound;
+use warpweft_base::errors::shown;
 
 /// Bytes of the header's length.
 pub(super) const LENGTH_BYTES: u64 = 8;
@@ -58,17 +59,16 @@ impl TensorEntry {
     /// Has it the bytes of its dtype and shape?
     pub(super) fn check_size(&self) -> Result<(), Unsound> {
         let Self { name, dtype, shape, begin, end } = self;
-        let (tensor, dtype, begin, end) = (|| name.clone(), *dtype, *begin, *end);
-        let Some(expected) = size(dtype, shape) else {
-            return Err(Unsound::NoSize { tensor: tensor(), dtype, shape: shape.clone() });
-        };
-        match end.checked_sub(begin) {
-            Some(actual) if actual == expected => Ok(()),
-            None => Err(Unsound::Reversed { tensor: tensor(), begin, end }),
-            Some(actual) => {
-                let shape = shape.clone();
-                Err(Unsound::WrongSize { tensor: tensor(), dtype, shape, expected, actual, begin })
+        let unsound = |what: String| Err(Unsound::Header(format!("tensor `{}`: {what}", shown(name))));
+        match (size(*dtype, shape), end.checked_sub(*begin)) {
+            (Some(expected), Some(actual)) if actual == expected => Ok(()),
+            (None, _) => {
+                unsound(format!("{dtype} of shape {shape:?} has no size in whole bytes, or one too large"))
             }
+            (_, None) => unsound(format!("its bytes end at {end}, before they begin at {begin}")),
+            (Some(expected), Some(actual)) => unsound(format!(
+                "{dtype} of shape {shape:?} takes {expected} bytes, but the header gives it {actual}, from {begin} on"
+            )),
         }
     }
 }
@@ -88,7 +88,12 @@ impl Header {
         if bytes > LONGEST_HEADER {
             return Err(Unsound::HeaderTooLarge { bytes, limit: LONGEST_HEADER });
         }
-        if bytes > available { Err(Unsound::HeaderCutOff { bytes, available }) } else { Ok(bytes) }
+        let cut_off = || {
+            format!(
+                "byte 0: the header has {bytes} bytes, but only {available} follow; the file is cut off or not safetensors"
+            )
+        };
+        if bytes > available { Err(Unsound::CutOff(cut_off())) } else { Ok(bytes) }
     }
 
     /// The header of a file that is in memory, and the data behind it.
@@ -97,7 +102,7 @@ impl Header {
     /// [`Unsound`] with the tensor and the place.
     pub fn split(file: &[u8]) -> Result<(Self, &[u8]), Unsound> {
         let bytes = file.len() as u64;
-        let (length, rest) = file.split_first_chunk().ok_or(Unsound::NoLength { bytes })?;
+        let (length, rest) = file.split_first_chunk().ok_or_else(|| Unsound::no_length(bytes))?;
         let (json, data) = rest.split_at(Self::length(*length, bytes)? as usize);
         Ok((Self::parse(json, data.len() as u64)?, data))
     }
@@ -145,23 +150,32 @@ pub(super) fn size(dtype: Dtype, shape: &[usize]) -> Option<u64> {
 fn check_tiling(tensors: &[TensorEntry], data_bytes: u64) -> Result<(), Unsound> {
     let mut last: Option<&TensorEntry> = None;
     for entry in tensors {
-        let (begin, reached) = (entry.begin, last.map_or(0, |last| last.end));
-        let tensor = || entry.name.clone();
-        if begin > reached {
-            return Err(Unsound::Hole { tensor: tensor(), from: reached, to: begin });
+        let TensorEntry { name, begin, end, .. } = entry;
+        let (name, reached) = (shown(name), last.map_or(0, |last| last.end));
+        if *begin > reached {
+            let hole =
+                format!("the bytes {reached}..{begin} in front of tensor `{name}` belong to no tensor");
+            return Err(Unsound::Header(hole));
         }
-        if let Some(other) = last.filter(|_| begin < reached) {
-            let other = other.name.clone();
-            return Err(Unsound::Overlap { tensor: tensor(), other, begin, end: reached });
+        if let Some(other) = last.filter(|_| *begin < reached) {
+            let other = shown(&other.name);
+            let overlap =
+                format!("tensor `{name}` begins at byte {begin}, but `{other}` reaches to {reached}");
+            return Err(Unsound::Header(overlap));
         }
-        if entry.end > data_bytes {
-            return Err(Unsound::CutOff { tensor: tensor(), end: entry.end, available: data_bytes });
+        if *end > data_bytes {
+            return Err(Unsound::CutOff(format!(
+                "tensor `{name}` reaches to byte {end}, but only {data_bytes} follow the header; the file is cut off"
+            )));
         }
         last = Some(entry);
     }
     let end = last.map_or(0, |last| last.end);
     if end < data_bytes {
-        return Err(Unsound::Trailing { end, bytes: data_bytes - end });
+        let more = data_bytes - end;
+        return Err(Unsound::Header(format!(
+            "the last tensor ends at byte {end}, but {more} more follow; the header does not belong to this file"
+        )));
     }
     Ok(())
 }

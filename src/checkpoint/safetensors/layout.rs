@@ -11,8 +11,7 @@ use safetensors::tensor::TensorInfo;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::header::{LENGTH_BYTES, LONGEST_HEADER, METADATA, size};
-use super::reader::TensorFileError;
-use super::unsound::Unsound;
+use super::unsound::{TensorFileError, Unsound};
 
 /// A tensor of a file that is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

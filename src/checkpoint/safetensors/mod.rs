@@ -24,6 +24,6 @@ pub(super) mod writer;
 
 pub use header::{Header, TensorEntry};
 pub use layout::{Layout, Outline, TensorId};
-pub use reader::{TensorFile, TensorFileError};
-pub use unsound::Unsound;
+pub use reader::TensorFile;
+pub use unsound::{TensorFileError, Unsound};
 pub use writer::Writer;

@@ -32,7 +32,8 @@ pub(super) fn parse(json: &[u8]) -> Result<Parsed, Unsound> {
         // The place follows in words of its own.
         let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(message, _)| message);
         let offset = LENGTH_BYTES + position(json, error.line(), error.column());
-        Unsound::Header { offset, tensor, message: shown(message) }
+        let tensor = tensor.map(|name| format!("tensor `{}`: ", shown(name))).unwrap_or_default();
+        Unsound::Header(format!("byte {offset}: {tensor}{}", shown(message)))
     })
 }
 

@@ -5,8 +5,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use super::header::{Header, LENGTH_BYTES, TensorEntry};
-use super::unsound::Unsound;
-use warpweft_base::debug_in_words;
+use super::unsound::{TensorFileError, Unsound};
 use warpweft_base::whole_file::regular;
 
 /// A file whose header is sound.
@@ -17,19 +16,6 @@ pub struct TensorFile {
     /// Where the bytes of tensors begin.
     data: u64,
 }
-
-/// Why a file of tensors is not read or written. Which file it is, and what to do about it, says whoever asked.
-#[derive(thiserror::Error)]
-pub enum TensorFileError {
-    /// The file system refused; by [`io::ErrorKind::InvalidInput`] what is no regular file.
-    #[error(transparent)]
-    File(#[from] io::Error),
-    /// Its header is not sound.
-    #[error(transparent)]
-    Unsound(#[from] Unsound),
-}
-
-debug_in_words!(TensorFileError);
 
 impl TensorFile {
     /// Opens a file and reads its header.
@@ -49,7 +35,7 @@ impl TensorFile {
         let mut file = regular::open(path)?;
         let bytes = file.metadata()?.len();
         if bytes < LENGTH_BYTES {
-            return Err(Unsound::NoLength { bytes }.into());
+            return Err(Unsound::no_length(bytes).into());
         }
         let mut length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut length)?;

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 
 use bytemuck::Pod;
-use half::bf16;
 use safetensors::Dtype;
+use warpweft_format::ElementType;
 
 /// One tensor of a file. What it holds is the checkpoint's own, but for single numbers.
 pub(in crate::checkpoint) struct Tensor<'checkpoint> {
@@ -26,37 +26,33 @@ pub(in crate::checkpoint) enum Content<'checkpoint> {
     Bytes(Cow<'checkpoint, [u8]>),
     /// So many bytes, which whoever has them writes when it is their turn.
     Later { bytes: usize, write: Box<LateBytes<'checkpoint>> },
-    /// Values that are rounded to bf16 on their way into the file, to nearest, ties to even.
-    Rounded(&'checkpoint [f32]),
 }
 
 impl Content<'_> {
-    /// Values rounded at once.
-    const PIECE: usize = 1 << 15;
-
     /// Bytes in the file.
     pub(in crate::checkpoint) fn bytes(&self) -> usize {
         match self {
             Self::Bytes(bytes) => bytes.len(),
             Self::Later { bytes, .. } => *bytes,
-            Self::Rounded(values) => values.len() * size_of::<bf16>(),
         }
     }
 
     /// Puts them there.
     pub(in crate::checkpoint) fn write(&self, file: &mut dyn Write) -> io::Result<()> {
-        let values = match self {
-            Self::Bytes(bytes) => return file.write_all(bytes),
-            Self::Later { write, .. } => return write(file),
-            Self::Rounded(values) => values,
-        };
-        let mut rounded = Vec::with_capacity(values.len().min(Self::PIECE));
-        for piece in values.chunks(Self::PIECE) {
-            rounded.clear();
-            rounded.extend(piece.iter().map(|value| bf16::from_f32(*value)));
-            file.write_all(bytemuck::cast_slice(&rounded))?;
+        match self {
+            Self::Bytes(bytes) => file.write_all(bytes),
+            Self::Later { write, .. } => write(file),
         }
-        Ok(())
+    }
+}
+
+/// The dtype of elements of a plane.
+pub(in crate::checkpoint) const fn dtype(element: ElementType) -> Dtype {
+    match element {
+        ElementType::F32 => Dtype::F32,
+        ElementType::Bf16 => Dtype::BF16,
+        ElementType::U8 => Dtype::U8,
+        ElementType::U32 => Dtype::U32,
     }
 }
 
@@ -90,14 +86,5 @@ impl<'checkpoint> Tensor<'checkpoint> {
     pub(in crate::checkpoint) fn values(name: String, shape: Vec<usize>, values: &'checkpoint [f32]) -> Self {
         let content = Content::Bytes(Cow::Borrowed(bytemuck::cast_slice(values)));
         Self { name, dtype: Dtype::F32, shape, content }
-    }
-
-    /// Values in bf16.
-    pub(in crate::checkpoint) fn rounded(
-        name: String,
-        shape: Vec<usize>,
-        values: &'checkpoint [f32],
-    ) -> Self {
-        Self { name, dtype: Dtype::BF16, shape, content: Content::Rounded(values) }
     }
 }

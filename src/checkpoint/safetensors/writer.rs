@@ -11,8 +11,8 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
 use super::header::TensorEntry;
 use super::layout::{Layout, Outline, TensorId};
-use super::reader::TensorFileError;
 use super::tensor::Tensor;
+use super::unsound::TensorFileError;
 
 /// A file on its way.
 #[derive(Debug)]

@@ -2,13 +2,14 @@
 //!
 //! Law: one weight is in memory at a time, so a model that fits into no process is published all the same.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use super::PartFiles;
 use super::opened::Opened;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::StatePart;
-use crate::checkpoint::published::{self, Master, PlainWeight};
+use crate::checkpoint::published::{self, PlainWeight};
 use warpweft_format::ElementType;
 use warpweft_plan::model::ShardRows;
 
@@ -42,12 +43,13 @@ impl PartFiles {
             let all = ShardRows { begin: 0, rows: weight.rows };
             let read = move || match weight.frozen {
                 Some(_) => Err(published::no_values(target, &weight.name)),
-                None => {
-                    opened.rows(weight, StatePart::Master, all, &|| Ok(())).map_err(CheckpointError::in_parts)
-                }
+                None => opened
+                    .rows(weight, StatePart::Master, all, &|| Ok(()))
+                    .map(Cow::Owned)
+                    .map_err(CheckpointError::in_parts),
             };
-            PlainWeight { name: &weight.name, shape: weight.shape(), master: Master::Read(Box::new(read)) }
+            PlainWeight { name: &weight.name, shape: weight.shape(), master: Box::new(read) }
         });
-        published::write(path.clone(), element, weights, tensor_of)
+        published::write(target, element, weights, tensor_of)
     }
 }

@@ -42,9 +42,6 @@ impl PartFiles {
                 false => Ok(Vec::new()),
             };
             weights.push(WeightState {
-                name: weight.name.clone(),
-                shape: weight.shape(),
-                format: weight.format,
                 master: if weight.frozen.is_some() {
                     Vec::new()
                 } else {
@@ -52,10 +49,9 @@ impl PartFiles {
                 },
                 exp_avg: list(StatePart::FirstMoment)?,
                 exp_avg_sq: list(StatePart::SecondMoment)?,
-                planes: Vec::new(),
-                tensor_scale: 1.0,
                 delayed: opened.delayed(weight, alive)?,
                 frozen: weight.frozen,
+                ..WeightState::bare(weight.name.clone(), weight.shape(), weight.format)
             });
         }
         let buffer = |buffer| {

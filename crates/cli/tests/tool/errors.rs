@@ -9,7 +9,7 @@ use warpweft_cli::ToolError;
 fn an_error_that_main_returns_is_printed_with_what_to_do() {
     let errors: [(Box<dyn Error>, &str); 2] = [
         (Box::new(ToolError::Exists { path: "x".into() }), "--force"),
-        (Box::new(Unsound::NoLength { bytes: 3 }), "empty or cut off"),
+        (Box::new(Unsound::CutOff("it has 3 bytes; it is empty or cut off".into())), "empty or cut off"),
     ];
     for (error, advice) in errors {
         let (message, printed) = (error.to_string(), format!("{error:?}"));

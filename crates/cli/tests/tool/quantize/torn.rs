@@ -62,19 +62,30 @@ fn what_is_wrong_with_a_torn_file_is_named() {
     let at = |cut: usize| match complaint(&plain[..cut]) {
         ToolError::Checkpoint { path, source } => {
             assert!(path.ends_with("in.safetensors"));
-            source
+            source.to_string()
         }
         other => panic!("{other}"),
     };
-    assert_eq!(at(0), Unsound::NoLength { bytes: 0 });
-    assert_eq!(at(7), Unsound::NoLength { bytes: 7 });
+    let no_length = |bytes| {
+        format!("it has {bytes} bytes, and the length of the header alone takes 8; it is empty or cut off")
+    };
+    assert_eq!([at(0), at(7)], [no_length(0), no_length(7)]);
     let bytes = data as u64 - 8;
-    assert_eq!(at(8), Unsound::HeaderCutOff { bytes, available: 0 });
-    assert_eq!(at(data - 1), Unsound::HeaderCutOff { bytes, available: bytes - 1 });
+    let header = |available| {
+        format!(
+            "byte 0: the header has {bytes} bytes, but only {available} follow; the file is cut off or not safetensors"
+        )
+    };
+    assert_eq!([at(8), at(data - 1)], [header(0), header(bytes - 1)]);
     // The data is "b", 12 bytes; "e", none; "w", 2048.
-    assert_eq!(at(data + 11), Unsound::CutOff { tensor: "b".to_owned(), end: 12, available: 11 });
+    let tensor = |name: &str, end: u64, available: u64| {
+        format!(
+            "tensor `{name}` reaches to byte {end}, but only {available} follow the header; the file is cut off"
+        )
+    };
+    assert_eq!(at(data + 11), tensor("b", 12, 11));
     let end = 12 + 2048;
-    assert_eq!(at(plain.len() - 1), Unsound::CutOff { tensor: "w".to_owned(), end, available: end - 1 });
+    assert_eq!(at(plain.len() - 1), tensor("w", end, end - 1));
 }
 
 #[test]

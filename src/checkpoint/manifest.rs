@@ -1,4 +1,5 @@
-//! What a quantized checkpoint says about itself: one entry of its metadata, as JSON.
+//! What a file that `warpweft quantize` wrote says about itself, one entry of its metadata as JSON, and the names of
+//! the tensors that a quantized one is stored as.
 //!
 //! ```json
 //! {"version": 2, "written_by": "warpweft 0.1.0", "format": "nvfp4_2d", "via": "none",
@@ -10,45 +11,44 @@
 //! had no tensors of three dimensions, and is read.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
-use warpweft::checkpoint::safetensors::Header;
-use warpweft::format::{ElementType, Format, Orientation, Shape, Via};
-use warpweft_base::errors::shown;
 
-use super::ToolError;
+use super::safetensors::tensor::dtype;
+use warpweft_base::errors::shown;
+use warpweft_format::{Format, Orientation, PlaneKind, Shape, Via};
 
 /// The key in the metadata.
-pub(super) const KEY: &str = warpweft::checkpoint::QUANTIZED;
+pub const KEY: &str = "warpweft_quantized";
 
-const VERSION: u32 = *warpweft::checkpoint::QUANTIZED_VERSIONS.end();
+/// The newest version, which is written.
+pub const VERSION: u32 = 2;
 
 /// What is quantized, and how.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Manifest {
+pub struct Manifest {
     version: u32,
     written_by: String,
-    pub(super) format: Format,
-    pub(super) via: Via,
+    pub format: Format,
+    pub via: Via,
     /// The tensors as they were, by name.
-    pub(super) tensors: BTreeMap<String, Original>,
+    pub tensors: BTreeMap<String, Original>,
 }
 
 /// A tensor as it was before.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Original {
-    pub(super) dtype: Dtype,
-    pub(super) shape: Matrices,
+pub struct Original {
+    pub dtype: Dtype,
+    pub shape: Matrices,
 }
 
 /// The shape of what is quantized: a matrix, or a stack of matrices, each of which is quantized by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(super) enum Matrices {
+pub enum Matrices {
     /// `[rows, cols]`.
     One([usize; 2]),
     /// `[matrices, rows, cols]`.
@@ -57,13 +57,15 @@ pub(super) enum Matrices {
 
 impl Matrices {
     /// Those of a tensor of two or three dimensions.
-    pub(super) fn of(shape: &[usize]) -> Option<Self> {
+    #[must_use]
+    pub fn of(shape: &[usize]) -> Option<Self> {
         let one = shape.try_into().map(Self::One);
         one.or_else(|_| shape.try_into().map(Self::Stack)).ok()
     }
 
     /// How many there are.
-    pub(super) const fn count(self) -> usize {
+    #[must_use]
+    pub const fn count(self) -> usize {
         match self {
             Self::One(_) => 1,
             Self::Stack([matrices, ..]) => matrices,
@@ -71,14 +73,16 @@ impl Matrices {
     }
 
     /// The shape of each.
-    pub(super) const fn shape(self) -> Shape {
+    #[must_use]
+    pub const fn shape(self) -> Shape {
         match self {
             Self::One([rows, cols]) | Self::Stack([_, rows, cols]) => Shape::new(rows, cols),
         }
     }
 
     /// Its dimensions.
-    pub(super) fn dimensions(self) -> Vec<usize> {
+    #[must_use]
+    pub fn dimensions(self) -> Vec<usize> {
         match self {
             Self::One(dimensions) => dimensions.to_vec(),
             Self::Stack(dimensions) => dimensions.to_vec(),
@@ -95,7 +99,8 @@ impl Matrices {
     }
 
     /// The name of one of them in messages.
-    pub(super) fn name(self, tensor: &str, number: usize) -> String {
+    #[must_use]
+    pub fn name(self, tensor: &str, number: usize) -> String {
         match self {
             Self::One(_) => tensor.to_owned(),
             Self::Stack(_) => format!("{tensor}[{number}]"),
@@ -111,39 +116,38 @@ struct Version {
 
 impl Manifest {
     /// A manifest without tensors.
-    pub(super) fn new(format: Format, via: Via) -> Self {
+    #[must_use]
+    pub fn new(format: Format, via: Via) -> Self {
         let written_by = concat!("warpweft ", env!("CARGO_PKG_VERSION")).to_owned();
         Self { version: VERSION, written_by, format, via, tensors: BTreeMap::new() }
     }
 
-    /// The manifest in the header of the file `path`; `None` if it has none.
-    pub(super) fn of(header: &Header, path: &Path) -> Result<Option<Self>, ToolError> {
-        let Some(text) = header.metadata().get(KEY) else {
-            return Ok(None);
-        };
-        let wrong = |problem| ToolError::Manifest { path: path.to_owned(), problem };
-        let unreadable = |error: serde_json::Error| wrong(format!("is not understood: {}", shown(error)));
+    /// What the text of a file says.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub fn read(text: &str) -> Result<Self, ManifestError> {
+        let unreadable = |error: serde_json::Error| ManifestError::NotUnderstood(shown(error));
         let Version { version } = serde_json::from_str(text).map_err(unreadable)?;
         if !(1..=VERSION).contains(&version) {
-            return Err(wrong(format!("has version {version}, and this program reads 1 to {VERSION}")));
+            return Err(ManifestError::Version(version));
         }
-        let manifest: Self = serde_json::from_str(text).map_err(unreadable)?;
-        if matches!(manifest.format, Format::F32 | Format::Bf16) {
-            return Err(wrong(format!("names {}, which does not quantize", manifest.format)));
-        }
-        Ok(Some(manifest))
+        serde_json::from_str(text).map_err(unreadable)
     }
+}
 
-    /// As a value of the metadata of the file `output`, which is not touched.
-    pub(super) fn to_text(&self, output: &Path) -> Result<String, ToolError> {
-        let text = serde_json::to_string(self);
-        text.map_err(|error| ToolError::file("write the metadata of", output)(error.into()))
-    }
+/// Why a manifest cannot be used. In which file it is says whoever asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ManifestError {
+    /// What the parser says of it.
+    NotUnderstood(String),
+    /// It is of this version, which is not known.
+    Version(u32),
 }
 
 /// One of the tensors that a quantized tensor is stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub enum Part {
     /// Codes of one orientation.
     Data(Orientation),
     /// Decode scales of one orientation. A format with one scale for the tensor has it here.
@@ -153,8 +157,17 @@ pub(super) enum Part {
 }
 
 impl Part {
+    /// The part that a plane of one orientation is.
+    #[must_use]
+    pub const fn of(orientation: Orientation, kind: PlaneKind) -> Self {
+        match kind {
+            PlaneKind::Data => Self::Data(orientation),
+            PlaneKind::Scale => Self::Scale(orientation),
+        }
+    }
+
     /// All parts, in the order they are written.
-    pub(super) const ALL: [Self; 5] = [
+    pub const ALL: [Self; 5] = [
         Self::Data(Orientation::Rowwise),
         Self::Scale(Orientation::Rowwise),
         Self::Data(Orientation::Columnwise),
@@ -163,7 +176,8 @@ impl Part {
     ];
 
     /// The part's name in the file.
-    pub(super) fn name(self, tensor: &str) -> String {
+    #[must_use]
+    pub fn name(self, tensor: &str) -> String {
         match self {
             Self::Data(orientation) => format!("{tensor}.{orientation}_data"),
             Self::Scale(orientation) => format!("{tensor}.{orientation}_scale"),
@@ -173,7 +187,8 @@ impl Part {
 
     /// Dtype and stored shape, padding included. Of a stack the parts of its matrices lie one behind the other, along
     /// a first dimension of their own.
-    pub(super) fn stored(self, format: Format, matrices: Matrices) -> (Dtype, Vec<usize>) {
+    #[must_use]
+    pub fn stored(self, format: Format, matrices: Matrices) -> (Dtype, Vec<usize>) {
         let (dtype, dimensions) = self.of_one(format, matrices.shape());
         (dtype, matrices.each(dimensions))
     }
@@ -186,15 +201,7 @@ impl Part {
         };
         match format.planes(orientation, shape).get(plane) {
             None => (Dtype::F32, vec![1]),
-            Some(spec) => {
-                let dtype = match spec.element {
-                    ElementType::F32 => Dtype::F32,
-                    ElementType::Bf16 => Dtype::BF16,
-                    ElementType::U8 => Dtype::U8,
-                    ElementType::U32 => Dtype::U32,
-                };
-                (dtype, vec![spec.rows, spec.cols])
-            }
+            Some(spec) => (dtype(spec.element), vec![spec.rows, spec.cols]),
         }
     }
 }
