@@ -262,25 +262,14 @@ pub enum CheckpointError {
         expected: Shape,
     },
     /// Rows that a tensor does not have.
-    #[error(
-        "tensor `{}` in {} has the shape {found:?}, and {values} values were asked for from row {first_row} on, in \
-         {columns} columns; ask for whole rows within it",
-        shown(tensor),
-        shown_path(path)
-    )]
+    #[error("tensor `{}` in {} {reason}; ask for whole rows within it", shown(tensor), shown_path(path))]
     Rows {
         /// The tensor.
         tensor: String,
         /// Its file.
         path: PathBuf,
-        /// Its shape.
-        found: Vec<usize>,
-        /// The first row asked for.
-        first_row: usize,
-        /// The columns it was asked in.
-        columns: usize,
-        /// Values asked for.
-        values: usize,
+        /// Its shape, and what was asked for.
+        reason: String,
     },
     /// A weight of the model, and what is wrong with its tensor.
     #[error("weight `{}`: {source}", shown(weight))]

@@ -4,7 +4,7 @@
 //! A value is that of the file, to the last bit. Names, shapes and dtypes are judged before a session starts;
 //! what fails later is an error, and never a zero.
 
-mod base;
+mod frozen_base;
 mod model_folder;
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,7 +25,7 @@ use warpweft_base::near::near;
 use warpweft_format::Shape;
 use warpweft_plan::model::Model;
 
-pub use base::FrozenBase;
+pub use frozen_base::FrozenBase;
 
 /// Values read at once.
 const PIECE: usize = 1 << 18;
@@ -190,14 +190,11 @@ impl PretrainedFiles {
         let rows = values.len().checked_div(columns).filter(|rows| rows * columns == values.len());
         let end = rows.and_then(|rows| first_row.checked_add(rows));
         if columns != shape.cols || end.is_none_or(|end| end > shape.rows) {
-            return Err(CheckpointError::Rows {
-                tensor: tensor.to_owned(),
-                path: self.path(found),
-                found: found.shape.clone(),
-                first_row,
-                columns,
-                values: values.len(),
-            });
+            let (shape, values) = (&found.shape, values.len());
+            let reason = format!(
+                "has the shape {shape:?}, and {values} values were asked for from row {first_row} on, in {columns} columns"
+            );
+            return Err(CheckpointError::Rows { tensor: tensor.to_owned(), path: self.path(found), reason });
         }
         let begin = found.begin + (first_row * columns * width) as u64;
         let source = &self.opened.files[found.file];

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::index::IndexedWeight;
-use super::opened::Opened;
+use super::rows_of_parts::Opened;
 use super::{PartFiles, SavedParts};
 use crate::checkpoint::fits_session::{CarriedClaim, Claims, WeightClaim};
 use crate::checkpoint::gather_and_scatter::{Taken, delayed_here};

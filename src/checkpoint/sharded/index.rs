@@ -13,8 +13,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::blocks;
-use super::part::Origin;
+use super::block_digests;
+use super::read_part::Origin;
 use crate::checkpoint::UpdatedBy;
 use crate::checkpoint::ranks::SaveId;
 use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest};
@@ -177,7 +177,7 @@ impl Index {
                 Mesh::MAX_RANKS
             ));
         }
-        if self.warpweft_parts > 1 && blocks::digests(&self.digests, self.ranks as usize).is_none() {
+        if self.warpweft_parts > 1 && block_digests::digests(&self.digests, self.ranks as usize).is_none() {
             return Err(format!(
                 "its `digests` are not those of {} parts; load a checkpoint that is not damaged",
                 self.ranks
@@ -213,7 +213,7 @@ impl Index {
 
     /// That of the header of a rank's part; `None` in version 1.
     pub(super) fn digest(&self, rank: RankId) -> Option<u64> {
-        if self.warpweft_parts > 1 { blocks::digest_at(&self.digests, rank.index()) } else { None }
+        if self.warpweft_parts > 1 { block_digests::digest_at(&self.digests, rank.index()) } else { None }
     }
 
     /// What its parts say of themselves.
@@ -236,7 +236,7 @@ const SEAL: &[u8] = b",\n  \"digest\": \"";
 
 /// An index that lacks its end, with the digest of all before and the end.
 fn sealed(body: &[u8]) -> Vec<u8> {
-    let digest = blocks::text(&[blocks::digest(body)]);
+    let digest = block_digests::text(&[block_digests::digest(body)]);
     [body, SEAL, digest.as_bytes(), b"\"", END].concat()
 }
 

@@ -17,17 +17,26 @@
 //!
 //! It does not matter how many ranks wrote a checkpoint, or in how many replicas: it has the first replica's rows,
 //! and of every rank its carried buffers. Quantized planes are not in it, because a session makes them again.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `save`, `write_part` | a save, and a rank's part on its way into its file |
+//! | `index` | the file that makes a checkpoint of parts |
+//! | `read_part`, `block_digests` | a part, whose blocks are compared with their digests before anybody sees them |
+//! | `rows_of_parts` | rows from whichever parts have them |
+//! | `import`, `put_together`, `published` | into ranks; into one checkpoint; into a file of weights alone |
+//! | `killed_saves` | what a save left that was killed |
 
-mod blocks;
+mod block_digests;
 mod import;
 mod index;
-mod killed;
-mod opened;
-mod part;
+mod killed_saves;
 mod published;
+mod put_together;
+mod read_part;
+mod rows_of_parts;
 mod save;
-mod sealed;
-mod whole;
+mod write_part;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 
 use super::PartFiles;
-use super::opened::Opened;
+use super::rows_of_parts::Opened;
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::StatePart;
 use crate::checkpoint::published::{self, PlainWeight};

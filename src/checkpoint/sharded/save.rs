@@ -16,9 +16,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
-use super::killed;
-use super::part::{Origin, Part};
-use super::{PIECE, blocks, sealed};
+use super::killed_saves;
+use super::read_part::{Origin, Part};
+use super::{PIECE, block_digests, write_part};
 use crate::checkpoint::UpdatedBy;
 use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
@@ -64,7 +64,7 @@ impl Save {
 
     /// Begins the index, which is none before it has its name.
     fn begin_index(&self) -> Result<(), CheckpointError> {
-        killed::remove(&self.folder);
+        killed_saves::remove(&self.folder);
         let path = Index::path(&self.folder);
         let file = WholeFile::begin(&path).map_err(|source| failed(&path, source))?;
         self.unfinished().index = Some(file);
@@ -178,7 +178,7 @@ impl Save {
                 .map(|(name, region)| IndexedBuffer { name: name.to_owned(), bytes: region.bytes })
                 .collect(),
             notes: self.notes.clone(),
-            digests: blocks::text(parts),
+            digests: block_digests::text(parts),
         })
     }
 }
@@ -213,7 +213,7 @@ impl PartWriter for Save {
         let mut steady = Steady { file, state, unsettled: 0 };
         let tensors = self.tensors(state)?;
         let about = origin.about(rank);
-        let digest = sealed::write(&tensors, about, &mut steady).map_err(|error| match error {
+        let digest = write_part::write(&tensors, about, &mut steady).map_err(|error| match error {
             TensorFileError::File(source) => failed(&path, source),
             TensorFileError::Unsound(error) => {
                 CheckpointError::other(format!("{} cannot be written: {error}", shown_path(&path)))

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
-use super::blocks::{self, Blocks};
+use super::block_digests::{self, Blocks};
 use crate::checkpoint::safetensors::tensor::Tensor;
 use crate::checkpoint::safetensors::writer;
 use crate::checkpoint::safetensors::{TensorFileError, Writer};
@@ -27,8 +27,8 @@ pub(super) fn write(
     let mut about: BTreeMap<String, String> =
         about.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
     let outline = writer::outline(tensors)?;
-    let count = tensors.iter().map(|tensor| blocks::count(tensor.content.bytes())).sum();
-    about.insert(DIGESTS.to_owned(), blocks::text(&vec![0; count]));
+    let count = tensors.iter().map(|tensor| block_digests::count(tensor.content.bytes())).sum();
+    about.insert(DIGESTS.to_owned(), block_digests::text(&vec![0; count]));
     let draft = outline.lay_out(&about)?;
     let length = draft.head.len();
     // What is large goes past its buffer.
@@ -48,7 +48,7 @@ pub(super) fn write(
     file.seek(SeekFrom::Start(0))?;
     file.write_all(&head)?;
     file.flush()?;
-    Ok(blocks::digest(&head[size_of::<u64>()..]))
+    Ok(block_digests::digest(&head[size_of::<u64>()..]))
 }
 
 /// Passes on bytes of a tensor, and adds what the file took to a digest.

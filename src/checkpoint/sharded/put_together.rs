@@ -4,7 +4,7 @@
 //! is asked for than the parts have bytes, whatever the index says.
 
 use super::PartFiles;
-use super::opened::Opened;
+use super::rows_of_parts::Opened;
 use crate::checkpoint::{Carried, CarriedBuffer, Checkpoint, CheckpointError, StatePart, WeightState};
 use warpweft_base::id::RankId;
 use warpweft_plan::model::ShardRows;

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use safetensors::tensor::Dtype;
 
 use super::index::{Index, IndexedBuffer, IndexedWeight};
-use super::part::Part;
+use super::read_part::Part;
 use crate::checkpoint::ranks::Alive;
 use crate::checkpoint::tensors;
 use crate::checkpoint::{CheckpointError, StatePart};
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::ranks::SaveId;
     use crate::checkpoint::safetensors::tensor::Tensor;
-    use crate::checkpoint::sharded::{blocks, index, sealed};
+    use crate::checkpoint::sharded::{block_digests, index, write_part};
     use warpweft_format::Format;
 
     const RANKS: u32 = 5;
@@ -177,8 +177,8 @@ mod tests {
             let tensor =
                 Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
             let mut file = std::fs::File::create(index.part(folder, rank)).unwrap();
-            let digest = sealed::write(&[tensor], index.origin().about(rank), &mut file).unwrap();
-            index.digests.push_str(&blocks::text(&[digest]));
+            let digest = write_part::write(&[tensor], index.origin().about(rank), &mut file).unwrap();
+            index.digests.push_str(&block_digests::text(&[digest]));
         }
         std::fs::write(Index::path(folder), index.text().unwrap()).unwrap();
     }

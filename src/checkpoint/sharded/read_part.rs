@@ -12,8 +12,8 @@ use std::path::PathBuf;
 
 use safetensors::tensor::Dtype;
 
-use super::blocks::{self, BLOCK};
-use super::sealed::DIGESTS;
+use super::block_digests::{self, BLOCK};
+use super::write_part::DIGESTS;
 use crate::checkpoint::ranks::{Alive, SaveId};
 use crate::checkpoint::safetensors::{TensorFile, TensorFileError};
 use crate::checkpoint::{CheckpointError, FileTask};
@@ -117,7 +117,7 @@ impl Part {
             path: path.clone(),
             reason: format!("{what}; copy it again, or load another checkpoint"),
         };
-        if digest.is_some_and(|digest| digest != blocks::digest(&text)) {
+        if digest.is_some_and(|digest| digest != block_digests::digest(&text)) {
             return Err(damaged(&format!("the header of the part of {rank} is not the one that was saved")));
         }
         let (mut tensors, mut count) = (HashMap::new(), 0);
@@ -125,10 +125,10 @@ impl Part {
             let (bytes, begin) = (entry.bytes() as usize, file.begin(entry));
             let held =
                 Held { dtype: entry.dtype, shape: entry.shape.clone(), bytes, begin, first_block: count };
-            count += blocks::count(bytes);
+            count += block_digests::count(bytes);
             tensors.insert(entry.name.clone(), held);
         }
-        let listed = about.get(DIGESTS).and_then(|listed| blocks::digests(listed, count));
+        let listed = about.get(DIGESTS).and_then(|listed| block_digests::digests(listed, count));
         if digest.is_some() && listed.is_none() {
             return Err(damaged(&format!("its `{DIGESTS}` are not those of {count} blocks")));
         }
@@ -205,7 +205,7 @@ impl Found<'_> {
         let first = from / BLOCK;
         file.seek(SeekFrom::Start(self.held.begin + (first * BLOCK) as u64)).map_err(failed)?;
         let (mut rest, mut skipped, mut edge) = (bytes, from % BLOCK, Vec::new());
-        for number in first..blocks::count(self.held.bytes) {
+        for number in first..block_digests::count(self.held.bytes) {
             if rest.is_empty() {
                 break;
             }
@@ -229,7 +229,7 @@ impl Found<'_> {
 
     fn check(self, number: usize, block: &[u8]) -> Result<(), CheckpointError> {
         let Some(digests) = &self.part.digests else { return Ok(()) };
-        if digests.get(self.held.first_block + number) == Some(&blocks::digest(block)) {
+        if digests.get(self.held.first_block + number) == Some(&block_digests::digest(block)) {
             return Ok(());
         }
         let begin = number * BLOCK;
@@ -246,7 +246,7 @@ impl Found<'_> {
 mod tests {
     use super::*;
     use crate::checkpoint::safetensors::tensor::{Content, Tensor};
-    use crate::checkpoint::sharded::sealed;
+    use crate::checkpoint::sharded::write_part;
 
     fn origin() -> Origin {
         Origin { version: 2, save: SaveId::of(&[1]), ranks: 1, optimizer_step: 3 }
@@ -271,7 +271,7 @@ mod tests {
         // The tensor before it ends within a block of its own.
         let tensors = vec![tensor("a", &bytes[..BLOCK + 9]), tensor("b", &bytes)];
         let mut file = std::fs::File::create(&path).unwrap();
-        let digest = sealed::write(&tensors, origin().about(RankId::new(0)), &mut file).unwrap();
+        let digest = write_part::write(&tensors, origin().about(RankId::new(0)), &mut file).unwrap();
 
         let edges =
             [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, bytes.len() - 1, bytes.len()];
