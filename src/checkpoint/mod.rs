@@ -1,6 +1,6 @@
 //! Checkpoints: weights and the state of an optimizer, in memory and in files.
 //!
-//! Law: nothing here knows a session or a rank's memory. What ranks own comes and goes as values ([`ranks`]); files are
+//! Law: nothing here knows a session or a rank's memory. What ranks own comes and goes as values (`ranks`); files are
 //! replaced whole or not at all; what a file claims is judged before memory is taken for it, and what it holds before
 //! anything is changed. There is one reader and one writer of safetensors files (`safetensors`).
 //!

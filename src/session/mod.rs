@@ -89,7 +89,7 @@ use warpweft_plan::plan::StepPlan;
 /// Between awaits little happens on the caller's thread, but some of it blocks: [`Session::write_input`]
 /// copies its values, [`Session::step`] the inputs, [`Session::export`] and [`Session::import`] the weights;
 /// starting plans and proves the programs. [`Session::close`], at its end, and dropping wait for threads and
-/// write the trace. [`FileStore`] reads and writes its file on the thread that polls it.
+/// write the trace. [`FileStore`](crate::checkpoint::FileStore) reads and writes its file on the thread that polls it.
 ///
 /// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all ranks
 /// are told to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
