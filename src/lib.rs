@@ -161,10 +161,20 @@ mod pages {
     mod training_loop {}
     #[doc = include_str!("../docs/programs.md")]
     mod programs {}
+    #[doc = include_str!("../docs/gradient-accumulation.md")]
+    mod gradient_accumulation {}
+    #[doc = include_str!("../docs/custom-optimizers.md")]
+    mod custom_optimizers {}
+    #[doc = include_str!("../docs/fine-tuning-with-lora.md")]
+    mod fine_tuning_with_lora {}
+    #[doc = include_str!("../docs/sharded-checkpoints.md")]
+    mod sharded_checkpoints {}
     #[doc = include_str!("../docs/formats.md")]
     mod formats {}
     #[doc = include_str!("../docs/simulating.md")]
     mod simulating {}
+    #[doc = include_str!("../docs/observability.md")]
+    mod observability {}
     #[cfg(feature = "cuda")]
     #[doc = include_str!("../docs/interop.md")]
     mod interop {}
