@@ -1,11 +1,13 @@
 //! ARCHITECTURE.md against the sources: the picture of the crates is what cargo knows (`crates`), a module imports only
 //! from a lower row (`rows`), and every law is listed there, stated in one room, and cited in the test that guards it
 //! (`laws`). No comment is wider than a screen, and the front page has the crate's own first program. Errors end a
-//! program readably (`errors`).
+//! program readably (`errors`). Links of the documents lead somewhere, and the terms of the field to their pages
+//! (`documents`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod crates;
+mod documents;
 mod errors;
 mod laws;
 mod rows;
@@ -68,29 +70,4 @@ fn the_smallest_trainer_is_the_same_in_the_readme_and_in_the_crate() {
     let own = code(&library.join("\n"), "```\n");
     assert!(own.contains("Session::builder"), "{own}");
     assert_eq!(code(&read("README.md"), "```rust\n"), own);
-}
-
-/// A path of a source in the documents starts at the root, so that a reader can open it.
-#[test]
-fn every_source_that_the_documents_name_is_there() {
-    let mut pages =
-        vec![root().join("ARCHITECTURE.md"), root().join("CONTRIBUTING.md"), root().join("README.md")];
-    pages.extend(std::fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path()));
-    pages.retain(|page| page.extension().is_some_and(|extension| extension == "md"));
-    let (mut named, mut missing) = (0, Vec::new());
-    for page in pages {
-        let text = std::fs::read_to_string(&page).unwrap();
-        for path in text
-            .split('`')
-            .skip(1)
-            .step_by(2)
-            .filter(|path| path.contains('/') && path.ends_with(".rs") && !path.contains("SUBJECT"))
-        {
-            named += 1;
-            if !root().join(path).is_file() {
-                missing.push(format!("{}: {path}", page.display()));
-            }
-        }
-    }
-    assert!(named > 20 && missing.is_empty(), "{named} are named; not there:\n{}", missing.join("\n"));
 }
