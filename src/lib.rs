@@ -66,7 +66,7 @@
 //! On GPUs you write the closure for device memory: inside `on_cuda` its
 //! [`ComputeContext`](compute::ComputeContext) gives it addresses and the stream to work on, and
 //! `start_cuda(devices)` starts the ranks. The repository's `docs/training-loop.md` goes on from here:
-//! schedules, loss scales, evaluation and checkpoints. Its `examples` and `docs` have the rest.
+//! schedules, clipping, evaluation. Its `docs/index-of-terms.md` leads from each term of the field to a page.
 //!
 //! # Features
 //!
