@@ -157,6 +157,8 @@ pub use half::{bf16, f16};
 mod pages {
     #[doc = include_str!("../README.md")]
     mod readme {}
+    #[doc = include_str!("../docs/three-layer-mlp.md")]
+    mod three_layer_mlp {}
     #[doc = include_str!("../docs/training-loop.md")]
     mod training_loop {}
     #[doc = include_str!("../docs/programs.md")]
