@@ -44,11 +44,11 @@ fn markdown(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Every document at the root and below `docs`.
+/// Every document at the root and below `docs`, and those beside what they explain.
 fn pages() -> Vec<PathBuf> {
-    let mut pages: Vec<PathBuf> = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md"]
-        .map(|page| root().join(page))
-        .into();
+    let front = ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md"];
+    let beside = ["benches/peers/README.md", "traces/README.md"];
+    let mut pages: Vec<PathBuf> = front.into_iter().chain(beside).map(|page| root().join(page)).collect();
     markdown(&root().join("docs"), &mut pages);
     assert!(pages.len() > 60, "{pages:?}");
     pages
