@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use warpweft::checkpoint::manifest::{Manifest, Matrices, Original, Part};
+use warpweft::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
 use warpweft::config::pattern_matches;
 use warpweft::format::{Format, FormatError};
 
@@ -9,8 +11,6 @@ use super::ToolError;
 use super::input::float_bytes;
 use super::options::QuantizeOptions;
 use super::report::{Copied, CopyReason};
-use warpweft::checkpoint::manifest::{Manifest, Matrices, Original, Part};
-use warpweft::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
 
 /// What becomes of the tensors, and what the output is going to be.
 pub(super) struct Plan {

@@ -4,11 +4,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 
-use warpweft_base::errors::listed;
+use warpweft_base::errors::{listed, shown};
 
 use super::report::{Converted, Copied, Lost, Report};
 use super::text::{Align, Table, bytes, duration};
-use warpweft_base::errors::shown;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

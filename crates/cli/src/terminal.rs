@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use indicatif::{ProgressBar, ProgressStyle};
+use warpweft_base::errors::shown;
 
 use super::progress::Progress;
-use warpweft_base::errors::shown;
 
 /// Shows how far the work is, and ends it when told to.
 pub(super) struct Terminal<'a> {

@@ -17,11 +17,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::safetensors::{Header, TensorEntry, TensorFileError, Unsound, writer};
-use super::{Carried, CarriedBuffer, Checkpoint, CheckpointStore, FrozenDigest, StatePart};
-use super::{CheckpointError, FileTask, UpdatedBy, WeightState, tensors};
+use super::{
+    Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileTask, FrozenDigest, StatePart,
+    UpdatedBy, WeightState, tensors,
+};
 use warpweft_base::errors::shown;
-use warpweft_base::whole_file::WholeFile;
-use warpweft_base::whole_file::regular;
+use warpweft_base::whole_file::{WholeFile, regular};
 use warpweft_format::{DelayedState, Format, Shape};
 
 /// One safetensors file.

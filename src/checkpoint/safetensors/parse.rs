@@ -8,11 +8,11 @@ use std::fmt;
 use safetensors::Dtype;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
-use warpweft_base::errors::shown;
 
 use super::header::{LENGTH_BYTES, METADATA, TensorEntry};
 use super::unsound::Unsound;
 use crate::checkpoint::kind::MOST_DIMENSIONS;
+use warpweft_base::errors::shown;
 
 /// The header as it stands in the text.
 #[derive(Default)]

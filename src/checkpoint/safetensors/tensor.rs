@@ -7,6 +7,7 @@ use std::io::{self, Write};
 
 use bytemuck::Pod;
 use safetensors::Dtype;
+
 use warpweft_format::ElementType;
 
 /// One tensor of a file. What it holds is the checkpoint's own, but for single numbers.

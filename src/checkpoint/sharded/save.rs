@@ -19,17 +19,14 @@ use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::killed_saves;
 use super::read_part::{Origin, Part};
 use super::{PIECE, block_digests, write_part};
-use crate::checkpoint::UpdatedBy;
 use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
-use crate::checkpoint::tensors;
-use crate::checkpoint::{CheckpointError, FileTask, StatePart};
+use crate::checkpoint::{CheckpointError, FileTask, StatePart, UpdatedBy, tensors};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
-use warpweft_base::whole_file::regular;
-use warpweft_base::whole_file::{Held, WholeFile, make_folder, remove};
+use warpweft_base::whole_file::{Held, WholeFile, make_folder, regular, remove};
 use warpweft_plan::plan::{StepPlan, carried};
 
 /// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
