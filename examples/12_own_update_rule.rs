@@ -2,8 +2,8 @@
 //!
 //! `cargo run --example 12_own_update_rule`
 //!
-//! A rule of one's own gets a rank's rows of masters and main grads, and what it keeps beside them. Lion (Chen et al.,
-//! 2023) keeps one list where Adam has two moments, and goes by the sign of a blend of it and the gradient.
+//! A custom optimizer gets a rank's rows of masters and main grads, and the states that it names. Lion has one where
+//! Adam has two moments, and goes by the sign of a blend of it and the gradient.
 
 #[path = "shared/print.rs"]
 mod print;
@@ -16,24 +16,41 @@ use print::println;
 const SIZE: usize = 32;
 const STEPS: u32 = 200;
 
-/// One update of the weights of a set: this rank's rows of them.
-fn lion(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    const BLENDS: f32 = 0.9;
-    const KEEPS: f32 = 0.99;
-    let factor = context.vote()?[0].factor(); // unscales and clips
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
-    for weight in context.weights() {
-        let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
-        let mut momentum = context.first_state(weight.id)?;
-        for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
-            let g = factor * g;
-            let blend = BLENDS * *m + (1.0 - BLENDS) * g;
-            let sign = if blend == 0.0 { 0.0 } else { blend.signum() };
-            *m = KEEPS * *m + (1.0 - KEEPS) * g;
-            *p -= rate * (sign + context.weight_decay() * *p);
-        }
+/// Lion (Chen et al., 2023).
+#[derive(Clone)]
+struct Lion {
+    /// How much of the momentum there is in the direction of a step.
+    blends: f32,
+    /// How much of the momentum is kept.
+    keeps: f32,
+}
+
+impl Optimizer<CpuSurface> for Lion {
+    fn name(&self) -> &'static str {
+        "Lion"
     }
-    Ok(())
+
+    fn states(&self) -> &'static [&'static str] {
+        &["momentum"]
+    }
+
+    /// Updates this rank's rows of the weights of a set.
+    fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        let factor = context.vote()?[0].factor(); // unscales and clips
+        let rate = context.learning_rate()?[0] * context.learning_rate_scale();
+        for weight in context.weights() {
+            let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
+            let mut momentum = context.state(weight.id, "momentum")?;
+            for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
+                let g = factor * g;
+                let blend = self.blends * *m + (1.0 - self.blends) * g;
+                let sign = if blend == 0.0 { 0.0 } else { blend.signum() };
+                *m = self.keeps * *m + (1.0 - self.keeps) * g;
+                *p -= rate * (sign + context.weight_decay() * *p);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One weight, one call that computes loss and gradient at once.
@@ -95,9 +112,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let closure = on_cpu(|_, context| fit(context));
     let adamw = train("AdamW", Session::builder(Config::default(), move |_| closure), 0.01).await?;
 
-    let mut config = Config::default();
-    config.optimizer.own_states = Some(1); // the momentum
-    let builder = Session::builder(config, move |_| updating(closure, lion));
+    let builder = Session::builder(Config::default(), move |_| closure);
+    let builder = builder.optimizer(Lion { blends: 0.9, keeps: 0.99 });
     let lion = train("Lion", builder, 0.005).await?;
     println!("Lion takes {:.0} % of AdamW's resident memory", 100.0 * lion as f64 / adamw as f64);
     Ok(())

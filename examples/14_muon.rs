@@ -20,51 +20,69 @@ const BATCH: usize = 32;
 const STEPS: usize = 120;
 const KEEPS: f32 = 0.95;
 
-/// The rank's rows of what the matrix is made of: momentum, looked ahead by a step (Nesterov).
-fn accumulate(context: &PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let factor = context.vote()?[0].factor(); // unscales and clips
-    for weight in context.weights() {
-        let (gradient, mut rows) = (context.main_grad(weight.id)?, context.prepared(weight.id)?);
-        let mut momentum = context.first_state(weight.id)?;
-        for ((row, m), g) in rows.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
-            let g = factor * g;
-            *m = KEEPS * *m + g;
-            *row = g + KEEPS * *m;
-        }
+#[derive(Clone)]
+struct Muon;
+
+impl Optimizer<CpuSurface> for Muon {
+    fn name(&self) -> &'static str {
+        "Muon"
     }
-    Ok(())
-}
 
-/// The matrix, on the one rank that has it whole.
-fn orthogonalize(context: &TransformContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let (weight, matrix) = (context.weight(), context.matrix()?);
-    let found = newton_schulz(&Matrix { columns: weight.columns, values: matrix.to_vec() });
-    context.transformed()?.copy_from_slice(&found.values);
-    Ok(())
-}
+    fn states(&self) -> &'static [&'static str] {
+        &["momentum"]
+    }
 
-/// The rank's rows again: of matrices by what came back, of everything else by momentum alone.
-fn update(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let factor = context.vote()?[0].factor();
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
-    for weight in context.weights() {
-        let mut master = context.master(weight.id)?;
-        if weight.whole_matrix {
-            // So that an element moves as far as AdamW would move it, whatever the shape (Liu et al., 2025).
-            let reach = 0.2 * (weight.shape.rows.max(weight.shape.cols) as f32).sqrt();
-            let rows = context.transformed(weight.id)?;
-            for (p, step) in master.iter_mut().zip(rows.iter()) {
-                *p -= rate * (reach * step + context.weight_decay() * *p);
-            }
-        } else {
-            let (gradient, mut momentum) = (context.main_grad(weight.id)?, context.first_state(weight.id)?);
-            for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
-                *m = KEEPS * *m + factor * g;
-                *p -= rate * *m;
+    fn takes_whole_matrices(&self) -> bool {
+        true
+    }
+
+    /// The rank's rows of what the matrix is made of: momentum, looked ahead by a step (Nesterov).
+    fn prepare(&mut self, context: &PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        let factor = context.vote()?[0].factor(); // unscales and clips
+        for weight in context.weights() {
+            let (gradient, mut rows) = (context.main_grad(weight.id)?, context.prepared(weight.id)?);
+            let mut momentum = context.state(weight.id, "momentum")?;
+            for ((row, m), g) in rows.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
+                let g = factor * g;
+                *m = KEEPS * *m + g;
+                *row = g + KEEPS * *m;
             }
         }
+        Ok(())
     }
-    Ok(())
+
+    /// The matrix, on the one rank that has it whole.
+    fn transform(&mut self, context: &TransformContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        let (weight, matrix) = (context.weight(), context.matrix()?);
+        let found = newton_schulz(&Matrix { columns: weight.columns, values: matrix.to_vec() });
+        context.transformed()?.copy_from_slice(&found.values);
+        Ok(())
+    }
+
+    /// The rank's rows again: of matrices by what came back, of everything else by momentum alone.
+    fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        let factor = context.vote()?[0].factor();
+        let rate = context.learning_rate()?[0] * context.learning_rate_scale();
+        for weight in context.weights() {
+            let mut master = context.master(weight.id)?;
+            if weight.whole_matrix {
+                // So that an element moves as far as AdamW would move it, whatever the shape (Liu et al., 2025).
+                let reach = 0.2 * (weight.shape.rows.max(weight.shape.cols) as f32).sqrt();
+                let rows = context.transformed(weight.id)?;
+                for (p, step) in master.iter_mut().zip(rows.iter()) {
+                    *p -= rate * (reach * step + context.weight_decay() * *p);
+                }
+            } else {
+                let (gradient, mut momentum) =
+                    (context.main_grad(weight.id)?, context.state(weight.id, "momentum")?);
+                for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
+                    *m = KEEPS * *m + factor * g;
+                    *p -= rate * *m;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Row-major.
@@ -183,14 +201,14 @@ fn fit(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
 
 /// Trains at a rate that falls to 0, and returns the last loss.
 async fn train(ranks: usize) -> Result<f32, Box<dyn std::error::Error>> {
-    /// The momentum is all that is kept. The bias is no matrix.
-    const RULES: &str = "optimizer.own_states = 1\n[[weights]]\nmatch = \"*\"\nwhole_matrix = true\n\
+    /// The bias is no matrix.
+    const RULES: &str = "[[weights]]\nmatch = \"*\"\nwhole_matrix = true\n\
                          [[weights]]\nmatch = \"bias\"\nwhole_matrix = false";
     let config = Config::from_toml_str(RULES, "rules.toml")?;
     let program = declare(&config, ranks)?;
     let closure = on_cpu(|_, context| fit(context));
-    let made = move |_| updating(closure, update).by_matrices(accumulate, orthogonalize);
-    let builder = Session::builder(config, made).program(program).initialize(initial::normal(1, 0.1));
+    let builder = Session::builder(config, move |_| closure).optimizer(Muon).program(program);
+    let builder = builder.initialize(initial::normal(1, 0.1));
     let mut session = builder.start_cpu(ranks as u32).await?;
     let mut loss = 0.0;
     for step in 0..STEPS {

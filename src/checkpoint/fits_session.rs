@@ -182,7 +182,7 @@ impl Claims<'_> {
             let there = if claim.lists == 1 { "1 list".to_owned() } else { format!("{} lists", claim.lists) };
             return Err(format!(
                 "beside the master of `{name}` the checkpoint has {there} of state, and the session keeps {lists} \
-                 (optimizer.own_states; Adam keeps 2); update it by the same rule, or import \
+                 (Adam keeps 2); train by the same optimizer, or import \
                  `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which all state begins \
                  anew"
             ));

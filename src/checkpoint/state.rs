@@ -169,7 +169,7 @@ impl Checkpoint {
 
     /// The same weights and carried buffers, with an optimizer that begins anew: no steps taken, and no moments.
     ///
-    /// For weights that were frozen and are to train, and for another rule of updates than the one that made the state.
+    /// For weights that were frozen and are to train, and for another optimizer than the one that made the state.
     /// Moments of 0 beside a step count that is not would be
     /// taken for moments that have settled: by the bias correction of that step they make updates several times
     /// too large (6.6 times, of a steady gradient with the default betas).

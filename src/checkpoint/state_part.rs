@@ -11,14 +11,14 @@ use warpweft_plan::layout::StateLayout;
 pub enum StatePart {
     /// The FP32 master.
     Master,
-    /// Adam's first moment, or the first list that a rule of the trainer's own keeps.
+    /// Adam's first moment, or the first list that a custom optimizer keeps.
     FirstMoment,
     /// Adam's second moment, or the second list.
     SecondMoment,
 }
 
 impl StatePart {
-    /// All of them. Of a frozen weight there is the master alone, and a rule of the trainer's own may keep fewer.
+    /// All of them. Of a frozen weight there is the master alone, and a custom optimizer may keep fewer.
     pub const ALL: [Self; 3] = [Self::Master, Self::FirstMoment, Self::SecondMoment];
 
     /// The master, and so many lists beside it.
@@ -26,7 +26,7 @@ impl StatePart {
         Self::ALL.into_iter().take(1 + lists)
     }
 
-    /// What it is where state is laid out so: a rule of the trainer's own has states, and no moments.
+    /// What it is where state is laid out so: a custom optimizer has states, and no moments.
     pub(crate) fn in_words(self, layout: StateLayout) -> &'static str {
         match self {
             Self::Master => "master",

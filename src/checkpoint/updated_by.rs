@@ -14,7 +14,7 @@ use warpweft_plan::layout::StateLayout;
 pub enum UpdatedBy {
     /// The library's Adam.
     Adam,
-    /// A rule of the trainer's own ([`updating`](crate::compute::updating)); which one a checkpoint does not say.
+    /// A custom optimizer ([`Optimizer`](crate::compute::Optimizer)); which one a checkpoint does not say.
     OwnRule,
 }
 
@@ -44,7 +44,7 @@ impl UpdatedBy {
     pub(super) const fn in_words(self) -> &'static str {
         match self {
             Self::Adam => "Adam",
-            Self::OwnRule => "a rule of the trainer's own (optimizer.own_states)",
+            Self::OwnRule => "a custom optimizer",
         }
     }
 }

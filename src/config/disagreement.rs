@@ -10,7 +10,7 @@ impl Config {
     /// The first two keys that do not go together.
     pub(super) fn disagreement(&self, entries: &[Entry]) -> Option<ConfigError> {
         let found = self.prefetched_twice(entries).or_else(|| self.latency_of_no_link(entries));
-        let found = found.or_else(|| self.own_rule_of_halves(entries));
+        let found = found.or_else(|| self.custom_optimizer_of_halves(entries));
         let found = found.or_else(|| self.summed_by_nobody(entries));
         found.or_else(|| self.moments_that_stand_still(entries))
     }
@@ -70,10 +70,10 @@ impl Config {
         })
     }
 
-    /// A rule of the trainer's own gets masters and states as f32.
-    fn own_rule_of_halves(&self, entries: &[Entry]) -> Option<ConfigError> {
-        let Optimizer { own_states, moments, masters, .. } = self.optimizer;
-        own_states?;
+    /// A custom optimizer gets masters and states as f32.
+    fn custom_optimizer_of_halves(&self, entries: &[Entry]) -> Option<ConfigError> {
+        let Optimizer { custom_states, moments, masters, .. } = self.optimizer;
+        custom_states?;
         let key = match (moments, masters) {
             (Moments::F32, Masters::F32) => return None,
             (Moments::Bf16, _) => "optimizer.moments",
@@ -84,12 +84,10 @@ impl Config {
             origin: self.origins.of(entry),
             key: entry.path.clone(),
             problem: format!(
-                "is {}, and `optimizer.own_states` is set",
+                "is {}, and a custom optimizer updates the weights",
                 entry.value.as_ref().map(shown).unwrap_or_default()
             ),
-            advice: "a rule of the trainer's own updates f32 values: set it to \"f32\", or remove \
-                     `optimizer.own_states` for Adam"
-                .to_owned(),
+            advice: "a custom optimizer updates f32 values: set it to \"f32\", or train by Adam".to_owned(),
         })
     }
 
@@ -160,10 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_of_the_trainer_s_own_is_refused_where_masters_or_moments_are_not_f32() {
+    fn a_custom_optimizer_is_refused_where_masters_or_moments_are_not_f32() {
         let with = |moments, masters| {
             let mut config = Config::default();
-            config.optimizer.own_states = Some(1);
+            config.optimizer.custom_states = Some(1);
             (config.optimizer.moments, config.optimizer.masters) = (moments, masters);
             config.validate()
         };
@@ -173,7 +171,10 @@ mod tests {
             (Moments::F32, Masters::Bf16Remainder, "`optimizer.masters` is \"bf16_remainder\""),
         ] {
             let said = with(moments, masters).unwrap_err().to_string();
-            assert!(said.contains(words) && said.contains("`optimizer.own_states` is set"), "{said}");
+            assert!(
+                said.contains(words) && said.contains("a custom optimizer updates the weights"),
+                "{said}"
+            );
         }
     }
 

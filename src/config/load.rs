@@ -327,7 +327,6 @@ mod tests {
             ("optimizer.bias_correction", "1", "`true`"),
             ("optimizer.moments", "\"f16\"", "\"f32\" or \"bf16\""),
             ("optimizer.masters", "\"bf16\"", "\"bf16_remainder\""),
-            ("optimizer.own_states", "3", "0, 1 or 2 lists"),
             ("optimizer.lr", "\"fast\"", "finite number from 0"),
             ("optimizer.lr", "nan", "finite number from 0"),
             ("optimizer.beta1", "1", "below 1"),

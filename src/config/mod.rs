@@ -287,7 +287,6 @@ mod tests {
             ("optimizer.eps", with(|c| c.optimizer.eps = 1e-60)),
             ("optimizer.weight_decay", with(|c| c.optimizer.weight_decay = f64::NAN)),
             ("optimizer.max_norm", with(|c| c.optimizer.max_norm = f64::INFINITY)),
-            ("optimizer.own_states", with(|c| c.optimizer.own_states = Some(3))),
             ("cpu.link.bytes_per_s", with(|c| c.cpu.link.bytes_per_s = Some(0.0))),
             ("cpu.link.latency_us", with(|c| c.cpu.link.latency_us = -1.0)),
             // More than a clock can add.

@@ -2,12 +2,10 @@
 //!
 //! Law: as of [`super::choices`]: plain data, judged by [`Config::validate`](super::Config::validate).
 
-use std::ops::RangeInclusive;
-
 use serde::{Deserialize, Serialize};
 
 use warpweft_format::{AmaxChoice, Via};
-use warpweft_plan::policy::{self, AdamMode, Masters, Moments};
+use warpweft_plan::policy::{AdamMode, Masters, Moments};
 
 /// Where the scale of a weight in a per-tensor FP8 format comes from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -70,21 +68,17 @@ pub struct Optimizer {
     pub moments: Moments,
     /// How the masters of sharded weights are stored.
     pub masters: Masters,
-    /// Unless set, Adam updates the weights. Otherwise a rule of the trainer's own does
-    /// ([`updating`](crate::compute::updating)), for which so many lists of f32 values are kept beside every master, 0
-    /// to 2. The rule gets learning rate, weight decay and gradients clipped by `max_norm`; mode, betas, eps and bias
-    /// correction are Adam's, and then without effect.
-    pub own_states: Option<u8>,
+    /// How many lists of f32 state a custom optimizer keeps beside every master, 0 to 2; `None` for Adam. It is no
+    /// key of a file: `SessionBuilder::optimizer` sets it, and whoever plans for a custom optimizer without closures.
+    /// It gets learning rate, weight decay and gradients clipped by `max_norm`; mode, betas, eps and bias correction
+    /// are Adam's.
+    #[serde(skip)]
+    pub custom_states: Option<u8>,
     /// Largest norm of the whole gradient; larger ones are scaled down to it. 0 turns clipping off.
     pub max_norm: f64,
     /// How many steps in a row may be skipped, for a gradient that is not finite and without a loss scale: the step
     /// that reaches this number is an error. 0 for any number.
     pub max_skipped: u32,
-}
-
-impl Optimizer {
-    /// How many lists of state a rule of the trainer's own may keep beside every master.
-    pub const OWN_STATES: RangeInclusive<u8> = policy::OWN_STATES;
 }
 
 impl Default for Optimizer {
@@ -99,7 +93,7 @@ impl Default for Optimizer {
             bias_correction: true,
             moments: Moments::default(),
             masters: Masters::default(),
-            own_states: None,
+            custom_states: None,
             max_norm: 0.0,
             max_skipped: 8,
         }

@@ -37,7 +37,7 @@ pub struct WeightRule {
     /// A factor on their learning rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr_scale: Option<f64>,
-    /// Whether the trainer's own rule of updates gets their matrices whole, if the rule is to decide it.
+    /// Whether the custom optimizer gets their matrices whole, if the rule is to decide it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole_matrix: Option<bool>,
     /// Whether they stay what they are, if the rule is to decide it.
@@ -58,7 +58,7 @@ pub struct WeightSettings {
     pub weight_decay: Option<NonNegative>,
     /// A factor on its learning rate.
     pub learning_rate_scale: Option<NonNegative>,
-    /// Whether the trainer's own rule of updates gets its matrix whole.
+    /// Whether the custom optimizer gets its matrix whole.
     pub whole_matrix: Option<bool>,
     /// Whether it stays what it is.
     pub frozen: Option<bool>,

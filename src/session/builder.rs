@@ -9,12 +9,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::custom_optimizer::{CustomOptimizer, required};
 use super::given_up::GivenUp;
 use super::plans::{Plans, host_buffers};
 use super::recorder::{self, Recorder};
 use super::startable::{Shared, Startable, Unstarted};
 use super::tuning::Tuning;
-use super::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen, costs, rule};
+use super::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen, costs};
 use crate::checkpoint::FrozenBase;
 use crate::checkpoint::ranks::MasterRows;
 use crate::config::{ByteSize, Config, Reduce, Transport};
@@ -24,7 +25,7 @@ use warpweft_backend::cpu::{CpuOptions, CpuWorld, Pace};
 use warpweft_backend::rendezvous::Rendezvous;
 use warpweft_backend::{Backend, Checked};
 use warpweft_base::id::{ProgramId, RankId};
-use warpweft_plan::compute::{Compute, ComputeError, ComputeFactory, Seat, Surface};
+use warpweft_plan::compute::{Compute, ComputeError, ComputeFactory, Optimizer, Seat, Surface};
 use warpweft_plan::model::{Accumulation, Mesh, Role, StepProgram};
 use warpweft_plan::plan::{Costs, StepPlan};
 
@@ -36,6 +37,7 @@ pub struct SessionBuilder<S: Surface> {
     initializer: Option<Initializer>,
     base: Option<FrozenBase>,
     closures: ComputeFactory<S>,
+    optimizer: Option<CustomOptimizer<S>>,
     /// How long ranks look for their next command before they sleep.
     pub(super) patience: Duration,
 }
@@ -74,6 +76,7 @@ impl Session {
             programs: Vec::new(),
             initializer: None,
             base: None,
+            optimizer: None,
             patience: Duration::ZERO,
             closures: Arc::new(move |seat| Ok(Box::new(closures(seat)?))),
         }
@@ -115,6 +118,38 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self
     }
 
+    /// A custom optimizer updates the weights, in place of the Adam of the configuration, of which learning rate,
+    /// weight decay and clipping remain. Every rank gets a clone.
+    pub fn optimizer<O>(self, optimizer: O) -> Self
+    where
+        O: Optimizer<S> + Clone + Send + Sync + 'static,
+    {
+        let states = optimizer.states().len();
+        let made = Arc::new(move |_seat| Ok(Box::new(optimizer.clone()) as Box<dyn Optimizer<S>>));
+        self.with_optimizer(CustomOptimizer { states, made })
+    }
+
+    /// As [`SessionBuilder::optimizer`], with a factory that gets the rank's [`Seat`], on GPUs the device's ordinal
+    /// with it, and may fail: for one that has code or memory on the device. It keeps as many `states` as its
+    /// [`Optimizer::states`] has names.
+    pub fn try_optimizer<O>(
+        self,
+        states: usize,
+        factory: impl Fn(Seat<S::Device>) -> Result<O, ComputeError> + Send + Sync + 'static,
+    ) -> Self
+    where
+        O: Optimizer<S> + 'static,
+    {
+        let made = Arc::new(move |seat| Ok(Box::new(factory(seat)?) as Box<dyn Optimizer<S>>));
+        self.with_optimizer(CustomOptimizer { states, made })
+    }
+
+    fn with_optimizer(mut self, optimizer: CustomOptimizer<S>) -> Self {
+        self.config.optimizer.custom_states = Some(u8::try_from(optimizer.states).unwrap_or(u8::MAX));
+        self.optimizer = Some(optimizer);
+        self
+    }
+
     /// Frozen weights begin with these planes, bit for bit, in place of what [`SessionBuilder::initialize`] gives; see
     /// [`PretrainedFiles::frozen_base`](crate::checkpoint::PretrainedFiles::frozen_base).
     pub fn frozen_base(self, base: FrozenBase) -> Self {
@@ -150,7 +185,12 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         rendezvous: Arc<Rendezvous>,
         backends: Vec<B>,
     ) -> Result<Session, SessionError> {
-        let closures = rule::checked(Arc::clone(&self.closures), &self.config, &self.programs);
+        let is_planned = self.config.optimizer.custom_states.is_some();
+        let updates = self.programs.iter().any(StepProgram::updates_weights);
+        let closures = match is_planned && updates && self.optimizer.is_none() {
+            true => required(self.closures),
+            false => self.closures,
+        };
         let (start, ranks) = Self { closures, ..self }.of_any(backends);
         start.start_in(rendezvous, ranks).await
     }
@@ -160,7 +200,11 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self,
         backends: Vec<B>,
     ) -> (Start, Vec<Box<dyn Startable>>) {
-        let Self { config, programs, initializer, base, closures, patience } = self;
+        let Self { config, programs, initializer, base, closures, optimizer, patience } = self;
+        let closures = match optimizer {
+            Some(optimizer) => optimizer.beside(closures, &programs),
+            None => closures,
+        };
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let check = config.check && !backends.iter().all(Backend::is_checked);
         let ranks = unstarted(backends.into_iter().map(|backend| Checked::when(check, backend)), &closures);

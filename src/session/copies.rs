@@ -11,7 +11,7 @@ impl Session {
     /// weights on all ranks; masters, and the moments or lists of state beside them. Called in every process.
     ///
     /// Training leaves them equal, for ranks sum in one order. Two things may part them, for which nothing else
-    /// looks: a [rule of the trainer's own](crate::compute::updating) that adds up in no fixed order, and memory that
+    /// looks: a [custom optimizer](crate::compute::Optimizer) that adds up in no fixed order, and memory that
     /// fails. This copies all of it to the host, at the pace of [`Session::save_parts`], so it is for every so many
     /// steps. Without replicas and replicated weights there is nothing to compare. Quantized planes are compared where
     /// they are all there is, of frozen weights; those of others are made anew in every step.

@@ -18,7 +18,7 @@ pub struct StrayValue {
     pub weight: String,
     /// What of it.
     pub part: StatePart,
-    /// In a word: a master, a moment, or a state of a rule of the trainer's own.
+    /// In a word: a master, a moment, or a state of a custom optimizer.
     pub list: &'static str,
     /// The row of the whole weight, counted from 0.
     pub row: usize,

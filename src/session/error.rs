@@ -351,7 +351,7 @@ pub enum SessionError {
     },
     /// Two ranks hold other values of the same rows. Nothing was changed, and the session can go on.
     #[error(
-        "after {steps} step{}, {rank} and {other} hold different {list}s of the same rows of `{weight}`: ranks no longer train one model. Import a checkpoint that was saved while they did, and look for what may differ between ranks: a rule of updates that adds up in no fixed order or goes by the rank, or memory that fails",
+        "after {steps} step{}, {rank} and {other} hold different {list}s of the same rows of `{weight}`: ranks no longer train one model. Import a checkpoint that was saved while they did, and look for what may differ between ranks: a custom optimizer that adds up in no fixed order or goes by the rank, or memory that fails",
         if *steps == 1 { "" } else { "s" }
     )]
     CopiesDiffer {
@@ -361,7 +361,7 @@ pub enum SessionError {
         weight: String,
         /// Which values.
         part: StatePart,
-        /// In a word: a master, a moment, or a state of a rule of the trainer's own.
+        /// In a word: a master, a moment, or a state of a custom optimizer.
         list: &'static str,
         /// One of them.
         rank: RankId,

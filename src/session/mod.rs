@@ -22,6 +22,7 @@ mod copies;
 mod costs;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod custom_optimizer;
 mod diverged;
 mod ended;
 mod error;
@@ -37,7 +38,6 @@ mod plans;
 mod policy;
 mod recorder;
 mod report;
-mod rule;
 mod scalars;
 mod sharded;
 mod simulation;

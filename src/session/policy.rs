@@ -58,7 +58,7 @@ impl From<&Config> for StateLayout {
         Self {
             moments: config.optimizer.moments,
             masters: config.optimizer.masters,
-            own_states: config.optimizer.own_states,
+            own_states: config.optimizer.custom_states,
             delayed: (quantize.scaling == Scaling::Delayed).then_some(delayed),
         }
     }

@@ -7,6 +7,7 @@
 
 mod allocator;
 pub mod alone;
+pub mod custom_optimizer;
 pub mod golden_file;
 pub mod meddler;
 pub mod of_thread;

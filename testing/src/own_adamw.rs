@@ -1,4 +1,4 @@
-//! AdamW as a rule of the trainer's own, on the CPU.
+//! AdamW as a custom optimizer, on the CPU.
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeError, UpdateContext};
@@ -23,7 +23,8 @@ pub fn adamw(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError
             true => context.transformed(weight.id)?,
             false => context.main_grad(weight.id)?,
         };
-        let (mut first, mut second) = (context.first_state(weight.id)?, context.second_state(weight.id)?);
+        let (mut first, mut second) =
+            (context.state(weight.id, "first")?, context.state(weight.id, "second")?);
         assert_eq!(master.len(), weight.rows * weight.columns);
         for at in 0..master.len() {
             let g = vote.factor() * gradient[at];

@@ -9,10 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
+use crate::custom_optimizer::{ByMatrices, ByRows};
 use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{
-    ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, updating,
-};
+use warpweft::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
 use warpweft::config::Config;
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::{BufferId, RankId, WeightId};
@@ -131,7 +130,7 @@ impl Trainer {
         self.with_programs(Session::builder(config, move |_: RankId| run.clone()))
     }
 
-    /// The same with a rule of updates.
+    /// The same with a custom optimizer that keeps as many states as the configuration says.
     pub fn builder_updating<R>(
         &self,
         config: Config,
@@ -141,11 +140,11 @@ impl Trainer {
     where
         R: FnMut(&UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static,
     {
-        let run = self.closure(mischief);
-        self.with_programs(Session::builder(config, move |_: RankId| updating(run.clone(), rule.clone())))
+        let lists = config.optimizer.custom_states.map_or(0, usize::from);
+        self.builder(config, mischief).optimizer(ByRows(lists, rule))
     }
 
-    /// The same with a rule that also gets whole matrices: what prepares rows, what transforms a matrix, what updates.
+    /// The same with one that takes whole matrices: what prepares rows, what transforms a matrix, what updates.
     pub fn builder_by_matrices<P, T, R>(
         &self,
         config: Config,
@@ -161,11 +160,8 @@ impl Trainer {
             + 'static,
         R: FnMut(&UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> + Clone + Send + Sync + 'static,
     {
-        let run = self.closure(mischief);
-        let made = move |_: RankId| {
-            updating(run.clone(), update.clone()).by_matrices(prepare.clone(), transform.clone())
-        };
-        self.with_programs(Session::builder(config, made))
+        let lists = config.optimizer.custom_states.map_or(0, usize::from);
+        self.builder(config, mischief).optimizer(ByMatrices(lists, prepare, transform, update))
     }
 
     fn closure(

@@ -1,13 +1,14 @@
-//! A rule of the trainer's own in place of Adam, in whole sessions. A device brings one that computes AdamW
+//! A custom optimizer in place of Adam, in whole sessions. A device brings one that computes AdamW
 //! (`crate::products::Rule`), so the library's own is what it is held to.
 
 use half::bf16;
 use warpweft::checkpoint::{Checkpoint, UpdatedBy};
-use warpweft::compute::{ComputeContext, ComputeError, UpdateContext, updating};
+use warpweft::compute::{ComputeContext, ComputeError, UpdateContext};
 use warpweft::config::{Capture, Config};
 use warpweft::id::RankId;
 use warpweft::model::Call;
 use warpweft::session::{Outcome, Session, SessionError};
+use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_by_matrices, declare_with, formats, initial};
 use super::harness::{noise, within_limit};
@@ -30,7 +31,7 @@ enum By {
 
 async fn session(capture: Capture, by: By, weight_decay: f64) -> Session {
     let mut config = settled(Config { capture, ..Config::default() });
-    config.optimizer.own_states = (by != By::Adam).then_some(2);
+    config.optimizer.custom_states = (by != By::Adam).then_some(2);
     (config.optimizer.weight_decay, config.optimizer.max_norm) = (weight_decay, 1.0);
     let Declared { program, products } = match by {
         By::Matrices => declare_by_matrices(),
@@ -43,13 +44,12 @@ async fn session(capture: Capture, by: By, weight_decay: f64) -> Session {
             products.iter().try_for_each(|product| layers.run(*block, context, *product).map(drop))
         }
     };
+    let builder = Session::builder(config, closure);
     let builder = match by {
-        By::Adam => Session::builder(config, closure),
-        By::Rows => Session::builder(config, move |rank| updating(closure(rank), ruled())),
+        By::Adam => builder,
+        By::Rows => builder.try_optimizer(2, |_| Ok(ByRows(2, ruled()))),
         By::Matrices => {
-            let parts =
-                move |rank| updating(closure(rank), ruled()).by_matrices(Rule::prepare, Rule::transform);
-            Session::builder(config, parts)
+            builder.try_optimizer(2, |_| Ok(ByMatrices(2, Rule::prepare, Rule::transform, ruled())))
         }
     };
     start(builder.program(program).initialize(initial), most_recorded_ranks()).await

@@ -75,7 +75,7 @@ impl Layers {
     }
 }
 
-/// A rule of updates, which needs nothing either.
+/// A custom optimizer, which needs nothing either.
 pub(crate) struct Rule;
 
 impl Rule {

@@ -167,8 +167,8 @@ impl Rule {
             };
             Ok(AdamOperand {
                 master: MasterState::Whole(context.master(id)?.address()),
-                exp_avg: context.first_state(id)?.address(),
-                exp_avg_sq: context.second_state(id)?.address(),
+                exp_avg: context.state(id, "first")?.address(),
+                exp_avg_sq: context.state(id, "second")?.address(),
                 main_grad: gradient.address(),
                 elements: gradient.len(),
             })

@@ -11,6 +11,7 @@ use warpweft::model::Accumulation;
 use warpweft::plan::{ResidentLayout, StepPlan};
 use warpweft::prelude::*;
 use warpweft::session::{SessionBuilder, plan_program};
+use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
 
 use crate::closure::Transformer;
 use crate::data::{Corpus, Draw, Split};
@@ -34,7 +35,7 @@ const SMALL: Config = Config { width: 64, layers: 2, heads: 4, hidden: 256, sequ
 type Keys = &'static [(&'static str, &'static str)];
 
 /// Who updates the weights.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Optimizer {
     Adam,
     Lion,
@@ -143,30 +144,18 @@ pub(crate) const RUNS: [Run; 39] = [
     Run { name: "matrices, accumulated, three ranks", accumulate: 2, ranks: 3, ..MATRICES },
 ];
 
-const LION: Run = Run {
-    name: "Lion",
-    optimizer: Optimizer::Lion,
-    keys: &[("OPTIMIZER__OWN_STATES", "1"), ("OPTIMIZER__LR", "3e-4")],
-    ..NVFP4
-};
+const LION: Run =
+    Run { name: "Lion", optimizer: Optimizer::Lion, keys: &[("OPTIMIZER__LR", "3e-4")], ..NVFP4 };
 
-const LION_OF_REPLICAS: Keys = &[
-    ("OPTIMIZER__OWN_STATES", "1"),
-    ("OPTIMIZER__LR", "3e-4"),
-    ("MESH__REPLICATE", "2"),
-    ("CAPTURE", "step"),
-];
+const LION_OF_REPLICAS: Keys = &[("OPTIMIZER__LR", "3e-4"), ("MESH__REPLICATE", "2"), ("CAPTURE", "step")];
 
 const MATRICES: Run = Run {
     name: "matrices",
     optimizer: Optimizer::Matrices,
-    keys: &[
-        ("OPTIMIZER__OWN_STATES", "1"),
-        (
-            "WEIGHTS",
-            r#"[{ match = "blocks.*", whole_matrix = true }, { match = "*.gain", whole_matrix = false }]"#,
-        ),
-    ],
+    keys: &[(
+        "WEIGHTS",
+        r#"[{ match = "blocks.*", whole_matrix = true }, { match = "*.gain", whole_matrix = false }]"#,
+    )],
     ..NVFP4
 };
 
@@ -210,6 +199,13 @@ fn with_micro_batches(mut declared: Declared, micro_batches: u32) -> Result<Decl
 }
 
 impl Run {
+    /// The custom optimizers keep one state.
+    fn settings(&self) -> Result<Settings, Box<dyn Error>> {
+        let mut settings = settings(self.keys)?;
+        settings.optimizer.custom_states = (self.optimizer != Optimizer::Adam).then_some(1);
+        Ok(settings)
+    }
+
     fn declared(&self, config: &Config, settings: &Settings) -> Result<Declared, Box<dyn Error>> {
         let model = settings.apply_weight_rules(&program::weights(config, self.format.parse()?)?)?;
         let mut declared = program::declare(config, &model)?;
@@ -240,17 +236,16 @@ impl Run {
 
     fn closures(&self, settings: Settings, declared: Declared) -> SessionBuilder<CpuSurface> {
         let transformer = move || Transformer::new(&declared, Host::new(&SMALL));
+        let builder = Session::builder(settings, move |_: RankId| transformer());
         match self.optimizer {
-            Optimizer::Adam => Session::builder(settings, move |_: RankId| transformer()),
-            Optimizer::Lion => Session::builder(settings, move |_: RankId| updating(transformer(), lion)),
-            Optimizer::Matrices => Session::builder(settings, move |_: RankId| {
-                updating(transformer(), update).by_matrices(prepare, transform)
-            }),
+            Optimizer::Adam => builder,
+            Optimizer::Lion => builder.optimizer(ByRows(1, lion)),
+            Optimizer::Matrices => builder.optimizer(ByMatrices(1, prepare, transform, update)),
         }
     }
 
     async fn session_plans(&self) -> Result<Vec<Entry>, Box<dyn Error>> {
-        let session = self.start(&settings(self.keys)?).await?;
+        let session = self.start(&self.settings()?).await?;
         let entry = |program: &str| {
             let name = format!("session of `{}`, {program}", self.name);
             Ok::<_, SessionError>(planned(name, session.plan(program)?))
@@ -261,7 +256,7 @@ impl Run {
     }
 
     async fn losses(&self, corpus: &Corpus) -> Result<Entry, Box<dyn Error>> {
-        let settings = settings(self.keys)?;
+        let settings = self.settings()?;
         let mut session = self.start(&settings).await?;
         let mut losses = Vec::new();
         for step in 0..STEPS {
@@ -337,7 +332,7 @@ fn digest(checkpoint: &Checkpoint) -> u64 {
 pub(crate) fn plans() -> Result<Vec<Entry>, Box<dyn Error>> {
     let (full, mut all) = (Config::default(), Vec::new());
     for run in &RUNS {
-        let settings = settings(run.keys)?;
+        let settings = run.settings()?;
         let (train, name) = (run.declared(&full, &settings)?.train, format!("train, {}", run.name));
         let whole = plan_program(&train, &settings, run.ranks)?;
         all.push(planned(&name, &whole));

@@ -42,11 +42,11 @@ pub(crate) fn plans() -> Result<Vec<Entry>, Box<dyn Error>> {
         add(&format!("11_adapters_beside_a_frozen_weight on {ranks}"), &adapters()?, &usual, ranks)?;
     }
     add("12_own_update_rule, AdamW", &one_map(true)?, &usual, 2)?;
-    add("12_own_update_rule, Lion", &one_map(true)?, &of("optimizer.own_states = 1")?, 2)?;
+    add("12_own_update_rule, Lion", &one_map(true)?, &keeping_one(Config::default()), 2)?;
     for ranks in [1, 4] {
         add(&format!("13_loss_over_the_whole_batch on {ranks}"), &contrastive(ranks)?, &usual, ranks as u32)?;
     }
-    let rules = of(MATRICES)?;
+    let rules = keeping_one(of(MATRICES)?);
     for ranks in [1, 2] {
         add(&format!("14_muon on {ranks}"), &muon(&rules, ranks)?, &rules, ranks as u32)?;
     }
@@ -226,8 +226,14 @@ fn contrastive(ranks: usize) -> Declared {
     program.build_training()
 }
 
+/// A custom optimizer with one state.
+fn keeping_one(mut config: Config) -> Config {
+    config.optimizer.custom_states = Some(1);
+    config
+}
+
 /// Of 14.
-const MATRICES: &str = "optimizer.own_states = 1\n[[weights]]\nmatch = \"*\"\nwhole_matrix = true\n\
+const MATRICES: &str = "[[weights]]\nmatch = \"*\"\nwhole_matrix = true\n\
                         [[weights]]\nmatch = \"bias\"\nwhole_matrix = false";
 
 /// 14.

@@ -12,7 +12,7 @@ pub(crate) fn lion(context: &UpdateContext<'_, CpuSurface>) -> Result<(), Comput
     let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     for weight in context.weights() {
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
-        let mut momentum = context.first_state(weight.id)?;
+        let mut momentum = context.state(weight.id, "first")?;
         for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
             let g = factor * g;
             let blend = BLENDS * *m + (1.0 - BLENDS) * g;
@@ -29,7 +29,7 @@ pub(crate) fn prepare(context: &PrepareContext<'_, CpuSurface>) -> Result<(), Co
     let factor = context.vote()?[0].factor();
     for weight in context.weights() {
         let (gradient, mut rows) = (context.main_grad(weight.id)?, context.prepared(weight.id)?);
-        let mut momentum = context.first_state(weight.id)?;
+        let mut momentum = context.state(weight.id, "first")?;
         for ((row, m), g) in rows.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
             *m = KEEPS * *m + factor * g;
             *row = *m;
@@ -57,7 +57,8 @@ pub(crate) fn update(context: &UpdateContext<'_, CpuSurface>) -> Result<(), Comp
             let rows = context.transformed(weight.id)?;
             master.iter_mut().zip(rows.iter()).for_each(|(p, step)| *p -= 10.0 * rate * step);
         } else {
-            let (gradient, mut momentum) = (context.main_grad(weight.id)?, context.first_state(weight.id)?);
+            let (gradient, mut momentum) =
+                (context.main_grad(weight.id)?, context.state(weight.id, "first")?);
             for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
                 *m = KEEPS * *m + factor * g;
                 *p -= rate * *m;

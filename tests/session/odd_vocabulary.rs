@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex};
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
-use warpweft::compute::{
-    ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, updating,
-};
+use warpweft::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
 use warpweft::config::{Columnwise, Config, ReduceDtype};
 use warpweft::format::{Directions, Format, Orientation, Quantized, Shape, Via, quantize};
 use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionBuilder};
+use warpweft_testing::custom_optimizer::ByMatrices;
 use warpweft_testing::reference::{Parameter, RATE, mean_over_replicas};
 use warpweft_testing::trainer::{initial, within_a_minute};
 
@@ -334,12 +333,11 @@ fn a_custom_optimizer_gets_the_matrix_of_the_declared_rows() {
             let mut found = Vec::new();
             for ranks in [1, 2, 3, 5] {
                 let mut config = config(1, Columnwise::OnDemand);
-                config.optimizer.own_states = Some(0);
                 let rules = "[[weights]]\nmatch = 'embedding'\nwhole_matrix = true";
                 config.weights = Config::from_toml_str(rules, "rules").unwrap().weights;
                 let model = config.apply_weight_rules(&model(ROWS, format)).unwrap();
-                let closures = |_: RankId| updating(run, descend).by_matrices(prepare, normalize);
-                let builder = Session::builder(config, closures).program(program(&model, ROWS));
+                let builder = Session::builder(config, |_: RankId| run).program(program(&model, ROWS));
+                let builder = builder.optimizer(ByMatrices(0, prepare, normalize, descend));
                 let mut session = builder.initialize(initial).start_cpu(ranks).await.unwrap();
                 for rank in 0..ranks {
                     session.write_input("train", RankId::new(rank), "token", &[82.0]).unwrap();

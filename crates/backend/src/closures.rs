@@ -3,7 +3,7 @@
 //! Laws:
 //! - Closures are made, run and dropped on one thread.
 //! - EX-4: a closure that returns without having asked for everything that its call overwrites has failed.
-//! - After a panic a closure's state is not trusted: none runs again, and neither does the rule of updates. Every later
+//! - After a panic a closure's state is not trusted: none runs again, and neither does the optimizer. Every later
 //!   call faults, and every later update fails, with the name of what panicked and its words.
 //!
 //! The caller sees to it that no closure runs while the fault word is set, and no rule in a step that is skipped as far
@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use super::ClosureFault;
 use warpweft_base::id::RankId;
 use warpweft_base::panics::kept_words;
-use warpweft_plan::compute::{Borrower, BoundCall, Compute, ComputeFactory, RuleTask, Seat, Surface};
+use warpweft_plan::compute::{Borrower, BoundCall, Compute, ComputeFactory, OptimizerTask, Seat, Surface};
 
 /// The closures of one lane.
 pub enum Closures<S: Surface> {
@@ -76,14 +76,14 @@ impl<S: Surface> Closures<S> {
     }
 }
 
-/// Why a part of a rule of updates was not carried out, or only partly.
+/// Why a part of a custom optimizer was not carried out, or only partly.
 #[derive(thiserror::Error)]
 pub enum RuleFault {
     /// There are none.
     #[error(transparent)]
     NoClosures(#[from] NoClosures),
     #[error(
-        "the rule of updates failed: {0}; unless the step was only being recorded, some masters or what is kept beside them may be updated now and others not, on some ranks, so begin a new session and import the last checkpoint"
+        "the optimizer failed: {0}; unless the step was only being captured, some masters or what is kept beside them may be updated now and others not, on some ranks, so begin a new session and import the last checkpoint"
     )]
     /// The words of the part that failed.
     Failed(String),
@@ -92,8 +92,8 @@ pub enum RuleFault {
 warpweft_base::debug_in_words!(RuleFault);
 
 impl<S: Surface> Closures<S> {
-    /// Carries out one task of the closures' rule.
-    pub fn rule(&mut self, rank: RankId, task: &RuleTask, surface: &S) -> Result<(), RuleFault> {
+    /// Carries out one task of the custom optimizer.
+    pub fn rule(&mut self, rank: RankId, task: &OptimizerTask, surface: &S) -> Result<(), RuleFault> {
         let closures = match self {
             Self::None => return Err(NoClosures.into()),
             Self::Broken(message) => return Err(RuleFault::Failed(message.clone())),

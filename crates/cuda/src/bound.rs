@@ -13,7 +13,7 @@ use super::stream::Event;
 use super::timeline::Timeline;
 use warpweft_backend::local::ComputeCall;
 use warpweft_base::id::{CallId, EventId, TaskId, WeightId};
-use warpweft_plan::compute::RuleTask;
+use warpweft_plan::compute::OptimizerTask;
 
 /// A plan bound to one rank.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ pub(super) enum Work {
     /// Runs a closure, which enqueues; then, in a step in which gradients are inspected, what inspects those it wrote.
     Call(ComputeCall, Vec<Command>),
     /// Runs a part of the trainer's own rule, which enqueues, and then looks at what an update left.
-    Rule(Arc<RuleTask>, Option<Command>),
+    Rule(Arc<OptimizerTask>, Option<Command>),
     /// Sets the fault word, and what the host knows of it, to no fault.
     ClearFault(Vec<Command>),
 }

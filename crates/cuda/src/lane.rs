@@ -98,7 +98,7 @@ impl CudaStream {
                 *faulted = false;
                 all(commands)
             }
-            // The vote will skip the step, so a rule of updates has nothing to do either.
+            // The vote will skip the step, so a custom optimizer has nothing to do either.
             Work::Call(..) | Work::Rule(..) if *faulted => Ok(()),
             Work::Call(call, inspections) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());

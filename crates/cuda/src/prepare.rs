@@ -252,7 +252,7 @@ impl Preparation<'_> {
         })
     }
 
-    /// What is looked at behind a rule of the trainer's own.
+    /// What is looked at behind a custom optimizer.
     pub(super) fn look(&self, op: &Rule) -> Result<Option<KernelLaunch>, CudaFailure> {
         if op.looked_at.is_empty() {
             return Ok(None);

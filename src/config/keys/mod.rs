@@ -176,7 +176,6 @@ mod tests {
         config.prefetch.chunk = Some(crate::config::ByteSize::new(7));
         config.kernel_exchange = Some(crate::config::ByteSize::new(7));
         config.prefetch.policy = Some(crate::config::PrefetchPolicy::Auto);
-        config.optimizer.own_states = Some(1);
         config.cpu.link.bytes_per_s = Some(1e9);
         config.weights.push(WeightRule {
             pattern: "*".to_owned(),

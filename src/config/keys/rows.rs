@@ -6,7 +6,7 @@
 use serde::Serialize;
 use toml::Value;
 
-use crate::config::{Config, Optimizer, Prefetch, Tune, WeightRule};
+use crate::config::{Config, Prefetch, Tune, WeightRule};
 use warpweft_plan::model::Mesh;
 
 /// A key of the configuration.
@@ -239,12 +239,6 @@ pub(super) const ROWS: &[Row] = &[
         expected: "\"f32\" or \"bf16_remainder\" (every sharded weight must be bf16 then)",
         value: |c| toml(c.optimizer.masters),
         valid: |_| true,
-    },
-    Row {
-        path: "optimizer.own_states",
-        expected: "0, 1 or 2 lists of state for the trainer's own rule of updates, or remove it for Adam",
-        value: |c| c.optimizer.own_states.and_then(toml),
-        valid: |c| c.optimizer.own_states.is_none_or(|lists| Optimizer::OWN_STATES.contains(&lists)),
     },
     Row {
         path: "optimizer.max_norm",

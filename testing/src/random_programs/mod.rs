@@ -85,11 +85,11 @@ impl Sample {
         let mut config = config(draw, &model);
         let (rule, optimizer) = (&mut Draw::new(mix(seed ^ RULE)), &mut config.optimizer);
         if (optimizer.moments, optimizer.masters) == (Moments::F32, Masters::F32) && rule.one_in(2) {
-            optimizer.own_states = Some(rule.below(3) as u8);
+            optimizer.custom_states = Some(rule.below(3) as u8);
         }
         // Adam gets no matrix whole.
         let matrices = &mut Draw::new(mix(seed ^ MATRICES));
-        if optimizer.own_states.is_some() && !matrices.one_in(4) {
+        if optimizer.custom_states.is_some() && !matrices.one_in(4) {
             program = matrices::with_matrices(&program, config.quantize.scaling, ending, matrices);
         }
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);

@@ -1,4 +1,4 @@
-//! A rule of the trainer's own that makes whole matrices nearly orthogonal, in sessions.
+//! A custom optimizer that makes whole matrices nearly orthogonal, in sessions.
 
 #![allow(unsafe_code, reason = "memory that a session lends is copied; each block says why it is sound")]
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use warpweft::backend::cuda::cudarc::driver::result::memcpy_dtod_async;
 use warpweft::backend::cuda::{CudaHandles, CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use warpweft::compute::{
-    ComputeContext, ComputeError, PrepareContext, Seat, TransformContext, UpdateContext, updating,
+    ComputeContext, ComputeError, PrepareContext, Seat, TransformContext, UpdateContext,
 };
 use warpweft::config::{Capture, Config};
 use warpweft::format::{ElementType, Format, Shape};
@@ -15,6 +15,7 @@ use warpweft::id::RankId;
 use warpweft::linear::{Device, NewtonSchulz};
 use warpweft::model::{Call, Model, ParameterGroup, Phase, StepProgram};
 use warpweft::session::{Session, initial};
+use warpweft_testing::custom_optimizer::ByMatrices;
 
 use super::newton_schulz::{bits, run};
 use super::reference::noise;
@@ -113,12 +114,10 @@ fn matrices_of_a_session_are_transformed_as_they_are_outside_of_one() {
     }
     for (capture, devices) in cases {
         let ranks = devices.len();
-        let mut config = Config { capture, ..Config::default() };
-        config.optimizer.own_states = Some(0);
-        let made = |seat: Seat<DeviceOrdinal>| {
-            Ok(updating(backward, update).by_matrices(prepare, transform(seat.device)))
-        };
-        let builder = Session::try_builder(config, made).program(declare()).initialize(initial::zeros());
+        let config = Config { capture, ..Config::default() };
+        let made = |seat: Seat<DeviceOrdinal>| Ok(ByMatrices(0, prepare, transform(seat.device), update));
+        let builder = Session::builder(config, |_| backward).try_optimizer(0, made);
+        let builder = builder.program(declare()).initialize(initial::zeros());
         runtime.block_on(async {
             let mut session = builder.start_cuda(devices).await.unwrap();
             for step in 0..3_u64 {

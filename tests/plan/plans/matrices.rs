@@ -440,12 +440,12 @@ fn adam_gets_no_whole_matrices() {
             assert!(matches!(&error, PlanError::WholeMatrix { weight } if weight == named), "{error}");
             let said = error.to_string();
             assert!(said.contains(&format!("`{named}` is to be updated as a whole matrix")), "{said}");
-            assert!(said.contains("optimizer.own_states"), "{said}");
+            assert!(said.contains("SessionBuilder::optimizer"), "{said}");
         }
         let mut config = Config::default();
         let said = plan_program(&program(&specs), &config, 2).unwrap_err().to_string();
         assert!(said.contains(&format!("`{named}` is to be updated as a whole matrix")), "{said}");
-        config.optimizer.own_states = Some(0);
+        config.optimizer.custom_states = Some(0);
         assert_eq!(rounds(&plan_program(&program(&specs), &config, 2).unwrap()).len(), 1);
     }
     // Where Adam does not update them, there is nothing to refuse.

@@ -1,4 +1,4 @@
-//! What a rule of the trainer's own changes in a plan: who updates, where, and what is kept for it.
+//! What a custom optimizer changes in a plan: who updates, where, and what is kept for it.
 
 use std::collections::BTreeSet;
 
@@ -83,7 +83,7 @@ fn gradients_on_their_way_to_a_rule_take_no_more_memory_than_to_adam() {
     for (layers, ranks) in [(4, 2), (12, 4)] {
         let transient = |own_states| {
             let mut config = Config::default();
-            config.optimizer.own_states = own_states;
+            config.optimizer.custom_states = own_states;
             plan_program(&chain(layers, Format::NVFP4_2D), &config, ranks).unwrap().arena.transient_bytes
         };
         let by_adam = transient(None);
@@ -112,7 +112,7 @@ fn a_rule_gets_no_halves_and_no_third_list() {
         keeping(Some(3)),
     ] {
         let error = with_state(state).unwrap_err();
-        assert!(matches!(error, PlanError::Policy { key: "optimizer.own_states", .. }), "{error}");
+        assert!(matches!(error, PlanError::Policy { key: "optimizer.custom_states", .. }), "{error}");
         assert!(error.to_string().contains("masters and moments in f32"), "{error}");
     }
 }
@@ -134,7 +134,7 @@ fn a_rule_runs_where_calls_do_behind_the_vote_and_before_the_amaxes() {
 #[test]
 fn a_plan_in_words_shows_updates_on_the_compute_lane_with_their_buckets() {
     let mut config = Config::default();
-    config.optimizer.own_states = Some(1);
+    config.optimizer.custom_states = Some(1);
     let plan = plan_program(&chain(2, Format::NVFP4_2D), &config, 2).unwrap();
     let text = plan.to_string();
     let rows: Vec<Vec<&str>> = text

@@ -1,4 +1,4 @@
-//! PL-4 and PL-9 where a rule of the trainer's own updates weights: it gets what Adam gets, once for every weight that
+//! PL-4 and PL-9 where a custom optimizer updates weights: it gets what Adam gets, once for every weight that
 //! trains, and the lists that are kept for it, each with its own weight.
 
 use warpweft::format::{Format, Orientation};
@@ -323,7 +323,7 @@ fn adam_does_not_update_what_is_laid_out_for_a_rule_nor_the_reverse() {
     assert!(is_coverage(&refused(&by_adam, &["PL-4", "(adam of", lets])));
     let mut by_rule = own.clone();
     by_rule.weights.state.own_states = None;
-    let runs = "runs a rule of the trainer's own on weights that Adam updates";
+    let runs = "runs a custom optimizer on weights that Adam updates";
     assert!(is_coverage(&refused(&by_rule, &["PL-4", "(update of", runs])));
 }
 

@@ -225,7 +225,7 @@ fn delayed() -> (StepPlan, StepPlan) {
     plans_with(&mixed_program(Format::NVFP4_2D, Format::FP8_TENSOR_E4M3), state)
 }
 
-/// The training step in NVFP4, its weights updated by a rule of the trainer's own that keeps one list.
+/// The training step in NVFP4, its weights updated by a custom optimizer that keeps one list.
 pub(crate) fn own_training() -> StepPlan {
     let state = StateLayout { own_states: Some(1), ..StateLayout::default() };
     plan_of_state(&training_program(Format::NVFP4_2D), state)

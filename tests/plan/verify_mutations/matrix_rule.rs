@@ -25,13 +25,14 @@ pub(crate) fn prepare(lists: u8, context: &PrepareContext<'_, CpuSurface>) -> Re
         let (gradient, mut rows) = (context.main_grad(weight.id)?, context.prepared(weight.id)?);
         rows.iter_mut().zip(gradient.iter()).for_each(|(row, g)| *row = g * factor);
         if lists == 1 {
-            for (row, m) in rows.iter_mut().zip(context.first_state(weight.id)?.iter_mut()) {
+            for (row, m) in rows.iter_mut().zip(context.state(weight.id, "first")?.iter_mut()) {
                 *m = 0.9 * *m + *row;
                 *row = *m;
             }
         }
         if lists == 2 {
-            let (mut first, mut second) = (context.first_state(weight.id)?, context.second_state(weight.id)?);
+            let (mut first, mut second) =
+                (context.state(weight.id, "first")?, context.state(weight.id, "second")?);
             for ((row, m), v) in rows.iter_mut().zip(first.iter_mut()).zip(second.iter_mut()) {
                 *m = BETA1 * *m + (1.0 - BETA1) * *row;
                 *v = BETA2 * *v + ((1.0 - BETA2) * *row) * *row;
@@ -66,11 +67,11 @@ pub(crate) fn update(lists: u8, context: &UpdateContext<'_, CpuSurface>) -> Resu
         let mut by: Vec<f32> =
             transformed.iter().zip(gradient.iter()).map(|(t, g)| t + 0.01 * (g * factor)).collect();
         if lists > 0 {
-            let mut first = context.first_state(weight.id)?;
+            let mut first = context.state(weight.id, "first")?;
             first.iter_mut().zip(&by).for_each(|(m, by)| *m += 0.1 * by);
         }
         if lists == 2 {
-            for (v, by) in context.second_state(weight.id)?.iter_mut().zip(&mut by) {
+            for (v, by) in context.state(weight.id, "second")?.iter_mut().zip(&mut by) {
                 *v = BETA2 * *v + ((1.0 - BETA2) * *by) * *by;
                 *by /= (*v / corrected).sqrt() + 1e-8;
             }

@@ -56,7 +56,7 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         .map(|spec| {
             let mut master = vec![0.0; spec.shape.elements()];
             closure::initial(MasterRows::from_the_first(&spec.name, spec.shape.cols), &mut master);
-            let kept = if spec.frozen { 0 } else { sample.config.optimizer.own_states.unwrap_or(2) };
+            let kept = if spec.frozen { 0 } else { sample.config.optimizer.custom_states.unwrap_or(2) };
             let lists = [0, 1].map(|list| vec![0.0; if list < kept { master.len() } else { 0 }]);
             Parameter { master, lists }
         })
@@ -74,7 +74,7 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         }
         let taken = number as i32 + 1;
         if sample.program.updates_weights() {
-            let own_states = sample.config.optimizer.own_states;
+            let own_states = sample.config.optimizer.custom_states;
             let trained =
                 parameters.iter_mut().enumerate().filter(|(number, _)| !model.weights()[*number].frozen);
             for (number, parameter) in trained {

@@ -7,9 +7,10 @@
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{
-    Compute, ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext,
+    Compute, ComputeContext, ComputeError, Optimizer, PrepareContext, TransformContext, UpdateContext,
 };
 use warpweft::model::{Call, StepProgram};
+use warpweft_testing::custom_optimizer::states;
 use warpweft_testing::random_programs::Sample;
 
 use super::{closure, matrix_rule};
@@ -22,17 +23,31 @@ pub(crate) struct Closures {
 
 impl Closures {
     pub(crate) fn of(sample: &Sample) -> Self {
-        Self { program: sample.program.clone(), lists: sample.config.optimizer.own_states }
+        Self { program: sample.program.clone(), lists: sample.config.optimizer.custom_states }
     }
 
     fn lists(&self) -> Result<u8, ComputeError> {
-        self.lists.ok_or(ComputeError::NoRule)
+        self.lists.ok_or(ComputeError::NoOptimizer)
     }
 }
 
 impl Compute<CpuSurface> for Closures {
     fn run(&mut self, call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         closure::run(&self.program, call, context)
+    }
+
+    fn optimizer(&mut self) -> Option<&mut dyn Optimizer<CpuSurface>> {
+        self.lists.is_some().then_some(self)
+    }
+}
+
+impl Optimizer<CpuSurface> for Closures {
+    fn name(&self) -> &'static str {
+        "of a random program"
+    }
+
+    fn states(&self) -> &'static [&'static str] {
+        states(self.lists.map_or(0, usize::from))
     }
 
     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
@@ -48,10 +63,6 @@ impl Compute<CpuSurface> for Closures {
         }
     }
 
-    fn has_rule(&self) -> bool {
-        self.lists.is_some()
-    }
-
     fn prepare(&mut self, context: &PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         matrix_rule::prepare(self.lists()?, context)
     }
@@ -60,7 +71,7 @@ impl Compute<CpuSurface> for Closures {
         matrix_rule::transform(context)
     }
 
-    fn has_matrix_rule(&self) -> bool {
+    fn takes_whole_matrices(&self) -> bool {
         self.program.model().weights().iter().any(|spec| spec.parameters.whole_matrix)
     }
 }
@@ -86,7 +97,7 @@ fn momentum(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError>
     let [factor, rate, decay] = scalars(context)?;
     for weight in context.weights() {
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
-        let mut kept = context.first_state(weight.id)?;
+        let mut kept = context.state(weight.id, "first")?;
         for ((p, m), g) in master.iter_mut().zip(kept.iter_mut()).zip(gradient.iter()) {
             *m = 0.9 * *m + g * factor;
             *p -= rate * (*m + decay * *p);
@@ -102,7 +113,8 @@ fn adam_w(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     let [correction1, correction2] = [beta1, beta2].map(|beta| (1.0 - f64::from(beta).powi(step)) as f32);
     for weight in context.weights() {
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
-        let (mut first, mut second) = (context.first_state(weight.id)?, context.second_state(weight.id)?);
+        let (mut first, mut second) =
+            (context.state(weight.id, "first")?, context.state(weight.id, "second")?);
         let moments = first.iter_mut().zip(second.iter_mut());
         for ((p, (m, v)), g) in master.iter_mut().zip(moments).zip(gradient.iter()) {
             let g = g * factor;

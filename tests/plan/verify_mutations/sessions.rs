@@ -88,7 +88,7 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
         let config = Config { capture, ..sample.config.clone() };
         let expected = reference::run(&sample, sums(&sample));
         accumulating += usize::from(sample.program.is_accumulating());
-        let by_rule = sample.config.optimizer.own_states.is_some() && sample.program.updates_weights();
+        let by_rule = sample.config.optimizer.custom_states.is_some() && sample.program.updates_weights();
         by_rules += usize::from(by_rule);
         let by_matrices =
             sample.program.model().weights().iter().any(|spec| !spec.frozen && spec.parameters.whole_matrix);

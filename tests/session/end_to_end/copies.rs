@@ -60,7 +60,7 @@ fn parting(
         for updated in context.weights() {
             let mut master = context.master(updated.id)?;
             let (mut first, mut second) =
-                (context.first_state(updated.id)?, context.second_state(updated.id)?);
+                (context.state(updated.id, "first")?, context.state(updated.id, "second")?);
             let is_here = updated.name == weight && context.rank() == RankId::new(rank);
             let added = if is_here { 0.25 } else { 0.0 };
             match part {
@@ -85,7 +85,7 @@ fn what_one_rank_holds_otherwise_is_told_by_weight_list_and_two_ranks() {
             ("bias", StatePart::SecondMoment, 0, (0, 1)),
         ] {
             let mut config = mesh(config(1, Capture::Off, true));
-            config.optimizer.own_states = Some(2);
+            config.optimizer.custom_states = Some(2);
             let trainer = Trainer::refined(2, Format::NVFP4_2D, &config);
             let rule = parting(weight, part, rank);
             let builder = trainer.builder_updating(config, &Mischief::default(), rule);

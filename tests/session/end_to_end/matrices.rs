@@ -23,7 +23,7 @@ fn momentum(context: Prepare<'_, '_>) -> Done {
     let factor = context.vote()?[0].factor();
     for weight in context.weights() {
         let (gradient, mut rows) = (context.main_grad(weight.id)?, context.prepared(weight.id)?);
-        let mut momentum = context.first_state(weight.id).ok();
+        let mut momentum = context.state(weight.id, "first").ok();
         for at in 0..rows.len() {
             rows[at] = factor * gradient[at];
             if let Some(momentum) = &mut momentum {
@@ -70,7 +70,7 @@ fn descend(context: Update<'_, '_>) -> Done {
 const RULES: &str = "[[weights]]\nmatch = 'layer*'\nwhole_matrix = true\n";
 
 fn by_matrices(lists: u8, rules: &str, mut config: Config) -> Config {
-    config.optimizer.own_states = Some(lists);
+    config.optimizer.custom_states = Some(lists);
     config.weights = Config::from_toml_str(&format!("{RULES}{rules}"), "rules").unwrap().weights;
     config
 }
@@ -387,7 +387,7 @@ fn whole_matrices_without_a_rule_for_them_are_refused_before_the_start() {
         let builder = trainer.builder_updating(config.clone(), &Mischief::default(), descend);
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
         assert!(error.contains("`layer0` is to be updated as a whole matrix"), "{error}");
-        assert!(error.contains("Updating::by_matrices"), "{error}");
+        assert!(error.contains("Optimizer::takes_whole_matrices"), "{error}");
         // Neither are parts of a rule left out without a word, unless what they are for is frozen for a while.
         let without = Config { weights: Vec::new(), ..config.clone() };
         let parts = || (momentum, mix, descend);
@@ -404,7 +404,8 @@ fn whole_matrices_without_a_rule_for_them_are_refused_before_the_start() {
         let adam = Config { optimizer: super::config(1, Capture::Off, true).optimizer, ..config };
         let error = trainer.start(adam, 2).await.unwrap_err().to_string();
         assert!(
-            error.contains("`layer0` is to be updated as a whole matrix") && error.contains("own_states"),
+            error.contains("`layer0` is to be updated as a whole matrix")
+                && error.contains("SessionBuilder::optimizer"),
             "{error}"
         );
     });

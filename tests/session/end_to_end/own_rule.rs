@@ -10,6 +10,7 @@ use warpweft::config::{Capture, Config, Scaling};
 use warpweft::format::Format;
 use warpweft::layout::aligned;
 use warpweft::session::{Outcome, Session, SessionError};
+use warpweft_testing::custom_optimizer::ByRows;
 use warpweft_testing::own_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
@@ -23,7 +24,7 @@ fn descent(context: Context<'_, '_>) -> Result<(), ComputeError> {
     let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     for weight in context.weights() {
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
-        let mut momentum = context.first_state(weight.id).ok();
+        let mut momentum = context.state(weight.id, "first").ok();
         for at in 0..master.len() {
             let mut step = factor * gradient[at];
             if let Some(momentum) = &mut momentum {
@@ -37,7 +38,7 @@ fn descent(context: Context<'_, '_>) -> Result<(), ComputeError> {
 }
 
 fn own(lists: u8, mut config: Config) -> Config {
-    config.optimizer.own_states = Some(lists);
+    config.optimizer.custom_states = Some(lists);
     config
 }
 
@@ -199,16 +200,8 @@ fn state_of_another_optimizer_is_refused_where_there_is_as_much_of_it() {
             session.import(&Checkpoint { updated_by: None, ..unused }).await.unwrap();
         }
         for (session, name, words) in [
-            (
-                &mut adam,
-                "rule",
-                "is of a rule of the trainer's own (optimizer.own_states), and here Adam updates them",
-            ),
-            (
-                &mut rule,
-                "adam",
-                "is of Adam, and here a rule of the trainer's own (optimizer.own_states) updates them",
-            ),
+            (&mut adam, "rule", "is of a custom optimizer, and here Adam updates them"),
+            (&mut rule, "adam", "is of Adam, and here a custom optimizer updates them"),
         ] {
             let whole = FileStore::new(folder.path().join(name)).load().await.unwrap();
             let parts = PartFiles::new(folder.path().join("parts").join(name));
@@ -359,17 +352,25 @@ fn a_rule_may_pass_over_weights_of_which_its_rank_has_no_rows() {
     });
 }
 
-/// Neither way would a session train as its closures were written to.
+/// A session neither plans for an optimizer that nobody gives it, nor lacks memory for what one keeps.
 #[test]
-fn a_rule_without_its_key_and_the_key_without_a_rule_are_refused_before_the_start() {
+fn a_custom_optimizer_that_is_missing_or_names_other_states_is_refused_before_the_start() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::Bf16);
         let made = || config(1, Capture::Off, true);
         let error = trainer.start(own(1, made()), 2).await.unwrap_err().to_string();
-        assert!(error.contains("the closures have no rule of updates"), "{error}");
-        let builder = trainer.builder_updating(made(), &Mischief::default(), descent);
+        assert!(
+            error.contains("the plan was made for a custom optimizer, and this rank has none"),
+            "{error}"
+        );
+        let builder = trainer.builder(made(), &Mischief::default());
+        let builder = builder.try_optimizer(2, |_| Ok(ByRows(1, descent)));
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
-        assert!(error.contains("which optimizer.own_states does not ask for"), "{error}");
+        assert!(error.contains("names 1 states, and SessionBuilder::try_optimizer was told of 2"), "{error}");
+        let builder =
+            trainer.builder(made(), &Mischief::default()).try_optimizer(3, |_| Ok(ByRows(2, descent)));
+        let error = builder.start_cpu(2).await.unwrap_err().to_string();
+        assert!(error.contains("keep at most 2 lists for a custom optimizer"), "{error}");
     });
 }
 
@@ -435,7 +436,7 @@ fn a_rule_that_leaves_a_value_that_is_not_finite_is_told_by_weight_row_and_colum
                 |context| {
                     descent(context)?;
                     for weight in context.weights().filter(|weight| weight.name == "bias") {
-                        context.first_state(weight.id)?[7] = f32::INFINITY;
+                        context.state(weight.id, "first")?[7] = f32::INFINITY;
                     }
                     Ok(())
                 },
@@ -470,13 +471,8 @@ fn a_rule_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
             for weight in context.weights() {
                 let rows = (weight.first_row, weight.rows, weight.columns);
                 seeing.lock().unwrap().push((context.rank().number(), weight.name.clone(), rows, parameters));
-                assert!(
-                    context
-                        .first_state(weight.id)
-                        .unwrap_err()
-                        .to_string()
-                        .contains("set optimizer.own_states to 1")
-                );
+                let refused = context.state(weight.id, "first").unwrap_err().to_string();
+                assert!(refused.contains("name every state in Optimizer::states"), "{refused}");
             }
             descent(context)
         };

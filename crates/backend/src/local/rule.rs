@@ -1,4 +1,4 @@
-//! The trainer's own rule on a rank's slices and matrices.
+//! A custom optimizer on a rank's slices and matrices.
 //!
 //! Law: what the rule is lent, and what is looked at behind it, are real rows alone. Every value that an update leaves
 //! is held to the same bounds as what Adam leaves; what was prepared and transformed before shows in it.
@@ -11,18 +11,18 @@ use super::optimizer::parameters;
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_format::Via;
 use warpweft_plan::compute::{
-    BoundMatrix, BoundPreparation, BoundRows, BoundState, BoundTransformation, BoundUpdate, Lent, RuleTask,
-    UpdatedWeight,
+    BoundMatrix, BoundPreparation, BoundPrepared, BoundRows, BoundState, BoundTransformation, BoundUpdate,
+    Lent, OptimizerTask, UpdatedWeight,
 };
 use warpweft_plan::layout::{OptimizerSettings, Region, WeightLayout};
 use warpweft_plan::model::ShardRows;
 use warpweft_plan::op::{PrepareOperand, UpdateOperand, Vote};
 
-/// A part of the trainer's own rule.
+/// A part of a custom optimizer.
 #[derive(Debug)]
 pub struct Rule {
     /// What the rule is lent.
-    pub task: Arc<RuleTask>,
+    pub task: Arc<OptimizerTask>,
     pub vote: Region,
     /// What is looked at behind it: masters and states, each with the largest magnitude from which training goes on.
     pub looked_at: Vec<(Region, f32)>,
@@ -50,18 +50,17 @@ impl Rule {
             let kept: Vec<Region> = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
             looked_at.push((master, via.largest(layout.format)));
             looked_at.extend(kept.iter().map(|list| (*list, weights.state.largest_moment())));
+            let weight = UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank));
+            let main_grad = real(operand.main_grad)?;
             states.push(BoundState {
-                weight: UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank)),
+                rows: BoundRows { weight, kept, main_grad, lent: Lent::default() },
                 master,
-                kept,
-                main_grad: real(operand.main_grad)?,
                 transformed: transformed.map(|slot| rows(binder, slot, place, layout)).transpose()?,
-                lent: Lent::default(),
             });
         }
-        states.sort_unstable_by_key(|state: &BoundState| state.weight.id);
+        states.sort_unstable_by_key(|state: &BoundState| state.rows.weight.id);
         let vote = binder.elements::<Vote>(vote, 1)?;
-        let name = name("update", states.iter().map(|state| &state.weight), &bucket.to_string());
+        let name = name("update", states.iter().map(|state| &state.rows.weight), &bucket.to_string());
         let update = BoundUpdate {
             program: binder.binding.program.to_owned(),
             name,
@@ -71,7 +70,7 @@ impl Rule {
             learning_rate_scale,
             weight_decay,
         };
-        Ok(Self { task: Arc::new(RuleTask::Update(update)), vote, looked_at })
+        Ok(Self { task: Arc::new(OptimizerTask::Update(update)), vote, looked_at })
     }
 
     /// The rows of a round of matrices. Its lists are looked at behind the update, which may change them again.
@@ -87,19 +86,19 @@ impl Rule {
             let layout = binder.weight(operand.weight)?;
             let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
-            bound.push(BoundRows {
-                weight: UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank)),
-                kept: operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?,
-                main_grad: real(operand.main_grad)?,
+            let weight = UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank));
+            let kept = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
+            let main_grad = real(operand.main_grad)?;
+            bound.push(BoundPrepared {
+                rows: BoundRows { weight, kept, main_grad, lent: Lent::default() },
                 prepared: rows(binder, to, place, layout)?,
-                lent: Lent::default(),
             });
         }
-        bound.sort_unstable_by_key(|rows: &BoundRows| rows.weight.id);
+        bound.sort_unstable_by_key(|one: &BoundPrepared| one.rows.weight.id);
         let vote = binder.elements::<Vote>(vote, 1)?;
-        let name = name("preparation", bound.iter().map(|rows| &rows.weight), &bucket.to_string());
+        let name = name("preparation", bound.iter().map(|one| &one.rows.weight), &bucket.to_string());
         let program = binder.binding.program.to_owned();
-        let task = RuleTask::Prepare(BoundPreparation {
+        let task = OptimizerTask::Prepare(BoundPreparation {
             program,
             name,
             rows: bound,
@@ -134,7 +133,7 @@ impl Rule {
         let vote = binder.elements::<Vote>(vote, 1)?;
         let name = name("transformation", matrix.iter().map(|matrix| &matrix.weight), "no matrix");
         let program = binder.binding.program.to_owned();
-        let task = RuleTask::Transform(BoundTransformation {
+        let task = OptimizerTask::Transform(BoundTransformation {
             program,
             name,
             matrix,

@@ -170,6 +170,14 @@ pub(super) struct ModelArguments {
     /// Copies of the model, over the configuration's mesh.replicate; they divide the ranks
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     replicate: Option<u32>,
+
+    /// Plan for a custom optimizer in place of Adam, which keeps so many lists of f32 state beside every master
+    #[arg(long, value_name = "N")]
+    optimizer_states: Option<u8>,
+
+    /// Weights whose matrices the custom optimizer takes whole, as Muon does: a pattern of their names
+    #[arg(long, value_name = "PATTERN", requires = "optimizer_states")]
+    whole_matrices: Vec<String>,
 }
 
 /// Finds the prefetch policy that is fastest on a machine, within a budget of memory
@@ -282,10 +290,11 @@ fn milliseconds(text: &str) -> Result<Nanoseconds, String> {
 
 impl ModelArguments {
     fn options(self) -> ModelOptions {
-        let Self { model, config, depth, bytes, auto, budget, replicate } = self;
+        let Self { model, config, depth, bytes, auto, budget, replicate, optimizer_states, whole_matrices } =
+            self;
         let prefetch = depth.map(Prefetch::depth).or_else(|| bytes.map(Prefetch::bytes));
         let prefetch = prefetch.or_else(|| auto.then(Prefetch::auto));
-        ModelOptions { model, config, prefetch, budget, replicate }
+        ModelOptions { model, config, prefetch, budget, replicate, optimizer_states, whole_matrices }
     }
 }
 

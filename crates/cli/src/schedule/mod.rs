@@ -28,7 +28,7 @@ pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
 use warpweft::backend::sim::END;
 use warpweft::cluster::named;
-use warpweft::config::{ByteSize, Config, ConfigError, Prefetch};
+use warpweft::config::{ByteSize, Config, ConfigError, Prefetch, WeightRule};
 use warpweft::model::StepProgram;
 use warpweft::session::{columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program};
 use warpweft::trace::TimelinePicture;
@@ -66,6 +66,10 @@ pub struct ModelOptions {
     pub budget: Option<ByteSize>,
     /// In place of the configuration's `mesh.replicate`.
     pub replicate: Option<u32>,
+    /// Lists of f32 state that a custom optimizer keeps beside every master; `None` for Adam.
+    pub optimizer_states: Option<u8>,
+    /// Patterns of weights whose matrices it takes whole, after the rules of the configuration.
+    pub whole_matrices: Vec<String>,
 }
 
 /// The key by which it is said when gathers start, and the option that sets it.
@@ -93,6 +97,16 @@ impl ModelOptions {
         if let Some(replicate) = self.replicate {
             config.mesh.replicate = replicate;
             config.set_by("mesh.replicate", "--replicate");
+        }
+        config.optimizer.custom_states = self.optimizer_states;
+        for pattern in &self.whole_matrices {
+            let (key, whole_matrix) = (format!("weights.{}.match", config.weights.len()), Some(true));
+            config.weights.push(WeightRule {
+                pattern: pattern.clone(),
+                whole_matrix,
+                ..WeightRule::default()
+            });
+            config.set_by(&key, "--whole-matrices");
         }
         Ok(config)
     }
@@ -241,8 +255,15 @@ mod tests {
         std::fs::write(&path, MODEL).unwrap();
         for depth in [0, 2] {
             let prefetch = Some(Prefetch { depth: Some(depth), ..Prefetch::default() });
-            let options =
-                ModelOptions { model: path.clone(), config: None, prefetch, budget: None, replicate: None };
+            let options = ModelOptions {
+                model: path.clone(),
+                config: None,
+                prefetch,
+                budget: None,
+                replicate: None,
+                optimizer_states: None,
+                whole_matrices: Vec::new(),
+            };
             let shown = plan_model(&options, None, 2, &PlanView::Tasks).unwrap();
             let Declaration { program, config, .. } = declare(&options).unwrap();
             let run = block_on(async {

@@ -37,6 +37,24 @@ fn plan_shows_totals_tasks_or_a_graph() {
 }
 
 #[test]
+fn a_file_is_planned_for_a_custom_optimizer_by_its_states_and_whole_matrices() {
+    let folder = folder();
+    let adam = said(folder.path(), "plan model.toml --ranks 2 --tasks");
+    let lion = said(folder.path(), "plan model.toml --ranks 2 --tasks --optimizer-states 1");
+    let muon = "plan model.toml --ranks 2 --tasks --optimizer-states 1 --whole-matrices *.qkv.weight";
+    let muon = said(folder.path(), muon);
+    let runs = |plan: &str, what: &str| plan.lines().any(|line| line.contains(what));
+    assert!(runs(&adam, " adam ") && !runs(&adam, " update "), "{adam}");
+    assert!(!runs(&lion, " adam ") && runs(&lion, " update ") && !runs(&lion, " transform "), "{lion}");
+    assert!(runs(&muon, " update ") && runs(&muon, " transform "), "{muon}");
+    let alone = run(folder.path(), "plan model.toml --whole-matrices *.qkv.weight");
+    assert!(String::from_utf8(alone.stderr).unwrap().contains("--optimizer-states"));
+    let idle = run(folder.path(), "plan model.toml --optimizer-states 1 --whole-matrices nowhere");
+    let idle = String::from_utf8(idle.stderr).unwrap();
+    assert!(idle.contains("--whole-matrices") && idle.contains("matches no weight"), "{idle}");
+}
+
+#[test]
 fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
     let folder = folder();
     let calls = include_str!("../../../../examples/simulate/calls.toml");

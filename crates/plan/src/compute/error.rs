@@ -35,7 +35,7 @@ pub enum ComputeError {
         "{task} writes {what}, and its closure left {missing} of its {elements} elements as they were, the first at {first} (counted from 0), or computed them from memory that nothing wrote; write every element, and add nothing to what is there (check = true fills it with a NaN, and found that NaN again)"
     )]
     PartlyWritten {
-        /// The call, or the part of a rule of updates.
+        /// The call, or the part of a custom optimizer.
         task: String,
         /// The gradient, output, or rows.
         what: String,
@@ -46,84 +46,99 @@ pub enum ComputeError {
         /// The first that was left.
         first: usize,
     },
-    /// The weights are to be updated by a rule that the closures do not have.
+    /// The plan has an update of a custom optimizer, and there is none.
     #[error(
-        "optimizer.own_states is set, and the closures have no rule of updates: give them one by compute::updating or Compute::update, or remove optimizer.own_states for Adam"
+        "the plan was made for a custom optimizer, and this rank has none; give it to SessionBuilder::optimizer"
     )]
-    NoRule,
-    /// The closures have a rule of updates, and Adam is to update the weights.
+    NoOptimizer,
+    /// The optimizer names other states than there is memory for.
     #[error(
-        "the closures have a rule of updates, which optimizer.own_states does not ask for: set it to the number of lists that the rule keeps, or leave the rule out for Adam"
+        "the optimizer `{optimizer}` names {named} states, and SessionBuilder::try_optimizer was told of {states}; say as many as Optimizer::states has names"
     )]
-    RuleUnused,
-    /// The rule asked for a weight that this update, or this round, is not about.
+    OtherStates {
+        /// The optimizer's name.
+        optimizer: &'static str,
+        /// States that it names.
+        named: usize,
+        /// States that are kept.
+        states: usize,
+    },
+    /// The optimizer asked for a weight that this update, or this round, is not about.
     #[error(
-        "the rule of updates asked for {weight}, which is not of this task; take the weights of its context (`weights`), of which every task has others"
+        "the optimizer asked for {weight}, which is not of this task; take the weights of its context (`weights`), of which every task has others"
     )]
     NotOfUpdate {
         /// The weight.
         weight: WeightId,
     },
-    /// The rule asked for a list of state that is not kept.
+    /// The optimizer asked for a state that it does not name.
     #[error(
-        "the rule of updates asked for {wanted} lists of state of `{weight}`, and {kept} are kept; set optimizer.own_states to {wanted}"
+        "the optimizer asked for the state `{}` of `{weight}`, and {}; name every state in Optimizer::states",
+        shown(state),
+        kept_states(kept)
     )]
     NoState {
         /// The weight's name.
         weight: String,
-        /// Lists that there would have to be.
-        wanted: usize,
-        /// Lists that there are.
-        kept: usize,
+        /// The state that was asked for.
+        state: String,
+        /// Those that are kept.
+        kept: Vec<String>,
     },
-    /// The rule returned without asking for the master of a weight that it was to update, of which the rank has rows.
+    /// The optimizer returned without asking for the master of a weight that it was to update, of which the rank has
+    /// rows.
     #[error(
-        "the rule of updates returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
+        "the optimizer returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
     )]
     NotUpdated {
         /// The weight's name.
         weight: String,
     },
-    /// A weight is to be updated as a whole matrix, and the closures' rule has no parts for that.
+    /// A weight is to be updated as a whole matrix, and the optimizer does not take such.
     #[error(
-        "`{weight}` is to be updated as a whole matrix (whole_matrix), and the closures have no rule that prepares and transforms matrices: give them one by Updating::by_matrices, or by Compute::prepare, Compute::transform and Compute::has_matrix_rule, or take whole_matrix from the weight"
+        "`{weight}` is to be updated as a whole matrix (whole_matrix), and the optimizer `{optimizer}` takes none: give it Optimizer::prepare, Optimizer::transform and Optimizer::takes_whole_matrices, or take whole_matrix from the weight"
     )]
     NoMatrixRule {
         /// The weight's name.
         weight: String,
+        /// The optimizer's name.
+        optimizer: &'static str,
     },
-    /// The closures' rule prepares and transforms matrices, and no weight asks for that.
+    /// The optimizer takes whole matrices, and no weight asks for that.
     #[error(
-        "the closures have a rule that prepares and transforms matrices, and no weight is to be updated as a whole matrix: set whole_matrix for those that are, or give the closures a rule without these parts"
+        "the optimizer `{optimizer}` takes whole matrices, and no weight is to be updated as a whole matrix: set whole_matrix for those that are, or use an optimizer without"
     )]
-    MatrixRuleUnused,
-    /// A part of a rule was called that the closures do not have.
+    MatrixRuleUnused {
+        /// The optimizer's name.
+        optimizer: &'static str,
+    },
+    /// A part was called that the optimizer does not have.
     #[error(
-        "the closures say that they have a rule for whole matrices (Compute::has_matrix_rule), and do not have {part}; implement both Compute::prepare and Compute::transform"
+        "the optimizer says that it takes whole matrices (Optimizer::takes_whole_matrices), and does not have {part}; implement both Optimizer::prepare and Optimizer::transform"
     )]
     NoMatrixPart {
         /// The function that is missing.
         part: &'static str,
     },
-    /// The rule asked for the transformed rows of a weight whose matrix is not made whole.
+    /// The optimizer asked for the transformed rows of a weight whose matrix is not made whole.
     #[error(
-        "the rule of updates asked for the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or ask only where UpdatedWeight::whole_matrix is set"
+        "the optimizer asked for the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or ask only where UpdatedWeight::whole_matrix is set"
     )]
     NoMatrix {
         /// The weight's name.
         weight: String,
     },
-    /// The rule returned without asking for rows that it was to prepare.
+    /// The optimizer returned without asking for rows that it was to prepare.
     #[error(
-        "the rule of updates returned without asking for the prepared rows of `{weight}`, so its matrix would hold whatever lay there; prepare every weight of PrepareContext::weights"
+        "the optimizer returned without asking for the prepared rows of `{weight}`, so its matrix would hold whatever lay there; prepare every weight of PrepareContext::weights"
     )]
     NotPrepared {
         /// The weight's name.
         weight: String,
     },
-    /// The rule returned without asking for what becomes of a matrix.
+    /// The optimizer returned without asking for what becomes of a matrix.
     #[error(
-        "the rule of updates returned without asking for the transformed matrix of `{weight}`, which would hold whatever lay there; write TransformContext::transformed (the matrix as it is, if there is nothing to do)"
+        "the optimizer returned without asking for the transformed matrix of `{weight}`, which would hold whatever lay there; write TransformContext::transformed (the matrix as it is, if there is nothing to do)"
     )]
     NotTransformed {
         /// The weight's name.
@@ -282,6 +297,14 @@ impl From<Box<dyn std::error::Error + Send + Sync>> for ComputeError {
     fn from(error: Box<dyn std::error::Error + Send + Sync>) -> Self {
         let error: Box<dyn std::error::Error> = error;
         error.into()
+    }
+}
+
+/// Which states there are.
+fn kept_states(kept: &[String]) -> String {
+    match kept {
+        [] => "none is kept".to_owned(),
+        kept => format!("those that are kept are {}", listed("`", kept)),
     }
 }
 

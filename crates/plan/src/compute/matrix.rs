@@ -1,50 +1,49 @@
-//! What the trainer's own rule of updates may touch where it needs whole matrices.
+//! Whole matrices of a custom optimizer, as Muon needs them: what it may touch of them.
 //!
 //! Laws:
-//! - Such a rule has three parts. It *prepares* the rank's rows of what each matrix is made of; the library brings the
-//!   rows of one matrix together on one rank, where the rule *transforms* it; the library brings the rows back, and the
-//!   rule *updates* by them ([`UpdateContext::transformed`](super::UpdateContext::transformed)).
+//! - Such an optimizer has three parts. It *prepares* the rank's rows of what each matrix is made of; the library
+//!   brings the rows of one matrix together on one rank, where it is *transformed*; the library brings the rows back,
+//!   and the optimizer *updates* by them ([`UpdateContext::transformed`](super::UpdateContext::transformed)).
 //! - The first part gets main grads to read and what is kept beside masters to update, the second one matrix and
 //!   nothing else. Neither gets a master, and neither a plane, a buffer, or a row of another rank that was not
 //!   prepared.
 //! - EX-4: the first part asks for the rows of every weight of which the rank has some, the second for what becomes of
 //!   its matrix. Both are spoiled first if the plan is bound so, and nothing of them may be left as it was.
 
+use std::ops::Deref;
+
 use super::error::ComputeError;
 use super::filled::refuse_left_out;
 use super::lent::Lent;
+use super::optimizer_base::{BoundRows, OptimizerContext, rows_of};
 use super::update::UpdatedWeight;
-use super::{Compute, Surface};
+use super::{Optimizer, Surface};
 use crate::layout::Region;
-use crate::op::Vote;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::ElementType;
 
 /// Rows of one weight to be prepared, bound to memory.
 #[derive(Debug)]
 #[doc(hidden)]
-pub struct BoundRows {
-    pub weight: UpdatedWeight,
-    pub kept: Vec<Region>,
-    pub main_grad: Region,
+pub struct BoundPrepared {
+    pub rows: BoundRows,
     pub prepared: Region,
-    pub lent: Lent,
 }
 
-/// The first part of a rule, bound to the arena.
+/// The first part of an optimizer, bound to the arena.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct BoundPreparation {
     pub program: String,
     pub name: String,
     /// In the order of the weights' ids.
-    pub rows: Vec<BoundRows>,
+    pub rows: Vec<BoundPrepared>,
     pub vote: Region,
     /// Whether rows are spoiled before they are prepared.
     pub spoiled: bool,
 }
 
-/// The second part of a rule, bound to the arena.
+/// The second part of an optimizer, bound to the arena.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct BoundTransformation {
@@ -72,32 +71,28 @@ impl BoundPreparation {
         &self,
         rank: RankId,
         surface: &S,
-        closures: &mut dyn Compute<S>,
+        optimizer: &mut dyn Optimizer<S>,
     ) -> Result<(), ComputeError> {
-        self.rows.iter().for_each(|rows| rows.lent.begin());
+        self.rows.iter().for_each(|one| one.rows.lent.begin());
         let mut spoiled = self.rows.iter().filter(|_| self.spoiled);
-        spoiled.clone().try_for_each(|rows| surface.spoil(rows.prepared))?;
-        closures.prepare(&PrepareContext { rank, bound: self, surface })?;
-        if let Some(rows) = self.rows.iter().find(|rows| rows.weight.rows > 0 && !rows.lent.is_marked()) {
-            return Err(ComputeError::NotPrepared { weight: rows.weight.name.clone() });
+        spoiled.clone().try_for_each(|one| surface.spoil(one.prepared))?;
+        let states = optimizer.states();
+        let base = OptimizerContext { rank, program: &self.program, vote: self.vote, states, surface };
+        optimizer.prepare(&PrepareContext { base, bound: self })?;
+        let left = |one: &&BoundPrepared| one.rows.weight.rows > 0 && !one.rows.lent.is_marked();
+        if let Some(one) = self.rows.iter().find(left) {
+            return Err(ComputeError::NotPrepared { weight: one.rows.weight.name.clone() });
         }
-        spoiled.try_for_each(|rows| {
-            let said = || (self.name.clone(), self.operand_at(rows.prepared));
-            refuse_left_out(surface, rows.prepared, ElementType::F32, said)
+        spoiled.try_for_each(|one| {
+            let said = || (self.name.clone(), self.operand_at(one.prepared));
+            refuse_left_out(surface, one.prepared, ElementType::F32, said)
         })
     }
 
     /// The operand that begins where `region` does.
     pub(super) fn operand_at(&self, region: Region) -> String {
-        let begins = |(_, part): &(&str, &Region)| part.bytes > 0 && part.offset == region.offset;
-        for BoundRows { weight, kept, main_grad, prepared, .. } in &self.rows {
-            let lists = ["first state", "second state"].into_iter().zip(kept);
-            let mut parts = [("prepared rows", prepared), ("main grad", main_grad)].into_iter().chain(lists);
-            if let Some((what, _)) = parts.find(begins) {
-                return format!("the {what} of `{}`", weight.name);
-            }
-        }
-        format!("the memory at byte {}", region.offset)
+        let at = |one: &BoundPrepared| one.rows.operand_at(region, &[("prepared rows", one.prepared)]);
+        self.rows.iter().find_map(at).unwrap_or_else(|| format!("the memory at byte {}", region.offset))
     }
 }
 
@@ -106,14 +101,16 @@ impl BoundTransformation {
         &self,
         rank: RankId,
         surface: &S,
-        closures: &mut dyn Compute<S>,
+        optimizer: &mut dyn Optimizer<S>,
     ) -> Result<(), ComputeError> {
         let Some(matrix) = &self.matrix else { return Ok(()) };
         matrix.lent.begin();
         if self.spoiled {
             surface.spoil(matrix.to)?;
         }
-        closures.transform(&TransformContext { rank, bound: self, matrix, surface })?;
+        let states = optimizer.states();
+        let base = OptimizerContext { rank, program: &self.program, vote: self.vote, states, surface };
+        optimizer.transform(&TransformContext { base, matrix })?;
         if !matrix.lent.is_marked() {
             return Err(ComputeError::NotTransformed { weight: matrix.weight.name.clone() });
         }
@@ -138,30 +135,25 @@ impl BoundTransformation {
     }
 }
 
-/// What the first part of a rule may touch, for as long as it runs. See [`Compute::prepare`].
+/// What the first part of an optimizer may touch, for as long as it runs. See [`Optimizer::prepare`].
 #[derive(Debug)]
 pub struct PrepareContext<'a, S: Surface> {
-    rank: RankId,
+    base: OptimizerContext<'a, S>,
     bound: &'a BoundPreparation,
-    surface: &'a S,
+}
+
+impl<'a, S: Surface> Deref for PrepareContext<'a, S> {
+    type Target = OptimizerContext<'a, S>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.base
+    }
 }
 
 impl<'a, S: Surface> PrepareContext<'a, S> {
-    /// The rank whose rows are prepared.
-    #[must_use]
-    pub fn rank(&self) -> RankId {
-        self.rank
-    }
-
-    /// The name of the program whose step it is.
-    #[must_use]
-    pub fn program(&self) -> &'a str {
-        &self.bound.program
-    }
-
     /// The weights whose rows to prepare, in the order of their ids: those of one round.
     pub fn weights(&self) -> impl Iterator<Item = &'a UpdatedWeight> {
-        self.bound.rows.iter().map(|rows| &rows.weight)
+        self.bound.rows.iter().map(|one| &one.rows.weight)
     }
 
     /// The gradient, f32 `[rows, columns]`, as [`UpdateContext::main_grad`](super::UpdateContext::main_grad) has it.
@@ -169,25 +161,16 @@ impl<'a, S: Surface> PrepareContext<'a, S> {
     /// # Errors
     /// [`ComputeError::NotOfUpdate`] for a weight that is not of this round.
     pub fn main_grad(&self, weight: WeightId) -> Result<S::Read<'a, f32>, ComputeError> {
-        self.surface.read(self.rows(weight)?.main_grad)
+        self.base.main_grad_of(&self.bound_rows(weight)?.rows)
     }
 
-    /// The first list that is kept beside the master, to update; f32 `[rows, columns]`, zeros before the first step.
+    /// A list of state by its name, as [`UpdateContext::state`](super::UpdateContext::state) has it.
     ///
     /// # Errors
-    /// [`ComputeError::NoState`] if `optimizer.own_states` asks for no list, [`ComputeError::NotOfUpdate`] for a weight
-    /// that is not of this round.
-    pub fn first_state(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
-        self.kept(weight, 0)
-    }
-
-    /// The second list, like [`PrepareContext::first_state`].
-    ///
-    /// # Errors
-    /// [`ComputeError::NoState`] unless `optimizer.own_states` is 2, [`ComputeError::NotOfUpdate`] for a weight that is
-    /// not of this round.
-    pub fn second_state(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
-        self.kept(weight, 1)
+    /// [`ComputeError::NoState`] for a name that the optimizer does not give, [`ComputeError::NotOfUpdate`] for a
+    /// weight that is not of this round.
+    pub fn state(&self, weight: WeightId, name: &str) -> Result<S::Write<'a, f32>, ComputeError> {
+        self.base.state_of(&self.bound_rows(weight)?.rows, name)
     }
 
     /// The rank's rows of the matrix that is to be made whole, to overwrite; f32 `[rows, columns]`. On a GPU they begin
@@ -196,65 +179,32 @@ impl<'a, S: Surface> PrepareContext<'a, S> {
     /// # Errors
     /// [`ComputeError::NotOfUpdate`] for a weight that is not of this round.
     pub fn prepared(&self, weight: WeightId) -> Result<S::Write<'a, f32>, ComputeError> {
-        let rows = self.rows(weight)?;
-        rows.lent.mark();
-        self.surface.write(rows.prepared)
+        let one = self.bound_rows(weight)?;
+        one.rows.lent.mark();
+        self.base.surface.write(one.prepared)
     }
 
-    /// The verdict over the step, as [`UpdateContext::vote`](super::UpdateContext::vote) has it.
-    ///
-    /// # Errors
-    /// What the surface says.
-    pub fn vote(&self) -> Result<S::Read<'a, Vote>, ComputeError> {
-        self.surface.read(self.bound.vote)
-    }
-
-    /// What the backend hands to closures besides memory: the stream of the compute lane on a GPU, `()` on the CPU.
-    #[must_use]
-    pub fn handles(&self) -> &'a S::Handles {
-        self.surface.handles()
-    }
-
-    fn kept(&self, weight: WeightId, list: usize) -> Result<S::Write<'a, f32>, ComputeError> {
-        let BoundRows { weight, kept, .. } = self.rows(weight)?;
-        match kept.get(list) {
-            Some(region) => self.surface.write(*region),
-            None => {
-                let (weight, kept) = (weight.name.clone(), kept.len());
-                Err(ComputeError::NoState { weight, wanted: list + 1, kept })
-            }
-        }
-    }
-
-    fn rows(&self, weight: WeightId) -> Result<&'a BoundRows, ComputeError> {
-        let found = self.bound.rows.binary_search_by_key(&weight, |rows| rows.weight.id);
-        let rows = found.ok().map(|at| &self.bound.rows[at]);
-        rows.filter(|rows| weight.is_named(&rows.weight.name)).ok_or(ComputeError::NotOfUpdate { weight })
+    fn bound_rows(&self, weight: WeightId) -> Result<&'a BoundPrepared, ComputeError> {
+        rows_of(&self.bound.rows, weight, |one| &one.rows)
     }
 }
 
-/// What the second part of a rule may touch, for as long as it runs. See [`Compute::transform`].
+/// What the second part of an optimizer may touch, for as long as it runs. See [`Optimizer::transform`].
 #[derive(Debug)]
 pub struct TransformContext<'a, S: Surface> {
-    rank: RankId,
-    bound: &'a BoundTransformation,
+    base: OptimizerContext<'a, S>,
     matrix: &'a BoundMatrix,
-    surface: &'a S,
+}
+
+impl<'a, S: Surface> Deref for TransformContext<'a, S> {
+    type Target = OptimizerContext<'a, S>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.base
+    }
 }
 
 impl<'a, S: Surface> TransformContext<'a, S> {
-    /// The rank that has the matrix.
-    #[must_use]
-    pub fn rank(&self) -> RankId {
-        self.rank
-    }
-
-    /// The name of the program whose step it is.
-    #[must_use]
-    pub fn program(&self) -> &'a str {
-        &self.bound.program
-    }
-
     /// The weight whose matrix it is. Its `first_row` is 0, and its `rows` are all rows.
     #[must_use]
     pub fn weight(&self) -> &'a UpdatedWeight {
@@ -266,30 +216,15 @@ impl<'a, S: Surface> TransformContext<'a, S> {
     /// # Errors
     /// What the surface says.
     pub fn matrix(&self) -> Result<S::Read<'a, f32>, ComputeError> {
-        self.surface.read(self.matrix.from)
+        self.base.surface.read(self.matrix.from)
     }
 
-    /// What the rule makes of it, to overwrite; f32 `[rows, columns]`.
+    /// What becomes of it, to overwrite; f32 `[rows, columns]`.
     ///
     /// # Errors
     /// What the surface says.
     pub fn transformed(&self) -> Result<S::Write<'a, f32>, ComputeError> {
         self.matrix.lent.mark();
-        self.surface.write(self.matrix.to)
-    }
-
-    /// The verdict over the step, as [`UpdateContext::vote`](super::UpdateContext::vote) has it. On a GPU, in a step
-    /// that will turn out to be skipped, the matrix holds any bits, and nothing reads what the rule makes of them.
-    ///
-    /// # Errors
-    /// What the surface says.
-    pub fn vote(&self) -> Result<S::Read<'a, Vote>, ComputeError> {
-        self.surface.read(self.bound.vote)
-    }
-
-    /// What the backend hands to closures besides memory: the stream of the compute lane on a GPU, `()` on the CPU.
-    #[must_use]
-    pub fn handles(&self) -> &'a S::Handles {
-        self.surface.handles()
+        self.base.surface.write(self.matrix.to)
     }
 }

@@ -1,8 +1,8 @@
 //! The user's side: the trait a trainer implements and what its calls may touch.
 //!
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
-//! declared, in the way it was declared, and the loss scale to read. A rule of updates has a context of its own,
-//! which hands out the state it updates. What a closure captures is constant over steps; whatever changes is in
+//! declared, in the way it was declared, and the loss scale to read. A custom optimizer has contexts of its own, which
+//! hand out the state it updates. What a closure captures is constant over steps; whatever changes is in
 //! declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A call that
 //! declares to overwrite a gradient or a buffer, and whose closure never asks for it, has failed: its readers would
 //! find what was in that memory before.
@@ -15,13 +15,13 @@ mod filled;
 mod left_out;
 mod lent;
 mod matrix;
+mod optimizer;
+mod optimizer_base;
 mod program;
-mod rule_task;
 mod run;
 mod seat;
 mod surface;
 mod update;
-mod updating;
 
 pub use borrower::Borrower;
 pub use bound::BoundCall;
@@ -33,19 +33,20 @@ pub use left_out::LeftOut;
 #[doc(hidden)]
 pub use lent::Lent;
 #[doc(hidden)]
-pub use matrix::{BoundMatrix, BoundRows};
-#[doc(hidden)]
-pub use matrix::{BoundPreparation, BoundTransformation};
+pub use matrix::{BoundMatrix, BoundPreparation, BoundPrepared, BoundTransformation};
 pub use matrix::{PrepareContext, TransformContext};
-pub use program::BoundProgram;
+pub use optimizer::Optimizer;
 #[doc(hidden)]
-pub use rule_task::RuleTask;
+pub use optimizer::{OptimizerTask, WithOptimizer};
+#[doc(hidden)]
+pub use optimizer_base::BoundRows;
+pub use optimizer_base::OptimizerContext;
+pub use program::BoundProgram;
 pub use seat::Seat;
 pub use surface::{LentSlice, Surface};
 #[doc(hidden)]
 pub use update::{BoundState, BoundUpdate};
 pub use update::{UpdateContext, UpdatedWeight};
-pub use updating::{Updating, UpdatingByMatrices, updating};
 
 use crate::model::Call;
 
@@ -99,64 +100,10 @@ pub trait Compute<S: Surface> {
     /// Any error skips the step on all ranks; the report names this rank and call.
     fn run(&mut self, call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError>;
 
-    /// Updates weights in place of Adam, where `optimizer.own_states` (of the configuration) is set.
-    /// In a step that has an optimizer it is called behind the vote, on every rank, once for each set of weights of one
-    /// format, placement and parameter group, or for each round of those whose matrices it needs whole.
-    ///
-    /// A rule works element by element, or row by row: a rank has some of the rows of a weight, and which depends on
-    /// the number of ranks. Every rank of a replicated weight has all of it and must come to the same bits; so must
-    /// every replica.
-    ///
-    /// On the CPU it is not called in a step that is skipped. On a GPU it enqueues like [`Compute::run`], also in a
-    /// step that will turn out to be skipped: its kernels read the [vote](UpdateContext::vote), and where that
-    /// [skips](crate::op::Vote::skips) they change nothing.
-    ///
-    /// Where a step is recorded it is called to be recorded, like [`Compute::run`], before the step's dynamic calls run
-    /// and not in later steps.
-    ///
-    /// # Errors
-    /// Any error ends the session, because it comes too late to skip the step: some weights may be updated by then, on
-    /// some ranks. While a step is recorded nothing has run yet: there is no recording, and the step is issued. The
-    /// default says that there is no rule.
-    fn update(&mut self, context: &UpdateContext<'_, S>) -> Result<(), ComputeError> {
-        let _ = context;
-        Err(ComputeError::NoRule)
-    }
-
-    /// Prepares the rank's rows of matrices that the rule needs whole, where a weight is declared so
-    /// ([`ParameterGroup::whole_matrix`](crate::model::ParameterGroup::whole_matrix)): of main grads and of what is
-    /// kept beside masters. It is called behind the vote, on every rank, once for each round of such weights, as
-    /// [`Compute::update`] is, which is called for the same weights later in the step.
-    ///
-    /// # Errors
-    /// As of [`Compute::update`]. The default says that there is no such part.
-    fn prepare(&mut self, context: &PrepareContext<'_, S>) -> Result<(), ComputeError> {
-        let _ = context;
-        Err(ComputeError::NoMatrixPart { part: "Compute::prepare" })
-    }
-
-    /// Transforms a matrix whose rows all ranks prepared. It is called behind [`Compute::prepare`], on one rank of
-    /// each replica for each matrix, and on every rank for a matrix of which each has all. What it makes of a matrix
-    /// must not depend on the rank.
-    ///
-    /// # Errors
-    /// As of [`Compute::prepare`].
-    fn transform(&mut self, context: &TransformContext<'_, S>) -> Result<(), ComputeError> {
-        let _ = context;
-        Err(ComputeError::NoMatrixPart { part: "Compute::transform" })
-    }
-
-    /// Whether the rule prepares and transforms matrices: `true` from whoever implements [`Compute::prepare`] and
-    /// [`Compute::transform`]. A session does not start if a weight asks for whole matrices and the rule has no such
-    /// parts, or the other way around.
-    fn has_matrix_rule(&self) -> bool {
-        false
-    }
-
-    /// Whether there is a rule of updates. A session does not start if its configuration asks for one and there is
-    /// none, or the other way around.
-    fn has_rule(&self) -> bool {
-        false
+    /// The custom optimizer beside the calls, which a session puts there.
+    #[doc(hidden)]
+    fn optimizer(&mut self) -> Option<&mut dyn Optimizer<S>> {
+        None
     }
 }
 
@@ -173,4 +120,9 @@ where
 /// set up and the session does not start.
 pub type ComputeFactory<S> = std::sync::Arc<
     dyn Fn(Seat<<S as Surface>::Device>) -> Result<Box<dyn Compute<S>>, ComputeError> + Send + Sync,
+>;
+
+/// Makes a rank's [`Optimizer`], where its [`Compute`] is made.
+pub type OptimizerFactory<S> = std::sync::Arc<
+    dyn Fn(Seat<<S as Surface>::Device>) -> Result<Box<dyn Optimizer<S>>, ComputeError> + Send + Sync,
 >;

@@ -21,6 +21,7 @@ pub use content::{Content, RoundStage};
 pub use cut::PlaneCut;
 pub use lane::{Lane, LaneKind};
 pub use region::{ALIGNMENT, MAX_ARENA, Region, aligned};
+pub(crate) use state::STATES;
 pub use state::{Delayed, StateLayout};
 pub use weight::{PlaneRegions, WeightLayout};
 pub use weights::{Bucket, Weights};

@@ -24,6 +24,18 @@ pub struct StateLayout {
     pub own_states: Option<u8>,
 }
 
+/// The lists of a custom optimizer, in words.
+pub(crate) const STATES: [&str; 8] = [
+    "first state",
+    "second state",
+    "third state",
+    "fourth state",
+    "fifth state",
+    "sixth state",
+    "seventh state",
+    "eighth state",
+];
+
 /// Delayed scaling: which amaxes are remembered, and which of them counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Delayed {
@@ -50,21 +62,11 @@ impl StateLayout {
     #[doc(hidden)]
     #[must_use]
     pub const fn in_words(self, list: StateId) -> &'static str {
-        let moments = ["first moment", "second moment"];
-        let states = [
-            "first state",
-            "second state",
-            "third state",
-            "fourth state",
-            "fifth state",
-            "sixth state",
-            "seventh state",
-            "eighth state",
-        ];
+        const MOMENTS: [&str; 2] = ["first moment", "second moment"];
         let at = list.index();
         match self.own_states {
-            None if at < moments.len() => moments[at],
-            Some(_) if at < states.len() => states[at],
+            None if at < MOMENTS.len() => MOMENTS[at],
+            Some(_) if at < STATES.len() => STATES[at],
             _ => "state that is not kept",
         }
     }

@@ -38,7 +38,7 @@ impl Op {
         }
     }
 
-    /// Whether the op runs what the trainer wrote: a closure, or a part of a rule of updates.
+    /// Whether the op runs what the trainer wrote: a closure, or a part of a custom optimizer.
     #[must_use]
     pub const fn runs_trainers_code(&self) -> bool {
         matches!(

@@ -171,7 +171,7 @@ pub struct PrepareOperand {
     pub main_grad: SlotId,
 }
 
-/// State of one weight that a rule of the trainer's own updates.
+/// State of one weight that a custom optimizer updates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct UpdateOperand {
     /// The weight.

@@ -305,7 +305,7 @@ pub enum Op {
         /// What the rule makes of it.
         to: SlotId,
     },
-    /// Runs the trainer's own rule of updates on masters of a bucket. It has no effect when the vote says fault; on a
+    /// Runs the custom optimizer on masters of a bucket. It has no effect when the vote says fault; on a
     /// GPU the rule's kernels see to that.
     Update {
         /// The bucket.

@@ -97,9 +97,9 @@ pub enum PlanError {
         /// Its format.
         format: String,
     },
-    /// Adam is to update a weight whose matrix a rule of the trainer's own is to get whole.
+    /// Adam is to update a weight whose matrix a custom optimizer is to get whole.
     #[error(
-        "`{weight}` is to be updated as a whole matrix (whole_matrix), which Adam does not do; set optimizer.own_states and give the closures a rule, or take whole_matrix from the weight"
+        "`{weight}` is to be updated as a whole matrix (whole_matrix), which Adam does not do; give the session a custom optimizer that does (SessionBuilder::optimizer), or take whole_matrix from the weight"
     )]
     WholeMatrix {
         /// The weight's name.

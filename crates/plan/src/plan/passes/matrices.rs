@@ -1,4 +1,4 @@
-//! Rounds of matrices, for a rule of the trainer's own that needs them whole.
+//! Rounds of matrices, for a custom optimizer that needs them whole.
 //!
 //! Laws:
 //! - A round is at most as many weights as ranks share them, of one bucket and one parameter group, whose shards have

@@ -147,7 +147,7 @@ impl Run<'_> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
         self.is_update(task, bucket, &weights, vote, learning_rate)?;
         if self.plan.weights.state.own_states.is_none() {
-            return self.other_rule(task, "runs a rule of the trainer's own on weights that Adam updates");
+            return self.other_rule(task, "runs a custom optimizer on weights that Adam updates");
         }
         let found = self.round_of_update(task, &weights, transformed)?;
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
