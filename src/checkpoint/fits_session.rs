@@ -268,7 +268,7 @@ impl Checkpoint {
         let weights = self.weights.iter().map(|state| WeightClaim {
             name: &state.name,
             shape: state.shape,
-            lists: state.lists(),
+            lists: state.states.len(),
             has_values: state.has_values(),
         });
         let carried = match &self.carried {
@@ -313,7 +313,7 @@ impl Checkpoint {
                 check_planes(state)?;
             }
             if !layout.frozen {
-                sound_values::check_moments(place, [&state.exp_avg, &state.exp_avg_sq], weights.state)?;
+                sound_values::check_states(place, &state.states, weights.state)?;
             }
             // A session without delayed scaling ignores it.
             if weights.delayed(layout.bucket).is_some()

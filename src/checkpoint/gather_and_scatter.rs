@@ -72,8 +72,7 @@ impl Checkpoint {
             let rows = layout.shard.rows_of(rank);
             let cols = layout.shard.shape.cols;
             let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
-            let list = |number: usize, of: &[f32]| match of.get(range.clone()) {
-                _ if number >= lists => Vec::new(),
+            let list = |number: usize| match state.states.get(number).and_then(|of| of.get(range.clone())) {
                 Some(values) if taken.is_none() => values.to_vec(),
                 _ => vec![0.0; range.len()],
             };
@@ -87,8 +86,7 @@ impl Checkpoint {
             Ok(WeightShard {
                 // A rank refuses rows that are not there.
                 master: state.values()?.get(range.clone()).unwrap_or_default().to_vec(),
-                exp_avg: list(0, &state.exp_avg),
-                exp_avg_sq: list(1, &state.exp_avg_sq),
+                states: (0..lists).map(list).collect(),
                 delayed: weights.and_then(|weights| {
                     Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
                 }),
@@ -151,14 +149,15 @@ pub(super) fn delayed_here(
 
 /// A weight of its owners' shards, in their order.
 fn joined(layout: &WeightLayout, shards: &[WeightShard]) -> Result<WeightState, FormatError> {
-    let values = |of: fn(&WeightShard) -> &[f32]| shards.iter().map(of).collect::<Vec<_>>().concat();
+    let lists = shards.first().map_or(0, |shard| shard.states.len());
+    let list =
+        |number: usize| shards.iter().filter_map(move |shard| shard.states.get(number).map(Vec::as_slice));
     Ok(WeightState {
         name: layout.name.clone(),
         shape: layout.shard.shape,
         format: layout.format,
-        master: values(|shard| &shard.master),
-        exp_avg: values(|shard| &shard.exp_avg),
-        exp_avg_sq: values(|shard| &shard.exp_avg_sq),
+        master: shards.iter().map(|shard| &shard.master[..]).collect::<Vec<_>>().concat(),
+        states: (0..lists).map(|number| list(number).collect::<Vec<_>>().concat()).collect(),
         planes: planes(layout, shards)?,
         tensor_scale: shards.first().map_or(1.0, |shard| shard.tensor_scale),
         delayed: shards.first().and_then(|shard| shard.delayed.clone()),

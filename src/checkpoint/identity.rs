@@ -53,8 +53,10 @@ fn add_weight(digest: &mut Digest, weight: &WeightState) {
     digest.add(weight.name.as_bytes());
     digest.add(weight.format.to_string().as_bytes());
     digest.add(weight.shape.to_string().as_bytes());
-    for values in [&weight.master, &weight.exp_avg, &weight.exp_avg_sq] {
-        digest.add(bytemuck::cast_slice(values));
+    digest.add(bytemuck::cast_slice(&weight.master));
+    // Two lists at least, which may be empty.
+    for list in 0..weight.states.len().max(2) {
+        digest.add(weight.states.get(list).map_or(&[][..], |values| bytemuck::cast_slice(values)));
     }
     count(digest, usize::from(weight.frozen.is_some()));
     if let Some(frozen) = weight.frozen {
@@ -94,8 +96,7 @@ mod tests {
             shape: Shape { rows: 1, cols: 2 },
             format: Format::F32,
             master: vec![1.0, 2.0],
-            exp_avg: vec![0.5, 0.25],
-            exp_avg_sq: vec![0.125, 0.0],
+            states: vec![vec![0.5, 0.25], vec![0.125, 0.0]],
             planes: Vec::new(),
             tensor_scale: 1.0,
             delayed: None,
@@ -108,8 +109,8 @@ mod tests {
         let planes = vec![b"1".to_vec(), scale.to_vec()];
         let planes = vec![PlanesState { orientation: Orientation::Rowwise, specs: Vec::new(), planes }];
         let frozen = "00000000000000a7".parse().ok();
-        let (master, exp_avg, exp_avg_sq) = Default::default();
-        WeightState { master, exp_avg, exp_avg_sq, planes, tensor_scale, frozen, ..weight("a") }
+        let (master, states) = Default::default();
+        WeightState { master, states, planes, tensor_scale, frozen, ..weight("a") }
     }
 
     fn buffer(name: &str, ranks: &[&[u8]]) -> CarriedBuffer {
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn every_change_of_what_an_import_reads_is_another_number() {
-        let changes: [fn(&mut Checkpoint); 21] = [
+        let changes: [fn(&mut Checkpoint); 23] = [
             |_| {},
             |other| other.optimizer_step = 4,
             |other| other.updated_by = None,
@@ -150,10 +151,12 @@ mod tests {
             |other| other.weights[0].format = Format::Bf16,
             |other| other.weights[0].shape = Shape { rows: 2, cols: 1 },
             |other| other.weights[0].master[1] = 3.0,
-            |other| other.weights[0].exp_avg[0] = 3.0,
-            |other| other.weights[0].exp_avg_sq[0] = 3.0,
+            |other| other.weights[0].states[0][0] = 3.0,
+            |other| other.weights[0].states[1][0] = 3.0,
             // The same values, as another list.
-            |other| other.weights[0].exp_avg = std::mem::take(&mut other.weights[0].exp_avg_sq),
+            |other| other.weights[0].states.reverse(),
+            |other| drop(other.weights[0].states.pop()),
+            |other| other.weights[0].states.push(vec![0.0, 0.0]),
             |other| other.weights[0].delayed = Some(DelayedState { scale: 1.0, history: vec![2.0] }),
             |other| other.weights[0].frozen = "00000000000000a7".parse().ok(),
             |other| other.weights[0] = frozen(1.0, b"2"),

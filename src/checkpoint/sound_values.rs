@@ -4,6 +4,7 @@
 //! weight, row and column, and with what to do. Rows are judged where they are, so it does not matter whether a
 //! checkpoint is whole or in parts.
 
+use crate::checkpoint::StatePart;
 use crate::checkpoint::ranks::MasterRows;
 use warpweft_format::{DelayedState, Format, Via};
 use warpweft_plan::layout::StateLayout;
@@ -30,20 +31,18 @@ pub(super) fn check_master(
     ))
 }
 
-/// Moments, the first and the second, must be what Adam makes, and finite as they are kept. What a rule of the
-/// trainer's own keeps must be finite.
-pub(super) fn check_moments(
+/// Moments must be what Adam makes, and finite as they are kept. What a custom optimizer keeps must be finite.
+pub(super) fn check_states(
     rows: MasterRows<'_>,
-    [first, second]: [&[f32]; 2],
+    states: &[Vec<f32>],
     layout: StateLayout,
 ) -> Result<(), String> {
-    let (least, what) = match layout.own_states {
-        None => (0.0, "is no mean of squares"),
-        Some(_) => (f32::NEG_INFINITY, "is not finite"),
-    };
-    let moments =
-        [("first moment", first, f32::NEG_INFINITY, "is not finite"), ("second moment", second, least, what)];
-    for (which, values, least, what) in moments {
+    for (list, values) in layout.states().zip(states) {
+        let (least, what) = match (layout.own_states, StatePart::State(list)) {
+            (None, StatePart::SECOND_MOMENT) => (0.0, "is no mean of squares"),
+            _ => (f32::NEG_INFINITY, "is not finite"),
+        };
+        let which = layout.in_words(list);
         let is_sound = |value: f32| value >= least && layout.moment(value).is_finite();
         let Some(position) = values.iter().position(|value| !is_sound(*value)) else { continue };
         let (name, value, at) = (rows.weight, values[position], place(rows, position));

@@ -36,12 +36,10 @@ pub struct WeightState {
     /// FP32 master, row-major; empty if the weight was frozen and is its planes, or a digest alone: see
     /// [`WeightState::values`].
     pub master: Vec<f32>,
-    /// First moment; empty if the weight was frozen. A session in which it is frozen ignores moments. One in
-    /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`]. Of a
-    /// rule of the trainer's own it is the first list of state, and empty if it keeps none.
-    pub exp_avg: Vec<f32>,
-    /// Second moment, there if the first is; or the second list of state.
-    pub exp_avg_sq: Vec<f32>,
+    /// Lists of optimizer state, each shaped as the master: Adam's first and second moment, or the states of a custom
+    /// optimizer in its order. None if the weight was frozen. A session in which it is frozen ignores them. One in
+    /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`].
+    pub states: Vec<Vec<f32>>,
     /// Quantized planes, one entry per stored orientation; none for a replicated weight. A session in which the weight
     /// is frozen in the same format takes them as they are if there is no master.
     pub planes: Vec<PlanesState>,
@@ -89,8 +87,7 @@ impl WeightState {
             shape,
             format,
             master: Vec::new(),
-            exp_avg: Vec::new(),
-            exp_avg_sq: Vec::new(),
+            states: Vec::new(),
             planes: Vec::new(),
             tensor_scale: 1.0,
             delayed: None,
@@ -103,20 +100,15 @@ impl WeightState {
         !self.master.is_empty() || !self.planes.is_empty()
     }
 
-    /// Has it as many values as its shape says, of both moments, of none, or of the first list alone? A frozen weight
-    /// need not have a master, and has no moments.
+    /// Has it as many values as its shape says, of the master and of every list of state? A frozen weight need not
+    /// have a master, and has no state.
     pub(super) fn is_whole(&self) -> bool {
-        let (elements, moments) = (self.shape.elements(), [self.exp_avg.len(), self.exp_avg_sq.len()]);
+        let elements = self.shape.elements();
         let is_whole = self.master.len() == elements;
         match self.frozen {
-            Some(_) => (is_whole || self.master.is_empty()) && moments == [0; 2],
-            None => is_whole && [[elements; 2], [elements, 0], [0; 2]].contains(&moments),
+            Some(_) => (is_whole || self.master.is_empty()) && self.states.is_empty(),
+            None => is_whole && self.states.iter().all(|list| list.len() == elements),
         }
-    }
-
-    /// Lists of state beside the master.
-    pub(super) fn lists(&self) -> usize {
-        [&self.exp_avg, &self.exp_avg_sq].into_iter().filter(|list| !list.is_empty()).count()
     }
 }
 
@@ -177,7 +169,7 @@ impl Checkpoint {
     pub fn restart_optimizer(mut self) -> Self {
         (self.optimizer_step, self.updated_by) = (0, None);
         for weight in &mut self.weights {
-            (weight.exp_avg, weight.exp_avg_sq) = (Vec::new(), Vec::new());
+            weight.states = Vec::new();
         }
         self
     }

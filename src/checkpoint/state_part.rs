@@ -11,37 +11,37 @@ use warpweft_plan::layout::StateLayout;
 pub enum StatePart {
     /// The FP32 master.
     Master,
-    /// Adam's first moment, or the first list that a custom optimizer keeps.
-    FirstMoment,
-    /// Adam's second moment, or the second list.
-    SecondMoment,
+    /// A list of optimizer state.
+    State(StateId),
 }
 
 impl StatePart {
-    /// All of them. Of a frozen weight there is the master alone, and a custom optimizer may keep fewer.
-    pub const ALL: [Self; 3] = [Self::Master, Self::FirstMoment, Self::SecondMoment];
+    /// Adam's first moment.
+    pub const FIRST_MOMENT: Self = Self::State(StateId::new(0));
+    /// Adam's second moment.
+    pub const SECOND_MOMENT: Self = Self::State(StateId::new(1));
 
-    /// The master, and so many lists beside it.
-    pub fn kept(lists: usize) -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().take(1 + lists)
+    /// The master, and so many lists beside it; of a frozen weight there is the master alone.
+    pub fn kept(lists: usize) -> impl Iterator<Item = Self> + Clone {
+        std::iter::once(Self::Master).chain((0..lists).map(|list| Self::State(StateId::at(list))))
     }
 
     /// What it is where state is laid out so: a custom optimizer has states, and no moments.
     pub(crate) fn in_words(self, layout: StateLayout) -> &'static str {
         match self {
             Self::Master => "master",
-            Self::FirstMoment => layout.in_words(StateId::new(0)),
-            Self::SecondMoment => layout.in_words(StateId::new(1)),
+            Self::State(list) => layout.in_words(list),
         }
     }
 }
 
 impl fmt::Display for StatePart {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(match self {
-            Self::Master => "master",
-            Self::FirstMoment => "first moment",
-            Self::SecondMoment => "second moment",
-        })
+        match *self {
+            Self::Master => out.write_str("master"),
+            Self::FIRST_MOMENT => out.write_str("first moment"),
+            Self::SECOND_MOMENT => out.write_str("second moment"),
+            Self::State(list) => list.fmt(out),
+        }
     }
 }

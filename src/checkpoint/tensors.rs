@@ -17,14 +17,15 @@ pub(super) fn carried_name(buffer: &str, rank: usize) -> String {
     format!("carried.{buffer}.rank{rank}")
 }
 
-/// The name of a master or a moment.
+/// The name of a master or a list of optimizer state. The first two lists have the names of Adam's moments, whatever
+/// the optimizer.
 pub(super) fn state_name(weight: &str, part: StatePart) -> String {
-    let suffix = match part {
-        StatePart::Master => "master",
-        StatePart::FirstMoment => "exp_avg",
-        StatePart::SecondMoment => "exp_avg_sq",
-    };
-    format!("{weight}.{suffix}")
+    match part {
+        StatePart::Master => format!("{weight}.master"),
+        StatePart::FIRST_MOMENT => format!("{weight}.exp_avg"),
+        StatePart::SECOND_MOMENT => format!("{weight}.exp_avg_sq"),
+        StatePart::State(list) => format!("{weight}.state{}", list.number()),
+    }
 }
 
 /// The names of a weight's scale in use and amax history, where scaling is delayed.
@@ -50,7 +51,8 @@ pub(super) fn of(checkpoint: &Checkpoint) -> Vec<Tensor<'_>> {
 }
 
 fn weight(state: &WeightState) -> Vec<Tensor<'_>> {
-    let parts = StatePart::ALL.into_iter().zip([&state.master, &state.exp_avg, &state.exp_avg_sq]);
+    let values = std::iter::once(&state.master).chain(&state.states);
+    let parts = StatePart::kept(state.states.len()).zip(values);
     let mut tensors: Vec<Tensor<'_>> = parts
         .filter(|(_, values)| !values.is_empty())
         .map(|(part, values)| {

@@ -68,7 +68,7 @@ pub struct Optimizer {
     pub moments: Moments,
     /// How the masters of sharded weights are stored.
     pub masters: Masters,
-    /// How many lists of f32 state a custom optimizer keeps beside every master, 0 to 2; `None` for Adam. It is no
+    /// How many lists of f32 state a custom optimizer keeps beside every master, 0 to 8; `None` for Adam. It is no
     /// key of a file: `SessionBuilder::optimizer` sets it, and whoever plans for a custom optimizer without closures.
     /// It gets learning rate, weight decay and gradients clipped by `max_norm`; mode, betas, eps and bias correction
     /// are Adam's.

@@ -10,6 +10,7 @@ use super::{ExecError, FoundValue, Rank};
 use crate::checkpoint::StatePart;
 use warpweft_backend::Backend;
 use warpweft_backend::rendezvous::{Reader, Truncated, Writer};
+use warpweft_base::id::StateId;
 use warpweft_base::id::WeightId;
 
 /// One value that a rank found.
@@ -38,7 +39,10 @@ impl Diverged {
         };
         writer.byte(1).byte(u8::from(stray.is_some()));
         if let Some(Stray { part, found }) = stray {
-            writer.byte(*part as u8);
+            writer.byte(match part {
+                StatePart::Master => 0,
+                StatePart::State(list) => u8::try_from(list.number() + 1).unwrap_or(u8::MAX),
+            });
             found.encode(writer);
         }
     }
@@ -53,9 +57,7 @@ impl Diverged {
         }
         let part = match reader.byte()? {
             0 => StatePart::Master,
-            1 => StatePart::FirstMoment,
-            2 => StatePart::SecondMoment,
-            _ => return Err(Truncated),
+            list => StatePart::State(StateId::new(u32::from(list) - 1)),
         };
         Ok(Some(Self { stray: Some(Stray { part, found: FoundValue::decode(reader, weights)? }) }))
     }
@@ -71,7 +73,8 @@ impl<B: Backend> Rank<B> {
             return Ok(None);
         }
         let weights = (0..self.prologue.plan.weights.layouts.len()).map(WeightId::at);
-        let lists = weights.flat_map(|weight| StatePart::ALL.map(|part| (weight, part)));
+        let kept = StatePart::kept(self.prologue.plan.weights.state.lists());
+        let lists = weights.flat_map(|weight| kept.clone().map(move |part| (weight, part)));
         let stray = self.first_found(lists, |(weight, part)| self.stray_of(weight, part))?;
         Ok(Some(Diverged { stray }))
     }
@@ -82,7 +85,7 @@ impl<B: Backend> Rank<B> {
         let (layout, values) = (plan.weights.layout(weight), self.rows(weight, part)?);
         let largest = match part {
             StatePart::Master => plan.policy.settings.via.largest(layout.format),
-            StatePart::FirstMoment | StatePart::SecondMoment => plan.weights.state.largest_moment(),
+            StatePart::State(_) => plan.weights.state.largest_moment(),
         };
         Ok(self.first_beyond(weight, &values, largest).map(|found| Stray { part, found }))
     }
@@ -98,8 +101,8 @@ mod tests {
             part,
             found: FoundValue { weight: WeightId::new(2), row: 1 << 40, column: 7, value: f32::NEG_INFINITY },
         };
-        let kinds = StatePart::ALL.map(|part| Some(stray(part)));
-        let all = kinds.into_iter().chain([None]).map(|stray| Some(Diverged { stray })).chain([None]);
+        let kinds = StatePart::kept(3).map(|part| Some(stray(part)));
+        let all = kinds.chain([None]).map(|stray| Some(Diverged { stray })).chain([None]);
         for told in all {
             let mut writer = Writer::default();
             Diverged::encode(told.as_ref(), &mut writer);

@@ -224,7 +224,9 @@ impl World {
 
 fn encode(shard: &WeightShard) -> Vec<u8> {
     let mut writer = Writer::default();
-    for values in [&shard.master, &shard.exp_avg, &shard.exp_avg_sq] {
+    writer.list(bytemuck::cast_slice(&shard.master));
+    writer.number(u32::try_from(shard.states.len()).unwrap_or(u32::MAX));
+    for values in &shard.states {
         writer.list(bytemuck::cast_slice(values));
     }
     writer.number(u32::try_from(shard.planes.len()).unwrap_or(u32::MAX));
@@ -249,7 +251,10 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
         }
         Ok(values.iter().map(|value| f32::from_le_bytes(*value)).collect::<Vec<_>>())
     };
-    let (master, exp_avg, exp_avg_sq) = (values(&mut reader)?, values(&mut reader)?, values(&mut reader)?);
+    let (master, mut states) = (values(&mut reader)?, Vec::new());
+    for _ in 0..reader.number()? {
+        states.push(values(&mut reader)?);
+    }
     let mut planes = Vec::new();
     for _ in 0..reader.number()? {
         planes.push(ShardPlanes { data: reader.list()?.to_vec(), scale: reader.list()?.to_vec() });
@@ -267,7 +272,7 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
         }
     };
     reader.end()?;
-    Ok(WeightShard { master, exp_avg, exp_avg_sq, planes, tensor_scale, delayed, frozen, stays: false })
+    Ok(WeightShard { master, states, planes, tensor_scale, delayed, frozen, stays: false })
 }
 
 /// What a report holds beside buffers, at most.
@@ -305,8 +310,7 @@ mod tests {
     fn a_shard_arrives_as_it_was_sent_and_a_torn_one_is_refused() {
         let shard = WeightShard {
             master: vec![1.0, -0.0, f32::MIN_POSITIVE],
-            exp_avg: vec![2.0; 3],
-            exp_avg_sq: vec![3.0; 3],
+            states: vec![vec![2.0; 3], vec![3.0; 3], vec![4.0; 3]],
             planes: vec![ShardPlanes { data: vec![1, 2, 3], scale: Vec::new() }],
             tensor_scale: 0.5,
             delayed: Some(DelayedState { scale: 4.0, history: vec![5.0, 6.0] }),

@@ -45,8 +45,7 @@ impl<B: Backend> Rank<B> {
             }
             handover.transfer.own.shards.push(WeightShard {
                 master: self.rows(weight, StatePart::Master)?,
-                exp_avg: self.rows(weight, StatePart::FirstMoment)?,
-                exp_avg_sq: self.rows(weight, StatePart::SecondMoment)?,
+                states: self.kept(weight).map(|list| self.moment(list, weight)).collect::<Result<_, _>>()?,
                 planes: self.planes(weight)?,
                 tensor_scale: self.tensor_scale(weight)?,
                 delayed: self.delayed(weight)?,
@@ -108,7 +107,7 @@ impl<B: Backend> Rank<B> {
         }
         for (number, shard) in handover.transfer.own.shards.iter_mut().enumerate() {
             let weight = WeightId::at(number);
-            for (list, values) in self.kept(weight).zip([&shard.exp_avg, &shard.exp_avg_sq]) {
+            for (list, values) in self.kept(weight).zip(&shard.states) {
                 self.write_moment(list, values)?;
             }
             if shard.stays {
@@ -187,8 +186,7 @@ impl<B: Backend> Rank<B> {
     pub(super) fn rows(&self, weight: WeightId, part: StatePart) -> Result<Vec<f32>, ExecError> {
         match part {
             StatePart::Master => self.master(weight),
-            StatePart::FirstMoment => self.moment(Content::first_moment(weight), weight),
-            StatePart::SecondMoment => self.moment(Content::second_moment(weight), weight),
+            StatePart::State(list) => self.moment(Content::State(weight, list), weight),
         }
     }
 
@@ -369,16 +367,16 @@ impl<B: Backend> Rank<B> {
         fits("weights of a checkpoint".to_owned(), shards.len(), layouts.len())?;
         for (shard, layout) in shards.iter().zip(layouts) {
             let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
-            let lists = weights.lists_of(layout);
-            let parts =
-                [("master", &shard.master), ("exp_avg", &shard.exp_avg), ("exp_avg_sq", &shard.exp_avg_sq)];
             // Planes of others ride along.
             let has_planes = layout.is_planes_alone() && !shard.planes.is_empty();
             let has_values = !shard.stays && !has_planes;
-            for (place, (name, values)) in parts.into_iter().enumerate() {
-                let is_there = if place == 0 { has_values } else { place <= lists };
-                let expected = if is_there { elements } else { 0 };
-                fits(format!("elements of {name} of `{}`", layout.name), values.len(), expected)?;
+            let expected = if has_values { elements } else { 0 };
+            fits(format!("elements of the master of `{}`", layout.name), shard.master.len(), expected)?;
+            let lists = weights.lists_of(layout);
+            fits(format!("lists of state of `{}`", layout.name), shard.states.len(), lists)?;
+            for (list, values) in weights.state.states().zip(&shard.states) {
+                let what = format!("elements of the {} of `{}`", weights.state.in_words(list), layout.name);
+                fits(what, values.len(), elements)?;
             }
             if has_values || shard.stays {
                 continue;

@@ -1,13 +1,13 @@
 //! Custom optimizers made of closures.
 //!
-//! Law: their states are called `first` and `second`, as many as a test asks for.
+//! Law: their states are called `first`, `second`, `third`, as many as a test asks for.
 
 use warpweft::compute::{ComputeError, Optimizer, PrepareContext, Surface, TransformContext, UpdateContext};
 
 /// So many states.
 #[must_use]
 pub fn states(lists: usize) -> &'static [&'static str] {
-    &["first", "second"][..lists]
+    &["first", "second", "third"][..lists]
 }
 
 /// One that works on rows: its states, and what updates weights.

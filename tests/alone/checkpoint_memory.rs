@@ -50,7 +50,7 @@ fn builder() -> (Model, SessionBuilder<CpuSurface>) {
 
 /// Bytes of a weight's values and planes.
 fn bytes(weight: &WeightState) -> usize {
-    let values = weight.master.len() + weight.exp_avg.len() + weight.exp_avg_sq.len();
+    let values = weight.master.len() + weight.states.iter().map(Vec::len).sum::<usize>();
     4 * values + weight.planes.iter().flat_map(|stored| &stored.planes).map(Vec::len).sum::<usize>()
 }
 

@@ -47,6 +47,7 @@ fn the_numbered_examples_run() {
     says("06_evaluate_beside_training", &[], "after all");
     says("07_export_and_import", &[], "one rank goes on");
     says("12_own_update_rule", &[], "of AdamW's");
+    says("15_adamw_with_ema", &[], "of their average 0.0");
 }
 
 /// A rank that transformed only its own rows would have another loss from the second step on.

@@ -4,6 +4,7 @@
 //! text that stays as it is. A loss is recorded with all its bits.
 
 use std::error::Error;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 
 use warpweft::config::Config as Settings;
@@ -319,7 +320,8 @@ fn digest(checkpoint: &Checkpoint) -> u64 {
         }
     };
     for weight in &checkpoint.weights {
-        for values in [&weight.master, &weight.exp_avg, &weight.exp_avg_sq, &vec![weight.tensor_scale]] {
+        let scale = vec![weight.tensor_scale];
+        for values in once(&weight.master).chain(&weight.states).chain(once(&scale)) {
             values.iter().for_each(|value| add(&value.to_bits().to_le_bytes()));
         }
         weight.planes.iter().flat_map(|planes| &planes.planes).for_each(|plane| add(plane));

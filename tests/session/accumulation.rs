@@ -75,7 +75,7 @@ async fn train_at_once(session: &mut Session, ranks: u32, steps: std::ops::Range
 /// Everything a checkpoint holds of the weights, as bits.
 fn bits(checkpoint: &Checkpoint) -> Vec<u32> {
     let states = checkpoint.weights.iter();
-    let lists = states.flat_map(|state| [&state.master, &state.exp_avg, &state.exp_avg_sq]);
+    let lists = states.flat_map(|state| std::iter::once(&state.master).chain(&state.states));
     lists.flatten().map(|value| value.to_bits()).collect()
 }
 

@@ -330,18 +330,18 @@ fn moments_from_which_no_training_goes_on_are_refused_with_their_place() {
         for (value, said) in [(-1e-6, "is -1e-6 in row 1, column 2"), (f32::NAN, "is NaN in row 1, column 2")]
         {
             let mut checkpoint = good.clone();
-            checkpoint.weights[0].exp_avg_sq[SIZE + 2] = value;
+            checkpoint.weights[0].states[1][SIZE + 2] = value;
             let error = session.import(&checkpoint).await.unwrap_err().to_string();
             assert!(error.contains(&format!("the second moment of `map` {said}")), "{error}");
             assert!(error.contains("restart_optimizer"), "{error}");
         }
         let mut checkpoint = good.clone();
-        checkpoint.weights[0].exp_avg[3] = f32::INFINITY;
+        checkpoint.weights[0].states[0][3] = f32::INFINITY;
         let error = session.import(&checkpoint).await.unwrap_err().to_string();
         assert!(error.contains("the first moment of `map` is inf in row 0, column 3"), "{error}");
         assert_eq!(session.export().await.unwrap(), good);
         // First moments have any sign.
-        checkpoint.weights[0].exp_avg[3] = -1.0;
+        checkpoint.weights[0].states[0][3] = -1.0;
         session.import(&checkpoint).await.unwrap();
     });
 }

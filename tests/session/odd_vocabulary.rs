@@ -224,7 +224,7 @@ fn a_checkpoint_has_the_declared_rows_and_any_number_of_ranks_reads_it_from_a_fi
             let state = written.weight("embedding").unwrap();
             let elements = ROWS * WIDTH;
             assert_eq!(state.shape, Shape::new(ROWS, WIDTH), "{format}");
-            let lists = [state.master.len(), state.exp_avg.len(), state.exp_avg_sq.len()];
+            let lists = [state.master.len(), state.states[0].len(), state.states[1].len()];
             assert_eq!(lists, [elements; 3], "{format}");
             let whole = quantized(format, ROWS, &state.master);
             for stored in &state.planes {

@@ -209,8 +209,8 @@ fn a_master_that_overflows_in_one_process_is_named_in_all_and_an_import_heals_al
         let found = in_processes(&trainer, &[1, 2], &Mischief::default(), move |_, mut session| {
             let (good, mut near) = (checkpoint.clone(), checkpoint.clone());
             // An update by this moment is infinite, and its gradients are those of any other step.
-            *near.weights[0].exp_avg.last_mut().unwrap() = 3e38;
-            *near.weights[0].exp_avg_sq.last_mut().unwrap() = 0.0;
+            *near.weights[0].states[0].last_mut().unwrap() = 3e38;
+            *near.weights[0].states[1].last_mut().unwrap() = 0.0;
             async move {
                 session.import(&near).await.unwrap();
                 feed(&mut session, 2);

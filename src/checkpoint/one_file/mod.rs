@@ -27,20 +27,20 @@ use warpweft_format::{DelayedState, Format, Shape};
 
 /// One safetensors file.
 ///
-/// Per weight: `<weight>.master`, `.exp_avg`, `.exp_avg_sq` in f32 `[rows, cols]`, and the quantized planes as
-/// `warpweft quantize` names and shapes them: `.rowwise_data`, `.rowwise_scale` and, where the format stores
-/// it, the same columnwise; for NVFP4 `.amax`, the amax that its scales are relative to; for FP8 with one scale
-/// per tensor that scale, as `.rowwise_scale`. Where scaling is delayed, `.delayed_scale` in f32 `[1]`, by
-/// which the planes were multiplied, and `.amax_history`, f32 `[history]`, the latest first. Per carried buffer
-/// and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata says `zeros`. Weights that
-/// are frozen are not in the file: the metadata have `frozen_digests`, a JSON object of lists of digest, rows and
-/// columns ([`WeightState::frozen`]). Weights without moments are listed as `frozen`, like all weights of a rule of
-/// updates that keeps no state; those of which it keeps one list are listed as `one_state`. The metadata say
-/// `format: pt`, which readers of the Hugging Face hub's files ask for. They also hold [`Checkpoint::notes`], a JSON
-/// object of strings; as `updated_by` which optimizer the state is of, `adam` or `own_rule`
-/// ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file that changed on the
-/// disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and `metadata_digest`,
-/// of all metadata.
+/// Per weight: `<weight>.master`, and its lists of optimizer state as `.exp_avg`, `.exp_avg_sq`, `.state2` and so on,
+/// in f32 `[rows, cols]`, and the quantized planes as `warpweft quantize` names and shapes them: `.rowwise_data`,
+/// `.rowwise_scale` and, where the format stores it, the same columnwise; for NVFP4 `.amax`, the amax that its scales
+/// are relative to; for FP8 with one scale per tensor that scale, as `.rowwise_scale`. Where scaling is delayed,
+/// `.delayed_scale` in f32 `[1]`, by which the planes were multiplied, and `.amax_history`, f32 `[history]`, the
+/// latest first. Per carried buffer and rank: `carried.<buffer>.rank<N>`, bytes; of [`Carried::Zeros`] the metadata
+/// says `zeros`. Weights that are frozen are not in the file: the metadata have `frozen_digests`, a JSON object of
+/// lists of digest, rows and columns ([`WeightState::frozen`]). Weights without moments are listed as `frozen`, like
+/// all weights of a rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`.
+/// The metadata say `format: pt`, which readers of the Hugging Face hub's files ask for. They also hold
+/// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of, `adam` or
+/// `own_rule` ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file that
+/// changed on the disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and
+/// `metadata_digest`, of all metadata.
 ///
 /// This is version 4 of the file. Version 3 had the masters of frozen weights. In version 2 digests are of the
 /// bytes of tensors alone, or there are none; version 1 had no carried buffers, and loads as a checkpoint without
@@ -68,6 +68,9 @@ use warpweft_format::{DelayedState, Format, Shape};
 pub struct FileStore {
     path: PathBuf,
 }
+
+/// Where a file says of which weights it has more than two lists of state, and how many.
+const MORE_STATES: &str = "more_states";
 
 /// What this version writes.
 const VERSION: &str = "4";
@@ -162,6 +165,7 @@ impl FileStore {
         let notes = self.listed_in(about, "notes")?;
         let frozen: HashSet<String> = self.listed_in(about, "frozen")?;
         let one_state: HashSet<String> = self.listed_in(about, "one_state")?;
+        let more_states: HashMap<String, u8> = self.listed_in(about, MORE_STATES)?;
         let mut absent: HashMap<String, FrozenEntry> = self.listed_in(about, FROZEN)?;
         let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
             None if version != WITHOUT_CARRIED => return Err(self.content("it has no `carried`")),
@@ -187,12 +191,9 @@ impl FileStore {
             let lists = match (frozen.contains(&name), one_state.contains(&name)) {
                 (true, _) => 0,
                 (false, true) => 1,
-                (false, false) => 2,
+                (false, false) => more_states.get(&name).map_or(2, |lists| usize::from(*lists)),
             };
-            let moment = |part| {
-                if !StatePart::kept(lists).any(|kept| kept == part) {
-                    return Ok(Vec::new());
-                }
+            let state = |part| {
                 let tensor = tensors::state_name(&name, part);
                 match self.values(&tensors, &tensor)? {
                     (found, values) if found == shape => Ok(values),
@@ -201,10 +202,10 @@ impl FileStore {
                     }
                 }
             };
-            let (exp_avg, exp_avg_sq) = (moment(StatePart::FirstMoment)?, moment(StatePart::SecondMoment)?);
+            let states = StatePart::kept(lists).skip(1).map(state).collect::<Result<_, _>>()?;
             let delayed = self.delayed(&tensors, &name)?;
             let bare = WeightState::bare(name, shape, format);
-            weights.push(WeightState { master, exp_avg, exp_avg_sq, delayed, ..bare });
+            weights.push(WeightState { master, states, delayed, ..bare });
         }
         if let Some(name) = absent.keys().min() {
             return Err(
@@ -330,18 +331,25 @@ impl FileStore {
         if let Some(state) = checkpoint.weights.iter().find(|state| !state.is_whole()) {
             let elements = state.shape.elements();
             return Err(self.content(format!(
-                "`{}` does not hold {elements} values of its master, and as many of both moments, of none, or of the \
-                 first alone",
+                "`{}` does not hold {elements} values of its master, and as many of every list of state",
                 shown(&state.name)
             )));
         }
         for (key, lists) in [("frozen", 0), ("one_state", 1)] {
-            let some =
-                checkpoint.weights.iter().filter(|state| state.frozen.is_none() && state.lists() == lists);
+            let some = checkpoint
+                .weights
+                .iter()
+                .filter(|state| state.frozen.is_none() && state.states.len() == lists);
             let some: Vec<&str> = some.map(|state| state.name.as_str()).collect();
             if !some.is_empty() {
                 about.insert(key.to_owned(), self.text(&some)?);
             }
+        }
+        let more = checkpoint.weights.iter().filter(|state| state.states.len() > 2);
+        let more: BTreeMap<&str, usize> =
+            more.map(|state| (state.name.as_str(), state.states.len())).collect();
+        if !more.is_empty() {
+            about.insert(MORE_STATES.to_owned(), self.text(&more)?);
         }
         let absent = checkpoint.weights.iter().filter_map(|state| {
             let Shape { rows, cols } = state.shape;

@@ -32,16 +32,14 @@ impl<'a> MasterRows<'a> {
     }
 }
 
-/// Optimizer state of one rank's rows of one weight. Moments are empty where the weight is frozen, and so is the master
+/// Optimizer state of one rank's rows of one weight. There is no state where the weight is frozen, and so is the master
 /// where it is its planes alone.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightShard {
     /// FP32 master values, row-major, real rows only.
     pub master: Vec<f32>,
-    /// First moment.
-    pub exp_avg: Vec<f32>,
-    /// Second moment.
-    pub exp_avg_sq: Vec<f32>,
+    /// Lists of optimizer state, as long as the master.
+    pub states: Vec<Vec<f32>>,
     /// Quantized planes as stored, of each stored orientation in turn.
     pub planes: Vec<ShardPlanes>,
     /// What dequantizing needs besides the planes; 1 for formats without.
@@ -59,8 +57,7 @@ impl WeightShard {
     #[must_use]
     pub fn that_stays(layout: &WeightLayout, lists: usize, rank: RankId) -> Self {
         let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
-        let list = |number: usize| if number < lists { vec![0.0; elements] } else { Vec::new() };
-        Self { exp_avg: list(0), exp_avg_sq: list(1), stays: true, ..Self::default() }
+        Self { states: vec![vec![0.0; elements]; lists], stays: true, ..Self::default() }
     }
 }
 

@@ -103,15 +103,14 @@ impl Import {
         let master = read(StatePart::Master)?;
         sound_values::check_master(rows, &master, layout.format, via).map_err(unfit)?;
         let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
-        let mut lists = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
+        let states = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
             true => Ok(vec![0.0; master.len()]),
             false => read(part),
         });
-        let mut next = || lists.next().unwrap_or_else(|| Ok(Vec::new()));
-        let (exp_avg, exp_avg_sq) = (next()?, next()?);
-        sound_values::check_moments(rows, [&exp_avg, &exp_avg_sq], weights.state).map_err(unfit)?;
+        let states = states.collect::<Result<Vec<_>, _>>()?;
+        sound_values::check_states(rows, &states, weights.state).map_err(unfit)?;
         let delayed = self.delayed(weights, layout, saved, alive)?;
-        Ok(WeightShard { master, exp_avg, exp_avg_sq, delayed, ..WeightShard::default() })
+        Ok(WeightShard { master, states, delayed, ..WeightShard::default() })
     }
 
     fn delayed(

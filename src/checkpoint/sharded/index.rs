@@ -301,6 +301,7 @@ mod as_text {
 mod lists {
     use serde::de::{Deserialize, Deserializer, Error};
     use serde::ser::Serializer;
+    use warpweft_plan::policy::OWN_STATES;
 
     #[derive(serde::Deserialize)]
     #[serde(untagged)]
@@ -320,8 +321,10 @@ mod lists {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
         match Lists::deserialize(deserializer)? {
             Lists::Moments(moments) => Ok(if moments { 2 } else { 0 }),
-            Lists::Number(number) if number <= 2 => Ok(number),
-            Lists::Number(number) => Err(D::Error::custom(format!("{number} lists of state, of at most 2"))),
+            Lists::Number(number) if OWN_STATES.contains(&number) => Ok(number),
+            Lists::Number(number) => {
+                Err(D::Error::custom(format!("{number} lists of state, of at most {}", OWN_STATES.end())))
+            }
         }
     }
 }
@@ -335,12 +338,12 @@ mod tests {
     fn lists_of_state_are_two_one_or_none_and_moments_as_they_were_before() {
         #[derive(Debug, PartialEq, Serialize, Deserialize)]
         struct Kept(#[serde(with = "lists")] u8);
-        for (text, lists) in [("true", 2), ("false", 0), ("1", 1)] {
+        for (text, lists) in [("true", 2), ("false", 0), ("1", 1), ("3", 3)] {
             assert_eq!(serde_json::from_str::<Kept>(text).unwrap(), Kept(lists));
             assert_eq!(serde_json::to_string(&Kept(lists)).unwrap(), text);
         }
-        let refused = serde_json::from_str::<Kept>("3").unwrap_err().to_string();
-        assert!(refused.contains("3 lists of state, of at most 2"), "{refused}");
+        let refused = serde_json::from_str::<Kept>("9").unwrap_err().to_string();
+        assert!(refused.contains("9 lists of state, of at most 8"), "{refused}");
         assert!(serde_json::from_str::<Kept>("-1").is_err());
     }
 }

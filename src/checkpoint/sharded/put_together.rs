@@ -37,18 +37,15 @@ impl PartFiles {
         let mut weights = Vec::with_capacity(index.weights.len());
         for weight in &index.weights {
             let all = ShardRows { begin: 0, rows: weight.rows };
-            let list = |part| match StatePart::kept(usize::from(weight.lists)).any(|kept| kept == part) {
-                true => opened.rows(weight, part, all, alive),
-                false => Ok(Vec::new()),
-            };
+            let states = StatePart::kept(usize::from(weight.lists)).skip(1);
+            let states = states.map(|part| opened.rows(weight, part, all, alive));
             weights.push(WeightState {
                 master: if weight.frozen.is_some() {
                     Vec::new()
                 } else {
                     opened.rows(weight, StatePart::Master, all, alive)?
                 },
-                exp_avg: list(StatePart::FirstMoment)?,
-                exp_avg_sq: list(StatePart::SecondMoment)?,
+                states: states.collect::<Result<_, _>>()?,
                 delayed: opened.delayed(weight, alive)?,
                 frozen: weight.frozen,
                 ..WeightState::bare(weight.name.clone(), weight.shape(), weight.format)

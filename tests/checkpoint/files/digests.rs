@@ -19,20 +19,16 @@ use super::listing;
 /// A checkpoint in which everything that a file can say is said: a weight with moments, a frozen one, one of a rule
 /// that keeps one list, a carried buffer and notes.
 fn checkpoint() -> Checkpoint {
-    let weight = |name: &str, lists: usize| {
-        let list = |wanted: bool| if wanted { vec![0.5, -2.0] } else { Vec::new() };
-        WeightState {
-            name: name.into(),
-            shape: Shape { rows: 1, cols: 2 },
-            format: Format::F32,
-            master: vec![1.0, 2.0],
-            exp_avg: list(lists > 0),
-            exp_avg_sq: list(lists > 1),
-            planes: Vec::new(),
-            tensor_scale: 1.0,
-            delayed: None,
-            frozen: None,
-        }
+    let weight = |name: &str, lists: usize| WeightState {
+        name: name.into(),
+        shape: Shape { rows: 1, cols: 2 },
+        format: Format::F32,
+        master: vec![1.0, 2.0],
+        states: vec![vec![0.5, -2.0]; lists],
+        planes: Vec::new(),
+        tensor_scale: 1.0,
+        delayed: None,
+        frozen: None,
     };
     Checkpoint {
         optimizer_step: 7,

@@ -234,8 +234,8 @@ fn a_weight_without_all_of_its_values_is_not_saved() {
         store.save(&good).await.unwrap();
         let spoils: [fn(&mut WeightState); 3] = [
             |state| state.master.clear(),
-            |state| state.exp_avg.clear(),
-            |state| state.exp_avg_sq.truncate(3),
+            |state| state.states[0].clear(),
+            |state| state.states[1].truncate(3),
         ];
         for spoil in spoils {
             let mut checkpoint = good.clone();

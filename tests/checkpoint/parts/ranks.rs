@@ -98,8 +98,8 @@ impl PartWriter for Keeper {
         self.refuses(Fails::Write, state.rank())?;
         let weight = WeightId::new(0);
         let values = state.rows(weight, StatePart::Master).unwrap().len();
-        assert_eq!(state.rows(weight, StatePart::FirstMoment).unwrap().len(), values);
-        assert_eq!(state.rows(weight, StatePart::SecondMoment).unwrap(), vec![0.0; values]);
+        assert_eq!(state.rows(weight, StatePart::FIRST_MOMENT).unwrap().len(), values);
+        assert_eq!(state.rows(weight, StatePart::SECOND_MOMENT).unwrap(), vec![0.0; values]);
         assert_eq!((state.optimizer_step().unwrap(), state.delayed(weight).unwrap()), (0, None));
         assert!(state.carried(CarriedId::new(9)).unwrap().is_empty());
         state.alive().unwrap();

@@ -85,7 +85,7 @@ fn a_weight_that_was_frozen_and_is_to_train_needs_an_optimizer_that_begins_anew(
         let trainer = Trainer::refined(2, Format::NVFP4_2D, &frozen);
         let (mut first, files, _folder) = saved(&trainer, frozen.clone(), 3).await;
         let exported = first.export().await.unwrap();
-        assert!(exported.weights[1].exp_avg.is_empty());
+        assert!(exported.weights[1].states.is_empty());
         let expected = losses(&mut first, 3, 3..5).await;
         let mut again = trainer.start(frozen.clone(), 3).await.unwrap();
         again.import_parts(&files).await.unwrap();
@@ -112,7 +112,7 @@ fn a_weight_that_was_frozen_and_is_to_train_needs_an_optimizer_that_begins_anew(
         freezes.import_parts(&of_all).await.unwrap();
         let (found, whole) = (freezes.export().await.unwrap(), all.export().await.unwrap());
         let frozen = &found.weights[1];
-        assert!(frozen.master.is_empty() && frozen.exp_avg.is_empty());
+        assert!(frozen.master.is_empty() && frozen.states.is_empty());
         let planes =
             quantize(frozen.format, Directions::Rowwise, Via::Bf16, frozen.shape, &whole.weights[1].master);
         assert_eq!(frozen.planes[0].planes[0], planes.unwrap().rowwise.unwrap().data);

@@ -173,7 +173,7 @@ async fn run_keeping(
         );
         let read = |name| report.output::<bf16>(RankId::new(0), name).unwrap();
         let (y, dx) = (read("y"), read("dx"));
-        let dw = session.export().await.unwrap().weights[0].exp_avg.clone();
+        let dw = session.export().await.unwrap().weights[0].states[0].clone();
         match &found {
             None => found = Some((y, dx, dw)),
             Some(first) => assert_eq!(*first, (y, dx, dw), "{format} {capture:?}: step {step}"),

@@ -109,7 +109,7 @@ fn a_rule_gets_no_halves_and_no_third_list() {
     for state in [
         StateLayout { moments: Moments::Bf16, own_states, ..StateLayout::default() },
         StateLayout { masters: Masters::Bf16Remainder, own_states, ..StateLayout::default() },
-        keeping(Some(3)),
+        keeping(Some(9)),
     ] {
         let error = with_state(state).unwrap_err();
         assert!(matches!(error, PlanError::Policy { key: "optimizer.custom_states", .. }), "{error}");

@@ -54,10 +54,13 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
         outcome.outputs.push(ranks.iter().map(of_rank).collect());
     }
     let state = session.export().await.unwrap();
-    let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect();
+    let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect();
     outcome.masters = state.weights.iter().map(|weight| bits(&weight.master)).collect();
-    outcome.lists =
-        state.weights.iter().map(|weight| [bits(&weight.exp_avg), bits(&weight.exp_avg_sq)]).collect();
+    outcome.lists = state
+        .weights
+        .iter()
+        .map(|weight| [0, 1].map(|list| bits(weight.states.get(list).map_or(&[][..], Vec::as_slice))))
+        .collect();
     if let Carried::Buffers(buffers) = state.carried {
         for buffer in buffers {
             if of_role(Role::Input).all(|spec| spec.name != buffer.name) {

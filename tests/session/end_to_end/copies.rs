@@ -65,7 +65,7 @@ fn parting(
             let added = if is_here { 0.25 } else { 0.0 };
             match part {
                 StatePart::Master => master[3] += added,
-                StatePart::FirstMoment => first[3] += added,
+                StatePart::FIRST_MOMENT => first[3] += added,
                 _ => second[3] += added,
             }
         }
@@ -79,10 +79,10 @@ fn what_one_rank_holds_otherwise_is_told_by_weight_list_and_two_ranks() {
     within_a_minute(async {
         for (weight, part, rank, pair) in [
             ("layer1", StatePart::Master, 2, (0, 2)),
-            ("layer0", StatePart::FirstMoment, 1, (1, 3)),
-            ("layer1", StatePart::SecondMoment, 3, (1, 3)),
+            ("layer0", StatePart::FIRST_MOMENT, 1, (1, 3)),
+            ("layer1", StatePart::SECOND_MOMENT, 3, (1, 3)),
             ("bias", StatePart::Master, 1, (0, 1)),
-            ("bias", StatePart::SecondMoment, 0, (0, 1)),
+            ("bias", StatePart::SECOND_MOMENT, 0, (0, 1)),
         ] {
             let mut config = mesh(config(1, Capture::Off, true));
             config.optimizer.custom_states = Some(2);
@@ -97,7 +97,7 @@ fn what_one_rank_holds_otherwise_is_told_by_weight_list_and_two_ranks() {
             let words = session.compare_copies().await.unwrap_err().to_string();
             let list = match part {
                 StatePart::Master => "different masters of",
-                StatePart::FirstMoment => "different first states of",
+                StatePart::FIRST_MOMENT => "different first states of",
                 _ => "different second states of",
             };
             assert!(words.contains(list) && words.contains("after 1 step, rank"), "{words}");

@@ -207,7 +207,7 @@ async fn train(session: &mut Session, ranks: u32, steps: std::ops::Range<u32>) -
 /// Masters and moments, as bits.
 fn bits(checkpoint: &Checkpoint) -> Vec<u32> {
     let lists =
-        checkpoint.weights.iter().flat_map(|state| [&state.master, &state.exp_avg, &state.exp_avg_sq]);
+        checkpoint.weights.iter().flat_map(|state| std::iter::once(&state.master).chain(&state.states));
     lists.flatten().map(|value| value.to_bits()).collect()
 }
 

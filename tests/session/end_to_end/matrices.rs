@@ -174,7 +174,7 @@ fn sharded_weights_are_updated_with_the_bits_of_replicated_ones() {
                 assert!(f32::from_bits(losses[4]) < f32::from_bits(losses[0]), "it learns");
                 let checkpoint = session.export().await.unwrap();
                 session.compare_copies().await.unwrap();
-                let values = checkpoint.weights.into_iter().map(|weight| (weight.master, weight.exp_avg));
+                let values = checkpoint.weights.into_iter().map(|weight| (weight.master, weight.states));
                 left.push((losses, values.collect::<Vec<_>>()));
             }
             assert!(left[0] == left[1], "{ranks} ranks");

@@ -42,11 +42,7 @@ fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
         let mut first = trainer.start(config(), 2).await.unwrap();
         losses(&mut first, 2, 0..3).await;
         let checkpoint = first.export().await.unwrap();
-        let moments: Vec<f32> = checkpoint
-            .weights
-            .iter()
-            .flat_map(|weight| [&weight.exp_avg[..], &weight.exp_avg_sq].concat())
-            .collect();
+        let moments: Vec<f32> = checkpoint.weights.iter().flat_map(|weight| weight.states.concat()).collect();
         assert!(moments.iter().all(|moment| moment.to_bits() & 0xFFFF == 0), "they are bf16 values");
         assert!(moments.iter().any(|moment| *moment != 0.0));
         let weight = &checkpoint.weights[1];
@@ -100,7 +96,7 @@ fn split_masters_are_exported_joined_and_imported_without_loss_on_any_number_of_
         assert!(masters(&begin)[0].iter().any(|master| master.to_bits() & 0xFFFF != 0));
         assert_eq!(begin.optimizer_step, 0);
         for weight in &begin.weights {
-            assert!([&weight.exp_avg[..], &weight.exp_avg_sq].concat().iter().all(|moment| *moment == 0.0));
+            assert!(weight.states.concat().iter().all(|moment| *moment == 0.0));
         }
         losses(&mut first, 2, 0..3).await;
         let checkpoint = first.export().await.unwrap();
@@ -185,7 +181,7 @@ fn a_moment_that_is_finite_only_before_it_is_stored_is_refused_by_its_place() {
         for which in ["first", "second"] {
             let mut checkpoint = exported.clone();
             let weight = &mut checkpoint.weights[0];
-            let moment = if which == "first" { &mut weight.exp_avg } else { &mut weight.exp_avg_sq };
+            let moment = &mut weight.states[usize::from(which != "first")];
             moment[7] = f32::MAX;
             let what = format!("the {which} moment of `layer0` is 3.4028235e38 in row 0, column 7");
             refused(&mut session, &checkpoint, &[&what, "bf16 rounds to inf", "optimizer.moments"]).await;

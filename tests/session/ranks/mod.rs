@@ -307,7 +307,7 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
             handover.transfer.own.shards.clone_from(&whole);
             handover.transfer.own.shards[0].master.fill(9.0);
             match spoil {
-                0 => handover.transfer.own.shards[last].exp_avg.push(2.0),
+                0 => handover.transfer.own.shards[last].states[0].push(2.0),
                 1 => handover.transfer.own.shards[last].master.truncate(3),
                 2 => handover.transfer.own.shards.truncate(last),
                 3 => handover.transfer.own.carried.push(vec![0; 4]),

@@ -127,7 +127,7 @@ pub trait Optimizer<S: Surface> {
     /// Its name, for messages.
     fn name(&self) -> &'static str;
 
-    /// The names of the lists of f32 state that are kept beside the master of every weight that trains, up to 2; zeros
+    /// The names of the lists of f32 state that are kept beside the master of every weight that trains, up to 8; zeros
     /// before the first step.
     fn states(&self) -> &'static [&'static str];
 

@@ -28,7 +28,7 @@ impl ResidentLayout {
     /// # Errors
     /// [`PlanError::Carried`] when two programs disagree on a carried buffer's size or type,
     /// [`PlanError::Masters`] when masters are to be split and a sharded weight that trains is not bf16,
-    /// [`PlanError::Policy`] when a custom optimizer is to have more than two lists, or other values than f32,
+    /// [`PlanError::Policy`] when a custom optimizer is to have more than eight lists, or other values than f32,
     /// [`PlanError::WholeMatrix`] when Adam is to update a weight as a whole matrix,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
@@ -166,7 +166,7 @@ fn check_masters(weights: &Weights) -> Result<(), PlanError> {
     }
 }
 
-/// A custom optimizer gets f32 values, in two lists at most.
+/// A custom optimizer gets f32 values, in eight lists at most.
 fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
     let state = weights.state;
     let is_f32 = (state.moments, state.masters) == (Moments::F32, Masters::F32);
@@ -174,7 +174,7 @@ fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
         Some(lists) if !is_f32 || !policy::OWN_STATES.contains(&lists) => Err(PlanError::Policy {
             key: "optimizer.custom_states",
             value: lists.to_string(),
-            advice: "keep at most 2 lists for a custom optimizer, and masters and moments in f32",
+            advice: "keep at most 8 lists for a custom optimizer, and masters and moments in f32",
         }),
         _ => Ok(()),
     }

@@ -37,4 +37,4 @@ pub const MAX_DEPTH: u32 = 64;
 
 /// How many lists of f32 state a custom optimizer may keep beside every master.
 #[doc(hidden)]
-pub const OWN_STATES: RangeInclusive<u8> = 0..=2;
+pub const OWN_STATES: RangeInclusive<u8> = 0..=8;

@@ -1,0 +1,145 @@
+//! AdamW that keeps an exponential moving average of the weights, evaluates it and writes it for other programs.
+//!
+//! `cargo run --example 15_adamw_with_ema`
+//!
+//! The average is an optimizer state like the two moments: every rank has its rows, checkpoints have it, and any
+//! number of ranks goes on from it. To evaluate it, a checkpoint with the average in the place of the masters is
+//! imported for a while.
+
+#[path = "shared/print.rs"]
+mod print;
+
+use warpweft::prelude::*;
+
+use print::println;
+
+const SIZE: usize = 32;
+const STEPS: usize = 150;
+const AVERAGE: usize = 2;
+
+#[derive(Clone)]
+struct AdamWithAverage {
+    betas: [f32; 2],
+    keeps: f32,
+}
+
+impl Optimizer<CpuSurface> for AdamWithAverage {
+    fn name(&self) -> &'static str {
+        "AdamW with EMA"
+    }
+
+    fn states(&self) -> &'static [&'static str] {
+        &["exp_avg", "exp_avg_sq", "average"]
+    }
+
+    fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+        let (factor, step) = (context.vote()?[0].factor(), context.vote()?[0].step);
+        let rate = context.learning_rate()?[0] * context.learning_rate_scale();
+        let [beta1, beta2] = self.betas;
+        let corrections = self.betas.map(|beta| 1.0 - beta.powi(step as i32));
+        for weight in context.weights() {
+            let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
+            let [mut first, mut second, mut average] = [
+                context.state(weight.id, "exp_avg")?,
+                context.state(weight.id, "exp_avg_sq")?,
+                context.state(weight.id, "average")?,
+            ];
+            for (at, p) in master.iter_mut().enumerate() {
+                let g = factor * gradient[at];
+                first[at] = beta1 * first[at] + (1.0 - beta1) * g;
+                second[at] = beta2 * second[at] + (1.0 - beta2) * g * g;
+                let (m, v) = (first[at] / corrections[0], second[at] / corrections[1]);
+                *p -= rate * (m / (v.sqrt() + 1e-8) + context.weight_decay() * *p);
+                // It begins with the weights after the first step.
+                let keeps = if step == 1 { 0.0 } else { self.keeps };
+                average[at] = keeps * average[at] + (1.0 - keeps) * *p;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A training step, or an evaluation of the same call.
+fn declare(model: &Model, weight: WeightId, trains: bool) -> Result<StepProgram, DeclareError> {
+    let mut program = StepProgram::builder(if trains { "train" } else { "evaluate" }, model);
+    let (input, loss) =
+        (program.input("input", SIZE, ElementType::F32)?, program.output("loss", 1, ElementType::F32)?);
+    let call = program.call("fit", if trains { Phase::Backward } else { Phase::Forward });
+    let call = call.uses(weight, Orientation::Rowwise, Form::Dense).reads(input).writes(loss);
+    if trains {
+        call.gradient(weight).add()?;
+        return program.build_training();
+    }
+    call.add()?;
+    program.build_evaluation()
+}
+
+/// The map to learn is y = 0.5 x; inputs are noisy, so the weights never stand still.
+fn fit(weight: WeightId, call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    let w = context.dense(weight, Orientation::Rowwise)?;
+    let x = context.read::<f32>(context.buffer_named("input")?)?;
+    let mut gradient = if call.gradients.is_empty() { None } else { Some(context.gradient(weight)?) };
+    let mut sum = 0.0;
+    for row in 0..SIZE {
+        let y: f32 = (0..SIZE).map(|col| w[row * SIZE + col] * x[col]).sum();
+        let noise = if gradient.is_some() { 0.3 * (97.0 * x[row]).sin() } else { 0.0 };
+        let error = y - 0.5 * x[row] - noise;
+        sum += error * error;
+        if let Some(gradient) = &mut gradient {
+            (0..SIZE).for_each(|col| gradient[row * SIZE + col] = 2.0 * error * x[col]);
+        }
+    }
+    context.write::<f32>(context.buffer_named("loss")?)?[0] = sum;
+    Ok(())
+}
+
+/// The mean loss over some inputs that training has not seen.
+async fn evaluate(session: &mut Session) -> Result<f32, SessionError> {
+    let mut sum = 0.0;
+    for at in 0..20 {
+        feed(session, "evaluate", 10_000 + at)?;
+        sum += session.step("evaluate").await?.mean_output("loss")?;
+    }
+    Ok(sum / 20.0)
+}
+
+fn feed(session: &mut Session, program: &str, step: usize) -> Result<(), SessionError> {
+    (0..2).try_for_each(|rank| {
+        let x: [f32; SIZE] = std::array::from_fn(|at| ((step * 7 + rank * 13 + at * 5) as f32).sin());
+        session.write_input(program, RankId::at(rank), "input", &x)
+    })
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut model = Model::builder();
+    let weight = model.sharded("map", SIZE, SIZE, Format::F32)?;
+    let model = model.build();
+    let closure = move |_| on_cpu(move |call, context| fit(weight, call, context));
+    let builder = Session::builder(Config::default(), closure);
+    let builder = builder.optimizer(AdamWithAverage { betas: [0.9, 0.999], keeps: 0.95 });
+    let builder = builder.program(declare(&model, weight, true)?).program(declare(&model, weight, false)?);
+    let mut session = builder.initialize(initial::zeros()).start_cpu(2).await?;
+    session.set_learning_rate(0.01)?;
+    for step in 0..STEPS {
+        feed(&mut session, "train", step)?;
+        session.step("train").await?;
+    }
+    let trained = session.export().await?;
+    let mut averaged = trained.clone();
+    averaged.weights.iter_mut().for_each(|weight| weight.master.clone_from(&weight.states[AVERAGE]));
+    let last = evaluate(&mut session).await?;
+    session.import(&averaged).await?;
+    let average = evaluate(&mut session).await?;
+    println!("held-out loss of the last weights {last:.4}, of their average {average:.4}");
+    assert!(average < last);
+
+    // The average for other programs, and training goes on where it was.
+    let folder = std::env::temp_dir().join(format!("warpweft-ema-{}", std::process::id()));
+    FileStore::new(folder.with_extension("safetensors")).save(&averaged).await?;
+    std::fs::remove_file(folder.with_extension("safetensors"))?;
+    session.import(&trained).await?;
+    assert!(session.export().await? == trained);
+    session.close().await?;
+    Ok(())
+}
