@@ -9,7 +9,7 @@ use warpweft_format::{ElementType, Shape};
 /// The nearly orthogonal matrix of a matrix: the one with the same singular vectors, and singular values near 1.
 ///
 /// This is what Muon does to the momentum of a weight, on the rank that has it whole: from
-/// [`Compute::transform`](warpweft_plan::compute::Compute::transform), with `matrix` and `transformed` of its
+/// [`Optimizer::transform`](warpweft_plan::compute::Optimizer::transform), with `matrix` and `transformed` of its
 /// [`TransformContext`](warpweft_plan::compute::TransformContext). One value serves all matrices of one shape
 /// on one lane, as a [`Linear`](super::Linear) does, and keeps **LI-1** to **LI-4**.
 ///

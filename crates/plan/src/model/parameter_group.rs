@@ -43,8 +43,8 @@ pub struct ParameterGroup {
     /// but moments, norm and clipping still see the gradient. A weight that is to have no gradient is
     /// [frozen](crate::model::WeightSpec::frozen) instead.
     pub learning_rate_scale: Option<NonNegative>,
-    /// Whether the trainer's own rule needs the matrix whole: then it
-    /// [prepares](crate::compute::Compute::prepare) rows and [transforms](crate::compute::Compute::transform) the
+    /// Whether a custom optimizer takes the matrix whole: then it
+    /// [prepares](crate::compute::Optimizer::prepare) rows and [transforms](crate::compute::Optimizer::transform) the
     /// matrix, before it updates rows by what came of it. For Adam there is no such thing.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub whole_matrix: bool,
