@@ -5,16 +5,18 @@
 //! A custom optimizer gets a rank's rows of masters and main grads, and the states that it names. Lion has one where
 //! Adam has two moments, and goes by the sign of a blend of it and the gradient.
 
+#[path = "shared/one_map.rs"]
+mod one_map;
 #[path = "shared/print.rs"]
 mod print;
 
 use warpweft::prelude::*;
 use warpweft::session::SessionBuilder;
 
+use one_map::{SIZE, declare, feed, fit};
 use print::println;
 
-const SIZE: usize = 32;
-const STEPS: u32 = 200;
+const STEPS: usize = 200;
 
 /// Lion (Chen et al., 2023).
 #[derive(Clone)]
@@ -53,49 +55,19 @@ impl Optimizer<CpuSurface> for Lion {
     }
 }
 
-/// One weight, one call that computes loss and gradient at once.
-fn declare() -> Result<StepProgram, DeclareError> {
-    let mut model = Model::builder();
-    let weight = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
-    let mut program = StepProgram::builder("train", &model.build());
-    let input = program.input("input", SIZE, ElementType::F32)?;
-    let loss = program.output("loss", 1, ElementType::F32)?;
-    let call = program.call("fit", Phase::Backward).uses(weight, Orientation::Rowwise, Form::Dense);
-    call.gradient(weight).reads(input).writes(loss).add()?;
-    program.build_training()
-}
-
-/// The map to learn is y = 0.5 x.
-fn fit(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let weight = context.weight_named("map")?;
-    let w = context.dense(weight, Orientation::Rowwise)?;
-    let x = context.read::<f32>(context.buffer_named("input")?)?;
-    let (mut gradient, mut sum) = (context.gradient(weight)?, 0.0);
-    for row in 0..SIZE {
-        let y: f32 = (0..SIZE).map(|col| w[row * SIZE + col] * x[col]).sum();
-        let error = y - 0.5 * x[row];
-        sum += error * error;
-        (0..SIZE).for_each(|col| gradient[row * SIZE + col] = 2.0 * error * x[col]);
-    }
-    context.write::<f32>(context.buffer_named("loss")?)?[0] = sum;
-    Ok(())
-}
-
 /// Trains at a rate that falls to 0, and returns the resident bytes of a rank.
 async fn train(
     name: &str,
     builder: SessionBuilder<CpuSurface>,
     rate: f32,
 ) -> Result<usize, Box<dyn std::error::Error>> {
-    let builder = builder.program(declare()?).initialize(initial::zeros());
+    let mut model = Model::builder();
+    let weight = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
+    let builder = builder.program(declare(&model.build(), weight, true)?).initialize(initial::zeros());
     let mut session = builder.start_cpu(2).await?;
     for step in 0..STEPS {
         session.set_learning_rate(rate * (1.0 - step as f32 / STEPS as f32))?;
-        for rank in 0..2 {
-            let x: [f32; SIZE] =
-                std::array::from_fn(|at| ((step as usize * 7 + rank * 13 + at * 5) as f32).sin());
-            session.write_input("train", RankId::at(rank), "input", &x)?;
-        }
+        feed(&mut session, "train", step)?;
         let report = session.step("train").await?;
         assert!(matches!(report.outcome, Outcome::Updated { .. }), "step {step} was skipped: {report:?}");
         if step % 50 == 0 || step + 1 == STEPS {
@@ -109,7 +81,7 @@ async fn train(
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let closure = on_cpu(|_, context| fit(context));
+    let closure = on_cpu(|call, context| fit(0.0, call, context));
     let adamw = train("AdamW", Session::builder(Config::default(), move |_| closure), 0.01).await?;
 
     let builder = Session::builder(Config::default(), move |_| closure);

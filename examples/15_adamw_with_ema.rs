@@ -6,14 +6,16 @@
 //! number of ranks goes on from it. To evaluate it, a checkpoint with the average in the place of the masters is
 //! imported for a while.
 
+#[path = "shared/one_map.rs"]
+mod one_map;
 #[path = "shared/print.rs"]
 mod print;
 
 use warpweft::prelude::*;
 
+use one_map::{SIZE, declare, feed, fit};
 use print::println;
 
-const SIZE: usize = 32;
 const STEPS: usize = 150;
 const AVERAGE: usize = 2;
 
@@ -59,40 +61,6 @@ impl Optimizer<CpuSurface> for AdamWithAverage {
     }
 }
 
-/// A training step, or an evaluation of the same call.
-fn declare(model: &Model, weight: WeightId, trains: bool) -> Result<StepProgram, DeclareError> {
-    let mut program = StepProgram::builder(if trains { "train" } else { "evaluate" }, model);
-    let (input, loss) =
-        (program.input("input", SIZE, ElementType::F32)?, program.output("loss", 1, ElementType::F32)?);
-    let call = program.call("fit", if trains { Phase::Backward } else { Phase::Forward });
-    let call = call.uses(weight, Orientation::Rowwise, Form::Dense).reads(input).writes(loss);
-    if trains {
-        call.gradient(weight).add()?;
-        return program.build_training();
-    }
-    call.add()?;
-    program.build_evaluation()
-}
-
-/// The map to learn is y = 0.5 x; inputs are noisy, so the weights never stand still.
-fn fit(weight: WeightId, call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let w = context.dense(weight, Orientation::Rowwise)?;
-    let x = context.read::<f32>(context.buffer_named("input")?)?;
-    let mut gradient = if call.gradients.is_empty() { None } else { Some(context.gradient(weight)?) };
-    let mut sum = 0.0;
-    for row in 0..SIZE {
-        let y: f32 = (0..SIZE).map(|col| w[row * SIZE + col] * x[col]).sum();
-        let noise = if gradient.is_some() { 0.3 * (97.0 * x[row]).sin() } else { 0.0 };
-        let error = y - 0.5 * x[row] - noise;
-        sum += error * error;
-        if let Some(gradient) = &mut gradient {
-            (0..SIZE).for_each(|col| gradient[row * SIZE + col] = 2.0 * error * x[col]);
-        }
-    }
-    context.write::<f32>(context.buffer_named("loss")?)?[0] = sum;
-    Ok(())
-}
-
 /// The mean loss over some inputs that training has not seen.
 async fn evaluate(session: &mut Session) -> Result<f32, SessionError> {
     let mut sum = 0.0;
@@ -103,19 +71,12 @@ async fn evaluate(session: &mut Session) -> Result<f32, SessionError> {
     Ok(sum / 20.0)
 }
 
-fn feed(session: &mut Session, program: &str, step: usize) -> Result<(), SessionError> {
-    (0..2).try_for_each(|rank| {
-        let x: [f32; SIZE] = std::array::from_fn(|at| ((step * 7 + rank * 13 + at * 5) as f32).sin());
-        session.write_input(program, RankId::at(rank), "input", &x)
-    })
-}
-
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut model = Model::builder();
     let weight = model.sharded("map", SIZE, SIZE, Format::F32)?;
     let model = model.build();
-    let closure = move |_| on_cpu(move |call, context| fit(weight, call, context));
+    let closure = |_| on_cpu(|call, context| fit(0.3, call, context));
     let builder = Session::builder(Config::default(), closure);
     let builder = builder.optimizer(AdamWithAverage { betas: [0.9, 0.999], keeps: 0.95 });
     let builder = builder.program(declare(&model, weight, true)?).program(declare(&model, weight, false)?);
