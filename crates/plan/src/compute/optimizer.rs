@@ -63,9 +63,10 @@ use warpweft_base::id::RankId;
 /// # On a GPU
 ///
 /// It enqueues on the stream of its context, as closures do ([`Compute`]), also in a step that will turn out to be
-/// skipped: its kernels read the [vote](super::OptimizerContext::vote), and where that [skips](crate::op::Vote::skips) they
-/// change nothing. Where a step is captured it is called to be captured, before the step's dynamic calls run, and not
-/// in later steps. One that needs the rank's GPU to be made goes to `SessionBuilder::try_optimizer`.
+/// skipped: its kernels read the [vote](super::OptimizerContext::vote), and where that
+/// [skips](crate::op::Vote::skips) they change nothing. Where a step is captured it is called to be captured, before
+/// the step's dynamic calls run, and not in later steps. One that needs the rank's GPU to be made goes to
+/// `SessionBuilder::try_optimizer`.
 ///
 /// # Whole matrices
 ///
