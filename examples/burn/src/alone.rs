@@ -5,8 +5,8 @@ use std::error::Error;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor};
-use warpweft::config::Optimizer;
 use warpweft::checkpoint::Checkpoint;
+use warpweft::config::Optimizer;
 
 use crate::compare::Losses;
 use crate::model::{Input, Layer, Part};

@@ -34,8 +34,8 @@ mod text;
 use std::error::Error;
 
 use candle_nn::optim::ParamsAdamW;
-use warpweft::prelude::*;
 use warpweft::checkpoint::Checkpoint;
+use warpweft::prelude::*;
 
 use closure::Step;
 use compare::Losses;
