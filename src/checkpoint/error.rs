@@ -147,6 +147,9 @@ pub enum CheckpointError {
         /// The reason.
         source: Arc<dyn Error + Send + Sync>,
     },
+    /// Whoever watched a conversion ended it.
+    #[error("the conversion was stopped; nothing was written")]
+    Stopped,
     /// What a rank of another process said. Its kind did not travel.
     #[error("{}", told(reason))]
     Told {
@@ -199,6 +202,14 @@ pub enum CheckpointError {
         /// The index.
         path: PathBuf,
         /// What is wrong with it.
+        reason: String,
+    },
+    /// A model's folder is not what its `config.json` says, or says what is not read.
+    #[error("{}: {}", shown_path(path), told(reason))]
+    Engine {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong, and what to do.
         reason: String,
     },
     /// Two files have a tensor of one name.

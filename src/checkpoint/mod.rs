@@ -14,10 +14,12 @@
 //! | `one_file` | a checkpoint in one file, with its digests |
 //! | `sharded` | a sharded checkpoint: a file for each rank, and an index |
 //! | `published` | the weights alone, for other tools |
+//! | `engines` | checkpoints that inference engines load, written and read |
 //! | `pretrained`, `manifest` | weights from elsewhere; what a quantized file says about itself |
 //! | `kind` | what a file is that should hold weights |
 //! | `safetensors` | one reader, one writer |
 
+pub mod engines;
 mod error;
 mod fits_session;
 mod frozen_digest;

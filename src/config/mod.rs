@@ -73,7 +73,7 @@ pub use warpweft_plan::policy::{
     ReduceDtype, ReduceEvery,
 };
 #[doc(hidden)]
-pub use weights::pattern_matches;
+pub use warpweft_base::pattern::pattern_matches;
 pub use weights::{WeightRule, WeightSettings};
 
 use std::ops::RangeInclusive;

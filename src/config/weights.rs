@@ -5,11 +5,11 @@
 //! characters, dots included, and `?` for any one character. All else stands for itself.
 
 use std::collections::{BTreeSet, HashMap};
-use std::str::Chars;
 
 use serde::{Deserialize, Serialize};
 
 use super::Config;
+use warpweft_base::pattern::pattern_matches;
 use warpweft_format::Format;
 use warpweft_plan::model::{NonNegative, Placement, Reuse};
 
@@ -132,35 +132,6 @@ fn literal_ends(pattern: &str) -> (&str, &str) {
 /// configuration was read.
 fn number(value: Option<f64>) -> Option<NonNegative> {
     value.and_then(|value| NonNegative::new(value as f32))
-}
-
-/// Whether a pattern matches a whole name. Takes time in proportion to the product of their lengths
-/// at worst, and no memory.
-pub fn pattern_matches(pattern: &str, name: &str) -> bool {
-    let (mut pattern, mut name) = (pattern.chars(), name.chars());
-    // The pattern after the last star, and the part of the name that this star has not taken yet.
-    let mut star: Option<(Chars<'_>, Chars<'_>)> = None;
-    loop {
-        let (mut after, mut rest) = (pattern.clone(), name.clone());
-        match (after.next(), rest.next()) {
-            (None, None) => return true,
-            (Some('*'), _) => {
-                star = Some((after.clone(), name.clone()));
-                pattern = after;
-            }
-            (Some(own), Some(found)) if own == '?' || own == found => (pattern, name) = (after, rest),
-            _ => {
-                // No match here. Let the last star take one more character, if there are both.
-                let Some((after_star, untaken)) = &mut star else {
-                    return false;
-                };
-                if untaken.next().is_none() {
-                    return false;
-                }
-                (pattern, name) = (after_star.clone(), untaken.clone());
-            }
-        }
-    }
 }
 
 /// `sharded` and `replicated` in files.

@@ -7,7 +7,8 @@
 //! |---|---|
 //! | [`id`] | newtypes for every index |
 //! | [`time`], [`median`] | nanoseconds and intervals of them; what counts of several measurements |
-//! | [`errors`], [`panics`], [`near`] | errors in words; the message of a panic; the name that was meant |
+//! | [`errors`], [`panics`] | errors in words; the message of a panic |
+//! | [`near`], [`pattern`] | the name that was meant; names that a pattern matches |
 //! | [`digest`], [`noise`] | numbers that say whether bytes are the same; numbers that look random |
 //! | [`queue`] | queues that allocate nothing late |
 //! | [`whole_file`] | regular files, and files that are replaced whole |
@@ -34,6 +35,7 @@ pub mod median;
 pub mod near;
 pub mod noise;
 pub mod panics;
+pub mod pattern;
 pub mod queue;
 pub mod time;
 pub mod whole_file;

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use warpweft::checkpoint::CheckpointError;
 use warpweft::checkpoint::manifest::KEY;
 use warpweft::checkpoint::safetensors::Unsound;
 use warpweft::format::{Format, FormatError};
@@ -27,6 +28,10 @@ pub enum ToolError {
         /// What the system said.
         source: io::Error,
     },
+
+    /// A model was not converted for inference engines.
+    #[error(transparent)]
+    Model(#[from] CheckpointError),
 
     /// The input is no model in plain numbers: quantized, the state of an optimizer, or a file of another kind.
     #[error("`{}` is {what}", shown_path(path))]

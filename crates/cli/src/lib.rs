@@ -27,6 +27,7 @@
 //! |---|---|
 //! | `input`, `output` | safetensors files, read and written tensor by tensor by the library's reader and writer |
 //! | `source`, `plan`, `quantize`, `shards` | into a format |
+//! | `engines`, `engine_table` | into a folder that inference engines load |
 //! | `dequantize` | back to f32 |
 //! | `report`, `table`, `text` | what was done, as data and as people read it |
 //! | `formats` | the formats, explained |
@@ -37,11 +38,13 @@
 //! | `command` | arguments, help, exit codes |
 //!
 //! Anyone may call [`quantize_checkpoint`] and [`dequantize_checkpoint`]; they know no terminal. Deliberately
-//! absent: any other file format, and files of several shards, which are so many checkpoints.
+//! absent: any other file format.
 
 mod calibrate;
 pub mod command;
 mod dequantize;
+mod engine_table;
+mod engines;
 mod error;
 mod formats;
 mod input;
@@ -66,6 +69,7 @@ pub use calibrate::{
     calibrate_machine,
 };
 pub use dequantize::dequantize_checkpoint;
+pub use engines::{EngineInput, quantize_for_engines};
 pub use error::ToolError;
 pub use formats::describe_formats;
 pub use options::QuantizeOptions;

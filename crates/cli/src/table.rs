@@ -139,7 +139,7 @@ fn without_numbers(name: &str) -> String {
 }
 
 /// How many times smaller.
-fn ratio(before: u64, after: u64) -> String {
+pub(super) fn ratio(before: u64, after: u64) -> String {
     if after == 0 { "–".to_owned() } else { format!("{:.2}×", before as f64 / after as f64) }
 }
 

@@ -70,7 +70,7 @@ pub use fp8::Fp8Scale;
 pub use master_weights::{MasterWeight, MasterWeightsError, Workspace, quantize_master_weights};
 pub use nvfp4::Nvfp4Scale;
 pub use partial::{FlatShard, flat_amax, flat_cast, place_fragment};
-pub use quantize::{Directions, quantize, quantize_shard};
+pub use quantize::{Directions, quantize, quantize_shard, tensor_amax};
 pub use quantized::{OwnedPlanes, Quantized};
 pub use remainder::{join_master, split_master};
 pub use shape::{ElementType, Orientation, PlaneKind, PlaneSpec, Planes, PlanesMut, Shape};

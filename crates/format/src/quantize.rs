@@ -112,6 +112,16 @@ pub fn quantize_shard<E: From<FormatError>>(
     Ok((planes, tensor_scale))
 }
 
+/// The largest magnitude of rows of a weight, after the rounding of `via`: what a scale of the whole tensor is made of.
+///
+/// # Errors
+/// As [`quantize`].
+pub fn tensor_amax(format: Format, via: Via, shape: Shape, master: &[f32]) -> Result<f32, FormatError> {
+    format.check_shape(shape)?;
+    let orientation = Orientation::Rowwise;
+    Strips::of(format, orientation, via, shape, master).amaxes().map(|(_, amax)| amax)
+}
+
 /// `values` with zeros behind them, `length` in all.
 fn filled(values: &[f32], length: usize) -> Cow<'_, [f32]> {
     if values.len() == length {

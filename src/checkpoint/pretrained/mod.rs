@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
+use super::engines::PlainTensor;
 use super::kind::{Listed, NotWeights, Stated, of_start};
 use super::manifest::{self, Manifest, ManifestError};
 use super::ranks::MasterRows;
@@ -200,6 +201,37 @@ impl PretrainedFiles {
         let source = &self.opened.files[found.file];
         source
             .values(found.dtype, begin, width, values)
+            .map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))
+    }
+
+    /// All tensors, in the order of their files.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotWeights`].
+    pub(in crate::checkpoint) fn plain_tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
+        let mut tensors: Vec<(&String, &Tensor)> = self.opened.tensors.iter().collect();
+        tensors.sort_by_key(|(_, tensor)| (tensor.file, tensor.begin));
+        let plain = tensors.into_iter().map(|(name, found)| match self.opened.not_weights.what(name) {
+            None => Ok(PlainTensor { name: name.clone(), dtype: found.dtype, shape: found.shape.clone() }),
+            Some(what) => {
+                let (tensor, path, what) = (name.clone(), self.path(found), what.to_owned());
+                Err(CheckpointError::NotWeights { tensor, path, what })
+            }
+        });
+        plain.collect()
+    }
+
+    /// Fills `bytes` with those of a tensor from the byte `at` on.
+    pub(in crate::checkpoint) fn fill(
+        &self,
+        tensor: &str,
+        at: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let found = self.find(tensor)?;
+        let source = &self.opened.files[found.file];
+        source
+            .bytes(found.begin + at as u64, bytes)
             .map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))
     }
 

@@ -6,6 +6,7 @@
 #[cfg(feature = "cuda")]
 mod bench;
 mod calibrate;
+mod engine;
 mod interrupts;
 mod quantize;
 mod schedule;
@@ -77,10 +78,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, interrupts: &Interrupt
         Command::Formats => Ok(describe_formats()),
         Command::Quantize(quantize) => match quantize.run(interrupts.watch()) {
             Err(error) => Err(Failure::from(error)),
-            Ok(report) if report.lost.is_empty() => Ok(report.to_string()),
-            Ok(report) => {
-                print(&report.to_string());
-                Err(Failure::Lost { matrices: report.lost.len() })
+            Ok(done) if done.lost == 0 => Ok(done.text),
+            Ok(done) => {
+                print(&done.text);
+                Err(Failure::Lost { matrices: done.lost })
             }
         },
         Command::Plan(plan) => plan.run().map_err(Failure::from),

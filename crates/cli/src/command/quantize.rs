@@ -10,7 +10,11 @@ use clap::{Args, ValueEnum};
 use warpweft::format::{Format, FormatError, Via};
 
 use super::super::terminal::Terminal;
-use super::super::{QuantizeOptions, Report, ToolError, dequantize_checkpoint, formats, quantize_checkpoint};
+use super::super::{
+    QuantizeOptions, Report, ToolError, dequantize_checkpoint, engine_table, formats, quantize_checkpoint,
+    quantize_for_engines,
+};
+use super::engine::Engine;
 
 /// Quantizes the matrices of a safetensors checkpoint, or turns them back to f32
 ///
@@ -40,6 +44,11 @@ use super::super::{QuantizeOptions, Report, ToolError, dequantize_checkpoint, fo
 /// The metadata gains `warpweft_quantized`, which names the format and the tensors as they were.
 /// Tensors are read one by one, so the file may be larger than memory. The output appears whole or
 /// not at all.
+///
+/// With --to DIALECT the output is a folder that inference engines load, and the input a file or a folder
+/// of the Hugging Face hub: linear layers are quantized rowwise, under the names and with the config.json
+/// of the dialect; embeddings, the head, norms and routers stay. What engines fuse (q, k and v; gate and
+/// up) has one scale.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
 pub(super) struct Quantize {
@@ -49,8 +58,11 @@ pub(super) struct Quantize {
     format: Option<Format>,
 
     /// Go back: turn a file that this command wrote into f32, from the rowwise parts
-    #[arg(long, conflicts_with_all = ["format", "only", "strict", "via", "shards"])]
+    #[arg(long, conflicts_with_all = ["format", "only", "strict", "via", "shards", "to"])]
     dequantize: bool,
+
+    #[command(flatten)]
+    engine: Engine,
 
     /// Quantize only tensors whose whole name matches; `*` is any text, `?` any character. May be repeated
     #[arg(long, value_name = "PATTERN")]
@@ -75,13 +87,25 @@ pub(super) struct Quantize {
     #[arg(long)]
     force: bool,
 
-    /// The checkpoint to read
-    #[arg(value_name = "IN.safetensors")]
+    /// The checkpoint to read, a safetensors file; with --to also a folder of the Hugging Face hub
+    #[arg(value_name = "IN")]
     input: PathBuf,
 
-    /// The checkpoint to write
-    #[arg(value_name = "OUT.safetensors")]
+    /// The checkpoint to write; with --to the folder
+    #[arg(value_name = "OUT")]
     output: PathBuf,
+}
+
+/// What a conversion says, and how many matrices hold values that do not come back.
+pub(super) struct Done {
+    pub(super) text: String,
+    pub(super) lost: usize,
+}
+
+impl From<Report> for Done {
+    fn from(report: Report) -> Self {
+        Self { text: report.to_string(), lost: report.lost.len() }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -104,6 +128,10 @@ Examples:
   Back to f32:
     warpweft quantize --dequantize model-nvfp4.safetensors back.safetensors
 
+  A folder that vLLM, SGLang and transformers load, with the attention in FP8:
+    warpweft quantize --format nvfp4_2d --to compressed-tensors \
+      --rule '*.self_attn.*=fp8_block' Qwen3-8B Qwen3-8B-NVFP4
+
   The bytes that eight training ranks would make together:
     warpweft quantize --format mxfp8 --via bf16 --shards 8 in.safetensors out.safetensors";
 
@@ -120,7 +148,7 @@ shape that it could take.
     )
 }
 
-fn parse_format(name: &str) -> Result<Format, String> {
+pub(super) fn parse_format(name: &str) -> Result<Format, String> {
     match name.parse() {
         Ok(format @ (Format::F32 | Format::Bf16)) => Err(ToolError::NotQuantizing { format }.to_string()),
         Ok(format) => Ok(format),
@@ -133,22 +161,30 @@ fn parse_format(name: &str) -> Result<Format, String> {
 }
 
 impl Quantize {
-    pub(super) fn run(self, stop: &AtomicBool) -> Result<Report, ToolError> {
+    /// What was done, and whether all values come back.
+    pub(super) fn run(self, stop: &AtomicBool) -> Result<Done, ToolError> {
         let mut terminal = Terminal::new(stop);
         let Some(format) = self.format else {
-            return dequantize_checkpoint(&self.input, &self.output, self.force, &mut terminal);
+            return dequantize_checkpoint(&self.input, &self.output, self.force, &mut terminal).map(Done::from);
         };
+        let via = match self.via {
+            Rounding::None => Via::None,
+            Rounding::Bf16 => Via::Bf16,
+        };
+        if let Some(dialect) = self.engine.to {
+            let options = self.engine.options(dialect, format, via, &self.only)?;
+            let inputs = options.input_amaxes.is_some();
+            let report = quantize_for_engines(&self.input, &self.output, options, &mut terminal)?;
+            return Ok(Done { text: engine_table::describe(&report, inputs), lost: 0 });
+        }
         let options = QuantizeOptions {
             format,
-            via: match self.via {
-                Rounding::None => Via::None,
-                Rounding::Bf16 => Via::Bf16,
-            },
+            via,
             only: self.only,
             strict: self.strict,
             shards: self.shards.and_then(|ranks| NonZeroUsize::new(ranks.into())),
             replace: self.force,
         };
-        quantize_checkpoint(&self.input, &self.output, &options, &mut terminal)
+        quantize_checkpoint(&self.input, &self.output, &options, &mut terminal).map(Done::from)
     }
 }

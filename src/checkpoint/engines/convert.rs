@@ -1,0 +1,251 @@
+//! A model converted, tensor by tensor.
+//!
+//! Law: in memory are rows of one weight at a time, at most [`MOST_ELEMENTS`] elements or 128 rows, and a scale group
+//! where all of it is as small; never a file. A value that does not come back is refused with its place.
+
+use std::ops::ControlFlow;
+
+use half::bf16;
+use safetensors::Dtype;
+use warpweft_base::errors::shown;
+use warpweft_format::{Shape, tensor_amax};
+
+use super::EngineOptions;
+use super::dialect::{Dialect, Holds};
+use super::encode::{EncodedRows, ROWS_OF_BLOCKS};
+use super::encoding::Encoding;
+use super::folder::ModelFolder;
+use super::plan::{Layer, Place, Source, Unit, reads};
+use super::report::{ConvertedLayer, Deviation, EngineReport, ScaleGroup};
+use super::weights::PlainWeights;
+use crate::checkpoint::CheckpointError;
+
+/// Elements that are converted at once, 32 MiB of f32.
+pub(super) const MOST_ELEMENTS: usize = 8 << 20;
+
+/// Bytes that are copied at once.
+const PIECE: usize = 4 << 20;
+
+/// Rows at the beginning of what is converted at once, by which the error of a large weight is measured.
+const MEASURED_ROWS: usize = ROWS_OF_BLOCKS;
+
+/// Is told the tensor and the bytes that were read of it; it may end the work.
+pub type Watch<'w> = dyn FnMut(&str, u64) -> ControlFlow<()> + 'w;
+
+/// A conversion on its way.
+pub(super) struct Conversion<'a> {
+    pub(super) weights: &'a dyn PlainWeights,
+    pub(super) options: &'a EngineOptions,
+    pub(super) folder: &'a mut ModelFolder,
+    pub(super) report: &'a mut EngineReport,
+    pub(super) watch: &'a mut Watch<'a>,
+}
+
+impl Conversion<'_> {
+    pub(super) fn convert(&mut self, unit: &Unit) -> Result<(), CheckpointError> {
+        match unit {
+            Unit::Group(layers) => self.group(layers),
+            Unit::Copy { name, source, dtype, place } => self.copy(name, source, *dtype, *place),
+        }
+    }
+
+    /// Layers with one scale.
+    fn group(&mut self, layers: &[Layer]) -> Result<(), CheckpointError> {
+        let needs_amax = layers.iter().any(|layer| layer.format.needs_tensor_amax());
+        if !needs_amax {
+            return layers.iter().try_for_each(|layer| self.layer(layer, 0.0, None));
+        }
+        let fits = reads(layers) == 1;
+        let mut kept: Vec<Option<Vec<f32>>> = Vec::new();
+        let mut amaxes = Vec::new();
+        for layer in layers {
+            let (mut amax, mut values) = (0.0_f32, Vec::new());
+            for rows in chunks(layer.source.shape) {
+                self.read(layer, rows, &mut values)?;
+                let shape = Shape::new(values.len() / layer.source.shape.cols, layer.source.shape.cols);
+                let found = tensor_amax(layer.format, self.options.via, shape, &values);
+                amax = amax.max(found.map_err(|error| unfit(layer, &error.to_string()))?);
+            }
+            amaxes.push(amax);
+            kept.push(fits.then_some(values));
+        }
+        let amax = amaxes.iter().copied().fold(0.0, f32::max);
+        if layers.len() > 1 {
+            let smallest = amaxes.iter().copied().fold(f32::INFINITY, f32::min);
+            let layers = layers.iter().map(|layer| layer.name.clone()).collect();
+            self.report.groups.push(ScaleGroup { layers, ratio: if amax == smallest { 1.0 } else { amax / smallest } });
+        }
+        layers.iter().zip(kept).try_for_each(|(layer, kept)| self.layer(layer, amax, kept))
+    }
+
+    /// One layer, in the scale of a tensor whose largest magnitude is `amax`. Its values may be `kept`.
+    fn layer(&mut self, layer: &Layer, amax: f32, kept: Option<Vec<f32>>) -> Result<(), CheckpointError> {
+        let Layer { name, source: Source { shape, .. }, format, stored } = layer;
+        let (mut deviation, mut tensor_scale) = (Deviation::default(), 1.0);
+        let is_small = shape.elements() <= MOST_ELEMENTS / 8;
+        let mut values = kept.clone().unwrap_or_default();
+        for rows in chunks(*shape) {
+            if kept.is_none() {
+                self.read(layer, rows, &mut values)?;
+            }
+            let chunk = Shape::new(values.len() / shape.cols, shape.cols);
+            let encoded = EncodedRows::quantize(*format, self.options.via, chunk, &values, amax)
+                .map_err(|error| unfit(layer, &error.to_string()))?;
+            for (tensor, place) in stored {
+                match tensor.holds {
+                    Holds::Codes => self.folder.append(*place, encoded.codes())?,
+                    Holds::Scales => self.folder.append(*place, &encoded.scales())?,
+                    Holds::TensorScale | Holds::InputScale => {}
+                }
+            }
+            tensor_scale = encoded.tensor_scale;
+            let measured = if is_small { chunk.rows } else { MEASURED_ROWS.min(chunk.rows) };
+            let back = encoded.first_values(measured).map_err(|error| unfit(layer, &error.to_string()))?;
+            deviation.add(&values[..back.len()], &back);
+        }
+        for (tensor, place) in stored {
+            let dialect = self.options.dialect;
+            let scale = match (tensor.holds, Encoding::of(*format)) {
+                (Holds::Codes | Holds::Scales, _) => continue,
+                (Holds::TensorScale, Some(Encoding::Nvfp4)) => dialect.nvfp4_scale(tensor_scale),
+                (Holds::TensorScale, _) => tensor_scale,
+                (Holds::InputScale, _) => self.input_scale(name, dialect)?,
+            };
+            self.folder.append(*place, &scale.to_le_bytes())?;
+        }
+        let bytes_after = stored.iter().map(|(tensor, _)| tensor.bytes()).sum();
+        let relative_error = deviation.relative();
+        let (name, shape, format) = (name.clone(), *shape, *format);
+        self.report.layers.push(ConvertedLayer { name, shape, format, bytes_after, relative_error });
+        Ok(())
+    }
+
+    /// The scale of a layer's inputs.
+    fn input_scale(&self, layer: &str, dialect: Dialect) -> Result<f32, CheckpointError> {
+        let amaxes = self.options.input_amaxes.as_ref();
+        match amaxes.and_then(|amaxes| amaxes.get(layer)).copied() {
+            Some(amax) if amax.is_finite() && amax >= 0.0 => Ok(dialect.nvfp4_scale(amax)),
+            found => {
+                let what = found.map_or_else(|| "no".to_owned(), |amax| format!("{amax} for a"));
+                let reason = format!(
+                    "there is {what} largest magnitude of the inputs of layer `{}`; measure it on calibration data, or \
+                     leave input scales away, and only weights are quantized",
+                    shown(layer)
+                );
+                Err(CheckpointError::Unfit { reason })
+            }
+        }
+    }
+
+    /// Reads rows of a layer, which must be finite.
+    fn read(&mut self, layer: &Layer, rows: (usize, usize), values: &mut Vec<f32>) -> Result<(), CheckpointError> {
+        let Source { tensor, shape, .. } = &layer.source;
+        self.rows(&layer.source, rows, values)?;
+        let bytes = (values.len() * layer.source.width) as u64;
+        self.told(tensor, bytes)?;
+        let largest = self.options.via.largest(layer.format).min(LARGEST);
+        let is_wrong = |value: &f32| !(value.abs() <= largest);
+        // Whole pieces first, which the compiler does many at once.
+        let piece = values.chunks(1024).position(|piece| piece.iter().fold(false, |any, value| any | is_wrong(value)));
+        let Some(at) = piece.and_then(|piece| {
+            let at = values[piece * 1024..].iter().position(is_wrong)?;
+            Some(piece * 1024 + at)
+        }) else {
+            return Ok(());
+        };
+        let (row, column) = (rows.0 + at / shape.cols, at % shape.cols);
+        Err(unfit(layer, &format!("it holds {:?} in row {row}, column {column}, which does not come back", values[at])))
+    }
+
+    /// Rows of the output's matrix, so many from the first on.
+    fn rows(&self, source: &Source, (first, count): (usize, usize), values: &mut Vec<f32>) -> Result<(), CheckpointError> {
+        let Source { tensor, first_row, shape, transpose, .. } = source;
+        values.resize(count * shape.cols, 0.0);
+        if !transpose {
+            return self.weights.rows(tensor, first_row + first, shape.cols, values);
+        }
+        // The input has as many rows as the output has columns, and as many columns as it has rows.
+        let mut line = vec![0.0; shape.rows];
+        for row in 0..shape.cols {
+            self.weights.rows(tensor, first_row + row, shape.rows, &mut line)?;
+            for (at, value) in line[first..first + count].iter().enumerate() {
+                values[at * shape.cols + row] = *value;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, name: &str, source: &Source, dtype: Dtype, place: Place) -> Result<(), CheckpointError> {
+        if source.transpose {
+            let mut values = Vec::new();
+            for rows in chunks(source.shape) {
+                self.rows(source, rows, &mut values)?;
+                let bytes = in_dtype(&values, dtype);
+                self.folder.append(place, &bytes)?;
+                self.told(name, bytes.len() as u64)?;
+            }
+            return Ok(());
+        }
+        let Source { tensor, first_row, shape, width, .. } = source;
+        let (mut at, mut left) = (first_row * shape.cols * width, shape.elements() * width);
+        let mut piece = vec![0; PIECE.min(left)];
+        while left > 0 {
+            let bytes = &mut piece[..PIECE.min(left)];
+            self.weights.bytes(tensor, at, bytes)?;
+            self.folder.append(place, bytes)?;
+            (at, left) = (at + bytes.len(), left - bytes.len());
+            let read = bytes.len() as u64;
+            self.told(name, read)?;
+        }
+        Ok(())
+    }
+
+    fn told(&mut self, tensor: &str, bytes: u64) -> Result<(), CheckpointError> {
+        match (self.watch)(tensor, bytes) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(CheckpointError::Stopped),
+        }
+    }
+}
+
+/// The largest magnitude of which every scale and every product is finite.
+const LARGEST: f32 = f32::MAX / 1024.0;
+
+/// First rows and numbers of rows, each of a multiple of every block but the last.
+fn chunks(shape: Shape) -> impl Iterator<Item = (usize, usize)> {
+    let most = (MOST_ELEMENTS / shape.cols.max(1)).next_multiple_of(ROWS_OF_BLOCKS).max(ROWS_OF_BLOCKS);
+    (0..shape.rows).step_by(most).map(move |first| (first, most.min(shape.rows - first)))
+}
+
+/// Values that were read of a dtype, in it again.
+fn in_dtype(values: &[f32], dtype: Dtype) -> Vec<u8> {
+    match dtype {
+        Dtype::BF16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+        Dtype::F16 => values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect(),
+        _ => bytemuck::cast_slice(values).to_vec(),
+    }
+}
+
+fn unfit(layer: &Layer, what: &str) -> CheckpointError {
+    let Layer { name, format, .. } = layer;
+    let reason = format!("layer `{}` cannot become {format}: {what}; keep it by a rule, or mend it", shown(name));
+    CheckpointError::Unfit { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_cover_every_row_once_and_end_between_blocks() {
+        for shape in [Shape::new(1, 16), Shape::new(129, 1 << 20), Shape::new(5000, 4096), Shape::new(128, 1 << 24)] {
+            let mut next = 0;
+            for (first, count) in chunks(shape) {
+                assert_eq!(first, next);
+                assert!(first.is_multiple_of(ROWS_OF_BLOCKS));
+                next = first + count;
+            }
+            assert_eq!(next, shape.rows);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Which tensors of a model are quantized for an engine, and why the others are left alone.
+//!
+//! Law: engines keep embeddings, the head, norms and routers in bf16, whatever a tool did with them; so these are left
+//! alone by their names, unless a rule names them. What is quantized is a matrix called `X.weight`, or a stack of them
+//! called `….experts.NAME` or `….experts.NAME.weight`, of shape `[experts, rows, columns]`.
+
+use std::fmt;
+
+use safetensors::Dtype;
+use warpweft_format::{Format, FormatError, Shape};
+
+use warpweft_base::errors::shown;
+use warpweft_base::pattern::pattern_matches;
+
+/// Parts of names of what stays as it is.
+const KEPT: [(&str, &str); 12] = [
+    ("lm_head", "the head"),
+    ("embed_tokens", "an embedding"),
+    ("embed", "an embedding"),
+    ("embedding", "an embedding"),
+    ("embeddings", "an embedding"),
+    ("word_embeddings", "an embedding"),
+    ("wte", "an embedding"),
+    ("wpe", "an embedding"),
+    ("gate", "a router"),
+    ("router", "a router"),
+    ("shared_expert_gate", "a router"),
+    ("score", "a head"),
+];
+
+/// Why a tensor is left as it is.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum LeftAlone {
+    /// A rule says so.
+    Rule,
+    /// Engines keep it in bf16: `what` it is by its name.
+    Kept {
+        /// What it is: "a router".
+        what: &'static str,
+    },
+    /// It is no matrix called `X.weight`, and no stack of experts.
+    NoLinear,
+    /// Its elements are no plain numbers.
+    Dtype {
+        /// The dtype.
+        dtype: Dtype,
+    },
+    /// The format refuses its shape.
+    Shape(FormatError),
+    /// An engine fuses it with others, one of which cannot be quantized.
+    Fused {
+        /// That one, and why.
+        because: String,
+    },
+}
+
+impl fmt::Display for LeftAlone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rule => f.write_str("a rule keeps it"),
+            Self::Kept { what } => write!(f, "it is {what} by its name, which engines keep in bf16; a rule can name it"),
+            Self::NoLinear => f.write_str("it is no matrix named X.weight and no stack of experts"),
+            Self::Dtype { dtype } => write!(f, "{dtype}, and F32, BF16 and F16 are quantized"),
+            Self::Shape(error) => error.fmt(f),
+            Self::Fused { because } => write!(f, "engines fuse it with {because}"),
+        }
+    }
+}
+
+/// What a rule says of the tensors that its pattern matches: a format, or `None` to keep them.
+pub type LayerRule = (String, Option<Format>);
+
+/// The weights of linear layers in one tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Linears {
+    /// The name of each layer, in the order of their rows.
+    pub(crate) layers: Vec<String>,
+    /// The shape of each.
+    pub(crate) shape: Shape,
+    pub(crate) format: Format,
+}
+
+impl Linears {
+    /// Those of a tensor: in the format of the last rule that matches it, and otherwise in `format`.
+    pub(crate) fn of(
+        tensor: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        format: Format,
+        rules: &[LayerRule],
+    ) -> Result<Self, LeftAlone> {
+        let rule = rules.iter().rev().find(|(pattern, _)| pattern_matches(pattern, tensor));
+        let format = match rule {
+            Some((_, None)) => return Err(LeftAlone::Rule),
+            Some((_, Some(format))) => *format,
+            None => format,
+        };
+        let (layers, shape) = layers(tensor, shape).ok_or(LeftAlone::NoLinear)?;
+        if let (None, Some(what)) = (rule, kept(tensor)) {
+            return Err(LeftAlone::Kept { what });
+        }
+        if !matches!(dtype, Dtype::F32 | Dtype::BF16 | Dtype::F16) {
+            return Err(LeftAlone::Dtype { dtype });
+        }
+        format.check_shape(shape).map_err(LeftAlone::Shape)?;
+        Ok(Self { layers, shape, format })
+    }
+}
+
+/// The name of the layer whose weight this is: `X` of `X.weight`.
+pub(crate) fn layer_of(tensor: &str) -> Option<&str> {
+    tensor.strip_suffix(".weight").filter(|layer| !layer.is_empty())
+}
+
+/// The layers of a tensor, and the shape of each.
+pub(super) fn layers(tensor: &str, shape: &[usize]) -> Option<(Vec<String>, Shape)> {
+    match *shape {
+        [rows, cols] => Some((vec![layer_of(tensor)?.to_owned()], Shape { rows, cols })),
+        [experts, rows, cols] => {
+            let (before, name) = layer_of(tensor).unwrap_or(tensor).rsplit_once('.')?;
+            let is_stack = before == "experts" || before.ends_with(".experts");
+            let layers = (0..experts).map(|expert| format!("{before}.{expert}.{name}")).collect();
+            is_stack.then_some((layers, Shape { rows, cols }))
+        }
+        _ => None,
+    }
+}
+
+/// What a tensor is that engines keep in bf16, by a part of its name.
+fn kept(tensor: &str) -> Option<&'static str> {
+    let layer = layer_of(tensor).unwrap_or(tensor);
+    let last = layer.rsplit('.').next().unwrap_or(layer);
+    let named = KEPT.iter().find(|(name, _)| *name == last || (*name == "lm_head" && layer.contains("lm_head")));
+    let norm = last.contains("norm") || last.starts_with("ln_");
+    named.map(|(_, what)| *what).or_else(|| norm.then_some("a norm"))
+}
+
+/// A name, as messages show it.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("`{}`", shown(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(tensor: &str, shape: &[usize], rules: &[LayerRule]) -> Result<Linears, LeftAlone> {
+        Linears::of(tensor, Dtype::BF16, shape, Format::NVFP4_2D, rules)
+    }
+
+    #[test]
+    fn embeddings_heads_norms_and_routers_stay_unless_a_rule_names_them() {
+        for kept in ["lm_head", "model.embed_tokens", "layers.0.mlp.gate", "model.layers.1.block_sparse_moe.gate"] {
+            let tensor = format!("{kept}.weight");
+            assert!(matches!(of(&tensor, &[64, 64], &[]), Err(LeftAlone::Kept { .. })), "{kept}");
+            let named = [(tensor.clone(), Some(Format::Mxfp8))];
+            assert_eq!(of(&tensor, &[64, 64], &named).unwrap().format, Format::Mxfp8);
+        }
+        let gate = of("model.layers.0.mlp.gate_proj.weight", &[64, 32], &[]).unwrap();
+        assert_eq!(gate.layers, ["model.layers.0.mlp.gate_proj"]);
+        let keep = [("*gate_proj*".to_owned(), None)];
+        assert_eq!(of("model.layers.0.mlp.gate_proj.weight", &[64, 32], &keep), Err(LeftAlone::Rule));
+        assert_eq!(of("model.norm.weight", &[64], &[]), Err(LeftAlone::NoLinear));
+        assert_eq!(of("blocks.0.up", &[64, 64], &[]), Err(LeftAlone::NoLinear));
+        assert!(matches!(of("up.weight", &[64, 40], &[]), Err(LeftAlone::Shape(_))));
+    }
+
+    #[test]
+    fn a_stack_of_experts_is_a_layer_for_each() {
+        let stack = of("model.layers.0.mlp.experts.w1.weight", &[2, 32, 64], &[]).unwrap();
+        let layers = ["model.layers.0.mlp.experts.0.w1", "model.layers.0.mlp.experts.1.w1"];
+        assert_eq!((stack.layers, stack.shape), (layers.map(str::to_owned).to_vec(), Shape::new(32, 64)));
+        assert_eq!(of("conv.weight", &[2, 32, 64], &[]), Err(LeftAlone::NoLinear));
+    }
+}

@@ -1,0 +1,123 @@
+//! Where a conversion takes the plain weights of a model from.
+
+use std::borrow::Cow;
+
+use half::bf16;
+use safetensors::Dtype;
+
+use crate::checkpoint::{Checkpoint, CheckpointError, PretrainedFiles, WeightState};
+use warpweft_base::errors::shown;
+use warpweft_format::Shape;
+
+/// A tensor of plain weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlainTensor {
+    /// Its name.
+    pub name: String,
+    /// Its dtype, in which it is written where it is left as it is.
+    pub dtype: Dtype,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+}
+
+/// Plain weights of a model, read in pieces.
+pub trait PlainWeights: Sync {
+    /// All tensors, in the order in which they are best read.
+    ///
+    /// # Errors
+    /// One of them holds something other than weights in plain numbers.
+    fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError>;
+
+    /// Fills `values` with rows of a tensor from `first_row` on, as [`PretrainedFiles::rows`] does.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    fn rows(
+        &self,
+        tensor: &str,
+        first_row: usize,
+        columns: usize,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError>;
+
+    /// Fills `bytes` with those of a tensor from the byte `at` on, in its own dtype.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError>;
+}
+
+/// The tensors of the files, in their dtypes.
+impl PlainWeights for PretrainedFiles {
+    fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
+        self.plain_tensors()
+    }
+
+    fn rows(
+        &self,
+        tensor: &str,
+        first_row: usize,
+        columns: usize,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        Self::rows(self, tensor, first_row, columns, values)
+    }
+
+    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        self.fill(tensor, at, bytes)
+    }
+}
+
+/// The masters, and what frozen weights are dequantized to; what is left as it is becomes bf16. A weight of one row or
+/// one column is a tensor of one dimension.
+impl PlainWeights for Checkpoint {
+    fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
+        let tensors = self.weights.iter().map(|WeightState { name, shape, .. }| {
+            let shape = match *shape {
+                Shape { rows: 1, cols: length } | Shape { rows: length, cols: 1 } => vec![length],
+                Shape { rows, cols } => vec![rows, cols],
+            };
+            PlainTensor { name: name.clone(), dtype: Dtype::BF16, shape }
+        });
+        Ok(tensors.collect())
+    }
+
+    fn rows(
+        &self,
+        tensor: &str,
+        first_row: usize,
+        columns: usize,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let begin = first_row * columns;
+        let all = values_of(self, tensor)?;
+        let rows = all.get(begin..begin + values.len()).ok_or_else(|| no_values(tensor))?;
+        values.copy_from_slice(rows);
+        Ok(())
+    }
+
+    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        let (begin, words) = (at / size_of::<bf16>(), bytes.as_chunks_mut().0);
+        let all = values_of(self, tensor)?;
+        let values = all.get(begin..begin + words.len()).ok_or_else(|| no_values(tensor))?;
+        for (word, value) in words.iter_mut().zip(values) {
+            *word = bf16::from_f32(*value).to_le_bytes();
+        }
+        Ok(())
+    }
+}
+
+fn values_of<'a>(checkpoint: &'a Checkpoint, tensor: &str) -> Result<Cow<'a, [f32]>, CheckpointError> {
+    let state = checkpoint.weights.iter().find(|state| state.name == tensor);
+    state.ok_or_else(|| no_values(tensor))?.values().map_err(|_| no_values(tensor))
+}
+
+/// What is said of a weight that is not in the checkpoint with its values.
+fn no_values(weight: &str) -> CheckpointError {
+    let reason = format!(
+        "`{}` has no values in this checkpoint: a saved one has a digest alone of a frozen weight; take the one that \
+         `Session::export` gives",
+        shown(weight)
+    );
+    CheckpointError::Unfit { reason }
+}
