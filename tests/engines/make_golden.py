@@ -7,6 +7,7 @@ Each folder is a Hugging Face folder of a tiny Llama. Beside it, `values.safeten
 write the same bytes again.
 """
 
+import copy
 import json
 import shutil
 import sys
@@ -98,24 +99,31 @@ def fp8_tensor():
     return QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
 
 
-def modelopt(folder, model):
-    """Quantizes and writes by ModelOpt's own export, weight-only, and reads by its `NVFP4QTensor`."""
+def modelopt(folder, model, mixed=False):
+    """Quantizes and writes by ModelOpt's own export and reads by its tensors: NVFP4, and attention in MXFP8 if mixed."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
-    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+    from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor
 
-    linears = [name for name, module in model.named_modules() if name.endswith("_proj")]
-    export_hf_checkpoint(mtq.quantize(model, mtq.W4A16_NVFP4_CFG, None), export_dir=folder)
+    config = copy.deepcopy(mtq.W4A16_NVFP4_CFG)
+    if mixed:
+        for rule in copy.deepcopy(mtq.MXFP8_DEFAULT_CFG["quant_cfg"]):
+            if rule["quantizer_name"] in ("*weight_quantizer", "*input_quantizer"):
+                config["quant_cfg"].append(rule | {"quantizer_name": "*self_attn" + rule["quantizer_name"]})
+    linears = [name for name, _ in model.named_modules() if name.endswith("_proj")]
+    export_hf_checkpoint(mtq.quantize(model, config, None), export_dir=folder)
     tensors = load_file(folder / "model.safetensors")
     values = {}
     for name in linears:
-        packed = tensors[f"{name}.weight"]
-        shape = torch.Size((packed.shape[0], packed.shape[1] * 2))
-        values[f"{name}.weight"] = NVFP4QTensor(shape, torch.bfloat16, packed).dequantize(
-            scale=tensors[f"{name}.weight_scale"],
-            double_scale=tensors[f"{name}.weight_scale_2"],
-            block_sizes={-1: 16},
-        )
+        codes, scale = tensors[f"{name}.weight"], tensors[f"{name}.weight_scale"]
+        if f"{name}.weight_scale_2" in tensors:
+            shape = torch.Size((codes.shape[0], codes.shape[1] * 2))
+            value = NVFP4QTensor(shape, torch.bfloat16, codes).dequantize(
+                scale=scale, double_scale=tensors[f"{name}.weight_scale_2"], block_sizes={-1: 16}
+            )
+        else:
+            value = MXFP8QTensor(codes.shape, torch.bfloat16, codes).dequantize(scale=scale)
+        values[f"{name}.weight"] = value.contiguous()
     save_file(values, folder / "values.safetensors")
 
 
@@ -184,6 +192,7 @@ def main():
             f32_scales=True,
         ),
         "modelopt-nvfp4": lambda folder: modelopt(folder, planted(llama(32, 64, 2, seed=6))),
+        "modelopt-mixed": lambda folder: modelopt(folder, planted(llama(32, 64, 2, seed=8)), mixed=True),
         "deepseek-fp8": lambda folder: deepseek(folder, planted(llama(16, 256, 1, seed=7))),
     }
     for name, make in made.items():
