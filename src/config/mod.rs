@@ -66,14 +66,14 @@ pub use origin::{Origin, Origins};
 #[doc(hidden)]
 pub use speed::Speed;
 pub use warpweft_backend::{DeviceTimes, SignalBy, Transport};
+#[doc(hidden)]
+pub use warpweft_base::pattern::pattern_matches;
 pub use warpweft_format::{AmaxChoice, Format, Via};
 pub use warpweft_plan::model::{Placement, Reuse};
 pub use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, ByteSize, ByteSizeError, Columnwise, Masters, Moments, Reduce,
     ReduceDtype, ReduceEvery,
 };
-#[doc(hidden)]
-pub use warpweft_base::pattern::pattern_matches;
 pub use weights::{WeightRule, WeightSettings};
 
 use std::ops::RangeInclusive;

@@ -66,7 +66,9 @@ pub(crate) fn describe(report: &EngineReport, inputs_are_quantized: bool) -> Str
     let files = if report.files == 1 { "one file".to_owned() } else { format!("{} files", report.files) };
     let mut text = format!("{table}\n{files} of tensors in {}", duration(report.elapsed));
     match &report.copied[..] {
-        [] => text += "; no tokenizer and no description of the model came along: --model-folder names them\n",
+        [] => {
+            text += "; no tokenizer and no description of the model came along: --model-folder names them\n"
+        }
         copied => text += &format!("; beside them {}\n", copied.join(", ")),
     }
     text += &groups(report);

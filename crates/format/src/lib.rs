@@ -68,6 +68,7 @@ pub use error::FormatError;
 pub use format::{Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Nvfp4Block, ScaleRule};
 pub use fp8::Fp8Scale;
 pub use master_weights::{MasterWeight, MasterWeightsError, Workspace, quantize_master_weights};
+pub use minifloat::{e2m1_values, e4m3_values};
 pub use nvfp4::Nvfp4Scale;
 pub use partial::{FlatShard, flat_amax, flat_cast, place_fragment};
 pub use quantize::{Directions, quantize, quantize_shard, tensor_amax};

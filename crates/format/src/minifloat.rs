@@ -61,6 +61,23 @@ impl Minifloat for E5m2 {
     const HAS_INFINITY: bool = true;
 }
 
+/// The value of every code of E2M1.
+#[must_use]
+pub const fn e2m1_values() -> [f32; 16] {
+    let (all, mut values, mut code) = (decode_table::<E2m1>(), [0.0; 16], 0);
+    while code < values.len() {
+        values[code] = all[code];
+        code += 1;
+    }
+    values
+}
+
+/// The value of every code of E4M3; 0x7F and 0xFF are no numbers.
+#[must_use]
+pub const fn e4m3_values() -> [f32; 256] {
+    decode_table::<E4m3>()
+}
+
 /// 2^`exponent` for a normal f32.
 const fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)

@@ -73,7 +73,9 @@ impl Conversion<'_> {
         if layers.len() > 1 {
             let smallest = amaxes.iter().copied().fold(f32::INFINITY, f32::min);
             let layers = layers.iter().map(|layer| layer.name.clone()).collect();
-            self.report.groups.push(ScaleGroup { layers, ratio: if amax == smallest { 1.0 } else { amax / smallest } });
+            self.report
+                .groups
+                .push(ScaleGroup { layers, ratio: if amax == smallest { 1.0 } else { amax / smallest } });
         }
         layers.iter().zip(kept).try_for_each(|(layer, kept)| self.layer(layer, amax, kept))
     }
@@ -138,7 +140,12 @@ impl Conversion<'_> {
     }
 
     /// Reads rows of a layer, which must be finite.
-    fn read(&mut self, layer: &Layer, rows: (usize, usize), values: &mut Vec<f32>) -> Result<(), CheckpointError> {
+    fn read(
+        &mut self,
+        layer: &Layer,
+        rows: (usize, usize),
+        values: &mut Vec<f32>,
+    ) -> Result<(), CheckpointError> {
         let Source { tensor, shape, .. } = &layer.source;
         self.rows(&layer.source, rows, values)?;
         let bytes = (values.len() * layer.source.width) as u64;
@@ -146,7 +153,9 @@ impl Conversion<'_> {
         let largest = self.options.via.largest(layer.format).min(LARGEST);
         let is_wrong = |value: &f32| !(value.abs() <= largest);
         // Whole pieces first, which the compiler does many at once.
-        let piece = values.chunks(1024).position(|piece| piece.iter().fold(false, |any, value| any | is_wrong(value)));
+        let piece = values
+            .chunks(1024)
+            .position(|piece| piece.iter().fold(false, |any, value| any | is_wrong(value)));
         let Some(at) = piece.and_then(|piece| {
             let at = values[piece * 1024..].iter().position(is_wrong)?;
             Some(piece * 1024 + at)
@@ -154,11 +163,19 @@ impl Conversion<'_> {
             return Ok(());
         };
         let (row, column) = (rows.0 + at / shape.cols, at % shape.cols);
-        Err(unfit(layer, &format!("it holds {:?} in row {row}, column {column}, which does not come back", values[at])))
+        Err(unfit(
+            layer,
+            &format!("it holds {:?} in row {row}, column {column}, which does not come back", values[at]),
+        ))
     }
 
     /// Rows of the output's matrix, so many from the first on.
-    fn rows(&self, source: &Source, (first, count): (usize, usize), values: &mut Vec<f32>) -> Result<(), CheckpointError> {
+    fn rows(
+        &self,
+        source: &Source,
+        (first, count): (usize, usize),
+        values: &mut Vec<f32>,
+    ) -> Result<(), CheckpointError> {
         let Source { tensor, first_row, shape, transpose, .. } = source;
         values.resize(count * shape.cols, 0.0);
         if !transpose {
@@ -175,7 +192,13 @@ impl Conversion<'_> {
         Ok(())
     }
 
-    fn copy(&mut self, name: &str, source: &Source, dtype: Dtype, place: Place) -> Result<(), CheckpointError> {
+    fn copy(
+        &mut self,
+        name: &str,
+        source: &Source,
+        dtype: Dtype,
+        place: Place,
+    ) -> Result<(), CheckpointError> {
         if source.transpose {
             let mut values = Vec::new();
             for rows in chunks(source.shape) {
@@ -228,7 +251,8 @@ fn in_dtype(values: &[f32], dtype: Dtype) -> Vec<u8> {
 
 fn unfit(layer: &Layer, what: &str) -> CheckpointError {
     let Layer { name, format, .. } = layer;
-    let reason = format!("layer `{}` cannot become {format}: {what}; keep it by a rule, or mend it", shown(name));
+    let reason =
+        format!("layer `{}` cannot become {format}: {what}; keep it by a rule, or mend it", shown(name));
     CheckpointError::Unfit { reason }
 }
 
@@ -238,7 +262,9 @@ mod tests {
 
     #[test]
     fn chunks_cover_every_row_once_and_end_between_blocks() {
-        for shape in [Shape::new(1, 16), Shape::new(129, 1 << 20), Shape::new(5000, 4096), Shape::new(128, 1 << 24)] {
+        for shape in
+            [Shape::new(1, 16), Shape::new(129, 1 << 20), Shape::new(5000, 4096), Shape::new(128, 1 << 24)]
+        {
             let mut next = 0;
             for (first, count) in chunks(shape) {
                 assert_eq!(first, next);

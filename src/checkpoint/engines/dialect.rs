@@ -7,6 +7,7 @@
 //! | | FP8 by tensors | `X.weight` E4M3, `X.weight_scale` F32 `[1]` |
 //! | | MXFP8 | `X.weight` E4M3, `X.weight_scale` U8 `[M, K/32]`, the byte of E8M0 |
 //! | `modelopt` | NVFP4 | `X.weight` U8 `[M, K/2]`, `X.weight_scale` E4M3 `[M, K/16]`, `X.weight_scale_2` F32 `[]` = A / 2688 |
+//! | | MXFP8 | `X.weight` E4M3, `X.weight_scale` U8 `[M, K/32]`, the byte of E8M0 |
 //! | `deepseek-fp8` | FP8 by blocks | `X.weight` E4M3, `X.weight_scale_inv` F32 `[⌈M/128⌉, ⌈K/128⌉]` |
 //!
 //! A is the largest magnitude of the weight, or of all weights that an engine fuses. Law: the two dialects of NVFP4
@@ -30,7 +31,7 @@ pub enum Dialect {
     /// `compressed-tensors`, of llm-compressor: NVFP4, FP8 by blocks or tensors, MXFP8, and several of them in one
     /// model.
     CompressedTensors,
-    /// `modelopt`, of NVIDIA's Model Optimizer: NVFP4.
+    /// `modelopt`, of NVIDIA's Model Optimizer: NVFP4, MXFP8, and both of them in one model.
     ModelOpt,
     /// `deepseek-fp8`, as DeepSeek-V3 was published: FP8 by blocks.
     DeepSeekFp8,
@@ -87,13 +88,15 @@ impl Dialect {
 
     /// The formats of [`Format::CANONICAL`] that it takes.
     pub fn formats(self) -> impl Iterator<Item = Format> {
-        Format::CANONICAL.into_iter().filter(move |format| self.takes(*format) && format.check_weight().is_ok())
+        Format::CANONICAL
+            .into_iter()
+            .filter(move |format| self.takes(*format) && format.check_weight().is_ok())
     }
 
     pub(crate) const fn has(self, encoding: Encoding) -> bool {
         match self {
             Self::CompressedTensors => true,
-            Self::ModelOpt => matches!(encoding, Encoding::Nvfp4),
+            Self::ModelOpt => matches!(encoding, Encoding::Nvfp4 | Encoding::Mxfp8),
             Self::DeepSeekFp8 => matches!(encoding, Encoding::Fp8Block),
         }
     }
@@ -112,7 +115,7 @@ impl Dialect {
         Some(match (self, encoding) {
             (_, Encoding::Nvfp4) if !cols.is_multiple_of(16) => return None,
             (_, Encoding::Mxfp8) if !cols.is_multiple_of(32) => return None,
-            (Self::ModelOpt, _) => vec![
+            (Self::ModelOpt, Encoding::Nvfp4) => vec![
                 stored("weight", Dtype::U8, vec![rows, cols / 2], Codes),
                 stored("weight_scale", Dtype::F8_E4M3, vec![rows, cols / 16], Scales),
                 stored("weight_scale_2", Dtype::F32, vec![], TensorScale),

@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 
 use warpweft_format::{
-    Directions, Format, FormatError, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, Planes, Shape, Via, dequantize,
-    quantize, quantize_shard,
+    Directions, Format, FormatError, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, Planes, Shape, Via,
+    dequantize, quantize, quantize_shard,
 };
 
 use super::encoding::Encoding;
@@ -84,7 +84,11 @@ impl EncodedRows {
         let data = self.format.compact_planes(Orientation::Rowwise, shape);
         let bytes = data.iter().find(|spec| spec.kind == PlaneKind::Data).map_or(0, PlaneSpec::bytes);
         // Of the plane that was made: compact, or padded.
-        let specs = if self.format.needs_tensor_amax() { data } else { self.format.planes(Orientation::Rowwise, shape) };
+        let specs = if self.format.needs_tensor_amax() {
+            data
+        } else {
+            self.format.planes(Orientation::Rowwise, shape)
+        };
         let scale = specs.iter().find(|spec| spec.kind == PlaneKind::Scale).map_or(0, PlaneSpec::bytes);
         let planes = Planes { data: &self.planes.data[..bytes], scale: &self.planes.scale[..scale] };
         let mut values = vec![0.0; shape.elements()];

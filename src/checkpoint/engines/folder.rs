@@ -41,7 +41,8 @@ impl ModelFolder {
             move |error| CheckpointError::file(path, FileTask::Write, error)
         };
         let beside = beside(target);
-        fs::create_dir(&beside).map_err(|error| CheckpointError::file(target, FileTask::MakeFolder, error))?;
+        fs::create_dir(&beside)
+            .map_err(|error| CheckpointError::file(target, FileTask::MakeFolder, error))?;
         // From here on it is removed again when something fails.
         let mut folder = Self { target: target.to_owned(), beside, files: Vec::new() };
         let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -101,7 +102,11 @@ impl ModelFolder {
     }
 
     /// Gives the folder its name, once every byte is on the disk.
-    pub(super) fn commit(mut self, index: &BTreeMap<String, usize>, bytes: u64) -> Result<(), CheckpointError> {
+    pub(super) fn commit(
+        mut self,
+        index: &BTreeMap<String, usize>,
+        bytes: u64,
+    ) -> Result<(), CheckpointError> {
         let count = self.files.len();
         if count > 1 {
             let map: BTreeMap<&str, String> =
@@ -151,10 +156,13 @@ fn beside(target: &Path) -> PathBuf {
 
 /// Refuses a name that is taken.
 pub(super) fn check_free(target: &Path) -> Result<(), CheckpointError> {
-    let taken = |reason: &str| Err(CheckpointError::Taken { path: target.to_owned(), reason: reason.to_owned() });
+    let taken =
+        |reason: &str| Err(CheckpointError::Taken { path: target.to_owned(), reason: reason.to_owned() });
     match fs::read_dir(target) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(error) if error.kind() == ErrorKind::NotADirectory => taken("it is no folder; name one that is not there"),
+        Err(error) if error.kind() == ErrorKind::NotADirectory => {
+            taken("it is no folder; name one that is not there")
+        }
         Err(error) => Err(CheckpointError::file(target, FileTask::Read, error)),
         Ok(mut entries) => match entries.next() {
             None => Ok(()),

@@ -59,7 +59,9 @@ impl fmt::Display for LeftAlone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rule => f.write_str("a rule keeps it"),
-            Self::Kept { what } => write!(f, "it is {what} by its name, which engines keep in bf16; a rule can name it"),
+            Self::Kept { what } => {
+                write!(f, "it is {what} by its name, which engines keep in bf16; a rule can name it")
+            }
             Self::NoLinear => f.write_str("it is no matrix named X.weight and no stack of experts"),
             Self::Dtype { dtype } => write!(f, "{dtype}, and F32, BF16 and F16 are quantized"),
             Self::Shape(error) => error.fmt(f),
@@ -131,7 +133,8 @@ pub(super) fn layers(tensor: &str, shape: &[usize]) -> Option<(Vec<String>, Shap
 fn kept(tensor: &str) -> Option<&'static str> {
     let layer = layer_of(tensor).unwrap_or(tensor);
     let last = layer.rsplit('.').next().unwrap_or(layer);
-    let named = KEPT.iter().find(|(name, _)| *name == last || (*name == "lm_head" && layer.contains("lm_head")));
+    let named =
+        KEPT.iter().find(|(name, _)| *name == last || (*name == "lm_head" && layer.contains("lm_head")));
     let norm = last.contains("norm") || last.starts_with("ln_");
     named.map(|(_, what)| *what).or_else(|| norm.then_some("a norm"))
 }
@@ -151,7 +154,9 @@ mod tests {
 
     #[test]
     fn embeddings_heads_norms_and_routers_stay_unless_a_rule_names_them() {
-        for kept in ["lm_head", "model.embed_tokens", "layers.0.mlp.gate", "model.layers.1.block_sparse_moe.gate"] {
+        for kept in
+            ["lm_head", "model.embed_tokens", "layers.0.mlp.gate", "model.layers.1.block_sparse_moe.gate"]
+        {
             let tensor = format!("{kept}.weight");
             assert!(matches!(of(&tensor, &[64, 64], &[]), Err(LeftAlone::Kept { .. })), "{kept}");
             let named = [(tensor.clone(), Some(Format::Mxfp8))];

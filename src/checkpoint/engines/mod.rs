@@ -34,17 +34,20 @@
 //! | `plan` | what becomes of every tensor, and in which file |
 //! | `encode`, `convert` | rows in a dialect; a model converted |
 //! | `quantization_config` | what `config.json` says of it |
+//! | `read_config`, `quantized_layer` | what a folder says of its layers; their values |
 //! | `folder`, `report` | the folder that is written; what was done |
 
 mod convert;
-mod dialect;
+pub(super) mod dialect;
 mod encode;
-mod encoding;
+pub(super) mod encoding;
 mod folder;
 mod linears;
 mod name_map;
 mod plan;
 mod quantization_config;
+pub(super) mod quantized_layer;
+pub(super) mod read_config;
 mod report;
 mod scale_groups;
 mod weights;

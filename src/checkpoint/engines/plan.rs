@@ -92,7 +92,10 @@ impl Plan {
         let groups = ScaleGroups::new(&options.scale_groups);
         keep_groups_whole(&mut candidates, &groups)?;
 
-        let mut plan = Self { layers: Layers { inputs_are_quantized: options.inputs_are_quantized(), ..Layers::default() }, ..Self::default() };
+        let mut plan = Self {
+            layers: Layers { inputs_are_quantized: options.inputs_are_quantized(), ..Layers::default() },
+            ..Self::default()
+        };
         // By group, the unit that has its first layer.
         let mut units: HashMap<String, usize> = HashMap::new();
         for Candidate { tensor, source, fate } in candidates {
@@ -104,7 +107,9 @@ impl Plan {
                         source.shape = linears.shape;
                         let layer = plan.layer(name, source, linears.format, options)?;
                         let own = || plan.units.len();
-                        let group = groups.of(name).filter(|_| Encoding::of(linears.format).is_some_and(Encoding::shares_a_scale));
+                        let group = groups
+                            .of(name)
+                            .filter(|_| Encoding::of(linears.format).is_some_and(Encoding::shares_a_scale));
                         let unit = group.map_or_else(own, |group| *units.entry(group).or_insert_with(own));
                         match plan.units.get_mut(unit) {
                             Some(Unit::Group(layers)) => layers.push(layer),
@@ -116,7 +121,8 @@ impl Plan {
             }
         }
         if plan.layers.quantized.is_empty() {
-            let reasons = plan.left.first().map(|(tensor, reason)| format!("{}: {reason}", quoted(&tensor.name)));
+            let reasons =
+                plan.left.first().map(|(tensor, reason)| format!("{}: {reason}", quoted(&tensor.name)));
             let reason = format!(
                 "nothing would be quantized; the first tensor is {}; name layers by rules, or rename tensors by a name map",
                 reasons.unwrap_or_else(|| "not there: the input has none".to_owned())
@@ -130,16 +136,28 @@ impl Plan {
     pub(super) fn bytes_to_read(&self) -> u64 {
         let bytes = |source: &Source| (source.shape.elements() * source.width) as u64;
         let of_unit = |unit: &Unit| match unit {
-            Unit::Group(layers) => layers.iter().map(|layer| bytes(&layer.source)).sum::<u64>() * reads(layers),
+            Unit::Group(layers) => {
+                layers.iter().map(|layer| bytes(&layer.source)).sum::<u64>() * reads(layers)
+            }
             Unit::Copy { source, .. } => bytes(source),
         };
         self.units.iter().map(of_unit).sum()
     }
 
     /// Gives a tensor its place.
-    fn place(&mut self, name: String, dtype: Dtype, shape: &[usize], most: u64) -> Result<Place, CheckpointError> {
-        let bytes = shape.iter().fold(dtype.bitsize() as u64 / 8, |bytes, extent| bytes.saturating_mul(*extent as u64));
-        if self.files.is_empty() || (self.bytes_of_file > 0 && self.bytes_of_file.saturating_add(bytes) > most) {
+    fn place(
+        &mut self,
+        name: String,
+        dtype: Dtype,
+        shape: &[usize],
+        most: u64,
+    ) -> Result<Place, CheckpointError> {
+        let bytes = shape
+            .iter()
+            .fold(dtype.bitsize() as u64 / 8, |bytes, extent| bytes.saturating_mul(*extent as u64));
+        if self.files.is_empty()
+            || (self.bytes_of_file > 0 && self.bytes_of_file.saturating_add(bytes) > most)
+        {
             self.files.push(Outline::default());
             self.bytes_of_file = 0;
         }
@@ -150,7 +168,10 @@ impl Plan {
         match self.index.insert(name.clone(), file) {
             None => Ok(Place { file, tensor }),
             Some(_) => {
-                let reason = format!("two tensors of the output would be called {}; rename one by a name map", quoted(&name));
+                let reason = format!(
+                    "two tensors of the output would be called {}; rename one by a name map",
+                    quoted(&name)
+                );
                 Err(CheckpointError::Unfit { reason })
             }
         }
@@ -166,7 +187,8 @@ impl Plan {
         let dialect = options.dialect;
         let encoding = Encoding::of(format).ok_or_else(|| not_stored(dialect, format))?;
         let tensors = dialect.tensors(encoding, source.shape).ok_or_else(|| not_stored(dialect, format))?;
-        let input = (encoding == Encoding::Nvfp4 && options.inputs_are_quantized()).then(|| dialect.input_scale());
+        let input =
+            (encoding == Encoding::Nvfp4 && options.inputs_are_quantized()).then(|| dialect.input_scale());
         let mut stored = Vec::new();
         for tensor in tensors.into_iter().chain(input.flatten()) {
             let full = format!("{name}.{}", tensor.suffix);
@@ -212,8 +234,9 @@ fn check_formats(options: &EngineOptions) -> Result<(), CheckpointError> {
     }
     named.sort_unstable();
     named.dedup_by_key(|format| Encoding::of(*format));
-    if named.len() > 1 && *dialect != Dialect::CompressedTensors {
-        let reason = format!("a model in `{dialect}` has one format; several go into `{}`", Dialect::CompressedTensors);
+    if named.len() > 1 && *dialect == Dialect::DeepSeekFp8 {
+        let reason =
+            format!("a model in `{dialect}` has one format; `{}` takes several", Dialect::CompressedTensors);
         return Err(CheckpointError::Unfit { reason });
     }
     Ok(())
@@ -233,7 +256,9 @@ fn renamed(tensor: PlainTensor, options: &EngineOptions) -> Result<Vec<Candidate
         let is_changed = mapped.transpose || mapped.rows.is_some();
         let new_shape = match shape[..] {
             _ if !is_changed => shape.clone(),
-            [rows, cols] if mapped.rows.is_none_or(|taken| mapped.first_row.saturating_add(taken) <= rows) => {
+            [rows, cols]
+                if mapped.rows.is_none_or(|taken| mapped.first_row.saturating_add(taken) <= rows) =>
+            {
                 let rows = mapped.rows.unwrap_or(rows);
                 if mapped.transpose { vec![cols, rows] } else { vec![rows, cols] }
             }
@@ -255,7 +280,10 @@ fn renamed(tensor: PlainTensor, options: &EngineOptions) -> Result<Vec<Candidate
         let tensor = PlainTensor { name: mapped.name, dtype, shape: new_shape };
         candidates.push(Candidate { tensor, source, fate });
     }
-    let taken: usize = candidates.iter().map(|one| if one.source.transpose { one.source.shape.cols } else { one.source.shape.rows }).sum();
+    let taken: usize = candidates
+        .iter()
+        .map(|one| if one.source.transpose { one.source.shape.cols } else { one.source.shape.rows })
+        .sum();
     if candidates.len() > 1 && taken != shape[0] {
         return Err(cannot_cut(&name, &shape));
     }
@@ -287,10 +315,15 @@ fn keep_groups_whole(candidates: &mut [Candidate], groups: &ScaleGroups) -> Resu
             continue;
         }
         let fates = || members.iter().map(|&member| &candidates[member]);
-        let formats: HashSet<Format> = fates().filter_map(|one| Some(one.fate.as_ref().ok()?.format)).collect();
+        let formats: HashSet<Format> =
+            fates().filter_map(|one| Some(one.fate.as_ref().ok()?.format)).collect();
         if formats.len() > 1 {
             let named: Vec<String> = formats.iter().map(Format::to_string).collect();
-            let reason = format!("engines fuse {}, and rules give them {}; give them one format", quoted(&group), named.join(" and "));
+            let reason = format!(
+                "engines fuse {}, and rules give them {}; give them one format",
+                quoted(&group),
+                named.join(" and ")
+            );
             return Err(CheckpointError::Unfit { reason });
         }
         let because = fates().find_map(|one| match &one.fate {

@@ -30,13 +30,7 @@ impl Layers {
         let left_out = self.left_out();
         match dialect {
             Dialect::CompressedTensors => self.compressed_tensors(&left_out),
-            Dialect::ModelOpt => json!({
-                "quant_method": "modelopt",
-                "quant_algo": self.algorithm(),
-                "config_groups": { "group_0": self.modelopt_group() },
-                "ignore": left_out,
-                "producer": { "name": "modelopt", "version": MODELOPT },
-            }),
+            Dialect::ModelOpt => self.modelopt(),
             Dialect::DeepSeekFp8 => json!({
                 "quant_method": "fp8",
                 "fmt": "e4m3",
@@ -51,12 +45,14 @@ impl Layers {
     pub(crate) fn file_beside(&self, dialect: Dialect) -> Option<(&'static str, Value)> {
         match dialect {
             Dialect::ModelOpt => {
-                let quantization = json!({
-                    "quant_algo": self.algorithm(),
-                    "kv_cache_quant_algo": null,
-                    "group_size": 16,
-                    "exclude_modules": self.left_out(),
-                });
+                let mut quantization = json!({ "quant_algo": self.algorithm(), "kv_cache_quant_algo": null });
+                match (self.quantized_layers(), self.quantized.keys().next()) {
+                    (Some(layers), _) => quantization["quantized_layers"] = layers,
+                    (None, only) => {
+                        quantization["group_size"] = json!(only.map_or(0, |only| group_of(*only)));
+                        quantization["exclude_modules"] = json!(self.left_out());
+                    }
+                }
                 let producer = json!({ "name": "modelopt", "version": MODELOPT });
                 Some(("hf_quant_config.json", json!({ "producer": producer, "quantization": quantization })))
             }
@@ -69,17 +65,58 @@ impl Layers {
         head.into_iter().chain(self.left_out.iter().map(String::as_str)).collect()
     }
 
-    const fn algorithm(&self) -> &'static str {
-        if self.inputs_are_quantized { "NVFP4" } else { "W4A16_NVFP4" }
+    /// Model Optimizer's name of what was done to the whole model.
+    fn algorithm(&self) -> &'static str {
+        match self.quantized.keys().next() {
+            Some(only) if self.quantized.len() == 1 => self.algorithm_of(*only),
+            _ => "MIXED_PRECISION",
+        }
     }
 
-    fn modelopt_group(&self) -> Value {
-        let numbers = json!({ "dynamic": false, "num_bits": 4, "type": "float", "group_size": 16 });
-        let mut group = json!({ "targets": ["Linear"], "weights": numbers });
-        if self.inputs_are_quantized {
-            group["input_activations"] = numbers;
+    const fn algorithm_of(&self, encoding: Encoding) -> &'static str {
+        match encoding {
+            Encoding::Nvfp4 if self.inputs_are_quantized => "NVFP4",
+            Encoding::Nvfp4 => "W4A16_NVFP4",
+            Encoding::Mxfp8 | Encoding::Fp8Block | Encoding::Fp8Tensor | Encoding::Fp8Channel => "MXFP8",
         }
-        group
+    }
+
+    /// Every layer with what was done to it, where that differs.
+    fn quantized_layers(&self) -> Option<Value> {
+        let layers = self.quantized.iter().flat_map(|(encoding, layers)| {
+            let about =
+                json!({ "quant_algo": self.algorithm_of(*encoding), "group_size": group_of(*encoding) });
+            layers.iter().map(move |layer| (layer.clone(), about.clone()))
+        });
+        (self.quantized.len() > 1).then(|| Value::Object(layers.collect()))
+    }
+
+    fn modelopt(&self) -> Value {
+        let mixed = self.quantized_layers();
+        let groups = self.quantized.iter().enumerate().map(|(number, (encoding, layers))| {
+            let bits = if *encoding == Encoding::Nvfp4 { 4 } else { 8 };
+            let numbers =
+                json!({ "dynamic": false, "num_bits": bits, "type": "float", "group_size": group_of(*encoding) });
+            let targets = if mixed.is_some() { json!(layers) } else { json!(["Linear"]) };
+            let mut group = json!({ "targets": targets, "weights": numbers });
+            if *encoding != Encoding::Nvfp4 || self.inputs_are_quantized {
+                group["input_activations"] = numbers;
+            }
+            (format!("group_{number}"), group)
+        });
+        let groups: Map<String, Value> = groups.collect();
+        let left_out = if mixed.is_some() { Vec::new() } else { self.left_out() };
+        let mut config = json!({
+            "quant_method": "modelopt",
+            "quant_algo": self.algorithm(),
+            "config_groups": groups,
+            "ignore": left_out,
+            "producer": { "name": "modelopt", "version": MODELOPT },
+        });
+        if let Some(layers) = mixed {
+            config["quantized_layers"] = layers;
+        }
+        config
     }
 
     fn compressed_tensors(&self, left_out: &[&str]) -> Value {
@@ -137,6 +174,14 @@ impl Layers {
 /// The version whose text this is.
 const MODELOPT: &str = "0.47.0";
 
+/// Columns of a row that have one scale.
+const fn group_of(encoding: Encoding) -> u32 {
+    match encoding {
+        Encoding::Nvfp4 => 16,
+        Encoding::Mxfp8 | Encoding::Fp8Block | Encoding::Fp8Tensor | Encoding::Fp8Channel => 32,
+    }
+}
+
 const fn format_of(encoding: Encoding) -> &'static str {
     match encoding {
         Encoding::Nvfp4 => "nvfp4-pack-quantized",
@@ -167,9 +212,13 @@ mod tests {
 
     #[test]
     fn several_encodings_are_groups_of_named_layers_and_the_head_is_always_left_out() {
-        let layers = |encoding, names: &[&str]| (encoding, names.iter().map(|&name| name.to_owned()).collect());
+        let layers =
+            |encoding, names: &[&str]| (encoding, names.iter().map(|&name| name.to_owned()).collect());
         let mut model = Layers {
-            quantized: BTreeMap::from([layers(Encoding::Nvfp4, &["a.up"]), layers(Encoding::Fp8Block, &["a.q"])]),
+            quantized: BTreeMap::from([
+                layers(Encoding::Nvfp4, &["a.up"]),
+                layers(Encoding::Fp8Block, &["a.q"]),
+            ]),
             left_out: vec!["a.gate".to_owned()],
             inputs_are_quantized: false,
         };

@@ -40,7 +40,10 @@ impl ScaleGroups {
     }
 
     /// The layers of each group that has several of them, by its name.
-    pub(crate) fn among<'a>(&self, layers: impl IntoIterator<Item = &'a str>) -> BTreeMap<String, Vec<&'a str>> {
+    pub(crate) fn among<'a>(
+        &self,
+        layers: impl IntoIterator<Item = &'a str>,
+    ) -> BTreeMap<String, Vec<&'a str>> {
         let mut groups: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for layer in layers {
             if let Some(group) = self.of(layer) {
@@ -83,7 +86,8 @@ mod tests {
             "blocks.0.mlp.w3",
         ];
         let found: Vec<Vec<&str>> = groups.among(layers).into_values().collect();
-        let expected: [&[&str]; 4] = [&layers[10..12], &[layers[4], layers[6]], &layers[8..10], &layers[0..2]];
+        let expected: [&[&str]; 4] =
+            [&layers[10..12], &[layers[4], layers[6]], &layers[8..10], &layers[0..2]];
         assert_eq!(found, expected);
     }
 }

@@ -6,6 +6,7 @@
 
 mod frozen_base;
 mod model_folder;
+mod quantized_layers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind};
@@ -16,6 +17,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::engines::PlainTensor;
+use super::engines::read_config::Quantization;
 use super::kind::{Listed, NotWeights, Stated, of_start};
 use super::manifest::{self, Manifest, ManifestError};
 use super::ranks::MasterRows;
@@ -25,6 +27,8 @@ use warpweft_base::errors::{LONGEST_NAME, shown};
 use warpweft_base::near::near;
 use warpweft_format::Shape;
 use warpweft_plan::model::Model;
+
+use quantized_layers::QuantizedLayer;
 
 pub use frozen_base::FrozenBase;
 
@@ -40,7 +44,11 @@ const MOST_NAMES: usize = 3;
 /// which is exact: F32, BF16 and F16 are read; tensors of other dtypes may be in the files. The files stay
 /// open. A clone reads the same files.
 ///
-/// Codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for, with
+/// Of a model's folder whose `config.json` says that layers are quantized as inference engines read them
+/// ([`Dialect`](super::engines::Dialect)), the weight `X.weight` of such a layer is one of its values, computed as the
+/// dialect's own package does when rows are asked for.
+///
+/// Other codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for, with
 /// what the file is ([`CheckpointError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
 ///
 /// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one
@@ -113,6 +121,8 @@ struct Tensor {
     begin: u64,
     dtype: Dtype,
     shape: Vec<usize>,
+    /// What makes values of its codes, where it is a quantized layer.
+    layer: Option<Box<QuantizedLayer>>,
 }
 
 impl PretrainedFiles {
@@ -124,12 +134,14 @@ impl PretrainedFiles {
     /// [`CheckpointError::Unsound`] for what is no sound safetensors file, and [`CheckpointError::Twice`] for a name
     /// that two files have.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self, CheckpointError> {
-        Self::open_listed(paths, |_, _| true)
+        Self::open_listed(paths, None, |_, _| true)
     }
 
-    /// Opens files, and takes of each, by its number, the tensors that are `listed`.
+    /// Opens files, and takes of each, by its number, the tensors that are `listed`; of a model whose layers are
+    /// quantized these become values.
     fn open_listed(
         paths: impl IntoIterator<Item = impl AsRef<Path>>,
+        quantization: Option<(&Path, Quantization)>,
         listed: impl Fn(usize, &str) -> bool,
     ) -> Result<Self, CheckpointError> {
         let (mut files, mut tensors) = (Vec::<Source>::new(), BTreeMap::<String, Tensor>::new());
@@ -148,12 +160,16 @@ impl PretrainedFiles {
                     return Err(CheckpointError::Twice { tensor: name.clone(), first, second });
                 }
                 let (begin, dtype, shape) = (file.begin(entry), entry.dtype, entry.shape.clone());
-                tensors.insert(name.clone(), Tensor { file: files.len(), begin, dtype, shape });
+                tensors.insert(name.clone(), Tensor { file: files.len(), begin, dtype, shape, layer: None });
             }
             let quantized = header.metadata().get(manifest::KEY).map(|text| Manifest::read(text));
             files.push(Source { path: path.to_owned(), file: Mutex::new(file), quantized });
         }
-        let all = tensors.iter().map(|(name, Tensor { dtype, shape, .. })| Listed::new(name, *dtype, shape));
+        if let Some((folder, quantization)) = quantization {
+            quantized_layers::find(&mut tensors, &quantization, folder)?;
+        }
+        let plain = tensors.iter().filter(|(_, tensor)| tensor.layer.is_none());
+        let all = plain.map(|(name, Tensor { dtype, shape, .. })| Listed::new(name, *dtype, shape));
         let not_weights = NotWeights::of(all, &stated);
         Ok(Self { opened: Arc::new(Opened { files, tensors, not_weights }) })
     }
@@ -197,6 +213,9 @@ impl PretrainedFiles {
             );
             return Err(CheckpointError::Rows { tensor: tensor.to_owned(), path: self.path(found), reason });
         }
+        if let Some(layer) = &found.layer {
+            return self.dequantize(tensor, found, layer, first_row, values);
+        }
         let begin = found.begin + (first_row * columns * width) as u64;
         let source = &self.opened.files[found.file];
         source
@@ -211,7 +230,11 @@ impl PretrainedFiles {
     pub(in crate::checkpoint) fn plain_tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
         let mut tensors: Vec<(&String, &Tensor)> = self.opened.tensors.iter().collect();
         tensors.sort_by_key(|(_, tensor)| (tensor.file, tensor.begin));
-        let plain = tensors.into_iter().map(|(name, found)| match self.opened.not_weights.what(name) {
+        let what = |name: &str, found: &Tensor| match found.layer {
+            Some(_) => Some("quantized already; begin with the model as it was before"),
+            None => self.opened.not_weights.what(name),
+        };
+        let plain = tensors.into_iter().map(|(name, found)| match what(name, found) {
             None => Ok(PlainTensor { name: name.clone(), dtype: found.dtype, shape: found.shape.clone() }),
             Some(what) => {
                 let (tensor, path, what) = (name.clone(), self.path(found), what.to_owned());

@@ -12,6 +12,7 @@ use std::path::{Component, Path};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 
 use super::PretrainedFiles;
+use crate::checkpoint::engines::read_config::Quantization;
 use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::regular;
@@ -63,7 +64,8 @@ impl PretrainedFiles {
     /// tensors count that the index lists for it, and no others.
     ///
     /// # Errors
-    /// As [`PretrainedFiles::open`]; [`CheckpointError::NoFolder`] where nothing is, such as for the name of a model
+    /// As [`PretrainedFiles::open`]; [`CheckpointError::Engine`] for layers that are quantized in a way that is not read,
+    /// or not as `config.json` says; [`CheckpointError::NoFolder`] where nothing is, such as for the name of a model
     /// on a hub, from which nothing is downloaded; [`CheckpointError::Index`] for an index that is none, that names a
     /// file outside of the folder, or that promises a tensor which its file does not have.
     pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
@@ -75,8 +77,10 @@ impl PretrainedFiles {
         // A link that leads nowhere, or what this user may not look at, is no reason to take another file.
         let there = std::fs::symlink_metadata(&path);
         if there.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-            return Self::open([folder.join(WHOLE)]);
+            let quantization = Quantization::of(folder)?.map(|quantization| (folder, quantization));
+            return Self::open_listed([folder.join(WHOLE)], quantization, |_, _| true);
         }
+        let quantization = Quantization::of(folder)?.map(|quantization| (folder, quantization));
         let wrong = |reason| CheckpointError::Index { path: path.clone(), reason };
         let Index { weight_map: Listed(weight_map) } = read(&path)?;
         let mut places: HashMap<&str, &str> = HashMap::new();
@@ -99,8 +103,8 @@ impl PretrainedFiles {
             let place = places.get(tensor);
             place.is_some() && place.copied() == files.get(file).map(|name| name.as_str())
         };
-        let opened = Self::open_listed(files.iter().map(|name| folder.join(name)), is_listed)?;
-        match weight_map.iter().find(|(tensor, _)| !opened.opened.tensors.contains_key(tensor)) {
+        let opened = Self::open_listed(files.iter().map(|name| folder.join(name)), quantization, is_listed)?;
+        match weight_map.iter().find(|(tensor, _)| !opened.has(tensor)) {
             None => Ok(opened),
             Some((tensor, file)) => {
                 Err(wrong(format!("{} does not have the tensor `{}`", shown(file), shown(tensor))))

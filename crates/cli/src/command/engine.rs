@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use warpweft::checkpoint::engines::{Dialect, EngineOptions, LayerRule, NameMap};
 use warpweft::checkpoint::CheckpointError;
+use warpweft::checkpoint::engines::{Dialect, EngineOptions, LayerRule, NameMap};
 use warpweft::format::{Format, Via};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::regular;

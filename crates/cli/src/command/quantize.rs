@@ -165,7 +165,8 @@ impl Quantize {
     pub(super) fn run(self, stop: &AtomicBool) -> Result<Done, ToolError> {
         let mut terminal = Terminal::new(stop);
         let Some(format) = self.format else {
-            return dequantize_checkpoint(&self.input, &self.output, self.force, &mut terminal).map(Done::from);
+            return dequantize_checkpoint(&self.input, &self.output, self.force, &mut terminal)
+                .map(Done::from);
         };
         let via = match self.via {
             Rounding::None => Via::None,
