@@ -53,8 +53,8 @@ pub struct CudaBackend {
     /// What this rank's calls are charged to.
     meter: Arc<Meter>,
     progress: Progress,
-    /// The clocks of the plan under way, if its tasks are timed by events.
-    clocks: Mutex<Weak<TaskEvents>>,
+    /// The events of the plan under way, if its tasks are timed by events.
+    task_events: Mutex<Weak<TaskEvents>>,
     lanes: Mutex<BTreeMap<LaneId, Option<LaneCommunicators>>>,
     recordings: Recordings,
     release: Release,
@@ -78,7 +78,7 @@ impl CudaBackend {
         let meter = Arc::<Meter>::default();
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
-        let (clocks, lanes) = (Mutex::default(), Mutex::default());
+        let (task_events, lanes) = (Mutex::default(), Mutex::default());
         let recordings = Recordings::new(KeepAlive::new(Arc::clone(&context)));
         let release = Release::new(world.signals());
         let backend = Self {
@@ -89,7 +89,7 @@ impl CudaBackend {
             transfers,
             meter,
             progress,
-            clocks,
+            task_events,
             lanes,
             recordings,
             release,
@@ -322,7 +322,7 @@ impl Backend for CudaBackend {
         self.world.check()?;
         self.transfers.make_current().map_err(self.failed("beginning a step"))?;
         self.progress.begin(&bound.script);
-        *lock(&self.clocks) = bound.timeline.as_ref().map_or_else(Weak::new, Timeline::clocks);
+        *lock(&self.task_events) = bound.timeline.as_ref().map_or_else(Weak::new, Timeline::events);
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
@@ -387,8 +387,8 @@ impl Backend for CudaBackend {
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
         let begun = Instant::now();
-        let clocks = lock(&self.clocks).upgrade();
-        let meanwhile = || clocks.as_ref().is_some_and(|clocks| clocks.read_some());
+        let events = lock(&self.task_events).upgrade();
+        let meanwhile = || events.as_ref().is_some_and(|events| events.read_some());
         let Self { world, rank, progress, .. } = self;
         watchdog::wait(world, *rank, stream, progress, meanwhile, || self.end_waits())?;
         stream.usual_wait = begun.elapsed();

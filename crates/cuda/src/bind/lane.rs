@@ -128,8 +128,7 @@ impl CudaStream {
         };
         match &bound.timeline {
             None => enqueue(),
-            Some(timeline) if *records => timeline.recorded(task, (lane.id, stream), enqueue),
-            Some(timeline) => timeline.issued(task, (lane.id, stream), enqueue),
+            Some(timeline) => timeline.timed(task, (lane.id, stream, *records), enqueue),
         }?;
         Ok(inspected)
     }

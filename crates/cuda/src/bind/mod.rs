@@ -100,8 +100,8 @@ impl Binder<'_> {
             }
             None if !binding.timed => Ok(None),
             Some(Times::Events { .. }) | None => {
-                let clocks = TaskEvents::new(self.context, self.world.clock, binding.ops.len())?;
-                Ok(Some(Timeline::Events(Arc::new(clocks))))
+                let events = TaskEvents::new(self.context, self.world.clock, binding.ops.len())?;
+                Ok(Some(Timeline::Events(Arc::new(events))))
             }
         }
     }

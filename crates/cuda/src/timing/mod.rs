@@ -32,7 +32,7 @@ impl Timeline {
     /// A step begins; `idle` has nothing to do.
     pub(super) fn begin_step(&mut self, idle: &Stream, world: &World) -> Result<(), CudaFailure> {
         match self {
-            Self::Events(clocks) => clocks.begin(idle),
+            Self::Events(events) => events.begin(idle),
             Self::Activities(book) => {
                 book.begin_step(world.clock.now());
                 Ok(())
@@ -43,15 +43,15 @@ impl Timeline {
     /// From now on lanes record.
     pub(super) fn begin_recording(&self) {
         match self {
-            Self::Events(clocks) => clocks.begin_anew(),
+            Self::Events(events) => events.begin_anew(),
             Self::Activities(book) => book.begin_recording(),
         }
     }
 
     /// A recording was launched, and what lanes are told next runs after it.
     pub(super) fn launched(&self) {
-        if let Self::Events(clocks) = self {
-            clocks.begin_anew();
+        if let Self::Events(events) = self {
+            events.begin_anew();
         }
     }
 
@@ -59,7 +59,7 @@ impl Timeline {
     /// point of it, which will do.
     pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         match self {
-            Self::Events(clocks) => clocks.event_recorded(lane, event),
+            Self::Events(events) => events.event_recorded(lane, event),
             Self::Activities(_) => None,
         }
     }
@@ -68,53 +68,41 @@ impl Timeline {
     /// ([`Timeline::event_recorded`]).
     pub(super) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         match self {
-            Self::Events(clocks) => clocks.event_waited(lane, event),
+            Self::Events(events) => events.event_waited(lane, event),
             Self::Activities(_) => None,
         }
     }
 
     /// What can be read while lanes are waited for; nothing where records are read after the step.
-    pub(super) fn clocks(&self) -> Weak<TaskEvents> {
+    pub(super) fn events(&self) -> Weak<TaskEvents> {
         match self {
-            Self::Events(clocks) => Arc::downgrade(clocks),
+            Self::Events(events) => Arc::downgrade(events),
             Self::Activities(_) => Weak::new(),
         }
     }
 
-    /// Has a lane run a task by `work`.
-    pub(super) fn issued(
+    /// Has a lane run a task by `work`, or record it if it `records`.
+    pub(super) fn timed(
         &self,
         task: TaskId,
-        (lane, stream): (LaneId, &Stream),
+        (lane, stream, records): (LaneId, &Stream, bool),
         work: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<(), CudaFailure> {
         match self {
-            Self::Events(clocks) => clocks.issued(task, (lane, stream), work),
-            Self::Activities(book) => book.issued(task, work),
-        }
-    }
-
-    /// Has a lane record a task by `work`.
-    pub(super) fn recorded(
-        &self,
-        task: TaskId,
-        (lane, stream): (LaneId, &Stream),
-        work: impl FnOnce() -> Result<(), CudaFailure>,
-    ) -> Result<(), CudaFailure> {
-        match self {
-            Self::Events(clocks) => clocks.recorded(task, (lane, stream), work),
-            Self::Activities(book) => {
+            Self::Events(events) => events.timed(task, (lane, stream, records), work),
+            Self::Activities(book) if records => {
                 work()?;
                 book.recorded(task, stream);
                 Ok(())
             }
+            Self::Activities(book) => book.issued(task, work),
         }
     }
 
     /// The interval of every task of the last step.
     pub(super) fn intervals(&self, world: &World, into: &mut Vec<TaskInterval>) {
         match self {
-            Self::Events(clocks) => clocks.intervals(into),
+            Self::Events(events) => events.intervals(into),
             Self::Activities(book) => {
                 let ended = || world.check().is_err();
                 book.intervals(world.clock, world.options.deadline, ended, into);

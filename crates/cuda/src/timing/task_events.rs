@@ -81,50 +81,37 @@ impl TaskEvents {
         lock(&self.start_times).begin_anew();
     }
 
-    /// Enqueues a task by `work`, to be timed in this step.
-    pub(crate) fn issued(
+    /// Enqueues a task by `work`, to be timed in this step, or records it, to be timed in every replay.
+    pub(super) fn timed(
         &self,
         task: TaskId,
-        (lane, stream): (LaneId, &Stream),
+        (lane, stream, records): (LaneId, &Stream, bool),
         work: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<(), CudaFailure> {
-        let Some(clocks) = self.tasks.get(task.index()) else { return work() };
-        if lock(&self.start_times).put(lane, task, Some(self.clock.now())) {
-            stream.record(&clocks.begin)?;
+        let Some(events) = self.tasks.get(task.index()) else { return work() };
+        let pass = |event| if records { stream.record_in_replays(event) } else { stream.record(event) };
+        let enqueued = (!records).then(|| self.clock.now());
+        if lock(&self.start_times).put(lane, task, enqueued) {
+            pass(&events.begin)?;
         }
         work()?;
-        stream.record(&clocks.end)
-    }
-
-    /// Records a task by `work`, to be timed in every replay.
-    pub(crate) fn recorded(
-        &self,
-        task: TaskId,
-        (lane, stream): (LaneId, &Stream),
-        work: impl FnOnce() -> Result<(), CudaFailure>,
-    ) -> Result<(), CudaFailure> {
-        let Some(clocks) = self.tasks.get(task.index()) else { return work() };
-        if lock(&self.start_times).put(lane, task, None) {
-            stream.record_in_replays(&clocks.begin)?;
-        }
-        work()?;
-        stream.record_in_replays(&clocks.end)
+        pass(&events.end)
     }
 
     /// `event` is to be recorded on `lane`. Returns what is there already, if the lane passed the clock of
     /// its last task just before.
     pub(crate) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
-        self.behind(lock(&self.start_times).event_recorded(lane, event)?)
+        self.behind(lock(&self.start_times).precedence.recorded(lane, event)?)
     }
 
     /// `lane` is to wait for `event`. Returns what is where that was recorded, as [`TaskEvents::event_recorded`]
     /// said.
     pub(crate) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
-        self.behind(lock(&self.start_times).event_waited(lane, event)?)
+        self.behind(lock(&self.start_times).precedence.waited(lane, event)?)
     }
 
     fn behind(&self, task: TaskId) -> Option<&Event> {
-        self.tasks.get(task.index()).map(|clocks| &clocks.end)
+        self.tasks.get(task.index()).map(|events| &events.end)
     }
 
     /// How many nanoseconds after the step's start a task had ended; `None` if its lane has not come there.

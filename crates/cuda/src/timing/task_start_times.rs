@@ -13,14 +13,14 @@
 
 use super::precedence::Precedence;
 use warpweft_backend::TaskInterval;
-use warpweft_base::id::{EventId, LaneId, TaskId};
+use warpweft_base::id::{LaneId, TaskId};
 
 /// What is known of the last step, all times in nanoseconds of the world's clock.
 #[derive(Debug)]
 pub(super) struct TaskStartTimes {
     /// When the step began.
     started: u64,
-    precedence: Precedence,
+    pub(super) precedence: Precedence,
     tasks: Vec<Known>,
     /// The first task whose end is not known.
     next: usize,
@@ -62,16 +62,6 @@ impl TaskStartTimes {
         known.enqueued = enqueued.unwrap_or(0);
         self.precedence.put(lane, task, &mut known.behind);
         known.behind.is_empty()
-    }
-
-    /// As [`Precedence::recorded`].
-    pub(super) fn event_recorded(&mut self, lane: LaneId, event: EventId) -> Option<TaskId> {
-        self.precedence.recorded(lane, event)
-    }
-
-    /// As [`Precedence::waited`].
-    pub(super) fn event_waited(&mut self, lane: LaneId, event: EventId) -> Option<TaskId> {
-        self.precedence.waited(lane, event)
     }
 
     /// Notes ends in task order, at most `most` of them, as far as `passed` knows how many nanoseconds after
@@ -124,6 +114,7 @@ fn behind(started: u64, after: f64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warpweft_base::id::EventId;
 
     const COMPUTE: LaneId = LaneId::new(0);
     const WIRE: LaneId = LaneId::new(1);
@@ -137,8 +128,8 @@ mod tests {
     fn step(start_times: &mut TaskStartTimes, enqueued: [Option<u64>; 3]) {
         let filled = EventId::new(0);
         assert!(start_times.put(WIRE, task(0), enqueued[0]));
-        let _ = start_times.event_recorded(WIRE, filled);
-        let _ = start_times.event_waited(COMPUTE, filled);
+        let _ = start_times.precedence.recorded(WIRE, filled);
+        let _ = start_times.precedence.waited(COMPUTE, filled);
         assert!(!start_times.put(COMPUTE, task(1), enqueued[1]));
         assert!(!start_times.put(COMPUTE, task(2), enqueued[2]));
     }
