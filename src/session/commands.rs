@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use super::error::Asks;
-use super::report::Unseen;
+use super::step::report::Unseen;
 use super::{Session, SessionError};
 use crate::exec::{Command, ExecError};
 

@@ -1,15 +1,15 @@
-//! A session saves itself in parts, and goes on from parts.
+//! Saves sharded checkpoints, and goes on from them.
 //!
 //! Law: both are commands to all ranks at an edge, called in every process (CK-2).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{CompiledHere, Session, SessionError};
 use crate::checkpoint::ranks::{PartReader, PartWriter};
 use crate::checkpoint::sharded::{Import, Refused, Save};
 use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
 use crate::exec::{Command, Refusal};
+use crate::session::{CompiledHere, Session, SessionError};
 
 impl Session {
     /// Saves masters, moments, step count, delayed scales and carried buffers: every rank writes what it owns, and
@@ -59,13 +59,13 @@ impl Session {
     }
 
     /// What became of a save that all ranks have replied to. That it failed is said once.
-    pub(super) fn saved(&mut self) -> Result<(), SessionError> {
+    pub(in crate::session) fn saved(&mut self) -> Result<(), SessionError> {
         let refused = |(rank, source)| Err(SessionError::Parts { rank, source, dropped: None });
         self.refusal().map_or(Ok(()), refused)
     }
 
     /// The first rank that refused what all ranks have replied to: by its kind, where it is of this process.
-    pub(super) fn refusal(&mut self) -> Option<Refusal> {
+    pub(in crate::session) fn refusal(&mut self) -> Option<Refusal> {
         let refusals = self.ranks.iter().filter_map(|thread| thread.handover().part.refusal.take());
         // Of one that was told to several, all say the same.
         refusals.reduce(|one, other| if matches!(one.1, CheckpointError::Told { .. }) { other } else { one })

@@ -1,4 +1,4 @@
-//! What a start asks of one rank's backend, of whatever type.
+//! Object-safe backend operations used at start-up.
 //!
 //! Law: all else that a start does is the same for every backend, knows none, and is compiled once, in this library.
 //! The rank's thread, which works by its backend, is compiled for each.
@@ -19,27 +19,27 @@ use warpweft_plan::model::Mesh;
 use warpweft_plan::plan::StepPlan;
 
 /// A backend with the factory of its rank's closures.
-pub(super) struct Unstarted<B: Backend> {
-    pub(super) backend: B,
-    pub(super) closures: ComputeFactory<B::Surface>,
+pub(in crate::session) struct Unstarted<B: Backend> {
+    pub(in crate::session) backend: B,
+    pub(in crate::session) closures: ComputeFactory<B::Surface>,
 }
 
 /// What all ranks of a process are started with.
-pub(super) struct Shared {
-    pub(super) world: Arc<World>,
-    pub(super) prologue: Arc<StepPlan>,
+pub(in crate::session) struct Shared {
+    pub(in crate::session) world: Arc<World>,
+    pub(in crate::session) prologue: Arc<StepPlan>,
     /// One for each program, then those of parts of sums.
-    pub(super) programs: Vec<Arc<StepPlan>>,
-    pub(super) foreseen: Vec<Arc<StepPlan>>,
-    pub(super) capture: CaptureMode,
-    pub(super) initializer: Initializer,
-    pub(super) base: Option<FirstPlanes>,
-    pub(super) patience: Duration,
-    pub(super) inbox: Arc<Inbox>,
+    pub(in crate::session) programs: Vec<Arc<StepPlan>>,
+    pub(in crate::session) foreseen: Vec<Arc<StepPlan>>,
+    pub(in crate::session) capture: CaptureMode,
+    pub(in crate::session) initializer: Initializer,
+    pub(in crate::session) base: Option<FirstPlanes>,
+    pub(in crate::session) patience: Duration,
+    pub(in crate::session) inbox: Arc<Inbox>,
 }
 
 /// An [`Unstarted`] whose backend's type is forgotten.
-pub(super) trait Startable: Send {
+pub(in crate::session) trait Startable: Send {
     fn rank(&self) -> RankId;
     fn mesh(&self) -> Mesh;
     fn reduce(&self) -> Reduce;

@@ -1,12 +1,12 @@
-//! A session whose optimizer left values from which no training goes on.
+//! State validation: a session whose optimizer left values from which no training goes on.
 //!
 //! Law: the step that left them says so, in every process alike, and so does every step and export that is asked for
 //! after it, until an import has put other weights in place. Until then the weights are neither trained on nor saved.
 //! Main grads are still handed out, which may show where it comes from.
 
-use super::{Session, SessionError};
 use crate::checkpoint::StatePart;
 use crate::exec::{Diverged, FoundValue, RankReport, Stray};
+use crate::session::{Session, SessionError};
 use warpweft_base::id::RankId;
 use warpweft_plan::layout::Weights;
 
@@ -30,7 +30,7 @@ pub struct StrayValue {
 
 /// The first step that left such a value, since masters were last set.
 #[derive(Clone, Debug)]
-pub(super) struct Divergence {
+pub(in crate::session) struct Divergence {
     step: u64,
     rank: RankId,
     value: Option<StrayValue>,
@@ -38,7 +38,7 @@ pub(super) struct Divergence {
 
 impl Divergence {
     /// What all ranks say of a step together: the first value, in the order of ranks, that somebody holds.
-    pub(super) fn of(step: u64, ranks: &[RankReport], weights: &Weights) -> Option<Self> {
+    pub(in crate::session) fn of(step: u64, ranks: &[RankReport], weights: &Weights) -> Option<Self> {
         let told = || ranks.iter().enumerate().filter_map(|(rank, report)| Some((rank, report.diverged?)));
         let (rank, Diverged { stray }) =
             told().find(|(_, diverged)| diverged.stray.is_some()).or_else(|| told().next())?;
@@ -53,7 +53,7 @@ impl Divergence {
         Some(Self { step, rank: RankId::at(rank), value: stray.map(named) })
     }
 
-    pub(super) fn error(&self) -> SessionError {
+    pub(in crate::session) fn error(&self) -> SessionError {
         let Self { step, rank, value } = self.clone();
         SessionError::Diverged { step, rank, value }
     }
@@ -61,13 +61,13 @@ impl Divergence {
 
 impl Session {
     /// May weights be trained on, or saved?
-    pub(super) fn check_sound(&self) -> Result<(), SessionError> {
+    pub(in crate::session) fn check_sound(&self) -> Result<(), SessionError> {
         self.diverged.as_ref().map_or(Ok(()), |diverged| Err(diverged.error()))
     }
 }
 
 /// What happened, in words.
-pub(super) fn described(step: u64, rank: RankId, value: Option<&StrayValue>) -> String {
+pub(in crate::session) fn described(step: u64, rank: RankId, value: Option<&StrayValue>) -> String {
     let Some(StrayValue { weight, list, row, column, value, .. }) = value else {
         return format!(
             "step {step} left masters or moments that are not finite; {rank} noticed, and did not find which"

@@ -1,11 +1,11 @@
-//! What it saves to derive columnwise planes on demand.
+//! The memory that deriving columnwise planes on demand saves.
 //!
 //! Law: a plan says nothing of one that was not made. Who wants to know what the other would take asks here, and
 //! both are plans that sessions run.
 
-use super::SessionError;
-use super::plans::Plans;
 use crate::config::{Columnwise, Config};
+use crate::session::SessionError;
+use crate::session::start::plans::Plans;
 use warpweft_plan::model::StepProgram;
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{Costs, PlanError, StepPlan};
@@ -16,7 +16,7 @@ use warpweft_plan::plan::{Costs, PlanError, StepPlan};
 /// is made here. `costs` are those that it was planned with, if not the configuration's.
 ///
 /// # Errors
-/// As [`plan_program`](super::plan_program).
+/// As [`plan_program`](crate::session::plan_program).
 pub fn columnwise_saving(
     plan: &StepPlan,
     program: &StepProgram,

@@ -1,4 +1,4 @@
-//! Gradients added up over several steps, for one step of the optimizer.
+//! Gradient accumulation: gradients added up over several steps, for one step of the optimizer.
 //!
 //! Law: a sum belongs to the session, not to a program: any program that accumulates may begin, continue or end it,
 //! and programs without gradients may run in between. What would lose it or mix two loss scales is refused before
@@ -8,30 +8,30 @@
 
 use std::sync::Arc;
 
-use super::{CompiledHere, Session, SessionError, StepReport};
+use crate::session::{CompiledHere, Session, SessionError, StepReport};
 use warpweft_base::id::ProgramId;
 use warpweft_plan::plan::StepPlan;
 
 /// A plan for one part of a sum.
 #[derive(Debug)]
-pub(super) struct SumPlan {
+pub(in crate::session) struct SumPlan {
     /// The program whose calls it runs.
-    pub(super) program: ProgramId,
-    pub(super) plan: Arc<StepPlan>,
+    pub(in crate::session) program: ProgramId,
+    pub(in crate::session) plan: Arc<StepPlan>,
 }
 
 /// What is added up so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Sum {
+pub(in crate::session) struct Sum {
     /// Of how many steps; of none, there is no sum.
-    pub(super) steps: u32,
+    pub(in crate::session) steps: u32,
     /// By what their closures multiplied the loss.
-    pub(super) loss_scale: f32,
+    pub(in crate::session) loss_scale: f32,
 }
 
 impl Sum {
     /// What a step by `plan` leaves of it, whose closures multiplied the loss by `loss_scale`.
-    pub(super) fn after(self, plan: &StepPlan, failed: bool, loss_scale: f32) -> Self {
+    pub(in crate::session) fn after(self, plan: &StepPlan, failed: bool, loss_scale: f32) -> Self {
         if !plan.writes_gradients() {
             return self;
         }
@@ -89,7 +89,7 @@ impl Session {
     ///
     /// Dropping the future does what it does in [`Session::step`]. With several processes all call it.
     ///
-    /// [`Outcome::Skipped`]: super::Outcome::Skipped
+    /// [`Outcome::Skipped`]: crate::session::Outcome::Skipped
     ///
     /// # Errors
     /// [`SessionError::NotAccumulating`] unless the program was declared by
@@ -137,7 +137,7 @@ impl Session {
     }
 
     /// The plan by which a step of program number `number` with its optimizer runs now.
-    pub(super) fn ending(&self, number: ProgramId) -> Result<ProgramId, SessionError> {
+    pub(in crate::session) fn ending(&self, number: ProgramId) -> Result<ProgramId, SessionError> {
         let program = &self.programs[number.index()];
         match program.sums {
             _ if self.sum.steps == 0 || !program.plan.writes_gradients() => Ok(number),
@@ -150,7 +150,7 @@ impl Session {
     }
 
     /// May a step by this plan add its gradients, and can a step end the sum then?
-    pub(super) fn check_sum(&self, plan: &StepPlan) -> Result<(), SessionError> {
+    pub(in crate::session) fn check_sum(&self, plan: &StepPlan) -> Result<(), SessionError> {
         let Sum { steps, loss_scale } = self.sum;
         if plan.accumulation.is_whole() {
             return Ok(());
@@ -176,12 +176,12 @@ impl Session {
     }
 
     /// What main grads are a multiple of behind the coming step, if it adds to them.
-    pub(super) fn gradient_scale(&self) -> f32 {
+    pub(in crate::session) fn gradient_scale(&self) -> f32 {
         self.loss_scale * self.sum.steps.saturating_add(1) as f32
     }
 
     /// The plan numbered `number`: that of a program, or of a part of one.
-    pub(super) fn plan_of(&self, number: ProgramId) -> &Arc<StepPlan> {
+    pub(in crate::session) fn plan_of(&self, number: ProgramId) -> &Arc<StepPlan> {
         match self.sum_plan(number) {
             Some(of_sum) => &of_sum.plan,
             None => &self.programs[number.index()].plan,
@@ -189,7 +189,7 @@ impl Session {
     }
 
     /// The program whose calls the plan numbered `number` runs.
-    pub(super) fn program_of(&self, number: ProgramId) -> ProgramId {
+    pub(in crate::session) fn program_of(&self, number: ProgramId) -> ProgramId {
         self.sum_plan(number).map_or(number, |of_sum| of_sum.program)
     }
 

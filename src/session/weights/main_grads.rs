@@ -4,8 +4,8 @@
 //! well, or of several that were added up, on every rank. Nothing else of a session changes. Other processes are not
 //! asked: each has its ranks' rows.
 
-use super::{CompiledHere, Session, SessionError};
 use crate::exec::Command;
+use crate::session::{CompiledHere, Session, SessionError};
 use warpweft_base::id::RankId;
 use warpweft_plan::model::ShardRows;
 
@@ -32,8 +32,8 @@ impl Session {
     ///
     /// A process may call it alone; others wait for it in their next step, for `deadline_s` at most. Steps of
     /// programs without gradients, exports and imports leave main grads as they are. The values of a step
-    /// that was skipped ([`Outcome::Skipped`](super::Outcome::Skipped)) show what was not finite, and those of one
-    /// that ended as [`SessionError::Diverged`] what the optimizer was given.
+    /// that was skipped ([`Outcome::Skipped`](crate::session::Outcome::Skipped)) show what was not finite, and those of
+    /// one that ended as [`SessionError::Diverged`] what the optimizer was given.
     ///
     /// # Errors
     /// [`SessionError::NoGradients`] before the first such step, and behind one whose closure failed;

@@ -1,12 +1,12 @@
-//! Weights on their way out of a session and into it.
+//! Export and import of checkpoints in memory.
 //!
 //! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
 //! that was refused is told once, to whoever awaits it.
 
-use super::{CompiledHere, Session, SessionError, Skips, Sum};
 use crate::checkpoint::ranks::RankPart;
 use crate::checkpoint::{Checkpoint, Taken};
 use crate::exec::{Command, RankThread};
+use crate::session::{CompiledHere, Session, SessionError, Skips, Sum};
 
 impl Session {
     /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
@@ -109,7 +109,7 @@ impl Session {
     }
 
     /// The weights of the session that `takes` names.
-    pub(super) fn taken(&self, takes: impl Fn(&str) -> bool) -> Taken {
+    pub(in crate::session) fn taken(&self, takes: impl Fn(&str) -> bool) -> Taken {
         let layouts = self.programs.iter().take(1).flat_map(|program| &program.plan.weights.layouts);
         layouts.map(|layout| layout.name.clone()).filter(|name| takes(name)).collect()
     }
@@ -152,7 +152,7 @@ impl Session {
     }
 
     /// What became of an import that all ranks have replied to. That it was refused is said once.
-    pub(super) fn imported(&mut self) -> Result<(), SessionError> {
+    pub(in crate::session) fn imported(&mut self) -> Result<(), SessionError> {
         let of_rank = self.refusal().map(|(rank, source)| (format!("{rank}: {source}"), Some(source)));
         let mut told = None;
         for thread in &self.ranks {

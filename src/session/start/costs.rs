@@ -4,10 +4,10 @@
 //! and come from the machine that the configuration names; a simulation brings its own. They are the same on
 //! every rank, because configuration and cluster files are.
 
-use super::SessionError;
 use crate::cluster::named;
 use crate::cluster::{Cluster, Prices};
 use crate::config::{Capture, Config, ConfigError, PrefetchPolicy};
+use crate::session::SessionError;
 use warpweft_backend::sim::SimError;
 use warpweft_plan::plan::Costs;
 
@@ -27,7 +27,7 @@ pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs,
 }
 
 /// Those of the machine that the configuration names, if its policy or its trials need any.
-pub(super) fn configured(config: &Config, ranks: u32) -> Result<Option<Costs>, SessionError> {
+pub(in crate::session) fn configured(config: &Config, ranks: u32) -> Result<Option<Costs>, SessionError> {
     let prefetch = &config.prefetch;
     if prefetch.policy != Some(PrefetchPolicy::Auto) && config.tune.steps == 0 {
         return Ok(None);

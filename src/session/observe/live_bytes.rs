@@ -20,7 +20,7 @@ const COUNTERS: [(&str, Counts); 2] = [
 ];
 
 /// The values of the counters over one step of `rank`, in times since `origin`, of one counter in time order.
-pub(super) fn live_bytes(
+pub(in crate::session) fn live_bytes(
     plan: &StepPlan,
     rank: RankId,
     origin: u64,

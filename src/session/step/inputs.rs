@@ -1,9 +1,9 @@
-//! What a trainer writes before a step.
+//! Inputs of the coming step, as a trainer writes them.
 //!
 //! Law: an input is written whole, in the element type it is declared in, and by the process that owns the rank.
 //! Whatever does not fit is refused and changes nothing. Bytes, whatever the elements, have a method of their own.
 
-use super::{Program, Session, SessionError, Staged};
+use crate::session::{Program, Session, SessionError, Staged};
 use warpweft_base::id::{ProgramId, RankId};
 use warpweft_format::{Element, ElementType};
 use warpweft_plan::model::{BufferSpec, Role};
@@ -89,13 +89,13 @@ impl Session {
     }
 
     /// Nobody will read the inputs, written or not.
-    pub(super) fn need_no_inputs(&mut self) {
+    pub(in crate::session) fn need_no_inputs(&mut self) {
         let all = self.programs.iter_mut().flat_map(|program| program.inputs.iter_mut().flatten());
         all.for_each(|input| input.is_written = true);
     }
 
     /// Were all inputs of program number `number` written, on the ranks of this process?
-    pub(super) fn check_inputs(&self, number: ProgramId) -> Result<(), SessionError> {
+    pub(in crate::session) fn check_inputs(&self, number: ProgramId) -> Result<(), SessionError> {
         let Program { plan, inputs, .. } = &self.programs[number.index()];
         for (rank, inputs) in self.own_ranks().zip(inputs) {
             let mut all = plan.buffers.iter().zip(inputs);
@@ -109,6 +109,6 @@ impl Session {
 }
 
 /// Names of the buffers of a role.
-pub(super) fn names(buffers: &[BufferSpec], role: Role) -> Vec<String> {
+pub(in crate::session) fn names(buffers: &[BufferSpec], role: Role) -> Vec<String> {
     buffers.iter().filter(|spec| spec.role == role).map(|spec| spec.name.clone()).collect()
 }

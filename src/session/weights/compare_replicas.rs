@@ -1,10 +1,10 @@
-//! Whether what several ranks hold of the same is the same.
+//! Checks that replicas are bit-identical.
 //!
 //! Law: this only looks. Nothing is mended, because nobody can say which copy is right: that is for whoever imports a
 //! checkpoint.
 
-use super::{CompiledHere, Session, SessionError};
 use crate::exec::{Command, Unequal};
+use crate::session::{CompiledHere, Session, SessionError};
 
 impl Session {
     /// Compares, bit for bit, what several ranks hold of the same weights: the shards of all replicas, and replicated

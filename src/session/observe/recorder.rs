@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
 use std::path::{Path, PathBuf};
 
-use super::SessionError;
 use super::live_bytes::live_bytes;
 use crate::exec::Handover;
+use crate::session::SessionError;
 use crate::trace::{
     self, Arrow, ArrowEnd, ArrowKind, HostLane, HostTrace, LaneInfo, Nanoseconds, Slice, Timeline,
 };
@@ -23,7 +23,7 @@ use warpweft_plan::layout::LaneKind;
 use warpweft_plan::plan::{EdgeKind, StepPlan, Task};
 
 /// Collects the timeline of a session.
-pub(super) struct Recorder {
+pub(in crate::session) struct Recorder {
     path: PathBuf,
     steps: Range<u64>,
     timeline: Timeline,
@@ -41,13 +41,13 @@ impl std::fmt::Debug for Recorder {
 
 impl Recorder {
     /// A recorder that keeps the steps numbered `steps` and writes to `path`.
-    pub(super) fn new(path: PathBuf, steps: Range<u64>, host: HostTrace, device: &str) -> Self {
+    pub(in crate::session) fn new(path: PathBuf, steps: Range<u64>, host: HostTrace, device: &str) -> Self {
         let timeline = Timeline { notes: vec![device.to_owned()], ..Timeline::default() };
         Self { path, steps, timeline, host }
     }
 
     /// Can a trace be written to `path`? Leaves what is there as it is.
-    pub(super) fn check(path: &str) -> Result<(), SessionError> {
+    pub(in crate::session) fn check(path: &str) -> Result<(), SessionError> {
         let begun = WholeFile::begin(Path::new(path));
         begun
             .map(drop)
@@ -55,17 +55,17 @@ impl Recorder {
     }
 
     /// Where the rank thread of `rank` records its spans.
-    pub(super) fn lane(&self, rank: RankId) -> HostLane {
+    pub(in crate::session) fn lane(&self, rank: RankId) -> HostLane {
         self.host.lane(rank, "rank thread")
     }
 
     /// Is the step numbered `step` to be kept?
-    pub(super) fn keeps(&self, step: u64) -> bool {
+    pub(in crate::session) fn keeps(&self, step: u64) -> bool {
         self.steps.contains(&step)
     }
 
     /// Adds one step of the ranks of this process, of which `first` is the first.
-    pub(super) fn record<E: Deref<Target = Handover>>(
+    pub(in crate::session) fn record<E: Deref<Target = Handover>>(
         &mut self,
         plan: &StepPlan,
         step: u64,
@@ -83,7 +83,7 @@ impl Recorder {
     }
 
     /// Writes everything to the trace file of a session that ran `ran` steps.
-    pub(super) fn write(mut self, ran: u64) -> Result<(), SessionError> {
+    pub(in crate::session) fn write(mut self, ran: u64) -> Result<(), SessionError> {
         if let Some(note) = shortfall(&self.steps, ran) {
             if ran <= self.steps.start {
                 let path = self.path.display().to_string();
@@ -105,7 +105,7 @@ impl Recorder {
 }
 
 /// The trace of the process whose first rank is this one, where `path` names those of all processes.
-pub(super) fn of_process(path: &Path, first: usize) -> PathBuf {
+pub(in crate::session) fn of_process(path: &Path, first: usize) -> PathBuf {
     let mut name = path.file_stem().unwrap_or_default().to_os_string();
     name.push(format!(".rank{first}"));
     if let Some(extension) = path.extension() {
@@ -133,7 +133,7 @@ fn shortfall(asked: &Range<u64>, ran: u64) -> Option<String> {
 }
 
 /// Adds one step of one rank to a timeline, in times since `origin`; `causes` are those of the plan.
-pub(super) fn add_step(
+pub(in crate::session) fn add_step(
     timeline: &mut Timeline,
     plan: &StepPlan,
     causes: &[(TaskId, TaskId, ArrowKind)],
@@ -202,7 +202,7 @@ fn arguments(plan: &StepPlan, task: &Task) -> Vec<(String, String)> {
 }
 
 /// Every fence with what it is for.
-pub(super) fn causes(plan: &StepPlan) -> Vec<(TaskId, TaskId, ArrowKind)> {
+pub(in crate::session) fn causes(plan: &StepPlan) -> Vec<(TaskId, TaskId, ArrowKind)> {
     let leases: BTreeSet<(TaskId, TaskId)> = plan
         .edges()
         .into_iter()

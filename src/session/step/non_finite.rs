@@ -10,8 +10,8 @@
 
 use std::fmt;
 
-use super::{Session, SessionError};
 use crate::exec::{FoundValue, RankReport};
+use crate::session::{Session, SessionError};
 use warpweft_backend::Inspection;
 use warpweft_base::id::{CallId, RankId, WeightId};
 use warpweft_plan::model::Call;
@@ -94,11 +94,11 @@ impl std::error::Error for NonFiniteGradient {}
 
 /// Steps that were skipped, and what is known of the gradients that main grads hold.
 #[derive(Debug, Default)]
-pub(super) struct Skips {
+pub(in crate::session) struct Skips {
     /// How many were skipped one after the other without a loss scale.
     in_a_row: u32,
     /// Was the last step with an optimizer skipped?
-    pub(super) inspects: bool,
+    pub(in crate::session) inspects: bool,
     /// The first gradient of those in main grads that a call wrote and that is not finite.
     written: Option<NonFiniteGradient>,
     /// Were all of them inspected?
@@ -107,7 +107,7 @@ pub(super) struct Skips {
 
 impl Skips {
     /// What all ranks know together of gradients that are not finite, once the step has ended by `vote`.
-    pub(super) fn after(
+    pub(in crate::session) fn after(
         &mut self,
         plan: &StepPlan,
         step: u64,
@@ -170,7 +170,7 @@ fn in_main_grads(plan: &StepPlan, ranks: &[RankReport], inspected: bool) -> Opti
 
 impl Session {
     /// An error if, without a loss scale, as many steps in a row were skipped as `optimizer.max_skipped` says.
-    pub(super) fn check_skips(
+    pub(in crate::session) fn check_skips(
         &self,
         (step, vote): (u64, Option<Vote>),
         gradient: Option<&NonFiniteGradient>,
@@ -186,7 +186,7 @@ impl Session {
 }
 
 /// Why a step was skipped, in words.
-pub(super) fn why(norm: f32, gradient: Option<&NonFiniteGradient>) -> String {
+pub(in crate::session) fn why(norm: f32, gradient: Option<&NonFiniteGradient>) -> String {
     match gradient {
         Some(gradient) => gradient.to_string(),
         None if norm.is_finite() => format!("f32 cannot hold the square of the gradient norm {norm:?}"),

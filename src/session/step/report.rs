@@ -1,4 +1,4 @@
-//! What came of a step.
+//! The step report: what came of a step.
 //!
 //! Law: figures are measured or planned, never guessed. *Exposed* is the time in which a
 //! communication task ran and the compute lane ran nothing, over step time; a collective begins
@@ -9,9 +9,9 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::input::names;
-use super::{HostTime, NonFiniteGradient, SessionError};
+use super::inputs::names;
 use crate::exec::{Handover, RankReport};
+use crate::session::{HostTime, NonFiniteGradient, SessionError};
 use crate::trace::Exposure;
 use warpweft_base::id::RankId;
 use warpweft_format::{Element, ElementType};
@@ -42,7 +42,7 @@ pub enum Outcome {
     },
     /// The program has no optimizer.
     Evaluated,
-    /// Gradients were added up ([`Session::accumulate`](super::Session::accumulate)); no weight changed.
+    /// Gradients were added up ([`Session::accumulate`](crate::session::Session::accumulate)); no weight changed.
     #[non_exhaustive]
     Accumulated {
         /// How many steps' gradients main grads hold now.
@@ -76,7 +76,7 @@ pub struct StepReport {
     pub unobserved: Vec<Outcome>,
     /// The gradient because of which the step was skipped, where one was not finite; of a step whose
     /// gradients were only added up, the one that will have the step skipped that ends the sum. Under a loss scale it
-    /// is known only where a call was seen to write it ([`MadeBy::Call`](super::MadeBy::Call)).
+    /// is known only where a call was seen to write it ([`MadeBy::Call`](crate::session::MadeBy::Call)).
     pub non_finite: Option<NonFiniteGradient>,
     /// A step was to be recorded and some rank could not: this one, or one before it whose report nobody saw,
     /// because its future was dropped or a closure failed in it. Ranks that could have dropped what they
@@ -94,7 +94,7 @@ pub struct StepReport {
     /// in it.
     pub issue: Duration,
     /// What that went to, and the rest of the host's time: driver, closures, this library; only of steps that
-    /// were asked for it by [`Session::split_host_time`](super::Session::split_host_time).
+    /// were asked for it by [`Session::split_host_time`](crate::session::Session::split_host_time).
     pub host: Option<HostTime>,
     /// Where the time went, summed over the ranks of this process, as measured by the backend.
     pub exposure: Exposure,
@@ -202,15 +202,15 @@ impl StepReport {
 
 /// What nobody has read in a report yet.
 #[derive(Debug, Default)]
-pub(super) struct Unseen {
+pub(in crate::session) struct Unseen {
     /// How the steps since the last report ended, whose futures were dropped.
-    pub(super) outcomes: Vec<Outcome>,
+    pub(in crate::session) outcomes: Vec<Outcome>,
     /// What was to be recorded since the last report and was not: said once, by the next one.
-    pub(super) not_recorded: Vec<NotRecorded>,
+    pub(in crate::session) not_recorded: Vec<NotRecorded>,
 }
 
 /// What the ranks say of a step of `program` that was to be recorded and was not.
-pub(super) fn not_recorded(program: &str, ranks: &[RankReport]) -> Option<NotRecorded> {
+pub(in crate::session) fn not_recorded(program: &str, ranks: &[RankReport]) -> Option<NotRecorded> {
     ranks.iter().enumerate().find_map(|(rank, report)| {
         let reason = report.unrecorded.clone()?;
         Some(NotRecorded { program: program.to_owned(), rank: RankId::at(rank), reason })
@@ -219,7 +219,7 @@ pub(super) fn not_recorded(program: &str, ranks: &[RankReport]) -> Option<NotRec
 
 /// Builds the report from what the ranks of this process, of which the first is given, left in their
 /// handovers, and from how the step ended on all ranks.
-pub(super) fn build<E: Deref<Target = Handover>>(
+pub(in crate::session) fn build<E: Deref<Target = Handover>>(
     plan: &Arc<StepPlan>,
     step: u64,
     duration: Duration,

@@ -6,14 +6,14 @@
 
 use std::time::Duration;
 
-use super::{MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport};
+use crate::session::{MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport};
 use warpweft_base::id::ProgramId;
 use warpweft_format::ElementType;
 use warpweft_plan::model::Role;
 
 impl Session {
     /// Logs how the step numbered `step` ended.
-    pub(super) fn log(
+    pub(in crate::session) fn log(
         &self,
         number: ProgramId,
         step: u64,
@@ -49,7 +49,8 @@ impl Session {
             }
             gradient => {
                 let (weight, rank, call) = named(gradient.as_ref());
-                let why = super::non_finite::why(norm.unwrap_or(f64::NAN) as f32, gradient.as_ref());
+                let why =
+                    crate::session::step::non_finite::why(norm.unwrap_or(f64::NAN) as f32, gradient.as_ref());
                 tracing::warn!(
                     program,
                     step,

@@ -3,7 +3,7 @@
 //! Law: a scalar that is refused stays as it was. Both reach the ranks with the next step, recorded or not, and nothing
 //! else: no plan and no recording depends on them.
 
-use super::{Session, SessionError};
+use crate::session::{Session, SessionError};
 
 impl Session {
     /// Sets the learning rate of the coming steps, at first `optimizer.lr` of the configuration.

@@ -1,4 +1,4 @@
-//! The plans of a session, made once; those of trials over the same resident layout.
+//! Plans a session's programs, once; those of trials over the same resident layout.
 //!
 //! Law: a program has one plan, and one more for each part of an accumulation if it accumulates. Plans name no
 //! rank (PL-1), so one set serves all ranks of a process; everything a session begins with is planned and proved
@@ -7,35 +7,36 @@
 
 use std::sync::Arc;
 
-use super::{SessionError, costs};
+use super::costs;
 use crate::config::{Capture, Config};
 use crate::exec::{Handover, StepTimes};
+use crate::session::SessionError;
 use warpweft_plan::layout::{StateLayout, Weights};
 use warpweft_plan::model::{Accumulation, BufferSpec, Mesh, Role, StepProgram};
 use warpweft_plan::plan::{Costs, PlanError, Policy, ResidentLayout, StepPlan};
 
 /// One plan per program, and the one that quantizes masters.
 #[derive(Debug)]
-pub(super) struct Plans {
-    pub(super) prologue: Arc<StepPlan>,
-    pub(super) programs: Vec<Arc<StepPlan>>,
+pub(in crate::session) struct Plans {
+    pub(in crate::session) prologue: Arc<StepPlan>,
+    pub(in crate::session) programs: Vec<Arc<StepPlan>>,
     /// Of every program that accumulates in turn, those of the parts of a sum.
-    pub(super) sum_plans: Vec<Arc<StepPlan>>,
-    pub(super) planner: Planner,
+    pub(in crate::session) sum_plans: Vec<Arc<StepPlan>>,
+    pub(in crate::session) planner: Planner,
 }
 
 /// What all plans of a session are made of.
 #[derive(Clone, Debug)]
-pub(super) struct Planner {
+pub(in crate::session) struct Planner {
     weights: Weights,
     resident: ResidentLayout,
     /// As configured.
-    pub(super) policy: Policy,
+    pub(in crate::session) policy: Policy,
 }
 
 impl Planner {
     /// A plan of one of the session's programs.
-    pub(super) fn plan(
+    pub(in crate::session) fn plan(
         &self,
         program: &StepProgram,
         policy: &Policy,
@@ -51,13 +52,17 @@ impl Planner {
 
 impl Plans {
     /// Plans `programs` over one resident layout.
-    pub(super) fn new(programs: &[StepProgram], config: &Config, mesh: Mesh) -> Result<Self, SessionError> {
+    pub(in crate::session) fn new(
+        programs: &[StepProgram],
+        config: &Config,
+        mesh: Mesh,
+    ) -> Result<Self, SessionError> {
         let costs = costs::configured(config, mesh.ranks())?;
         Self::with_costs(programs, config, mesh, costs.as_ref())
     }
 
     /// Plans `programs` over one resident layout, with costs to count with.
-    pub(super) fn with_costs(
+    pub(in crate::session) fn with_costs(
         programs: &[StepProgram],
         config: &Config,
         mesh: Mesh,
@@ -95,12 +100,12 @@ impl Plans {
     }
 
     /// Every plan of a program or of a part of one, in the order of their numbers.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<StepPlan>> {
+    pub(in crate::session) fn all(&self) -> impl Iterator<Item = &Arc<StepPlan>> {
         self.programs.iter().chain(&self.sum_plans)
     }
 
     /// A handover with room for everything a step of any program stages.
-    pub(super) fn handover(&self) -> Result<Handover, SessionError> {
+    pub(in crate::session) fn handover(&self) -> Result<Handover, SessionError> {
         let is_staged = |role| matches!(role, Role::Input | Role::Output);
         let staged = self.programs.iter().map(|plan| host_buffers(plan, is_staged));
         let longest = self.all().map(|plan| plan.tasks.len()).max().unwrap_or(0);
@@ -148,7 +153,7 @@ fn check_capture(programs: &[StepProgram], config: &Config) -> Result<(), Sessio
 }
 
 /// Host memory for every buffer whose role `wanted` picks, for all micro-batches, zeroed; nothing for the others.
-pub(super) fn host_buffers(
+pub(in crate::session) fn host_buffers(
     plan: &StepPlan,
     wanted: impl Fn(Role) -> bool,
 ) -> Result<Vec<Vec<u8>>, SessionError> {

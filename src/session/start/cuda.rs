@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::given_up::GivenUp;
-use super::{CompiledHere, Session, SessionBuilder, SessionError};
+use super::cancelled::GivenUp;
 use crate::config::{self, Config};
+use crate::session::{CompiledHere, Session, SessionBuilder, SessionError};
 use warpweft_backend::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 use warpweft_cuda::{
     CudaBackend, CudaFailure, CudaOptions, CudaSurface, CudaWorld, DeviceOrdinal, Transport,

@@ -1,4 +1,4 @@
-//! A start that nobody waits for any more.
+//! Cancelled start-up: a start whose future was dropped.
 //!
 //! Law: whoever drops the future of a start whose processes have met ends the world, from the opening of
 //! devices on, so that no rank of any process waits for one that will not come; else the threads of the ranks,
@@ -9,16 +9,16 @@ use std::sync::Arc;
 use warpweft_backend::rendezvous::Rendezvous;
 
 /// Ends the world when it is dropped, unless the start came to an end of its own.
-pub(super) struct GivenUp(Option<Arc<Rendezvous>>);
+pub(in crate::session) struct GivenUp(Option<Arc<Rendezvous>>);
 
 impl GivenUp {
     /// Of a start among the ranks of `rendezvous`.
-    pub(super) fn unless_ended(rendezvous: &Arc<Rendezvous>) -> Self {
+    pub(in crate::session) fn unless_ended(rendezvous: &Arc<Rendezvous>) -> Self {
         Self(Some(Arc::clone(rendezvous)))
     }
 
     /// The start ended, well or not.
-    pub(super) fn ended(mut self) {
+    pub(in crate::session) fn ended(mut self) {
         self.0 = None;
     }
 }

@@ -11,7 +11,7 @@ use crate::exec::Handover;
 use warpweft_backend::HostSplit;
 use warpweft_base::id::RankId;
 
-/// Where the host's time of one step went ([`Session::split_host_time`](super::Session::split_host_time)).
+/// Where the host's time of one step went ([`Session::split_host_time`](crate::session::Session::split_host_time)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostTime {
@@ -22,7 +22,7 @@ pub struct HostTime {
     /// Recordings launched for it; 0 if its tasks were issued.
     pub segments: usize,
     /// From the first task to the last on its lane, or the launches of the recordings: all parts together are
-    /// [`StepReport::issue`](super::StepReport::issue).
+    /// [`StepReport::issue`](crate::session::StepReport::issue).
     pub issue: HostSplit,
     /// The rest of the step on the rank's thread: inputs and scalars copied in, waiting for the lanes, vote
     /// and outputs copied out. Without recording the step, in the one step that does.
@@ -37,7 +37,7 @@ pub struct HostTime {
 impl HostTime {
     /// Of what the ranks of this process left in their handovers; `duration` is from the command to the last
     /// reply.
-    pub(super) fn of<'a>(
+    pub(in crate::session) fn of<'a>(
         handovers: impl Iterator<Item = (RankId, &'a Handover)>,
         tasks: usize,
         duration: Duration,

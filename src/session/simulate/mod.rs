@@ -1,16 +1,18 @@
-//! A program in virtual time: planned and driven as in a session, on a cluster that need not exist.
+//! Simulation: a program in virtual time, planned and driven as in a session, on a cluster that need not exist.
 //!
 //! Law: what is simulated is what a session would run before it tunes itself. The plans are made by the same
 //! code from the same configuration, one rank's actors issue them over [`crate::backend::sim`], and steps are
 //! recorded and replayed as the configuration says (EX-1). The result depends on program, configuration,
 //! cluster and number of ranks alone, never on the machine it was computed on.
 
+pub(super) mod columnwise;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::costs::costs_of;
-use super::plans::Plans;
-use super::recorder::{add_step, causes};
+use super::observe::recorder::{add_step, causes};
+use super::start::costs::costs_of;
+use super::start::plans::Plans;
 use super::{CompiledHere, Session, SessionBuilder, SessionError};
 use crate::cluster::Cluster;
 use crate::config::Config;

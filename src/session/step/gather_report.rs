@@ -1,4 +1,4 @@
-//! What a step that has ended left with the ranks: faults, times, reports.
+//! Gathers what a step that has ended left with the ranks: faults, times, reports.
 //!
 //! Law: of a step that all ranks replied to, everything is taken here before anybody is told: whoever is told of a
 //! failure loses nothing of what the step did.
@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::diverged::Divergence;
-use super::{Poison, Session, SessionError, StepReport, report};
+use super::report;
 use crate::exec::{Handover, RankReport, RankThread};
+use crate::session::{Poison, Session, SessionError, StepReport};
 use warpweft_backend::ClosureFault;
 use warpweft_base::id::{ProgramId, RankId};
 use warpweft_plan::model::Call;
@@ -55,11 +56,11 @@ impl Session {
     }
 
     /// The report of the last step, by the plan numbered `number`. What it says of steps nobody saw is said once. The
-    /// step is logged (`logged`).
+    /// step is logged (`observe::log`).
     ///
     /// # Errors
     /// As [`Session::ended`].
-    pub(super) fn report(
+    pub(in crate::session) fn report(
         &mut self,
         number: ProgramId,
         duration: Duration,

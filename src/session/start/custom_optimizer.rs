@@ -11,15 +11,19 @@ use warpweft_plan::compute::{
 use warpweft_plan::model::StepProgram;
 
 /// What it keeps, and what makes it on each rank.
-pub(super) struct CustomOptimizer<S: Surface> {
+pub(in crate::session) struct CustomOptimizer<S: Surface> {
     /// Lists of state beside every master.
-    pub(super) states: usize,
-    pub(super) made: OptimizerFactory<S>,
+    pub(in crate::session) states: usize,
+    pub(in crate::session) made: OptimizerFactory<S>,
 }
 
 impl<S: Surface + 'static> CustomOptimizer<S> {
     /// The same closures with it beside them, where a program updates weights.
-    pub(super) fn beside(self, closures: ComputeFactory<S>, programs: &[StepProgram]) -> ComputeFactory<S> {
+    pub(in crate::session) fn beside(
+        self,
+        closures: ComputeFactory<S>,
+        programs: &[StepProgram],
+    ) -> ComputeFactory<S> {
         let updating = programs.iter().filter(|program| program.updates_weights());
         let weights = updating.clone().flat_map(|program| program.model().weights());
         // One that trains, if there is any. A matrix that is frozen for a while is no mistake.
@@ -39,7 +43,7 @@ impl<S: Surface + 'static> CustomOptimizer<S> {
 }
 
 /// The same closures, which have a custom optimizer of their own: the plans are for one.
-pub(super) fn required<S: Surface + 'static>(closures: ComputeFactory<S>) -> ComputeFactory<S> {
+pub(in crate::session) fn required<S: Surface + 'static>(closures: ComputeFactory<S>) -> ComputeFactory<S> {
     Arc::new(move |seat| {
         let mut made = closures(seat)?;
         if made.optimizer().is_none() { Err(ComputeError::NoOptimizer) } else { Ok(made) }

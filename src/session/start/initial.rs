@@ -1,4 +1,4 @@
-//! Masters to begin with that do not depend on how weights are sharded.
+//! Initial master weights that do not depend on how weights are sharded.
 //!
 //! Law: a value follows from the seed, the weight's name and the value's place in the whole weight alone. So any
 //! number of ranks, in any replicas and processes, begins with the same weights.
@@ -7,15 +7,19 @@
 pub use crate::checkpoint::ranks::MasterRows;
 use warpweft_base::noise::{mixed, unit};
 
-/// All zeros, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize): weights that
-/// [`Session::import`](super::Session::import) or [`Session::import_parts`](super::Session::import_parts) replaces
-/// before the first step, and those that are meant to begin like this. Where one factor of a product of two weights
+/// All zeros, for [`SessionBuilder::initialize`]: weights that [`Session::import`] or [`Session::import_parts`]
+/// replaces before the first step, and those that are meant to begin like this. Where one factor of a product of two weights
 /// is zeros, the gradient of the other is zeros; where both are, they learn nothing.
+///
+/// [`SessionBuilder::initialize`]: crate::session::SessionBuilder::initialize
+/// [`Session::import`]: crate::session::Session::import
+/// [`Session::import_parts`]: crate::session::Session::import_parts
 pub const fn zeros() -> impl Fn(MasterRows<'_>, &mut [f32]) + Clone + Send + Sync + 'static {
     |_, values| values.fill(0.0)
 }
 
-/// Normally distributed masters of mean 0, for [`SessionBuilder::initialize`](super::SessionBuilder::initialize).
+/// Normally distributed masters of mean 0, for
+/// [`SessionBuilder::initialize`](crate::session::SessionBuilder::initialize).
 ///
 /// Value `i` of weight `name` is made of two uniform numbers, hashes of `seed`, `name` and `i`, by the transform of
 /// Box and Muller (1958): `deviation · √(−2 ln u) · cos(2πv)`. Computed in f64, rounded once.

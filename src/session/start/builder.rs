@@ -9,17 +9,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::any_backend::{Shared, Startable, Unstarted};
+use super::cancelled::GivenUp;
+use super::costs;
 use super::custom_optimizer::{CustomOptimizer, required};
-use super::given_up::GivenUp;
 use super::plans::{Plans, host_buffers};
-use super::recorder::{self, Recorder};
-use super::startable::{Shared, Startable, Unstarted};
-use super::tuning::Tuning;
-use super::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen, costs};
 use crate::checkpoint::FrozenBase;
 use crate::checkpoint::ranks::MasterRows;
 use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World, report_bytes};
+use crate::session::observe::recorder::{self, Recorder};
+use crate::session::tuning::Tuning;
+use crate::session::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen};
 use crate::trace::HostTrace;
 use warpweft_backend::cpu::{CpuOptions, CpuWorld, Pace};
 use warpweft_backend::rendezvous::Rendezvous;
@@ -32,14 +33,14 @@ use warpweft_plan::plan::{Costs, StepPlan};
 /// A session in the making.
 #[must_use = "a session begins with one of the `start` methods"]
 pub struct SessionBuilder<S: Surface> {
-    pub(super) config: Config,
+    pub(in crate::session) config: Config,
     programs: Vec<StepProgram>,
     initializer: Option<Initializer>,
     base: Option<FrozenBase>,
     closures: ComputeFactory<S>,
     optimizer: Option<CustomOptimizer<S>>,
     /// How long ranks look for their next command before they sleep.
-    pub(super) patience: Duration,
+    pub(in crate::session) patience: Duration,
 }
 
 impl<S: Surface> std::fmt::Debug for SessionBuilder<S> {
@@ -107,8 +108,8 @@ impl<S: Surface + 'static> SessionBuilder<S> {
 
     /// As [`SessionBuilder::initialize`], with a function that may fail, such as that of
     /// [`PretrainedFiles::initializer`](crate::checkpoint::PretrainedFiles::initializer). Where it fails the session
-    /// does not start: the error ([`ExecError::Initializer`](super::ExecError::Initializer)) names the rank and
-    /// the weight, and has the function's words.
+    /// does not start: the error ([`ExecError::Initializer`](crate::session::ExecError::Initializer)) names the rank
+    /// and the weight, and has the function's words.
     pub fn try_initialize<E: Display>(
         mut self,
         fill: impl Fn(MasterRows<'_>, &mut [f32]) -> Result<(), E> + Send + Sync + 'static,
@@ -196,7 +197,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// Forgets the type of the backends, which are inside the checking layer then if the configuration asks for it.
-    pub(super) fn of_any<B: Backend<Surface = S>>(
+    pub(in crate::session) fn of_any<B: Backend<Surface = S>>(
         self,
         backends: Vec<B>,
     ) -> (Start, Vec<Box<dyn Startable>>) {
@@ -222,7 +223,7 @@ fn unstarted<B: Backend>(
 }
 
 /// A [`SessionBuilder`] without closures, and so without their surface.
-pub(super) struct Start {
+pub(in crate::session) struct Start {
     config: Config,
     programs: Vec<StepProgram>,
     initializer: Option<Initializer>,
@@ -259,7 +260,7 @@ impl Start {
     }
 
     /// Plans for `mesh`, counting with `costs`, and starts the ranks of `backends`.
-    pub(super) async fn start_planned(
+    pub(in crate::session) async fn start_planned(
         self,
         mesh: Mesh,
         costs: Option<&Costs>,
