@@ -1,7 +1,7 @@
 //! What a session refuses, and why.
 
-use super::diverged::{StrayValue, described};
-use super::non_finite::{NonFiniteGradient, why};
+use super::step::diverged::{StrayValue, described};
+use super::step::non_finite::{NonFiniteGradient, why};
 use crate::checkpoint::{CheckpointError, StatePart};
 use crate::config::ConfigError;
 use crate::exec::ExecError;

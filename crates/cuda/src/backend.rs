@@ -4,27 +4,27 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use super::bind::bound::CudaBound;
+use super::bind::lane::CudaStream;
 use super::bind::{Binder, bind};
-use super::bound::CudaBound;
-use super::clocks::Clocks;
-use super::communication::Communication;
-use super::context::Context;
+use super::device::context::Context;
+use super::device::ipc::PAGE;
+use super::device::memory::DeviceMemory;
+use super::device::stream::{Event, Priority, Stream};
 use super::failure::CudaFailure;
-use super::foreign::PAGE;
-use super::holdings::Holdings;
+use super::graph::capture::{self, CudaGraph, Recordings};
+use super::graph::keep_alive::KeepAlive;
 use super::kernels::Kernels;
-use super::landing::Landing;
-use super::lane::CudaStream;
-use super::memory::DeviceMemory;
-use super::nccl::Communicator;
-use super::progress::{LANES, Progress};
-use super::recording::{self, CudaGraph, Recordings};
-use super::release::Release;
-use super::signal::Home;
-use super::stream::{Event, Priority, Stream};
+use super::shutdown::progress::{LANES, Progress};
+use super::shutdown::release::Release;
+use super::shutdown::watchdog;
 use super::surface::{CudaHandles, CudaSurface};
-use super::timeline::Timeline;
-use super::watchdog;
+use super::timing::Timeline;
+use super::timing::task_events::TaskEvents;
+use super::transport::communicator::Communicator;
+use super::transport::lane_communicators::LaneCommunicators;
+use super::transport::receive_buffers::ReceiveBuffers;
+use super::transport::signal::Home;
 use super::world::World;
 use warpweft_backend::bell::lock;
 use warpweft_backend::closures::Closures;
@@ -53,9 +53,9 @@ pub struct CudaBackend {
     /// What this rank's calls are charged to.
     meter: Arc<Meter>,
     progress: Progress,
-    /// The clocks of the plan under way, if its tasks are timed by events.
-    clocks: Mutex<Weak<Clocks>>,
-    lanes: Mutex<BTreeMap<LaneId, Option<Communication>>>,
+    /// The events of the plan under way, if its tasks are timed by events.
+    task_events: Mutex<Weak<TaskEvents>>,
+    lanes: Mutex<BTreeMap<LaneId, Option<LaneCommunicators>>>,
     recordings: Recordings,
     release: Release,
 }
@@ -78,8 +78,8 @@ impl CudaBackend {
         let meter = Arc::<Meter>::default();
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
-        let (clocks, lanes) = (Mutex::default(), Mutex::default());
-        let recordings = Recordings::new(Holdings::new(Arc::clone(&context)));
+        let (task_events, lanes) = (Mutex::default(), Mutex::default());
+        let recordings = Recordings::new(KeepAlive::new(Arc::clone(&context)));
         let release = Release::new(world.signals());
         let backend = Self {
             world,
@@ -89,7 +89,7 @@ impl CudaBackend {
             transfers,
             meter,
             progress,
-            clocks,
+            task_events,
             lanes,
             recordings,
             release,
@@ -182,7 +182,7 @@ impl CudaBackend {
         let stream = Arc::new(Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?);
         let communication = match lane.kind {
             LaneKind::Communicator(communicator) => {
-                Some(Communication::open(&self.world, self.rank, communicator, &self.context, &stream)?)
+                Some(LaneCommunicators::open(&self.world, self.rank, communicator, &self.context, &stream)?)
             }
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
         };
@@ -191,7 +191,7 @@ impl CudaBackend {
             world: Arc::clone(&self.world),
             rank: self.rank,
             lane,
-            handles: CudaHandles::of(&stream, self.recordings.holdings()),
+            handles: CudaHandles::of(&stream, self.recordings.keep_alive()),
             arena: memory.memory.address(),
             stream,
             closures,
@@ -206,7 +206,7 @@ impl CudaBackend {
     fn begin_recording(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
         self.world.recordable()?;
-        recording::begin(streams)?;
+        capture::begin(streams)?;
         self.recordings.begin();
         Ok(())
     }
@@ -218,7 +218,7 @@ impl CudaBackend {
 
     /// The communicators of all lanes, some of them several times.
     fn communicators(&self) -> Vec<Arc<Communicator>> {
-        lock(&self.lanes).values().flatten().flat_map(Communication::opened).cloned().collect()
+        lock(&self.lanes).values().flatten().flat_map(LaneCommunicators::opened).cloned().collect()
     }
 }
 
@@ -263,7 +263,7 @@ impl Backend for CudaBackend {
         within(binding, self.world.mesh)?;
         let ops = resolve(binding, binding.arena.bytes())?;
         let hosts = |group| self.world.team(self.rank, group).map(|team| team.hosts());
-        let landing = Landing::of(binding, &ops, hosts).map_err(self.failed("measuring a plan"))?;
+        let landing = ReceiveBuffers::of(binding, &ops, hosts).map_err(self.failed("measuring a plan"))?;
         Ok(landing.bytes())
     }
 
@@ -322,7 +322,7 @@ impl Backend for CudaBackend {
         self.world.check()?;
         self.transfers.make_current().map_err(self.failed("beginning a step"))?;
         self.progress.begin(&bound.script);
-        *lock(&self.clocks) = bound.timeline.as_ref().map_or_else(Weak::new, Timeline::clocks);
+        *lock(&self.task_events) = bound.timeline.as_ref().map_or_else(Weak::new, Timeline::events);
         match &mut bound.timeline {
             None => Ok(()),
             Some(timeline) => {
@@ -368,7 +368,7 @@ impl Backend for CudaBackend {
     }
 
     fn end_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<CudaGraph, BackendError> {
-        let graph = self.recordings.end_one(recording::end(streams), self.communicators());
+        let graph = self.recordings.end_one(capture::end(streams), self.communicators());
         graph.map_err(self.failed("recording a step"))
     }
 
@@ -387,8 +387,8 @@ impl Backend for CudaBackend {
 
     fn synchronize(&self, stream: &mut CudaStream) -> Result<(), BackendError> {
         let begun = Instant::now();
-        let clocks = lock(&self.clocks).upgrade();
-        let meanwhile = || clocks.as_ref().is_some_and(|clocks| clocks.read_some());
+        let events = lock(&self.task_events).upgrade();
+        let meanwhile = || events.as_ref().is_some_and(|events| events.read_some());
         let Self { world, rank, progress, .. } = self;
         watchdog::wait(world, *rank, stream, progress, meanwhile, || self.end_waits())?;
         stream.usual_wait = begun.elapsed();

@@ -21,86 +21,57 @@
 //!   with the reason. This library cannot end three waits: NCCL's opening call, a closure that does not
 //!   return, and a call of the driver that does not.
 //!
-//! One idea per file: `context`, `memory` and `stream` own what the driver gives. `kernels` are launches of
-//! the files in `kernels/`. `bind` turns a plan's ops into commands. `transport` turns collectives into
-//! commands: writes into peers' memory (`signal`), NCCL (`nccl`), or the one inside hosts and the other
-//! between them. `lane` enqueues them, `watchdog` waits for them, and `release` ends what they wait for in
-//! a world that has ended. `times` settles what says when tasks ran:
-//! `cupti`, or the events of `clocks`, from which `chronicle` makes intervals. `gemm` has matrix products for
-//! closures.
+//! | folder | what it holds |
+//! |---|---|
+//! | `device` | what the driver gives of one GPU: context, memory, streams |
+//! | `world` | which ranks there are, on which devices, and what they share |
+//! | `transport` | collectives as commands: writes into peers' memory, NCCL, or both, and how ranks meet |
+//! | `bind` | a plan made ready for one rank, and the lanes that enqueue it |
+//! | `graph` | CUDA graphs: capture, and what replays keep alive |
+//! | `timing` | when tasks ran: by CUPTI, or by events that lanes pass |
+//! | `shutdown` | deadlines, and how a world that failed ends its waits |
+//! | `kernels` | launches of the files in `kernels/`, compiled and cached |
+//! | `gemm`, `linear` | matrix products for closures |
+//!
+//! `backend` is one rank as the executor drives it, `surface` what a closure gets.
 
 // The driver, NVRTC, NCCL, cuBLASLt and CUPTI are C interfaces; each block says why it is sound.
 #![allow(unsafe_code)]
 
-mod address;
 mod backend;
 mod bind;
-mod bound;
-mod cache;
-mod chronicle;
-mod clocks;
-mod command;
-mod communication;
-mod compile;
-mod context;
-mod cupti;
-mod describe;
-mod device_table;
+mod device;
 mod failure;
-mod foreign;
 pub(crate) mod gemm;
-mod holdings;
-mod hosts;
+mod graph;
 #[doc(hidden)]
 pub mod kernels;
-mod landing;
-mod lane;
-mod library;
 pub mod linear;
-mod machine;
-mod members;
-mod memory;
-mod nccl;
 mod options;
-mod patience;
-mod precedence;
-mod prepare;
-mod progress;
-mod ranks;
-mod recording;
-mod release;
-mod released;
-mod rows;
-mod script;
-mod signal;
-mod stream;
+mod shutdown;
 mod surface;
-mod team;
-mod timeline;
-mod times;
+mod timing;
 mod transport;
-mod unique_id;
-mod watchdog;
 mod world;
 
-pub use address::DeviceAddress;
 pub use backend::CudaBackend;
 #[doc(hidden)]
 pub use backend::CudaMemory;
 #[doc(hidden)]
-pub use bound::CudaBound;
-pub use cache::KernelCache;
-pub use compile::Architecture;
-pub use context::{ComputeCapability, DeviceOrdinal};
+pub use bind::bound::CudaBound;
+#[doc(hidden)]
+pub use bind::lane::CudaStream;
 /// The crate through which this backend speaks to the driver, in the version whose types appear in
 /// [`CudaHandles`]. For a user's own kernels, streams and events; `docs/interop.md` says how they meet.
 #[doc(no_inline)]
 pub use cudarc;
+pub use device::address::DeviceAddress;
+pub use device::context::{ComputeCapability, DeviceOrdinal};
 pub use failure::CudaFailure;
 #[doc(hidden)]
-pub use lane::CudaStream;
+pub use graph::capture::CudaGraph;
+pub use kernels::cache::KernelCache;
+pub use kernels::compile::Architecture;
 pub use options::{CudaOptions, Transport};
-pub use ranks::CudaWorld;
-#[doc(hidden)]
-pub use recording::CudaGraph;
 pub use surface::{CudaHandles, CudaSurface, DeviceSlice, DeviceSliceMut, on_cuda};
+pub use world::ranks::CudaWorld;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::context::DeviceOrdinal;
+use super::device::context::DeviceOrdinal;
 use warpweft_backend::{DeviceTimes, SignalBy};
 use warpweft_plan::policy::Reduce;
 

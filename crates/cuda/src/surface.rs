@@ -11,10 +11,10 @@ use std::sync::Arc;
 use bytemuck::Pod;
 use cudarc::driver::{result, sys};
 
-use super::address::DeviceAddress;
-use super::context::DeviceOrdinal;
-use super::holdings::Holdings;
-use super::stream::Stream;
+use super::device::address::DeviceAddress;
+use super::device::context::DeviceOrdinal;
+use super::device::stream::Stream;
+use super::graph::keep_alive::KeepAlive;
 use warpweft_plan::compute::{Borrower, ComputeContext, ComputeError, LentSlice, SPOILED, Surface};
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::Call;
@@ -125,7 +125,7 @@ pub struct CudaHandles {
     /// Keeps the stream, and says what the driver's calls are charged to; handles for work outside a call have none.
     lane: Option<Arc<Stream>>,
     /// Keeps what recordings of the rank may use; work outside a call is not recorded.
-    holdings: Option<Arc<Holdings>>,
+    keep_alive: Option<Arc<KeepAlive>>,
 }
 
 impl CudaHandles {
@@ -136,18 +136,18 @@ impl CudaHandles {
     /// they are used that context is current.
     #[must_use]
     pub const unsafe fn new(stream: sys::CUstream, device: DeviceOrdinal) -> Self {
-        Self { stream, device, lane: None, holdings: None }
+        Self { stream, device, lane: None, keep_alive: None }
     }
 
     /// Handles of a lane.
-    pub(super) fn of(stream: &Arc<Stream>, holdings: &Arc<Holdings>) -> Self {
-        let (lane, holdings) = (Some(Arc::clone(stream)), Some(Arc::clone(holdings)));
-        Self { stream: stream.handle(), device: stream.context().ordinal(), lane, holdings }
+    pub(super) fn of(stream: &Arc<Stream>, keep_alive: &Arc<KeepAlive>) -> Self {
+        let (lane, keep_alive) = (Some(Arc::clone(stream)), Some(Arc::clone(keep_alive)));
+        Self { stream: stream.handle(), device: stream.context().ordinal(), lane, keep_alive }
     }
 
     /// What is held for recordings of the rank.
-    pub(super) const fn holdings(&self) -> Option<&Arc<Holdings>> {
-        self.holdings.as_ref()
+    pub(super) const fn keep_alive(&self) -> Option<&Arc<KeepAlive>> {
+        self.keep_alive.as_ref()
     }
 
     /// Does `call`, one call of the driver or of cuBLASLt, which is charged to the driver and not to the

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use self::trial::Trial;
 use self::trial_plans::TrialPlans;
 use super::SessionError;
-use super::plans::Plans;
+use super::start::plans::Plans;
 use crate::config::{Config, Tune};
 use crate::exec::Adoption;
 use crate::tune::{Candidate, Choice, Decision, Limits, TrialOutcome, Tuner, Verdict};

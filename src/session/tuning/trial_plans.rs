@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::super::SessionError;
-use super::super::plans::Planner;
+use super::super::start::plans::Planner;
 use crate::config::ByteSize;
 use crate::tune::{Candidate, Limits, foreseen};
 use warpweft_plan::model::StepProgram;

@@ -4,14 +4,14 @@ use std::rc::Rc;
 
 use cudarc::driver::result;
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
-use super::super::kernels::{ActivationOperand, ActivationQuantizer, ActivationSource, KernelLaunch};
-use super::super::surface::CudaHandles;
 use super::blas::{Blas, Scratch};
 use super::kept::Kept;
 use super::lent::{Lent, LentMut};
 use super::product::Scaled;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
+use crate::kernels::{ActivationOperand, ActivationQuantizer, ActivationSource, KernelLaunch};
+use crate::surface::CudaHandles;
 use warpweft_format::{Directions, FlatShard, Format, Shape};
 
 /// What is made an operand: bf16 lines, `row_pitch` elements apart.

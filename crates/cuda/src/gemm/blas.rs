@@ -6,17 +6,17 @@ use std::sync::{Arc, OnceLock};
 use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result::memcpy_dtod_async;
 
-use super::super::address::DeviceAddress;
-use super::super::cache::KernelCache;
-use super::super::context::{ComputeCapability, Context, DeviceOrdinal};
-use super::super::failure::CudaFailure;
-use super::super::holdings::Holdings;
-use super::super::kernels::Kernels;
-use super::super::library::Library;
-use super::super::memory::DeviceMemory;
-use super::super::stream::{Priority, Stream};
-use super::super::surface::CudaHandles;
 use super::lent::{Lent, LentMut};
+use crate::device::address::DeviceAddress;
+use crate::device::context::{ComputeCapability, Context, DeviceOrdinal};
+use crate::device::libraries::Library;
+use crate::device::memory::DeviceMemory;
+use crate::device::stream::{Priority, Stream};
+use crate::failure::CudaFailure;
+use crate::graph::keep_alive::KeepAlive;
+use crate::kernels::Kernels;
+use crate::kernels::cache::KernelCache;
+use crate::surface::CudaHandles;
 
 /// NVIDIA's advice for Hopper; older GPUs take less.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -63,14 +63,14 @@ type Session = Arc<OnceLock<Served>>;
 #[derive(Debug)]
 struct Served {
     /// What is held for its recordings.
-    holdings: Arc<Holdings>,
+    keep_alive: Arc<KeepAlive>,
     /// The number of recordings that began before the first work.
     too_early: u64,
 }
 
 impl Served {
-    fn by(holdings: &Arc<Holdings>) -> Self {
-        Self { holdings: Arc::clone(holdings), too_early: holdings.too_early() }
+    fn by(keep_alive: &Arc<KeepAlive>) -> Self {
+        Self { keep_alive: Arc::clone(keep_alive), too_early: keep_alive.too_early() }
     }
 }
 
@@ -118,7 +118,7 @@ impl Blas {
     /// Zeroed memory, which recordings of the lane outlive.
     pub(super) fn memory(&self, bytes: usize) -> Result<LaneMemory, CudaFailure> {
         let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.setup, bytes)?);
-        let too_early = self.session.get().map(|served| served.holdings.too_early());
+        let too_early = self.session.get().map(|served| served.keep_alive.too_early());
         Ok(LaneMemory { memory, too_early, session: Arc::clone(&self.session) })
     }
 
@@ -172,8 +172,8 @@ impl Blas {
                 handles.device()
             )));
         }
-        if let Some(holdings) = handles.holdings()
-            && !Arc::ptr_eq(&self.session.get_or_init(|| Served::by(holdings)).holdings, holdings)
+        if let Some(keep_alive) = handles.keep_alive()
+            && !Arc::ptr_eq(&self.session.get_or_init(|| Served::by(keep_alive)).keep_alive, keep_alive)
         {
             return Err(CudaFailure::Refused(format!(
                 "a layer of {} was given handles of another rank or session than before, whose recordings may \
@@ -193,7 +193,7 @@ impl Blas {
 impl Drop for Blas {
     fn drop(&mut self) {
         if let Some(served) = self.session.get() {
-            served.holdings.outlive(&(Arc::clone(&self.tools) as _), served.too_early);
+            served.keep_alive.outlive(&(Arc::clone(&self.tools) as _), served.too_early);
         }
     }
 }
@@ -230,7 +230,7 @@ impl Drop for LaneMemory {
     fn drop(&mut self) {
         if let Some(served) = self.session.get() {
             let too_early = self.too_early.unwrap_or(served.too_early);
-            served.holdings.outlive(&(Arc::clone(&self.memory) as _), too_early);
+            served.keep_alive.outlive(&(Arc::clone(&self.memory) as _), too_early);
         }
     }
 }

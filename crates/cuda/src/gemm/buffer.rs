@@ -8,9 +8,9 @@ use std::marker::PhantomData;
 
 use bytemuck::Pod;
 
-use super::super::failure::CudaFailure;
-use super::super::surface::{DeviceSlice, DeviceSliceMut};
 use super::blas::{Blas, LaneMemory};
+use crate::failure::CudaFailure;
+use crate::surface::{DeviceSlice, DeviceSliceMut};
 
 /// Memory of one GPU that belongs to a closure, or to a program without a session.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use half::bf16;
 
-use super::super::failure::CudaFailure;
-use super::super::kernels::{ElementwiseKernels, KernelLaunch, Summed};
-use super::super::surface::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use super::blas::{Blas, Scratch};
+use crate::failure::CudaFailure;
+use crate::kernels::{ElementwiseKernels, KernelLaunch, Summed};
+use crate::surface::{CudaHandles, DeviceSlice, DeviceSliceMut};
 
 /// The kernels, with room for the parts of a sum.
 #[derive(Debug)]

@@ -4,10 +4,10 @@
 //! Law: places follow from format and shape alone. Both parts begin at multiples of 256 bytes, as products
 //! want their factors; what is between them is never written or read.
 
-use super::super::failure::CudaFailure;
-use super::super::kernels::ActivationQuantizer;
 use super::lent::Lent;
 use super::product::{ALIGNMENT, Scaled};
+use crate::failure::CudaFailure;
+use crate::kernels::ActivationQuantizer;
 use warpweft_format::{Format, Orientation, PlaneKind, PlaneSpec, Shape};
 
 /// Codes `[cols, rows rounded up]` ([`Kept::pitch`]), then their scales: one scale if it holds for the whole

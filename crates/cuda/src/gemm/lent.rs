@@ -2,8 +2,8 @@
 
 use std::marker::PhantomData;
 
-use super::super::address::DeviceAddress;
-use super::super::surface::{DeviceSlice, DeviceSliceMut};
+use crate::device::address::DeviceAddress;
+use crate::surface::{DeviceSlice, DeviceSliceMut};
 
 /// Bytes lent for reading.
 #[derive(Clone, Copy, Debug)]

@@ -13,13 +13,13 @@ use std::rc::Rc;
 
 use half::bf16;
 
-use super::super::failure::CudaFailure;
-use super::super::kernels::{KernelLaunch, OrthogonalizeKernels};
-use super::super::surface::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use super::blas::{Blas, Scratch};
 use super::factor::{Element, Factor, ProductSpec, Scale};
 use super::lent::{Lent, LentMut};
 use super::product::{Product, Scaled, Weighted};
+use crate::failure::CudaFailure;
+use crate::kernels::{KernelLaunch, OrthogonalizeKernels};
+use crate::surface::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use warpweft_format::Shape;
 
 /// The products and kernels of one shape.

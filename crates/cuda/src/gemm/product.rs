@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use cudarc::cublaslt::{result, sys};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
-use super::super::surface::CudaHandles;
 use super::blas::{Blas, SCALE_ALIGNMENT};
 use super::factor::{Element, Factor, ProductSpec, Scale};
 use super::lent::{Lent, LentMut};
 use super::scalars::Scalars;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
+use crate::surface::CudaHandles;
 
 /// What operands must be aligned to: that of every region of an arena.
 pub(super) const ALIGNMENT: u64 = 256;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 
-use super::super::failure::CudaFailure;
-use super::super::stream::{Graph, Priority, Stream};
-use super::super::surface::CudaHandles;
 use super::blas::Blas;
 use super::buffer::DeviceBuffer;
+use crate::device::stream::{Graph, Priority, Stream};
+use crate::failure::CudaFailure;
+use crate::surface::CudaHandles;
 
 /// An in-order queue of one GPU: what a session's compute lane is to closures, for a program that has no session.
 #[derive(Debug)]

@@ -3,12 +3,12 @@
 //! Law: a product's scalars are its own and are written before each of its runs, on the same stream: no other
 //! product finds them changed.
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
-use super::super::kernels::{ProductScalars, ScalarsOperand};
-use super::super::surface::CudaHandles;
 use super::blas::{Blas, SCALE_ALIGNMENT, Scratch};
 use super::lent::Lent;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
+use crate::kernels::{ProductScalars, ScalarsOperand};
+use crate::surface::CudaHandles;
 
 /// The scalars of one product of tensors whose block scales are relative to their amaxes.
 #[derive(Debug)]

@@ -5,11 +5,11 @@
 
 use std::rc::Rc;
 
-use super::super::failure::CudaFailure;
-use super::super::kernels::ScaleSwizzler;
-use super::super::surface::CudaHandles;
 use super::blas::{Blas, Scratch};
 use super::product::Scaled;
+use crate::failure::CudaFailure;
+use crate::kernels::ScaleSwizzler;
+use crate::surface::CudaHandles;
 use warpweft_format::{Format, Orientation, PlaneSpec, Shape};
 
 /// Room for the swizzled scales of one orientation of weights of one shape.

@@ -7,12 +7,12 @@ use std::ffi::CStr;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::{Function, Kernels};
 use super::source::Family;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{Epsilon, Format, Fp8Element, Fp8Tile, Nvfp4Block, ScaleRule, Shape};
 
 /// A bf16 matrix that is to be an operand of products.

@@ -4,14 +4,14 @@ use std::ffi::CStr;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{element_aligned, narrow, present};
 use super::fragment::{FragmentArguments, MasterFragment};
 use super::launch::{KernelLaunch, THREADS, WARPS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{Format, Fp8Tile, Nvfp4Block, Shape, Via};
 
 /// One master whose amaxes are wanted.

@@ -1,7 +1,7 @@
 //! What operands must satisfy, asked before a table is built.
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{Format, FormatError, Orientation, PlaneKind, PlaneSpec, Shape};
 
 /// Refuses an address that is not a multiple of the size of what is there; a null one passes.

@@ -4,14 +4,14 @@ use std::ffi::CStr;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, scale_pitch};
 use super::launch::{KernelLaunch, THREADS, WARPS};
 use super::module::Kernels;
 use super::scale::ScaleRows;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{ElementType, Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, Shape};
 
 /// Planes whose values are wanted.

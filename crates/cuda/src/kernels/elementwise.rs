@@ -5,12 +5,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::{Function, Kernels};
 use super::source::Family;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 
 /// `VALUES` of the kernels.
 const VALUES: usize = 8;

@@ -5,14 +5,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{element_aligned, present};
 use super::launch::KernelLaunch;
 use super::memory::{CopyOperand, RangeArguments};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 
 /// The words a rank shares with one partner, of 8 bytes each; `there` is the partner's memory. The first half
 /// of a word is 1 from a signal until it has been waited for; a second half other than 0 opens it for good.

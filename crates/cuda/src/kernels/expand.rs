@@ -10,14 +10,14 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, scale_plane};
 use super::launch::{KernelLaunch, THREADS};
 use super::memory::ZeroOperand;
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{Format, Nvfp4Block, Orientation, PlaneSpec, Shape};
 
 /// A gathered scale plane that is to be made whole.

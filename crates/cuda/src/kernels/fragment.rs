@@ -2,9 +2,9 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, refused};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{FlatShard, Format, Shape};
 
 /// f32 master values: consecutive elements of a flattened row-major matrix, with any start and end.

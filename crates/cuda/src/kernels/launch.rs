@@ -6,9 +6,9 @@ use std::sync::Arc;
 use bytemuck::{NoUninit, Zeroable};
 use cudarc::driver::{result, sys};
 
-use super::super::device_table::DeviceTable;
-use super::super::failure::CudaFailure;
+use super::device_table::DeviceTable;
 use super::module::Function;
+use crate::failure::CudaFailure;
 
 /// Threads of a block: `THREADS` in `kernels/common.cuh`.
 pub(super) const THREADS: u32 = 256;

@@ -33,10 +33,13 @@ macro_rules! mirrors {
 mod activation;
 mod adam;
 mod amax;
+pub(crate) mod cache;
 mod cast;
 mod check;
+pub(crate) mod compile;
 mod delayed;
 mod dequantize;
+mod device_table;
 mod elementwise;
 mod exchange;
 mod expand;

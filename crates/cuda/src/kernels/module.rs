@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::{result, sys};
 use rayon::prelude::*;
 
-use super::super::cache::{KernelCache, Key};
-use super::super::compile::{Architecture, OPTIONS, compile, version};
-use super::super::failure::CudaFailure;
-use super::super::library::Library;
+use super::cache::{KernelCache, Key};
+use super::compile::{Architecture, OPTIONS, compile, version};
 use super::source::{Family, HEADERS};
+use crate::device::libraries::Library;
+use crate::failure::CudaFailure;
 
 /// The kernels of one context.
 ///

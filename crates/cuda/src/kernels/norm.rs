@@ -2,13 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 
 /// Main grads that count towards the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,12 +5,12 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{element_aligned, present};
 use super::launch::KernelLaunch;
 use super::module::{Function, Kernels};
 use super::source::Family;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 
 /// The amaxes of two tensors in NVFP4, and where their product finds its scalars. Each is one f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,13 +2,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, scale_plane};
 use super::launch::{KernelLaunch, RESIDENT, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, ScaleRule, Shape};
 
 /// Which rows a scale plane has.

@@ -6,13 +6,13 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::failure::CudaFailure;
 use super::check::{divides, element_aligned, narrow, present, refused, scale_plane};
 use super::launch::{KernelLaunch, THREADS};
 use super::module::{Function, Kernels};
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 use warpweft_format::{Format, FormatError, Orientation, Shape};
 
 /// A scale plane that a GEMM is to read.

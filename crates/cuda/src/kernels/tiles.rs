@@ -7,9 +7,9 @@
 
 use bytemuck::{NoUninit, Pod, Zeroable};
 
-use super::super::address::DeviceAddress;
-use super::super::device_table::DeviceTable;
-use super::super::failure::CudaFailure;
+use super::device_table::DeviceTable;
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
 
 /// Alignment of the parts of a table.
 const ALIGNMENT: usize = 256;

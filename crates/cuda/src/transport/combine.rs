@@ -11,9 +11,9 @@
 //! - Outcomes reach another rank when it has read what its target held before: neighbours write them after a meeting
 //!   that follows that rank's kernel, and what it receives by NCCL follows the kernel in its stream.
 
+use super::receive_buffers::{stride, string};
 use super::{Stage, View, nccl, peer, stages};
 use crate::kernels::{CombineOperand, CopyOperand};
-use crate::landing::{stride, string};
 use crate::options::Transport;
 use warpweft_backend::local::{Move, Pull, Slices};
 use warpweft_format::ElementType;

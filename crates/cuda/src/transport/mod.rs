@@ -10,7 +10,7 @@
 //!   else, unless it is small. It has no kernel, so it waits for no multiprocessor, and holds up no lane
 //!   while products have them all.
 //! - To its transport, the ranks that a collective brings together are a world: they are numbered in their
-//!   team ([`super::team`]). This file speaks of ranks of the world only where words, or members of a
+//!   team ([`crate::world::team`]). This file speaks of ranks of the world only where words, or members of a
 //!   communicator, are named.
 //! - A transport says in which *stages* a collective goes, as data; this file turns stages into commands and
 //!   knows no transport. All ranks have the same stages, so what a stage says of this rank and its peers fits
@@ -19,7 +19,7 @@
 //!   transport, and nothing relies on it. Among neighbours it launches no kernel, unless it is small by
 //!   [`Route::kernel_bytes`], so the lane waits for peers and for nothing that computes: meetings are
 //!   operations on the stream's memory, and copies where it cannot set a peer's word, and engines move the bytes.
-//! - Memory of peers is written between two meetings (PL-8, see [`super::signal`]). Parts of weights and
+//! - Memory of peers is written between two meetings (PL-8, see [`crate::transport::signal`]). Parts of weights and
 //!   gradients, including rows that are summed over replicas, are written by copy engines, which need no
 //!   multiprocessor. A maximum of a few values, and whatever [`Route::kernel_bytes`] calls small, are
 //!   written by one kernel that meets as well. That kernel waits for a multiprocessor, and costs the host a
@@ -34,24 +34,30 @@
 //!   ([`HostMeeting`]), since their streams share queues.
 
 mod combine;
+pub(crate) mod communicator;
+pub(crate) mod lane_communicators;
 mod nccl;
 mod peer;
+pub(crate) mod receive_buffers;
+pub(crate) mod signal;
 #[cfg(test)]
 mod simulated;
+pub(crate) mod strided_copy;
+pub(crate) mod unique_id;
 mod view;
 
 use std::sync::Arc;
 
-use super::command::Command;
-use super::communication::Communication;
-use super::failure::CudaFailure;
-use super::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
-use super::nccl::Transfer;
-use super::options::Transport;
-use super::rows::Rows;
-use super::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
-use super::team::Team;
-use super::world::HostMeeting;
+use self::communicator::Transfer;
+use self::lane_communicators::LaneCommunicators;
+use self::signal::{Home, Meeting, MemoryOperations, Shared, Signals, copied};
+use self::strided_copy::StridedCopy;
+use crate::bind::command::Command;
+use crate::failure::CudaFailure;
+use crate::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
+use crate::options::Transport;
+use crate::world::HostMeeting;
+use crate::world::team::Team;
 use warpweft_backend::local::{Collective, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
@@ -101,7 +107,7 @@ pub(super) struct Route<'a> {
     pub(super) homes: &'a [Home],
     pub(super) transport: Transport,
     pub(super) reduce: Reduce,
-    pub(super) communication: &'a Communication,
+    pub(super) communication: &'a LaneCommunicators,
     /// Where ranks meet on the host too, because some share a GPU.
     pub(super) on_host: Option<HostMeeting>,
     /// Up to this many bytes per neighbour go by one kernel, meetings included.
@@ -254,7 +260,7 @@ impl Route<'_> {
             return by_kernel(kernels, copies);
         }
         let owner = |address| self.view.owner(address);
-        Ok(Rows::of(copies, owner).into_iter().map(Command::Push).collect())
+        Ok(StridedCopy::of(copies, owner).into_iter().map(Command::Push).collect())
     }
 
     fn shared(&self, neighbours: &[RankId], meeting: Meeting) -> Result<Vec<Shared>, CudaFailure> {

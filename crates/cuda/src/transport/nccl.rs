@@ -4,10 +4,10 @@
 //! are exchanged contribution by contribution and summed elsewhere, unless NCCL is asked to sum. No memory of
 //! a peer is addressed.
 
+use super::communicator::Transfer;
+use super::receive_buffers::stride;
 use super::{Stage, View};
 use crate::kernels::CombineOperand;
-use crate::landing::stride;
-use crate::nccl::Transfer;
 use warpweft_backend::local::{Move, PlanePiece, Scatter, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::op::Reduction;

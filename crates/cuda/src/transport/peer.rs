@@ -11,11 +11,11 @@
 //! - A rank sends what neighbours pushed after the meeting that follows their pushes. It says that it may be
 //!   written again only in the next collective, whose first meeting comes after its sends in the stream.
 
+use super::communicator::Transfer;
+use super::receive_buffers::{relayed, stride};
 use super::{Carrier, Stage, View, whole};
 use crate::DeviceAddress;
 use crate::kernels::{CombineOperand, CopyOperand};
-use crate::landing::{relayed, stride};
-use crate::nccl::Transfer;
 use warpweft_backend::local::{Move, PlanePiece, Slices};
 use warpweft_base::id::RankId;
 use warpweft_plan::op::Reduction;

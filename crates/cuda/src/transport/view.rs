@@ -4,10 +4,10 @@
 //! memory it is in. Ranks are those of a team, numbered in it. Homes of ranks whose memory is not reached are
 //! null, and no transport writes there.
 
-use crate::address::DeviceAddress;
-use crate::hosts::Hosts;
-use crate::landing::stride;
-use crate::signal::Home;
+use super::receive_buffers::stride;
+use super::signal::Home;
+use crate::device::address::DeviceAddress;
+use crate::world::hosts::Hosts;
 use warpweft_base::id::RankId;
 
 /// The memory of a team, as one rank reaches it, for a collective of one lane.

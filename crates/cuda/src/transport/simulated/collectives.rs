@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 
 use super::{Scene, collective, every_way, hosts, value, ways};
-use crate::team::samples::{GROUPS, MESHES};
 use crate::transport::whole;
+use crate::world::team::samples::{GROUPS, MESHES};
 use warpweft_backend::local::{Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;

@@ -12,18 +12,18 @@ mod stages;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::communicator::Transfer;
+use super::receive_buffers::needed;
+use super::signal::Home;
 use super::{Stage, stages};
 use crate::DeviceAddress;
-use crate::hosts::Hosts;
 use crate::kernels::CopyOperand;
-use crate::landing::needed;
-use crate::machine::Network;
-use crate::nccl::Transfer;
 use crate::options::Transport;
-use crate::signal::Home;
-use crate::team::Team;
-use crate::team::samples::hosts;
 use crate::transport::View;
+use crate::world::hosts::Hosts;
+use crate::world::placement::Network;
+use crate::world::team::Team;
+use crate::world::team::samples::hosts;
 use warpweft_backend::local::Pull;
 use warpweft_base::id::RankId;
 use warpweft_plan::model::{Group, Mesh};

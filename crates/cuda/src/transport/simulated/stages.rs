@@ -2,16 +2,16 @@
 
 use super::{Memory, home, hosts};
 use crate::DeviceAddress;
-use crate::hosts::Hosts;
 use crate::kernels::CopyOperand;
-use crate::landing::needed;
-use crate::machine::Network;
-use crate::nccl::Transfer;
 use crate::options::Transport;
-use crate::rows::Rows;
-use crate::signal::Home;
-use crate::team::Team;
+use crate::transport::communicator::Transfer;
+use crate::transport::receive_buffers::needed;
+use crate::transport::signal::Home;
+use crate::transport::strided_copy::StridedCopy;
 use crate::transport::{Carrier, Stage, View, stages};
+use crate::world::hosts::Hosts;
+use crate::world::placement::Network;
+use crate::world::team::Team;
 use warpweft_backend::local::{Move, PlanePiece, Pull, Slices};
 use warpweft_base::id::RankId;
 use warpweft_plan::layout::Region;
@@ -93,7 +93,7 @@ fn parts_of_one_length_are_one_copy_to_each_neighbour() {
     let [Stage::Push(Carrier::Engines, pushes), Stage::Exchange(_)] = &stages[..] else {
         panic!("{stages:?}")
     };
-    let rows = Rows::of(pushes.clone(), |address| view.owner(address));
+    let rows = StridedCopy::of(pushes.clone(), |address| view.owner(address));
     let found: Vec<_> = rows
         .iter()
         .map(|rows| (Memory::place(rows.to).0, rows.count, rows.from_pitch, rows.to_pitch))

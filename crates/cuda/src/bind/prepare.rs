@@ -1,0 +1,299 @@
+//! Local ops as kernel launches.
+//!
+//! Law: regions become addresses and parts become operands; the kernels define the numbers. Both orientations
+//! of a master that is quantized in two directions go into one operand, so it is read once.
+
+use std::collections::BTreeMap;
+
+use crate::device::address::DeviceAddress;
+use crate::failure::CudaFailure;
+use crate::kernels::{
+    AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
+    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LearningRate, LookOperand, MasterFragment,
+    MasterState, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand,
+    VoteOperand, ZeroOperand,
+};
+use warpweft_backend::local::{
+    Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Largest, Master,
+    Move, PartialAmax, PartialCast, RecordAmax, Round, Rule, Spread, SumGradient, Transpose,
+};
+use warpweft_format::{ElementType, Format, Orientation, Shape, Via};
+use warpweft_plan::layout::Region;
+use warpweft_plan::model::Gradient;
+
+/// What preparing needs: the kernels, and where the arena begins.
+pub(super) struct Preparation<'a> {
+    pub(super) kernels: &'a Kernels,
+    pub(super) arena: DeviceAddress,
+    /// A word that is set when training cannot go on from a master or a moment, or a scale cannot be made.
+    pub(super) diverged: DeviceAddress,
+}
+
+impl Preparation<'_> {
+    /// Where a region is; an empty one has an address too.
+    fn at(&self, region: Region) -> DeviceAddress {
+        self.arena.plus(region.offset)
+    }
+
+    /// Where a scale plane is; nowhere for a format without.
+    fn scale_at(&self, format: Format, region: Region) -> DeviceAddress {
+        let planes = format.planes(Orientation::Rowwise, Shape::new(0, 0)).len();
+        if planes > 1 { self.at(region) } else { DeviceAddress::NULL }
+    }
+
+    /// Where value `index` of a region of f32 is.
+    fn value(&self, region: Region, index: usize) -> DeviceAddress {
+        self.arena.plus(region.offset + index * size_of::<f32>())
+    }
+
+    fn vote_of(&self, vote: Option<Region>) -> DeviceAddress {
+        vote.map_or(DeviceAddress::NULL, |vote| self.at(vote))
+    }
+
+    pub(super) fn partial_amax(&self, op: &PartialAmax) -> Result<KernelLaunch, CudaFailure> {
+        let mut operands: BTreeMap<usize, AmaxOperand> = BTreeMap::new();
+        for part in &op.parts {
+            let blocks = self.value(op.block_amax, part.blocks.stored.start);
+            let operand = operands.entry(part.position).or_insert_with(|| AmaxOperand {
+                fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
+                stored_rows: part.stored_rows,
+                rowwise: DeviceAddress::NULL,
+                columnwise: DeviceAddress::NULL,
+                tensor_amax: self.value(op.tensor_amax, part.position),
+            });
+            match part.blocks.orientation {
+                Orientation::Rowwise => operand.rowwise = blocks,
+                Orientation::Columnwise => operand.columnwise = blocks,
+            }
+        }
+        let operands: Vec<_> = operands.into_values().collect();
+        self.kernels.partial_amax(op.format, op.via, &operands, self.vote_of(op.vote))
+    }
+
+    pub(super) fn fused_scale(&self, op: &FusedScale) -> Result<KernelLaunch, CudaFailure> {
+        let operands: Vec<_> = op
+            .parts
+            .iter()
+            .map(|part| ScaleOperand {
+                orientation: part.orientation,
+                shape: part.shape,
+                block_amax: self.value(op.block_amax, part.amaxes.start),
+                tensor_amax: self.value(op.tensor_amax, part.position),
+                encode: self.value(op.encode, part.factors.start),
+                scale_plane: self.scale_at(op.format, part.scale_plane),
+                scale_rows: ScaleRows::Compact,
+                tensor_scale: self.value(op.tensor_scale, part.position),
+            })
+            .collect();
+        self.kernels.fused_scale(op.format, &operands, self.vote_of(op.vote), self.diverged)
+    }
+
+    pub(super) fn delayed_scale(&self, op: &DelayedScale) -> Result<KernelLaunch, CudaFailure> {
+        let operand = DelayedScaleOperand {
+            weights: op.scale.bytes / size_of::<f32>(),
+            length: op.settings.history as usize,
+            history: op.history.map_or(DeviceAddress::NULL, |history| self.at(history)),
+            scale: self.at(op.scale),
+            tensor_scale: self.at(op.tensor_scale),
+        };
+        self.kernels.delayed_scale(op.tensor, op.settings.choice, &operand, self.vote_of(op.vote))
+    }
+
+    pub(super) fn record_amax(&self, op: &RecordAmax) -> Result<KernelLaunch, CudaFailure> {
+        let operand = RecordAmaxOperand {
+            weights: op.tensor_amax.bytes / size_of::<f32>(),
+            length: op.settings.history as usize,
+            tensor_amax: self.at(op.tensor_amax),
+            history: self.at(op.history),
+        };
+        self.kernels.record_amax(&operand, self.vote_of(op.vote))
+    }
+
+    pub(super) fn partial_cast(&self, op: &PartialCast) -> Result<KernelLaunch, CudaFailure> {
+        let mut operands: BTreeMap<Region, CastOperand> = BTreeMap::new();
+        for part in &op.parts {
+            let encode =
+                op.encode.map_or(DeviceAddress::NULL, |encode| self.value(encode, part.factors.start));
+            let operand = operands.entry(part.master).or_insert_with(|| CastOperand {
+                fragment: MasterFragment::whole(self.arena.plus(part.master.offset), part.shape),
+                encode: DeviceAddress::NULL,
+                columnwise_encode: DeviceAddress::NULL,
+                data: DeviceAddress::NULL,
+                columnwise_data: DeviceAddress::NULL,
+            });
+            let data = self.at(part.data_plane);
+            match part.orientation {
+                Orientation::Rowwise => (operand.encode, operand.data) = (encode, data),
+                Orientation::Columnwise => {
+                    (operand.columnwise_encode, operand.columnwise_data) = (encode, data);
+                }
+            }
+        }
+        let operands: Vec<_> = operands.into_values().collect();
+        self.kernels.partial_cast(op.format, op.via, &operands, self.vote_of(op.vote))
+    }
+
+    /// One launch for all of the rank's own parts. Another one zeroes and, for each format that repeats scale
+    /// rows, one spreads them, where there is something to zero or to spread.
+    pub(super) fn assemble(&self, op: &Assemble) -> Result<Vec<KernelLaunch>, CudaFailure> {
+        let mut launches = Vec::new();
+        let own = |part: &Move| CopyOperand {
+            from: self.at(part.from),
+            to: self.at(part.to),
+            bytes: part.from.bytes,
+        };
+        let own: Vec<_> = op.own.iter().map(own).collect();
+        if !own.is_empty() {
+            launches.push(self.kernels.copy(&own)?);
+        }
+        let zero = |region: &Region| ZeroOperand { to: self.at(*region), bytes: region.bytes };
+        let zeros: Vec<_> = op.zeros.iter().map(zero).collect();
+        if !zeros.is_empty() {
+            launches.push(self.kernels.zero(&zeros)?);
+        }
+        let kind = |spread: &Spread| (spread.format, spread.orientation);
+        for alike in op.spread.chunk_by(|one, other| kind(one) == kind(other)) {
+            let operand = |spread: &Spread| {
+                let plane = self.at(spread.plane);
+                ExpandOperand { shape: spread.shape, compact: plane, plane }
+            };
+            let operands: Vec<_> = alike.iter().map(operand).collect();
+            if let Some(first) = alike.first() {
+                launches.push(self.kernels.expand_scale(first.format, first.orientation, &operands)?);
+            }
+        }
+        Ok(launches)
+    }
+
+    /// One launch for every format among parts that are next to each other.
+    pub(super) fn transpose(&self, parts: &[Transpose]) -> Result<Vec<KernelLaunch>, CudaFailure> {
+        let operand = |part: &Transpose| TransposeOperand {
+            shape: part.shape,
+            data: self.at(part.from.data),
+            scale: self.scale_at(part.format, part.from.scale),
+            columnwise_data: self.at(part.to.data),
+            columnwise_scale: self.scale_at(part.format, part.to.scale),
+        };
+        let alike = parts.chunk_by(|one, other| one.format == other.format);
+        let launch = |parts: &[Transpose]| {
+            let operands: Vec<_> = parts.iter().map(operand).collect();
+            parts.first().map(|first| self.kernels.transpose(first.format, &operands))
+        };
+        alike.filter_map(launch).collect()
+    }
+
+    /// One launch for every kind of planes and values among parts that are next to each other.
+    pub(super) fn dequantize(&self, parts: &[Dequantize]) -> Result<Vec<KernelLaunch>, CudaFailure> {
+        let operand = |part: &Dequantize| DequantizeOperand {
+            shape: part.shape,
+            data: self.at(part.from.data),
+            scale: self.scale_at(part.format, part.from.scale),
+            scale_rows: if part.compact { ScaleRows::Compact } else { ScaleRows::Padded },
+            tensor_scale: part.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
+            out: self.at(part.to),
+        };
+        let kind = |part: &Dequantize| (part.format, part.orientation, part.values);
+        let launch = |parts: &[Dequantize]| {
+            let operands: Vec<_> = parts.iter().map(operand).collect();
+            let (format, orientation, values) = parts.first().map(kind)?;
+            Some(self.kernels.dequantize(format, orientation, values, &operands))
+        };
+        parts.chunk_by(|one, other| kind(one) == kind(other)).filter_map(launch).collect()
+    }
+
+    /// A cast to bf16 of values that were not rounded before.
+    pub(super) fn round(&self, op: &Round) -> Result<KernelLaunch, CudaFailure> {
+        let operand = CastOperand {
+            fragment: MasterFragment::whole(self.at(op.from), op.shape),
+            encode: DeviceAddress::NULL,
+            columnwise_encode: DeviceAddress::NULL,
+            data: self.at(op.to),
+            columnwise_data: DeviceAddress::NULL,
+        };
+        self.kernels.partial_cast(Format::Bf16, Via::None, &[operand], DeviceAddress::NULL)
+    }
+
+    pub(super) fn sum_gradient(&self, op: &SumGradient) -> Result<KernelLaunch, CudaFailure> {
+        let operands = op.sums.iter().map(|sum| SlicesOperand {
+            slices: sum.slices.iter().map(|slice| self.at(*slice)).collect(),
+            into: self.at(sum.into),
+            elements: sum.into.bytes / size_of::<f32>(),
+            target: sum.target,
+        });
+        self.kernels.sum_slices(op.element, &operands.collect::<Vec<_>>(), op.factor)
+    }
+
+    pub(super) fn accumulate(&self, op: &Accumulate) -> Result<KernelLaunch, CudaFailure> {
+        let operand = AccumulateOperand {
+            from: self.at(op.from),
+            into: self.at(op.into),
+            elements: op.from.bytes / size_of::<f32>(),
+        };
+        self.kernels.accumulate(&[operand], op.factor, op.first)
+    }
+
+    pub(super) fn grad_norm(&self, op: &GradNorm) -> Result<KernelLaunch, CudaFailure> {
+        let operand = |region: &Region| NormOperand {
+            values: self.at(*region),
+            elements: region.bytes / size_of::<f32>(),
+        };
+        let operands: Vec<_> = op.main_grads.iter().map(operand).collect();
+        self.kernels.grad_norm(&operands, self.at(op.fault), self.at(op.record))
+    }
+
+    pub(super) fn vote(&self, op: &CastVote) -> Result<KernelLaunch, CudaFailure> {
+        self.kernels.vote(&VoteOperand {
+            records: self.at(op.records),
+            ranks: op.records.bytes / size_of::<warpweft_plan::op::NormRecord>(),
+            optimizer_step: self.at(op.optimizer_step),
+            gradient_scale: self.at(op.gradient_scale),
+            vote: self.at(op.vote),
+            max_norm: op.max_norm,
+        })
+    }
+
+    /// What is looked at behind a custom optimizer.
+    pub(super) fn look(&self, op: &Rule) -> Result<Option<KernelLaunch>, CudaFailure> {
+        if op.looked_at.is_empty() {
+            return Ok(None);
+        }
+        let operand = |(values, largest): &(Region, f32)| LookOperand {
+            values: self.at(*values),
+            elements: values.bytes / size_of::<f32>(),
+            largest: *largest,
+        };
+        let operands: Vec<_> = op.looked_at.iter().map(operand).collect();
+        self.kernels.look(ElementType::F32, &operands, self.at(op.vote), (self.diverged, 1)).map(Some)
+    }
+
+    /// Inspects a gradient as a call wrote it; `word` gets `number` if it is not finite and no other number is there.
+    pub(super) fn inspect(
+        &self,
+        (gradient, region): (Gradient, Region),
+        (word, number): (DeviceAddress, u32),
+    ) -> Result<KernelLaunch, CudaFailure> {
+        let elements = region.bytes / gradient.element.bytes();
+        let operand = LookOperand { values: self.at(region), elements, largest: f32::MAX };
+        self.kernels.look(gradient.element, &[operand], DeviceAddress::NULL, (word, number))
+    }
+
+    pub(super) fn adam(&self, op: &Adam) -> Result<KernelLaunch, CudaFailure> {
+        let operand = |state: &warpweft_backend::local::State| AdamOperand {
+            master: match state.master {
+                Master::Whole(master) => MasterState::Whole(self.at(master)),
+                Master::Split { shard, remainder } => {
+                    MasterState::Split { shard: self.at(shard), remainder: self.at(remainder) }
+                }
+            },
+            exp_avg: self.at(state.exp_avg),
+            exp_avg_sq: self.at(state.exp_avg_sq),
+            main_grad: self.at(state.main_grad),
+            elements: state.main_grad.bytes / size_of::<f32>(),
+        };
+        let operands: Vec<_> = op.states.iter().map(operand).collect();
+        let learning_rate = LearningRate { at: self.at(op.learning_rate), scale: op.learning_rate_scale };
+        let Largest { master, moment } = op.largest;
+        let bounds = Bounds { master, moment, diverged: self.diverged };
+        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), learning_rate, bounds)
+    }
+}

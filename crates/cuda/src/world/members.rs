@@ -1,0 +1,77 @@
+//! Ranks of a world at equal distances: those of a group, or those of them that share an NCCL communicator.
+//!
+//! Law: all members number each other alike, in rank order.
+
+use warpweft_base::id::RankId;
+use warpweft_plan::model::{Group, Mesh};
+
+/// `count` ranks of the world from `first` on, `step` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Members {
+    first: RankId,
+    step: usize,
+    count: usize,
+}
+
+impl Members {
+    /// The ranks of `rank`'s group.
+    pub(crate) fn of(mesh: Mesh, rank: RankId, group: Group) -> Self {
+        let shards = mesh.shards() as usize;
+        let (first, step) = match group {
+            Group::World => (RankId::new(0), 1),
+            Group::Shard => (RankId::new(mesh.replica_of(rank) * mesh.shards()), 1),
+            Group::Replicate => (RankId::new(mesh.shard_of(rank)), shards),
+        };
+        Self { first, step, count: mesh.size(group) as usize }
+    }
+
+    /// Of these, `count` from number `first` on, `step` numbers apart.
+    pub(crate) fn part(self, first: usize, step: usize, count: usize) -> Self {
+        Self { first: self.rank(first), step: self.step * step, count }
+    }
+
+    /// The member that makes the communicator's name.
+    pub(crate) const fn first(self) -> RankId {
+        self.first
+    }
+
+    pub(crate) const fn count(self) -> usize {
+        self.count
+    }
+
+    /// In order.
+    pub(crate) fn iter(self) -> impl Iterator<Item = RankId> {
+        (0..self.count).map(move |number| self.rank(number))
+    }
+
+    /// The member with this number.
+    pub(crate) fn rank(self, number: usize) -> RankId {
+        RankId::at(self.first.index() + number * self.step)
+    }
+
+    /// The member's number.
+    pub(crate) const fn number(self, rank: RankId) -> usize {
+        (rank.index() - self.first.index()) / self.step
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ranks_of_a_group_are_the_mesh_s_and_number_each_other_as_there() {
+        for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 3), (6, 2)] {
+            let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+            for (rank, group) in mesh
+                .iter()
+                .flat_map(|rank| [Group::Shard, Group::Replicate, Group::World].map(|group| (rank, group)))
+            {
+                let members = Members::of(mesh, rank, group);
+                assert_eq!(members.iter().collect::<Vec<_>>(), mesh.members(rank, group).collect::<Vec<_>>());
+                assert_eq!(members.number(rank), mesh.position(rank, group) as usize);
+                assert_eq!(members.rank(members.number(rank)), rank);
+            }
+        }
+    }
+}

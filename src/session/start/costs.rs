@@ -1,0 +1,44 @@
+//! The costs a session's planner counts with.
+//!
+//! Law: costs are needed for `prefetch.policy = "auto"` alone, which trials come to as well (`tune.steps`),
+//! and come from the machine that the configuration names; a simulation brings its own. They are the same on
+//! every rank, because configuration and cluster files are.
+
+use crate::cluster::named;
+use crate::cluster::{Cluster, Prices};
+use crate::config::{Capture, Config, ConfigError, PrefetchPolicy};
+use crate::session::SessionError;
+use warpweft_backend::sim::SimError;
+use warpweft_plan::plan::Costs;
+
+/// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are
+/// recorded or not as it says.
+///
+/// # Errors
+/// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Simulator`] when the
+/// ranks do not fit the cluster.
+pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs, SessionError> {
+    let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| SimError::NoLinks {
+        ranks,
+        cluster: cluster.name.clone(),
+        gpus: cluster.gpus_per_node,
+    })?;
+    Ok(Costs::new(prices, config.capture != Capture::Off))
+}
+
+/// Those of the machine that the configuration names, if its policy or its trials need any.
+pub(in crate::session) fn configured(config: &Config, ranks: u32) -> Result<Option<Costs>, SessionError> {
+    let prefetch = &config.prefetch;
+    if prefetch.policy != Some(PrefetchPolicy::Auto) && config.tune.steps == 0 {
+        return Ok(None);
+    }
+    let cluster = named(&prefetch.cluster).map_err(|error| match error {
+        ConfigError::NoCluster { name, presets } => config.refuse(
+            "prefetch.cluster".to_owned(),
+            format!("is {name:?}, which is neither a file nor a preset"),
+            format!("a cluster file or one of {presets}"),
+        ),
+        other => other,
+    })?;
+    costs_of(config, &cluster, ranks).map(Some)
+}

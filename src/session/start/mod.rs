@@ -1,0 +1,16 @@
+//! How a session starts: what a builder is given becomes a policy, plans, ranks and first values.
+//!
+//! Law: everything is checked and planned before any thread starts; what fails leaves nothing running.
+
+mod any_backend;
+mod builder;
+mod cancelled;
+pub(super) mod costs;
+#[cfg(feature = "cuda")]
+mod cuda;
+mod custom_optimizer;
+pub mod initial;
+pub(super) mod plans;
+mod policy;
+
+pub use builder::SessionBuilder;

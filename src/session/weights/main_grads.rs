@@ -1,0 +1,67 @@
+//! Main grads, for a trainer that looks at them.
+//!
+//! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended
+//! well, or of several that were added up, on every rank. Nothing else of a session changes. Other processes are not
+//! asked: each has its ranks' rows.
+
+use crate::exec::Command;
+use crate::session::{CompiledHere, Session, SessionError};
+use warpweft_base::id::RankId;
+use warpweft_plan::model::ShardRows;
+
+/// The main grad of the rows of one weight that a rank owns.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct MainGrad {
+    /// Whose rows. Ranks at one place of several replicas own the same, and every rank all of a replicated
+    /// weight's.
+    pub rank: RankId,
+    /// The weight's name.
+    pub weight: String,
+    /// Which of its rows.
+    pub rows: ShardRows,
+    /// `[rows, columns]`, row-major: the mean over all ranks and micro-batches of what calls wrote, not clipped,
+    /// and still times the loss scale where they multiplied with one. Where gradients of several steps are added up
+    /// ([`Session::accumulate`]), the sum of their means.
+    pub values: Vec<f32>,
+}
+
+impl Session {
+    /// Copies the main grads out that the last step with gradients left: for every rank of this process in
+    /// order, of every weight that trains in declaration order.
+    ///
+    /// A process may call it alone; others wait for it in their next step, for `deadline_s` at most. Steps of
+    /// programs without gradients, exports and imports leave main grads as they are. The values of a step
+    /// that was skipped ([`Outcome::Skipped`](crate::session::Outcome::Skipped)) show what was not finite, and those of
+    /// one that ended as [`SessionError::Diverged`] what the optimizer was given.
+    ///
+    /// # Errors
+    /// [`SessionError::NoGradients`] before the first such step, and behind one whose closure failed;
+    /// [`SessionError::DroppedStep`], a poisoned session.
+    pub async fn main_grads(&mut self) -> Result<Vec<MainGrad>, SessionError> {
+        self.main_grads_here().await
+    }
+
+    fn main_grads_here(&mut self) -> CompiledHere<'_, Vec<MainGrad>> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_usable()?;
+            if !self.has_gradients {
+                return Err(SessionError::NoGradients);
+            }
+            self.command(Command::MainGrads);
+            self.finish().await?;
+            let Some(program) = self.programs.first() else { return Ok(Vec::new()) };
+            let mut all = Vec::new();
+            for thread in &self.ranks {
+                let (rank, copied) =
+                    (thread.rank(), std::mem::take(&mut thread.handover().transfer.main_grads));
+                all.extend(copied.into_iter().map(|(weight, values)| {
+                    let layout = program.plan.weights.layout(weight);
+                    MainGrad { rank, weight: layout.name.clone(), rows: layout.shard.rows_of(rank), values }
+                }));
+            }
+            Ok(all)
+        })
+    }
+}

@@ -1,0 +1,8 @@
+//! What goes out of a session and into it at an edge: weights, states of the optimizer, main grads.
+
+mod compare_replicas;
+mod export_and_import;
+mod main_grads;
+mod sharded_checkpoint;
+
+pub use main_grads::MainGrad;

@@ -1,0 +1,147 @@
+//! Saves sharded checkpoints, and goes on from them.
+//!
+//! Law: both are commands to all ranks at an edge, called in every process (CK-2).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::checkpoint::ranks::{PartReader, PartWriter};
+use crate::checkpoint::sharded::{Import, Refused, Save};
+use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
+use crate::exec::{Command, Refusal};
+use crate::session::{CompiledHere, Session, SessionError};
+
+impl Session {
+    /// Saves masters, moments, step count, delayed scales and carried buffers: every rank writes what it owns, and
+    /// the process of rank 0 then the index. Called in every process, with the same folder, which holds no
+    /// checkpoint yet. When it returns in one process, it is whole and on the disk for all; `notes` are those of
+    /// the process of rank 0.
+    ///
+    /// All ranks write at the same time and wait for the slowest, for as long as it takes: a rank that writes says
+    /// so again and again, and `deadline_s` ends the wait only for one that writes nothing for that long. So nobody
+    /// is in its next step meanwhile, unlike with [`Session::export_to_first`].
+    ///
+    /// It also saves after a closure panicked, as [`Session::export`] does. If the future is dropped, the save
+    /// goes on in the background; if it fails then, whatever is asked next is not done and says so.
+    ///
+    /// # Errors
+    /// [`SessionError::Parts`] in every process with the first rank that could not save and why, by its kind
+    /// ([`CheckpointError`]) in the process of that rank: a folder that holds a checkpoint, cannot be written or is not
+    /// shared by all hosts. The session is as it was, files of this save are removed, and other files are as they
+    /// were. (Parts stay where the disk failed so that the index may be there all the same; the error says so.)
+    /// [`SessionError::Diverged`]; [`SessionError::DroppedStep`]; [`SessionError::Poisoned`] after a rank died or
+    /// failed otherwise; [`SessionError::VirtualTime`].
+    pub async fn save_parts(
+        &mut self,
+        files: &PartFiles,
+        notes: &BTreeMap<String, String>,
+    ) -> Result<(), SessionError> {
+        self.save_parts_here(files, notes).await
+    }
+
+    fn save_parts_here<'a>(
+        &'a mut self,
+        files: &'a PartFiles,
+        notes: &'a BTreeMap<String, String>,
+    ) -> CompiledHere<'a, ()> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_exports()?;
+            let save = Save::new(files.folder().to_owned(), notes.clone(), self.plans());
+            let writer: Arc<dyn PartWriter> = Arc::new(save);
+            for thread in &self.ranks {
+                thread.handover().part.writer = Some(Arc::clone(&writer));
+            }
+            self.command(Command::SavePart);
+            self.finish().await?;
+            self.saved()
+        })
+    }
+
+    /// What became of a save that all ranks have replied to. That it failed is said once.
+    pub(in crate::session) fn saved(&mut self) -> Result<(), SessionError> {
+        let refused = |(rank, source)| Err(SessionError::Parts { rank, source, dropped: None });
+        self.refusal().map_or(Ok(()), refused)
+    }
+
+    /// The first rank that refused what all ranks have replied to: by its kind, where it is of this process.
+    pub(in crate::session) fn refusal(&mut self) -> Option<Refusal> {
+        let refusals = self.ranks.iter().filter_map(|thread| thread.handover().part.refusal.take());
+        // Of one that was told to several, all say the same.
+        refusals.reduce(|one, other| if matches!(one.1, CheckpointError::Told { .. }) { other } else { one })
+    }
+
+    /// Puts in place what [`Session::save_parts`] saved, on any number of ranks and processes: every rank reads the
+    /// rows that it owns and nothing else, but delayed scales from the part of rank 0. Called in every process, with a
+    /// folder of the same files. Planes are quantized anew before the next step. A session that waits for weights after
+    /// a [`SessionError::Diverged`] goes on from here. Returns what the checkpoint says of itself.
+    ///
+    /// Carried buffers need as many ranks as saved them, as with [`Session::import`]; see
+    /// [`PartFiles::carried_zeros`]. A dropped future takes nothing back, as there.
+    ///
+    /// # Errors
+    /// [`SessionError::Import`] in every process, as of [`Session::import`], and when there is no checkpoint in the
+    /// folder, or a part that a rank needs is missing, torn or of another save; its source is then a
+    /// [`CheckpointError`]. Nothing is changed then, in no process. [`SessionError::DroppedStep`], a poisoned session,
+    /// [`SessionError::VirtualTime`].
+    pub async fn import_parts(&mut self, files: &PartFiles) -> Result<SavedParts, SessionError> {
+        self.import_parts_here(files, None).await
+    }
+
+    /// As [`Session::import_weights`], from parts: the weights of the session that `takes` names, of which every rank
+    /// reads its rows. Called in every process, with the same choice.
+    ///
+    /// # Errors
+    /// As [`Session::import_parts`] and [`Session::import_weights`].
+    pub async fn import_weights_of_parts(
+        &mut self,
+        files: &PartFiles,
+        takes: impl Fn(&str) -> bool,
+    ) -> Result<SavedParts, SessionError> {
+        let taken = self.taken(takes);
+        self.import_parts_here(files, Some(taken)).await
+    }
+
+    fn import_parts_here<'a>(
+        &'a mut self,
+        files: &'a PartFiles,
+        taken: Option<Taken>,
+    ) -> CompiledHere<'a, SavedParts> {
+        Box::pin(async move {
+            self.settle().await?;
+            self.check_real("imports")?;
+            self.check_usable()?;
+            if taken.is_some() {
+                self.check_sound()?;
+            }
+            let judged = Import::open(files, self.plans(), self.ranks() as usize, taken);
+            let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
+                Ok(import) => {
+                    let saved = import.saved();
+                    (Arc::new(import), Ok(saved))
+                }
+                Err(error) if self.rendezvous.is_whole() => return Err(refused(error)),
+                // Other processes wait for this one's word.
+                Err(error) => {
+                    self.refused = Some(refused(error.clone()));
+                    (Arc::new(Refused(error.clone())), Err(refused(error)))
+                }
+            };
+            for thread in &self.ranks {
+                thread.handover().part.reader = Some(Arc::clone(&reader));
+            }
+            self.command(Command::ImportPart);
+            let outcome = self.finish().await;
+            let imported = self.imported();
+            outcome?;
+            // What this process found says more than what the others heard of it.
+            let saved = saved?;
+            imported.map(|()| saved)
+        })
+    }
+}
+
+/// What an import says that found no checkpoint, or none that fits.
+fn refused(error: CheckpointError) -> SessionError {
+    SessionError::Import { reason: error.to_string(), source: Some(error) }
+}
