@@ -1,21 +1,23 @@
 //! `warpweft quantize --to`: a model into a folder that inference engines load.
 //!
 //! Law: what is computed, and what is refused, the library says (`warpweft::checkpoint::engines`). Here a file or a
-//! folder becomes plain weights: the masters of a checkpoint that a session saved, compared with their digests, or the
-//! tensors of any other file.
+//! folder becomes plain weights: the masters of a checkpoint that a session saved, in one file or in one for each rank,
+//! compared with their digests, or the tensors of any other file.
 
 use std::path::Path;
 
 use half::bf16;
 use safetensors::Dtype;
 use warpweft::checkpoint::engines::{EngineModel, EngineOptions, EngineReport, PlainTensor, PlainWeights};
-use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
+use warpweft::checkpoint::safetensors::TensorEntry;
+use warpweft::checkpoint::{CheckpointError, PartFiles, PretrainedFiles};
 
 use super::input::{Input, manifest_of};
 use super::source::Source;
 use super::{Progress, ToolError};
 
-/// Converts the model `input`, a safetensors file or a folder as the Hugging Face hub has it, into the folder `output`.
+/// Converts the model `input`, a safetensors file, a folder as the Hugging Face hub has it, or a checkpoint that a session
+/// saved, into the folder `output`.
 ///
 /// Of a folder, `config.json`, the tokenizer and so on travel along, unless the options name another.
 ///
@@ -28,10 +30,10 @@ pub fn quantize_for_engines(
     progress: &mut dyn Progress,
 ) -> Result<EngineReport, ToolError> {
     let source = EngineInput::open(input, progress)?;
-    if input.is_dir() && options.model_folder.is_none() {
+    if source.is_model_folder && options.model_folder.is_none() {
         options.model_folder = Some(input.to_owned());
     }
-    let model = EngineModel::plan(&source, options)?;
+    let model = EngineModel::plan(&*source.weights, options)?;
     progress.start(model.bytes_to_read());
     let mut told = String::new();
     let report = model.write(output, &mut |tensor, bytes| {
@@ -52,21 +54,29 @@ pub fn quantize_for_engines(
 }
 
 /// The plain weights of a file or a folder.
-#[derive(Debug)]
 pub struct EngineInput {
-    files: PretrainedFiles,
-    /// Of a checkpoint that a session saved: its weights, each of which is the tensor `….master`.
-    masters: Option<Vec<PlainTensor>>,
+    weights: Box<dyn PlainWeights>,
+    /// Is it a model's folder, from which the rest travels along?
+    is_model_folder: bool,
 }
 
 impl EngineInput {
-    /// Opens it. Masters of a session are read once, and compared with their digests.
+    /// Opens it. Masters of a session's file are read once, and compared with their digests; those of a sharded
+    /// checkpoint are compared when they are read.
     ///
     /// # Errors
     /// [`ToolError`] for what holds no weights in plain numbers, and for a checkpoint that is damaged.
     pub fn open(input: &Path, progress: &mut dyn Progress) -> Result<Self, ToolError> {
+        let of_session = |weights| Ok(Self { weights, is_model_folder: false });
         if input.is_dir() {
-            return Ok(Self { files: PretrainedFiles::open_model(input)?, masters: None });
+            let parts = PartFiles::new(input);
+            return match parts.is_taken() {
+                true => of_session(Box::new(parts.plain_weights()?)),
+                false => {
+                    let weights = Box::new(PretrainedFiles::open_model(input)?);
+                    Ok(Self { weights, is_model_folder: true })
+                }
+            };
         }
         let (header, mut data) = Input::open(input)?;
         if let Some(manifest) = manifest_of(&header, input)? {
@@ -77,26 +87,32 @@ impl EngineInput {
             progress.start(source.compared_bytes());
         }
         source.compare(&mut data, progress)?;
-        let masters = source.left_out.is_some().then(|| {
-            let tensors = source.tensors.iter().map(|entry| PlainTensor {
-                name: entry.name.clone(),
-                dtype: Dtype::BF16,
-                shape: entry.shape.clone(),
-            });
-            tensors.collect()
-        });
-        Ok(Self { files: PretrainedFiles::open([input])?, masters })
-    }
-
-    /// The name of a tensor in the file.
-    fn stored(&self, tensor: &str) -> String {
-        if self.masters.is_some() { format!("{tensor}.master") } else { tensor.to_owned() }
+        let files = PretrainedFiles::open([input])?;
+        if source.left_out.is_none() {
+            return of_session(Box::new(files));
+        }
+        let tensor = |entry: &TensorEntry| PlainTensor {
+            name: entry.name.clone(),
+            dtype: Dtype::BF16,
+            shape: entry.shape.clone(),
+        };
+        of_session(Box::new(Masters { files, tensors: source.tensors.iter().map(tensor).collect() }))
     }
 }
 
-impl PlainWeights for EngineInput {
+/// The masters of a session's file, each of which is the tensor `WEIGHT.master`.
+struct Masters {
+    files: PretrainedFiles,
+    tensors: Vec<PlainTensor>,
+}
+
+fn stored(weight: &str) -> String {
+    format!("{weight}.master")
+}
+
+impl PlainWeights for Masters {
     fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
-        self.masters.clone().map_or_else(|| PlainWeights::tensors(&self.files), Ok)
+        Ok(self.tensors.clone())
     }
 
     fn rows(
@@ -106,17 +122,14 @@ impl PlainWeights for EngineInput {
         columns: usize,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        self.files.rows(&self.stored(tensor), first_row, columns, values)
+        self.files.rows(&stored(tensor), first_row, columns, values)
     }
 
     /// Masters are rounded to bf16, in which a model is served.
     fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        if self.masters.is_none() {
-            return self.files.bytes(tensor, at, bytes);
-        }
         let words = bytes.as_chunks_mut().0;
         let mut master = vec![0_u8; words.len() * size_of::<f32>()];
-        self.files.bytes(&self.stored(tensor), at / size_of::<bf16>() * size_of::<f32>(), &mut master)?;
+        self.files.bytes(&stored(tensor), at / size_of::<bf16>() * size_of::<f32>(), &mut master)?;
         for (word, value) in words.iter_mut().zip(master.as_chunks().0) {
             *word = bf16::from_f32(f32::from_le_bytes(*value)).to_le_bytes();
         }

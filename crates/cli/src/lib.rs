@@ -29,6 +29,7 @@
 //! | `source`, `plan`, `quantize`, `shards` | into a format |
 //! | `engines`, `engine_table` | into a folder that inference engines load |
 //! | `dequantize` | back to f32 |
+//! | `inspect` | what a checkpoint is |
 //! | `report`, `table`, `text` | what was done, as data and as people read it |
 //! | `formats` | the formats, explained |
 //! | `progress`, `terminal` | how far the work is, and how it is stopped |
@@ -48,6 +49,7 @@ mod engines;
 mod error;
 mod formats;
 mod input;
+mod inspect;
 mod options;
 mod output;
 mod plan;
@@ -72,6 +74,7 @@ pub use dequantize::dequantize_checkpoint;
 pub use engines::{EngineInput, quantize_for_engines};
 pub use error::ToolError;
 pub use formats::describe_formats;
+pub use inspect::{Inspection, Mismatch, Stored, inspect_checkpoint};
 pub use options::QuantizeOptions;
 pub use progress::Progress;
 pub use quantize::quantize_checkpoint;

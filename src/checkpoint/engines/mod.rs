@@ -29,12 +29,13 @@
 //! |---|---|
 //! | `dialect`, `encoding` | what an engine calls the tensors of a layer, and how it stores them |
 //! | `linears`, `scale_groups` | which tensors are quantized; which layers engines fuse |
-//! | `name_map` | other names, cut rows, transposed matrices |
+//! | `name_map`, `import` | other names, cut rows, transposed matrices; weights read by them |
 //! | `weights` | where plain weights come from |
 //! | `plan` | what becomes of every tensor, and in which file |
 //! | `encode`, `convert` | rows in a dialect; a model converted |
 //! | `quantization_config` | what `config.json` says of it |
 //! | `read_config`, `quantized_layer` | what a folder says of its layers; their values |
+//! | `inspection` | what a folder is |
 //! | `folder`, `report` | the folder that is written; what was done |
 
 mod convert;
@@ -42,6 +43,8 @@ pub(super) mod dialect;
 mod encode;
 pub(super) mod encoding;
 mod folder;
+mod import;
+mod inspection;
 mod linears;
 mod name_map;
 mod plan;
@@ -67,9 +70,11 @@ use plan::Plan;
 
 pub use convert::Watch;
 pub use dialect::Dialect;
+pub use inspection::StoredLayer;
 pub use linears::{LayerRule, LeftAlone};
 pub use name_map::NameMap;
 pub use report::{ConvertedLayer, EngineReport, ScaleGroup};
+pub(super) use weights::dimensions;
 pub use weights::{PlainTensor, PlainWeights};
 
 /// How a model is converted for inference engines.

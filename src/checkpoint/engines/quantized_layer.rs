@@ -137,7 +137,7 @@ impl Decoding {
     }
 
     /// Scales of FP8.
-    fn numbers(&self, bytes: &[u8]) -> Vec<f32> {
+    pub(crate) fn numbers(&self, bytes: &[u8]) -> Vec<f32> {
         match self.scale_dtype {
             Dtype::BF16 => {
                 bytes.as_chunks().0.iter().map(|word| bf16::from_le_bytes(*word).to_f32()).collect()

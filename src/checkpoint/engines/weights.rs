@@ -68,16 +68,22 @@ impl PlainWeights for PretrainedFiles {
     }
 }
 
+/// The dimensions of a weight as a tensor: one where it has one row or one column, as norms and biases are.
+pub(in crate::checkpoint) fn dimensions(shape: Shape) -> Vec<usize> {
+    match shape {
+        Shape { rows: 1, cols: length } | Shape { rows: length, cols: 1 } => vec![length],
+        Shape { rows, cols } => vec![rows, cols],
+    }
+}
+
 /// The masters, and what frozen weights are dequantized to; what is left as it is becomes bf16. A weight of one row or
 /// one column is a tensor of one dimension.
 impl PlainWeights for Checkpoint {
     fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
-        let tensors = self.weights.iter().map(|WeightState { name, shape, .. }| {
-            let shape = match *shape {
-                Shape { rows: 1, cols: length } | Shape { rows: length, cols: 1 } => vec![length],
-                Shape { rows, cols } => vec![rows, cols],
-            };
-            PlainTensor { name: name.clone(), dtype: Dtype::BF16, shape }
+        let tensors = self.weights.iter().map(|WeightState { name, shape, .. }| PlainTensor {
+            name: name.clone(),
+            dtype: Dtype::BF16,
+            shape: dimensions(*shape),
         });
         Ok(tensors.collect())
     }

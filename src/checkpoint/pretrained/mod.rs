@@ -244,6 +244,13 @@ impl PretrainedFiles {
         plain.collect()
     }
 
+    /// Dtypes and shapes of all tensors that are no quantized layers.
+    #[doc(hidden)]
+    pub fn plain_tensors_by_dtype(&self) -> impl Iterator<Item = (String, Vec<usize>)> {
+        let plain = self.opened.tensors.values().filter(|tensor| tensor.layer.is_none());
+        plain.map(|tensor| (tensor.dtype.to_string(), tensor.shape.clone()))
+    }
+
     /// Fills `bytes` with those of a tensor from the byte `at` on.
     pub(in crate::checkpoint) fn fill(
         &self,
@@ -300,7 +307,7 @@ impl PretrainedFiles {
     }
 
     /// Can the tensor be a weight of this shape?
-    fn check(&self, tensor: &str, expected: Shape) -> Result<(), CheckpointError> {
+    pub(in crate::checkpoint) fn check(&self, tensor: &str, expected: Shape) -> Result<(), CheckpointError> {
         let found = self.find(tensor)?;
         self.width(tensor, found)?;
         if found.matrix(expected.cols == 1) == expected {

@@ -184,22 +184,13 @@ impl PretrainedFiles {
         first_row: usize,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let QuantizedLayer { decoding, scales, tensor_scale, .. } = layer;
+        let QuantizedLayer { decoding, scales, .. } = layer;
         let wrong = |what: String| {
             let reason =
                 format!("`{}`: {what}, so its values are lost; fetch the model again", shown(tensor));
             CheckpointError::Engine { path: self.path(codes), reason }
         };
-        let mut number = [0; size_of::<f32>()];
-        if let Some(place) = tensor_scale {
-            self.read_at(*place, 0, &mut number)?;
-        }
-        let scale = f32::from_le_bytes(number);
-        let is_sound =
-            scale.is_finite() && (scale > 0.0 || (scale == 0.0 && decoding.dialect == Dialect::ModelOpt));
-        if tensor_scale.is_some() && !is_sound {
-            return Err(wrong(format!("the scale of the tensor is {scale}")));
-        }
+        let scale = self.scale_of(tensor, codes, layer)?.unwrap_or(1.0);
         let cols = decoding.shape.cols;
         let rows_at_once = (PIECE / cols).max(1);
         let (mut row, mut code_bytes, mut scale_bytes) = (first_row, Vec::new(), Vec::new());
@@ -215,6 +206,50 @@ impl PretrainedFiles {
             row += rows;
         }
         Ok(())
+    }
+
+    /// How the quantized layers are stored, by the names of their weights.
+    pub(in crate::checkpoint) fn decodings(&self) -> impl Iterator<Item = (&str, &Decoding)> {
+        let tensors = self.opened.tensors.iter();
+        tensors.filter_map(|(name, tensor)| Some((name.as_str(), &tensor.layer.as_ref()?.decoding)))
+    }
+
+    /// The scale of the tensor of a quantized layer, as it is stored; `None` where blocks or rows have scales alone.
+    pub(in crate::checkpoint) fn tensor_scale(&self, weight: &str) -> Result<Option<f32>, CheckpointError> {
+        let found = self.find(weight)?;
+        let Some(layer) = &found.layer else { return Ok(None) };
+        self.scale_of(weight, found, layer)
+    }
+
+    fn scale_of(
+        &self,
+        tensor: &str,
+        codes: &Tensor,
+        layer: &QuantizedLayer,
+    ) -> Result<Option<f32>, CheckpointError> {
+        let QuantizedLayer { decoding, scales, tensor_scale, .. } = layer;
+        let scale = match (tensor_scale, decoding.encoding) {
+            (Some(place), _) => {
+                let mut number = [0; size_of::<f32>()];
+                self.read_at(*place, 0, &mut number)?;
+                f32::from_le_bytes(number)
+            }
+            (None, Encoding::Fp8Tensor) => {
+                let mut number = vec![0; decoding.scale_bytes(0, 1).len()];
+                self.read_at(*scales, 0, &mut number)?;
+                decoding.numbers(&number).first().copied().unwrap_or(f32::NAN)
+            }
+            (None, _) => return Ok(None),
+        };
+        let is_zero = scale == 0.0 && decoding.dialect == Dialect::ModelOpt;
+        if scale.is_finite() && (scale > 0.0 || is_zero) {
+            return Ok(Some(scale));
+        }
+        let said = shown(tensor);
+        let reason = format!(
+            "`{said}`: its scale of the tensor is {scale}, so its values are lost; fetch the model again"
+        );
+        Err(CheckpointError::Engine { path: self.path(codes), reason })
     }
 
     fn read_at(&self, place: Place, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {

@@ -25,12 +25,14 @@
 //! | `read_part`, `block_digests` | a part, whose blocks are compared with their digests before anybody sees them |
 //! | `rows_of_parts` | rows from whichever parts have them |
 //! | `import`, `put_together`, `published` | into ranks; into one checkpoint; into a file of weights alone |
+//! | `plain_weights` | its masters in pieces, for a conversion |
 //! | `killed_saves` | what a save left that was killed |
 
 mod block_digests;
 mod import;
 mod index;
 mod killed_saves;
+mod plain_weights;
 mod published;
 mod put_together;
 mod read_part;

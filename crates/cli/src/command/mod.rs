@@ -7,6 +7,7 @@
 mod bench;
 mod calibrate;
 mod engine;
+mod inspect;
 mod interrupts;
 mod quantize;
 mod schedule;
@@ -20,6 +21,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 pub use self::interrupts::Interrupts;
 
 use self::calibrate::Calibrate;
+use self::inspect::Inspect;
 use self::quantize::Quantize;
 use self::schedule::{Plan, Simulate, Trace, Tune};
 use super::{CalibrateError, ScheduleError, ToolError, describe_formats};
@@ -36,6 +38,7 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Quantize(Quantize),
+    Inspect(Inspect),
     /// Explains the formats: element, block, scale, bytes per element, purpose
     Formats,
     Plan(Plan),
@@ -84,6 +87,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>, interrupts: &Interrupt
                 Err(Failure::Lost { matrices: done.lost })
             }
         },
+        Command::Inspect(inspect) => inspect.run(interrupts.watch()).map_err(Failure::from),
         Command::Plan(plan) => plan.run().map_err(Failure::from),
         Command::Simulate(simulate) => simulate.run().map_err(Failure::from),
         Command::Tune(tune) => tune.run().map_err(Failure::from),

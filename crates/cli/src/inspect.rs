@@ -1,0 +1,214 @@
+//! `warpweft inspect`: what a checkpoint is, ours or an engine's.
+//!
+//! Law: what is said of a file comes from its headers, its metadata and its scales of tensors; digests are compared only
+//! where that is asked for, since it reads every byte.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write};
+use std::path::Path;
+
+use serde::Serialize;
+use warpweft::checkpoint::{PartFiles, PretrainedFiles};
+use warpweft_base::errors::{shown, shown_path};
+
+use super::input::{Input, manifest_of};
+use super::source::Source;
+use super::text::{Align, Table};
+use super::{Progress, ToolError};
+
+/// What a checkpoint is.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Inspection {
+    /// The file or folder.
+    pub path: String,
+    /// What it is, in words.
+    pub what: String,
+    /// How many tensors there are, by how they are stored, with their bytes.
+    pub stored: Vec<Stored>,
+    /// Layers that engines fuse and that have scales of the tensor.
+    pub scale_groups: usize,
+    /// Those of them whose scales differ: engines decode some of their layers wrongly.
+    pub mismatches: Vec<Mismatch>,
+    /// What a session noted, and what it says of the training.
+    pub about: BTreeMap<String, String>,
+    /// How many tensors were compared with their digests, all of which were as they were saved.
+    pub compared: Option<usize>,
+}
+
+/// Tensors that are stored alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stored {
+    /// How: a dtype, or an encoding.
+    pub stored_as: String,
+    /// How many.
+    pub count: usize,
+    /// Elements of all of them.
+    pub elements: u64,
+}
+
+/// Layers with scales that differ.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Mismatch {
+    /// The layers.
+    pub layers: Vec<String>,
+    /// The largest of their scales over the smallest.
+    pub ratio: f32,
+}
+
+/// Looks at a safetensors file, a model's folder or the folder of a sharded checkpoint. `digests` also compares what a
+/// session saved in one file with its digests.
+///
+/// # Errors
+/// [`ToolError`] for what cannot be read.
+pub fn inspect_checkpoint(
+    path: &Path,
+    digests: bool,
+    progress: &mut dyn Progress,
+) -> Result<Inspection, ToolError> {
+    let mut found = Inspection {
+        path: shown_path(path),
+        what: String::new(),
+        stored: Vec::new(),
+        scale_groups: 0,
+        mismatches: Vec::new(),
+        about: BTreeMap::new(),
+        compared: None,
+    };
+    if path.is_dir() && PartFiles::new(path).is_taken() {
+        let parts = PartFiles::new(path);
+        let saved = parts.saved()?;
+        found.what = format!("a sharded checkpoint of {} ranks", saved.ranks);
+        found.about = saved.notes.into_iter().collect();
+        found.about.insert("optimizer step".to_owned(), saved.optimizer_step.to_string());
+        let weights = warpweft::checkpoint::engines::PlainWeights::tensors(&parts.plain_weights()?)?;
+        let elements = weights.iter().map(|weight| elements(&weight.shape));
+        let (count, elements) = (weights.len(), elements.sum());
+        found.stored.push(Stored { stored_as: "masters in F32".to_owned(), count, elements });
+    } else if path.is_dir() {
+        folder(path, &mut found)?;
+    } else {
+        file(path, digests, progress, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// A model's folder.
+fn folder(path: &Path, found: &mut Inspection) -> Result<(), ToolError> {
+    let files = PretrainedFiles::open_model(path)?;
+    let layers = files.stored_layers()?;
+    found.what = match files.dialect() {
+        Some(dialect) => format!("a model in `{dialect}`, which inference engines load"),
+        None => "a model in plain numbers".to_owned(),
+    };
+    let mut stored: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    let mut add = |stored_as: &str, count: u64| {
+        let entry = stored.entry(stored_as.to_owned()).or_default();
+        *entry = (entry.0 + 1, entry.1 + count);
+    };
+    for layer in &layers {
+        add(layer.encoding, layer.shape.elements() as u64);
+    }
+    for (dtype, shape) in files.plain_tensors_by_dtype() {
+        add(&dtype, elements(&shape));
+    }
+    let all = stored.into_iter().map(|(stored_as, (count, elements))| Stored { stored_as, count, elements });
+    found.stored = all.collect();
+    let groups = PretrainedFiles::scale_groups(&layers);
+    found.scale_groups = groups.len();
+    let differing = groups.into_iter().filter(|group| group.ratio != 1.0);
+    found.mismatches = differing.map(|group| Mismatch { layers: group.layers, ratio: group.ratio }).collect();
+    found.mismatches.sort_by(|left, right| right.ratio.total_cmp(&left.ratio));
+    Ok(())
+}
+
+/// One file.
+fn file(
+    path: &Path,
+    digests: bool,
+    progress: &mut dyn Progress,
+    found: &mut Inspection,
+) -> Result<(), ToolError> {
+    let (header, mut data) = Input::open(path)?;
+    let mut stored: BTreeMap<String, (usize, u64)> = BTreeMap::new();
+    for entry in header.tensors() {
+        let of = stored.entry(entry.dtype.to_string()).or_default();
+        *of = (of.0 + 1, of.1 + elements(&entry.shape));
+    }
+    let all = stored.into_iter().map(|(stored_as, (count, elements))| Stored { stored_as, count, elements });
+    found.stored = all.collect();
+    if let Some(manifest) = manifest_of(&header, path)? {
+        let (format, via) = (manifest.format, manifest.via);
+        found.what =
+            format!("a file that `warpweft quantize` wrote: {} tensors in {format}", manifest.tensors.len());
+        found.about.insert("rounded to before".to_owned(), format!("{via:?}").to_lowercase());
+        return Ok(());
+    }
+    if !header.metadata().contains_key("warpweft_checkpoint") {
+        found.what = match Source::of(&header, path) {
+            Ok(_) => "a file of weights in plain numbers".to_owned(),
+            Err(ToolError::NotWeights { what, .. }) => what,
+            Err(error) => return Err(error),
+        };
+        return Ok(());
+    }
+    let source = Source::of(&header, path)?;
+    found.what = format!("a checkpoint that a session saved, of {} weights", source.tensors.len());
+    for key in ["optimizer_step", "updated_by"] {
+        if let Some(said) = header.metadata().get(key) {
+            found.about.insert(key.replace('_', " "), shown(said));
+        }
+    }
+    if !source.absent.is_empty() {
+        found.about.insert("frozen weights, by digest alone".to_owned(), source.absent.len().to_string());
+    }
+    if digests {
+        progress.start(source.compared_bytes());
+        source.compare(&mut data, progress)?;
+        progress.finish();
+        found.compared = Some(source.tensors.len());
+    }
+    Ok(())
+}
+
+fn elements(shape: &[usize]) -> u64 {
+    shape.iter().fold(1, |elements: u64, extent| elements.saturating_mul(*extent as u64))
+}
+
+impl fmt::Display for Inspection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} is {}", self.path, self.what)?;
+        let mut table =
+            Table::new([("stored as", Align::Left), ("tensors", Align::Right), ("elements", Align::Right)]);
+        for Stored { stored_as, count, elements } in &self.stored {
+            table.row([stored_as.clone(), count.to_string(), elements.to_string()]);
+        }
+        write!(f, "\n{table}")?;
+        for (name, value) in &self.about {
+            writeln!(f, "{name}: {value}")?;
+        }
+        if let Some(compared) = self.compared {
+            writeln!(f, "digests: all {compared} masters are as they were saved")?;
+        }
+        if self.scale_groups > 0 {
+            let mut text =
+                format!("\n{} scale groups, {} mismatch", self.scale_groups, self.mismatches.len());
+            if self.mismatches.is_empty() {
+                text.push('\n');
+            } else {
+                text += ": engines fuse these layers and decode all by the scale of one\n";
+            }
+            for Mismatch { layers, ratio } in self.mismatches.iter().take(MOST) {
+                writeln!(text, "  by {ratio:.2}×: {}", shown(layers.join(", ")))?;
+            }
+            if self.mismatches.len() > MOST {
+                writeln!(text, "  and {} more", self.mismatches.len() - MOST)?;
+            }
+            f.write_str(&text)?;
+        }
+        Ok(())
+    }
+}
+
+/// Most mismatches that are listed.
+const MOST: usize = 5;

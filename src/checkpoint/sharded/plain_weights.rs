@@ -1,0 +1,85 @@
+//! The masters of a sharded checkpoint as plain weights, read in pieces.
+//!
+//! Law: of a weight the rows that are asked for are in memory, from whichever parts have them.
+
+use half::bf16;
+use safetensors::Dtype;
+
+use super::PartFiles;
+use super::index::IndexedWeight;
+use super::rows_of_parts::Opened;
+use crate::checkpoint::engines::{PlainTensor, PlainWeights, dimensions};
+use crate::checkpoint::{CheckpointError, StatePart};
+use warpweft_base::errors::shown;
+use warpweft_plan::model::ShardRows;
+
+/// The masters of a sharded checkpoint.
+#[derive(Debug)]
+struct Masters {
+    opened: Opened,
+}
+
+impl PartFiles {
+    /// The masters, under the names of their weights, for
+    /// [`EngineModel::plan`](crate::checkpoint::engines::EngineModel::plan). What is left as it is becomes bf16; frozen
+    /// weights, of which the files have digests alone, are not there.
+    ///
+    /// # Errors
+    /// As [`PartFiles::saved`].
+    pub fn plain_weights(&self) -> Result<impl PlainWeights + use<>, CheckpointError> {
+        Opened::open(&self.folder).map(|opened| Masters { opened }).map_err(CheckpointError::in_parts)
+    }
+}
+
+impl Masters {
+    fn rows_of(&self, weight: &str, begin: usize, rows: usize) -> Result<Vec<f32>, CheckpointError> {
+        let indexed = self.opened.index.weights.iter().find(|indexed| indexed.name == weight);
+        let unknown = || {
+            let reason = format!("the checkpoint has no weight `{}`", shown(weight));
+            CheckpointError::Unfit { reason }
+        };
+        let indexed = indexed.ok_or_else(unknown)?;
+        // A weight of one column was asked for as one row.
+        let wanted = ShardRows { begin, rows: if indexed.cols == 1 { indexed.rows } else { rows } };
+        let values = self.opened.rows(indexed, StatePart::Master, wanted, &|| Ok(()));
+        values.map_err(CheckpointError::in_parts)
+    }
+}
+
+impl PlainWeights for Masters {
+    fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
+        let trained = self.opened.index.weights.iter().filter(|weight| weight.frozen.is_none());
+        let tensor = |weight: &IndexedWeight| PlainTensor {
+            name: weight.name.clone(),
+            dtype: Dtype::BF16,
+            shape: dimensions(weight.shape()),
+        };
+        Ok(trained.map(tensor).collect())
+    }
+
+    fn rows(
+        &self,
+        tensor: &str,
+        first_row: usize,
+        columns: usize,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
+        let rows = self.rows_of(tensor, first_row, values.len() / columns.max(1))?;
+        values.iter_mut().zip(rows).for_each(|(value, row)| *value = row);
+        Ok(())
+    }
+
+    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        let weight = self.opened.index.weights.iter().find(|weight| weight.name == tensor);
+        let cols = weight.map_or(1, |weight| weight.cols).max(1);
+        let (begin, words) = (at / size_of::<bf16>(), bytes.as_chunks_mut().0);
+        // Whole rows around them.
+        let (first, last) = (begin / cols, (begin + words.len()).div_ceil(cols));
+        let values = self.rows_of(tensor, first, last - first)?;
+        let skipped = begin - first * cols;
+        for (word, value) in words.iter_mut().zip(values.iter().skip(skipped)) {
+            *word = bf16::from_f32(*value).to_le_bytes();
+        }
+        Ok(())
+    }
+}
