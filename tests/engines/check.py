@@ -11,6 +11,8 @@ The exit status is 1 if any row fails.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -22,7 +24,6 @@ from pathlib import Path
 import torch
 from loguru import logger
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import loading
@@ -154,24 +155,22 @@ def compared(one, other):
 
 
 def load_faults(row, folder, dialect, expected, source):
-    """Loads a Llama in every way that there is, and compares weights and logits."""
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    unquantized = loading.logits(model)
-    with torch.no_grad():
-        for name, weight in expected.items():
-            model.get_submodule(name).weight.copy_(weight)
-    right = loading.logits(model)
-    row.cells["to bf16"] = f"{compared(right, unquantized):.1e}"
+    """Loads a model in every way that there is, and compares weights and logits."""
+    right = loading.model_of(source, expected)
+    right_logits = loading.logits(right)
+    row.cells["to bf16"] = f"{compared(right_logits, loading.logits(loading.model_of(source, {}))):.1e}"
     faults = []
-    for way, arguments in loading.ways(dialect).items():
-        loaded, logits = loading.loaded(folder, arguments)
-        if wrong := loading.unequal(loaded, expected):
+    for way, arguments in loading.ways(dialect, source).items():
+        rounds = way == "plain" and dialect == "compressed-tensors"
+        model, logits = loading.loaded(folder, arguments)
+        wanted = loading.model_of(source, loading.by_bf16_scales(folder)) if rounds else right
+        if wrong := loading.unequal(model, wanted):
             faults.append(f"{way}: other values in {first(wrong)}")
         # Loaded plainly, compressed-tensors also rounds activations as its groups say.
-        if way == "plain" and dialect == "compressed-tensors":
+        if rounds:
             continue
-        row.cells["logits"] = f"{compared(logits, right):.1e}"
-        if compared(logits, right) > 2.0**-7:
+        row.cells["logits"] = f"{compared(logits, right_logits):.1e}"
+        if compared(logits, right_logits) > 2.0**-7:
             faults.append(f"{way}: logits are {row.cells['logits']} off")
     return faults
 
@@ -193,8 +192,7 @@ def check(program, name, source, dialect, form, folder, dequantize):
         return [f"other values in {first(wrong)}"] if wrong else []
 
     row.attempt("values", value_faults)
-    ways = loading.ways(dialect)
-    if ways and name.startswith("llama"):
+    if ways := loading.ways(dialect, source):
         row.attempt("loaded", lambda: load_faults(row, folder, dialect, expected, source), ", ".join(ways))
     else:
         row.cells["loaded"] = "per linear"
@@ -251,12 +249,15 @@ def main():
         if arguments.only not in (None, name):
             continue
         source = root / name
-        model.save_pretrained(source, max_shard_size=size)
+        with contextlib.redirect_stderr(io.StringIO()):
+            model.save_pretrained(source, max_shard_size=size)
         (source / "tokenizer_config.json").write_text('{"model_max_length": 64}\n')
         for dialect, forms in DIALECTS.items():
             for form in forms:
                 folder = root / f"{name}-{dialect}-{form}"
-                show(check(program, name, source, dialect, form, folder, arguments.dequantize))
+                with contextlib.redirect_stderr(io.StringIO()):  # Bars of progress.
+                    row = check(program, name, source, dialect, form, folder, arguments.dequantize)
+                show(row)
         if name == "llama-tied":
             for dialect, form in REFUSED:
                 show(refused(program, source, dialect, form, root / f"refused-{dialect}-{form}"))

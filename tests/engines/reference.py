@@ -29,8 +29,8 @@ def e2m1(numbers):
     """Codes of numbers, ties to the even code; the sign of a zero is kept."""
     size = np.abs(numbers)
     code = np.zeros(numbers.shape, dtype=np.uint8)
-    for odd_below, bound in ((True, 0.25), (False, 0.75), (True, 1.25), (False, 1.75), (True, 2.5), (False, 3.5), (True, 5)):
-        code += (size > bound) if odd_below else (size >= bound)
+    for below_is_even, bound in zip([True, False] * 4, (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5)):
+        code += (size > bound) if below_is_even else (size >= bound)
     return code | (np.signbit(numbers).astype(np.uint8) << 3)
 
 
@@ -100,7 +100,7 @@ def is_quantized(name):
 
 
 def tensors(weights, form, dialect):
-    """What a folder must contain: every tensor of the bf16 `weights`, its linears quantized, named as in the dialect."""
+    """All tensors that a folder must have, from bf16 `weights`: linears quantized, and named as the dialect does."""
     numbers = {name.removesuffix(".weight"): f32(weight) for name, weight in weights.items() if is_quantized(name)}
     amaxes = {}
     for linear, weight in numbers.items():
