@@ -2,12 +2,12 @@
 
     python3 tests/engines/check.py target/release/warpweft [--only llama-tied] [--keep FOLDER] [--dequantize]
 
-Tiny models with seeded bf16 weights are quantized by `warpweft quantize --format F --to DIALECT IN OUT`. One row per
-model, dialect and format says whether the tensors are those of an independent quantizer, byte for byte; whether the
-configuration selects exactly the quantized linears; whether the package's own code reads the values that
-`dialects.py` states, bit for bit; and how far the logits of the loaded model are from those of a model of these
-values, and from the unquantized ones. `--dequantize` also reads every folder back by `warpweft dequantize IN OUT`.
-The exit status is 1 if any row fails.
+Tiny models with seeded bf16 weights are quantized by `warpweft quantize --format F --to DIALECT IN OUT`, some with
+`--rule`. One row per model, dialect and format says whether the tensors are those of an independent quantizer, byte
+for byte; whether the configuration selects exactly the quantized linears; whether the package's own code reads the
+values that `dialects.py` states, bit for bit; and how far the logits of the loaded model are from those of a model of
+these values, and from the unquantized ones. `--dequantize` also reads every folder back by
+`warpweft dequantize IN OUT`. The exit status is 1 if any row fails.
 """
 
 import argparse
@@ -32,9 +32,9 @@ import tiny
 from dialects import linears_of, read, same_bits, tensors_of
 
 DIALECTS = {
-    "compressed-tensors": reference.FORMATS,
-    "modelopt": ("nvfp4_2d",),
-    "deepseek-fp8": ("fp8_block", "fp8_block128_f32scale"),
+    "compressed-tensors": (*reference.FORMATS, "nvfp4_2d, one kept", "nvfp4_2d and fp8"),
+    "modelopt": ("nvfp4_2d", "nvfp4_2d, one kept"),
+    "deepseek-fp8": ("fp8_block", "fp8_block128_f32scale", "fp8_block, one kept"),
 }
 # What no engine reads; the program must say so and write nothing.
 REFUSED = [("modelopt", "fp8_block"), ("deepseek-fp8", "mxfp8"), ("compressed-tensors", "fp8_tensor_e5m2")]
@@ -60,6 +60,12 @@ def models():
 
 def run(program, *arguments):
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def quantize(program, source, dialect, form, folder):
+    most, rules = reference.RULED.get(form, (form, {}))
+    options = [word for pattern, own in rules.items() for word in ("--rule", f"{pattern}={own}")]
+    return run(program, "quantize", "--format", most, "--to", dialect, *options, source, folder)
 
 
 def first(names):
@@ -160,7 +166,7 @@ def load_faults(row, folder, dialect, expected, source):
     right_logits = loading.logits(right)
     row.cells["to bf16"] = f"{compared(right_logits, loading.logits(loading.model_of(source, {}))):.1e}"
     faults = []
-    for way, arguments in loading.ways(dialect, source).items():
+    for way, arguments in loading.ways(folder, dialect, source).items():
         rounds = way == "plain" and dialect == "compressed-tensors"
         model, logits = loading.loaded(folder, arguments)
         wanted = loading.model_of(source, loading.by_bf16_scales(folder)) if rounds else right
@@ -177,7 +183,7 @@ def load_faults(row, folder, dialect, expected, source):
 
 def check(program, name, source, dialect, form, folder, dequantize):
     row = Row(name, dialect, form)
-    done = run(program, "quantize", "--format", form, "--to", dialect, source, folder)
+    done = quantize(program, source, dialect, form, folder)
     if done.returncode != 0:
         row.judge("tensors", [f"exit status {done.returncode}: {done.stderr.strip()[-500:]}"])
         return row
@@ -192,7 +198,7 @@ def check(program, name, source, dialect, form, folder, dequantize):
         return [f"other values in {first(wrong)}"] if wrong else []
 
     row.attempt("values", value_faults)
-    if ways := loading.ways(dialect, source):
+    if ways := loading.ways(folder, dialect, source):
         row.attempt("loaded", lambda: load_faults(row, folder, dialect, expected, source), ", ".join(ways))
     else:
         row.cells["loaded"] = "per linear"
@@ -215,7 +221,7 @@ def back_faults(program, folder, expected, tensors):
 
 def refused(program, source, dialect, form, folder):
     row = Row("llama-tied", dialect, form)
-    done = run(program, "quantize", "--format", form, "--to", dialect, source, folder)
+    done = quantize(program, source, dialect, form, folder)
     faults = []
     if done.returncode == 0:
         faults.append("was not refused")
@@ -254,7 +260,7 @@ def main():
         (source / "tokenizer_config.json").write_text('{"model_max_length": 64}\n')
         for dialect, forms in DIALECTS.items():
             for form in forms:
-                folder = root / f"{name}-{dialect}-{form}"
+                folder = root / f"{name}-{dialect}-{form}".replace(", ", "-").replace(" ", "-")
                 with contextlib.redirect_stderr(io.StringIO()):  # Bars of progress.
                     row = check(program, name, source, dialect, form, folder, arguments.dequantize)
                 show(row)

@@ -64,8 +64,8 @@ def complaints(folder, dialect):
     if dialect == "compressed-tensors":
         expect("quant_method", config.get("quant_method"), "compressed-tensors")
         expect("quantization_status", config.get("quantization_status"), "compressed")
-        for name, group in config["config_groups"].items():
-            expect(f"format of {name}", group.get("format"), config.get("format"))
+        formats = {group.get("format") for group in config["config_groups"].values()}
+        expect("format", config.get("format"), formats.pop() if len(formats) == 1 else "mixed-precision")
         if "lm_head" not in config.get("ignore", []):
             found.append("ignore does not name lm_head")
     elif dialect == "modelopt":
@@ -110,16 +110,19 @@ def modelopt_value(own):
     )
 
 
-def ways(dialect, source):
+def ways(folder, dialect, source):
     """The ways to load a whole model by transformers, by name: the arguments that each of them takes.
 
-    It has no loader for ModelOpt, and reads the experts of compressed-tensors wrongly or not at all.
+    It has no loader for ModelOpt, reads the experts of compressed-tensors wrongly or not at all, and dequantizes all
+    linears by one of the groups.
     """
     if dialect == "deepseek-fp8":
         return {"plain": {}}
     experts = json.loads((Path(source) / "config.json").read_text())["model_type"] == "mixtral"
     if dialect == "modelopt" or experts:
         return {}
+    if len(configuration(folder)["config_groups"]) > 1:
+        return {"plain": {}}
     return {"dequantize": {"quantization_config": CompressedTensorsConfig(dequantize=True)}, "plain": {}}
 
 
