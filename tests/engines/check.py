@@ -2,15 +2,17 @@
 
     python3 tests/engines/check.py target/release/warpweft [--only llama-tied] [--keep FOLDER] [--dequantize]
 
-Tiny models with seeded bf16 weights are quantized by `warpweft quantize --format F --to DIALECT IN OUT`. One row per
-model, dialect and format says whether the tensors are those of an independent quantizer, byte for byte; whether the
-configuration selects exactly the quantized linears; whether the package's own code reads the values that
-`dialects.py` states, bit for bit; and how far the logits of the loaded model are from those of a model of these
-values, and from the unquantized ones. `--dequantize` also reads every folder back by `warpweft dequantize IN OUT`.
-The exit status is 1 if any row fails.
+Tiny models with seeded bf16 weights are quantized by `warpweft quantize --format F --to DIALECT IN OUT`, some with
+`--rule`. One row per model, dialect and format says whether the tensors are those of an independent quantizer, byte
+for byte; whether the configuration selects exactly the quantized linears; whether the package's own code reads the
+values that `dialects.py` states, bit for bit; and how far the logits of the loaded model are from those of a model of
+these values, and from the unquantized ones. `--dequantize` also reads every folder back by
+`warpweft dequantize IN OUT`. The exit status is 1 if any row fails.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -22,7 +24,6 @@ from pathlib import Path
 import torch
 from loguru import logger
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 import loading
@@ -31,9 +32,9 @@ import tiny
 from dialects import linears_of, read, same_bits, tensors_of
 
 DIALECTS = {
-    "compressed-tensors": reference.FORMATS,
-    "modelopt": ("nvfp4_2d",),
-    "deepseek-fp8": ("fp8_block", "fp8_block128_f32scale"),
+    "compressed-tensors": (*reference.FORMATS, "nvfp4_2d, one kept", "nvfp4_2d and fp8"),
+    "modelopt": ("nvfp4_2d", "nvfp4_2d, one kept"),
+    "deepseek-fp8": ("fp8_block", "fp8_block128_f32scale", "fp8_block, one kept"),
 }
 # What no engine reads; the program must say so and write nothing.
 REFUSED = [("modelopt", "fp8_block"), ("deepseek-fp8", "mxfp8"), ("compressed-tensors", "fp8_tensor_e5m2")]
@@ -59,6 +60,12 @@ def models():
 
 def run(program, *arguments):
     return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def quantize(program, source, dialect, form, folder):
+    most, rules = reference.RULED.get(form, (form, {}))
+    options = [word for pattern, own in rules.items() for word in ("--rule", f"{pattern}={own}")]
+    return run(program, "quantize", "--format", most, "--to", dialect, *options, source, folder)
 
 
 def first(names):
@@ -154,31 +161,29 @@ def compared(one, other):
 
 
 def load_faults(row, folder, dialect, expected, source):
-    """Loads a Llama in every way that there is, and compares weights and logits."""
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
-    unquantized = loading.logits(model)
-    with torch.no_grad():
-        for name, weight in expected.items():
-            model.get_submodule(name).weight.copy_(weight)
-    right = loading.logits(model)
-    row.cells["to bf16"] = f"{compared(right, unquantized):.1e}"
+    """Loads a model in every way that there is, and compares weights and logits."""
+    right = loading.model_of(source, expected)
+    right_logits = loading.logits(right)
+    row.cells["to bf16"] = f"{compared(right_logits, loading.logits(loading.model_of(source, {}))):.1e}"
     faults = []
-    for way, arguments in loading.ways(dialect).items():
-        loaded, logits = loading.loaded(folder, arguments)
-        if wrong := loading.unequal(loaded, expected):
+    for way, arguments in loading.ways(folder, dialect, source).items():
+        rounds = way == "plain" and dialect == "compressed-tensors"
+        model, logits = loading.loaded(folder, arguments)
+        wanted = loading.model_of(source, loading.by_bf16_scales(folder)) if rounds else right
+        if wrong := loading.unequal(model, wanted):
             faults.append(f"{way}: other values in {first(wrong)}")
         # Loaded plainly, compressed-tensors also rounds activations as its groups say.
-        if way == "plain" and dialect == "compressed-tensors":
+        if rounds:
             continue
-        row.cells["logits"] = f"{compared(logits, right):.1e}"
-        if compared(logits, right) > 2.0**-7:
+        row.cells["logits"] = f"{compared(logits, right_logits):.1e}"
+        if compared(logits, right_logits) > 2.0**-7:
             faults.append(f"{way}: logits are {row.cells['logits']} off")
     return faults
 
 
 def check(program, name, source, dialect, form, folder, dequantize):
     row = Row(name, dialect, form)
-    done = run(program, "quantize", "--format", form, "--to", dialect, source, folder)
+    done = quantize(program, source, dialect, form, folder)
     if done.returncode != 0:
         row.judge("tensors", [f"exit status {done.returncode}: {done.stderr.strip()[-500:]}"])
         return row
@@ -193,8 +198,7 @@ def check(program, name, source, dialect, form, folder, dequantize):
         return [f"other values in {first(wrong)}"] if wrong else []
 
     row.attempt("values", value_faults)
-    ways = loading.ways(dialect)
-    if ways and name.startswith("llama"):
+    if ways := loading.ways(folder, dialect, source):
         row.attempt("loaded", lambda: load_faults(row, folder, dialect, expected, source), ", ".join(ways))
     else:
         row.cells["loaded"] = "per linear"
@@ -217,7 +221,7 @@ def back_faults(program, folder, expected, tensors):
 
 def refused(program, source, dialect, form, folder):
     row = Row("llama-tied", dialect, form)
-    done = run(program, "quantize", "--format", form, "--to", dialect, source, folder)
+    done = quantize(program, source, dialect, form, folder)
     faults = []
     if done.returncode == 0:
         faults.append("was not refused")
@@ -251,12 +255,15 @@ def main():
         if arguments.only not in (None, name):
             continue
         source = root / name
-        model.save_pretrained(source, max_shard_size=size)
+        with contextlib.redirect_stderr(io.StringIO()):
+            model.save_pretrained(source, max_shard_size=size)
         (source / "tokenizer_config.json").write_text('{"model_max_length": 64}\n')
         for dialect, forms in DIALECTS.items():
             for form in forms:
-                folder = root / f"{name}-{dialect}-{form}"
-                show(check(program, name, source, dialect, form, folder, arguments.dequantize))
+                folder = root / f"{name}-{dialect}-{form}".replace(", ", "-").replace(" ", "-")
+                with contextlib.redirect_stderr(io.StringIO()):  # Bars of progress.
+                    row = check(program, name, source, dialect, form, folder, arguments.dequantize)
+                show(row)
         if name == "llama-tied":
             for dialect, form in REFUSED:
                 show(refused(program, source, dialect, form, root / f"refused-{dialect}-{form}"))

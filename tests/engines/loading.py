@@ -2,17 +2,20 @@
 
 import fnmatch
 import json
+import shutil
+import tempfile
 from pathlib import Path
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from compressed_tensors.utils.match import is_match
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, CompressedTensorsConfig
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.quantizers.quantizers_utils import should_convert_module
 
-from dialects import linears_of, same_bits, tensors_of
+from dialects import linears_of, read, same_bits, tensors_of
 
 TOKENS = torch.arange(24).reshape(3, 8) % 32
 
@@ -61,8 +64,8 @@ def complaints(folder, dialect):
     if dialect == "compressed-tensors":
         expect("quant_method", config.get("quant_method"), "compressed-tensors")
         expect("quantization_status", config.get("quantization_status"), "compressed")
-        for name, group in config["config_groups"].items():
-            expect(f"format of {name}", group.get("format"), config.get("format"))
+        formats = {group.get("format") for group in config["config_groups"].values()}
+        expect("format", config.get("format"), formats.pop() if len(formats) == 1 else "mixed-precision")
         if "lm_head" not in config.get("ignore", []):
             found.append("ignore does not name lm_head")
     elif dialect == "modelopt":
@@ -107,11 +110,29 @@ def modelopt_value(own):
     )
 
 
-def ways(dialect):
-    """The ways to load a whole Llama by transformers, by name: the arguments that each of them takes."""
-    if dialect == "compressed-tensors":
-        return {"dequantize": {"quantization_config": CompressedTensorsConfig(dequantize=True)}, "plain": {}}
-    return {"plain": {}} if dialect == "deepseek-fp8" else {}
+def ways(folder, dialect, source):
+    """The ways to load a whole model by transformers, by name: the arguments that each of them takes.
+
+    It has no loader for ModelOpt, reads the experts of compressed-tensors wrongly or not at all, and dequantizes all
+    linears by one of the groups.
+    """
+    if dialect == "deepseek-fp8":
+        return {"plain": {}}
+    experts = json.loads((Path(source) / "config.json").read_text())["model_type"] == "mixtral"
+    if dialect == "modelopt" or experts:
+        return {}
+    if len(configuration(folder)["config_groups"]) > 1:
+        return {"plain": {}}
+    return {"dequantize": {"quantization_config": CompressedTensorsConfig(dequantize=True)}, "plain": {}}
+
+
+def by_bf16_scales(folder):
+    """The values with F32 scales of FP8 rounded to bf16: loaded plainly, scales take the dtype of the model."""
+    linears = linears_of(tensors_of(folder))
+    for own in linears.values():
+        scale = own["weight_scale"]
+        own["weight_scale"] = scale.to(torch.bfloat16) if scale.dtype == torch.float32 else scale
+    return {name: read(own) for name, own in linears.items()}
 
 
 def loaded(folder, arguments):
@@ -130,7 +151,16 @@ def logits(model):
         return model(TOKENS).logits.float()
 
 
-def unequal(model, weights):
-    """The weights of a model that are not these, bit for bit."""
+def model_of(source, weights):
+    """The model of an unquantized folder, with these weights of linears in place of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(Path(source) / "config.json", folder)
+        tensors = tensors_of(source) | {f"{name}.weight": weight for name, weight in weights.items()}
+        save_file(tensors, Path(folder) / "model.safetensors", metadata={"format": "pt"})
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+
+
+def unequal(model, right):
+    """The parameters of a model that are not those of the right one, bit for bit."""
     state = model.state_dict()
-    return [name for name, weight in weights.items() if not same_bits(state[f"{name}.weight"], weight)]
+    return [name for name, tensor in right.state_dict().items() if not same_bits(state[name], tensor)]

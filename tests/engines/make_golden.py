@@ -100,7 +100,7 @@ def fp8_tensor():
 
 
 def modelopt(folder, model, mixed=False):
-    """Quantizes and writes by ModelOpt's own export and reads by its tensors: NVFP4, and attention in MXFP8 if mixed."""
+    """Quantizes and writes by ModelOpt's export, reads by its tensors: NVFP4, and attention in MXFP8 if mixed."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
     from modelopt.torch.quantization.qtensor import MXFP8QTensor, NVFP4QTensor

@@ -5,6 +5,7 @@ It follows the specification of the formats. All arithmetic is float32, every op
 that engines fuse share one.
 """
 
+import fnmatch
 import re
 
 import numpy as np
@@ -12,7 +13,13 @@ import torch
 
 F32_MAX = np.float32(3.4028235e38)
 FORMATS = ("nvfp4_2d", "fp8_block", "fp8_block128_f32scale", "mxfp8", "fp8_tensor")
-SHARES_AMAX = ("nvfp4_2d", "fp8_tensor")
+KEPT = "keep"
+# Formats that differ between linears: the format of most, and rules, of which the last that matches a name counts.
+RULED = {
+    "nvfp4_2d, one kept": ("nvfp4_2d", {"*.layers.1.self_attn.o_proj.weight": KEPT}),
+    "fp8_block, one kept": ("fp8_block", {"*.layers.1.self_attn.o_proj.weight": KEPT}),
+    "nvfp4_2d and fp8": ("nvfp4_2d", {"*.self_attn.*": "fp8_block", "*.layers.1.mlp.down_proj.weight": "fp8_tensor"}),
+}
 
 
 def e4m3(numbers):
@@ -29,8 +36,8 @@ def e2m1(numbers):
     """Codes of numbers, ties to the even code; the sign of a zero is kept."""
     size = np.abs(numbers)
     code = np.zeros(numbers.shape, dtype=np.uint8)
-    for odd_below, bound in ((True, 0.25), (False, 0.75), (True, 1.25), (False, 1.75), (True, 2.5), (False, 3.5), (True, 5)):
-        code += (size > bound) if odd_below else (size >= bound)
+    for below_is_even, bound in zip([True, False] * 4, (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5)):
+        code += (size > bound) if below_is_even else (size >= bound)
     return code | (np.signbit(numbers).astype(np.uint8) << 3)
 
 
@@ -87,11 +94,11 @@ def mxfp8(weight):
     return e4m3(weight * over(reciprocal, weight, 1, 32)), scales
 
 
-def shared_scale(linear):
-    """The name of the group of linears that engines fuse with this one, or its own."""
-    linear = re.sub(r"\.self_attn\.[qkv]_proj$", ".self_attn.qkv", linear)
-    linear = re.sub(r"\.mlp\.(gate|up)_proj$", ".mlp.gate_up", linear)
-    return re.sub(r"\.w[13]$", ".w1_w3", linear)
+def shared_scale(name):
+    """The name of the group of weights that engines fuse with this one, or its own."""
+    name = re.sub(r"\.self_attn\.[qkv]_proj\.weight$", ".self_attn.qkv", name)
+    name = re.sub(r"\.mlp\.(gate|up)_proj\.weight$", ".mlp.gate_up", name)
+    return re.sub(r"\.w[13]\.weight$", ".w1_w3", name)
 
 
 def is_quantized(name):
@@ -99,18 +106,27 @@ def is_quantized(name):
     return re.search(r"(_proj|\.experts\.\d+\.w[123])\.weight$", name) is not None
 
 
+def format_of(name, form):
+    """The format of a tensor, or `KEPT`."""
+    if not is_quantized(name):
+        return KEPT
+    most, rules = RULED.get(form, (form, {}))
+    return next((own for pattern, own in reversed(rules.items()) if fnmatch.fnmatchcase(name, pattern)), most)
+
+
 def tensors(weights, form, dialect):
-    """What a folder must contain: every tensor of the bf16 `weights`, its linears quantized, named as in the dialect."""
-    numbers = {name.removesuffix(".weight"): f32(weight) for name, weight in weights.items() if is_quantized(name)}
+    """All tensors that a folder must have, from bf16 `weights`: linears quantized, and named as the dialect does."""
+    formats = {name: format_of(name, form) for name in weights}
+    numbers = {name: f32(weight) for name, weight in weights.items() if formats[name] != KEPT}
     amaxes = {}
-    for linear, weight in numbers.items():
-        group = shared_scale(linear)
+    for name, weight in numbers.items():
+        group = shared_scale(name)
         amaxes[group] = max(amaxes.get(group, np.float32(0)), np.abs(weight).max())
-    expected = {name: weight for name, weight in weights.items() if not is_quantized(name)}
-    for linear, weight in numbers.items():
+    expected = {name: weight for name, weight in weights.items() if name not in numbers}
+    for name, weight in numbers.items():
         with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            own = linear_tensors(weight, amaxes[shared_scale(linear)], form, dialect)
-        expected |= {f"{linear}.{parameter}": tensor for parameter, tensor in own.items()}
+            own = linear_tensors(weight, amaxes[shared_scale(name)], formats[name], dialect)
+        expected |= {f"{name.removesuffix('.weight')}.{parameter}": tensor for parameter, tensor in own.items()}
     return expected
 
 
