@@ -171,6 +171,8 @@ mod pages {
     mod fine_tuning_with_lora {}
     #[doc = include_str!("../docs/sharded-checkpoints.md")]
     mod sharded_checkpoints {}
+    #[doc = include_str!("../docs/serving.md")]
+    mod serving {}
     #[doc = include_str!("../docs/formats.md")]
     mod formats {}
     #[doc = include_str!("../docs/simulating.md")]

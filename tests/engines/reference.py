@@ -137,7 +137,7 @@ def linear_tensors(weight, amax, form, dialect):
         packed, scales = torch.from_numpy(codes[:, ::2] | codes[:, 1::2] << 4), fp8(scales)
         if dialect == "modelopt":
             # 0-d: no vector of one element.
-            return {"weight": packed, "weight_scale": scales, "weight_scale_2": torch.tensor(amax / np.float32(2688))}
+            return {"weight": packed, "weight_scale": scales, "weight_scale_2": torch.tensor(amax / np.float32(2688) if amax else np.float32(1))}
         global_scale = np.float32(2688) / amax if amax else np.float32(1)
         return {
             "weight_packed": packed,

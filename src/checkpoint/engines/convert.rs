@@ -3,7 +3,9 @@
 //! Law: in memory are rows of one weight at a time, at most [`MOST_ELEMENTS`] elements or 128 rows, and a scale group
 //! where all of it is as small; never a file. A value that does not come back is refused with its place.
 
+use std::cmp::Ordering::{Equal, Less};
 use std::ops::ControlFlow;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use half::bf16;
 use safetensors::Dtype;
@@ -20,14 +22,20 @@ use super::report::{ConvertedLayer, Deviation, EngineReport, ScaleGroup};
 use super::weights::PlainWeights;
 use crate::checkpoint::CheckpointError;
 
-/// Elements that are converted at once, 32 MiB of f32.
-pub(super) const MOST_ELEMENTS: usize = 8 << 20;
+/// Elements that are converted at once, 16 MiB of f32, which the allocator takes again instead of asking the system.
+pub(super) const MOST_ELEMENTS: usize = 4 << 20;
 
 /// Bytes that are copied at once.
 const PIECE: usize = 4 << 20;
 
 /// Rows at the beginning of what is converted at once, by which the error of a large weight is measured.
 const MEASURED_ROWS: usize = ROWS_OF_BLOCKS;
+
+/// Pieces that are read before they are asked for.
+const READ_AHEAD: usize = 2;
+
+/// Elements of a weight whose error is measured as a whole.
+const MEASURED_WHOLE: usize = 1 << 20;
 
 /// Is told the tensor and the bytes that were read of it; it may end the work.
 pub type Watch<'w> = dyn FnMut(&str, u64) -> ControlFlow<()> + 'w;
@@ -41,19 +49,40 @@ pub(super) struct Conversion<'a> {
     pub(super) watch: &'a mut Watch<'a>,
 }
 
+/// Rows that were read ahead, in the order in which they are asked for.
+type Ahead = Receiver<Result<Vec<f32>, CheckpointError>>;
+
 impl Conversion<'_> {
-    pub(super) fn convert(&mut self, unit: &Unit) -> Result<(), CheckpointError> {
-        match unit {
-            Unit::Group(layers) => self.group(layers),
-            Unit::Copy { name, source, dtype, place } => self.copy(name, source, *dtype, *place),
-        }
+    /// Converts all of them, while another thread reads ahead.
+    pub(super) fn convert(&mut self, units: &[Unit]) -> Result<(), CheckpointError> {
+        let weights = self.weights;
+        std::thread::scope(|scope| {
+            let (read, ahead) = sync_channel(READ_AHEAD);
+            scope.spawn(move || {
+                for (source, rows) in units.iter().flat_map(reading) {
+                    let mut values = Vec::new();
+                    let values = read_rows(weights, source, rows, &mut values).map(|()| values);
+                    let failed = values.is_err();
+                    // Nobody takes it where the conversion ended early.
+                    if read.send(values).is_err() || failed {
+                        return;
+                    }
+                }
+            });
+            // Taken along, so that the reader ends when the conversion does.
+            let ahead: Ahead = ahead;
+            units.iter().try_for_each(|unit| match unit {
+                Unit::Group(layers) => self.group(layers, &ahead),
+                Unit::Copy { name, source, dtype, place } => self.copy(name, source, *dtype, *place),
+            })
+        })
     }
 
     /// Layers with one scale.
-    fn group(&mut self, layers: &[Layer]) -> Result<(), CheckpointError> {
+    fn group(&mut self, layers: &[Layer], ahead: &Ahead) -> Result<(), CheckpointError> {
         let needs_amax = layers.iter().any(|layer| layer.format.needs_tensor_amax());
         if !needs_amax {
-            return layers.iter().try_for_each(|layer| self.layer(layer, 0.0, None));
+            return layers.iter().try_for_each(|layer| self.layer(layer, 0.0, None, ahead));
         }
         let fits = reads(layers) == 1;
         let mut kept: Vec<Option<Vec<f32>>> = Vec::new();
@@ -61,7 +90,7 @@ impl Conversion<'_> {
         for layer in layers {
             let (mut amax, mut values) = (0.0_f32, Vec::new());
             for rows in chunks(layer.source.shape) {
-                self.read(layer, rows, &mut values)?;
+                values = self.taken(layer, rows, ahead)?;
                 let shape = Shape::new(values.len() / layer.source.shape.cols, layer.source.shape.cols);
                 let found = tensor_amax(layer.format, self.options.via, shape, &values);
                 amax = amax.max(found.map_err(|error| unfit(layer, &error.to_string()))?);
@@ -77,19 +106,25 @@ impl Conversion<'_> {
                 .groups
                 .push(ScaleGroup { layers, ratio: if amax == smallest { 1.0 } else { amax / smallest } });
         }
-        layers.iter().zip(kept).try_for_each(|(layer, kept)| self.layer(layer, amax, kept))
+        layers.iter().zip(kept).try_for_each(|(layer, kept)| self.layer(layer, amax, kept, ahead))
     }
 
     /// One layer, in the scale of a tensor whose largest magnitude is `amax`. Its values may be `kept`.
-    fn layer(&mut self, layer: &Layer, amax: f32, kept: Option<Vec<f32>>) -> Result<(), CheckpointError> {
+    fn layer(
+        &mut self,
+        layer: &Layer,
+        amax: f32,
+        mut kept: Option<Vec<f32>>,
+        ahead: &Ahead,
+    ) -> Result<(), CheckpointError> {
         let Layer { name, source: Source { shape, .. }, format, stored } = layer;
         let (mut deviation, mut tensor_scale) = (Deviation::default(), 1.0);
-        let is_small = shape.elements() <= MOST_ELEMENTS / 8;
-        let mut values = kept.clone().unwrap_or_default();
+        let is_small = shape.elements() <= MEASURED_WHOLE;
         for rows in chunks(*shape) {
-            if kept.is_none() {
-                self.read(layer, rows, &mut values)?;
-            }
+            let values = match kept.take() {
+                Some(values) => values,
+                None => self.taken(layer, rows, ahead)?,
+            };
             let chunk = Shape::new(values.len() / shape.cols, shape.cols);
             let encoded = EncodedRows::quantize(*format, self.options.via, chunk, &values, amax)
                 .map_err(|error| unfit(layer, &error.to_string()))?;
@@ -139,57 +174,31 @@ impl Conversion<'_> {
         }
     }
 
-    /// Reads rows of a layer, which must be finite.
-    fn read(
+    /// The next rows of a layer, which must be finite.
+    fn taken(
         &mut self,
         layer: &Layer,
         rows: (usize, usize),
-        values: &mut Vec<f32>,
-    ) -> Result<(), CheckpointError> {
-        let Source { tensor, shape, .. } = &layer.source;
-        self.rows(&layer.source, rows, values)?;
-        let bytes = (values.len() * layer.source.width) as u64;
-        self.told(tensor, bytes)?;
+        ahead: &Ahead,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let Source { tensor, shape, width, .. } = &layer.source;
+        // A reader ends early only after an error, which it sent.
+        let values = ahead.recv().unwrap_or(Err(CheckpointError::Stopped))?;
+        self.told(tensor, (values.len() * width) as u64)?;
         let largest = self.options.via.largest(layer.format).min(LARGEST);
-        let is_wrong = |value: &f32| !(value.abs() <= largest);
+        // What is no number is not below it either.
+        let is_wrong = |value: &f32| !matches!(value.abs().partial_cmp(&largest), Some(Less | Equal));
         // Whole pieces first, which the compiler does many at once.
-        let piece = values
-            .chunks(1024)
-            .position(|piece| piece.iter().fold(false, |any, value| any | is_wrong(value)));
-        let Some(at) = piece.and_then(|piece| {
-            let at = values[piece * 1024..].iter().position(is_wrong)?;
-            Some(piece * 1024 + at)
-        }) else {
-            return Ok(());
-        };
+        let mut pieces = values.chunks(1024);
+        let piece = pieces.position(|piece| piece.iter().fold(false, |any, value| any | is_wrong(value)));
+        let Some(begin) = piece.map(|piece| piece * 1024) else { return Ok(values) };
+        let at = begin + values[begin..].iter().position(is_wrong).unwrap_or(0);
         let (row, column) = (rows.0 + at / shape.cols, at % shape.cols);
+        let value = values[at];
         Err(unfit(
             layer,
-            &format!("it holds {:?} in row {row}, column {column}, which does not come back", values[at]),
+            &format!("it holds {value:?} in row {row}, column {column}, which does not come back"),
         ))
-    }
-
-    /// Rows of the output's matrix, so many from the first on.
-    fn rows(
-        &self,
-        source: &Source,
-        (first, count): (usize, usize),
-        values: &mut Vec<f32>,
-    ) -> Result<(), CheckpointError> {
-        let Source { tensor, first_row, shape, transpose, .. } = source;
-        values.resize(count * shape.cols, 0.0);
-        if !transpose {
-            return self.weights.rows(tensor, first_row + first, shape.cols, values);
-        }
-        // The input has as many rows as the output has columns, and as many columns as it has rows.
-        let mut line = vec![0.0; shape.rows];
-        for row in 0..shape.cols {
-            self.weights.rows(tensor, first_row + row, shape.rows, &mut line)?;
-            for (at, value) in line[first..first + count].iter().enumerate() {
-                values[at * shape.cols + row] = *value;
-            }
-        }
-        Ok(())
     }
 
     fn copy(
@@ -202,7 +211,7 @@ impl Conversion<'_> {
         if source.transpose {
             let mut values = Vec::new();
             for rows in chunks(source.shape) {
-                self.rows(source, rows, &mut values)?;
+                read_rows(self.weights, source, rows, &mut values)?;
                 let bytes = in_dtype(&values, dtype);
                 self.folder.append(place, &bytes)?;
                 self.told(name, bytes.len() as u64)?;
@@ -233,6 +242,36 @@ impl Conversion<'_> {
 
 /// The largest magnitude of which every scale and every product is finite.
 const LARGEST: f32 = f32::MAX / 1024.0;
+
+/// What is read for a unit, in its order.
+fn reading(unit: &Unit) -> Vec<(&Source, (usize, usize))> {
+    let Unit::Group(layers) = unit else { return Vec::new() };
+    let all = || layers.iter().flat_map(|layer| chunks(layer.source.shape).map(|rows| (&layer.source, rows)));
+    (0..reads(layers)).flat_map(|_| all()).collect()
+}
+
+/// Rows of the output's matrix, so many from the first on.
+fn read_rows(
+    weights: &dyn PlainWeights,
+    source: &Source,
+    (first, count): (usize, usize),
+    values: &mut Vec<f32>,
+) -> Result<(), CheckpointError> {
+    let Source { tensor, first_row, shape, transpose, .. } = source;
+    values.resize(count * shape.cols, 0.0);
+    if !transpose {
+        return weights.rows(tensor, first_row + first, shape.cols, values);
+    }
+    // The input has as many rows as the output has columns, and as many columns as it has rows.
+    let mut line = vec![0.0; shape.rows];
+    for row in 0..shape.cols {
+        weights.rows(tensor, first_row + row, shape.rows, &mut line)?;
+        for (at, value) in line[first..first + count].iter().enumerate() {
+            values[at * shape.cols + row] = *value;
+        }
+    }
+    Ok(())
+}
 
 /// First rows and numbers of rows, each of a multiple of every block but the last.
 fn chunks(shape: Shape) -> impl Iterator<Item = (usize, usize)> {

@@ -157,7 +157,7 @@ impl<'a> EngineModel<'a> {
 
     /// Converts the model into the folder `target`, which is not there or empty (EN-4). `watch` is told of every piece.
     ///
-    /// Memory: 32 MiB of values at a time, what is made of them, and a buffer for each file.
+    /// Memory: 16 MiB of values at a time, as much read ahead, what is made of them, and a buffer for each file.
     ///
     /// # Errors
     /// [`CheckpointError::Taken`] for a folder that is there, [`CheckpointError::Unfit`] for values that do not come
@@ -174,7 +174,7 @@ impl<'a> EngineModel<'a> {
         let mut report = EngineReport { left, bytes, files: files.len(), ..EngineReport::default() };
         let mut conversion =
             Conversion { weights, options: &options, folder: &mut folder, report: &mut report, watch };
-        units.iter().try_for_each(|unit| conversion.convert(unit))?;
+        conversion.convert(&units)?;
         if let Some(from) = &options.model_folder {
             report.copied = folder.copy_rest(from)?;
         }

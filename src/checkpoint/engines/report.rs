@@ -39,7 +39,7 @@ pub struct ConvertedLayer {
     /// Bytes of its tensors.
     pub bytes_after: u64,
     /// ‖W − dequantize(quantize(W))‖ / ‖W‖ in Frobenius norms. Of a weight of more than a million elements it is that
-    /// of some of its rows: the first 128 of each eight million elements.
+    /// of some of its rows: the first 128 of each four million elements.
     pub relative_error: f64,
 }
 

@@ -14,7 +14,6 @@ use super::super::{ToolError, inspect_checkpoint};
 /// checkpoint. Layers that engines fuse (q, k and v; gate and up) need one scale; where theirs differ, engines
 /// decode some of them by a wrong number, and the report names them.
 #[derive(Debug, Args)]
-#[command(verbatim_doc_comment)]
 pub(super) struct Inspect {
     /// Print JSON
     #[arg(long)]

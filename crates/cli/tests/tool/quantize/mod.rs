@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod contents;
+mod engines;
 mod golden;
 mod kinds;
 mod leftovers;
