@@ -1,13 +1,12 @@
 """Checks that folders quantized by the program are what the engines' packages expect.
 
-    python3 tests/engines/check.py target/release/warpweft [--only llama-tied] [--keep FOLDER] [--dequantize]
+    python3 tests/engines/check.py target/release/warpweft [--only llama-tied] [--keep FOLDER]
 
 Tiny models with seeded bf16 weights are quantized by `warpweft quantize --format F --to DIALECT IN OUT`, some with
 `--rule`. One row per model, dialect and format says whether the tensors are those of an independent quantizer, byte
 for byte; whether the configuration selects exactly the quantized linears; whether the package's own code reads the
 values that `dialects.py` states, bit for bit; and how far the logits of the loaded model are from those of a model of
-these values, and from the unquantized ones. `--dequantize` also reads every folder back by
-`warpweft dequantize IN OUT`. The exit status is 1 if any row fails.
+these values, and from the unquantized ones. The exit status is 1 if any row fails.
 """
 
 import argparse
@@ -181,7 +180,7 @@ def load_faults(row, folder, dialect, expected, source):
     return faults
 
 
-def check(program, name, source, dialect, form, folder, dequantize):
+def check(program, name, source, dialect, form, folder):
     row = Row(name, dialect, form)
     done = quantize(program, source, dialect, form, folder)
     if done.returncode != 0:
@@ -202,21 +201,7 @@ def check(program, name, source, dialect, form, folder, dequantize):
         row.attempt("loaded", lambda: load_faults(row, folder, dialect, expected, source), ", ".join(ways))
     else:
         row.cells["loaded"] = "per linear"
-    if dequantize:
-        row.attempt("values", lambda: back_faults(program, folder, expected, tensors))
     return row
-
-
-def back_faults(program, folder, expected, tensors):
-    """How what the program reads out of its own folder differs from what the package reads."""
-    back = folder.parent / f"{folder.name}-back"
-    done = run(program, "dequantize", folder, back)
-    if done.returncode != 0:
-        return [f"dequantize has exit status {done.returncode}: {done.stderr.strip()[-300:]}"]
-    read_back = tensors_of(back)
-    wanted = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] not in expected}
-    wanted |= {f"{linear}.weight": value for linear, value in expected.items()}
-    return [f"dequantize: {fault}" for fault in tensor_faults(read_back, wanted)]
 
 
 def refused(program, source, dialect, form, folder):
@@ -236,7 +221,6 @@ def main():
     parser.add_argument("program", help="path of the program `warpweft`")
     parser.add_argument("--only", help="the one model to check")
     parser.add_argument("--keep", type=Path, help="an empty or new folder that keeps every folder written")
-    parser.add_argument("--dequantize", action="store_true", help="read every folder back by the program")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.set_verbosity_error()
@@ -262,7 +246,7 @@ def main():
             for form in forms:
                 folder = root / f"{name}-{dialect}-{form}".replace(", ", "-").replace(" ", "-")
                 with contextlib.redirect_stderr(io.StringIO()):  # Bars of progress.
-                    row = check(program, name, source, dialect, form, folder, arguments.dequantize)
+                    row = check(program, name, source, dialect, form, folder)
                 show(row)
         if name == "llama-tied":
             for dialect, form in REFUSED:

@@ -135,4 +135,14 @@ impl PlainWeights for Masters {
         }
         Ok(())
     }
+
+    fn delayed_factor(&self, tensor: &str) -> Result<Option<f32>, CheckpointError> {
+        let name = format!("{tensor}.delayed_scale");
+        if !self.files.tensor_names().any(|found| found == name) {
+            return Ok(None);
+        }
+        let mut factor = [0; size_of::<f32>()];
+        self.files.bytes(&name, 0, &mut factor)?;
+        Ok(Some(f32::from_le_bytes(factor)))
+    }
 }

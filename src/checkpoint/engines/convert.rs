@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use half::bf16;
 use safetensors::Dtype;
 use warpweft_base::errors::shown;
-use warpweft_format::{Shape, tensor_amax};
+use warpweft_format::{Format, Shape, tensor_amax};
 
 use super::EngineOptions;
 use super::dialect::{Dialect, Holds};
@@ -49,6 +49,15 @@ pub(super) struct Conversion<'a> {
     pub(super) watch: &'a mut Watch<'a>,
 }
 
+/// Where the scale of a tensor comes from.
+#[derive(Clone, Copy)]
+enum Scaled {
+    /// From the largest magnitude of all layers that share it.
+    ByAmax(f32),
+    /// It is one over the factor that delayed scaling multiplied by.
+    Delayed(f32),
+}
+
 /// Rows that were read ahead, in the order in which they are asked for.
 type Ahead = Receiver<Result<Vec<f32>, CheckpointError>>;
 
@@ -82,7 +91,7 @@ impl Conversion<'_> {
     fn group(&mut self, layers: &[Layer], ahead: &Ahead) -> Result<(), CheckpointError> {
         let needs_amax = layers.iter().any(|layer| layer.format.needs_tensor_amax());
         if !needs_amax {
-            return layers.iter().try_for_each(|layer| self.layer(layer, 0.0, None, ahead));
+            return layers.iter().try_for_each(|layer| self.layer(layer, Scaled::ByAmax(0.0), None, ahead));
         }
         let fits = reads(layers) == 1;
         let mut kept: Vec<Option<Vec<f32>>> = Vec::new();
@@ -106,14 +115,33 @@ impl Conversion<'_> {
                 .groups
                 .push(ScaleGroup { layers, ratio: if amax == smallest { 1.0 } else { amax / smallest } });
         }
-        layers.iter().zip(kept).try_for_each(|(layer, kept)| self.layer(layer, amax, kept, ahead))
+        let scaled = self.delayed(layers)?.map_or(Scaled::ByAmax(amax), Scaled::Delayed);
+        layers.iter().zip(kept).try_for_each(|(layer, kept)| self.layer(layer, scaled, kept, ahead))
     }
 
-    /// One layer, in the scale of a tensor whose largest magnitude is `amax`. Its values may be `kept`.
+    /// The factor of delayed scaling that all of these layers were trained with.
+    fn delayed(&self, layers: &[Layer]) -> Result<Option<f32>, CheckpointError> {
+        let mut common = None;
+        for Layer { source, format, .. } in layers {
+            let factor = match format {
+                Format::Fp8Tensor(_) => self.weights.delayed_factor(&source.tensor)?,
+                _ => None,
+            };
+            let factor = factor.filter(|factor| factor.is_normal() && *factor > 0.0);
+            match (factor, common) {
+                (Some(factor), None) => common = Some(factor),
+                (Some(factor), Some(other)) if factor == other => {}
+                _ => return Ok(None),
+            }
+        }
+        Ok(common)
+    }
+
+    /// One layer. Its values may be `kept`.
     fn layer(
         &mut self,
         layer: &Layer,
-        amax: f32,
+        scaled: Scaled,
         mut kept: Option<Vec<f32>>,
         ahead: &Ahead,
     ) -> Result<(), CheckpointError> {
@@ -126,8 +154,15 @@ impl Conversion<'_> {
                 None => self.taken(layer, rows, ahead)?,
             };
             let chunk = Shape::new(values.len() / shape.cols, shape.cols);
-            let encoded = EncodedRows::quantize(*format, self.options.via, chunk, &values, amax)
-                .map_err(|error| unfit(layer, &error.to_string()))?;
+            let encoded = match scaled {
+                Scaled::ByAmax(amax) => {
+                    EncodedRows::quantize(*format, self.options.via, chunk, &values, amax)
+                }
+                Scaled::Delayed(factor) => {
+                    EncodedRows::delayed(*format, self.options.via, chunk, &values, factor)
+                }
+            };
+            let encoded = encoded.map_err(|error| unfit(layer, &error.to_string()))?;
             for (tensor, place) in stored {
                 match tensor.holds {
                     Holds::Codes => self.folder.append(*place, encoded.codes())?,

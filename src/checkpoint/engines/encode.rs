@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use warpweft_format::{
     Directions, Format, FormatError, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, Planes, Shape, Via,
-    dequantize, quantize, quantize_shard,
+    dequantize, partial_cast, quantize, quantize_shard,
 };
 
 use super::encoding::Encoding;
@@ -24,6 +24,19 @@ pub(crate) struct EncodedRows {
 }
 
 impl EncodedRows {
+    /// Rows in FP8 by tensors, by the factor of delayed scaling that training used.
+    pub(crate) fn delayed(
+        format: Format,
+        via: Via,
+        shape: Shape,
+        values: &[f32],
+        factor: f32,
+    ) -> Result<Self, FormatError> {
+        let mut planes = OwnedPlanes::zeroed(format, Orientation::Rowwise, shape);
+        partial_cast(format, Orientation::Rowwise, via, shape, values, &[factor], &mut planes.data)?;
+        Ok(Self { format, shape, planes, scale: None, tensor_scale: 1.0 / factor })
+    }
+
     /// Quantizes rows that begin at a multiple of [`ROWS_OF_BLOCKS`] of the weight. `amax` is that of the whole weight,
     /// or of all weights that share its scale.
     pub(crate) fn quantize(

@@ -45,6 +45,16 @@ pub trait PlainWeights: Sync {
     /// # Errors
     /// What cannot be read.
     fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError>;
+
+    /// What delayed scaling multiplied a tensor by before it became FP8 with one scale; `None` where the scale is of
+    /// the tensor itself.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    fn delayed_factor(&self, tensor: &str) -> Result<Option<f32>, CheckpointError> {
+        let _ = tensor;
+        Ok(None)
+    }
 }
 
 /// The tensors of the files, in their dtypes.
@@ -111,11 +121,18 @@ impl PlainWeights for Checkpoint {
         }
         Ok(())
     }
+
+    fn delayed_factor(&self, tensor: &str) -> Result<Option<f32>, CheckpointError> {
+        Ok(state_of(self, tensor).and_then(|state| Some(state.delayed.as_ref()?.scale)))
+    }
+}
+
+fn state_of<'a>(checkpoint: &'a Checkpoint, tensor: &str) -> Option<&'a WeightState> {
+    checkpoint.weights.iter().find(|state| state.name == tensor)
 }
 
 fn values_of<'a>(checkpoint: &'a Checkpoint, tensor: &str) -> Result<Cow<'a, [f32]>, CheckpointError> {
-    let state = checkpoint.weights.iter().find(|state| state.name == tensor);
-    state.ok_or_else(|| no_values(tensor))?.values().map_err(|_| no_values(tensor))
+    state_of(checkpoint, tensor).ok_or_else(|| no_values(tensor))?.values().map_err(|_| no_values(tensor))
 }
 
 /// What is said of a weight that is not in the checkpoint with its values.

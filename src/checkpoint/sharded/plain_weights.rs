@@ -32,13 +32,16 @@ impl PartFiles {
 }
 
 impl Masters {
+    fn indexed(&self, weight: &str) -> Option<&IndexedWeight> {
+        self.opened.index.weights.iter().find(|indexed| indexed.name == weight)
+    }
+
     fn rows_of(&self, weight: &str, begin: usize, rows: usize) -> Result<Vec<f32>, CheckpointError> {
-        let indexed = self.opened.index.weights.iter().find(|indexed| indexed.name == weight);
         let unknown = || {
             let reason = format!("the checkpoint has no weight `{}`", shown(weight));
             CheckpointError::Unfit { reason }
         };
-        let indexed = indexed.ok_or_else(unknown)?;
+        let indexed = self.indexed(weight).ok_or_else(unknown)?;
         // A weight of one column was asked for as one row.
         let wanted = ShardRows { begin, rows: if indexed.cols == 1 { indexed.rows } else { rows } };
         let values = self.opened.rows(indexed, StatePart::Master, wanted, &|| Ok(()));
@@ -70,8 +73,7 @@ impl PlainWeights for Masters {
     }
 
     fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        let weight = self.opened.index.weights.iter().find(|weight| weight.name == tensor);
-        let cols = weight.map_or(1, |weight| weight.cols).max(1);
+        let cols = self.indexed(tensor).map_or(1, |weight| weight.cols).max(1);
         let (begin, words) = (at / size_of::<bf16>(), bytes.as_chunks_mut().0);
         // Whole rows around them.
         let (first, last) = (begin / cols, (begin + words.len()).div_ceil(cols));
@@ -81,5 +83,11 @@ impl PlainWeights for Masters {
             *word = bf16::from_f32(*value).to_le_bytes();
         }
         Ok(())
+    }
+
+    fn delayed_factor(&self, tensor: &str) -> Result<Option<f32>, CheckpointError> {
+        let Some(weight) = self.indexed(tensor) else { return Ok(None) };
+        let delayed = self.opened.delayed(weight, &|| Ok(())).map_err(CheckpointError::in_parts)?;
+        Ok(delayed.map(|delayed| delayed.scale))
     }
 }

@@ -6,6 +6,7 @@
 mod golden;
 mod refused;
 mod round_trip;
+mod written;
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -16,6 +17,7 @@ use warpweft::checkpoint::engines::{EngineModel, EngineOptions, EngineReport, Pl
 use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
 
 /// A tensor of a model in bf16.
+#[derive(Clone)]
 struct Bf16 {
     name: String,
     shape: Vec<usize>,

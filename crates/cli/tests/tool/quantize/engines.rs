@@ -1,17 +1,20 @@
 //! `quantize --to`: folders that inference engines load, from what sessions saved.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::{Dtype, TensorView};
 
 use warpweft::bf16;
 use warpweft::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
 use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, PretrainedFiles, WeightState};
-use warpweft::config::Config;
+use warpweft::config::{Config, Scaling};
 use warpweft::format::{Format, Via};
 use warpweft::session::block_on;
 use warpweft::session::initial::MasterRows;
-use warpweft_cli::quantize_for_engines;
+use warpweft_cli::{inspect_checkpoint, quantize_for_engines};
 use warpweft_testing::trainer::{SIZE, Trainer, feed};
 
 /// One layer is cut into two that engines fuse, the others are renamed, and the bias keeps to itself.
@@ -47,10 +50,12 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// A session of so many ranks after two steps: what it exports, and its checkpoints in one file and in parts.
-fn trained(format: Format, ranks: u32, folder: &Path) -> Checkpoint {
+fn trained(format: Format, ranks: u32, scaling: Scaling, folder: &Path) -> Checkpoint {
     let trainer = Trainer::new(2, format);
+    let mut config = Config::default();
+    config.quantize.scaling = scaling;
     block_on(async {
-        let mut session = trainer.start(Config::default(), ranks).await.unwrap();
+        let mut session = trainer.start(config, ranks).await.unwrap();
         for step in 0..2 {
             feed(&mut session, "train", ranks, step);
             session.step("train").await.unwrap();
@@ -66,54 +71,187 @@ fn trained(format: Format, ranks: u32, folder: &Path) -> Checkpoint {
 fn a_session_exports_what_the_tool_makes_of_its_checkpoints_and_what_it_trained_with() {
     for dialect in Dialect::ALL {
         for (format, ranks) in dialect.formats().flat_map(|format| [1, 2, 4].map(|ranks| (format, ranks))) {
-            let folder = tempfile::tempdir().unwrap();
-            let folder = folder.path();
-            let checkpoint = trained(format, ranks, folder);
             let map = if matches!(format, Format::Fp8Block(_)) { RENAMED } else { CUT };
-            let options = || {
-                let mut options = EngineOptions::new(dialect, format);
-                (options.via, options.names) = (Via::Bf16, NameMap::read(map).unwrap());
-                options
-            };
-            let whole = folder.join("whole");
-            let model = EngineModel::plan(&checkpoint, options()).unwrap();
-            let report = model.write(&whole, &mut |_, _| ControlFlow::Continue(())).unwrap();
-            assert_eq!(report.layers.len(), if map == CUT { 3 } else { 2 });
-            for saved in ["one.safetensors", "parts"] {
-                let target = folder.join(format!("of {saved}"));
-                quantize_for_engines(&folder.join(saved), &target, options(), &mut ()).unwrap();
-                assert_eq!(files(&whole), files(&target), "{dialect} {format} {ranks} {saved}");
-            }
-
-            // The values that the session trained with, by the same map back.
-            let read = PretrainedFiles::open_model(&whole).unwrap();
-            let initializer = read.initializer_by(&Trainer::new(2, format).model, &options().names).unwrap();
-            for weight in &checkpoint.weights {
-                let cols = weight.shape.cols;
-                let mut values = vec![0.0; weight.shape.elements()];
-                // In two pieces, as ranks ask for them.
-                let (first, second) = values.split_at_mut(weight.shape.rows / 3 * cols);
-                for (first_row, values) in [(0, first), (weight.shape.rows / 3, second)] {
-                    let rows = MasterRows { first_row, ..MasterRows::from_the_first(&weight.name, cols) };
-                    initializer(rows, values).unwrap();
-                }
-                let is_turned = map == CUT && weight.name == "layer1";
-                let trained = match weight.name.as_str() {
-                    "bias" => weight.master.clone(),
-                    // Its tiles are those of the transposed weight in training, and of the weight here.
-                    _ if is_turned && !matches!(format, Format::Nvfp4(_) | Format::Fp8Tensor(_)) => continue,
-                    _ => {
-                        let planes = WeightState { master: Vec::new(), ..weight.clone() };
-                        planes.values().unwrap().into_owned()
-                    }
-                };
-                assert_eq!(values.len(), trained.len());
-                for (value, trained) in values.iter().zip(&trained) {
-                    let [value, trained] = [value, trained].map(|value| bf16::from_f32(*value));
-                    assert_eq!(value, trained, "{dialect} {format} {ranks} {}", weight.name);
-                }
-            }
+            compare(dialect, format, ranks, Scaling::Current, map);
         }
     }
     assert_eq!(SIZE, 96, "the map cuts 96 rows");
+}
+
+#[test]
+fn codes_of_delayed_scaling_are_exported_as_they_are() {
+    for ranks in [1, 2, 4] {
+        compare(Dialect::CompressedTensors, Format::FP8_TENSOR_E4M3, ranks, Scaling::Delayed, CUT);
+    }
+}
+
+fn compare(dialect: Dialect, format: Format, ranks: u32, scaling: Scaling, map: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let checkpoint = trained(format, ranks, scaling, folder);
+    let options = || {
+        let mut options = EngineOptions::new(dialect, format);
+        (options.via, options.names) = (Via::Bf16, NameMap::read(map).unwrap());
+        options
+    };
+    let whole = folder.join("whole");
+    let model = EngineModel::plan(&checkpoint, options()).unwrap();
+    let report = model.write(&whole, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    assert_eq!(report.layers.len(), if map == CUT { 3 } else { 2 });
+    for saved in ["one.safetensors", "parts"] {
+        let target = folder.join(format!("of {saved}"));
+        quantize_for_engines(&folder.join(saved), &target, options(), &mut ()).unwrap();
+        assert_eq!(files(&whole), files(&target), "{dialect} {format} {ranks} {saved}");
+    }
+
+    // The values that the session trained with, by the same map back.
+    let read = PretrainedFiles::open_model(&whole).unwrap();
+    let initializer = read.initializer_by(&Trainer::new(2, format).model, &options().names).unwrap();
+    for weight in &checkpoint.weights {
+        let cols = weight.shape.cols;
+        let mut values = vec![0.0; weight.shape.elements()];
+        // In two pieces, as ranks ask for them.
+        let (first, second) = values.split_at_mut(weight.shape.rows / 3 * cols);
+        for (first_row, values) in [(0, first), (weight.shape.rows / 3, second)] {
+            let rows = MasterRows { first_row, ..MasterRows::from_the_first(&weight.name, cols) };
+            initializer(rows, values).unwrap();
+        }
+        let is_turned = map == CUT && weight.name == "layer1";
+        let trained = match weight.name.as_str() {
+            "bias" => weight.master.clone(),
+            // Its blocks are those of the transposed weight here, and of the weight in training.
+            _ if is_turned && !matches!(format, Format::Nvfp4(_) | Format::Fp8Tensor(_)) => continue,
+            _ => {
+                let planes = WeightState { master: Vec::new(), ..weight.clone() };
+                planes.values().unwrap().into_owned()
+            }
+        };
+        assert_eq!(values.len(), trained.len());
+        for (value, trained) in values.iter().zip(&trained) {
+            let [value, trained] = [value, trained].map(|value| bf16::from_f32(*value));
+            assert_eq!(value, trained, "{dialect} {format} {ranks} {}", weight.name);
+        }
+    }
+}
+
+/// A folder with one matrix, called as Llama calls it.
+fn model(folder: &Path) -> PathBuf {
+    let bytes: Vec<u8> =
+        (0..64 * 64).flat_map(|at: i32| bf16::from_f32((at % 97) as f32 - 40.0).to_le_bytes()).collect();
+    let view = TensorView::new(Dtype::BF16, vec![64, 64], &bytes).unwrap();
+    let input = folder.join("in");
+    std::fs::create_dir(&input).unwrap();
+    let name = "model.layers.0.mlp.up_proj.weight";
+    safetensors::serialize_to_file([(name, view)], None, &input.join("model.safetensors")).unwrap();
+    std::fs::write(input.join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
+    input
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// What the program says, and whether it succeeds.
+fn program(arguments: &[&OsStr]) -> (bool, String) {
+    let done = std::process::Command::new(env!("CARGO_BIN_EXE_warpweft")).args(arguments).output().unwrap();
+    let said = [done.stdout, done.stderr].map(|said| String::from_utf8(said).unwrap()).concat();
+    (done.status.success(), said)
+}
+
+#[test]
+fn scales_of_inputs_make_layers_whose_inputs_are_quantized_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (input, scales) = (model(folder), folder.join("scales.json"));
+    std::fs::write(&scales, r#"{"model.layers.0.mlp.up_proj": 21.0}"#).unwrap();
+    for (dialect, tensor, expected) in
+        [("compressed-tensors", "input_global_scale", 128.0), ("modelopt", "input_scale", 0.0078125)]
+    {
+        let target = folder.join(dialect);
+        let mut arguments: Vec<&OsStr> =
+            ["quantize", "--format", "nvfp4_2d", "--to", dialect].map(OsStr::new).to_vec();
+        arguments.extend([
+            OsStr::new("--input-scales"),
+            scales.as_os_str(),
+            input.as_os_str(),
+            target.as_os_str(),
+        ]);
+        let (succeeded, said) = program(&arguments);
+        assert!(succeeded && !said.contains("W4A16"), "{said}");
+        let file = std::fs::read(target.join("model.safetensors")).unwrap();
+        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let scale = tensors.tensor(&format!("model.layers.0.mlp.up_proj.{tensor}")).unwrap();
+        assert_eq!(scale.data(), f32::to_le_bytes(expected));
+        let config = &json(&target.join("config.json"))["quantization_config"];
+        assert!(config["config_groups"]["group_0"]["input_activations"].is_object(), "{config}");
+        assert!(PretrainedFiles::open_model(&target).is_ok());
+    }
+    // A layer that the file lacks.
+    std::fs::write(&scales, "{}").unwrap();
+    let mut arguments: Vec<&OsStr> =
+        ["quantize", "--format", "nvfp4_2d", "--to", "modelopt", "--input-scales"].map(OsStr::new).to_vec();
+    let target = folder.join("out");
+    arguments.extend([scales.as_os_str(), input.as_os_str(), target.as_os_str()]);
+    let (succeeded, said) = program(&arguments);
+    assert!(!succeeded && said.contains("no largest magnitude of the inputs") && !target.exists(), "{said}");
+}
+
+#[test]
+fn the_program_says_what_it_did_and_inspect_what_came_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (input, target) = (model(folder), folder.join("out"));
+    let quantize: Vec<&OsStr> =
+        ["quantize", "--format", "nvfp4_2d", "--to", "modelopt"].map(OsStr::new).to_vec();
+    let (succeeded, said) = program(&[&quantize[..], &[input.as_os_str(), target.as_os_str()]].concat());
+    assert!(succeeded && said.contains("model.layers.*.mlp.up_proj") && said.contains("W4A16"), "{said}");
+    // A folder that is there, and one that cannot be.
+    for (target, expected) in
+        [(target.as_path(), "not empty"), (Path::new("/proc/warpweft"), "cannot make the folder")]
+    {
+        let (succeeded, said) = program(&[&quantize[..], &[input.as_os_str(), target.as_os_str()]].concat());
+        assert!(!succeeded && said.contains(expected), "{said}");
+    }
+    let (succeeded, said) = program(&[OsStr::new("inspect"), OsStr::new("--json"), target.as_os_str()]);
+    let found: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(succeeded && found["what"].as_str().unwrap().contains("`modelopt`"), "{said}");
+    assert_eq!(found["stored"], serde_json::json!([{ "stored_as": "NVFP4", "count": 1, "elements": 4096 }]));
+
+    // Checkpoints of a session, in one file and in parts.
+    trained(Format::NVFP4_2D, 2, Scaling::Current, folder);
+    let one = folder.join("one.safetensors");
+    let (succeeded, said) = program(&[OsStr::new("inspect"), OsStr::new("--digests"), one.as_os_str()]);
+    assert!(succeeded && said.contains("all 3 masters are as they were saved"), "{said}");
+    let parts = folder.join("parts");
+    let (succeeded, said) = program(&[OsStr::new("inspect"), parts.as_os_str()]);
+    assert!(succeeded && said.contains("a sharded checkpoint of 2 ranks"), "{said}");
+}
+
+/// EN-2.
+#[test]
+fn inspect_names_the_layers_that_engines_would_decode_wrongly() {
+    let folder = tempfile::tempdir().unwrap();
+    let matrix = |largest: f32| -> Vec<u8> {
+        (0..32 * 32)
+            .flat_map(|at: i32| bf16::from_f32((at % 32) as f32 / 31.0 * largest).to_le_bytes())
+            .collect()
+    };
+    let (gate, up) = (matrix(1.0), matrix(4.0));
+    let view = |bytes| TensorView::new(Dtype::BF16, vec![32, 32], bytes).unwrap();
+    // Under names that nobody fuses, each has a scale of its own.
+    let tensors = [("model.xate_proj.weight", view(&gate)), ("model.xp_proj.weight", view(&up))];
+    let input = folder.path().join("in.safetensors");
+    safetensors::serialize_to_file(tensors, None, &input).unwrap();
+    let target = folder.path().join("out");
+    let options = EngineOptions::new(Dialect::CompressedTensors, Format::NVFP4_2D);
+    quantize_for_engines(&input, &target, options, &mut ()).unwrap();
+    let file = target.join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let text: String = bytes.iter().map(|byte| char::from(*byte)).collect();
+    let text = text.replace("xate_proj", "gate_proj").replace("model.xp_proj", "model.up_proj");
+    std::fs::write(&file, text.chars().map(|character| character as u8).collect::<Vec<u8>>()).unwrap();
+    let found = inspect_checkpoint(&target, false, &mut ()).unwrap();
+    assert_eq!((found.scale_groups, found.mismatches.len()), (1, 1));
+    assert_eq!(found.mismatches[0].ratio, 4.0);
+    assert!(found.to_string().contains("by 4.00×: model.gate_proj, model.up_proj"), "{found}");
 }
