@@ -14,8 +14,9 @@ use super::text::{Align, Table, bytes, duration};
 /// Bytes of an element of the model as it was, which is served in bf16.
 const BEFORE: u64 = 2;
 
-/// The report as text. `inputs_are_quantized` says whether engines quantize the inputs of NVFP4 layers too.
-pub(crate) fn describe(report: &EngineReport, inputs_are_quantized: bool) -> String {
+/// The report as text. `inputs_are_quantized` says whether engines quantize the inputs of NVFP4 layers
+/// too, `has_description` whether config.json came from a model's folder.
+pub(crate) fn describe(report: &EngineReport, inputs_are_quantized: bool, has_description: bool) -> String {
     let mut table = Table::new([
         ("layers", Align::Left),
         ("count", Align::Right),
@@ -65,11 +66,17 @@ pub(crate) fn describe(report: &EngineReport, inputs_are_quantized: bool) -> Str
     total("all", report.layers.len() + report.left.len(), before + left, report.bytes);
     let files = if report.files == 1 { "one file".to_owned() } else { format!("{} files", report.files) };
     let mut text = format!("{table}\n{files} of tensors in {}", duration(report.elapsed));
-    match &report.copied[..] {
-        [] => {
-            text += "; no tokenizer and no description of the model came along: --model-folder names them\n"
+    text += &match (&report.copied[..], has_description) {
+        (_, false) => {
+            "; there is no description of the model and no tokenizer, which engines need: --model-folder \
+                       names them\n"
+                .to_owned()
         }
-        copied => text += &format!("; beside them {}\n", copied.join(", ")),
+        ([], true) => "; beside them config.json\n".to_owned(),
+        (copied, true) => format!("; beside them config.json, {}\n", copied.join(", ")),
+    };
+    if !report.not_copied.is_empty() {
+        text += &format!("not copied: {}\n", report.not_copied.join(", "));
     }
     text += &groups(report);
     if report.layers.iter().any(|layer| layer.format.needs_tensor_amax()) && !inputs_are_quantized {
@@ -93,7 +100,7 @@ fn groups(report: &EngineReport) -> String {
     };
     let differing = report.groups.iter().filter(|group| group.ratio != 1.0).count();
     format!(
-        "{} scale groups, 0 mismatch: each has one scale, as engines fuse its layers. With scales of their own {differing} \
+        "scale groups: {}, 0 mismatch: each has one scale, as engines fuse its layers. With scales of their own {differing} \
          would, by up to {:.2}× ({}).\n",
         report.groups.len(),
         worst.ratio,

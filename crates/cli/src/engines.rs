@@ -16,8 +16,8 @@ use super::input::{Input, manifest_of};
 use super::source::Source;
 use super::{Progress, ToolError};
 
-/// Converts the model `input`, a safetensors file, a folder as the Hugging Face hub has it, or a checkpoint that a session
-/// saved, into the folder `output`.
+/// Converts the model `input`, a safetensors file, a folder as the Hugging Face hub has it, or a checkpoint that a
+/// session saved, into the folder `output`.
 ///
 /// Of a folder, `config.json`, the tokenizer and so on travel along, unless the options name another.
 ///
@@ -87,6 +87,9 @@ impl EngineInput {
             progress.start(source.compared_bytes());
         }
         source.compare(&mut data, progress)?;
+        if !source.absent.is_empty() {
+            return Err(ToolError::Frozen { path: input.to_owned(), weights: source.absent });
+        }
         let files = PretrainedFiles::open([input])?;
         if source.left_out.is_none() {
             return of_session(Box::new(files));

@@ -1,14 +1,15 @@
 //! `warpweft inspect`: what a checkpoint is, ours or an engine's.
 //!
-//! Law: what is said of a file comes from its headers, its metadata and its scales of tensors; digests are compared only
-//! where that is asked for, since it reads every byte.
+//! Law: what is said of a file comes from its headers, its metadata and its scales of tensors; digests are compared
+//! only where that is asked for, since it reads every byte.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
-use warpweft::checkpoint::{PartFiles, PretrainedFiles};
+use warpweft::checkpoint::engines::{PlainTensor, PlainWeights};
+use warpweft::checkpoint::{CheckpointError, PartFiles, PretrainedFiles};
 use warpweft_base::errors::{shown, shown_path};
 
 use super::input::{Input, manifest_of};
@@ -56,8 +57,8 @@ pub struct Mismatch {
     pub ratio: f32,
 }
 
-/// Looks at a safetensors file, a model's folder or the folder of a sharded checkpoint. `digests` also compares what a
-/// session saved in one file with its digests.
+/// Looks at a safetensors file, a model's folder or the folder of a sharded checkpoint. `digests` also compares the
+/// masters that a session saved with their digests.
 ///
 /// # Errors
 /// [`ToolError`] for what cannot be read.
@@ -81,17 +82,51 @@ pub fn inspect_checkpoint(
         found.what = format!("a sharded checkpoint of {} ranks", saved.ranks);
         found.about = saved.notes.into_iter().collect();
         found.about.insert("optimizer step".to_owned(), saved.optimizer_step.to_string());
-        let weights = warpweft::checkpoint::engines::PlainWeights::tensors(&parts.plain_weights()?)?;
-        let elements = weights.iter().map(|weight| elements(&weight.shape));
-        let (count, elements) = (weights.len(), elements.sum());
-        found.stored.push(Stored { stored_as: "masters in F32".to_owned(), count, elements });
+        let masters = parts.plain_weights()?;
+        let weights = masters.tensors()?;
+        let elements_of = weights.iter().map(|weight| elements(&weight.shape));
+        let (count, elements_of) = (weights.len(), elements_of.sum());
+        found.stored.push(Stored { stored_as: "masters in F32".to_owned(), count, elements: elements_of });
+        if digests {
+            progress.start(elements_of * size_of::<f32>() as u64);
+            weights.iter().try_for_each(|weight| read_all(&masters, weight, progress))?;
+            progress.finish();
+            found.compared = Some(count);
+        }
     } else if path.is_dir() {
+        if digests {
+            let reason = "a model's folder has no digests; compare the checkpoint of a session".to_owned();
+            return Err(CheckpointError::Engine { path: path.to_owned(), reason }.into());
+        }
         folder(path, &mut found)?;
     } else {
         file(path, digests, progress, &mut found)?;
     }
     Ok(found)
 }
+
+/// Reads all of a weight, whose blocks are compared with their digests.
+fn read_all(
+    masters: &dyn PlainWeights,
+    weight: &PlainTensor,
+    progress: &mut dyn Progress,
+) -> Result<(), ToolError> {
+    let cols = weight.shape.last().copied().unwrap_or(1);
+    let rows = weight.shape.iter().rev().skip(1).product::<usize>();
+    let at_once = (ELEMENTS / cols.max(1)).max(1);
+    for first in (0..rows).step_by(at_once) {
+        let mut values = vec![0.0; at_once.min(rows - first) * cols];
+        progress.tensor(&weight.name);
+        masters.rows(&weight.name, first, cols, &mut values)?;
+        if progress.advance((values.len() * size_of::<f32>()) as u64).is_break() {
+            return Err(ToolError::Interrupted);
+        }
+    }
+    Ok(())
+}
+
+/// Elements that are read at once.
+const ELEMENTS: usize = 4 << 20;
 
 /// A model's folder.
 fn folder(path: &Path, found: &mut Inspection) -> Result<(), ToolError> {
@@ -192,7 +227,7 @@ impl fmt::Display for Inspection {
         }
         if self.scale_groups > 0 {
             let mut text =
-                format!("\n{} scale groups, {} mismatch", self.scale_groups, self.mismatches.len());
+                format!("\nscale groups: {}, {} mismatch", self.scale_groups, self.mismatches.len());
             if self.mismatches.is_empty() {
                 text.push('\n');
             } else {

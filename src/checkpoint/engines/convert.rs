@@ -13,7 +13,7 @@ use warpweft_base::errors::shown;
 use warpweft_format::{Format, Shape, tensor_amax};
 
 use super::EngineOptions;
-use super::dialect::{Dialect, Holds};
+use super::dialect::Holds;
 use super::encode::{EncodedRows, ROWS_OF_BLOCKS};
 use super::encoding::Encoding;
 use super::folder::ModelFolder;
@@ -145,7 +145,7 @@ impl Conversion<'_> {
         mut kept: Option<Vec<f32>>,
         ahead: &Ahead,
     ) -> Result<(), CheckpointError> {
-        let Layer { name, source: Source { shape, .. }, format, stored } = layer;
+        let Layer { name, source: Source { shape, .. }, format, stored, input_amax } = layer;
         let (mut deviation, mut tensor_scale) = (Deviation::default(), 1.0);
         let is_small = shape.elements() <= MEASURED_WHOLE;
         for rows in chunks(*shape) {
@@ -181,7 +181,7 @@ impl Conversion<'_> {
                 (Holds::Codes | Holds::Scales, _) => continue,
                 (Holds::TensorScale, Some(Encoding::Nvfp4)) => dialect.nvfp4_scale(tensor_scale),
                 (Holds::TensorScale, _) => tensor_scale,
-                (Holds::InputScale, _) => self.input_scale(name, dialect)?,
+                (Holds::InputScale, _) => dialect.nvfp4_scale(*input_amax),
             };
             self.folder.append(*place, &scale.to_le_bytes())?;
         }
@@ -190,23 +190,6 @@ impl Conversion<'_> {
         let (name, shape, format) = (name.clone(), *shape, *format);
         self.report.layers.push(ConvertedLayer { name, shape, format, bytes_after, relative_error });
         Ok(())
-    }
-
-    /// The scale of a layer's inputs.
-    fn input_scale(&self, layer: &str, dialect: Dialect) -> Result<f32, CheckpointError> {
-        let amaxes = self.options.input_amaxes.as_ref();
-        match amaxes.and_then(|amaxes| amaxes.get(layer)).copied() {
-            Some(amax) if amax.is_finite() && amax >= 0.0 => Ok(dialect.nvfp4_scale(amax)),
-            found => {
-                let what = found.map_or_else(|| "no".to_owned(), |amax| format!("{amax} for a"));
-                let reason = format!(
-                    "there is {what} largest magnitude of the inputs of layer `{}`; measure it on calibration data, or \
-                     leave input scales away, and only weights are quantized",
-                    shown(layer)
-                );
-                Err(CheckpointError::Unfit { reason })
-            }
-        }
     }
 
     /// The next rows of a layer, which must be finite.

@@ -24,7 +24,8 @@ use super::encoding::Encoding;
 
 /// A convention by which inference engines store quantized weights.
 ///
-/// vLLM, SGLang and transformers read all three. Names are those of `quantize --to`.
+/// vLLM and SGLang read all three, transformers the first and the last, TensorRT-LLM the second. Names are those of
+/// `quantize --to`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Dialect {

@@ -1,7 +1,8 @@
 //! A model's folder that is written: files of tensors with their index, `config.json`, and what travels along.
 //!
-//! Law **EN-4**: the folder takes its name when every file in it is on the disk, and vanishes when it is dropped before.
-//! A name that is taken is refused, unless it is that of an empty folder.
+//! Law **EN-4**: the folder takes its name when every file in it is on the disk, and vanishes when it is dropped
+//! before. A name that is taken is refused, unless it is that of an empty folder. What a killed process leaves is
+//! `.NAME.PROCESS-NUMBER.unfinished` beside it, which anybody may remove.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,7 +22,10 @@ pub(crate) const MOST_CONFIG: u64 = 1 << 24;
 
 /// Endings of files that hold weights, which do not travel along.
 const WEIGHTS: [&str; 10] =
-    ["safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "onnx", "ckpt", "safetensors.index.json"];
+    ["safetensors", "bin", "pt", "pth", "gguf", "h5", "msgpack", "onnx", "ckpt", "index.json"];
+
+/// Descriptions of how the model was stored before.
+const DESCRIPTIONS: [&str; 2] = [CONFIG, "hf_quant_config.json"];
 
 /// A folder on its way.
 #[derive(Debug)]
@@ -40,9 +44,8 @@ impl ModelFolder {
             let path = path.to_owned();
             move |error| CheckpointError::file(path, FileTask::Write, error)
         };
-        let beside = beside(target);
-        fs::create_dir(&beside)
-            .map_err(|error| CheckpointError::file(target, FileTask::MakeFolder, error))?;
+        let failed_to_make = |error| CheckpointError::file(target, FileTask::MakeFolder, error);
+        let beside = beside(target).map_err(failed_to_make)?;
         // From here on it is removed again when something fails.
         let mut folder = Self { target: target.to_owned(), beside, files: Vec::new() };
         let about = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -80,16 +83,20 @@ impl ModelFolder {
         write().map_err(|error| CheckpointError::file(path.clone(), FileTask::Write, error))
     }
 
-    /// Copies the files of a model's folder that are not of weights. Gives their names, sorted.
-    pub(super) fn copy_rest(&self, from: &Path) -> Result<Vec<String>, CheckpointError> {
+    /// Copies the files of a model's folder that are not of weights. Gives their names, and those of what else is
+    /// there, sorted.
+    pub(super) fn copy_rest(&self, from: &Path) -> Result<(Vec<String>, Vec<String>), CheckpointError> {
         let read = |error| CheckpointError::file(from, FileTask::Read, error);
-        let mut names = Vec::new();
+        let (mut names, mut others) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(from).map_err(read)? {
             let entry = entry.map_err(read)?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            let is_hidden = name.starts_with('.') || name == CONFIG;
+            if name.starts_with('.') || DESCRIPTIONS.contains(&name.as_str()) {
+                continue;
+            }
             let holds_weights = WEIGHTS.iter().any(|ending| name.ends_with(&format!(".{ending}")));
-            if is_hidden || holds_weights || !entry.path().is_file() {
+            if holds_weights || !entry.path().is_file() {
+                others.push(name);
                 continue;
             }
             let target = self.beside.join(&name);
@@ -98,7 +105,8 @@ impl ModelFolder {
             names.push(name);
         }
         names.sort_unstable();
-        Ok(names)
+        others.sort_unstable();
+        Ok((names, others))
     }
 
     /// Gives the folder its name, once every byte is on the disk.
@@ -148,16 +156,29 @@ fn file_name(number: usize, count: usize) -> String {
     }
 }
 
-/// A name in the same folder, which no other process takes.
-fn beside(target: &Path) -> PathBuf {
+/// Makes a folder beside it, under a name that no other process has or left when it was killed.
+fn beside(target: &Path) -> io::Result<PathBuf> {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    target.with_file_name(format!(".{name}.{}-unfinished", std::process::id()))
+    let mut number = 0;
+    loop {
+        let beside = target.with_file_name(format!(".{name}.{}-{number}.unfinished", std::process::id()));
+        match fs::create_dir(&beside) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists && number < MOST_LEFT => number += 1,
+            made => return made.map(|()| beside),
+        }
+    }
 }
+
+/// Folders that killed processes of one number may have left.
+const MOST_LEFT: u32 = 1000;
 
 /// Refuses a name that is taken.
 pub(super) fn check_free(target: &Path) -> Result<(), CheckpointError> {
     let taken =
         |reason: &str| Err(CheckpointError::Taken { path: target.to_owned(), reason: reason.to_owned() });
+    if target.is_symlink() {
+        return taken("it is a link, and a folder takes no link's name; name the folder itself");
+    }
     match fs::read_dir(target) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) if error.kind() == ErrorKind::NotADirectory => {

@@ -6,6 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use warpweft_base::errors::shown;
 use warpweft_format::Shape;
 use warpweft_plan::model::Model;
 
@@ -31,6 +32,15 @@ impl PretrainedFiles {
         let mut weights = HashMap::new();
         for spec in model.weights() {
             let parts = names.of(&spec.name)?;
+            let held =
+                parts.iter().map(|part| part.rows.unwrap_or(spec.shape.rows)).fold(0, usize::saturating_add);
+            if held != spec.shape.rows {
+                let (weight, rows) = (shown(&spec.name), spec.shape.rows);
+                let reason = format!(
+                    "the name map cuts weight `{weight}` of {rows} rows into {held}; mend its `rows`"
+                );
+                return Err(CheckpointError::Unfit { reason });
+            }
             for part in &parts {
                 let rows = part.rows.unwrap_or(spec.shape.rows);
                 let shape = Shape { rows, cols: spec.shape.cols };

@@ -3,7 +3,7 @@
 //! Law: nothing but headers and scales of tensors is read. Two layers of a group mismatch where their scales of the
 //! tensor differ in any bit, for an engine takes one of them for both.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use warpweft_format::Shape;
 
@@ -22,7 +22,8 @@ pub struct StoredLayer {
     pub encoding: &'static str,
     /// The shape of its weight.
     pub shape: Shape,
-    /// What its values are multiplied by as a whole, in NVFP4 and in FP8 by tensors.
+    /// The scale of the whole tensor as it is stored, in NVFP4 and in FP8 by tensors: values are multiplied by it, or
+    /// divided in compressed-tensors' NVFP4.
     pub tensor_scale: Option<f32>,
 }
 
@@ -51,16 +52,7 @@ impl PretrainedFiles {
     /// [`CheckpointError::File`], and [`CheckpointError::Engine`] for a scale of a tensor that is none.
     pub fn stored_layers(&self) -> Result<Vec<StoredLayer>, CheckpointError> {
         let layers = self.decodings().map(|(name, decoding)| {
-            let tensor_scale = match self.tensor_scale(name)? {
-                // compressed-tensors divides by it.
-                Some(scale)
-                    if decoding.dialect == Dialect::CompressedTensors
-                        && decoding.encoding == Encoding::Nvfp4 =>
-                {
-                    Some(1.0 / scale)
-                }
-                scale => scale,
-            };
+            let tensor_scale = self.tensor_scale(name)?;
             let name = name.strip_suffix(".weight").unwrap_or(name).to_owned();
             Ok(StoredLayer { name, encoding: decoding.encoding.words(), shape: decoding.shape, tensor_scale })
         });
@@ -71,13 +63,14 @@ impl PretrainedFiles {
     /// these over the smallest; 1 is no mismatch.
     #[must_use]
     pub fn scale_groups(layers: &[StoredLayer]) -> Vec<ScaleGroup> {
-        let scales: HashMap<&str, f32> =
+        let scales: BTreeMap<&str, f32> =
             layers.iter().filter_map(|layer| Some((layer.name.as_str(), layer.tensor_scale?))).collect();
         let groups = ScaleGroups::new(&[]).among(scales.keys().copied());
         let groups = groups.into_values().map(|names| {
             let scales = || names.iter().filter_map(|name| scales.get(name).copied());
             let (smallest, largest) = (scales().fold(f32::INFINITY, f32::min), scales().fold(0.0, f32::max));
-            let ratio = if smallest == largest { 1.0 } else { largest / smallest };
+            // Neighbours mismatch as well.
+            let ratio = if smallest == largest { 1.0 } else { (largest / smallest).max(1.0 + f32::EPSILON) };
             ScaleGroup { layers: names.into_iter().map(str::to_owned).collect(), ratio }
         });
         groups.collect()

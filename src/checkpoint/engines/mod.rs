@@ -15,11 +15,13 @@
 //! ```
 //!
 //! Laws:
-//! - **EN-1** codes and scales are those that training uses, bit for bit; they are moved, cropped and repeated, and
-//!   never rounded again.
-//! - **EN-2** what an engine fuses is quantized alike or not at all, and has one scale of the tensor.
-//! - **EN-3** whoever reads a dialect computes values in the order of operations of the dialect's own package, and takes
-//!   from `config.json` which dialect it is; nothing is guessed from numbers.
+//! - **EN-1** codes and scales are those of the quantizer, bit for bit: those that training uses, where no layer that
+//!   an engine fuses with another has a larger magnitude. They are moved, cropped and repeated, and never rounded
+//!   again.
+//! - **EN-2** what an engine fuses is quantized alike or not at all, and has one scale of the tensor; the experts of a
+//!   layer are quantized alike or not at all.
+//! - **EN-3** whoever reads a dialect computes values in the order of operations of the dialect's own package, and
+//!   takes from `config.json` which dialect it is; nothing is guessed from numbers.
 //! - **EN-4** a folder appears whole or not at all.
 //!
 //! Anyone may call: the tool, a trainer with a [`Checkpoint`](super::Checkpoint), whoever has
@@ -145,6 +147,12 @@ impl<'a> EngineModel<'a> {
             None => json!({}),
             Some(folder) => plain_config(&folder.join(CONFIG))?,
         };
+        // What is decoded is bf16, and so is the rest when it is loaded.
+        for key in ["dtype", "torch_dtype"] {
+            if config.get(key).is_some() {
+                config[key] = json!("bfloat16");
+            }
+        }
         config["quantization_config"] = plan.layers.config(options.dialect);
         Ok(Self { weights, options, plan, config })
     }
@@ -157,7 +165,8 @@ impl<'a> EngineModel<'a> {
 
     /// Converts the model into the folder `target`, which is not there or empty (EN-4). `watch` is told of every piece.
     ///
-    /// Memory: 16 MiB of values at a time, as much read ahead, what is made of them, and a buffer for each file.
+    /// Memory: 16 MiB of values at a time, three times as much read ahead, what is made of them, and a buffer for each
+    /// file.
     ///
     /// # Errors
     /// [`CheckpointError::Taken`] for a folder that is there, [`CheckpointError::Unfit`] for values that do not come
@@ -176,7 +185,7 @@ impl<'a> EngineModel<'a> {
             Conversion { weights, options: &options, folder: &mut folder, report: &mut report, watch };
         conversion.convert(&units)?;
         if let Some(from) = &options.model_folder {
-            report.copied = folder.copy_rest(from)?;
+            (report.copied, report.not_copied) = folder.copy_rest(from)?;
         }
         folder.json(CONFIG, &config)?;
         if let Some((name, value)) = layers.file_beside(options.dialect) {
@@ -194,7 +203,9 @@ fn plain_config(path: &Path) -> Result<Value, CheckpointError> {
     let text = regular::read(path, MOST_CONFIG)
         .map_err(|error| CheckpointError::file(path, FileTask::Read, error))?;
     match serde_json::from_slice(&text) {
-        Ok(Value::Object(config)) if config.contains_key("quantization_config") => {
+        Ok(Value::Object(config))
+            if config.get("quantization_config").is_some_and(|stated| !stated.is_null()) =>
+        {
             wrong("the model is quantized already; begin with the model as it was before".to_owned())
         }
         Ok(Value::Object(config)) => Ok(Value::Object(config)),

@@ -121,7 +121,7 @@ impl NameMap {
             let name = filled(name, &taken);
             let (transpose, is_tied) = (rule.transpose, rule.tied.is_some());
             let mapped = Mapped { name, first_row, rows, transpose, is_tied };
-            first_row += rows.unwrap_or(0);
+            first_row = first_row.saturating_add(rows.unwrap_or(0));
             mapped
         });
         Ok(mapped.collect())

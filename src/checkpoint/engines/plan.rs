@@ -13,9 +13,9 @@ use super::EngineOptions;
 use super::convert::MOST_ELEMENTS;
 use super::dialect::{Dialect, StoredTensor};
 use super::encoding::Encoding;
-use super::linears::{LeftAlone, Linears, layer_of, layers, quoted};
+use super::linears::{EMBEDDING, LeftAlone, Linears, is_for, layer_of, layers, quoted};
 use super::quantization_config::Layers;
-use super::scale_groups::ScaleGroups;
+use super::scale_groups::{ScaleGroups, experts};
 use super::weights::{PlainTensor, PlainWeights};
 use crate::checkpoint::CheckpointError;
 use crate::checkpoint::safetensors::{Outline, TensorId};
@@ -53,6 +53,8 @@ pub(super) struct Layer {
     pub(super) source: Source,
     pub(super) format: Format,
     pub(super) stored: Vec<(StoredTensor, Place)>,
+    /// The largest magnitude of its inputs, or of those of all layers that are fused with it, where they are quantized.
+    pub(super) input_amax: f32,
 }
 
 /// Rows of a tensor of the input.
@@ -85,12 +87,21 @@ struct Candidate {
 impl Plan {
     pub(super) fn of(weights: &dyn PlainWeights, options: &EngineOptions) -> Result<Self, CheckpointError> {
         check_formats(options)?;
-        let mut candidates = Vec::new();
+        let (mut candidates, mut tied) = (Vec::new(), Vec::new());
         for tensor in weights.tensors()? {
-            candidates.extend(renamed(tensor, options)?);
+            candidates.extend(renamed(tensor, options, &mut tied)?);
         }
+        check_used(&candidates, options)?;
         let groups = ScaleGroups::new(&options.scale_groups);
         keep_groups_whole(&mut candidates, &groups)?;
+        let written: HashSet<&str> =
+            candidates.iter().map(|candidate| candidate.tensor.name.as_str()).collect();
+        if let Some((from, to)) = tied.iter().find(|(_, to)| !written.contains(to.as_str())) {
+            let (from, to) = (quoted(from), quoted(to));
+            let reason =
+                format!("the name map ties {from} to {to}, which is not written; name a tensor that is");
+            return Err(CheckpointError::Unfit { reason });
+        }
 
         let mut plan = Self {
             layers: Layers { inputs_are_quantized: options.inputs_are_quantized(), ..Layers::default() },
@@ -105,7 +116,7 @@ impl Plan {
                         let mut source = source.clone();
                         source.first_row += number * linears.shape.rows;
                         source.shape = linears.shape;
-                        let layer = plan.layer(name, source, linears.format, options)?;
+                        let layer = plan.layer(name, source, linears.format, options, &groups)?;
                         let own = || plan.units.len();
                         let group = groups
                             .of(name)
@@ -183,6 +194,7 @@ impl Plan {
         source: Source,
         format: Format,
         options: &EngineOptions,
+        groups: &ScaleGroups,
     ) -> Result<Layer, CheckpointError> {
         let dialect = options.dialect;
         let encoding = Encoding::of(format).ok_or_else(|| not_stored(dialect, format))?;
@@ -196,7 +208,11 @@ impl Plan {
             stored.push((tensor, place));
         }
         self.layers.quantized.entry(encoding).or_default().push(name.to_owned());
-        Ok(Layer { name: name.to_owned(), source, format, stored })
+        let input_amax = match &options.input_amaxes {
+            Some(amaxes) if encoding == Encoding::Nvfp4 => input_amax(name, amaxes, groups)?,
+            _ => 0.0,
+        };
+        Ok(Layer { name: name.to_owned(), source, format, stored, input_amax })
     }
 
     fn copy(
@@ -209,13 +225,34 @@ impl Plan {
         let PlainTensor { name, dtype, shape } = &tensor;
         let place = self.place(name.clone(), *dtype, shape, options.bytes_of_file)?;
         self.units.push(Unit::Copy { name: name.clone(), source, dtype: *dtype, place });
-        let is_embedding = matches!(reason, LeftAlone::Kept { what: "an embedding" });
+        let is_embedding = matches!(reason, LeftAlone::Kept { what } if what == EMBEDDING);
         if let (Some((layers, _)), false) = (layers(name, shape), is_embedding) {
             self.layers.left_out.extend(layers);
         }
         self.left.push((tensor, reason));
         Ok(())
     }
+}
+
+/// The largest magnitude of the inputs of a layer, and of all that are fused with it, whose inputs are the same.
+fn input_amax(
+    layer: &str,
+    amaxes: &BTreeMap<String, f32>,
+    groups: &ScaleGroups,
+) -> Result<f32, CheckpointError> {
+    let is_sound = |amax: &&f32| amax.is_finite() && **amax >= 0.0;
+    let Some(own) = amaxes.get(layer).filter(is_sound) else {
+        let found = amaxes.get(layer).map_or_else(|| "no".to_owned(), |amax| format!("{amax} for a"));
+        let reason = format!(
+            "there is {found} largest magnitude of the inputs of layer {}; measure it on calibration data, or give no \
+             scales of inputs, and only weights are quantized",
+            quoted(layer)
+        );
+        return Err(CheckpointError::Unfit { reason });
+    };
+    let group = groups.of(layer);
+    let fused = amaxes.iter().filter(|(other, _)| group.is_some() && groups.of(other) == group);
+    Ok(fused.map(|(_, amax)| amax).filter(is_sound).copied().fold(*own, f32::max))
 }
 
 /// How often the values of these layers are read: once where all of them are kept, or no scale is of the whole.
@@ -249,10 +286,23 @@ fn not_stored(dialect: Dialect, format: Format) -> CheckpointError {
 }
 
 /// The tensors that one of the input becomes, by the name map, and what becomes of each by its new name.
-fn renamed(tensor: PlainTensor, options: &EngineOptions) -> Result<Vec<Candidate>, CheckpointError> {
+fn renamed(
+    tensor: PlainTensor,
+    options: &EngineOptions,
+    tied: &mut Vec<(String, String)>,
+) -> Result<Vec<Candidate>, CheckpointError> {
     let PlainTensor { name, dtype, shape } = tensor;
+    if !dtype.bitsize().is_multiple_of(8) {
+        let reason =
+            format!("{} is of {dtype}, whose elements are no whole bytes; convert it first", quoted(&name));
+        return Err(CheckpointError::Unfit { reason });
+    }
     let mut candidates = Vec::new();
-    for mapped in options.names.of(&name)?.into_iter().filter(|mapped| !mapped.is_tied) {
+    for mapped in options.names.of(&name)? {
+        if mapped.is_tied {
+            tied.push((name.clone(), mapped.name));
+            continue;
+        }
         let is_changed = mapped.transpose || mapped.rows.is_some();
         let new_shape = match shape[..] {
             _ if !is_changed => shape.clone(),
@@ -280,19 +330,46 @@ fn renamed(tensor: PlainTensor, options: &EngineOptions) -> Result<Vec<Candidate
         let tensor = PlainTensor { name: mapped.name, dtype, shape: new_shape };
         candidates.push(Candidate { tensor, source, fate });
     }
-    let taken: usize = candidates
-        .iter()
-        .map(|one| if one.source.transpose { one.source.shape.cols } else { one.source.shape.rows })
-        .sum();
-    if candidates.len() > 1 && taken != shape[0] {
+    let rows =
+        |one: &Candidate| if one.source.transpose { one.source.shape.cols } else { one.source.shape.rows };
+    let taken = candidates.iter().map(rows).fold(0, usize::saturating_add);
+    if candidates.len() > 1 && shape.first() != Some(&taken) {
         return Err(cannot_cut(&name, &shape));
     }
     Ok(candidates)
 }
 
+/// A rule, a scale group or a scale of inputs that is for nothing is misspelt.
+fn check_used(candidates: &[Candidate], options: &EngineOptions) -> Result<(), CheckpointError> {
+    let unused = |what: String| Err(CheckpointError::Unfit { reason: format!("{what}; check its spelling") });
+    let tensors = || candidates.iter().map(|candidate| candidate.tensor.name.as_str());
+    let is_idle = |pattern: &str| !tensors().any(|tensor| is_for(pattern, tensor));
+    if let Some((pattern, _)) = options.rules.iter().find(|(pattern, _)| is_idle(pattern)) {
+        return unused(format!("the rule for {} matches no tensor", quoted(pattern)));
+    }
+    let layers =
+        || candidates.iter().filter_map(|one| one.fate.as_ref().ok()).flat_map(|linears| &linears.layers);
+    let names: Vec<&str> = layers().map(String::as_str).collect();
+    if let Some(parts) = ScaleGroups::idle(&options.scale_groups, &names) {
+        return unused(format!("no layer is a part of the scale group {}", quoted(&parts.join(","))));
+    }
+    let Some(amaxes) = &options.input_amaxes else { return Ok(()) };
+    if options.dialect.input_scale().is_none() {
+        return unused(format!("`{}` has no scales of inputs", options.dialect));
+    }
+    let known: HashSet<&str> = names.into_iter().collect();
+    match amaxes.keys().find(|layer| !known.contains(layer.as_str())) {
+        Some(layer) => {
+            unused(format!("the scale of inputs for {} is of no layer that is quantized", quoted(layer)))
+        }
+        None => Ok(()),
+    }
+}
+
 fn cannot_cut(tensor: &str, shape: &[usize]) -> CheckpointError {
     let reason = format!(
-        "the name map cuts or transposes `{}`, which has the shape {shape:?}: give `rows` that add up to those of a matrix",
+        "the name map cuts or transposes `{}`, which has the shape {shape:?}: only a matrix can be, into `rows` that add up to \
+         its own",
         shown(tensor)
     );
     CheckpointError::Unfit { reason }
@@ -304,13 +381,27 @@ fn keep_groups_whole(candidates: &mut [Candidate], groups: &ScaleGroups) -> Resu
     for (number, candidate) in candidates.iter().enumerate() {
         let PlainTensor { name, shape, .. } = &candidate.tensor;
         let names = layers(name, shape).map(|(layers, _)| layers);
-        // A part that is no matrix cannot be quantized, and is a part all the same.
-        let names = names.or_else(|| layer_of(name).map(|layer| vec![layer.to_owned()]));
+        // A part that is no matrix is a part all the same, and so is a stack that is not taken apart; a bias is none.
+        let is_part = layer_of(name).is_some() || shape.len() > 1;
+        let names = names.or_else(|| is_part.then(|| vec![layer_of(name).unwrap_or(name).to_owned()]));
         of_layer.extend(names.into_iter().flatten().map(|layer| (layer, number)));
     }
+    let names = || of_layer.keys().map(String::as_str);
+    let mut together: Vec<(String, Vec<&str>, bool)> =
+        groups.among(names()).into_iter().map(|(group, layers)| (group, layers, true)).collect();
+    // One kernel computes all experts of a layer; their scales are their own.
+    let mut kernels: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for layer in names() {
+        if let Some(kernel) = experts(layer) {
+            kernels.entry(kernel).or_default().push(layer);
+        }
+    }
+    together.extend(kernels.into_iter().map(|(kernel, layers)| (kernel.to_owned(), layers, false)));
     let mut seen = HashSet::new();
-    for (group, layers) in groups.among(of_layer.keys().map(String::as_str)) {
-        let members: Vec<usize> = layers.iter().filter_map(|layer| of_layer.get(*layer)).copied().collect();
+    for (group, layers, is_one_product) in together {
+        let mut members: Vec<usize> =
+            layers.iter().filter_map(|layer| of_layer.get(*layer)).copied().collect();
+        members.dedup();
         if !seen.insert(members.clone()) {
             continue;
         }
@@ -318,29 +409,40 @@ fn keep_groups_whole(candidates: &mut [Candidate], groups: &ScaleGroups) -> Resu
         let formats: HashSet<Format> =
             fates().filter_map(|one| Some(one.fate.as_ref().ok()?.format)).collect();
         if formats.len() > 1 {
-            let named: Vec<String> = formats.iter().map(Format::to_string).collect();
-            let reason = format!(
-                "engines fuse {}, and rules give them {}; give them one format",
-                quoted(&group),
-                named.join(" and ")
-            );
+            let mut named: Vec<String> = formats.iter().map(Format::to_string).collect();
+            named.sort_unstable();
+            let (group, named) = (quoted(&group), named.join(" and "));
+            let reason =
+                format!("engines compute {group} together, and rules give it {named}; give it one format");
             return Err(CheckpointError::Unfit { reason });
         }
-        let because = fates().find_map(|one| match &one.fate {
-            Err(reason) => Some(format!("{}: {reason}", quoted(&one.tensor.name))),
-            Ok(Linears { format, shape, .. }) => {
-                let multiple = Encoding::of(*format).map_or(1, Encoding::rows_of_a_part);
-                let rows = shape.rows;
-                (!rows.is_multiple_of(multiple)).then(|| {
-                    format!("{}, whose {rows} rows are no multiple of {multiple}", quoted(&one.tensor.name))
-                })
+        // The last part of a product may end within a block.
+        let last = members.last().copied().filter(|_| is_one_product);
+        let because = members.iter().find_map(|&member| {
+            let one = &candidates[member];
+            let name = quoted(&one.tensor.name);
+            match &one.fate {
+                Err(reason) => Some((member, format!("{name}, which stays: {reason}"))),
+                Ok(Linears { format, shape, .. }) => {
+                    let multiple = Encoding::of(*format).map_or(1, Encoding::rows_of_a_part);
+                    let is_cut =
+                        is_one_product && last != Some(member) && !shape.rows.is_multiple_of(multiple);
+                    is_cut.then(|| {
+                        (member, format!("{name}, whose {} rows are no multiple of {multiple}", shape.rows))
+                    })
+                }
             }
         });
-        if let Some(because) = because {
+        if let Some((culprit, because)) = because {
             for member in members {
                 let fate = &mut candidates[member].fate;
                 if fate.is_ok() {
-                    *fate = Err(LeftAlone::Fused { because: because.clone() });
+                    let own = format!(
+                        "others, and its rows are no multiple of {}",
+                        Encoding::Fp8Block.rows_of_a_part()
+                    );
+                    let because = if member == culprit { own } else { because.clone() };
+                    *fate = Err(LeftAlone::Fused { because });
                 }
             }
         }

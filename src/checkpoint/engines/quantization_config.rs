@@ -61,7 +61,9 @@ impl Layers {
     }
 
     fn left_out(&self) -> Vec<&str> {
-        let head = Some(HEAD).filter(|head| !self.left_out.iter().any(|layer| layer == head));
+        let is_named =
+            |head: &&str| self.quantized.values().chain([&self.left_out]).flatten().any(|name| name == head);
+        let head = Some(HEAD).filter(|head| !is_named(head));
         head.into_iter().chain(self.left_out.iter().map(String::as_str)).collect()
     }
 
@@ -77,7 +79,9 @@ impl Layers {
         match encoding {
             Encoding::Nvfp4 if self.inputs_are_quantized => "NVFP4",
             Encoding::Nvfp4 => "W4A16_NVFP4",
-            Encoding::Mxfp8 | Encoding::Fp8Block | Encoding::Fp8Tensor | Encoding::Fp8Channel => "MXFP8",
+            Encoding::Mxfp8 => "MXFP8",
+            // Not written; `Dialect::has` refuses them.
+            Encoding::Fp8Block | Encoding::Fp8Tensor | Encoding::Fp8Channel => "FP8",
         }
     }
 

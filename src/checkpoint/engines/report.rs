@@ -23,6 +23,8 @@ pub struct EngineReport {
     pub files: usize,
     /// Files that were copied beside them.
     pub copied: Vec<String>,
+    /// What else was in the model's folder: folders, and weights in other files.
+    pub not_copied: Vec<String>,
     /// How long it took.
     pub elapsed: Duration,
 }

@@ -4,8 +4,8 @@
 //! the scale of the tensor of one part for all. Where the parts have scales of their own, the others are decoded by a
 //! wrong number, in silence. So whoever writes gives one scale to a group, in NVFP4 and in FP8 by tensors.
 //!
-//! Law **EN-2**: the layers of a group are quantized alike or not at all, and those whose encoding has a scale of the
-//! tensor have one that is the same to the bit.
+//! Law **EN-2**: the layers of a group, and the experts of a layer, are quantized alike or not at all, and those of a
+//! group whose encoding has a scale of the tensor have one that is the same to the bit.
 
 use std::collections::BTreeMap;
 
@@ -51,8 +51,29 @@ impl ScaleGroups {
             }
         }
         groups.retain(|_, layers| layers.len() > 1);
+        for layers in groups.values_mut() {
+            layers.sort_by_key(|layer| self.place(layer));
+        }
         groups
     }
+
+    /// Which part of its group a layer is: engines lay them one behind the other in this order.
+    fn place(&self, layer: &str) -> usize {
+        let place = |parts: &Vec<String>| parts.iter().position(|part| prefix(layer, part).is_some());
+        self.fused.iter().find_map(place).unwrap_or(0)
+    }
+
+    /// Own groups of which no layer is a part.
+    pub(crate) fn idle<'g>(own: &'g [Vec<String>], layers: &[&str]) -> Option<&'g Vec<String>> {
+        own.iter()
+            .find(|parts| !layers.iter().any(|layer| parts.iter().any(|part| prefix(layer, part).is_some())))
+    }
+}
+
+/// The experts that one kernel of an engine computes: those of a layer, by what stands before their numbers.
+pub(crate) fn experts(layer: &str) -> Option<&str> {
+    let end = layer.find(".experts.")?;
+    Some(&layer[..end + ".experts".len()])
 }
 
 /// What stands before `part` at the end of a name, whole between dots.

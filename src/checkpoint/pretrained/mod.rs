@@ -48,8 +48,8 @@ const MOST_NAMES: usize = 3;
 /// ([`Dialect`](super::engines::Dialect)), the weight `X.weight` of such a layer is one of its values, computed as the
 /// dialect's own package does when rows are asked for.
 ///
-/// Other codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for, with
-/// what the file is ([`CheckpointError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
+/// Other codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for,
+/// with what the file is ([`CheckpointError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
 ///
 /// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one
 /// row, or one column where a weight is n×1. One of more dimensions has rows of its last one, so

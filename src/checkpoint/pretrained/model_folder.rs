@@ -64,23 +64,22 @@ impl PretrainedFiles {
     /// tensors count that the index lists for it, and no others.
     ///
     /// # Errors
-    /// As [`PretrainedFiles::open`]; [`CheckpointError::Engine`] for layers that are quantized in a way that is not read,
-    /// or not as `config.json` says; [`CheckpointError::NoFolder`] where nothing is, such as for the name of a model
-    /// on a hub, from which nothing is downloaded; [`CheckpointError::Index`] for an index that is none, that names a
-    /// file outside of the folder, or that promises a tensor which its file does not have.
+    /// As [`PretrainedFiles::open`]; [`CheckpointError::Engine`] for layers that are quantized in a way that is not
+    /// read, or not as `config.json` says; [`CheckpointError::NoFolder`] where nothing is, such as for the name of a
+    /// model on a hub, from which nothing is downloaded; [`CheckpointError::Index`] for an index that is none, that
+    /// names a file outside of the folder, or that promises a tensor which its file does not have.
     pub fn open_model(folder: impl AsRef<Path>) -> Result<Self, CheckpointError> {
         let folder = folder.as_ref();
         if !folder.is_dir() {
             return Err(CheckpointError::NoFolder { folder: folder.to_owned() });
         }
+        let quantization = Quantization::of(folder)?.map(|quantization| (folder, quantization));
         let path = folder.join(INDEX);
         // A link that leads nowhere, or what this user may not look at, is no reason to take another file.
         let there = std::fs::symlink_metadata(&path);
         if there.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-            let quantization = Quantization::of(folder)?.map(|quantization| (folder, quantization));
             return Self::open_listed([folder.join(WHOLE)], quantization, |_, _| true);
         }
-        let quantization = Quantization::of(folder)?.map(|quantization| (folder, quantization));
         let wrong = |reason| CheckpointError::Index { path: path.clone(), reason };
         let Index { weight_map: Listed(weight_map) } = read(&path)?;
         let mut places: HashMap<&str, &str> = HashMap::new();

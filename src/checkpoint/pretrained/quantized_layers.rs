@@ -1,8 +1,8 @@
 //! The quantized layers of a model's folder among its tensors.
 //!
-//! Laws: `config.json` says which dialect it is and which encodings there are; shapes and dtypes then say which of these
-//! a layer has, exactly one. A layer without its scale, a scale without its layer, and tensors of another dialect are
-//! refused when the folder is opened: what is not understood is never a weight.
+//! Laws: `config.json` says which dialect it is and which encodings there are; shapes and dtypes then say which of
+//! these a layer has. A layer without its scale, a scale without its layer, and tensors of another dialect are refused
+//! when the folder is opened: what is not understood is never a weight.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -10,7 +10,7 @@ use super::index::IndexedWeight;
 use super::rows_of_parts::Opened;
 use crate::checkpoint::engines::{PlainTensor, PlainWeights, dimensions};
 use crate::checkpoint::{CheckpointError, StatePart};
-use warpweft_base::errors::shown;
+use warpweft_base::errors::{listed, shown};
 use warpweft_plan::model::ShardRows;
 
 /// The masters of a sharded checkpoint.
@@ -21,14 +21,30 @@ struct Masters {
 
 impl PartFiles {
     /// The masters, under the names of their weights, for
-    /// [`EngineModel::plan`](crate::checkpoint::engines::EngineModel::plan). What is left as it is becomes bf16; frozen
-    /// weights, of which the files have digests alone, are not there.
+    /// [`EngineModel::plan`](crate::checkpoint::engines::EngineModel::plan). What is left as it is becomes bf16.
     ///
     /// # Errors
-    /// As [`PartFiles::saved`].
+    /// As [`PartFiles::saved`]; [`CheckpointError::Unfit`] where weights are frozen, of which the files have digests
+    /// alone: the model would lack them.
     pub fn plain_weights(&self) -> Result<impl PlainWeights + use<>, CheckpointError> {
-        Opened::open(&self.folder).map(|opened| Masters { opened }).map_err(CheckpointError::in_parts)
+        let opened = Opened::open(&self.folder).map_err(CheckpointError::in_parts)?;
+        let frozen = opened.index.weights.iter().filter(|weight| weight.frozen.is_some());
+        let frozen: Vec<&str> = frozen.map(|weight| weight.name.as_str()).collect();
+        match frozen[..] {
+            [] => Ok(Masters { opened }),
+            _ => Err(no_frozen(&frozen)),
+        }
     }
+}
+
+/// What is said of a model whose frozen weights are not in the checkpoint.
+fn no_frozen(frozen: &[&str]) -> CheckpointError {
+    let reason = format!(
+        "the checkpoint has digests alone of the weights that are frozen, {}, so the model would lack them; convert what \
+         `Session::export` gives, which has them",
+        listed("`", frozen)
+    );
+    CheckpointError::Unfit { reason }
 }
 
 impl Masters {
@@ -51,13 +67,13 @@ impl Masters {
 
 impl PlainWeights for Masters {
     fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
-        let trained = self.opened.index.weights.iter().filter(|weight| weight.frozen.is_none());
+        let weights = self.opened.index.weights.iter();
         let tensor = |weight: &IndexedWeight| PlainTensor {
             name: weight.name.clone(),
             dtype: Dtype::BF16,
             shape: dimensions(weight.shape()),
         };
-        Ok(trained.map(tensor).collect())
+        Ok(weights.map(tensor).collect())
     }
 
     fn rows(

@@ -3,9 +3,10 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use warpweft::checkpoint::engines::{Dialect, EngineModel, EngineOptions};
+use warpweft::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
 use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
 use warpweft::format::Format;
+use warpweft::model::Model;
 
 use super::{Bf16, convert, llama, tensor, values, write};
 
@@ -99,6 +100,134 @@ fn parts_of_which_one_cannot_be_quantized_all_stay() {
         "{:?}",
         report.left
     );
+}
+
+/// EN-2: the last part of a product may end within a block, as DeepSeek's does.
+#[test]
+fn the_last_part_of_a_product_may_end_within_a_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let layer = |name: &str, rows| tensor(&format!("layers.0.self_attn.{name}.weight"), &[rows, 256], 1.0);
+    let model = [layer("q_a_proj", 256), layer("kv_a_proj_with_mqa", 192)];
+    write(folder.path(), &model, "{}");
+    let files = PretrainedFiles::open_model(folder.path()).unwrap();
+    let options = EngineOptions::new(Dialect::DeepSeekFp8, Format::FP8_BLOCK128_POW2);
+    let report = convert(&files, options, &folder.path().join("out")).unwrap();
+    assert_eq!(report.layers.len(), 2, "{:?}", report.left);
+}
+
+/// EN-2.
+#[test]
+fn experts_of_a_layer_are_quantized_alike_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let expert = |name: &str| tensor(&format!("layers.0.mlp.experts.{name}.weight"), &[64, 64], 1.0);
+    let mut model = vec![expert("0.w1"), expert("0.w3"), expert("1.w1"), expert("1.w3"), expert("0.w2")];
+    model.push(tensor("layers.0.o_proj.weight", &[64, 64], 1.0));
+    model.push(tensor("layers.0.mlp.experts.0.w1.bias", &[64], 1.0));
+    write(folder.path(), &model, "{}");
+    let files = PretrainedFiles::open_model(folder.path()).unwrap();
+    let mut options = nvfp4();
+    options.rules = vec![("*.experts.1.*".to_owned(), Some(Format::Mxfp8))];
+    let error = EngineModel::plan(&files, options.clone()).err().expect("it is refused").to_string();
+    assert!(error.contains("one format"), "{error}");
+    options.rules = vec![("*.w2".to_owned(), None)];
+    let report = convert(&files, options, &folder.path().join("kept")).unwrap();
+    assert_eq!(report.layers.len(), 1, "o_proj alone");
+    let report = convert(&files, nvfp4(), &folder.path().join("all")).unwrap();
+    assert_eq!(report.layers.len(), 6);
+    // A stack of gate and up in one stays, and the experts with it.
+    model.push(tensor("layers.0.mlp.experts.gate_up_proj", &[2, 64, 64], 1.0));
+    write(folder.path(), &model, "{}");
+    let files = PretrainedFiles::open_model(folder.path()).unwrap();
+    let report = convert(&files, nvfp4(), &folder.path().join("stacked")).unwrap();
+    assert_eq!(report.layers.len(), 1);
+}
+
+#[test]
+fn what_is_said_for_nothing_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("model");
+    write(&source, &llama(), "{}");
+    let files = PretrainedFiles::open_model(&source).unwrap();
+    let refused = |change: fn(&mut EngineOptions), expected: &str| {
+        let mut options = nvfp4();
+        change(&mut options);
+        let error = EngineModel::plan(&files, options).err().expect("it is refused").to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    refused(|options| options.rules.push(("lm_haed".to_owned(), None)), "`lm_haed` matches no tensor");
+    refused(|options| options.scale_groups.push(vec!["wq".to_owned(), "wk".to_owned()]), "`wq,wk`");
+    refused(|options| options.input_amaxes = Some([("typo".to_owned(), 1.0)].into()), "`typo`");
+    refused(|options| options.input_amaxes = Some([].into()), "no largest magnitude of the inputs");
+    let error = |text: &str| {
+        let mut options = nvfp4();
+        options.names = NameMap::read(text).unwrap();
+        EngineModel::plan(&files, options).err().expect("it is refused").to_string()
+    };
+    let said = error("[[tensor]]\nfrom='lm_head.weight'\ntied='gone'\n[[tensor]]\nfrom='*'\nto='*'");
+    assert!(said.contains("`gone`, which is not written"), "{said}");
+    let said = error("[[tensor]]\nfrom='*norm*'\nto='*norm*'\ntranspose=true\n[[tensor]]\nfrom='*'\nto='*'");
+    assert!(said.contains("only a matrix"), "{said}");
+    #[cfg(unix)]
+    {
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path().join("elsewhere"), &link).unwrap();
+        let error = convert(&files, nvfp4(), &link).unwrap_err().to_string();
+        assert!(error.contains("it is a link"), "{error}");
+    }
+}
+
+#[test]
+fn what_the_folder_said_before_is_not_said_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("model");
+    write(&source, &llama(), r#"{"torch_dtype": "float32", "quantization_config": null}"#);
+    let files = PretrainedFiles::open_model(&source).unwrap();
+    std::fs::write(source.join("hf_quant_config.json"), "{}").unwrap();
+    std::fs::create_dir(source.join("original")).unwrap();
+    let target = folder.path().join("out");
+    let mut options = nvfp4();
+    options.rules.push(("lm_head".to_owned(), Some(Format::NVFP4_2D)));
+    options.model_folder = Some(source);
+    let report = convert(&files, options, &target).unwrap();
+    assert_eq!(report.copied, ["tokenizer.json"]);
+    assert_eq!(report.not_copied, ["model.safetensors", "original"]);
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(target.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["torch_dtype"], "bfloat16");
+    let ignored = config["quantization_config"]["ignore"].as_array().unwrap();
+    assert!(!ignored.contains(&"lm_head".into()), "a rule quantized it: {config}");
+    PretrainedFiles::open_model(&target).unwrap();
+}
+
+/// Inputs of layers that are fused are the same, so their scale is.
+#[test]
+fn inputs_of_a_group_have_one_scale() {
+    let folder = tempfile::tempdir().unwrap();
+    let layer = |name: &str| tensor(&format!("{name}.weight"), &[64, 64], 1.0);
+    write(folder.path(), &[layer("gate_proj"), layer("up_proj")], "{}");
+    let files = PretrainedFiles::open_model(folder.path()).unwrap();
+    let mut options = nvfp4();
+    options.input_amaxes = Some([("gate_proj".to_owned(), 1.0), ("up_proj".to_owned(), 7.0)].into());
+    let target = folder.path().join("out");
+    convert(&files, options, &target).unwrap();
+    let bytes = std::fs::read(target.join("model.safetensors")).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    for layer in ["gate_proj", "up_proj"] {
+        let scale = tensors.tensor(&format!("{layer}.input_global_scale")).unwrap();
+        assert_eq!(scale.data(), 384.0_f32.to_le_bytes());
+    }
+}
+
+#[test]
+fn a_map_that_cuts_other_rows_than_a_weight_has_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path(), &[tensor("a", &[4, 32], 1.0), tensor("b", &[2, 32], 1.0)], "{}");
+    let files = PretrainedFiles::open_model(folder.path()).unwrap();
+    let mut model = Model::builder();
+    model.sharded("w", 8, 32, Format::Bf16).unwrap();
+    let names = NameMap::read("[[tensor]]\nfrom='w'\nto=['a','b']\nrows=[4,2]").unwrap();
+    let error = files.initializer_by(&model.build(), &names).err().expect("it is refused").to_string();
+    assert!(error.contains("8 rows into 6"), "{error}");
 }
 
 /// Changes bytes of a file.

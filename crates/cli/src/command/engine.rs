@@ -16,14 +16,14 @@ use super::quantize::parse_format;
 /// A folder for inference engines
 #[derive(Debug, Args)]
 pub(super) struct Engine {
-    /// Write a folder that inference engines load: compressed-tensors (all formats), modelopt (nvfp4_2d) or
+    /// Write a folder that inference engines load: compressed-tensors (all formats), modelopt (nvfp4_2d, mxfp8) or
     /// deepseek-fp8 (fp8_block)
     #[arg(long, value_name = "DIALECT", requires = "format", conflicts_with_all = ["strict", "shards", "force"])]
     #[arg(help_heading = FOR_ENGINES)]
     pub(super) to: Option<Dialect>,
 
-    /// Tensors whose whole name matches get this format, or are kept as they are. May be repeated; the last that matches
-    /// counts, and one that names an embedding, a head or a router overrides that these are kept
+    /// Layers or tensors whose whole name matches get this format, or are kept as they are. May be repeated; the last
+    /// that matches counts. Embeddings, heads and routers are kept unless a rule ends in the same word: `lm_head`
     #[arg(long, value_name = "PATTERN=FORMAT|keep", value_parser = rule, requires = "to")]
     #[arg(help_heading = FOR_ENGINES)]
     rule: Vec<LayerRule>,

@@ -19,7 +19,7 @@ pub(super) struct Inspect {
     #[arg(long)]
     json: bool,
 
-    /// Compare the masters that a session saved in one file with their digests, which reads all of them
+    /// Compare the masters that a session saved with their digests, which reads all of them
     #[arg(long)]
     digests: bool,
 

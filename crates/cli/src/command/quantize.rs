@@ -175,8 +175,9 @@ impl Quantize {
         if let Some(dialect) = self.engine.to {
             let options = self.engine.options(dialect, format, via, &self.only)?;
             let inputs = options.input_amaxes.is_some();
+            let has_description = options.model_folder.is_some() || self.input.join("config.json").is_file();
             let report = quantize_for_engines(&self.input, &self.output, options, &mut terminal)?;
-            return Ok(Done { text: engine_table::describe(&report, inputs), lost: 0 });
+            return Ok(Done { text: engine_table::describe(&report, inputs, has_description), lost: 0 });
         }
         let options = QuantizeOptions {
             format,

@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use warpweft::bf16;
 use warpweft::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
 use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, PretrainedFiles, WeightState};
-use warpweft::config::{Config, Scaling};
+use warpweft::config::{Config, Scaling, WeightRule};
 use warpweft::format::{Format, Via};
 use warpweft::session::block_on;
 use warpweft::session::initial::MasterRows;
@@ -132,6 +132,36 @@ fn compare(dialect: Dialect, format: Format, ranks: u32, scaling: Scaling, map: 
             assert_eq!(value, trained, "{dialect} {format} {ranks} {}", weight.name);
         }
     }
+}
+
+#[test]
+fn a_checkpoint_without_its_frozen_weights_is_refused_and_an_export_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let mut config = Config::default();
+    let rule = WeightRule { pattern: "layer0".to_owned(), frozen: Some(true), ..WeightRule::default() };
+    config.weights.push(rule);
+    let trainer = Trainer::refined(2, Format::NVFP4_2D, &config);
+    let checkpoint = block_on(async {
+        let mut session = trainer.start(config, 2).await.unwrap();
+        let checkpoint = session.export().await.unwrap();
+        FileStore::new(folder.join("one.safetensors")).save(&checkpoint).await.unwrap();
+        session.save_parts(&PartFiles::new(folder.join("parts")), &BTreeMap::new()).await.unwrap();
+        checkpoint
+    });
+    let options = || {
+        let mut options = EngineOptions::new(Dialect::CompressedTensors, Format::NVFP4_2D);
+        (options.via, options.names) = (Via::Bf16, NameMap::read(RENAMED).unwrap());
+        options
+    };
+    for saved in ["one.safetensors", "parts"] {
+        let refused = quantize_for_engines(&folder.join(saved), &folder.join("out"), options(), &mut ());
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("`layer0`"), "{error}");
+    }
+    let model = EngineModel::plan(&checkpoint, options()).unwrap();
+    let report = model.write(folder.join("out"), &mut |_, _| ControlFlow::Continue(())).unwrap();
+    assert_eq!(report.layers.len(), 2);
 }
 
 /// A folder with one matrix, called as Llama calls it.
