@@ -8,8 +8,8 @@ pub use crate::checkpoint::ranks::MasterRows;
 use warpweft_base::noise::{mixed, unit};
 
 /// All zeros, for [`SessionBuilder::initialize`]: weights that [`Session::import`] or [`Session::import_parts`]
-/// replaces before the first step, and those that are meant to begin like this. Where one factor of a product of two weights
-/// is zeros, the gradient of the other is zeros; where both are, they learn nothing.
+/// replaces before the first step, and those that are meant to begin like this. Where one factor of a product of two
+/// weights is zeros, the gradient of the other is zeros; where both are, they learn nothing.
 ///
 /// [`SessionBuilder::initialize`]: crate::session::SessionBuilder::initialize
 /// [`Session::import`]: crate::session::Session::import
