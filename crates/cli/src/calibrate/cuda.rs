@@ -21,7 +21,7 @@ use warpweft::model::{Call, Math};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Session, block_on};
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};
 use super::subject::{Observation, Scale, Subject};
 use super::world::{configuration, observe};
@@ -44,12 +44,12 @@ impl Cuda {
     /// The first `ranks` GPUs.
     ///
     /// # Errors
-    /// [`CalibrateError::Cuda`], [`CalibrateError::Gpus`].
-    pub(super) fn open(ranks: u32, base: Config, largest: Option<u64>) -> Result<Self, CalibrateError> {
-        let failed = |error: &dyn std::fmt::Display| CalibrateError::Cuda(error.to_string());
+    /// [`MeasureError::NoDevices`], [`MeasureError::Gpus`].
+    pub(super) fn open(ranks: u32, base: Config, largest: Option<u64>) -> Result<Self, MeasureError> {
+        let failed = |error: &dyn std::fmt::Display| MeasureError::NoDevices(error.to_string());
         let found = DeviceOrdinal::all().map_err(|error| failed(&error))?;
         let Some(gpus) = found.get(..ranks as usize) else {
-            return Err(CalibrateError::Gpus { ranks, found: found.len() });
+            return Err(MeasureError::Gpus { ranks, found: found.len() });
         };
         let contexts = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<Vec<_>, _>>();
         let contexts = contexts.map_err(|error| failed(&error))?;
@@ -92,11 +92,11 @@ impl Subject for Cuda {
         Scale { largest, product: Shape { rows: 8192, cols: 4096 }, tokens: 2048 }
     }
 
-    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {
+    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, MeasureError> {
         let gpus = if experiment.alone { &self.gpus[..1] } else { &self.gpus[..] };
         // Tasks are timed on the devices where a trace is asked for; nobody reads it. By events, which also
         // see what a lane waits for peers: that is part of what a collective takes.
-        let folder = tempfile::tempdir().map_err(|source| CalibrateError::File {
+        let folder = tempfile::tempdir().map_err(|source| MeasureError::File {
             action: "make",
             path: std::env::temp_dir(),
             source,

@@ -19,7 +19,7 @@ use super::gradient::Gradient;
 use super::layers::{Gradients, Layers, Operands};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
-use super::{Pace, StackError, middle, values};
+use super::{MeasureError, Pace, middle, values};
 
 /// Names of its rows.
 pub(super) const NAMES: [&str; 2] = ["resident/eager", "resident/graph"];
@@ -295,7 +295,7 @@ pub(super) fn measure(
     gpus: &[DeviceOrdinal],
     pace: Pace,
     stop: &AtomicBool,
-) -> Result<[Measured; 2], StackError> {
+) -> Result<[Measured; 2], MeasureError> {
     let (barrier, over) = (Barrier::new(gpus.len()), AtomicBool::new(false));
     let meeting = Meeting { barrier, over, error: Mutex::new(None), stop };
     let ranks: Vec<Option<Ranked>> = std::thread::scope(|scope| {
@@ -309,7 +309,7 @@ pub(super) fn measure(
     let error = meeting.error.into_inner().unwrap_or_else(PoisonError::into_inner);
     let ranks: Option<Vec<Ranked>> = ranks.into_iter().collect();
     let Some(ranks) = ranks.filter(|ranks| !ranks.is_empty()) else {
-        return Err(error.map_or(StackError::Interrupted, StackError::Linear));
+        return Err(error.map_or(MeasureError::Stopped, MeasureError::Linear));
     };
     let row = |name: &str, timed: fn(&Ranked) -> &Timed| {
         let slowest = |of: fn(&Timed) -> &Vec<Duration>| {
