@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::capture::Action;
 use super::record::{record, replay};
 use super::{Capture, CaptureMode, ExecError, Pump, World};
-use crate::actor::{FlowError, Poison};
+use crate::actor::Poison;
 use warpweft_backend::{Activity, Backend, BackendError, HostSplit, Meter};
 use warpweft_base::id::{BufferId, LaneId};
 use warpweft_plan::layout::{Binding, Content, Region};
@@ -122,7 +122,7 @@ impl<B: Backend> Installed<B> {
             // A device may be unable to record; after a recording that breaks a law the session cannot go on.
             match &recorded {
                 Ok(_) => {}
-                Err(FlowError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
+                Err(ExecError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
                 Err(law) => return Err(law.clone().into()),
             }
             unrecorded = recorded.as_ref().err().map(ToString::to_string);

@@ -5,8 +5,7 @@ use super::step::non_finite::{NonFiniteGradient, why};
 use crate::checkpoint::{CheckpointError, StatePart};
 use crate::config::ConfigError;
 use crate::exec::ExecError;
-use warpweft_backend::cpu::CpuWorldError;
-use warpweft_backend::sim::SimError;
+use warpweft_backend::BackendError;
 use warpweft_base::errors::{listed, shown, shown_path, told};
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, FormatError};
@@ -32,15 +31,9 @@ pub enum SessionError {
     /// A file of weights, such as a frozen base that is not in the format and shape of the session's weights.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// No world of ranks could be made.
+    /// A world cannot be made: its link or cluster, or its ranks.
     #[error(transparent)]
-    World(#[from] CpuWorldError),
-    /// Trials cannot be limited like this.
-    #[error(transparent)]
-    Tune(#[from] crate::tune::LimitsError),
-    /// A world cannot be simulated.
-    #[error(transparent)]
-    Simulator(#[from] SimError),
+    Backend(#[from] BackendError),
     /// The GPUs could not be made ready.
     #[cfg(feature = "cuda")]
     #[error(transparent)]

@@ -11,12 +11,9 @@ use std::path::PathBuf;
 use warpweft::backend::cuda::CudaFailure;
 use warpweft::config::{ByteSize, ConfigError};
 use warpweft::id::RankId;
-#[cfg(feature = "cuda")]
-use warpweft::linear::LinearError;
 use warpweft::model::DeclareError;
 use warpweft::session::SessionError;
 use warpweft::trace::{Nanoseconds, TraceError};
-use warpweft::tune::LimitsError;
 use warpweft_base::debug_in_words;
 use warpweft_base::errors::{MOST_NAMES, shown, shown_path, told};
 use warpweft_base::whole_file::next_step;
@@ -80,9 +77,6 @@ pub enum MeasureError {
         /// The cluster.
         cluster: String,
     },
-    /// The tuner was given limits that it cannot keep.
-    #[error(transparent)]
-    Limits(#[from] LimitsError),
     /// The trace is not one of ours.
     #[error("`{}`: {source}", shown_path(path))]
     Trace {
@@ -272,14 +266,10 @@ pub enum MeasureError {
         /// What is missing.
         what: String,
     },
-    /// A CUDA library refused.
+    /// A CUDA library or a layer refused.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaFailure),
-    /// A layer refused.
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    Linear(#[from] LinearError),
     /// A file is there that nobody said may be replaced.
     #[error(
         "`{}` exists; remove it, name another file or folder, or replace it with --force",

@@ -9,13 +9,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{ComputeCapability, CudaHandles, CudaSurface, DeviceOrdinal};
 use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::{Config, DeviceTimes, TraceOutput};
 use warpweft::format::{Format, Fp8Element, Orientation, Shape};
 use warpweft::id::RankId;
 use warpweft::linear::{
-    BackwardOperands, Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight,
+    BackwardOperands, Device, DeviceBuffer, Elementwise, Linear, LinearSpec, Recipe, Weight,
 };
 use warpweft::model::{Call, Math};
 use warpweft::session::initial::MasterRows;
@@ -115,7 +116,7 @@ impl Subject for Cuda {
 /// Carries out the calls of one program on one rank.
 struct Products {
     parts: Arc<[Part]>,
-    ready: Result<Ready, LinearError>,
+    ready: Result<Ready, CudaFailure>,
 }
 
 struct Ready {
@@ -143,7 +144,7 @@ impl Small {
     /// Tokens, inputs and outputs: one tile of a product.
     const SIZE: usize = 128;
 
-    fn enqueue(&mut self, handles: &CudaHandles, count: usize) -> Result<(), LinearError> {
+    fn enqueue(&mut self, handles: &CudaHandles, count: usize) -> Result<(), CudaFailure> {
         let Self { layer, weight, x, y, elementwise } = self;
         (0..count).try_for_each(|number| match number % 2 {
             0 => elementwise.gelu(handles, x.read(), y.write()),
@@ -163,14 +164,14 @@ impl Products {
 }
 
 impl Ready {
-    fn new(device: &Device, parts: &[Part], capability: ComputeCapability) -> Result<Self, LinearError> {
+    fn new(device: &Device, parts: &[Part], capability: ComputeCapability) -> Result<Self, CudaFailure> {
         let (mut layers, mut x, mut y) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (mut dx, mut dw) = (BTreeMap::new(), None);
         let (elementwise, queue) = (Elementwise::new(device)?, device.queue()?);
         let activations = |seed, elements| {
             let mut buffer = device.buffer::<bf16>(elements)?;
             elementwise.uniform(queue.handles(), seed, values::INPUT_AMPLITUDE, buffer.write())?;
-            Ok::<_, LinearError>(buffer)
+            Ok::<_, CudaFailure>(buffer)
         };
         for part in parts {
             let (tokens, Shape { rows, cols }) = (part.tokens(), part.shape);
