@@ -123,7 +123,7 @@ impl<B: Backend> Installed<B> {
             match &recorded {
                 Ok(_) => {}
                 Err(ExecError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
-                Err(law) => return Err(law.clone().into()),
+                Err(law) => return Err(law.clone()),
             }
             unrecorded = recorded.as_ref().err().map(ToString::to_string);
             capture.recorded(recorded.ok().filter(|_| all_usable));
@@ -133,7 +133,7 @@ impl<B: Backend> Installed<B> {
         backend.begin_step(bound)?;
         let put = match capture.pieces().filter(|_| !issues) {
             Some(pieces) => replay(backend, streams, bound, *compute, pieces).map_err(ExecError::from),
-            None => pump.run(backend, streams, bound).map(|()| 0).map_err(ExecError::from),
+            None => pump.run(backend, streams, bound).map(|()| 0),
         };
         if let Err(error) = &put {
             // What is on the lanes may wait for what this rank will not bring, so from here on nothing waits

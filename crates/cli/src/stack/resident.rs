@@ -263,7 +263,7 @@ impl Meeting<'_> {
             let begin = Instant::now();
             outcome = enqueue(stack);
             let host = begin.elapsed();
-            outcome = outcome.and_then(|()| Ok(stack.queue.synchronize()?));
+            outcome = outcome.and_then(|()| stack.queue.synchronize());
             if step >= pace.warm {
                 timed.steps.push(begin.elapsed());
                 timed.hosts.push(host);
@@ -276,7 +276,7 @@ impl Meeting<'_> {
         let mut stack = self.agreed(Resident::new(gpu, sizes))?;
         let eager = self.time(pace, &mut stack, Resident::issue)?;
         let recording = self.agreed(stack.record())?;
-        let graph = self.time(pace, &mut stack, |stack| Ok(stack.queue.replay(&recording)?))?;
+        let graph = self.time(pace, &mut stack, |stack| stack.queue.replay(&recording))?;
         let (loss, norm) = self.agreed(stack.outcome())?;
         Some(Ranked { eager, graph, loss, norm })
     }

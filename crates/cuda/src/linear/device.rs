@@ -35,7 +35,7 @@ impl Device {
     /// # Errors
     /// [`CudaFailure::Call`] when memory is short.
     pub fn buffer<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, CudaFailure> {
-        Ok(DeviceBuffer::zeroed(&self.blas, len)?)
+        DeviceBuffer::zeroed(&self.blas, len)
     }
 
     /// A queue of its own, for layers without a session.
@@ -45,7 +45,7 @@ impl Device {
     #[cfg(any(test, feature = "internals"))]
     #[doc(hidden)]
     pub fn queue(&self) -> Result<Queue, CudaFailure> {
-        Ok(Queue::new(&self.blas)?)
+        Queue::new(&self.blas)
     }
 
     /// What the GPU can do.

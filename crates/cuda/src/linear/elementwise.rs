@@ -33,7 +33,7 @@ impl Elementwise {
         x: DeviceSlice<'_, bf16>,
         y: DeviceSliceMut<'_, bf16>,
     ) -> Result<(), CudaFailure> {
-        Ok(self.0.gelu(handles, x, y)?)
+        self.0.gelu(handles, x, y)
     }
 
     /// Turns the gradient of GELU(x) into that of x, in place.
@@ -46,7 +46,7 @@ impl Elementwise {
         x: DeviceSlice<'_, bf16>,
         gradient: DeviceSliceMut<'_, bf16>,
     ) -> Result<(), CudaFailure> {
-        Ok(self.0.gelu_backward(handles, x, gradient)?)
+        self.0.gelu_backward(handles, x, gradient)
     }
 
     /// Every element becomes `value`.
@@ -59,7 +59,7 @@ impl Elementwise {
         value: f32,
         y: DeviceSliceMut<'_, bf16>,
     ) -> Result<(), CudaFailure> {
-        Ok(self.0.fill(handles, value, y)?)
+        self.0.fill(handles, value, y)
     }
 
     /// Element i becomes `amplitude` times a number in [−1, 1) that depends on `seed` and i alone.
@@ -73,7 +73,7 @@ impl Elementwise {
         amplitude: f32,
         y: DeviceSliceMut<'_, bf16>,
     ) -> Result<(), CudaFailure> {
-        Ok(self.0.uniform(handles, seed, amplitude, y)?)
+        self.0.uniform(handles, seed, amplitude, y)
     }
 
     /// The sum of all elements into `sum[0]`; the same bits in every run.
@@ -86,7 +86,7 @@ impl Elementwise {
         x: DeviceSlice<'_, bf16>,
         sum: DeviceSliceMut<'_, f32>,
     ) -> Result<(), CudaFailure> {
-        Ok(self.0.sum(handles, Summed::Values, x, sum)?)
+        self.0.sum(handles, Summed::Values, x, sum)
     }
 
     /// The sum of their squares into `sum[0]`.
@@ -99,6 +99,6 @@ impl Elementwise {
         x: DeviceSlice<'_, bf16>,
         sum: DeviceSliceMut<'_, f32>,
     ) -> Result<(), CudaFailure> {
-        Ok(self.0.sum(handles, Summed::Squares, x, sum)?)
+        self.0.sum(handles, Summed::Squares, x, sum)
     }
 }

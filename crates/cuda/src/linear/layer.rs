@@ -222,7 +222,7 @@ impl Linear {
             None => weight,
             Some((rowwise, _)) => rowwise.enqueue(handles, weight)?,
         };
-        Ok(self.forward.enqueue(handles, weight, x, y.addend, y.result)?)
+        self.forward.enqueue(handles, weight, x, y.addend, y.result)
     }
 
     /// dx = dy W: dy `[tokens, outputs]`, the weight in the orientation of [`LinearSpec::dgrad`], dx
@@ -248,7 +248,7 @@ impl Linear {
                 activation.rowwise()
             }
         };
-        Ok(data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, dy, dx)?)
+        data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, dy, dx)
     }
 
     /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, input_pitch]` or what forward kept of it, dW
@@ -331,7 +331,7 @@ impl Linear {
                 return Err(CudaFailure::NothingKept { recipe: self.spec.recipe.to_string() });
             }
         };
-        Ok(self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)?)
+        self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)
     }
 }
 
