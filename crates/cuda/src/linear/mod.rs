@@ -6,7 +6,8 @@
 //! - **LI-2** the algorithm of a shape is chosen once: the same operands give the same bits in every step.
 //! - **LI-3** sums are taken in f32, whatever the operands and the result are.
 //! - **LI-4** nothing falls back silently. A GPU without products of a format is a
-//!   [`CudaFailure`](crate::CudaFailure) that says what to declare instead; an operand of another shape or format is one before anything is enqueued.
+//!   [`CudaFailure`](crate::CudaFailure) that says what to declare instead; an operand of another shape or format
+//!   is one before anything is enqueued.
 //! - **LI-5** codes are those of the bf16 values they stand for, whether GELU was taken on the way to them,
 //!   and whether they were kept from forward or made anew.
 //!
