@@ -6,7 +6,7 @@
 //! The actor follows its tasks through the step and reports the edge they leave, which the rank compares with
 //! what the plan promised (PL-9).
 
-use super::{Actor, Context, FlowError, Ready};
+use super::{Actor, Context, ExecError, Ready};
 use warpweft_backend::Backend;
 use warpweft_base::id::BucketId;
 use warpweft_plan::model::Placement;
@@ -63,7 +63,7 @@ impl<B: Backend> Actor<B> for BucketActor {
         (self.state, self.updated) = (plan.entry, 0);
     }
 
-    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError> {
         let plan = context.plan();
         self.follow(&plan.task(ready.task()).op, plan);
         context.issue(ready).map(|_| ())

@@ -6,7 +6,7 @@
 //!   checked before anything is launched.
 //! - **CO-2** A faulted input never cancels a collective.
 
-use super::{Actor, Context, FlowError, Ready};
+use super::{Actor, Context, ExecError, Ready};
 use warpweft_backend::Backend;
 use warpweft_base::id::{CommId, CommSeq, RankId};
 use warpweft_plan::plan::StepPlan;
@@ -37,11 +37,11 @@ impl<B: Backend> Actor<B> for CollectiveActor {
         self.launched = 0;
     }
 
-    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError> {
         let task = ready.task();
         let plan = context.plan();
         if plan.task(task).collective != Some((self.comm, CommSeq::new(self.launched))) {
-            return Err(FlowError::OutOfSequence { rank: self.rank, task: plan.describe(task) });
+            return Err(ExecError::OutOfSequence { rank: self.rank, task: plan.describe(task) });
         }
         self.launched += 1;
         context.issue(ready).map(|_| ())

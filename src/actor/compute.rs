@@ -4,7 +4,7 @@
 //! Law: calls are issued in program order, each once; exchanges between them are their communicator's. Only the
 //! device knows what a closure does and whether it failed in this step; the actor issues the same tasks either way.
 
-use super::{Actor, Context, FlowError, Ready, out_of_turn};
+use super::{Actor, Context, ExecError, Ready, out_of_turn};
 use warpweft_backend::Backend;
 use warpweft_base::id::{CallId, RankId};
 use warpweft_plan::op::Op;
@@ -35,7 +35,7 @@ impl<B: Backend> Actor<B> for ComputeActor {
         self.issued = 0;
     }
 
-    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError> {
         let task = ready.task();
         if let Op::Compute { call, .. } = context.plan().task(task).op {
             let calls = context.plan().calls.get(self.issued..).unwrap_or_default();

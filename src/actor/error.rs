@@ -1,12 +1,232 @@
-//! Faults of flow control. Every one of them is a fault of this crate, not of its user.
+//! Why a rank could not do what the session asked, from its flow control up to agreement between ranks.
+//!
+//! Law: what ended a rank is said here, and what to do about an ended session by whoever owns it, once.
 
 use warpweft_backend::BackendError;
-use warpweft_base::id::{ActorId, RankId, TaskId};
+use warpweft_base::id::{ActorId, ProgramId, RankId, TaskId};
+use warpweft_format::FormatError;
+use warpweft_plan::plan::EdgeState;
 
-/// Why a task was not issued.
+/// A failure of one rank.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum FlowError {
+pub enum ExecError {
+    /// Replicas would begin with different weights.
+    #[error(
+        "{rank} and {other} hold the same rows in two replicas, and the initializer gave them different values; let what it fills in depend on name, rows and columns alone"
+    )]
+    ReplicasDiffer {
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
+    },
+    /// Ranks would begin with different values of a weight that all of them hold.
+    #[error(
+        "{rank} and {other} both hold the whole of the replicated weight `{weight}`, and the initializer gave them different values; let what it fills in depend on name, rows and columns alone"
+    )]
+    ReplicatedDiffers {
+        /// The weight's name.
+        weight: String,
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
+    },
+    /// Ranks would begin with rows of different frozen bases.
+    #[error(
+        "{rank} and {other} begin with different bases of the frozen weight `{weight}`: planes of other tensor scales, or one with planes and one with values; pass the same frozen base in every process, or none in any"
+    )]
+    BasesDiffer {
+        /// The weight's name.
+        weight: String,
+        /// One of them.
+        rank: RankId,
+        /// The other.
+        other: RankId,
+    },
+    /// The backend failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A weight cannot be quantized.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Ranks made different plans (PL-1).
+    #[error(
+        "ranks disagree on the plan of `{program}`: {fingerprints}; their collectives would not match, so nothing was run. Every rank must build the same program with the same configuration and mesh; print the plans of two ranks and compare"
+    )]
+    PlansDiffer {
+        /// The program.
+        program: String,
+        /// Fingerprint of every rank.
+        fingerprints: String,
+    },
+    /// A rank died or gave up; what the ranks share can no longer be completed.
+    #[error("{rank} cannot go on: {reason}")]
+    World {
+        /// The rank that reports.
+        rank: RankId,
+        /// Who left, and why.
+        reason: String,
+    },
+    /// A rank's weights are not what a plan needs at its entry (PL-9).
+    #[error(
+        "{rank}: `{program}` needs {needed}, counted from the masters, but the rank holds {held}; please report this with the plan's fingerprint"
+    )]
+    Entry {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+        /// What the plan needs.
+        needed: EdgeState,
+        /// What the plans before it left.
+        held: EdgeState,
+    },
+    /// The actors left another edge than the plan promised (PL-9).
+    #[error(
+        "{rank}: after `{program}` some weights have {found}, the plan promised {promised}; please report this with the plan's fingerprint"
+    )]
+    Exit {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+        /// What an actor holds.
+        found: EdgeState,
+        /// What the plan says.
+        promised: EdgeState,
+    },
+    /// A plan that continues a sum of gradients, where none is open (PL-9).
+    #[error(
+        "{rank}: `{program}` continues a sum of gradients, and main grads hold none that is open; run the first step of an accumulation before it"
+    )]
+    NoSum {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+    },
+    /// Processes were asked for different steps at one time.
+    #[error(
+        "{other} was asked for {unlike} than {rank} in the step of `{program}`; their weights may be different ones now: end all processes, import the last checkpoint, and call the same methods of the session with the same values in each (`step`, `accumulate`, `discard_gradients`, `set_learning_rate`, `set_loss_scale`)"
+    )]
+    StepsDiffer {
+        /// A rank of this process.
+        rank: RankId,
+        /// The program whose step it ran.
+        program: String,
+        /// A rank of the other process.
+        other: RankId,
+        /// What is different.
+        unlike: &'static str,
+    },
+    /// The optimizer counts a different number of steps than the rank issued (PL-7).
+    #[error(
+        "{rank}: the optimizer counts {counted} steps after `{program}`, but {issued} were issued; some step ran that nobody asked for, such as a warm-up of a recording, so weights and main grads are not those of this training: import the last export, and issue or launch every step through the rank"
+    )]
+    Steps {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+        /// Steps the arena counts, including the last one if it is kept.
+        counted: u32,
+        /// Steps the rank issued or imported, counted in the same way.
+        issued: u32,
+    },
+    /// A plan that a rank cannot run in place of a program's own.
+    #[error(
+        "{rank}: `{program}` cannot go on by another plan: {reason}; name every plan it may run when the rank is made, over the same resident layout"
+    )]
+    Adoption {
+        /// The rank.
+        rank: RankId,
+        /// The program.
+        program: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// A rank's thread panicked: in the user's initializer, in a backend, or in this crate.
+    #[error("the thread of {rank} panicked: {words}")]
+    Panicked {
+        /// The rank.
+        rank: RankId,
+        /// What the panic said.
+        words: String,
+    },
+    /// The system gave no thread for a rank.
+    #[error("{rank}: the system gave no thread: {reason}; use fewer ranks or raise the limit of threads")]
+    Thread {
+        /// The rank.
+        rank: RankId,
+        /// The system's words.
+        reason: String,
+    },
+    /// The number of values is not the number the rank has a place for.
+    #[error(
+        "{rank}: there are {found} {what}, and place for {expected}; give every rank the rows that its shard layout says"
+    )]
+    Misfit {
+        /// The rank.
+        rank: RankId,
+        /// What there are too many or too few of.
+        what: String,
+        /// How many there are.
+        found: usize,
+        /// How many there must be.
+        expected: usize,
+    },
+    /// The initializer could not give the masters of a weight.
+    #[error(
+        "{rank}: the initializer has no masters for `{weight}`: {reason}; mend that, or give its masters another way"
+    )]
+    Initializer {
+        /// The rank.
+        rank: RankId,
+        /// The weight.
+        weight: String,
+        /// What the initializer says.
+        reason: String,
+    },
+    /// The initializer gave a master from which no training can go on.
+    #[error(
+        "{rank}: the initializer gave `{weight}` the master {value:?} in row {row}, column {column}, which is not finite as it is kept or cast; give finite values, below 3.39e38 where they are rounded to bf16"
+    )]
+    Master {
+        /// The rank.
+        rank: RankId,
+        /// The weight.
+        weight: String,
+        /// The row of the whole weight, counted from 0.
+        row: usize,
+        /// The column, counted from 0.
+        column: usize,
+        /// The value.
+        value: f32,
+    },
+    /// Nobody was named that keeps parts of checkpoints.
+    #[error(
+        "{rank} was asked for a part of a checkpoint and has no {what} of parts; put one into its handover first"
+    )]
+    NoParts {
+        /// The rank.
+        rank: RankId,
+        /// Who is missing.
+        what: &'static str,
+    },
+    /// No program with this number.
+    #[error("{rank} was asked for {program} and has {programs}; count them from 0")]
+    NoProgram {
+        /// The rank.
+        rank: RankId,
+        /// The number asked for.
+        program: ProgramId,
+        /// Programs there are.
+        programs: usize,
+    },
+
+    // Flow control. Each of these is a fault of this crate, not of its user.
     /// A point that neither lane order nor a fence covers.
     #[error(
         "{rank}: {second} would run without waiting for {first}: no lane order and no fence covers it; the plan and its wiring disagree, please report this with the plan's fingerprint"
@@ -105,9 +325,42 @@ pub enum FlowError {
         /// Which right.
         what: String,
     },
-    /// The backend refused.
-    #[error(transparent)]
-    Backend(#[from] BackendError),
 }
 
-warpweft_base::debug_in_words!(FlowError);
+warpweft_base::debug_in_words!(ExecError);
+
+impl ExecError {
+    /// Whether it is only the echo of another rank's end, in which case some other rank has the cause.
+    #[must_use]
+    pub fn is_consequence(&self) -> bool {
+        match self {
+            Self::World { .. } => true,
+            Self::Backend(error) => {
+                matches!(error, BackendError::Poisoned { .. })
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_the_world_is_a_consequence_wherever_it_is_met() {
+        let rank = RankId::new(0);
+        let poisoned = BackendError::Poisoned { reason: "rank 1 died".into() };
+        for echo in [ExecError::World { rank, reason: "rank 1 died".into() }, poisoned.into()] {
+            assert!(echo.is_consequence(), "{echo}");
+        }
+        let host = BackendError::Host { rank, bytes: 4, reason: "the region has 8 bytes".into() };
+        for cause in [
+            ExecError::Panicked { rank, words: "oh".into() },
+            host.into(),
+            ExecError::Poisoned { rank, what: "a right was dropped".into() },
+        ] {
+            assert!(!cause.is_consequence(), "{cause}");
+        }
+    }
+}

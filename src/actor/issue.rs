@@ -18,7 +18,7 @@ pub use rights::{Credit, ReadLease, Right};
 use std::sync::Arc;
 
 use self::clocks::Clocks;
-use super::{FlowError, Message, Poison, Post, Registers, Wiring};
+use super::{ExecError, Message, Poison, Post, Registers, Wiring};
 use warpweft_backend::Backend;
 use warpweft_base::id::TaskId;
 use warpweft_plan::plan::{EdgeKind, StepPlan};
@@ -70,8 +70,8 @@ impl Issuer {
     /// Opens a step: every lane's turn goes to its first task.
     ///
     /// # Errors
-    /// [`FlowError::Poisoned`] after a right was lost, [`FlowError::MailboxFull`].
-    pub fn begin(&mut self, post: &Post) -> Result<(), FlowError> {
+    /// [`ExecError::Poisoned`] after a right was lost, [`ExecError::MailboxFull`].
+    pub fn begin(&mut self, post: &Post) -> Result<(), ExecError> {
         self.poison.check(self.rank)?;
         self.registers.reset();
         self.clocks.reset();
@@ -100,8 +100,8 @@ impl Issuer {
     /// Closes a step whose tasks have all been issued.
     ///
     /// # Errors
-    /// [`FlowError::Poisoned`] when a right was lost on the way.
-    pub fn end(&self) -> Result<(), FlowError> {
+    /// [`ExecError::Poisoned`] when a right was lost on the way.
+    pub fn end(&self) -> Result<(), ExecError> {
         self.poison.check(self.rank)
     }
 
@@ -127,12 +127,12 @@ impl Issuer {
         backend: &B,
         streams: &mut [B::Stream],
         bound: &B::Bound,
-    ) -> Result<Point, FlowError> {
+    ) -> Result<Point, ExecError> {
         let (plan, wiring) = (&self.plan, &self.wiring);
         let wired = &wiring.tasks[task.index()];
         let (lane, fences) = (wired.lane, &wiring.fences[wired.fences.clone()]);
         if self.turn[lane.index()] != Some(task) {
-            return Err(FlowError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
+            return Err(ExecError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
         }
         self.clocks.advance(task, lane, fences);
         let mut received = 0;
@@ -142,21 +142,21 @@ impl Issuer {
             let point = right.spend();
             if is_lease && !self.registers.spend(slot) {
                 let (task, slot) = (plan.describe(task), plan.arena.slot(slot).name.clone());
-                return Err(FlowError::Unleased { rank: self.rank, task, slot });
+                return Err(ExecError::Unleased { rank: self.rank, task, slot });
             }
             if !self.clocks.covers(point, lane) {
                 let (first, second) = (plan.describe(point.task()), plan.describe(task));
-                return Err(FlowError::Uncovered { rank: self.rank, first, second });
+                return Err(ExecError::Uncovered { rank: self.rank, first, second });
             }
         }
         if received != wired.incoming {
-            return Err(FlowError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
+            return Err(ExecError::OutOfTurn { rank: self.rank, task: plan.describe(task) });
         }
         for slot in &wiring.writes[wired.writes.clone()] {
             let open = self.registers.open(*slot);
             if open > 0 {
                 let slot = plan.arena.slot(*slot).name.clone();
-                return Err(FlowError::Occupied { rank: self.rank, task: plan.describe(task), slot, open });
+                return Err(ExecError::Occupied { rank: self.rank, task: plan.describe(task), slot, open });
             }
         }
         if !self.stands_back {

@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use super::{FlowError, Right};
+use super::{ExecError, Right};
 use warpweft_base::id::{ActorId, RankId, TaskId};
 
 /// What actors tell each other.
@@ -112,14 +112,14 @@ impl Post {
     /// Sends a message to the actor that owns its task.
     ///
     /// # Errors
-    /// [`FlowError::MailboxFull`].
+    /// [`ExecError::MailboxFull`].
     ///
     /// # Panics
     /// When the task has no owner, or its owner no mailbox: it belongs to another plan.
-    pub fn send(&self, message: Message) -> Result<(), FlowError> {
+    pub fn send(&self, message: Message) -> Result<(), ExecError> {
         let actor = self.owners[message.task().index()];
         let mailbox = &self.mailboxes[actor.index()].queue;
-        let full = |capacity| FlowError::MailboxFull { rank: self.rank, actor, capacity };
+        let full = |capacity| ExecError::MailboxFull { rank: self.rank, actor, capacity };
         let before = mailbox.push(message).ok_or_else(|| full(mailbox.capacity))?;
         if before == 0 {
             self.mail.push(actor).ok_or_else(|| full(self.mail.capacity))?;

@@ -19,7 +19,7 @@
 //!
 //! Each question has one source of truth: fences are the only device waits; rights decide when the host may
 //! issue. They meet at issue: every point must be covered by lane order or a fence, otherwise both tasks are
-//! named in a [`FlowError`]. Nothing here waits, and nothing allocates once a plan is wired.
+//! named in a [`ExecError`]. Nothing here waits, and nothing allocates once a plan is wired.
 //!
 //! There is one actor per bucket (its weights' masters, moments, main grads and shards), one per
 //! communicator, one for transposed copies, one for the compute lane, and one for the step's verdict.
@@ -43,7 +43,7 @@ mod worklist;
 pub use bucket::BucketActor;
 pub use collective::CollectiveActor;
 pub use compute::ComputeActor;
-pub use error::FlowError;
+pub use error::ExecError;
 pub use issue::{Credit, Issuer, Point, ReadLease, Right};
 pub use mailbox::{Mailbox, Message, Post};
 pub use poison::Poison;
@@ -91,7 +91,7 @@ impl<'a, B: Backend> Context<'a, B> {
     ///
     /// # Errors
     /// As [`Issuer::issue`].
-    pub fn issue(&mut self, ready: Ready<'_>) -> Result<Point, FlowError> {
+    pub fn issue(&mut self, ready: Ready<'_>) -> Result<Point, ExecError> {
         let task = ready.task();
         self.issuer.issue(task, ready.rights(), self.post, self.backend, self.streams, self.bound)
     }
@@ -109,7 +109,7 @@ pub trait Actor<B: Backend>: std::fmt::Debug {
     ///
     /// # Errors
     /// A task out of the actor's own order, or what issuing refuses.
-    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError>;
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError>;
 
     /// What the actor's weights hold once the step is issued, for actors that own weights.
     fn edge(&self) -> Option<EdgeState> {
@@ -122,6 +122,6 @@ fn out_of_turn<B: Backend>(
     context: &Context<'_, B>,
     rank: warpweft_base::id::RankId,
     task: TaskId,
-) -> FlowError {
-    FlowError::OutOfTurn { rank, task: context.plan().describe(task) }
+) -> ExecError {
+    ExecError::OutOfTurn { rank, task: context.plan().describe(task) }
 }

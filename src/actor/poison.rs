@@ -8,7 +8,7 @@
 use std::cell::OnceCell;
 use std::rc::Rc;
 
-use super::FlowError;
+use super::ExecError;
 use warpweft_base::id::RankId;
 
 /// A mark shared by everything that holds rights of one rank.
@@ -32,11 +32,11 @@ impl Poison {
     /// Refuses, in the name of `rank`, once the mark is set.
     ///
     /// # Errors
-    /// [`FlowError::Poisoned`] with the reason.
-    pub fn check(&self, rank: RankId) -> Result<(), FlowError> {
+    /// [`ExecError::Poisoned`] with the reason.
+    pub fn check(&self, rank: RankId) -> Result<(), ExecError> {
         match self.reason() {
             None => Ok(()),
-            Some(reason) => Err(FlowError::Poisoned { rank, what: reason.to_owned() }),
+            Some(reason) => Err(ExecError::Poisoned { rank, what: reason.to_owned() }),
         }
     }
 }

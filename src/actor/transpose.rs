@@ -4,7 +4,7 @@
 //! and gathered planes that are made whole on its lane, each once. When a copy is made and dropped is the
 //! plan's decision.
 
-use super::{Actor, Context, FlowError, Ready};
+use super::{Actor, Context, ExecError, Ready};
 use warpweft_backend::Backend;
 use warpweft_plan::plan::StepPlan;
 
@@ -19,7 +19,7 @@ impl<B: Backend> Actor<B> for TransposeActor {
 
     fn begin(&mut self, _plan: &StepPlan) {}
 
-    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError> {
         context.issue(ready).map(|_| ())
     }
 }

@@ -3,7 +3,7 @@
 //! Law: the norm is taken before the vote, and the vote is cast once per step. The verdict itself is read on
 //! the device by everything after it; the host never branches on it.
 
-use super::{Actor, Context, FlowError, Ready, out_of_turn};
+use super::{Actor, Context, ExecError, Ready, out_of_turn};
 use warpweft_backend::Backend;
 use warpweft_base::id::RankId;
 use warpweft_plan::op::Op;
@@ -35,7 +35,7 @@ impl<B: Backend> Actor<B> for VerdictActor {
         self.has_voted = false;
     }
 
-    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), FlowError> {
+    fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError> {
         let task = ready.task();
         let before = match context.plan().task(task).op {
             Op::GradNorm { .. } => std::mem::replace(&mut self.has_norm, true),

@@ -99,6 +99,13 @@ pub enum ConfigError {
     #[error("the rules under `weights` ask for what cannot be: {0}")]
     Weights(#[source] DeclareError),
 
+    /// A tuner was given a hysteresis that is no share.
+    #[error("hysteresis is {value}; take a share from 0 to below 1, such as 0.01")]
+    Hysteresis {
+        /// What was asked for.
+        value: f64,
+    },
+
     /// Two environment variables set the same key.
     #[error(
         "environment variables {} and {} set the same key `{}`; unset one of them",

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use super::capture::Action;
 use super::record::{record, replay};
 use super::{Capture, CaptureMode, ExecError, Pump, World};
-use crate::actor::{FlowError, Poison};
+use crate::actor::Poison;
 use warpweft_backend::{Activity, Backend, BackendError, HostSplit, Meter};
 use warpweft_base::id::{BufferId, LaneId};
 use warpweft_plan::layout::{Binding, Content, Region};
@@ -122,8 +122,8 @@ impl<B: Backend> Installed<B> {
             // A device may be unable to record; after a recording that breaks a law the session cannot go on.
             match &recorded {
                 Ok(_) => {}
-                Err(FlowError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
-                Err(law) => return Err(law.clone().into()),
+                Err(ExecError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
+                Err(law) => return Err(law.clone()),
             }
             unrecorded = recorded.as_ref().err().map(ToString::to_string);
             capture.recorded(recorded.ok().filter(|_| all_usable));
@@ -133,7 +133,7 @@ impl<B: Backend> Installed<B> {
         backend.begin_step(bound)?;
         let put = match capture.pieces().filter(|_| !issues) {
             Some(pieces) => replay(backend, streams, bound, *compute, pieces).map_err(ExecError::from),
-            None => pump.run(backend, streams, bound).map(|()| 0).map_err(ExecError::from),
+            None => pump.run(backend, streams, bound).map(|()| 0),
         };
         if let Err(error) = &put {
             // What is on the lanes may wait for what this rank will not bring, so from here on nothing waits

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use crate::actor::{Actor, Context, FlowError, Issuer, Poison, Post, Roster, Wiring, Worklist};
+use crate::actor::{Actor, Context, ExecError, Issuer, Poison, Post, Roster, Wiring, Worklist};
 use warpweft_backend::Backend;
 use warpweft_base::id::{ActorId, PieceId, RankId, TaskId};
 use warpweft_plan::plan::{EdgeState, Pieces, StepPlan};
@@ -44,9 +44,9 @@ impl<B: Backend> Pump<B> {
     ///
     /// # Errors
     /// A fault of flow control or of the backend; the step is then issued in part, and other ranks may be
-    /// waiting for the rest of it. [`FlowError::Poisoned`] before anything is enqueued if a right was lost
+    /// waiting for the rest of it. [`ExecError::Poisoned`] before anything is enqueued if a right was lost
     /// earlier, and after the last task if one was lost on the way.
-    pub fn run(&mut self, backend: &B, streams: &mut [B::Stream], bound: &B::Bound) -> Result<(), FlowError> {
+    pub fn run(&mut self, backend: &B, streams: &mut [B::Stream], bound: &B::Bound) -> Result<(), ExecError> {
         self.begin()?;
         self.drive(|_| true, backend, streams, bound)?;
         self.end()
@@ -56,7 +56,7 @@ impl<B: Backend> Pump<B> {
     ///
     /// # Errors
     /// As [`Pump::run`], before anything is enqueued.
-    pub fn begin(&mut self) -> Result<(), FlowError> {
+    pub fn begin(&mut self) -> Result<(), ExecError> {
         let plan = Arc::clone(self.issuer.plan());
         self.post.clear();
         self.worklists.iter_mut().for_each(Worklist::reset);
@@ -76,7 +76,7 @@ impl<B: Backend> Pump<B> {
         backend: &B,
         streams: &mut [B::Stream],
         bound: &B::Bound,
-    ) -> Result<(), FlowError> {
+    ) -> Result<(), ExecError> {
         self.issuer.join();
         // Actors that became ready for this piece before it came have no mail left. Communicators are the
         // last of a roster and go first here, so that what was left for this piece begins beside its calls.
@@ -96,7 +96,7 @@ impl<B: Backend> Pump<B> {
         backend: &B,
         streams: &mut [B::Stream],
         bound: &B::Bound,
-    ) -> Result<(), FlowError> {
+    ) -> Result<(), ExecError> {
         self.issuer.stand_back(true);
         let passed = self.issue_piece(piece, backend, streams, bound);
         self.issuer.stand_back(false);
@@ -107,7 +107,7 @@ impl<B: Backend> Pump<B> {
     ///
     /// # Errors
     /// As [`Pump::run`], after the last task.
-    pub fn end(&self) -> Result<(), FlowError> {
+    pub fn end(&self) -> Result<(), ExecError> {
         self.issuer.end()?;
         if self.issuer.is_done() { Ok(()) } else { Err(self.stuck(self.issuer.plan())) }
     }
@@ -119,7 +119,7 @@ impl<B: Backend> Pump<B> {
         backend: &B,
         streams: &mut [B::Stream],
         bound: &B::Bound,
-    ) -> Result<(), FlowError> {
+    ) -> Result<(), ExecError> {
         while let Some(actor) = self.post.next() {
             self.deliver(actor)?;
             self.fire(actor, &may_fire, backend, streams, bound)?;
@@ -135,7 +135,7 @@ impl<B: Backend> Pump<B> {
         backend: &B,
         streams: &mut [B::Stream],
         bound: &B::Bound,
-    ) -> Result<(), FlowError> {
+    ) -> Result<(), ExecError> {
         let worklist = &mut self.worklists[actor.index()];
         let acting = &mut self.actors[actor.index()];
         while worklist.head().is_some_and(may_fire)
@@ -163,9 +163,9 @@ impl<B: Backend> Pump<B> {
         self.actors.iter().filter_map(|actor| actor.edge())
     }
 
-    fn deliver(&mut self, actor: ActorId) -> Result<(), FlowError> {
+    fn deliver(&mut self, actor: ActorId) -> Result<(), ExecError> {
         while let Some(message) = self.post.mailbox(actor).take() {
-            self.worklists[actor.index()].deliver(message).map_err(|message| FlowError::Misdelivered {
+            self.worklists[actor.index()].deliver(message).map_err(|message| ExecError::Misdelivered {
                 rank: self.rank,
                 actor,
                 task: message.task(),
@@ -174,9 +174,9 @@ impl<B: Backend> Pump<B> {
         Ok(())
     }
 
-    fn stuck(&self, plan: &StepPlan) -> FlowError {
+    fn stuck(&self, plan: &StepPlan) -> ExecError {
         let heads: Vec<String> =
             self.worklists.iter().filter_map(Worklist::head).map(|task| plan.describe(task)).collect();
-        FlowError::Stuck { rank: self.rank, heads: heads.join(", ") }
+        ExecError::Stuck { rank: self.rank, heads: heads.join(", ") }
     }
 }

@@ -10,7 +10,7 @@
 //! - Replaying sends no message and allocates nothing: one launch per segment, one task per dynamic call.
 
 use super::Pump;
-use crate::actor::FlowError;
+use crate::actor::ExecError;
 use warpweft_backend::{Backend, BackendError};
 use warpweft_base::id::{LaneId, TaskId};
 use warpweft_plan::plan::{Piece, StepPlan};
@@ -31,7 +31,7 @@ pub(super) fn record<B: Backend>(
     bound: &B::Bound,
     plan: &StepPlan,
     pump: &mut Pump<B>,
-) -> Result<Vec<Recorded<B::Graph>>, FlowError> {
+) -> Result<Vec<Recorded<B::Graph>>, ExecError> {
     let pieces = plan.pieces();
     let mut recorded = Vec::new();
     pump.begin()?;

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::error::Asks;
+use super::dropped::Asks;
 use super::step::report::Unseen;
 use super::{Session, SessionError};
 use crate::exec::{Command, ExecError};

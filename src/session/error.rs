@@ -1,12 +1,12 @@
 //! What a session refuses, and why.
 
+use super::dropped::closure_failed;
 use super::step::diverged::{StrayValue, described};
 use super::step::non_finite::{NonFiniteGradient, why};
 use crate::checkpoint::{CheckpointError, StatePart};
 use crate::config::ConfigError;
 use crate::exec::ExecError;
-use warpweft_backend::cpu::CpuWorldError;
-use warpweft_backend::sim::SimError;
+use warpweft_backend::BackendError;
 use warpweft_base::errors::{listed, shown, shown_path, told};
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, FormatError};
@@ -32,15 +32,9 @@ pub enum SessionError {
     /// A file of weights, such as a frozen base that is not in the format and shape of the session's weights.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// No world of ranks could be made.
+    /// A world cannot be made: its link or cluster, or its ranks.
     #[error(transparent)]
-    World(#[from] CpuWorldError),
-    /// Trials cannot be limited like this.
-    #[error(transparent)]
-    Tune(#[from] crate::tune::LimitsError),
-    /// A world cannot be simulated.
-    #[error(transparent)]
-    Simulator(#[from] SimError),
+    Backend(#[from] BackendError),
     /// The GPUs could not be made ready.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
@@ -427,76 +421,10 @@ pub enum SessionError {
 
 warpweft_base::debug_in_words!(SessionError);
 
-impl SessionError {
-    /// What whoever asked meanwhile is to do, after a step that failed so.
-    const fn advice_to_ask(&self) -> &'static str {
-        match self {
-            Self::Closure { panicked: Some(_), .. } => "",
-            Self::Diverged { .. } => "; if it was an import, ask again",
-            _ => ", ask again",
-        }
-    }
-
-    /// What it says where there is no session any more to ask anything of.
-    fn of_a_closed_session(&self) -> String {
-        match self {
-            Self::Closure { step, rank, call, message, panicked } => {
-                closure_failed(*step, *rank, call, message, *panicked)
-            }
-            Self::Diverged { step, rank, value } => described(*step, *rank, value.as_ref()),
-            other => other.to_string(),
-        }
-    }
-
-    /// That of a step whose future was dropped, as it is told to whoever asks next.
-    pub(super) fn of_dropped_step(self, asks: Asks) -> Self {
-        match asks {
-            Asks::More => Self::DroppedStep(Box::new(self)),
-            Asks::ToClose => Self::LastStep(Box::new(self)),
-        }
-    }
-
-    /// As it is told to whoever asks next, if it is that of an import or a save whose future was dropped.
-    pub(super) fn of_dropped_command(self, asks: Asks) -> Self {
-        let now = match asks {
-            Asks::More => "what was asked now was not done, ask again",
-            Asks::ToClose => "the session is closed",
-        };
-        match self {
-            Self::Import { reason, source } => Self::Import {
-                reason: format!("{reason} (this is said of the import whose future was dropped; {now})"),
-                source,
-            },
-            Self::Parts { rank, source, .. } => Self::Parts { rank, source, dropped: Some(now) },
-            other => other,
-        }
-    }
-}
-
-/// What is asked of a session by the call that hears what the caller of another did not.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Asks {
-    /// Anything that is not done then.
-    More,
-    /// Its end, which comes in any case.
-    ToClose,
-}
-
 /// What to do where steps are skipped one after the other.
 const NOTHING_LEARNED: &str = "Look at what that call computes and at its inputs; lower the learning rate or let it warm \
                                up; or, if gradients are meant to overflow at times, set a loss scale \
                                (`Session::set_loss_scale`) or raise optimizer.max_skipped";
-
-fn closure_failed(step: u64, rank: RankId, call: &str, message: &str, panicked: Option<RankId>) -> String {
-    let failed = if panicked == Some(rank) { "panicked" } else { "failed" };
-    let later = panicked.filter(|other| *other != rank);
-    let later =
-        later.map_or_else(String::new, |other| format!("; that of {other} panicked in the same step"));
-    format!(
-        "step {step}: the closure of {rank} {failed} in call `{call}`: {message}{later}; no weight was changed on any \
-         rank"
-    )
-}
 
 /// A list of names for a message, behind its opening words.
 fn named(opening: &str, names: &[String]) -> String {

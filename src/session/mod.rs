@@ -15,6 +15,7 @@
 mod block_on;
 mod commands;
 mod compiled_here;
+mod dropped;
 mod error;
 mod observe;
 mod simulate;
@@ -43,7 +44,7 @@ pub use crate::exec::ExecError;
 use crate::exec::{Inbox, RankThread};
 use commands::{Pending, Poison};
 use compiled_here::CompiledHere;
-use error::Asks;
+use dropped::Asks;
 use observe::recorder::Recorder;
 use step::diverged::Divergence;
 use step::gradient_accumulation::{Sum, SumPlan};

@@ -3,20 +3,21 @@
 //! Law: **TU-5** every policy that a tuner of these limits asks for, whatever it is told, is foreseen, but
 //! for what is planned by measured durations: so whoever must make room for trials makes it once, up front.
 
-use super::trial::{Limits, LimitsError, TrialOutcome};
+use super::trial::{Limits, TrialOutcome};
 use super::tuner::Tuner;
+use crate::config::ConfigError;
 use warpweft_plan::plan::GatherStart;
 
 /// The policies that trials can come to from `configured` on, of those that `fits` says can be run. Measured
 /// durations and the budget of `limits` are left out of account: `fits` knows what the budget allows.
 ///
 /// # Errors
-/// [`LimitsError`] for a hysteresis that is no share.
+/// [`ConfigError::Hysteresis`] for a hysteresis that is no share.
 pub(crate) fn foreseen(
     configured: GatherStart,
     limits: Limits,
     mut fits: impl FnMut(GatherStart) -> bool,
-) -> Result<Vec<GatherStart>, LimitsError> {
+) -> Result<Vec<GatherStart>, ConfigError> {
     let mut tuner = Tuner::new(configured, Limits { budget: None, by_measurement: false, ..limits })?;
     let mut found = Vec::new();
     // Depths go on for as long as each is faster than the one before; so each is.

@@ -26,7 +26,7 @@ pub(crate) use agreed::agreed;
 pub(crate) use decision::why_kept;
 pub use decision::{Decision, Verdict};
 pub(crate) use foreseen::foreseen;
-pub use trial::{Candidate, Choice, LimitsError};
+pub use trial::{Candidate, Choice};
 #[doc(hidden)]
 pub use trial::{Limits, TrialOutcome};
 #[doc(hidden)]

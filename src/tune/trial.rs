@@ -21,20 +21,6 @@ pub struct Limits {
     pub by_measurement: bool,
 }
 
-/// Limits that no tuner can keep.
-#[derive(Clone, Copy, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LimitsError {
-    /// A hysteresis that is no share.
-    #[error("hysteresis is {value}; take a share from 0 to below 1, such as 0.01")]
-    Hysteresis {
-        /// What was asked for.
-        value: f64,
-    },
-}
-
-warpweft_base::debug_in_words!(LimitsError);
-
 impl Default for Limits {
     fn default() -> Self {
         Self { budget: None, steps: Tune::MOST_STEPS, per_trial: 2, hysteresis: 0.01, by_measurement: true }

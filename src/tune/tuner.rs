@@ -3,8 +3,8 @@
 //! Law: TU-1 to TU-4 of this room.
 
 use super::decision::{Decision, Verdict};
-use super::trial::{Candidate, Choice, Limits, LimitsError, TrialOutcome};
-use crate::config::Tune;
+use super::trial::{Candidate, Choice, Limits, TrialOutcome};
+use crate::config::{ConfigError, Tune};
 use warpweft_base::median::lower_median;
 use warpweft_plan::plan::GatherStart;
 
@@ -40,10 +40,10 @@ impl Tuner {
     /// A tuner that begins with the configured policy.
     ///
     /// # Errors
-    /// [`LimitsError`] for a hysteresis that is no share.
-    pub fn new(configured: GatherStart, limits: Limits) -> Result<Self, LimitsError> {
+    /// [`ConfigError::Hysteresis`] for a hysteresis that is no share.
+    pub fn new(configured: GatherStart, limits: Limits) -> Result<Self, ConfigError> {
         if !(0.0..1.0).contains(&limits.hysteresis) {
-            return Err(LimitsError::Hysteresis { value: limits.hysteresis });
+            return Err(ConfigError::Hysteresis { value: limits.hysteresis });
         }
         let limits = Limits {
             steps: limits.steps.min(Tune::MOST_STEPS),

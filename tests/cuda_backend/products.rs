@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::cudarc::driver::result::memcpy_dtod_async;
 use warpweft::backend::cuda::kernels::{
     AdamOperand, Bounds, KernelLaunch, Kernels, LearningRate, MasterState,
@@ -19,7 +20,7 @@ use warpweft::config::{AdamMode, ByteSize, Config, Moments, SignalBy, Transport}
 use warpweft::format::{Format, Orientation};
 use warpweft::id::{RankId, WeightId};
 use warpweft::layout::OptimizerSettings;
-use warpweft::linear::{BackwardOperands, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
+use warpweft::linear::{BackwardOperands, Device, Linear, LinearSpec, Output, Recipe, Weight};
 use warpweft::model::Form;
 use warpweft::session::{Session, SessionBuilder};
 
@@ -64,7 +65,7 @@ pub(crate) async fn start(builder: SessionBuilder<CudaSurface>, ranks: u32) -> S
 /// The products of a rank: a layer for each format.
 pub(crate) struct Layers {
     /// What a factory failed at is said by every call.
-    layers: Result<Vec<Linear>, LinearError>,
+    layers: Result<Vec<Linear>, CudaFailure>,
 }
 
 impl Layers {

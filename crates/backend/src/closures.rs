@@ -11,7 +11,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::ClosureFault;
+use super::{BackendError, ClosureFault};
 use warpweft_base::id::RankId;
 use warpweft_base::panics::kept_words;
 use warpweft_plan::compute::{Borrower, BoundCall, Compute, ComputeFactory, OptimizerTask, Seat, Surface};
@@ -25,13 +25,6 @@ pub enum Closures<S: Surface> {
     /// One has panicked: which, and its words.
     Broken(String),
 }
-
-/// A lane was opened without closures.
-#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("this lane was opened without closures; hand them to the lane that computes")]
-pub struct NoClosures;
-
-warpweft_base::debug_in_words!(NoClosures);
 
 impl<S: Surface> Closures<S> {
     /// Calls the factory, if there is one.
@@ -55,9 +48,9 @@ impl<S: Surface> Closures<S> {
         rank: RankId,
         bound: &BoundCall,
         surface: &S,
-    ) -> Result<Option<ClosureFault>, NoClosures> {
+    ) -> Result<Option<ClosureFault>, BackendError> {
         let fault = match self {
-            Self::None => return Err(NoClosures),
+            Self::None => return Err(BackendError::NoClosures),
             Self::Broken(message) => Some((message.clone(), true)),
             Self::Ready(closures) => {
                 let run = || bound.run(rank, surface, closures.as_mut());
@@ -76,35 +69,20 @@ impl<S: Surface> Closures<S> {
     }
 }
 
-/// Why a part of a custom optimizer was not carried out, or only partly.
-#[derive(thiserror::Error)]
-pub enum RuleFault {
-    /// There are none.
-    #[error(transparent)]
-    NoClosures(#[from] NoClosures),
-    #[error(
-        "the optimizer failed: {0}; unless the step was only being captured, some masters or what is kept beside them may be updated now and others not, on some ranks, so begin a new session and import the last checkpoint"
-    )]
-    /// The words of the part that failed.
-    Failed(String),
-}
-
-warpweft_base::debug_in_words!(RuleFault);
-
 impl<S: Surface> Closures<S> {
     /// Carries out one task of the custom optimizer.
-    pub fn rule(&mut self, rank: RankId, task: &OptimizerTask, surface: &S) -> Result<(), RuleFault> {
+    pub fn rule(&mut self, rank: RankId, task: &OptimizerTask, surface: &S) -> Result<(), BackendError> {
         let closures = match self {
-            Self::None => return Err(NoClosures.into()),
-            Self::Broken(message) => return Err(RuleFault::Failed(message.clone())),
+            Self::None => return Err(BackendError::NoClosures),
+            Self::Broken(message) => return Err(BackendError::Optimizer(message.clone())),
             Self::Ready(closures) => closures,
         };
         match catch_unwind(AssertUnwindSafe(|| task.run(rank, surface, closures.as_mut()))) {
-            Ok(done) => done.map_err(|error| RuleFault::Failed(error.to_string())),
+            Ok(done) => done.map_err(|error| BackendError::Optimizer(error.to_string())),
             Err(panic) => {
                 let message = format!("{} panicked: {}", task.name(), kept_words(panic));
                 *self = Self::Broken(message.clone());
-                Err(RuleFault::Failed(message))
+                Err(BackendError::Optimizer(message))
             }
         }
     }

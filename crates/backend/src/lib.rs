@@ -38,6 +38,7 @@ pub mod clock;
 #[doc(hidden)]
 pub mod closures;
 pub mod cpu;
+mod error;
 mod inspection;
 #[doc(hidden)]
 pub mod local;
@@ -50,6 +51,7 @@ pub use checked::Checked;
 #[doc(hidden)]
 pub use checked::{CheckedBound, CheckedGraph};
 pub use choices::{DeviceTimes, SignalBy, Transport};
+pub use error::BackendError;
 pub use inspection::Inspection;
 pub use meter::{Activity, HostSplit, Meter};
 
@@ -62,7 +64,7 @@ use warpweft_plan::compute::{ComputeFactory, Surface};
 use warpweft_plan::layout::StateLayout;
 use warpweft_plan::layout::{Binding, Lane, Region};
 use warpweft_plan::model::Mesh;
-use warpweft_plan::policy::{ByteSize, Reduce};
+use warpweft_plan::policy::Reduce;
 
 /// Enqueues ops, records and waits for events, captures and replays: one rank's device.
 pub trait Backend: Send + 'static {
@@ -312,121 +314,6 @@ pub struct ClosureFault {
     /// Whether it panicked, after which the closure's state is no longer trusted.
     pub panicked: bool,
 }
-
-/// What can go wrong below the actors.
-#[derive(Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum BackendError {
-    /// The arena does not fit.
-    #[error(
-        "{rank}: an arena of {} cannot be reserved: {reason}; set memory.budget, or lower it (with tune.steps, room is made for the largest trial), lower prefetch.depth, use more ranks, or take fewer tokens a micro-batch",
-        ByteSize::of(*bytes).in_full()
-    )]
-    Memory {
-        /// The rank.
-        rank: RankId,
-        /// Bytes asked for.
-        bytes: usize,
-        /// The allocator's words.
-        reason: String,
-    },
-    /// More ranks than the system gives one process the threads or the memory for.
-    #[error(
-        "{ranks} ranks in one process take {needed}, and the system allows {limit}; use fewer ranks, spread them over several processes, or raise that limit"
-    )]
-    Room {
-        /// Ranks of this process.
-        ranks: usize,
-        /// What they take.
-        needed: String,
-        /// What there is, and by which limit.
-        limit: String,
-    },
-    /// A lane cannot be opened, or has ended.
-    #[error("{rank}, {lane}: {reason}")]
-    Lane {
-        /// The rank.
-        rank: RankId,
-        /// The lane.
-        lane: LaneId,
-        /// What happened.
-        reason: String,
-    },
-    /// An op this backend cannot run.
-    #[error("{rank}, {task}: this backend cannot run `{op}`: {reason}")]
-    Unsupported {
-        /// The rank.
-        rank: RankId,
-        /// The task.
-        task: TaskId,
-        /// The op's name.
-        op: &'static str,
-        /// Why.
-        reason: String,
-    },
-    /// A plan for another mesh than the world's: its groups would bring together other ranks than it means.
-    #[error(
-        "{rank}: the plan is for {plan}, but the world has {world}; plan for the mesh of the world it runs in"
-    )]
-    Mesh {
-        /// The rank.
-        rank: RankId,
-        /// The plan's mesh.
-        plan: Mesh,
-        /// The world's.
-        world: Mesh,
-    },
-    /// A device or one of its libraries refused.
-    #[error("{rank}, while {doing}: {reason}")]
-    Device {
-        /// The rank.
-        rank: RankId,
-        /// What the rank was doing.
-        doing: String,
-        /// What was refused, and what to do.
-        reason: String,
-    },
-    /// A task failed while it ran.
-    #[error("{rank}, {task} ({op}): {reason}")]
-    Task {
-        /// The rank.
-        rank: RankId,
-        /// The task.
-        task: TaskId,
-        /// The op's name.
-        op: &'static str,
-        /// What happened.
-        reason: String,
-    },
-    /// A host copy that does not fit the memory.
-    #[error("{rank}: host copy of {bytes} bytes: {reason}")]
-    Host {
-        /// The rank.
-        rank: RankId,
-        /// Bytes given.
-        bytes: usize,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A rank died or the world was aborted; no collective can complete any more.
-    #[error("the world is poisoned: {reason}")]
-    Poisoned {
-        /// Who died of what.
-        reason: String,
-    },
-    /// The checker saw two accesses that nothing orders, or a rule of the executor broken.
-    #[error(
-        "{rank}: {hazard}; this is a fault of the executor or the plan, please report it with the plan's fingerprint"
-    )]
-    Hazard {
-        /// The rank.
-        rank: RankId,
-        /// Which rule, which tasks, which slot.
-        hazard: String,
-    },
-}
-
-warpweft_base::debug_in_words!(BackendError);
 
 /// Checks that a plan runs in a world of its own mesh.
 ///

@@ -50,6 +50,7 @@ mod error;
 mod formats;
 mod input;
 mod inspect;
+mod measure_error;
 mod options;
 mod output;
 mod plan;
@@ -67,25 +68,24 @@ mod text;
 
 #[doc(hidden)]
 pub use calibrate::{
-    CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, Check, Compared, FitError,
-    calibrate_machine,
+    CalibrateDevice, CalibrateOptions, Calibration, Check, Compared, FitError, calibrate_machine,
 };
 pub use dequantize::dequantize_checkpoint;
 pub use engines::{EngineInput, quantize_for_engines};
 pub use error::ToolError;
 pub use formats::describe_formats;
 pub use inspect::{Inspection, Mismatch, Stored, inspect_checkpoint};
+pub use measure_error::MeasureError;
 pub use options::QuantizeOptions;
 pub use progress::Progress;
 pub use quantize::quantize_checkpoint;
 pub use report::{Converted, Copied, CopyReason, Lost, Report};
 pub use schedule::{
-    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TracePart, TuneOptions, plan_model,
-    show_trace, simulate_model, tune_model,
+    ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions, plan_model, show_trace,
+    simulate_model, tune_model,
 };
 #[cfg(feature = "cuda")]
 #[doc(hidden)]
 pub use stack::{
-    Ahead, Ending, Measured, Mode, StackError, StackFormat, StackOptions, StackReport, StackShape, Unit,
-    bench_stack,
+    Ahead, Ending, Measured, Mode, StackFormat, StackOptions, StackReport, StackShape, Unit, bench_stack,
 };

@@ -77,7 +77,7 @@ pub fn plan_program(
 /// The plan that [`simulate_program`] runs: as [`plan_program`], with the costs of `cluster` to count with.
 ///
 /// # Errors
-/// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster.
+/// As [`plan_program`]; [`SessionError::Backend`] when the ranks do not fit the cluster.
 pub fn plan_program_on(
     program: &StepProgram,
     config: &Config,
@@ -110,7 +110,7 @@ impl SessionBuilder<SimSurface> {
     /// [`super::StepReport::issue`]. The planner counts with the same cluster.
     ///
     /// # Errors
-    /// [`SessionError::Simulator`] when the ranks do not fit the cluster, then as [`SessionBuilder::start`].
+    /// [`SessionError::Backend`] when the ranks do not fit the cluster, then as [`SessionBuilder::start`].
     pub async fn start_simulated(self, cluster: &Cluster, ranks: u32) -> Result<Session, SessionError> {
         self.start_simulated_here(cluster, ranks).await
     }
@@ -147,7 +147,7 @@ impl Session {
 /// not measured: it casts new masters, and is issued even where steps are recorded.
 ///
 /// # Errors
-/// As [`plan_program`]; [`SessionError::Simulator`] when the ranks do not fit the cluster,
+/// As [`plan_program`]; [`SessionError::Backend`] when the ranks do not fit the cluster,
 /// [`SessionError::Exec`] when a rank's arena does not fit a GPU.
 pub fn simulate_program(
     program: &StepProgram,

@@ -8,17 +8,17 @@ use crate::cluster::named;
 use crate::cluster::{Cluster, Prices};
 use crate::config::{Capture, Config, ConfigError, PrefetchPolicy};
 use crate::session::SessionError;
-use warpweft_backend::sim::SimError;
+use warpweft_backend::BackendError;
 use warpweft_plan::plan::Costs;
 
 /// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are
 /// recorded or not as it says.
 ///
 /// # Errors
-/// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Simulator`] when the
+/// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Backend`] when the
 /// ranks do not fit the cluster.
 pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs, SessionError> {
-    let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| SimError::NoLinks {
+    let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| BackendError::NoLinks {
         ranks,
         cluster: cluster.name.clone(),
         gpus: cluster.gpus_per_node,

@@ -1,12 +1,13 @@
 //! RH-1: what a recorded step uses outlives the closure's own hold on it.
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
 use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::ElementType;
 use warpweft::id::RankId;
-use warpweft::linear::{Device, DeviceBuffer, Elementwise, LinearError};
+use warpweft::linear::{Device, DeviceBuffer, Elementwise};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Session, block_on};
 
@@ -23,7 +24,7 @@ struct Own {
 
 impl Own {
     /// All from a device of its own, so that dropping it drops everything.
-    fn new(gpu: DeviceOrdinal, buffers: usize) -> Result<Self, LinearError> {
+    fn new(gpu: DeviceOrdinal, buffers: usize) -> Result<Self, CudaFailure> {
         let device = Device::open(gpu)?;
         let values = (0..buffers).map(|_| device.buffer(ELEMENTS)).collect::<Result<_, _>>()?;
         Ok(Self { elementwise: Elementwise::new(&device)?, values })

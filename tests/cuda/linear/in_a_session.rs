@@ -2,14 +2,13 @@
 //! recorded steps.
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
 use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::linear::{
-    BackwardOperands, Device, Input, Linear, LinearError, LinearSpec, Output, Recipe, Weight,
-};
+use warpweft::linear::{BackwardOperands, Device, Input, Linear, LinearSpec, Output, Recipe, Weight};
 use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::op::Op;
 use warpweft::session::Session;
@@ -53,7 +52,7 @@ fn spec((recipe, weight_gradient): Computed) -> LinearSpec {
 struct Closure {
     names: Names,
     /// A factory cannot refuse, a call can.
-    layer: Result<Linear, LinearError>,
+    layer: Result<Linear, CudaFailure>,
 }
 
 impl Closure {

@@ -3,9 +3,10 @@
 
 use cudarc::driver::result;
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
 use warpweft::linear::{
-    Activations, BackwardOperands, Device, Elementwise, Input, Linear, LinearError, LinearSpec, Recipe,
+    Activations, BackwardOperands, Device, Elementwise, Input, Linear, LinearSpec, Recipe,
 };
 
 use super::reference::noise;
@@ -258,12 +259,12 @@ fn what_cannot_be_kept_or_taken_on_the_way_is_refused_and_nothing_is_written() {
     let (y, rowwise) = (gpu.buffer(&vec![bf16::ONE; tokens * 48]), weight.weight(Orientation::Rowwise));
     let y_room = || lend_mut(&y, tokens * 48);
     let refused = layer.forward_keeping(&handles, x, &rowwise, y_room(), lend_mut(&room, 0)).unwrap_err();
-    assert!(matches!(refused, LinearError::NothingKept { .. }), "{refused}");
+    assert!(matches!(refused, CudaFailure::NothingKept { .. }), "{refused}");
     let refused = layer.forward(&handles, Activations::Gelu(x), &rowwise, y_room()).unwrap_err();
-    assert!(matches!(refused, LinearError::Gelu { what: "x", .. }), "{refused}");
+    assert!(matches!(refused, CudaFailure::Gelu { what: "x", .. }), "{refused}");
     let dw: Buffer<f32> = gpu.buffer(&vec![1.0; shape.elements()]);
     let refused = layer.wgrad(&handles, dy, lend(&room, 256), lend_mut(&dw, shape.elements())).unwrap_err();
-    assert!(matches!(refused, LinearError::NothingKept { .. }), "{refused}");
+    assert!(matches!(refused, CudaFailure::NothingKept { .. }), "{refused}");
 
     if let Some(recipe) = native(&device, "fp8_tensor_e4m3") {
         let spec = LinearSpec::new(recipe, tokens, shape);
@@ -281,21 +282,21 @@ fn what_cannot_be_kept_or_taken_on_the_way_is_refused_and_nothing_is_written() {
         for wrong in [bytes - 1, bytes + 1, 0] {
             let kept = lend_mut(&room, wrong);
             let refused = layer.forward_keeping(&handles, x, &rowwise, y_room(), kept).unwrap_err();
-            let LinearError::Operand { actual, expected, element: ElementType::U8, .. } = refused else {
+            let CudaFailure::Operand { actual, expected, element: ElementType::U8, .. } = refused else {
                 panic!("{refused}")
             };
             assert_eq!((actual, expected), (wrong, bytes));
             let refused = layer.wgrad(&handles, dy, lend(&room, wrong), lend_mut(&dw, shape.elements()));
-            assert!(matches!(refused, Err(LinearError::Operand { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(CudaFailure::Operand { .. })), "{refused:?}");
         }
         let shifted = gpu.buffer_at(&vec![UNWRITTEN; bytes], 16);
         let kept = lend_mut(&shifted, bytes);
         let refused = layer.forward_keeping(&handles, x, &rowwise, y_room(), kept).unwrap_err();
-        assert!(matches!(refused, LinearError::Misaligned { multiple: 256, .. }), "{refused}");
+        assert!(matches!(refused, CudaFailure::Misaligned { multiple: 256, .. }), "{refused}");
         let (short, hidden) = (lend(&values, tokens * 48 - 1), dy);
         let dy = Activations::GeluGradient { x: hidden, gradient: short };
         let refused = layer.wgrad(&handles, dy, x, lend_mut(&dw, shape.elements())).unwrap_err();
-        assert!(matches!(refused, LinearError::Operand { what: "dy", .. }), "{refused}");
+        assert!(matches!(refused, CudaFailure::Operand { what: "dy", .. }), "{refused}");
         result::ctx::synchronize().unwrap();
         assert!(shifted.read().iter().all(|byte| *byte == UNWRITTEN));
     }

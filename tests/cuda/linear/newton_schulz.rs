@@ -1,8 +1,9 @@
 //! Matrices made nearly orthogonal, against the same polynomials in f64.
 
 use cudarc::driver::result;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::format::{ElementType, Shape};
-use warpweft::linear::{Device, LinearError, NewtonSchulz};
+use warpweft::linear::{Device, NewtonSchulz};
 
 use super::reference::noise;
 use super::rig::{GPU, handles, lend, lend_mut};
@@ -128,24 +129,24 @@ fn matrices_of_another_size_or_at_odd_places_are_refused_and_nothing_is_written(
     let Some(gpu) = Gpu::open("refused matrices") else { return };
     let device = Device::open(GPU).unwrap();
     let empty = NewtonSchulz::new(&device, Shape::new(0, 8), &[]).unwrap_err();
-    assert_eq!(empty, LinearError::NoMatrix { shape: Shape::new(0, 8) });
+    assert_eq!(empty, CudaFailure::NoMatrix { shape: Shape::new(0, 8) });
     let long = NewtonSchulz::new(&device, Shape::new(1, usize::MAX), &[]).unwrap_err();
-    assert!(matches!(long, LinearError::TooLarge { what: "columns", .. }), "{long}");
+    assert!(matches!(long, CudaFailure::TooLarge { what: "columns", .. }), "{long}");
     let mut products = NewtonSchulz::new(&device, Shape::new(8, 16), &NewtonSchulz::QUINTIC).unwrap();
     let handles = handles(&gpu);
     let (matrix, result) = (gpu.buffer(&[1.0_f32; 128]), gpu.buffer(&[f32::NAN; 128]));
     let short = products.enqueue(&handles, lend(&matrix, 127), lend_mut(&result, 128)).unwrap_err();
     let (expected, element, wanted) = (128, ElementType::F32, ElementType::F32);
     let what = "the matrix";
-    assert_eq!(short, LinearError::Operand { what, actual: 127, element, expected, wanted });
+    assert_eq!(short, CudaFailure::Operand { what, actual: 127, element, expected, wanted });
     let short = products.enqueue(&handles, lend(&matrix, 128), lend_mut(&result, 64)).unwrap_err();
     assert!(short.to_string().contains("the nearly orthogonal matrix has 64 elements"), "{short}");
     let shifted = gpu.buffer_at(&[f32::NAN; 128], 16);
     let odd = products.enqueue(&handles, lend(&matrix, 128), lend_mut(&shifted, 128)).unwrap_err();
-    assert!(matches!(odd, LinearError::Misaligned { multiple: 256, .. }), "{odd}");
+    assert!(matches!(odd, CudaFailure::Misaligned { multiple: 256, .. }), "{odd}");
     let shifted = gpu.buffer_at(&[1.0_f32; 128], 4);
     let odd = products.enqueue(&handles, lend(&shifted, 128), lend_mut(&result, 128)).unwrap_err();
-    assert!(matches!(odd, LinearError::Misaligned { what: "the matrix", multiple: 16, .. }), "{odd}");
+    assert!(matches!(odd, CudaFailure::Misaligned { what: "the matrix", multiple: 16, .. }), "{odd}");
     result::ctx::synchronize().unwrap();
     assert!(result_is_untouched(&result));
 }

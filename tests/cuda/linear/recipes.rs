@@ -1,8 +1,9 @@
 //! Which recipe a format has on which GPU; no GPU is needed to ask.
 
 use warpweft::backend::cuda::ComputeCapability;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::format::{Format, Fp8Element, Orientation, Shape};
-use warpweft::linear::{LinearError, LinearSpec, Recipe};
+use warpweft::linear::{LinearSpec, Recipe};
 use warpweft::model::Form;
 
 const AMPERE: ComputeCapability = ComputeCapability::new(8, 0);
@@ -59,7 +60,7 @@ fn block_scaled_products_take_features_that_are_whole_blocks_and_gradients_in_th
 fn check_block_scaled(recipe: Recipe) {
     let spec = |tokens, outs, ins| LinearSpec::new(recipe, tokens, Shape::new(outs, ins));
     let dimension = |spec: LinearSpec| match spec.kept_bytes().unwrap_err() {
-        LinearError::Dimension { what, multiple: 32, .. } => what,
+        CudaFailure::Dimension { what, multiple: 32, .. } => what,
         other => panic!("{other}"),
     };
     assert_eq!(dimension(spec(37, 48, 64)), "outputs");
@@ -67,17 +68,17 @@ fn check_block_scaled(recipe: Recipe) {
     assert_eq!(dimension(LinearSpec { input_pitch: 80, ..spec(37, 64, 64) }), "columns that hold the inputs");
     let coarse = LinearSpec { gradients: Fp8Element::E5m2, ..spec(37, 64, 64) };
     let refused = coarse.kept_bytes().unwrap_err();
-    assert!(matches!(refused, LinearError::Gradients { element: Fp8Element::E5m2, .. }));
+    assert!(matches!(refused, CudaFailure::Gradients { element: Fp8Element::E5m2, .. }));
     assert!(refused.to_string().contains("LinearSpec::new"), "{refused}");
     let turned = LinearSpec { dgrad: Orientation::Rowwise, ..spec(37, 64, 64) };
-    assert!(matches!(turned.kept_bytes(), Err(LinearError::DataGradient { .. })));
+    assert!(matches!(turned.kept_bytes(), Err(CudaFailure::DataGradient { .. })));
 }
 
 /// LI-4: nothing falls back silently, and the error says what to do.
 #[test]
 fn a_format_without_products_is_an_error_that_says_what_to_declare() {
     let error = Recipe::native(Format::NVFP4_2D, HOPPER).unwrap_err();
-    assert!(matches!(error, LinearError::Unsupported { format: Format::NVFP4_2D, .. }));
+    assert!(matches!(error, CudaFailure::Unsupported { format: Format::NVFP4_2D, .. }));
     for word in ["nvfp4_2d", "9.0", "Form::DenseBf16", "Recipe::Bf16"] {
         assert!(error.to_string().contains(word), "{error}");
     }
@@ -119,9 +120,9 @@ fn what_is_kept_of_x_is_about_half_of_it_and_follows_from_the_specification() {
     // The weight's gradient of NVFP4 reads x itself.
     assert_eq!(LinearSpec::new(Recipe::Nvfp4, 37, Shape::new(32, 96)).kept_bytes(), Ok(None));
     // A shape without products keeps nothing, and is refused as the layer would be.
-    assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 33, 128, 128), Err(LinearError::Dimension { .. })));
-    assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 0, 128, 128), Err(LinearError::Empty { .. })));
-    assert!(matches!(kept(Format::FP8_TENSOR_E4M3, 1 << 40, 16, 16), Err(LinearError::TooLarge { .. })));
+    assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 33, 128, 128), Err(CudaFailure::Dimension { .. })));
+    assert!(matches!(kept(Format::FP8_BLOCK128_POW2, 0, 128, 128), Err(CudaFailure::Empty { .. })));
+    assert!(matches!(kept(Format::FP8_TENSOR_E4M3, 1 << 40, 16, 16), Err(CudaFailure::TooLarge { .. })));
 }
 
 #[test]

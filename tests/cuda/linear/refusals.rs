@@ -1,8 +1,9 @@
 //! LI-4: an operand that does not fit is refused before anything is enqueued.
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
-use warpweft::linear::{Device, Linear, LinearError, LinearSpec, Recipe};
+use warpweft::linear::{Device, Linear, LinearSpec, Recipe};
 
 use super::rig::{GPU, OnDevice, handles, lend, lend_mut};
 use crate::gpu::Gpu;
@@ -15,19 +16,19 @@ fn shapes_a_recipe_does_not_take_are_refused_with_what_to_do() {
     let refused = |recipe, tokens, outs, ins| {
         Linear::new(&device, LinearSpec::new(recipe, tokens, Shape::new(outs, ins))).unwrap_err()
     };
-    let dimension = |error: LinearError, name: &str, of: usize| match &error {
-        LinearError::Dimension { what, multiple, .. } if (*what, *multiple) == (name, of) => {
+    let dimension = |error: CudaFailure, name: &str, of: usize| match &error {
+        CudaFailure::Dimension { what, multiple, .. } if (*what, *multiple) == (name, of) => {
             assert!(error.to_string().contains("pad them"), "{error}");
         }
         other => panic!("{other}"),
     };
-    assert!(matches!(refused(Recipe::Bf16, 0, 16, 16), LinearError::Empty { .. }));
+    assert!(matches!(refused(Recipe::Bf16, 0, 16, 16), CudaFailure::Empty { .. }));
     if let Ok(tensor) = Recipe::native(Format::FP8_TENSOR_E4M3, device.capability()) {
         dimension(refused(tensor, 32, 24, 16), "outputs", 16);
         dimension(refused(tensor, 32, 16, 40), "inputs", 16);
         let spec =
             LinearSpec { dgrad: Orientation::Rowwise, ..LinearSpec::new(tensor, 16, Shape::new(16, 16)) };
-        assert!(matches!(Linear::new(&device, spec), Err(LinearError::DataGradient { .. })));
+        assert!(matches!(Linear::new(&device, spec), Err(CudaFailure::DataGradient { .. })));
     }
     if let Ok(block) = Recipe::native(Format::FP8_BLOCK128_POW2, device.capability()) {
         dimension(refused(block, 33, 128, 128), "tokens", 4);
@@ -40,7 +41,7 @@ fn shapes_a_recipe_does_not_take_are_refused_with_what_to_do() {
     }
     let bytes =
         LinearSpec { output: ElementType::U8, ..LinearSpec::new(Recipe::Bf16, 16, Shape::new(16, 16)) };
-    assert!(matches!(Linear::new(&device, bytes), Err(LinearError::Result { .. })));
+    assert!(matches!(Linear::new(&device, bytes), Err(CudaFailure::Result { .. })));
 }
 
 /// GE-2
@@ -57,15 +58,15 @@ fn operands_that_do_not_fit_are_refused_and_nothing_is_written() {
     let rowwise = weight.weight(Orientation::Rowwise);
 
     let short = layer.forward(&handles, lend(&x, 16 * 63), &rowwise, lend_mut(&y, 16 * 32)).unwrap_err();
-    assert!(matches!(short, LinearError::Operand { what: "x", actual: 1008, expected: 1024, .. }), "{short}");
+    assert!(matches!(short, CudaFailure::Operand { what: "x", actual: 1008, expected: 1024, .. }), "{short}");
     let short = layer.forward(&handles, lend(&x, 16 * 64), &rowwise, lend_mut(&y, 16 * 31)).unwrap_err();
-    assert!(matches!(short, LinearError::Operand { what: "y", .. }), "{short}");
+    assert!(matches!(short, CudaFailure::Operand { what: "y", .. }), "{short}");
     let values = gpu.buffer(&[0.0_f32; 16 * 32]);
     let wide = layer.forward(&handles, lend(&x, 16 * 64), &rowwise, lend_mut(&values, 16 * 32)).unwrap_err();
-    assert!(matches!(wide, LinearError::Operand { element: ElementType::F32, .. }), "{wide}");
+    assert!(matches!(wide, CudaFailure::Operand { element: ElementType::F32, .. }), "{wide}");
     let columnwise = weight.weight(Orientation::Columnwise);
     let turned = layer.forward(&handles, lend(&x, 16 * 64), &columnwise, lend_mut(&y, 16 * 32)).unwrap_err();
-    assert!(matches!(turned, LinearError::Weight { .. }), "{turned}");
+    assert!(matches!(turned, CudaFailure::Weight { .. }), "{turned}");
     let quantized =
         quantize(Format::FP8_TENSOR_E4M3, Directions::Both, Via::Bf16, shape, &[1.0; 32 * 64]).unwrap();
     let planes = OnDevice::planes(&gpu, &quantized);

@@ -5,12 +5,13 @@
 use bytemuck::Pod;
 use cudarc::driver::result;
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use warpweft::compute::PlanesView;
 use warpweft::format::{
     Directions, ElementType, Format, Fp8Element, Orientation, OwnedPlanes, Quantized, Shape, Via, quantize,
 };
-use warpweft::linear::{BackwardOperands, Device, Linear, LinearError, LinearSpec, Output, Recipe, Weight};
+use warpweft::linear::{BackwardOperands, Device, Linear, LinearSpec, Output, Recipe, Weight};
 
 use super::reference::{Matrix, noise};
 use crate::gpu::{Buffer, Gpu};
@@ -132,7 +133,7 @@ pub(crate) fn as_multiplied(recipe: Recipe, element: Fp8Element, matrix: &Matrix
 }
 
 impl Rig {
-    pub(crate) fn new(gpu: &Gpu, device: &Device, spec: LinearSpec) -> Result<Self, LinearError> {
+    pub(crate) fn new(gpu: &Gpu, device: &Device, spec: LinearSpec) -> Result<Self, CudaFailure> {
         let layer = Linear::new(device, spec)?;
         let Shape { rows: outputs, cols: inputs } = spec.weight;
         let (x_shape, dy_shape) = (Shape::new(spec.tokens, inputs), Shape::new(spec.tokens, outputs));

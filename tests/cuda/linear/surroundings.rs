@@ -2,10 +2,9 @@
 
 use cudarc::driver::result;
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
-use warpweft::linear::{
-    BackwardOperands, Device, Elementwise, Linear, LinearError, LinearSpec, Output, Recipe, Weight,
-};
+use warpweft::linear::{BackwardOperands, Device, Elementwise, Linear, LinearSpec, Output, Recipe, Weight};
 
 use super::reference::noise;
 use super::rig::{GPU, OnDevice, handles, lend, lend_mut};
@@ -117,7 +116,7 @@ fn a_pitch_that_overlaps_rows_is_refused() {
     let device = Device::open(GPU).unwrap();
     let spec = LinearSpec { input_pitch: 64, ..LinearSpec::new(Recipe::Bf16, TOKENS, WEIGHT) };
     let error = Linear::new(&device, spec).unwrap_err();
-    assert_eq!(error, LinearError::Pitch { pitch: 64, inputs: 128 });
+    assert_eq!(error, CudaFailure::Pitch { pitch: 64, inputs: 128 });
 }
 
 #[test]

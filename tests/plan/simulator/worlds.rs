@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use warpweft::backend::sim::{SimError, SimWorld};
+use warpweft::backend::sim::SimWorld;
 use warpweft::backend::{Backend, BackendError};
 use warpweft::cluster::{Cluster, preset};
 use warpweft::config::{Config, Declared, Reduce, ReduceDtype};
@@ -80,7 +80,7 @@ fn a_plan_of_another_mesh_than_the_world_s_is_not_bound() {
 fn worlds_that_cannot_be_are_refused_with_what_to_do() {
     let h200 = preset("h200x4").unwrap().unwrap();
     let error = simulate_program(&chain(1, 64, 1), &depth(0), &h200, 5, 1).unwrap_err();
-    assert!(matches!(error, SessionError::Simulator(SimError::NoLinks { ranks: 5, .. })), "{error}");
+    assert!(matches!(error, SessionError::Backend(BackendError::NoLinks { ranks: 5, .. })), "{error}");
     assert!(error.to_string().contains("use at most 4 ranks"), "{error}");
 
     let small = PLAIN.replace("1_000_000_000_000", "1000");
@@ -90,7 +90,7 @@ fn worlds_that_cannot_be_are_refused_with_what_to_do() {
 
     let world = SimWorld::new(Mesh::new(2).unwrap(), plain(), Reduce::Ordered).unwrap();
     let _first = world.backend().unwrap();
-    assert_eq!(world.backend().unwrap_err(), SimError::Taken);
+    assert_eq!(world.backend().unwrap_err(), BackendError::SimulatorTaken);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use warpweft::actor::{FlowError, Issuer, Poison, Post, Right, Wiring};
+use warpweft::actor::{ExecError, Issuer, Poison, Post, Right, Wiring};
 use warpweft::backend::Backend;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::ComputeFactory;
@@ -47,13 +47,13 @@ impl<B: Backend<Surface = CpuSurface>> ByHand<B> {
         issuer: &mut Issuer,
         task: TaskId,
         right: Option<Right>,
-    ) -> Result<(), FlowError> {
+    ) -> Result<(), ExecError> {
         let Self { post, backend, streams, bound, .. } = self;
         issuer.issue(task, right.into_iter(), post, backend, streams, bound).map(drop)
     }
 
     /// The whole step, by its actors.
-    pub(crate) fn pump(&mut self) -> Result<(), FlowError> {
+    pub(crate) fn pump(&mut self) -> Result<(), ExecError> {
         let mut pump = Pump::new(RankId::new(0), &self.plan, self.poison.clone());
         pump.run(&self.backend, &mut self.streams, &self.bound)
     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use warpweft::actor::{FlowError, Message, Poison, Right, Wiring};
+use warpweft::actor::{ExecError, Message, Poison, Right, Wiring};
 use warpweft::backend::Checked;
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
@@ -42,7 +42,7 @@ fn a_poisoned_rank_enqueues_nothing_and_one_poisoned_on_the_way_does_not_end_its
             rank.poison.set("a right was lost, as the test wants");
         }
         let error = rank.pump().unwrap_err();
-        assert!(matches!(&error, FlowError::Poisoned { .. }), "{error}");
+        assert!(matches!(&error, ExecError::Poisoned { .. }), "{error}");
         assert_eq!(seen.load(Ordering::SeqCst), enqueued);
         rank.synchronize();
     }
@@ -59,7 +59,7 @@ fn the_issuer_refuses_a_task_that_is_not_next_on_its_lane() {
     let mut issuer = rank.begin(wiring);
     let error = rank.issue(&mut issuer, second, None).unwrap_err();
     assert!(
-        matches!(&error, FlowError::OutOfTurn { task, .. } if task.contains(&second.to_string())),
+        matches!(&error, ExecError::OutOfTurn { task, .. } if task.contains(&second.to_string())),
         "{error}"
     );
 }
@@ -127,7 +127,7 @@ fn a_slot_is_not_written_while_a_lease_on_it_is_open() {
     let error = rank.issue(&mut issuer, second, None).unwrap_err();
     let granted =
         leases.iter().filter(|edge| (edge.kind, edge.slot) == (EdgeKind::Lease, lease.slot)).count();
-    assert!(matches!(&error, FlowError::Occupied { open, .. } if *open as usize == granted), "{error}");
+    assert!(matches!(&error, ExecError::Occupied { open, .. } if *open as usize == granted), "{error}");
     assert!(error.to_string().contains(&plan.arena.slot(lease.slot).name), "{error}");
     rank.synchronize();
 }
@@ -155,7 +155,7 @@ fn a_lease_that_was_not_granted_in_this_step_is_refused() {
     let mut issuer = rank.begin(silent);
     rank.issue(&mut issuer, first, None).unwrap();
     let error = rank.issue(&mut issuer, second, Some(lease)).unwrap_err();
-    assert!(matches!(&error, FlowError::Unleased { slot: named, .. } if *named == slot), "{error}");
+    assert!(matches!(&error, ExecError::Unleased { slot: named, .. } if *named == slot), "{error}");
     for right in rights {
         let _ = right.spend();
     }
@@ -175,5 +175,5 @@ fn a_right_that_is_lost_poisons_the_rank() {
         drop(message);
     }
     assert!(rank.poison.reason().unwrap().contains("dropped unspent"));
-    assert!(matches!(issuer.begin(&rank.post), Err(FlowError::Poisoned { .. })));
+    assert!(matches!(issuer.begin(&rank.post), Err(ExecError::Poisoned { .. })));
 }

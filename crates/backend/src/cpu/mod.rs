@@ -48,7 +48,7 @@ pub use pace::Pace;
 #[doc(hidden)]
 pub use stream::{CpuGraph, CpuStream};
 pub use surface::{CpuSurface, on_cpu};
-pub use world::{CpuOptions, CpuWorld, CpuWorldError};
+pub use world::{CpuOptions, CpuWorld};
 
 use self::action::Action;
 use self::limits::Limits;

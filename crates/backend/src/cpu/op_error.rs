@@ -2,7 +2,6 @@
 
 use super::memory::BorrowError;
 use crate::BackendError;
-use crate::closures::{NoClosures, RuleFault};
 use warpweft_base::id::RankId;
 use warpweft_format::FormatError;
 
@@ -13,10 +12,9 @@ pub(super) enum OpError {
     Borrow(#[from] BorrowError),
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// There are no closures, or the optimizer failed.
     #[error(transparent)]
-    NoClosures(#[from] NoClosures),
-    #[error(transparent)]
-    Rule(#[from] RuleFault),
+    Closures(BackendError),
     #[error("this lane has no communicator; collectives belong on one")]
     NoCommunicator,
     #[error("{0} has not reserved its arena; reserve it before anything is enqueued")]

@@ -68,7 +68,7 @@ fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<Closure
         return Ok(None);
     }
     let surface = CpuSurface::new(Arc::clone(arena), op.call.clone());
-    let fault = context.closures.run(context.presence.rank, &op.call, &surface)?;
+    let fault = context.closures.run(context.presence.rank, &op.call, &surface).map_err(OpError::Closures)?;
     if let Some(fault) = &fault {
         arena.write::<u32>(op.fault)?.fill(fault_word(fault));
     } else {
@@ -95,7 +95,7 @@ fn rule(op: &Rule, context: &mut LaneContext) -> Result<(), OpError> {
         return Ok(());
     }
     let surface = CpuSurface::new(Arc::clone(arena), op.task.clone());
-    context.closures.rule(context.presence.rank, &op.task, &surface)?;
+    context.closures.rule(context.presence.rank, &op.task, &surface).map_err(OpError::Closures)?;
     for (values, largest) in &op.looked_at {
         if !arena.read::<f32>(*values)?.iter().all(|value| value.abs() <= *largest) {
             context.presence.diverged.store(true, Ordering::SeqCst);

@@ -33,34 +33,6 @@ pub struct CpuOptions {
     pub link: Option<Pace>,
 }
 
-/// Why a world or one of its backends cannot be made.
-#[derive(Clone, Copy, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CpuWorldError {
-    /// A link without a speed.
-    #[error("a link of {bytes_per_s} bytes per second carries nothing; give it a finite number above 0")]
-    Link {
-        /// The speed as given.
-        bytes_per_s: f64,
-    },
-    /// A rank outside the mesh.
-    #[error("{rank} is not in a world of {ranks} ranks; ranks are counted from 0")]
-    NoSuchRank {
-        /// The rank asked for.
-        rank: RankId,
-        /// The number of ranks.
-        ranks: u32,
-    },
-    /// A second backend for one rank.
-    #[error("the backend of {rank} was taken before; there is one for each rank")]
-    Taken {
-        /// The rank asked for.
-        rank: RankId,
-    },
-}
-
-warpweft_base::debug_in_words!(CpuWorldError);
-
 /// Ranks as threads of this process. One value makes the backends of all its ranks.
 #[derive(Debug)]
 pub struct CpuWorld {
@@ -71,12 +43,12 @@ impl CpuWorld {
     /// A world of the mesh's ranks; its clock starts now.
     ///
     /// # Errors
-    /// [`CpuWorldError::Link`] for a link without a speed.
-    pub fn new(mesh: Mesh, options: CpuOptions) -> Result<Self, CpuWorldError> {
+    /// [`BackendError::Link`] for a link without a speed.
+    pub fn new(mesh: Mesh, options: CpuOptions) -> Result<Self, BackendError> {
         if let Some(link) = options.link
             && !link.carries()
         {
-            return Err(CpuWorldError::Link { bytes_per_s: link.bytes_per_s });
+            return Err(BackendError::Link { bytes_per_s: link.bytes_per_s });
         }
         let shared = World {
             mesh,
@@ -92,12 +64,12 @@ impl CpuWorld {
     /// The backend of one rank; it may move to the thread that drives the rank.
     ///
     /// # Errors
-    /// [`CpuWorldError::NoSuchRank`]; [`CpuWorldError::Taken`] the second time.
-    pub fn backend(&self, rank: RankId) -> Result<CpuBackend, CpuWorldError> {
+    /// [`BackendError::NoSuchRank`]; [`BackendError::Taken`] the second time.
+    pub fn backend(&self, rank: RankId) -> Result<CpuBackend, BackendError> {
         let ranks = self.shared.mesh.ranks();
-        let seat = self.shared.ranks.get(rank.index()).ok_or(CpuWorldError::NoSuchRank { rank, ranks })?;
+        let seat = self.shared.ranks.get(rank.index()).ok_or(BackendError::NoSuchRank { rank, ranks })?;
         if seat.taken.swap(true, Ordering::SeqCst) {
-            return Err(CpuWorldError::Taken { rank });
+            return Err(BackendError::Taken { rank });
         }
         Ok(CpuBackend::new(Arc::new(Presence {
             world: Arc::clone(&self.shared),
@@ -273,11 +245,11 @@ mod tests {
     fn each_rank_has_one_backend() {
         let world = world(2);
         let first = world.backend(RankId::new(1)).unwrap();
-        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), CpuWorldError::Taken { rank: RankId::new(1) });
+        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), BackendError::Taken { rank: RankId::new(1) });
         drop(first);
-        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), CpuWorldError::Taken { rank: RankId::new(1) });
+        assert_eq!(world.backend(RankId::new(1)).unwrap_err(), BackendError::Taken { rank: RankId::new(1) });
         let outside = world.backend(RankId::new(2)).unwrap_err();
-        assert_eq!(outside, CpuWorldError::NoSuchRank { rank: RankId::new(2), ranks: 2 });
+        assert_eq!(outside, BackendError::NoSuchRank { rank: RankId::new(2), ranks: 2 });
     }
 
     #[test]
@@ -285,7 +257,7 @@ mod tests {
         for bytes_per_s in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             let link = Some(Pace { bytes_per_s, latency: Duration::ZERO });
             let made = CpuWorld::new(Mesh::new(1).unwrap(), CpuOptions { link });
-            assert!(matches!(made, Err(CpuWorldError::Link { .. })), "{bytes_per_s}");
+            assert!(matches!(made, Err(BackendError::Link { .. })), "{bytes_per_s}");
         }
     }
 }

@@ -40,7 +40,7 @@ use std::time::Instant;
 pub use machine::END;
 pub use machine::MAX_CLOCKS;
 pub use surface::SimSurface;
-pub use world::{SimError, SimWorld};
+pub use world::SimWorld;
 
 use self::bind::Priced;
 use self::machine::{Action, Progress};

@@ -8,33 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::SimBackend;
 use super::machine::Machine;
+use crate::BackendError;
 use crate::bell::lock;
 use warpweft_plan::cluster::{Cluster, Prices};
 use warpweft_plan::model::Mesh;
 use warpweft_plan::policy::Reduce;
-
-/// Why a world or its backend cannot be made.
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SimError {
-    /// More ranks than one node has GPUs, and no links between nodes.
-    #[error(
-        "{ranks} ranks need more than one node of `{cluster}`, which has {gpus} GPUs a node and no links between nodes; use at most {gpus} ranks, or give the cluster a table `between`"
-    )]
-    NoLinks {
-        /// Ranks asked for.
-        ranks: u32,
-        /// The cluster.
-        cluster: String,
-        /// GPUs of a node.
-        gpus: u32,
-    },
-    /// A second backend.
-    #[error("the backend of this simulated world was taken before; one rank stands for all of them")]
-    Taken,
-}
-
-warpweft_base::debug_in_words!(SimError);
 
 /// Ranks in virtual time.
 #[derive(Debug)]
@@ -59,9 +37,9 @@ impl SimWorld {
     /// the time of a reduction does not depend on it.
     ///
     /// # Errors
-    /// [`SimError::NoLinks`].
-    pub fn new(mesh: Mesh, cluster: Cluster, reduce: Reduce) -> Result<Self, SimError> {
-        let prices = Prices::new(&cluster, mesh).ok_or_else(|| SimError::NoLinks {
+    /// [`BackendError::NoLinks`].
+    pub fn new(mesh: Mesh, cluster: Cluster, reduce: Reduce) -> Result<Self, BackendError> {
+        let prices = Prices::new(&cluster, mesh).ok_or_else(|| BackendError::NoLinks {
             ranks: mesh.ranks(),
             cluster: cluster.name.clone(),
             gpus: cluster.gpus_per_node,
@@ -75,10 +53,10 @@ impl SimWorld {
     /// The backend of rank 0, which stands for all ranks.
     ///
     /// # Errors
-    /// [`SimError::Taken`] the second time.
-    pub fn backend(&self) -> Result<SimBackend, SimError> {
+    /// [`BackendError::SimulatorTaken`] the second time.
+    pub fn backend(&self) -> Result<SimBackend, BackendError> {
         if self.taken.swap(true, Ordering::SeqCst) {
-            return Err(SimError::Taken);
+            return Err(BackendError::SimulatorTaken);
         }
         Ok(SimBackend { shared: Arc::clone(&self.shared) })
     }

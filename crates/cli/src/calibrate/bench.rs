@@ -17,7 +17,7 @@ use super::file::{Figures, MATHS};
 use super::jitter::Delays;
 use super::programs::{self, Arithmetic, Experiment};
 use super::subject::{Observation, Subject};
-use super::{CalibrateError, CalibrateOptions, Watch};
+use super::{CalibrateOptions, MeasureError, Watch};
 
 /// Formats of the ladder: plain, and with every kernel there is.
 const LADDER: [Format; 2] = [Format::Bf16, Format::NVFP4_2D];
@@ -108,10 +108,10 @@ impl<'a, 'w> Bench<'a, 'w> {
     /// Says what comes next.
     ///
     /// # Errors
-    /// [`CalibrateError::Interrupted`].
-    pub(super) fn tell(&mut self, what: &str) -> Result<(), CalibrateError> {
+    /// [`MeasureError::Interrupted`].
+    pub(super) fn tell(&mut self, what: &str) -> Result<(), MeasureError> {
         if self.stop.load(Ordering::Relaxed) {
-            return Err(CalibrateError::Interrupted);
+            return Err(MeasureError::Interrupted);
         }
         let total = self.total();
         (self.watch)(self.done.min(total), total, what);
@@ -119,7 +119,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         Ok(())
     }
 
-    fn observe(&mut self, what: &str, experiment: &Experiment) -> Result<Observation, CalibrateError> {
+    fn observe(&mut self, what: &str, experiment: &Experiment) -> Result<Observation, MeasureError> {
         self.tell(what)?;
         self.subject.observe(experiment, self.options.repeats)
     }
@@ -148,7 +148,7 @@ impl<'a, 'w> Bench<'a, 'w> {
     ///
     /// # Errors
     /// As [`Subject::observe`], and what no number can be read from.
-    pub(super) fn measure(&mut self) -> Result<Measured, CalibrateError> {
+    pub(super) fn measure(&mut self) -> Result<Measured, MeasureError> {
         let Self { options, .. } = *self;
         let algorithm = options.algorithm;
         let mut ladders = Vec::new();
@@ -203,7 +203,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         Ok(Measured { figures, collectives: link.lines, kernels, products })
     }
 
-    fn kernels(&mut self, delays: &Delays) -> Result<Figure, CalibrateError> {
+    fn kernels(&mut self, delays: &Delays) -> Result<Figure, MeasureError> {
         let (scale, plain) = (self.subject.scale(), self.subject.arithmetic(Format::Bf16));
         let longest = TOKENS.map(|times| times * scale.tokens).into_iter().max().unwrap_or(scale.tokens);
         let experiment = programs::kernels(scale.product, plain, longest, &KERNELS)?;
@@ -212,7 +212,7 @@ impl<'a, 'w> Bench<'a, 'w> {
     }
 
     /// Speeds of the products that there are here.
-    fn flops(&mut self, known_so_far: Known<'_>) -> Result<Vec<(Math, Figure)>, CalibrateError> {
+    fn flops(&mut self, known_so_far: Known<'_>) -> Result<Vec<(Math, Figure)>, MeasureError> {
         let mut known: Vec<(Math, Figure)> = Vec::new();
         let scale = self.subject.scale();
         for arithmetic in self.subject.products() {
@@ -241,7 +241,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         &mut self,
         flops: &[Figure; 4],
         delays: &Delays,
-    ) -> Result<Vec<(&'static str, Figure)>, CalibrateError> {
+    ) -> Result<Vec<(&'static str, Figure)>, MeasureError> {
         let shape = self.large();
         let plain = self.subject.arithmetic(Format::Bf16);
         let what = "collectives beside products";
@@ -289,7 +289,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         arithmetic: Arithmetic,
         tokens: usize,
         alone: bool,
-    ) -> Result<(Observation, Alone), CalibrateError> {
+    ) -> Result<(Observation, Alone), MeasureError> {
         let mut run = |experiment: Experiment| self.observe(what, &Experiment { alone, ..experiment });
         let steady = run(programs::steady(2 * BESIDE, shape, arithmetic, tokens)?)?;
         let beside = match alone {
@@ -303,7 +303,7 @@ impl<'a, 'w> Bench<'a, 'w> {
     ///
     /// # Errors
     /// What the program's declaration refuses.
-    pub(super) fn held_out(&mut self, cluster: &Cluster) -> Result<Experiment, CalibrateError> {
+    pub(super) fn held_out(&mut self, cluster: &Cluster) -> Result<Experiment, MeasureError> {
         let shape = self.large();
         let arithmetic = self.subject.arithmetic(Format::NVFP4_2D);
         let flops = &cluster.gpu.flops_per_s;

@@ -11,7 +11,7 @@ use warpweft::config::Config;
 use warpweft::session::simulate_program;
 
 use super::super::text::{Align, Table, duration};
-use super::CalibrateError;
+use super::MeasureError;
 use super::figure::middle;
 use super::programs::Experiment;
 use super::subject::{Observation, Subject};
@@ -88,7 +88,7 @@ pub(super) fn check(
     cluster: &Cluster,
     base: &Config,
     steps: usize,
-) -> Result<Check, CalibrateError> {
+) -> Result<Check, MeasureError> {
     let observation = subject.observe(experiment, steps)?;
     let config = configuration(base, experiment);
     let of_mean = u32::try_from(steps).unwrap_or(u32::MAX);

@@ -11,7 +11,7 @@ use warpweft::id::RankId;
 use warpweft::model::{Call, Form, Math};
 use warpweft::session::{Session, block_on, initial};
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};
 use super::subject::{Observation, Scale, Subject};
 use super::world::{configuration, observe};
@@ -71,7 +71,7 @@ impl Subject for Cpu {
         Scale { largest, product: Shape { rows: 512, cols: 512 }, tokens: 16 }
     }
 
-    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {
+    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, MeasureError> {
         let ranks = if experiment.alone { 1 } else { self.ranks };
         let config = configuration(&self.base, experiment);
         let parts = experiment.parts.clone();

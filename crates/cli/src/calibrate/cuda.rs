@@ -9,19 +9,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{ComputeCapability, CudaHandles, CudaSurface, DeviceOrdinal};
 use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::{Config, DeviceTimes, TraceOutput};
 use warpweft::format::{Format, Fp8Element, Orientation, Shape};
 use warpweft::id::RankId;
 use warpweft::linear::{
-    BackwardOperands, Device, DeviceBuffer, Elementwise, Linear, LinearError, LinearSpec, Recipe, Weight,
+    BackwardOperands, Device, DeviceBuffer, Elementwise, Linear, LinearSpec, Recipe, Weight,
 };
 use warpweft::model::{Call, Math};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Session, block_on};
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};
 use super::subject::{Observation, Scale, Subject};
 use super::world::{configuration, observe};
@@ -44,12 +45,12 @@ impl Cuda {
     /// The first `ranks` GPUs.
     ///
     /// # Errors
-    /// [`CalibrateError::Cuda`], [`CalibrateError::Gpus`].
-    pub(super) fn open(ranks: u32, base: Config, largest: Option<u64>) -> Result<Self, CalibrateError> {
-        let failed = |error: &dyn std::fmt::Display| CalibrateError::Cuda(error.to_string());
+    /// [`MeasureError::NoDevices`], [`MeasureError::Gpus`].
+    pub(super) fn open(ranks: u32, base: Config, largest: Option<u64>) -> Result<Self, MeasureError> {
+        let failed = |error: &dyn std::fmt::Display| MeasureError::NoDevices(error.to_string());
         let found = DeviceOrdinal::all().map_err(|error| failed(&error))?;
         let Some(gpus) = found.get(..ranks as usize) else {
-            return Err(CalibrateError::Gpus { ranks, found: found.len() });
+            return Err(MeasureError::Gpus { ranks, found: found.len() });
         };
         let contexts = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<Vec<_>, _>>();
         let contexts = contexts.map_err(|error| failed(&error))?;
@@ -92,11 +93,11 @@ impl Subject for Cuda {
         Scale { largest, product: Shape { rows: 8192, cols: 4096 }, tokens: 2048 }
     }
 
-    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {
+    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, MeasureError> {
         let gpus = if experiment.alone { &self.gpus[..1] } else { &self.gpus[..] };
         // Tasks are timed on the devices where a trace is asked for; nobody reads it. By events, which also
         // see what a lane waits for peers: that is part of what a collective takes.
-        let folder = tempfile::tempdir().map_err(|source| CalibrateError::File {
+        let folder = tempfile::tempdir().map_err(|source| MeasureError::File {
             action: "make",
             path: std::env::temp_dir(),
             source,
@@ -115,7 +116,7 @@ impl Subject for Cuda {
 /// Carries out the calls of one program on one rank.
 struct Products {
     parts: Arc<[Part]>,
-    ready: Result<Ready, LinearError>,
+    ready: Result<Ready, CudaFailure>,
 }
 
 struct Ready {
@@ -143,7 +144,7 @@ impl Small {
     /// Tokens, inputs and outputs: one tile of a product.
     const SIZE: usize = 128;
 
-    fn enqueue(&mut self, handles: &CudaHandles, count: usize) -> Result<(), LinearError> {
+    fn enqueue(&mut self, handles: &CudaHandles, count: usize) -> Result<(), CudaFailure> {
         let Self { layer, weight, x, y, elementwise } = self;
         (0..count).try_for_each(|number| match number % 2 {
             0 => elementwise.gelu(handles, x.read(), y.write()),
@@ -163,14 +164,14 @@ impl Products {
 }
 
 impl Ready {
-    fn new(device: &Device, parts: &[Part], capability: ComputeCapability) -> Result<Self, LinearError> {
+    fn new(device: &Device, parts: &[Part], capability: ComputeCapability) -> Result<Self, CudaFailure> {
         let (mut layers, mut x, mut y) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (mut dx, mut dw) = (BTreeMap::new(), None);
         let (elementwise, queue) = (Elementwise::new(device)?, device.queue()?);
         let activations = |seed, elements| {
             let mut buffer = device.buffer::<bf16>(elements)?;
             elementwise.uniform(queue.handles(), seed, values::INPUT_AMPLITUDE, buffer.write())?;
-            Ok::<_, LinearError>(buffer)
+            Ok::<_, CudaFailure>(buffer)
         };
         for part in parts {
             let (tokens, Shape { rows, cols }) = (part.tokens(), part.shape);

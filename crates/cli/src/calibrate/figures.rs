@@ -10,7 +10,7 @@ use warpweft::cluster::Algorithm;
 use warpweft::model::Math;
 use warpweft::op::Op;
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::figure::{Figure, lower_quartile, middle, percent};
 use super::fit::{Fit, FitError, Point, fit};
 use super::jitter::Delays;
@@ -78,16 +78,13 @@ fn lines(points: &BTreeMap<&'static str, Vec<Point>>) -> Vec<Line> {
 /// and not used: large ones take two turns.
 ///
 /// # Errors
-/// [`CalibrateError::Fit`].
-pub(super) fn link(
-    observations: &[Observation],
-    algorithm: Algorithm,
-) -> Result<LinkFigures, CalibrateError> {
+/// [`MeasureError::Fit`].
+pub(super) fn link(observations: &[Observation], algorithm: Algorithm) -> Result<LinkFigures, MeasureError> {
     let size = |share: &Share| (share.latencies, share.link_bytes);
     let by_kind = points(observations, algorithm, Op::is_collective, size, middle);
     let used = by_kind.iter().filter(|(name, _)| **name != "all-reduce");
     let used: Vec<Point> = used.flat_map(|(_, points)| points).copied().collect();
-    let both = fit(&used).map_err(CalibrateError::of("the link between ranks"))?;
+    let both = fit(&used).map_err(MeasureError::of("the link between ranks"))?;
     let largest = used.iter().map(|point| point.y).fold(0.0, f64::max) as u64;
     let how = format!(
         "measured: gathers and reductions of up to {} received, {} sizes; median {} off the line, at most {}",
@@ -152,13 +149,13 @@ pub(super) fn kernel(observation: &Observation, delays: &Delays, algorithm: Algo
 /// each kind takes by itself.
 ///
 /// # Errors
-/// [`CalibrateError::Fit`] when no kernel took longer than any launch does.
+/// [`MeasureError::Fit`] when no kernel took longer than any launch does.
 pub(super) fn memory(
     observations: &[Observation],
     largest: &[Observation],
     known: Known<'_>,
     algorithm: Algorithm,
-) -> Result<(Figure, Vec<Line>), CalibrateError> {
+) -> Result<(Figure, Vec<Line>), MeasureError> {
     let is_kernel = |op: &Op| !op.is_collective() && !matches!(op, Op::Compute { .. });
     let size = |share: &Share| (1.0, share.memory_bytes);
     let by_kind = points(observations, algorithm, is_kernel, size, lower_quartile);
@@ -179,7 +176,7 @@ pub(super) fn memory(
     let (bytes, time) =
         largest.iter().map(volume).fold((0.0, 0.0), |sum, more| (sum.0 + more.0, sum.1 + more.1));
     if time <= 0.0 {
-        return Err(CalibrateError::of("device memory")(FitError::Flat));
+        return Err(MeasureError::of("device memory")(FitError::Flat));
     }
     let how = format!(
         "measured: bytes over time, less kernel_us for each, of all kernels of steps with the largest weights, one in each format, {} in {} kinds",
@@ -194,14 +191,14 @@ pub(super) fn memory(
 /// a product takes beyond its operations, such as tiles that fill the device badly, belongs to its speed.
 ///
 /// # Errors
-/// [`CalibrateError::Fit`].
+/// [`MeasureError::Fit`].
 pub(super) fn flops(
     observation: &Observation,
     known: Known<'_>,
     algorithm: Algorithm,
     math: Math,
     whose: &str,
-) -> Result<Figure, CalibrateError> {
+) -> Result<Figure, MeasureError> {
     let tasks = observation.plan.tasks.iter().zip(observation.shares(algorithm)).enumerate();
     let products = tasks.filter(|(_, (task, _))| matches!(task.op, Op::Compute { .. }));
     let speed = |(number, (_, share)): (usize, (_, Share))| {
@@ -214,7 +211,7 @@ pub(super) fn flops(
     let (least, most) = all
         .iter()
         .fold((f64::INFINITY, 0.0_f64), |(least, most), speed| (least.min(*speed), most.max(*speed)));
-    let refused = CalibrateError::of("the speed of products");
+    let refused = MeasureError::of("the speed of products");
     let speed = middle(all).ok_or_else(|| refused(FitError::TooFew { points: 0 }))?;
     let how = format!(
         "measured: {whose} in {math:?}, the middle of {sizes} sizes, which reach {:.3e} to {:.3e}",

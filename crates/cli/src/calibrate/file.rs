@@ -9,7 +9,7 @@ use warpweft::cluster::{Algorithm, Cluster};
 use warpweft::config::Declared;
 use warpweft::model::Math;
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::figure::Figure;
 
 /// All numbers of a file.
@@ -99,8 +99,8 @@ impl Figures {
     /// The file, and the cluster it declares.
     ///
     /// # Errors
-    /// [`CalibrateError::Config`] when a number is none that a cluster takes.
-    pub(super) fn declared(&self) -> Result<(String, Cluster), CalibrateError> {
+    /// [`MeasureError::Config`] when a number is none that a cluster takes.
+    pub(super) fn declared(&self) -> Result<(String, Cluster), MeasureError> {
         let text = self.to_toml();
         let cluster = Cluster::from_toml(&text, "what was measured")?;
         Ok((text, cluster))

@@ -28,7 +28,6 @@ mod contention;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-mod error;
 mod figure;
 mod figures;
 mod file;
@@ -44,7 +43,6 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use check::{Check, Compared};
-pub use error::CalibrateError;
 pub use fit::FitError;
 use warpweft::cluster::{Algorithm, Cluster, named};
 use warpweft::config::Config;
@@ -57,6 +55,7 @@ use self::figures::Line;
 use self::file::Figures;
 use self::simulated::Simulated;
 use self::subject::Subject;
+use super::MeasureError;
 use super::text::{Align, Table, bytes};
 
 /// What is measured.
@@ -142,14 +141,14 @@ type Watch<'a> = dyn FnMut(usize, usize, &str) + 'a;
 /// Measures a machine. `stop` ends the work before the next program.
 ///
 /// # Errors
-/// [`CalibrateError`].
+/// [`MeasureError`].
 pub fn calibrate_machine(
     options: &CalibrateOptions,
     stop: &AtomicBool,
     watch: &mut Watch<'_>,
-) -> Result<Calibration, CalibrateError> {
+) -> Result<Calibration, MeasureError> {
     if options.ranks < 2 {
-        return Err(CalibrateError::Ranks { ranks: options.ranks });
+        return Err(MeasureError::Ranks { ranks: options.ranks });
     }
     let base = Config::load(options.config.as_deref())?;
     let between = options.between.as_deref().map(links_between).transpose()?;
@@ -165,7 +164,7 @@ pub fn calibrate_machine(
     let measured = measured.declared(&options.flops);
     let (file, cluster) = measured.figures.declared()?;
     if stop.load(Ordering::Relaxed) {
-        return Err(CalibrateError::Interrupted);
+        return Err(MeasureError::Interrupted);
     }
     let Measured { figures, collectives, kernels, .. } = measured;
     let cores = bench.subject.cores().and_then(|cores| check::warning_of_cores(options.ranks, cores));
@@ -173,7 +172,7 @@ pub fn calibrate_machine(
     Ok(Calibration { file, cluster, check, warnings, figures, collectives, kernels })
 }
 
-fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>, CalibrateError> {
+fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>, MeasureError> {
     let (ranks, largest) = (options.ranks, options.largest);
     let cpu = || Box::new(Cpu { ranks, base: base.clone(), largest }) as Box<dyn Subject>;
     match &options.device {
@@ -182,7 +181,7 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
             let cluster = named(name)?;
             if ranks > cluster.gpus_per_node {
                 let (cluster, found) = (cluster.name, cluster.gpus_per_node);
-                return Err(CalibrateError::Node { cluster, ranks, found });
+                return Err(MeasureError::Node { cluster, ranks, found });
             }
             Ok(Box::new(Simulated { cluster, ranks, base: base.clone(), largest }))
         }
@@ -194,14 +193,14 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
             Err(_) => Ok(cpu()),
         },
         #[cfg(not(feature = "cuda"))]
-        CalibrateDevice::Cuda => Err(CalibrateError::NoCuda),
+        CalibrateDevice::Cuda => Err(MeasureError::NoCuda),
         #[cfg(not(feature = "cuda"))]
         CalibrateDevice::Auto => Ok(cpu()),
     }
 }
 
-fn links_between(name: &str) -> Result<(f64, f64, String), CalibrateError> {
-    let missing = || CalibrateError::NoLinksBetween { name: name.to_owned() };
+fn links_between(name: &str) -> Result<(f64, f64, String), MeasureError> {
+    let missing = || MeasureError::NoLinksBetween { name: name.to_owned() };
     let link = named(name)?.between.ok_or_else(missing)?;
     Ok((link.latency_us, link.bytes_per_s, format!("`{}`", name.escape_debug())))
 }

@@ -13,7 +13,7 @@ use warpweft::model::{Form, Math};
 use warpweft::session::{costs_of, simulate_each_step};
 use warpweft_base::errors::shown;
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::programs::{Arithmetic, Experiment};
 use super::subject::{Observation, Scale, Step, Subject, nanoseconds};
 use super::world::configuration;
@@ -57,7 +57,7 @@ impl Subject for Simulated {
         Scale { largest, product: Shape { rows: 8192, cols: 8192 }, tokens: 4096 }
     }
 
-    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError> {
+    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, MeasureError> {
         let ranks = if experiment.alone { 1 } else { self.ranks };
         let config = configuration(&self.base, experiment);
         let costs = costs_of(&config, &self.cluster, ranks)?;

@@ -12,7 +12,7 @@ use warpweft::format::{Format, Shape};
 use warpweft::op::Op;
 use warpweft::plan::{StepPlan, Task};
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::programs::{Arithmetic, Experiment};
 
 /// How large programs are, so that what is measured stands out of what is not.
@@ -54,8 +54,8 @@ pub(super) trait Subject {
     /// Runs so many warm steps.
     ///
     /// # Errors
-    /// What the session refuses; [`CalibrateError::Untimed`] where an issued step came without times.
-    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, CalibrateError>;
+    /// What the session refuses; [`MeasureError::Untimed`] where an issued step came without times.
+    fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, MeasureError>;
 }
 
 /// What makes one unit take one nanosecond: bytes or operations per second, and microseconds.

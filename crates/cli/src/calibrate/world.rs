@@ -6,7 +6,7 @@
 use warpweft::config::{Capture, Config, Prefetch};
 use warpweft::session::Session;
 
-use super::CalibrateError;
+use super::MeasureError;
 use super::programs::Experiment;
 use super::subject::{Observation, Step, nanoseconds};
 
@@ -34,7 +34,7 @@ pub(super) async fn observe(
     mut session: Session,
     experiment: &Experiment,
     steps: usize,
-) -> Result<Observation, CalibrateError> {
+) -> Result<Observation, MeasureError> {
     let name = experiment.program.name();
     let plan = session.plan(name)?.clone();
     let mut kept = Vec::with_capacity(steps);
@@ -47,7 +47,7 @@ pub(super) async fn observe(
         let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
         let timed = ranks.iter().all(|tasks| tasks.len() == plan.tasks.len());
         if !timed && !experiment.recorded {
-            return Err(CalibrateError::Untimed { program: name.to_owned() });
+            return Err(MeasureError::Untimed { program: name.to_owned() });
         }
         kept.push(Step {
             duration: nanoseconds(report.duration),

@@ -11,8 +11,9 @@ use warpweft::config::{ReduceDtype, Transport};
 use warpweft::format::ElementType;
 use warpweft_base::whole_file::WholeFile;
 
+use super::super::MeasureError;
 use super::super::stack::{
-    Ahead, Ending, Mode, StackError, StackFormat, StackOptions, StackShape, Unit, bench_stack, trace_files,
+    Ahead, Ending, Mode, StackFormat, StackOptions, StackShape, Unit, bench_stack, trace_files,
 };
 
 /// Measures this machine's GPUs at work
@@ -235,18 +236,18 @@ fn parse_ahead(text: &str) -> Result<Ahead, String> {
     }
 }
 
-fn cannot_write(path: &Path) -> impl Fn(io::Error) -> StackError {
+fn cannot_write(path: &Path) -> impl Fn(io::Error) -> MeasureError {
     move |source| match source.kind() {
-        io::ErrorKind::AlreadyExists => StackError::Exists { path: path.to_owned() },
-        _ => StackError::File { action: "write", path: path.to_owned(), source },
+        io::ErrorKind::AlreadyExists => MeasureError::OutputExists { path: path.to_owned() },
+        _ => MeasureError::File { action: "write", path: path.to_owned(), source },
     }
 }
 
 /// Refuses files that could not be written in the end, and those that nobody said may be replaced.
-fn check_outputs(json: Option<&Path>, options: &StackOptions, replace: bool) -> Result<(), StackError> {
+fn check_outputs(json: Option<&Path>, options: &StackOptions, replace: bool) -> Result<(), MeasureError> {
     if let Some(file) = options.traces.as_ref().filter(|path| path.exists() && !path.is_dir()) {
         let source = io::ErrorKind::NotADirectory.into();
-        return Err(StackError::File { action: "write traces to", path: file.clone(), source });
+        return Err(MeasureError::File { action: "write traces to", path: file.clone(), source });
     }
     // A folder that is not there yet has no files.
     let traced = options.traces.as_ref().is_some_and(|folder| folder.is_dir());
@@ -258,14 +259,14 @@ fn check_outputs(json: Option<&Path>, options: &StackOptions, replace: bool) -> 
 }
 
 impl Bench {
-    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
+    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, MeasureError> {
         let What::Stack(stack) = self.what;
         stack.run(stop)
     }
 }
 
 impl Stack {
-    fn run(self, stop: &AtomicBool) -> Result<String, StackError> {
+    fn run(self, stop: &AtomicBool) -> Result<String, MeasureError> {
         let replace = self.force;
         let (json, options) = self.options();
         // Before minutes of measuring.
@@ -376,7 +377,7 @@ mod tests {
         check(line("*"), false).unwrap();
         std::fs::write(&trace, "kept").unwrap();
         let said = check(line("*"), false).unwrap_err();
-        assert!(matches!(&said, StackError::Exists { path } if *path == trace), "{said}");
+        assert!(matches!(&said, MeasureError::OutputExists { path } if *path == trace), "{said}");
         check(line("*"), true).unwrap();
         // That of a variant that is not measured is in nobody's way.
         check(line("*/gradients"), false).unwrap();
@@ -384,7 +385,7 @@ mod tests {
         let table = folder.path().join("table.json");
         std::fs::write(&table, "kept").unwrap();
         let said = check(line("*/gradients"), false).unwrap_err();
-        assert!(matches!(&said, StackError::Exists { path } if *path == table), "{said}");
+        assert!(matches!(&said, MeasureError::OutputExists { path } if *path == table), "{said}");
     }
 
     #[test]

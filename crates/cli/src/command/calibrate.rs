@@ -16,7 +16,7 @@ use warpweft::model::Math;
 use warpweft_base::errors::shown_path;
 use warpweft_base::whole_file::WholeFile;
 
-use super::super::{CalibrateDevice, CalibrateError, CalibrateOptions, calibrate_machine};
+use super::super::{CalibrateDevice, CalibrateOptions, MeasureError, calibrate_machine};
 
 /// Measures this machine and writes the cluster file that simulate, plan and tune read
 ///
@@ -158,7 +158,7 @@ fn parse_memory(text: &str) -> Result<ByteSize, String> {
 }
 
 impl Calibrate {
-    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, CalibrateError> {
+    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, MeasureError> {
         let replace = self.force;
         // Before minutes of measuring.
         WholeFile::check(&self.out, replace).map_err(cannot_write(&self.out))?;
@@ -234,9 +234,9 @@ impl Calibrate {
     }
 }
 
-fn cannot_write(path: &Path) -> impl Fn(io::Error) -> CalibrateError {
+fn cannot_write(path: &Path) -> impl Fn(io::Error) -> MeasureError {
     move |source| match source.kind() {
-        io::ErrorKind::AlreadyExists => CalibrateError::Exists { path: path.to_owned() },
-        _ => CalibrateError::File { action: "write", path: path.to_owned(), source },
+        io::ErrorKind::AlreadyExists => MeasureError::Exists { path: path.to_owned() },
+        _ => MeasureError::File { action: "write", path: path.to_owned(), source },
     }
 }

@@ -24,7 +24,7 @@ use self::calibrate::Calibrate;
 use self::inspect::Inspect;
 use self::quantize::Quantize;
 use self::schedule::{Plan, Simulate, Trace, Tune};
-use super::{CalibrateError, ScheduleError, ToolError, describe_formats};
+use super::{MeasureError, ToolError, describe_formats};
 
 /// Quantizes checkpoints into the formats that warpweft trains in, bit for bit; plans and simulates training
 /// steps.
@@ -117,22 +117,15 @@ enum Failure {
     )]
     Lost { matrices: usize },
     #[error(transparent)]
-    Schedule(#[from] ScheduleError),
-    #[error(transparent)]
-    Calibrate(#[from] CalibrateError),
-    #[cfg(feature = "cuda")]
-    #[error(transparent)]
-    Stack(#[from] super::StackError),
+    Measure(#[from] MeasureError),
 }
 
 impl Failure {
     const fn is_interruption(&self) -> bool {
         match self {
             Self::Checkpoint(error) => matches!(error, ToolError::Interrupted),
-            Self::Schedule(_) | Self::Lost { .. } => false,
-            Self::Calibrate(error) => matches!(error, CalibrateError::Interrupted),
-            #[cfg(feature = "cuda")]
-            Self::Stack(error) => matches!(error, super::StackError::Interrupted),
+            Self::Lost { .. } => false,
+            Self::Measure(error) => matches!(error, MeasureError::Interrupted | MeasureError::Stopped),
         }
     }
 }

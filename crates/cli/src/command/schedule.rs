@@ -11,7 +11,7 @@ use warpweft::model::Mesh;
 use warpweft::trace::Nanoseconds;
 
 use super::super::{
-    ModelOptions, Outputs, PlanView, ScheduleError, SimulateOptions, TracePart, TuneOptions, plan_model,
+    MeasureError, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions, plan_model,
     show_trace, simulate_model, tune_model,
 };
 
@@ -299,7 +299,7 @@ impl ModelArguments {
 }
 
 impl Plan {
-    pub(super) fn run(self) -> Result<String, ScheduleError> {
+    pub(super) fn run(self) -> Result<String, MeasureError> {
         let view = match (self.tasks, self.dot, self.why) {
             (.., Some(task)) => PlanView::Why(task),
             (_, true, None) => PlanView::Dot,
@@ -311,7 +311,7 @@ impl Plan {
 }
 
 impl Simulate {
-    pub(super) fn run(self) -> Result<String, ScheduleError> {
+    pub(super) fn run(self) -> Result<String, MeasureError> {
         simulate_model(&SimulateOptions {
             model: self.model.options(),
             cluster: self.cluster,
@@ -323,7 +323,7 @@ impl Simulate {
 }
 
 impl Tune {
-    pub(super) fn run(self) -> Result<String, ScheduleError> {
+    pub(super) fn run(self) -> Result<String, MeasureError> {
         tune_model(&TuneOptions {
             model: self.model.options(),
             cluster: self.cluster,
@@ -334,7 +334,7 @@ impl Tune {
 }
 
 impl Trace {
-    pub(super) fn run(self) -> Result<String, ScheduleError> {
+    pub(super) fn run(self) -> Result<String, MeasureError> {
         let outputs = Outputs { trace: None, picture: self.picture, replace: self.force };
         let rank = self.rank.map(RankId::new);
         let part = TracePart { step: self.step, rank, from: self.from, to: self.to };

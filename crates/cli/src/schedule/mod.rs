@@ -13,7 +13,6 @@
 //! | `tune` | a sweep of policies, and the tuner on a simulated machine |
 //! | `error` | why a schedule could not be shown |
 
-mod error;
 mod model_file;
 mod outputs;
 mod shown;
@@ -22,7 +21,6 @@ mod tune;
 
 use std::path::{Path, PathBuf};
 
-pub use error::ScheduleError;
 pub use outputs::Outputs;
 pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
@@ -35,6 +33,7 @@ use warpweft::trace::TimelinePicture;
 
 use self::model_file::ModelFile;
 use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
+use super::MeasureError;
 use super::text::duration;
 
 /// The most tasks that are explained at once.
@@ -146,14 +145,14 @@ struct Declaration {
 /// is named.
 ///
 /// # Errors
-/// [`ScheduleError`]: files that declare what cannot be, a plan that does not fit its budget, a task that is
+/// [`MeasureError`]: files that declare what cannot be, a plan that does not fit its budget, a task that is
 /// not there.
 pub fn plan_model(
     model: &ModelOptions,
     cluster_name: Option<&str>,
     ranks: u32,
     view: &PlanView,
-) -> Result<String, ScheduleError> {
+) -> Result<String, MeasureError> {
     let Declaration { program, config, .. } = declare(model)?;
     let (plan, costs, too_large) = match cluster_name {
         None => (plan_program(&program, &config, ranks)?, None, None),
@@ -166,7 +165,7 @@ pub fn plan_model(
     };
     let expectation = costs.as_ref().map(|costs| plan.forecast(costs));
     if expectation.as_ref().is_some_and(|forecast| forecast.step >= END) {
-        return Err(ScheduleError::Endless { cluster: cluster_name.unwrap_or_default().to_owned() });
+        return Err(MeasureError::Endless { cluster: cluster_name.unwrap_or_default().to_owned() });
     }
     let expected = || expectation.as_ref().map_or_else(String::new, forecast);
     let machine = cluster_name.unwrap_or(&config.prefetch.cluster);
@@ -188,7 +187,7 @@ pub fn plan_model(
         PlanView::Why(wanted) => {
             let found = plan.find_tasks(wanted);
             if found.is_empty() {
-                return Err(ScheduleError::NoTask { wanted: wanted.clone() });
+                return Err(MeasureError::NoTask { wanted: wanted.clone() });
             }
             let (told, untold) = found.split_at(found.len().min(MOST_REASONS));
             plan.why_each(told, costs.as_ref()).join("\n") + &more(wanted, untold.len())
@@ -211,7 +210,7 @@ fn more(wanted: &str, untold: usize) -> String {
 ///
 /// # Errors
 /// As [`plan_model`]; a cluster that does not exist or is too small; files that exist or cannot be written.
-pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError> {
+pub fn simulate_model(options: &SimulateOptions) -> Result<String, MeasureError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
     let cluster = named(&options.cluster)?;
@@ -225,7 +224,7 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, ScheduleError
     Ok(outcome(&declared, &cluster, &simulation))
 }
 
-fn declare(options: &ModelOptions) -> Result<Declaration, ScheduleError> {
+fn declare(options: &ModelOptions) -> Result<Declaration, MeasureError> {
     let config = options.config()?;
     let file = ModelFile::load(&options.model)?;
     let model = config.apply_weight_rules(&file.model()?)?;

@@ -8,7 +8,7 @@ use warpweft::config::{CallList, Declared};
 use warpweft::model::{DeclareError, Decoder, Model, StepProgram};
 use warpweft_base::whole_file::regular;
 
-use super::ScheduleError;
+use super::MeasureError;
 
 /// A file that declares a model and the program of its step.
 pub(super) enum ModelFile {
@@ -19,9 +19,9 @@ pub(super) enum ModelFile {
 }
 
 impl ModelFile {
-    pub(super) fn load(path: &Path) -> Result<Self, ScheduleError> {
+    pub(super) fn load(path: &Path) -> Result<Self, MeasureError> {
         let text =
-            regular::text(path).map_err(|source| ScheduleError::NoModel { path: path.to_owned(), source })?;
+            regular::text(path).map_err(|source| MeasureError::NoModel { path: path.to_owned(), source })?;
         let name = path.display().to_string();
         Ok(match CallList::is_meant_by(&text) {
             true => Self::Calls(Box::new(CallList::from_toml(&text, &name)?)),
@@ -44,14 +44,14 @@ impl ModelFile {
         }
     }
 
-    pub(super) fn model(&self) -> Result<Model, ScheduleError> {
+    pub(super) fn model(&self) -> Result<Model, MeasureError> {
         match self {
             Self::Sizes(decoder, path) => decoder.model().map_err(wrong(path)),
             Self::Calls(calls) => Ok(calls.model()?),
         }
     }
 
-    pub(super) fn program(&self, model: &Model) -> Result<StepProgram, ScheduleError> {
+    pub(super) fn program(&self, model: &Model) -> Result<StepProgram, MeasureError> {
         match self {
             Self::Sizes(decoder, path) => decoder.program(model).map_err(wrong(path)),
             Self::Calls(calls) => Ok(calls.program(model)?),
@@ -59,6 +59,6 @@ impl ModelFile {
     }
 }
 
-fn wrong(path: &Path) -> impl Fn(DeclareError) -> ScheduleError {
-    move |source| ScheduleError::Model { path: path.to_owned(), source: Box::new(source) }
+fn wrong(path: &Path) -> impl Fn(DeclareError) -> MeasureError {
+    move |source| MeasureError::Model { path: path.to_owned(), source: Box::new(source) }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use warpweft::trace::{Timeline, TimelinePicture, write_trace};
 use warpweft_base::whole_file::WholeFile;
 
-use super::ScheduleError;
+use super::MeasureError;
 
 /// Width of pictures, pixels.
 const WIDTH: u32 = 1400;
@@ -28,16 +28,16 @@ pub struct Outputs {
 
 impl Outputs {
     /// Refuses names that are taken, and at all events those of what is read.
-    pub(super) fn check(&self, inputs: &[&Path]) -> Result<(), ScheduleError> {
+    pub(super) fn check(&self, inputs: &[&Path]) -> Result<(), MeasureError> {
         let inputs: Vec<PathBuf> = inputs.iter().filter_map(|input| input.canonicalize().ok()).collect();
         let is_input = |path: &&PathBuf| path.canonicalize().is_ok_and(|path| inputs.contains(&path));
         if let Some(path) = self.trace.iter().chain(&self.picture).find(is_input) {
-            return Err(ScheduleError::SameFile { path: path.clone() });
+            return Err(MeasureError::SameFile { path: path.clone() });
         }
         if let (Some(trace), Some(picture)) = (&self.trace, &self.picture)
             && place(trace) == place(picture)
         {
-            return Err(ScheduleError::OneName { path: trace.clone() });
+            return Err(MeasureError::OneName { path: trace.clone() });
         }
         self.trace
             .iter()
@@ -46,32 +46,32 @@ impl Outputs {
     }
 
     /// Writes the trace, if one is wanted.
-    pub(super) fn write_trace(&self, timeline: &Timeline) -> Result<(), ScheduleError> {
+    pub(super) fn write_trace(&self, timeline: &Timeline) -> Result<(), MeasureError> {
         let Some(path) = &self.trace else { return Ok(()) };
         let mut file = WholeFile::begin(path).map_err(refused("write", path))?;
         let written = write_trace(timeline, None, &mut file);
-        written.map_err(|source| ScheduleError::Trace { path: path.clone(), source })?;
+        written.map_err(|source| MeasureError::Trace { path: path.clone(), source })?;
         self.taken(path, file.commit_as(self.replace))
     }
 
     /// Draws a timeline, or a part of it, if a picture is wanted.
-    pub(super) fn draw(&self, timeline: &Timeline, picture: TimelinePicture) -> Result<(), ScheduleError> {
+    pub(super) fn draw(&self, timeline: &Timeline, picture: TimelinePicture) -> Result<(), MeasureError> {
         let Some(path) = &self.picture else { return Ok(()) };
         let drawn = TimelinePicture { width: WIDTH, ..picture }.render(timeline);
-        let drawn = drawn.map_err(|source| ScheduleError::Trace { path: path.clone(), source })?;
+        let drawn = drawn.map_err(|source| MeasureError::Trace { path: path.clone(), source })?;
         self.write_picture(&drawn)
     }
 
     /// Writes a finished picture, if one is wanted.
-    pub(super) fn write_picture(&self, drawn: &str) -> Result<(), ScheduleError> {
+    pub(super) fn write_picture(&self, drawn: &str) -> Result<(), MeasureError> {
         let Some(path) = &self.picture else { return Ok(()) };
         self.taken(path, WholeFile::write_as(path, drawn.as_bytes(), self.replace))
     }
 
     /// What checking or writing came to; a file that appeared since the check is not replaced either.
-    fn taken(&self, path: &Path, written: io::Result<()>) -> Result<(), ScheduleError> {
+    fn taken(&self, path: &Path, written: io::Result<()>) -> Result<(), MeasureError> {
         written.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists if !self.replace => ScheduleError::Exists { path: path.to_owned() },
+            io::ErrorKind::AlreadyExists if !self.replace => MeasureError::Exists { path: path.to_owned() },
             _ => refused("write", path)(error),
         })
     }
@@ -86,8 +86,8 @@ fn place(path: &Path) -> PathBuf {
     })
 }
 
-pub(super) fn refused(action: &'static str, path: &Path) -> impl Fn(io::Error) -> ScheduleError {
-    move |source| ScheduleError::File { action, path: path.to_owned(), source }
+pub(super) fn refused(action: &'static str, path: &Path) -> impl Fn(io::Error) -> MeasureError {
+    move |source| MeasureError::File { action, path: path.to_owned(), source }
 }
 
 #[cfg(test)]
@@ -107,7 +107,7 @@ mod tests {
                 let (trace, picture) = (Some(there.clone()), Some(picture.clone()));
                 Outputs { trace, picture, replace: true }.check(&[])
             };
-            assert!(matches!(checked(&same), Err(ScheduleError::OneName { .. })));
+            assert!(matches!(checked(&same), Err(MeasureError::OneName { .. })));
             checked(&other).unwrap();
         }
     }
@@ -122,7 +122,7 @@ mod tests {
             std::fs::write(&trace, "other").unwrap();
             std::fs::write(&picture, "other").unwrap();
             for written in [outputs.write_trace(&Timeline::default()), outputs.write_picture("<svg>")] {
-                assert_eq!(matches!(written, Err(ScheduleError::Exists { .. })), !replace);
+                assert_eq!(matches!(written, Err(MeasureError::Exists { .. })), !replace);
             }
             for path in [&trace, &picture] {
                 assert_eq!(std::fs::read(path).unwrap() == b"other", !replace);

@@ -12,7 +12,7 @@ use warpweft::id::RankId;
 use warpweft::trace::{Interval, Nanoseconds, Summary, Timeline, TimelinePicture, read_trace};
 
 use super::outputs::refused;
-use super::{Outputs, ScheduleError};
+use super::{MeasureError, Outputs};
 
 /// Which part of a trace is drawn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,15 +30,15 @@ pub struct TracePart {
 /// Sums up a trace; draws a part of it if a picture is asked for.
 ///
 /// # Errors
-/// [`ScheduleError::File`], [`ScheduleError::Exists`], [`ScheduleError::Trace`], [`ScheduleError::Empty`],
-/// [`ScheduleError::NoStep`], [`ScheduleError::NoRank`], [`ScheduleError::NoWindow`].
-pub fn show_trace(trace: &Path, outputs: &Outputs, part: &TracePart) -> Result<String, ScheduleError> {
+/// [`MeasureError::File`], [`MeasureError::Exists`], [`MeasureError::Trace`], [`MeasureError::Empty`],
+/// [`MeasureError::NoStep`], [`MeasureError::NoRank`], [`MeasureError::NoWindow`].
+pub fn show_trace(trace: &Path, outputs: &Outputs, part: &TracePart) -> Result<String, MeasureError> {
     outputs.check(&[trace])?;
     let file = File::open(trace).map_err(refused("read", trace))?;
-    let wrong = |source| ScheduleError::Trace { path: trace.to_owned(), source };
+    let wrong = |source| MeasureError::Trace { path: trace.to_owned(), source };
     let read = read_trace(BufReader::new(file)).map_err(wrong)?;
     if read.timeline.slices.is_empty() {
-        return Err(ScheduleError::Empty { path: trace.to_owned(), notes: read.timeline.notes });
+        return Err(MeasureError::Empty { path: trace.to_owned(), notes: read.timeline.notes });
     }
     let mut summary = Summary::of(&read.timeline);
     summary.host = read.host;
@@ -51,26 +51,26 @@ pub fn show_trace(trace: &Path, outputs: &Outputs, part: &TracePart) -> Result<S
 }
 
 /// Leaves of the timeline the step that is drawn, and says which part of that.
-fn cut(timeline: &mut Timeline, trace: &Path, part: &TracePart) -> Result<TimelinePicture, ScheduleError> {
+fn cut(timeline: &mut Timeline, trace: &Path, part: &TracePart) -> Result<TimelinePicture, MeasureError> {
     let path = || trace.to_owned();
     let mut steps: Vec<u64> = timeline.slices.iter().map(|slice| slice.step).collect();
     steps.sort_unstable();
     steps.dedup();
     let step = part.step.or_else(|| steps.first().copied()).unwrap_or(0);
     if !steps.contains(&step) {
-        return Err(ScheduleError::NoStep { path: path(), step, has: listed(&steps) });
+        return Err(MeasureError::NoStep { path: path(), step, has: listed(&steps) });
     }
     timeline.slices.retain(|slice| slice.step == step);
     timeline.arrows.clear();
     let ranks: Vec<usize> = timeline.ranks().iter().map(|rank| rank.index()).collect();
     if let Some(rank) = part.rank.filter(|rank| !ranks.contains(&rank.index())) {
-        return Err(ScheduleError::NoRank { path: path(), rank, has: listed(&ranks) });
+        return Err(MeasureError::NoRank { path: path(), rank, has: listed(&ranks) });
     }
     let whole = timeline.extent().unwrap_or_default();
     let at = |since: Nanoseconds| whole.begin.saturating_add(since);
     let window = Interval { begin: part.from.map_or(whole.begin, at), end: part.to.map_or(whole.end, at) };
     if window.clipped(whole).is_empty() {
-        return Err(ScheduleError::NoWindow { step, length: whole.length() });
+        return Err(MeasureError::NoWindow { step, length: whole.length() });
     }
     let mut title = format!("Step {step} of {}", trace.file_name().unwrap_or_default().to_string_lossy());
     if let Some(rank) = part.rank {

@@ -19,7 +19,7 @@ use warpweft::tune::{Candidate, Limits, TrialOutcome, Tuner};
 
 use super::super::text::{Align, Table, duration};
 use super::text::size;
-use super::{Declaration, ModelOptions, Outputs, ScheduleError, declare, way};
+use super::{Declaration, MeasureError, ModelOptions, Outputs, declare, way};
 
 /// Depths of the sweep.
 const DEPTHS: [u32; 8] = [0, 1, 2, 3, 4, 8, 16, 32];
@@ -43,8 +43,8 @@ pub struct TuneOptions {
 /// Sweeps policies in virtual time, lets the tuner choose one, and says both.
 ///
 /// # Errors
-/// As [`super::simulate_model`]; [`ScheduleError::NothingRuns`] when no policy fits.
-pub fn tune_model(options: &TuneOptions) -> Result<String, ScheduleError> {
+/// As [`super::simulate_model`]; [`MeasureError::NothingRuns`] when no policy fits.
+pub fn tune_model(options: &TuneOptions) -> Result<String, MeasureError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
     let cluster = named(&options.cluster)?;
@@ -88,16 +88,16 @@ fn found_over(config: &Config, prefetch: &Prefetch, cluster: &str) -> Config {
 }
 
 /// Why no policy is the choice: of those over the budget the least is named, else what refused the last.
-fn no_choice(config: &Config, rows: &[Row], reason: String) -> ScheduleError {
+fn no_choice(config: &Config, rows: &[Row], reason: String) -> MeasureError {
     let over = rows.iter().filter_map(|row| match row {
         Row::Misfit(prefetch, Misfit::Budget(needed)) => Some((prefetch, *needed)),
         Row::Misfit(..) | Row::Ran(_) => None,
     });
     match (config.memory.budget, over.min_by_key(|(_, needed)| *needed)) {
         (Some(budget), Some((least, needed))) => {
-            ScheduleError::NoneFits { budget, least: least.to_string(), needed: ByteSize::of(needed) }
+            MeasureError::NoneFits { budget, least: least.to_string(), needed: ByteSize::of(needed) }
         }
-        _ => ScheduleError::NothingRuns { reason },
+        _ => MeasureError::NothingRuns { reason },
     }
 }
 
@@ -223,7 +223,7 @@ impl Bench<'_> {
 
     /// The tuner at its end, and why the last policy that did not fit did not. The planner refuses what is
     /// over the budget before anything runs.
-    fn tune(&self) -> Result<(Tuner, String), ScheduleError> {
+    fn tune(&self) -> Result<(Tuner, String), MeasureError> {
         let Policy { prefetch, budget, .. } = Policy::from(&self.declared.config);
         let mut tuner = Tuner::new(prefetch, Limits { budget, by_measurement: false, ..Limits::default() })?;
         let mut refusal = "nothing was tried".to_owned();
@@ -251,10 +251,10 @@ impl Bench<'_> {
     }
 
     /// The bound of the chosen plan, milliseconds.
-    fn bound(&self, candidate: &Candidate) -> Result<f64, ScheduleError> {
+    fn bound(&self, candidate: &Candidate) -> Result<f64, MeasureError> {
         match self.run(chosen(candidate.prefetch), 1)? {
             Ok(simulation) => Ok(simulation.plan.forecast(self.costs).step_bound as f64 / 1e6),
-            Err((_, reason)) => Err(ScheduleError::NothingRuns { reason }),
+            Err((_, reason)) => Err(MeasureError::NothingRuns { reason }),
         }
     }
 }

@@ -8,11 +8,12 @@
 use std::sync::Arc;
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::format::{Element, Orientation};
 use warpweft::id::BufferId;
-use warpweft::linear::{Activations, Device, DeviceBuffer, Input, LinearError, Output, Recipe, Weight};
+use warpweft::linear::{Activations, Device, DeviceBuffer, Input, Output, Recipe, Weight};
 use warpweft::model::Call;
 
 use super::layers::{Computed, Gradients, Layers, Operands};
@@ -27,7 +28,7 @@ type Context<'a> = ComputeContext<'a, CudaSurface>;
 pub(super) struct Closure {
     declaration: Arc<Declaration>,
     recipe: Recipe,
-    ready: Result<Ready, LinearError>,
+    ready: Result<Ready, CudaFailure>,
 }
 
 struct Ready {
@@ -42,7 +43,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    pub(super) fn new(device: &Device, layers: &Layers, shape: &StackShape) -> Result<Self, LinearError> {
+    pub(super) fn new(device: &Device, layers: &Layers, shape: &StackShape) -> Result<Self, CudaFailure> {
         let elements = shape.tokens * shape.hidden;
         let (mut input, mut ones) = (device.buffer::<bf16>(elements)?, device.buffer::<bf16>(elements)?);
         let queue = device.queue()?;

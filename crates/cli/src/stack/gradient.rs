@@ -3,8 +3,9 @@
 //! Law: it has the element type of the sharded variants', so that both are measured with the same products.
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::format::ElementType;
-use warpweft::linear::{Device, DeviceBuffer, Elementwise, LinearError, Output, Queue};
+use warpweft::linear::{Device, DeviceBuffer, Elementwise, Output, Queue};
 
 /// Memory for one gradient.
 pub(super) enum Gradient {
@@ -14,11 +15,11 @@ pub(super) enum Gradient {
 
 impl Gradient {
     /// Room for `elements` of `element`, which is bf16 or f32.
-    pub(super) fn new(device: &Device, element: ElementType, elements: usize) -> Result<Self, LinearError> {
+    pub(super) fn new(device: &Device, element: ElementType, elements: usize) -> Result<Self, CudaFailure> {
         match element {
             ElementType::Bf16 => Ok(Self::Bf16(device.buffer(elements)?)),
             ElementType::F32 => Ok(Self::F32(device.buffer(elements)?)),
-            ElementType::U8 | ElementType::U32 => Err(LinearError::Result { element }),
+            ElementType::U8 | ElementType::U32 => Err(CudaFailure::Result { element }),
         }
     }
 
@@ -36,7 +37,7 @@ impl Gradient {
         elementwise: &mut Elementwise,
         queue: &Queue,
         sum: &mut DeviceBuffer<f32>,
-    ) -> Result<f64, LinearError> {
+    ) -> Result<f64, CudaFailure> {
         match self {
             Self::Bf16(buffer) => {
                 elementwise.sum_of_squares(queue.handles(), buffer.read(), sum.write())?;

@@ -6,10 +6,11 @@
 //! by fc2 forward and by fc1 backward. Then forward keeps of every input what the weight's gradient reads.
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use warpweft::format::ElementType;
 use warpweft::linear::{
-    Activations, BackwardOperands, Device, Elementwise, Input, Linear, LinearError, Output, Recipe, Weight,
+    Activations, BackwardOperands, Device, Elementwise, Input, Linear, Output, Recipe, Weight,
 };
 
 use super::shape::{Projection, StackShape};
@@ -65,7 +66,7 @@ impl Layers {
         device: &Device,
         shape: &StackShape,
         (recipe, weight_gradient): Computed,
-    ) -> Result<Self, LinearError> {
+    ) -> Result<Self, CudaFailure> {
         let layer = |projection| Linear::new(device, shape.layer(projection, recipe, weight_gradient));
         Ok(Self {
             qkv: layer(Projection::Qkv)?,
@@ -81,7 +82,7 @@ impl Layers {
         &mut self,
         handles: &CudaHandles,
         operands: Operands<'_, '_>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         forward(&mut self.qkv, handles, operands, None)
     }
 
@@ -91,7 +92,7 @@ impl Layers {
         handles: &CudaHandles,
         operands: Operands<'a, '_>,
         residual: Read<'a>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         forward(&mut self.proj, handles, operands, Some(residual))
     }
 
@@ -101,7 +102,7 @@ impl Layers {
         handles: &CudaHandles,
         operands: Operands<'a, '_>,
         activated: Option<Write<'a>>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let Operands { weight, x, kept, mut y } = operands;
         forward(&mut self.fc1, handles, Operands { weight, x, kept, y: y.reborrow() }, None)?;
         match activated {
@@ -116,7 +117,7 @@ impl Layers {
         handles: &CudaHandles,
         operands: Operands<'a, '_>,
         residual: Read<'a>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         forward(&mut self.fc2, handles, operands, Some(residual))
     }
 
@@ -127,7 +128,7 @@ impl Layers {
         handles: &CudaHandles,
         gradients: Gradients<'a, '_>,
         hidden: Option<Read<'a>>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let Gradients { weight, dy, x, mut dx, dw } = gradients;
         backward(&mut self.fc2, handles, Gradients { weight, dy, x, dx: dx.reborrow(), dw }, None)?;
         match hidden {
@@ -142,7 +143,7 @@ impl Layers {
         handles: &CudaHandles,
         gradients: Gradients<'a, '_>,
         of_output: Read<'a>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         backward(&mut self.fc1, handles, gradients, Some(of_output))
     }
 
@@ -152,7 +153,7 @@ impl Layers {
         &mut self,
         handles: &CudaHandles,
         gradients: Gradients<'_, '_>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         backward(&mut self.proj, handles, gradients, None)
     }
 
@@ -162,7 +163,7 @@ impl Layers {
         handles: &CudaHandles,
         gradients: Gradients<'a, '_>,
         of_middle: Read<'a>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         backward(&mut self.qkv, handles, gradients, Some(of_middle))
     }
 }
@@ -180,7 +181,7 @@ fn forward<'a>(
     handles: &CudaHandles,
     operands: Operands<'a, '_>,
     residual: Option<Read<'a>>,
-) -> Result<(), LinearError> {
+) -> Result<(), CudaFailure> {
     let Operands { weight, x, kept, y } = operands;
     match kept {
         Some(kept) => layer.forward_keeping(handles, x, weight, onto(y, residual), kept),
@@ -193,7 +194,7 @@ fn backward<'a>(
     handles: &CudaHandles,
     gradients: Gradients<'a, '_>,
     addend: Option<Read<'a>>,
-) -> Result<(), LinearError> {
+) -> Result<(), CudaFailure> {
     let Gradients { weight, dy, x, dx, dw } = gradients;
     layer.backward(handles, BackwardOperands { dy, weight, x, dx: onto(dx, addend), dw })
 }

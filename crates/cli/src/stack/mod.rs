@@ -42,7 +42,6 @@
 //! the gradient of the last are constant and belong to the closure.
 
 mod closure;
-mod error;
 mod gradient;
 mod layers;
 mod parts;
@@ -58,7 +57,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-pub use error::StackError;
+use super::MeasureError;
 pub use report::{Measured, StackReport};
 pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
@@ -120,30 +119,30 @@ impl StackOptions {
 /// GPUs' clocks moved meanwhile. `say` is told what is measured; `stop` ends it between two steps.
 ///
 /// # Errors
-/// [`StackError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a
+/// [`MeasureError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a
 /// configuration that is refused, patterns that match nothing, the resident stack failing the first time.
 /// What fails later, a variant or the resident stack, is a row of the report.
 pub fn bench_stack(
     options: &StackOptions,
     stop: &AtomicBool,
     say: &mut dyn FnMut(&str),
-) -> Result<StackReport, StackError> {
+) -> Result<StackReport, MeasureError> {
     if options.reduce_dtype.travels(options.gradients) != options.reduce_dtype.element() {
-        return Err(StackError::Gradients);
+        return Err(MeasureError::Gradients);
     }
     let (base, machine) = surroundings(options)?;
     let variants = variant::select(options);
     if variants.is_empty() && !resident::NAMES.iter().any(|name| options.wants(name)) {
-        return Err(StackError::NothingMatches { patterns: options.only.join(", ") });
+        return Err(MeasureError::NothingMatches { patterns: options.only.join(", ") });
     }
     let found = DeviceOrdinal::all().map_err(no_gpus)?;
     let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
-        return Err(StackError::Gpus { asked: options.gpus, found: found.len() });
+        return Err(MeasureError::FewerGpus { asked: options.gpus, found: found.len() });
     };
     let pace = Pace { warm: options.warm, steps: options.steps };
     let setting = Setting { options, base, machine, gpus, pace, stop };
     if let Some(folder) = &options.traces {
-        std::fs::create_dir_all(folder).map_err(|source| StackError::File {
+        std::fs::create_dir_all(folder).map_err(|source| MeasureError::File {
             action: "make",
             path: folder.clone(),
             source,
@@ -158,7 +157,7 @@ pub fn bench_stack(
     report.rows().iter().for_each(|row| say(&row.line()));
     for (number, session) in variants.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
-            return Err(StackError::Interrupted);
+            return Err(MeasureError::Stopped);
         }
         say(&format!("session {} of {}: {}", number + 1, variants.len(), session.variant));
         for row in measure_variant(&setting, session) {
@@ -200,7 +199,7 @@ struct Setting<'a> {
 }
 
 /// The configuration that variants change, and the cluster that steps are predicted for.
-fn surroundings(options: &StackOptions) -> Result<(Config, Option<Cluster>), StackError> {
+fn surroundings(options: &StackOptions) -> Result<(Config, Option<Cluster>), MeasureError> {
     let mut base = Config::load(options.config.as_deref())?;
     if let Some(cluster) = &options.cluster {
         base.prefetch.cluster.clone_from(cluster);
@@ -209,10 +208,10 @@ fn surroundings(options: &StackOptions) -> Result<(Config, Option<Cluster>), Sta
 }
 
 /// Nothing but GPUs is measured here, so there is no other backend to be advised.
-fn no_gpus(failure: CudaFailure) -> StackError {
+fn no_gpus(failure: CudaFailure) -> MeasureError {
     match failure {
         CudaFailure::Library { library, .. } => {
-            StackError::NoGpus { what: format!("{library} cannot be opened") }
+            MeasureError::NoGpus { what: format!("{library} cannot be opened") }
         }
         failure => failure.into(),
     }

@@ -8,7 +8,7 @@ use warpweft::format::ElementType;
 use warpweft::session::{HostTime, SessionError};
 
 use super::super::text::{Align, Table, bytes};
-use super::{StackError, StackOptions};
+use super::{MeasureError, StackOptions};
 
 /// A step as it was simulated.
 pub(super) type Prediction = Result<Duration, SessionError>;
@@ -68,7 +68,7 @@ impl Measured {
         Self { step_ms: milliseconds(step), host_ms: milliseconds(host), products, ..Self::empty(name) }
     }
 
-    pub(super) fn failed(name: String, error: &StackError) -> Self {
+    pub(super) fn failed(name: String, error: &MeasureError) -> Self {
         Self { note: Some(error.to_string()), ..Self::empty(name) }
     }
 
@@ -198,10 +198,10 @@ impl StackReport {
     /// Refuses a report with rows that could not be measured.
     ///
     /// # Errors
-    /// [`StackError::Failed`].
-    pub fn check(&self) -> Result<(), StackError> {
+    /// [`MeasureError::Failed`].
+    pub fn check(&self) -> Result<(), MeasureError> {
         let failed = self.rows.iter().filter(|row| row.step_ms.is_none()).count();
-        if failed == 0 { Ok(()) } else { Err(StackError::Failed { failed, all: self.rows.len() }) }
+        if failed == 0 { Ok(()) } else { Err(MeasureError::Failed { failed, all: self.rows.len() }) }
     }
 
     /// How far `value` of a row is from the resident stack's.

@@ -10,16 +10,17 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use half::bf16;
+use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use warpweft::format::{ElementType, Orientation};
-use warpweft::linear::{Device, DeviceBuffer, LinearError, Output, Queue, Recipe, Recording, Weight};
+use warpweft::linear::{Device, DeviceBuffer, Output, Queue, Recipe, Recording, Weight};
 
 use super::closure::Ends;
 use super::gradient::Gradient;
 use super::layers::{Gradients, Layers, Operands};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
-use super::{Pace, StackError, middle, values};
+use super::{MeasureError, Pace, middle, values};
 
 /// Names of its rows.
 pub(super) const NAMES: [&str; 2] = ["resident/eager", "resident/graph"];
@@ -70,7 +71,7 @@ struct Resident {
 }
 
 impl Resident {
-    fn new(gpu: DeviceOrdinal, (shape, gradients): Sizes<'_>) -> Result<Self, LinearError> {
+    fn new(gpu: DeviceOrdinal, (shape, gradients): Sizes<'_>) -> Result<Self, CudaFailure> {
         let device = Device::open(gpu)?;
         let layers = Layers::new(&device, shape, (Recipe::Bf16, gradients))?;
         let ends = Ends::new(&device, &layers, shape)?;
@@ -83,7 +84,7 @@ impl Resident {
             let amplitude = values::amplitude(of.cols);
             layers.elementwise.uniform(queue.handles(), seed, amplitude, weight.write())?;
             let gradient = Gradient::new(&device, gradients, of.elements())?;
-            Ok::<_, LinearError>(Held { weight, gradient })
+            Ok::<_, CudaFailure>(Held { weight, gradient })
         };
         let mut weights = Vec::with_capacity(shape.layers);
         let mut kept = Vec::with_capacity(shape.layers);
@@ -114,7 +115,7 @@ impl Resident {
     }
 
     /// Forward, loss, backward.
-    fn enqueue(&mut self, handles: &CudaHandles) -> Result<(), LinearError> {
+    fn enqueue(&mut self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         let Self { layers, ends, weights, kept, sum, .. } = self;
         for (number, weights) in weights.iter().enumerate() {
             let (before, rest) = kept.split_at_mut(number);
@@ -134,7 +135,7 @@ impl Resident {
         self.enqueue_backward(handles)
     }
 
-    fn enqueue_backward(&mut self, handles: &CudaHandles) -> Result<(), LinearError> {
+    fn enqueue_backward(&mut self, handles: &CudaHandles) -> Result<(), CudaFailure> {
         let Self { layers, ends, weights, kept, hidden_gradient, middle_gradient, qkv_gradient, .. } = self;
         let [even, odd] = &mut self.residual_gradients;
         let blocks = weights.len();
@@ -171,7 +172,7 @@ impl Resident {
     }
 
     /// The loss, and the norm of all weight gradients, of the last step.
-    fn outcome(&mut self) -> Result<(f32, f32), LinearError> {
+    fn outcome(&mut self) -> Result<(f32, f32), CudaFailure> {
         let loss = self.first_sum()?;
         let mut squares = 0.0;
         for held in self.weights.iter().flatten() {
@@ -181,18 +182,18 @@ impl Resident {
         Ok((loss, squares.sqrt() as f32))
     }
 
-    fn issue(&mut self) -> Result<(), LinearError> {
+    fn issue(&mut self) -> Result<(), CudaFailure> {
         let handles = self.queue.handles().clone();
         self.enqueue(&handles)
     }
 
     /// One step as one graph.
-    fn record(&mut self) -> Result<Recording, LinearError> {
+    fn record(&mut self) -> Result<Recording, CudaFailure> {
         let queue = Rc::clone(&self.queue);
         queue.record(|handles| self.enqueue(handles))
     }
 
-    fn first_sum(&self) -> Result<f32, LinearError> {
+    fn first_sum(&self) -> Result<f32, CudaFailure> {
         Ok(self.queue.download(&self.sum)?.first().copied().unwrap_or(f32::NAN))
     }
 }
@@ -225,13 +226,13 @@ struct Timed {
 struct Meeting<'a> {
     barrier: Barrier,
     over: AtomicBool,
-    error: Mutex<Option<LinearError>>,
+    error: Mutex<Option<CudaFailure>>,
     stop: &'a AtomicBool,
 }
 
 impl Meeting<'_> {
     /// Meets; true if no rank has failed so far. All ranks get the same answer.
-    fn goes_on(&self, outcome: Result<(), LinearError>) -> bool {
+    fn goes_on(&self, outcome: Result<(), CudaFailure>) -> bool {
         if let Err(error) = outcome {
             self.over.store(true, Ordering::Relaxed);
             self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -251,7 +252,7 @@ impl Meeting<'_> {
         &self,
         pace: Pace,
         stack: &mut Resident,
-        mut enqueue: impl FnMut(&mut Resident) -> Result<(), LinearError>,
+        mut enqueue: impl FnMut(&mut Resident) -> Result<(), CudaFailure>,
     ) -> Option<Timed> {
         let mut timed = Timed::default();
         let mut outcome = Ok(());
@@ -262,7 +263,7 @@ impl Meeting<'_> {
             let begin = Instant::now();
             outcome = enqueue(stack);
             let host = begin.elapsed();
-            outcome = outcome.and_then(|()| Ok(stack.queue.synchronize()?));
+            outcome = outcome.and_then(|()| stack.queue.synchronize());
             if step >= pace.warm {
                 timed.steps.push(begin.elapsed());
                 timed.hosts.push(host);
@@ -275,12 +276,12 @@ impl Meeting<'_> {
         let mut stack = self.agreed(Resident::new(gpu, sizes))?;
         let eager = self.time(pace, &mut stack, Resident::issue)?;
         let recording = self.agreed(stack.record())?;
-        let graph = self.time(pace, &mut stack, |stack| Ok(stack.queue.replay(&recording)?))?;
+        let graph = self.time(pace, &mut stack, |stack| stack.queue.replay(&recording))?;
         let (loss, norm) = self.agreed(stack.outcome())?;
         Some(Ranked { eager, graph, loss, norm })
     }
 
-    fn agreed<T>(&self, outcome: Result<T, LinearError>) -> Option<T> {
+    fn agreed<T>(&self, outcome: Result<T, CudaFailure>) -> Option<T> {
         let (value, outcome) = match outcome {
             Ok(value) => (Some(value), Ok(())),
             Err(error) => (None, Err(error)),
@@ -295,7 +296,7 @@ pub(super) fn measure(
     gpus: &[DeviceOrdinal],
     pace: Pace,
     stop: &AtomicBool,
-) -> Result<[Measured; 2], StackError> {
+) -> Result<[Measured; 2], MeasureError> {
     let (barrier, over) = (Barrier::new(gpus.len()), AtomicBool::new(false));
     let meeting = Meeting { barrier, over, error: Mutex::new(None), stop };
     let ranks: Vec<Option<Ranked>> = std::thread::scope(|scope| {
@@ -309,7 +310,7 @@ pub(super) fn measure(
     let error = meeting.error.into_inner().unwrap_or_else(PoisonError::into_inner);
     let ranks: Option<Vec<Ranked>> = ranks.into_iter().collect();
     let Some(ranks) = ranks.filter(|ranks| !ranks.is_empty()) else {
-        return Err(error.map_or(StackError::Interrupted, StackError::Linear));
+        return Err(error.map_or(MeasureError::Stopped, MeasureError::Cuda));
     };
     let row = |name: &str, timed: fn(&Ranked) -> &Timed| {
         let slowest = |of: fn(&Timed) -> &Vec<Duration>| {

@@ -20,7 +20,7 @@ use super::program::{LOSS, declare};
 use super::report::{Measured, Prediction};
 use super::shape::{Projection, StackShape};
 use super::variant::Selected;
-use super::{Setting, StackError, middle, values};
+use super::{MeasureError, Setting, middle, values};
 
 /// Steps that are simulated, so that their delays even out.
 const SIMULATED: u32 = 8;
@@ -32,7 +32,7 @@ pub(super) fn measure(
     setting: &Setting<'_>,
     selected: &Selected,
     rows: &mut Vec<Measured>,
-) -> Result<(), StackError> {
+) -> Result<(), MeasureError> {
     let Setting { options, base, .. } = setting;
     let Selected { variant, endings } = selected;
     let config = variant.config(base, options);
@@ -44,7 +44,7 @@ pub(super) fn measure(
             (row.traced_ms, row.exposed) = (traced.step_ms, traced.exposed);
         });
         match traced {
-            Err(StackError::Interrupted) => return Err(StackError::Interrupted),
+            Err(MeasureError::Stopped) => return Err(MeasureError::Stopped),
             // What was measured without a trace stands.
             Err(error) => row.remark(format!("no trace: {error}")),
             Ok(()) => {}
@@ -59,14 +59,14 @@ fn run(
     selected: &Selected,
     config: Config,
     row: &mut dyn FnMut(usize, Measured),
-) -> Result<(), StackError> {
+) -> Result<(), MeasureError> {
     let Setting { options, machine, gpus, pace, stop, .. } = setting;
     block_on(async {
         let Selected { variant, endings } = selected;
         let shape = options.shape;
         let format = variant.format.format();
         let Some(first) = gpus.first() else {
-            return Err(StackError::Gpus { asked: options.gpus, found: 0 });
+            return Err(MeasureError::FewerGpus { asked: options.gpus, found: 0 });
         };
         let recipe = Recipe::best_for(format, first.compute_capability()?);
         let computed = (recipe, options.gradients);
@@ -86,7 +86,7 @@ fn run(
             let mut times = Times::default();
             for step in 0..pace.warm + pace.steps {
                 if stop.load(Ordering::Relaxed) {
-                    return Err(StackError::Interrupted);
+                    return Err(MeasureError::Stopped);
                 }
                 // Behind the first step and the one that records.
                 session.split_host_time((2..pace.warm).contains(&step));
@@ -151,7 +151,7 @@ struct Times {
 }
 
 impl Times {
-    fn add(&mut self, time: Duration, warms: bool, report: StepReport) -> Result<(), StackError> {
+    fn add(&mut self, time: Duration, warms: bool, report: StepReport) -> Result<(), MeasureError> {
         for not in &report.not_recorded {
             self.unrecorded = Some(format!("issued anew: {}", not.reason));
         }

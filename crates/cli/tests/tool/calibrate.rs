@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use warpweft::cluster::{Cluster, Contention};
 use warpweft::config::{ConfigError, Declared};
-use warpweft_cli::{CalibrateDevice, CalibrateError, CalibrateOptions, Calibration, calibrate_machine};
+use warpweft_cli::{CalibrateDevice, CalibrateOptions, Calibration, MeasureError, calibrate_machine};
 
 /// A cluster file; `jitter` is the mean delay.
 fn file(contention: [f64; 5], jitter: f64) -> String {
@@ -163,9 +163,9 @@ fn what_cannot_be_measured_is_refused_before_anything_runs() {
         calibrate_machine(&options, &AtomicBool::new(false), never).unwrap_err()
     };
     let alone = refused(CalibrateDevice::Cpu, 1);
-    assert!(matches!(alone, CalibrateError::Ranks { ranks: 1 }), "{alone}");
+    assert!(matches!(alone, MeasureError::Ranks { ranks: 1 }), "{alone}");
     let unknown = refused(CalibrateDevice::Simulated("h300".to_owned()), 2);
-    assert!(matches!(unknown, CalibrateError::Config(ConfigError::NoCluster { .. })), "{unknown}");
+    assert!(matches!(unknown, MeasureError::Config(ConfigError::NoCluster { .. })), "{unknown}");
     let small = refused(CalibrateDevice::Simulated("h200x4".to_owned()), 5);
     assert!(small.to_string().contains("`h200x4` has 4 GPUs, not 5; lower --ranks"), "{small}");
 }
@@ -174,7 +174,7 @@ fn what_cannot_be_measured_is_refused_before_anything_runs() {
 fn whoever_stops_it_gets_no_file() {
     let options = CalibrateOptions::new(CalibrateDevice::Simulated("h200x4".to_owned()), 4);
     let stopped = calibrate_machine(&options, &AtomicBool::new(true), &mut |_, _, _| {}).unwrap_err();
-    assert!(matches!(stopped, CalibrateError::Interrupted), "{stopped}");
+    assert!(matches!(stopped, MeasureError::Interrupted), "{stopped}");
 }
 
 /// The same programs on the CPU backend. How long anything takes there is not this test's matter.
@@ -190,7 +190,7 @@ fn the_cpu_backend_runs_every_program() {
             assert_eq!(seen.len(), seen[0].1, "as many programs as were announced");
         }
         // A machine that is busy with other tests may give times that no line goes through; then that is said.
-        Err(CalibrateError::Fit { source, .. }) => assert!(source.to_string().contains("--")),
+        Err(MeasureError::Fit { source, .. }) => assert!(source.to_string().contains("--")),
         Err(other) => panic!("{other}"),
     }
 }

@@ -6,9 +6,9 @@
 
 use half::bf16;
 
-use super::error::LinearError;
 use super::shapes;
 use super::spec::LinearSpec;
+use crate::CudaFailure;
 use crate::DeviceSlice;
 use crate::gemm::{Kept, Lent, Scaled, Source};
 use warpweft_format::{ElementType, Fp8Element, Shape};
@@ -21,7 +21,7 @@ impl LinearSpec {
     ///
     /// # Errors
     /// What [`Linear::new`](super::Linear::new) says of a shape that no product of the recipe takes.
-    pub fn kept_bytes(&self) -> Result<Option<usize>, LinearError> {
+    pub fn kept_bytes(&self) -> Result<Option<usize>, CudaFailure> {
         shapes::check(self)?;
         let x = Shape::new(self.tokens, self.weight.cols);
         Ok(self.recipe.weight_gradient_format(Fp8Element::E4m3).map(|format| Kept::of(format, x).bytes()))
@@ -88,10 +88,10 @@ impl<'a> Activations<'a> {
         what: &'static str,
         spec: &LinearSpec,
         expected: usize,
-    ) -> Result<Source<'a>, LinearError> {
+    ) -> Result<Source<'a>, CudaFailure> {
         let lent = |slice| operand(what, slice, expected);
         if !matches!(self, Self::Values(_)) && !spec.recipe.fuses_gelu() {
-            return Err(LinearError::Gelu { what, recipe: spec.recipe.to_string() });
+            return Err(CudaFailure::Gelu { what, recipe: spec.recipe.to_string() });
         }
         Ok(match self {
             Self::Values(values) => Source::Values(lent(values)?),
@@ -117,7 +117,7 @@ impl<'a> Input<'a> {
         spec: &LinearSpec,
         kept_bytes: Option<usize>,
         expected: usize,
-    ) -> Result<Measured<'a>, LinearError> {
+    ) -> Result<Measured<'a>, CudaFailure> {
         match self {
             Self::Activations(activations) => activations.source("x", spec, expected).map(Measured::Source),
             Self::Kept(kept) => {
@@ -135,17 +135,17 @@ pub(super) fn check_kept(
     kept_bytes: Option<usize>,
     actual: usize,
     address: u64,
-) -> Result<(), LinearError> {
+) -> Result<(), CudaFailure> {
     let what = "what is kept of x";
     let Some(expected) = kept_bytes else {
-        return Err(LinearError::NothingKept { recipe: spec.recipe.to_string() });
+        return Err(CudaFailure::NothingKept { recipe: spec.recipe.to_string() });
     };
     if actual != expected {
         let (element, wanted) = (ElementType::U8, ElementType::U8);
-        return Err(LinearError::Operand { what, actual, element, expected, wanted });
+        return Err(CudaFailure::Operand { what, actual, element, expected, wanted });
     }
     if !address.is_multiple_of(Kept::ALIGNMENT as u64) {
-        return Err(LinearError::Misaligned { what, address, multiple: Kept::ALIGNMENT });
+        return Err(CudaFailure::Misaligned { what, address, multiple: Kept::ALIGNMENT });
     }
     Ok(())
 }
@@ -154,12 +154,12 @@ pub(super) fn operand<'a>(
     what: &'static str,
     slice: DeviceSlice<'a, bf16>,
     expected: usize,
-) -> Result<Lent<'a>, LinearError> {
+) -> Result<Lent<'a>, CudaFailure> {
     if slice.len() == expected {
         return Ok(slice.into());
     }
     let (actual, element, wanted) = (slice.len(), ElementType::Bf16, ElementType::Bf16);
-    Err(LinearError::Operand { what, actual, element, expected, wanted })
+    Err(CudaFailure::Operand { what, actual, element, expected, wanted })
 }
 
 /// A factor without scales, for products that quantize nothing and were therefore given values

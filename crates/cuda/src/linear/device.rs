@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use bytemuck::Pod;
 
-use super::error::LinearError;
+use crate::CudaFailure;
 
 #[cfg(any(test, feature = "internals"))]
 use crate::gemm::Queue;
@@ -25,27 +25,27 @@ impl Device {
     /// knows which GPU a rank has.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`] without a driver, NVRTC, cuBLASLt or such a device.
-    pub fn open(ordinal: DeviceOrdinal) -> Result<Self, LinearError> {
+    /// [`CudaFailure::Call`] without a driver, NVRTC, cuBLASLt or such a device.
+    pub fn open(ordinal: DeviceOrdinal) -> Result<Self, CudaFailure> {
         Ok(Self { blas: Rc::new(Blas::open(ordinal)?) })
     }
 
     /// `len` zeros on the GPU, for what a closure keeps constant or computes temporarily.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`] when memory is short.
-    pub fn buffer<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, LinearError> {
-        Ok(DeviceBuffer::zeroed(&self.blas, len)?)
+    /// [`CudaFailure::Call`] when memory is short.
+    pub fn buffer<T: Pod>(&self, len: usize) -> Result<DeviceBuffer<T>, CudaFailure> {
+        DeviceBuffer::zeroed(&self.blas, len)
     }
 
     /// A queue of its own, for layers without a session.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`].
+    /// [`CudaFailure::Call`].
     #[cfg(any(test, feature = "internals"))]
     #[doc(hidden)]
-    pub fn queue(&self) -> Result<Queue, LinearError> {
-        Ok(Queue::new(&self.blas)?)
+    pub fn queue(&self) -> Result<Queue, CudaFailure> {
+        Queue::new(&self.blas)
     }
 
     /// What the GPU can do.

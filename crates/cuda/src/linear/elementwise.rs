@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::device::Device;
-use super::error::LinearError;
+use crate::CudaFailure;
 use crate::gemm;
 use crate::kernels::Summed;
 use crate::{CudaHandles, DeviceSlice, DeviceSliceMut};
@@ -18,22 +18,22 @@ impl Elementwise {
     /// Loads the kernels.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`].
-    pub fn new(device: &Device) -> Result<Self, LinearError> {
+    /// [`CudaFailure::Call`].
+    pub fn new(device: &Device) -> Result<Self, CudaFailure> {
         Ok(Self(gemm::Elementwise::new(&device.blas)?))
     }
 
     /// y = GELU(x) in its tanh form (Hendrycks and Gimpel, 2016).
     ///
     /// # Errors
-    /// [`LinearError::Cuda`] for lengths that differ, before anything is enqueued.
+    /// [`CudaFailure::Refused`] for lengths that differ, before anything is enqueued.
     pub fn gelu(
         &self,
         handles: &CudaHandles,
         x: DeviceSlice<'_, bf16>,
         y: DeviceSliceMut<'_, bf16>,
-    ) -> Result<(), LinearError> {
-        Ok(self.0.gelu(handles, x, y)?)
+    ) -> Result<(), CudaFailure> {
+        self.0.gelu(handles, x, y)
     }
 
     /// Turns the gradient of GELU(x) into that of x, in place.
@@ -45,60 +45,60 @@ impl Elementwise {
         handles: &CudaHandles,
         x: DeviceSlice<'_, bf16>,
         gradient: DeviceSliceMut<'_, bf16>,
-    ) -> Result<(), LinearError> {
-        Ok(self.0.gelu_backward(handles, x, gradient)?)
+    ) -> Result<(), CudaFailure> {
+        self.0.gelu_backward(handles, x, gradient)
     }
 
     /// Every element becomes `value`.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`].
+    /// [`CudaFailure::Call`].
     pub fn fill(
         &self,
         handles: &CudaHandles,
         value: f32,
         y: DeviceSliceMut<'_, bf16>,
-    ) -> Result<(), LinearError> {
-        Ok(self.0.fill(handles, value, y)?)
+    ) -> Result<(), CudaFailure> {
+        self.0.fill(handles, value, y)
     }
 
     /// Element i becomes `amplitude` times a number in [−1, 1) that depends on `seed` and i alone.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`].
+    /// [`CudaFailure::Call`].
     pub fn uniform(
         &self,
         handles: &CudaHandles,
         seed: u32,
         amplitude: f32,
         y: DeviceSliceMut<'_, bf16>,
-    ) -> Result<(), LinearError> {
-        Ok(self.0.uniform(handles, seed, amplitude, y)?)
+    ) -> Result<(), CudaFailure> {
+        self.0.uniform(handles, seed, amplitude, y)
     }
 
     /// The sum of all elements into `sum[0]`; the same bits in every run.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`].
+    /// [`CudaFailure::Call`].
     pub fn sum(
         &mut self,
         handles: &CudaHandles,
         x: DeviceSlice<'_, bf16>,
         sum: DeviceSliceMut<'_, f32>,
-    ) -> Result<(), LinearError> {
-        Ok(self.0.sum(handles, Summed::Values, x, sum)?)
+    ) -> Result<(), CudaFailure> {
+        self.0.sum(handles, Summed::Values, x, sum)
     }
 
     /// The sum of their squares into `sum[0]`.
     ///
     /// # Errors
-    /// [`LinearError::Cuda`].
+    /// [`CudaFailure::Call`].
     pub fn sum_of_squares(
         &mut self,
         handles: &CudaHandles,
         x: DeviceSlice<'_, bf16>,
         sum: DeviceSliceMut<'_, f32>,
-    ) -> Result<(), LinearError> {
-        Ok(self.0.sum(handles, Summed::Squares, x, sum)?)
+    ) -> Result<(), CudaFailure> {
+        self.0.sum(handles, Summed::Squares, x, sum)
     }
 }

@@ -4,7 +4,6 @@ use half::bf16;
 
 use super::activations::{Activations, Input, Measured, check_kept, operand, plain};
 use super::device::Device;
-use super::error::LinearError;
 use super::recipe::Recipe;
 use super::shapes;
 use super::spec::LinearSpec;
@@ -66,7 +65,7 @@ impl<'a> Output<'a> {
         what: &'static str,
         expected: usize,
         wanted: ElementType,
-    ) -> Result<Target<'a>, LinearError> {
+    ) -> Result<Target<'a>, CudaFailure> {
         let (actual, element, result): (usize, ElementType, LentMut<'a>) = match self {
             Self::Bf16(slice) => (slice.len(), ElementType::Bf16, slice.into()),
             Self::F32(slice) => (slice.len(), ElementType::F32, slice.into()),
@@ -79,7 +78,7 @@ impl<'a> Output<'a> {
         if (actual, element) == (expected, wanted) {
             return Ok(Target { result, addend: None });
         }
-        Err(LinearError::Operand { what, actual, element, expected, wanted })
+        Err(CudaFailure::Operand { what, actual, element, expected, wanted })
     }
 }
 
@@ -128,9 +127,9 @@ impl Linear {
     /// Chooses the algorithms of the three products and reserves memory.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products, [`LinearError::Dimension`] for a shape
-    /// they do not take, [`LinearError::Cuda`] when cuBLASLt has no algorithm or memory is short.
-    pub fn new(device: &Device, spec: LinearSpec) -> Result<Self, LinearError> {
+    /// [`CudaFailure::Unsupported`] for a GPU without such products, [`CudaFailure::Dimension`] for a shape
+    /// they do not take, [`CudaFailure::Call`] when cuBLASLt has no algorithm or memory is short.
+    pub fn new(device: &Device, spec: LinearSpec) -> Result<Self, CudaFailure> {
         shapes::check(&spec)?;
         if let Some(format) = spec.recipe.weight_format() {
             Recipe::native(format, device.capability())?;
@@ -168,15 +167,15 @@ impl Linear {
     /// y = x Wᵀ: x `[tokens, input_pitch]`, the weight rowwise, y `[tokens, outputs]`.
     ///
     /// # Errors
-    /// [`LinearError::Weight`] and [`LinearError::Operand`] before anything is enqueued,
-    /// [`LinearError::Gelu`] where GELU is not taken on the way; [`LinearError::Cuda`].
+    /// [`CudaFailure::Weight`] and [`CudaFailure::Operand`] before anything is enqueued,
+    /// [`CudaFailure::Gelu`] where GELU is not taken on the way; [`CudaFailure::Call`].
     pub fn forward<'a>(
         &mut self,
         handles: &CudaHandles,
         x: impl Into<Activations<'a>>,
         weight: &Weight<'a>,
         y: impl Into<Output<'a>>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         self.multiply(handles, x.into(), weight, y.into(), None)
     }
 
@@ -185,8 +184,8 @@ impl Linear {
     /// declared buffer of [`ElementType::U8`] does.
     ///
     /// # Errors
-    /// As [`Linear::forward`]; [`LinearError::NothingKept`] where x is multiplied as it is, and
-    /// [`LinearError::Misaligned`].
+    /// As [`Linear::forward`]; [`CudaFailure::NothingKept`] where x is multiplied as it is, and
+    /// [`CudaFailure::Misaligned`].
     pub fn forward_keeping<'a>(
         &mut self,
         handles: &CudaHandles,
@@ -194,7 +193,7 @@ impl Linear {
         weight: &Weight<'a>,
         y: impl Into<Output<'a>>,
         kept: DeviceSliceMut<'a, u8>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         check_kept(&self.spec, self.kept_bytes, kept.len(), kept.address().number())?;
         self.multiply(handles, x.into(), weight, y.into(), Some(kept.into()))
     }
@@ -206,7 +205,7 @@ impl Linear {
         weight: &Weight<'a>,
         y: Output<'a>,
         kept: Option<LentMut<'a>>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let LinearSpec { tokens, weight: Shape { rows, .. }, output, input_pitch, .. } = self.spec;
         let x = x.source("x", &self.spec, tokens * input_pitch)?;
         let weight = weight.factor(&self.spec, Orientation::Rowwise)?;
@@ -223,7 +222,7 @@ impl Linear {
             None => weight,
             Some((rowwise, _)) => rowwise.enqueue(handles, weight)?,
         };
-        Ok(self.forward.enqueue(handles, weight, x, y.addend, y.result)?)
+        self.forward.enqueue(handles, weight, x, y.addend, y.result)
     }
 
     /// dx = dy W: dy `[tokens, outputs]`, the weight in the orientation of [`LinearSpec::dgrad`], dx
@@ -237,7 +236,7 @@ impl Linear {
         dy: impl Into<Activations<'a>>,
         weight: &Weight<'a>,
         dx: impl Into<Output<'a>>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let LinearSpec { tokens, weight: Shape { rows, .. }, output, dgrad, input_pitch, .. } = self.spec;
         let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
         let weight = weight.factor(&self.spec, dgrad)?;
@@ -249,7 +248,7 @@ impl Linear {
                 activation.rowwise()
             }
         };
-        Ok(data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, dy, dx)?)
+        data_gradient(&mut self.dgrad, &mut self.swizzled, handles, weight, dy, dx)
     }
 
     /// dW = dyᵀ x: dy `[tokens, outputs]`, x `[tokens, input_pitch]` or what forward kept of it, dW
@@ -263,7 +262,7 @@ impl Linear {
         dy: impl Into<Activations<'a>>,
         x: impl Into<Input<'a>>,
         dw: impl Into<Output<'a>>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let LinearSpec { tokens, weight: Shape { rows, cols }, weight_gradient, input_pitch, .. } = self.spec;
         let dy = dy.into().source("dy", &self.spec, tokens * rows)?;
         let x = x.into().measured(&self.spec, self.kept_bytes, tokens * input_pitch)?;
@@ -282,7 +281,7 @@ impl Linear {
         &mut self,
         handles: &CudaHandles,
         operands: BackwardOperands<'a, '_, Y, X>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let LinearSpec {
             tokens,
             weight: Shape { rows, cols },
@@ -320,7 +319,7 @@ impl Linear {
         dy: Source<'_>,
         x: Measured<'_>,
         dw: Target<'_>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let (x, dy) = match (self.activations.as_mut().filter(|_| self.kept_bytes.is_some()), x) {
             (Some((of_x, of_dy)), Measured::Kept(kept)) => (of_x.kept(kept)?, of_dy.columnwise()),
             (Some((of_x, of_dy)), Measured::Source(x)) => {
@@ -329,10 +328,10 @@ impl Linear {
             }
             (None, Measured::Source(x)) => (plain(x), plain(dy)),
             (None, Measured::Kept(_)) => {
-                return Err(LinearError::NothingKept { recipe: self.spec.recipe.to_string() });
+                return Err(CudaFailure::NothingKept { recipe: self.spec.recipe.to_string() });
             }
         };
-        Ok(self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)?)
+        self.wgrad.enqueue(handles, x, dy, dw.addend, dw.result)
     }
 }
 

@@ -5,8 +5,9 @@
 //!   enqueues on the stream of its call, allocates nothing and waits for nothing; so a step can be recorded.
 //! - **LI-2** the algorithm of a shape is chosen once: the same operands give the same bits in every step.
 //! - **LI-3** sums are taken in f32, whatever the operands and the result are.
-//! - **LI-4** nothing falls back silently. A GPU without products of a format is a [`LinearError`] that says
-//!   what to declare instead; an operand of another shape or format is one before anything is enqueued.
+//! - **LI-4** nothing falls back silently. A GPU without products of a format is a
+//!   [`CudaFailure`](crate::CudaFailure) that says what to declare instead; an operand of another shape or format
+//!   is one before anything is enqueued.
 //! - **LI-5** codes are those of the bf16 values they stand for, whether GELU was taken on the way to them,
 //!   and whether they were kept from forward or made anew.
 //!
@@ -27,7 +28,6 @@ mod activations;
 mod cost;
 mod device;
 mod elementwise;
-mod error;
 mod layer;
 mod newton_schulz;
 mod recipe;
@@ -42,7 +42,6 @@ pub use crate::gemm::{Queue, Recording};
 pub use activations::{Activations, Input};
 pub use device::Device;
 pub use elementwise::Elementwise;
-pub use error::LinearError;
 pub use layer::{BackwardOperands, Linear, Output};
 pub use newton_schulz::NewtonSchulz;
 pub use recipe::Recipe;

@@ -1,7 +1,7 @@
 //! Matrices made nearly orthogonal, for update rules that want them so.
 
 use super::device::Device;
-use super::error::LinearError;
+use crate::CudaFailure;
 use crate::gemm;
 use crate::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use warpweft_format::{ElementType, Shape};
@@ -31,16 +31,16 @@ impl NewtonSchulz {
     /// Chooses the products of matrices of `shape`. Without coefficients a matrix is normalized and nothing else.
     ///
     /// # Errors
-    /// [`LinearError::NoMatrix`] for a shape without elements, [`LinearError::TooLarge`], and [`LinearError::Cuda`],
+    /// [`CudaFailure::NoMatrix`] for a shape without elements, [`CudaFailure::TooLarge`], and [`CudaFailure::Call`],
     /// also when memory is short.
-    pub fn new(device: &Device, shape: Shape, coefficients: &[[f32; 3]]) -> Result<Self, LinearError> {
+    pub fn new(device: &Device, shape: Shape, coefficients: &[[f32; 3]]) -> Result<Self, CudaFailure> {
         if shape.elements() == 0 {
-            return Err(LinearError::NoMatrix { shape });
+            return Err(CudaFailure::NoMatrix { shape });
         }
         let largest = 1_usize << 31;
         for (what, size) in [("rows", shape.rows), ("columns", shape.cols)] {
             if size > largest {
-                return Err(LinearError::TooLarge { what, size, largest });
+                return Err(CudaFailure::TooLarge { what, size, largest });
             }
         }
         Ok(Self { products: gemm::NewtonSchulz::new(&device.blas, shape, coefficients)?, shape })
@@ -50,13 +50,13 @@ impl NewtonSchulz {
     /// f32 `[rows, columns]`. Zeros stay zeros. What of a matrix is not finite, is not finite behind it.
     ///
     /// # Errors
-    /// [`LinearError::Operand`] and [`LinearError::Misaligned`] before anything is enqueued; [`LinearError::Cuda`].
+    /// [`CudaFailure::Operand`] and [`CudaFailure::Misaligned`] before anything is enqueued; [`CudaFailure::Call`].
     pub fn enqueue(
         &mut self,
         handles: &CudaHandles,
         matrix: DeviceSlice<'_, f32>,
         result: DeviceSliceMut<'_, f32>,
-    ) -> Result<(), LinearError> {
+    ) -> Result<(), CudaFailure> {
         let given = [
             ("the matrix", matrix.len(), matrix.address(), 16),
             ("the nearly orthogonal matrix", result.len(), result.address(), gemm::Kept::ALIGNMENT),
@@ -64,13 +64,13 @@ impl NewtonSchulz {
         for (what, actual, address, multiple) in given {
             let (expected, element, wanted) = (self.shape.elements(), ElementType::F32, ElementType::F32);
             if actual != expected {
-                return Err(LinearError::Operand { what, actual, element, expected, wanted });
+                return Err(CudaFailure::Operand { what, actual, element, expected, wanted });
             }
             let address = address.number();
             if !address.is_multiple_of(multiple as u64) {
-                return Err(LinearError::Misaligned { what, address, multiple });
+                return Err(CudaFailure::Misaligned { what, address, multiple });
             }
         }
-        Ok(self.products.enqueue(handles, matrix, result)?)
+        self.products.enqueue(handles, matrix, result)
     }
 }

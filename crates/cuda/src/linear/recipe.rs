@@ -5,8 +5,8 @@
 
 use std::fmt;
 
-use super::error::LinearError;
 use crate::ComputeCapability;
+use crate::CudaFailure;
 use warpweft_format::{Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Nvfp4Block, Orientation};
 use warpweft_plan::model::Form;
 
@@ -40,9 +40,9 @@ impl Recipe {
     /// Products of weights in their own format.
     ///
     /// # Errors
-    /// [`LinearError::Unsupported`] for a GPU without such products.
-    pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, LinearError> {
-        let unsupported = |needs| LinearError::Unsupported { format, capability, needs };
+    /// [`CudaFailure::Unsupported`] for a GPU without such products.
+    pub fn native(format: Format, capability: ComputeCapability) -> Result<Self, CudaFailure> {
+        let unsupported = |needs| CudaFailure::Unsupported { format, capability, needs };
         match format {
             Format::Bf16 => Ok(Self::Bf16),
             Format::Fp8Tensor(tensor) if capability >= ComputeCapability::new(8, 9) => {

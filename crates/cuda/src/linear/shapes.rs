@@ -7,9 +7,9 @@
 //! across the contraction, as products on compute capability 10.x take them, and their scales along it. Of NVFP4
 //! dW is in bf16.
 
-use super::error::LinearError;
 use super::recipe::Recipe;
 use super::spec::LinearSpec;
+use crate::CudaFailure;
 use crate::gemm::{Element, Factor, Kept, ProductSpec, Scale};
 use warpweft_format::{ElementType, Fp8Element, Orientation, Shape};
 
@@ -59,19 +59,19 @@ const fn fp8(element: Fp8Element) -> Element {
     }
 }
 
-fn result(element: ElementType) -> Result<Element, LinearError> {
+fn result(element: ElementType) -> Result<Element, CudaFailure> {
     match element {
         ElementType::F32 => Ok(Element::F32),
         ElementType::Bf16 => Ok(Element::Bf16),
-        ElementType::U8 | ElementType::U32 => Err(LinearError::Result { element }),
+        ElementType::U8 | ElementType::U32 => Err(CudaFailure::Result { element }),
     }
 }
 
 /// Refuses what no product of the recipe takes.
-pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
+pub(super) fn check(spec: &LinearSpec) -> Result<(), CudaFailure> {
     let LinearSpec { recipe, tokens, weight, input_pitch, .. } = *spec;
     if tokens == 0 || weight.elements() == 0 {
-        return Err(LinearError::Empty { tokens, weight });
+        return Err(CudaFailure::Empty { tokens, weight });
     }
     // Beyond this, sizes in bytes would not be addresses.
     let largest = 1_usize << 31;
@@ -79,11 +79,11 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
         [("tokens", tokens), ("outputs", weight.rows), ("columns that hold the inputs", input_pitch)]
     {
         if size > largest {
-            return Err(LinearError::TooLarge { what, size, largest });
+            return Err(CudaFailure::TooLarge { what, size, largest });
         }
     }
     if input_pitch < weight.cols {
-        return Err(LinearError::Pitch { pitch: input_pitch, inputs: weight.cols });
+        return Err(CudaFailure::Pitch { pitch: input_pitch, inputs: weight.cols });
     }
     // FP8 and FP4 want lines of 16 bytes. Scales of 1×128 blocks are stored token by token, four at a time. Blocks of
     // 32 are whole; along tokens they are made whole with zeros.
@@ -101,15 +101,15 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
     ];
     for (what, size, multiple) in dimensions {
         if !size.is_multiple_of(multiple) {
-            return Err(LinearError::Dimension { what, size, multiple, recipe: recipe.to_string() });
+            return Err(CudaFailure::Dimension { what, size, multiple, recipe: recipe.to_string() });
         }
     }
     if matches!(recipe, Recipe::Mxfp8 | Recipe::Nvfp4) && spec.gradients != Fp8Element::E4m3 {
-        return Err(LinearError::Gradients { recipe: recipe.to_string(), element: spec.gradients });
+        return Err(CudaFailure::Gradients { recipe: recipe.to_string(), element: spec.gradients });
     }
     let columnwise_only = recipe != Recipe::Bf16;
     if columnwise_only && spec.dgrad == Orientation::Rowwise {
-        return Err(LinearError::DataGradient {
+        return Err(CudaFailure::DataGradient {
             recipe: recipe.to_string(),
             expected: recipe.dgrad_orientation(),
             actual: spec.dgrad,
@@ -119,7 +119,7 @@ pub(super) fn check(spec: &LinearSpec) -> Result<(), LinearError> {
 }
 
 /// yᵀ `[outputs, tokens]` = W · xᵀ.
-pub(super) fn forward(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
+pub(super) fn forward(spec: &LinearSpec) -> Result<ProductSpec, CudaFailure> {
     let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
     Ok(ProductSpec {
         rows: outputs,
@@ -133,7 +133,7 @@ pub(super) fn forward(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
 }
 
 /// dxᵀ `[inputs, tokens]` = Wᵀ · dyᵀ.
-pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
+pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, CudaFailure> {
     let (factors, Shape { rows: outputs, cols: inputs }) = (Factors::of(spec), spec.weight);
     let a = match (spec.dgrad, spec.recipe) {
         (Orientation::Rowwise, _) | (_, Recipe::Mxfp8) => factor(factors.weight, false, inputs),
@@ -151,7 +151,7 @@ pub(super) fn dgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
 }
 
 /// dWᵀ `[inputs, outputs]` = xᵀ · dy.
-pub(super) fn wgrad(spec: &LinearSpec) -> Result<ProductSpec, LinearError> {
+pub(super) fn wgrad(spec: &LinearSpec) -> Result<ProductSpec, CudaFailure> {
     let Shape { rows: outputs, cols: inputs } = spec.weight;
     let (inner, a, b) = match spec.recipe.weight_gradient_format(spec.gradients) {
         Some(format) => {

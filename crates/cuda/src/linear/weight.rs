@@ -2,8 +2,8 @@
 
 use half::bf16;
 
-use super::error::LinearError;
 use super::spec::LinearSpec;
+use crate::CudaFailure;
 use crate::gemm::Scaled;
 use crate::{CudaSurface, DeviceSlice};
 use warpweft_base::id::WeightId;
@@ -64,11 +64,11 @@ impl<'a> Weight<'a> {
         &self,
         spec: &LinearSpec,
         orientation: Orientation,
-    ) -> Result<Scaled<'a>, LinearError> {
+    ) -> Result<Scaled<'a>, CudaFailure> {
         let Shape { rows, cols } = spec.weight;
         let wrong = |actual: String| {
             let expected = say(spec.recipe.weight_format(), spec.weight, orientation);
-            Err(LinearError::Weight { expected, actual })
+            Err(CudaFailure::Weight { expected, actual })
         };
         match (&self.lent, spec.recipe.weight_format()) {
             (Lent::Values(values), None) => {
@@ -76,7 +76,7 @@ impl<'a> Weight<'a> {
                     return wrong(say(None, spec.weight, self.orientation));
                 }
                 if values.len() != rows * cols {
-                    return Err(LinearError::Operand {
+                    return Err(CudaFailure::Operand {
                         what: "the weight",
                         actual: values.len(),
                         element: ElementType::Bf16,
