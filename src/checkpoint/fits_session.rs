@@ -25,7 +25,7 @@ pub(super) struct Claims<'a> {
     /// Optimizer steps taken.
     pub(super) optimizer_step: u32,
     /// What updated the weights, if it says so.
-    pub(super) updated_by: Option<UpdatedBy>,
+    pub(super) updated_by: Option<&'a UpdatedBy>,
     /// The weights.
     pub(super) weights: Vec<WeightClaim<'a>>,
     /// The carried buffers; `None` where all of them are to begin anew.
@@ -55,9 +55,14 @@ pub(super) struct CarriedClaim<'a> {
 
 impl Claims<'_> {
     /// Are these exactly the weights and carried buffers of the session?
-    pub(super) fn check(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
+    pub(super) fn check(
+        &self,
+        programs: &[Arc<StepPlan>],
+        here: &UpdatedBy,
+        ranks: usize,
+    ) -> Result<(), String> {
         if let Some(plan) = programs.first() {
-            self.check_weights(&plan.weights)?;
+            self.check_weights(&plan.weights, here)?;
         }
         self.check_carried(programs, ranks).map_err(|what| {
             format!(
@@ -120,7 +125,7 @@ impl Claims<'_> {
         }
     }
 
-    fn check_weights(&self, weights: &Weights) -> Result<(), String> {
+    fn check_weights(&self, weights: &Weights, here: &UpdatedBy) -> Result<(), String> {
         if self.weights.len() != weights.layouts.len() {
             return Err(self.other_weights(weights));
         }
@@ -132,6 +137,7 @@ impl Claims<'_> {
                 self.optimizer_step
             ));
         }
+        self.check_optimizer(weights, here)?;
         let by_name: HashMap<&str, &WeightClaim<'_>> =
             self.weights.iter().map(|claim| (claim.name, claim)).collect();
         for layout in &weights.layouts {
@@ -140,19 +146,17 @@ impl Claims<'_> {
             };
             self.check_weight(**claim, layout, weights.lists_of(layout))?;
         }
-        self.check_rule(UpdatedBy::of(weights.state))
+        Ok(())
     }
 
-    /// Lists of another optimizer that are as many are of another meaning.
-    fn check_rule(&self, here: UpdatedBy) -> Result<(), String> {
-        let has_state = self.optimizer_step > 0 && self.weights.iter().any(|claim| claim.lists > 0);
+    /// State of another optimizer is of another meaning. Where there is none and none is kept, nothing is lost.
+    fn check_optimizer(&self, weights: &Weights, here: &UpdatedBy) -> Result<(), String> {
+        let is_kept = self.weights.iter().any(|claim| claim.lists > 0) || weights.state.states().count() > 0;
         match self.updated_by {
-            Some(there) if there != here && has_state => Err(format!(
-                "the state beside the masters of the checkpoint is of {}, and here {} updates them; update them by the \
-                 same, or import `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which \
-                 all state begins anew",
-                there.in_words(),
-                here.in_words()
+            Some(there) if !there.may_be(here) && is_kept && self.optimizer_step > 0 => Err(format!(
+                "the state beside the masters of the checkpoint is of {there}, and here weights are updated by {here}; \
+                 update them by the same, or import `checkpoint.restart_optimizer()`, or of parts \
+                 `PartFiles::restart_optimizer`, by which all state begins anew"
             )),
             _ => Ok(()),
         }
@@ -250,6 +254,7 @@ impl Checkpoint {
     pub(crate) fn check(
         &self,
         programs: &[Arc<StepPlan>],
+        here: &UpdatedBy,
         ranks: usize,
         taken: Option<&Taken>,
     ) -> Result<(), String> {
@@ -258,7 +263,7 @@ impl Checkpoint {
             None => Ok(()),
         };
         let claims = match taken {
-            None => self.claims().check(programs, ranks),
+            None => self.claims().check(programs, here, ranks),
             Some(taken) => self.claims().check_taken(programs, taken),
         };
         claims.and_then(|()| values())
@@ -285,7 +290,7 @@ impl Checkpoint {
         };
         Claims {
             optimizer_step: self.optimizer_step,
-            updated_by: self.updated_by,
+            updated_by: self.updated_by.as_ref(),
             weights: weights.collect(),
             carried: carried.map(Iterator::collect),
         }

@@ -139,8 +139,8 @@ pub enum Carried {
 pub struct Checkpoint {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
-    /// What updated the weights in these steps. A session that updates by the other one refuses its state. `None` where
-    /// that is not known, as of a file that does not say; then all that is asked is as many lists of state.
+    /// What updated the weights in these steps. A session that updates by another optimizer refuses its state. `None`
+    /// where that is not known, as of a file that does not say; then all that is asked is as many lists of state.
     pub updated_by: Option<UpdatedBy>,
     /// The weights, in declaration order. An import finds them by their names, in any order.
     pub weights: Vec<WeightState>,

@@ -38,6 +38,7 @@ pub use weights::MainGrad;
 
 use std::sync::Arc;
 
+use crate::checkpoint::UpdatedBy;
 #[doc(inline)]
 pub use crate::exec::ExecError;
 use crate::exec::{Inbox, RankThread};
@@ -95,6 +96,8 @@ pub struct Session {
     programs: Vec<Program>,
     /// Plans of parts of sums, numbered behind the programs.
     sum_plans: Vec<SumPlan>,
+    /// What updates the weights.
+    updated_by: UpdatedBy,
     learning_rate: f32,
     loss_scale: f32,
     steps: u64,

@@ -14,7 +14,7 @@ use crate::checkpoint::gather_and_scatter::{Taken, delayed_here};
 use crate::checkpoint::identity;
 use crate::checkpoint::ranks::{Alive, MasterRows, PartReader, RankPart, WeightShard};
 use crate::checkpoint::sound_values;
-use crate::checkpoint::{CheckpointError, StatePart};
+use crate::checkpoint::{CheckpointError, StatePart, UpdatedBy};
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
 use warpweft_plan::layout::{WeightLayout, Weights};
@@ -40,13 +40,14 @@ impl Import {
         files: &PartFiles,
         programs: Vec<Arc<StepPlan>>,
         ranks: usize,
+        updated_by: &UpdatedBy,
         taken: Option<Taken>,
     ) -> Result<Self, CheckpointError> {
         let opened = Opened::open(&files.folder)?;
         let restarts = files.restarts || taken.is_some();
         let import = Self { opened, programs, restarts, zeros: files.zeros, taken };
         let fits = match &import.taken {
-            None => import.claims().check(&import.programs, ranks),
+            None => import.claims().check(&import.programs, updated_by, ranks),
             Some(taken) => import.claims().check_taken(&import.programs, taken),
         };
         fits.map_err(unfit)?;
@@ -73,7 +74,7 @@ impl Import {
         });
         Claims {
             optimizer_step: self.optimizer_step(),
-            updated_by: if self.restarts { None } else { index.updated_by },
+            updated_by: index.updated_by.as_ref().filter(|_| !self.restarts),
             weights: weights.collect(),
             carried: (!self.zeros).then(|| carried.collect()),
         }

@@ -43,7 +43,7 @@ mod write_part;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::CheckpointError;
+use super::{CheckpointError, UpdatedBy};
 use index::Index;
 
 pub(crate) use import::{Import, Refused};
@@ -125,6 +125,8 @@ pub struct PartFiles {
 pub struct SavedParts {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
+    /// What updated the weights, as in [`Checkpoint::updated_by`](super::Checkpoint::updated_by).
+    pub updated_by: Option<UpdatedBy>,
     /// Ranks that saved it.
     pub ranks: u32,
     /// What the trainer kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
@@ -177,6 +179,7 @@ impl PartFiles {
 
 impl SavedParts {
     fn of(index: Index) -> Self {
-        Self { optimizer_step: index.optimizer_step, ranks: index.ranks, notes: index.notes }
+        let Index { optimizer_step, updated_by, ranks, notes, .. } = index;
+        Self { optimizer_step, updated_by, ranks, notes }
     }
 }

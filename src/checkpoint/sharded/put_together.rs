@@ -62,7 +62,7 @@ impl PartFiles {
             }
         };
         let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
-        let updated_by = index.updated_by;
+        let updated_by = index.updated_by.clone();
         let checkpoint = Checkpoint { optimizer_step, updated_by, weights, carried, notes };
         Ok(if self.restarts { checkpoint.restart_optimizer() } else { checkpoint })
     }

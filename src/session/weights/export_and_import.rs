@@ -59,7 +59,8 @@ impl Session {
                 // Rank 0 has them all, of every process.
                 handovers.iter_mut().take(1).flat_map(|first| &mut first.transfer.gathered).collect()
             };
-            let checkpoint = (!copied.is_empty()).then(|| Checkpoint::gather(&plans, &mut copied));
+            let checkpoint =
+                (!copied.is_empty()).then(|| Checkpoint::gather(&plans, &self.updated_by, &mut copied));
             handovers.iter_mut().for_each(|handover| handover.forget_weights());
             Ok(checkpoint.transpose()?)
         })
@@ -127,7 +128,7 @@ impl Session {
                 self.check_sound()?;
             }
             let (plans, taken) = (self.plans(), taken.as_ref());
-            let fits = checkpoint.check(&plans, self.ranks() as usize, taken);
+            let fits = checkpoint.check(&plans, &self.updated_by, self.ranks() as usize, taken);
             let checked =
                 fits.map_err(|reason| SessionError::Import { reason, source: None }).and_then(|()| {
                     for thread in &self.ranks {

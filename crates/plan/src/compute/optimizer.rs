@@ -125,11 +125,11 @@ use warpweft_base::id::RankId;
 /// # let _ = Normalized;
 /// ```
 pub trait Optimizer<S: Surface> {
-    /// Its name, for messages.
+    /// Its name, in messages and in checkpoints: a session whose optimizer has another one refuses its state.
     fn name(&self) -> &'static str;
 
     /// The names of the lists of f32 state that are kept beside the master of every weight that trains, up to 8; zeros
-    /// before the first step.
+    /// before the first step. Checkpoints have them too.
     fn states(&self) -> &'static [&'static str];
 
     /// Whether it has [`Optimizer::prepare`] and [`Optimizer::transform`]. A session does not start if a weight is to
