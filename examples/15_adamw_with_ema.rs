@@ -21,7 +21,6 @@ const AVERAGE: usize = 2;
 
 #[derive(Clone)]
 struct AdamWithAverage {
-    betas: [f32; 2],
     keeps: f32,
 }
 
@@ -36,10 +35,10 @@ impl Optimizer<CpuSurface> for AdamWithAverage {
 
     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         let (factor, step) = (context.vote()?[0].factor(), context.vote()?[0].step);
-        let rate = context.learning_rate()?[0] * context.learning_rate_scale();
-        let [beta1, beta2] = self.betas;
-        let corrections = self.betas.map(|beta| 1.0 - beta.powi(step as i32));
         for weight in context.weights() {
+            let Hyperparameters { learning_rate, weight_decay, beta1, beta2 } =
+                context.hyperparameters(weight.id)?[0];
+            let corrections = [beta1, beta2].map(|beta| 1.0 - beta.powi(step as i32));
             let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
             let [mut first, mut second, mut average] = [
                 context.state(weight.id, "exp_avg")?,
@@ -51,7 +50,7 @@ impl Optimizer<CpuSurface> for AdamWithAverage {
                 first[at] = beta1 * first[at] + (1.0 - beta1) * g;
                 second[at] = beta2 * second[at] + (1.0 - beta2) * g * g;
                 let (m, v) = (first[at] / corrections[0], second[at] / corrections[1]);
-                *p -= rate * (m / (v.sqrt() + 1e-8) + context.weight_decay() * *p);
+                *p -= learning_rate * (m / (v.sqrt() + 1e-8) + weight_decay * *p);
                 // It begins with the weights after the first step.
                 let keeps = if step == 1 { 0.0 } else { self.keeps };
                 average[at] = keeps * average[at] + (1.0 - keeps) * *p;
@@ -78,7 +77,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = model.build();
     let closure = |_| on_cpu(|call, context| fit(0.3, call, context));
     let builder = Session::builder(Config::default(), closure);
-    let builder = builder.optimizer(AdamWithAverage { betas: [0.9, 0.999], keeps: 0.95 });
+    let builder = builder.optimizer(AdamWithAverage { keeps: 0.95 });
     let builder = builder.program(declare(&model, weight, true)?).program(declare(&model, weight, false)?);
     let mut session = builder.initialize(initial::zeros()).start_cpu(2).await?;
     session.set_learning_rate(0.01)?;

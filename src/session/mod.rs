@@ -48,6 +48,7 @@ use error::Asks;
 use observe::recorder::Recorder;
 use step::diverged::Divergence;
 use step::gradient_accumulation::{Sum, SumPlan};
+use step::hyperparameters::Scheduled;
 use step::non_finite::Skips;
 use step::report::Unseen;
 use warpweft_backend::TaskInterval;
@@ -98,7 +99,7 @@ pub struct Session {
     sum_plans: Vec<SumPlan>,
     /// What updates the weights.
     updated_by: UpdatedBy,
-    learning_rate: f32,
+    scheduled: Scheduled,
     loss_scale: f32,
     steps: u64,
     /// Did the last step that writes gradients leave all of them?

@@ -19,6 +19,7 @@ use crate::checkpoint::{FrozenBase, UpdatedBy};
 use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World, report_bytes};
 use crate::session::observe::recorder::{self, Recorder};
+use crate::session::step::hyperparameters::Scheduled;
 use crate::session::tuning::Tuning;
 use crate::session::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen};
 use crate::trace::HostTrace;
@@ -120,7 +121,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// A custom optimizer updates the weights, in place of the Adam of the configuration, of which learning rate,
-    /// weight decay and clipping remain. Every rank gets a clone.
+    /// weight decay, betas and clipping remain. Every rank gets a clone.
     pub fn optimizer<O>(self, optimizer: O) -> Self
     where
         O: Optimizer<S> + Clone + Send + Sync + 'static,
@@ -307,7 +308,7 @@ impl Start {
             programs,
             sum_plans,
             updated_by: UpdatedBy::Adam,
-            learning_rate: self.config.optimizer.lr as f32,
+            scheduled: Scheduled::configured(&self.config, &plans.prologue.weights),
             loss_scale: 1.0,
             steps: 0,
             has_gradients: false,

@@ -21,8 +21,8 @@ type Context<'a, 'b> = &'a UpdateContext<'b, CpuSurface>;
 /// Descent along the gradient, with what is kept of earlier ones where there is a list for it.
 fn descent(context: Context<'_, '_>) -> Result<(), ComputeError> {
     let factor = context.vote()?[0].factor();
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     for weight in context.weights() {
+        let rate = context.hyperparameters(weight.id)?[0].learning_rate;
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
         let mut momentum = context.state(weight.id, "first").ok();
         for at in 0..master.len() {
@@ -497,8 +497,9 @@ fn a_rule_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let seeing = Arc::clone(&seen);
         let rule = move |context: Context<'_, '_>| {
-            let parameters = (context.weight_decay(), context.learning_rate_scale());
             for weight in context.weights() {
+                let by = context.hyperparameters(weight.id)?[0];
+                let parameters = (by.weight_decay, by.learning_rate);
                 let rows = (weight.first_row, weight.rows, weight.columns);
                 seeing.lock().unwrap().push((context.rank().number(), weight.name.clone(), rows, parameters));
                 let refused = context.state(weight.id, "first").unwrap_err().to_string();
@@ -516,9 +517,9 @@ fn a_rule_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
             .flat_map(|rank| {
                 let first = rank as usize * half;
                 [
-                    (rank, "bias".to_owned(), (0, 1, SIZE), (0.125, 1.0)),
-                    (rank, "layer1".to_owned(), (first, half, SIZE), (0.125, 1.0)),
-                    (rank, "layer2".to_owned(), (first, half, SIZE), (0.25, 0.5)),
+                    (rank, "bias".to_owned(), (0, 1, SIZE), (0.125, 3e-3)),
+                    (rank, "layer1".to_owned(), (first, half, SIZE), (0.125, 3e-3)),
+                    (rank, "layer2".to_owned(), (first, half, SIZE), (0.25, 3e-3 * 0.5)),
                 ]
             })
             .collect();
