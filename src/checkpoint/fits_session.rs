@@ -39,8 +39,8 @@ pub(super) struct WeightClaim<'a> {
     pub(super) shape: Shape,
     /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
     pub(super) lists: usize,
-    /// Are its values there, or, of a frozen weight, a digest of them alone?
-    pub(super) has_values: bool,
+    /// Was it frozen? Then it has no state, and maybe a digest of its values in their place.
+    pub(super) frozen: bool,
 }
 
 /// What it says of a carried buffer.
@@ -70,6 +70,14 @@ impl Claims<'_> {
                  buffers begin anew"
             )
         })
+    }
+
+    /// The weights that were frozen and train here, whose moments begin at zero beside a step count that does not.
+    pub(super) fn thawed(&self, weights: &Weights) -> Vec<String> {
+        let frozen = self.weights.iter().filter(|claim| claim.frozen && self.optimizer_step > 0);
+        let frozen: HashSet<&str> = frozen.map(|claim| claim.name).collect();
+        let thawed = weights.layouts.iter().filter(|layout| !layout.frozen && weights.lists_of(layout) > 0);
+        thawed.map(|layout| layout.name.clone()).filter(|name| frozen.contains(name.as_str())).collect()
     }
 
     /// Are the weights in `taken` there, for an optimizer that begins anew?
@@ -175,13 +183,8 @@ impl Claims<'_> {
                 claim.shape, layout.shard.shape
             ));
         }
-        if !claim.has_values && !layout.frozen {
-            return Err(format!(
-                "`{name}` trains here, and the checkpoint has no values of it, because it was frozen there; freeze it here \
-                 too, or take the other weights by `Session::import_weights`"
-            ));
-        }
-        let is_other = claim.lists != lists && !layout.frozen;
+        // One that was frozen and trains here begins without moments.
+        let is_other = claim.lists != lists && !layout.frozen && !claim.frozen;
         if is_other && claim.lists > 0 {
             let there = if claim.lists == 1 { "1 list".to_owned() } else { format!("{} lists", claim.lists) };
             return Err(format!(
@@ -194,8 +197,8 @@ impl Claims<'_> {
         if is_other && self.optimizer_step > 0 {
             return Err(format!(
                 "`{name}` trains here, and the checkpoint has no moments of it after {} optimizer steps, because it was \
-                 frozen there or updated by a rule that keeps none; import `checkpoint.restart_optimizer()`, or of \
-                 parts `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here too",
+                 updated by an optimizer that keeps none; import `checkpoint.restart_optimizer()`, or of parts \
+                 `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here",
                 self.optimizer_step
             ));
         }
@@ -269,12 +272,18 @@ impl Checkpoint {
         claims.and_then(|()| values())
     }
 
+    /// As [`Claims::thawed`]; none where some weights alone are taken, for an optimizer that begins anew.
+    pub(crate) fn thawed(&self, programs: &[Arc<StepPlan>], taken: Option<&Taken>) -> Vec<String> {
+        let plan = programs.first().filter(|_| taken.is_none());
+        plan.map_or_else(Vec::new, |plan| self.claims().thawed(&plan.weights))
+    }
+
     fn claims(&self) -> Claims<'_> {
         let weights = self.weights.iter().map(|state| WeightClaim {
             name: &state.name,
             shape: state.shape,
             lists: state.states.len(),
-            has_values: state.has_values(),
+            frozen: state.frozen.is_some(),
         });
         let carried = match &self.carried {
             Carried::Zeros => None,

@@ -77,8 +77,9 @@ impl Checkpoint {
                 Some(values) if taken.is_none() => values.to_vec(),
                 _ => vec![0.0; range.len()],
             };
-            if layout.frozen && !state.has_values() {
-                return Ok(WeightShard { frozen: state.frozen, stays: true, ..WeightShard::default() });
+            if !state.has_values() {
+                let stays = WeightShard::that_stays(layout, lists, rank);
+                return Ok(WeightShard { frozen: state.frozen, ..stays });
             }
             if goes_as_planes(state, layout) {
                 let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);

@@ -38,7 +38,7 @@ pub struct WeightState {
     pub master: Vec<f32>,
     /// Lists of optimizer state, each shaped as the master: Adam's first and second moment, or the states of a custom
     /// optimizer in its order. None if the weight was frozen. A session in which it is frozen ignores them. One in
-    /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`].
+    /// which it trains needs them, unless it was frozen or no optimizer step was taken: then they begin at zero.
     pub states: Vec<Vec<f32>>,
     /// Quantized planes, one entry per stored orientation; none for a replicated weight. A session in which the weight
     /// is frozen in the same format takes them as they are if there is no master.
@@ -161,10 +161,8 @@ impl Checkpoint {
 
     /// The same weights and carried buffers, with an optimizer that begins anew: no steps taken, and no moments.
     ///
-    /// For weights that were frozen and are to train, and for another optimizer than the one that made the state.
-    /// Moments of 0 beside a step count that is not would be
-    /// taken for moments that have settled: by the bias correction of that step they make updates several times
-    /// too large (6.6 times, of a steady gradient with the default betas).
+    /// For another optimizer than the one that made the state, or so that weights that were frozen and train now do not
+    /// begin with a step count that is not theirs ([`Session::thawed`](crate::session::Session::thawed)).
     #[must_use]
     pub fn restart_optimizer(mut self) -> Self {
         (self.optimizer_step, self.updated_by) = (0, None);

@@ -99,6 +99,8 @@ pub struct Session {
     sum_plans: Vec<SumPlan>,
     /// What updates the weights.
     updated_by: UpdatedBy,
+    /// Weights whose moments began at zero with the last import, and others' did not.
+    thawed: Vec<String>,
     scheduled: Scheduled,
     loss_scale: f32,
     steps: u64,

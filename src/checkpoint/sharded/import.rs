@@ -54,6 +54,12 @@ impl Import {
         Ok(import)
     }
 
+    /// As [`Claims::thawed`].
+    pub(crate) fn thawed(&self) -> Vec<String> {
+        let plan = self.programs.first().filter(|_| self.taken.is_none());
+        plan.map_or_else(Vec::new, |plan| self.claims().thawed(&plan.weights))
+    }
+
     /// What the checkpoint says of itself.
     pub(crate) fn saved(&self) -> SavedParts {
         SavedParts::of(self.opened.index.clone())
@@ -65,7 +71,7 @@ impl Import {
             name: &weight.name,
             shape: weight.shape(),
             lists: if self.restarts { 0 } else { usize::from(weight.lists) },
-            has_values: weight.frozen.is_none(),
+            frozen: weight.frozen.is_some(),
         });
         let carried = index.carried.iter().map(|buffer| CarriedClaim {
             name: &buffer.name,
@@ -94,7 +100,8 @@ impl Import {
         alive: &Alive<'_>,
     ) -> Result<WeightShard, CheckpointError> {
         if saved.frozen.is_some() {
-            return Ok(WeightShard { frozen: saved.frozen, stays: true, ..WeightShard::default() });
+            let stays = WeightShard::that_stays(layout, weights.lists_of(layout), rank);
+            return Ok(WeightShard { frozen: saved.frozen, ..stays });
         }
         let wanted = layout.shard.rows_of(rank);
         let rows =

@@ -308,6 +308,7 @@ impl Start {
             programs,
             sum_plans,
             updated_by: UpdatedBy::Adam,
+            thawed: Vec::new(),
             scheduled: Scheduled::configured(&self.config, &plans.prologue.weights),
             loss_scale: 1.0,
             steps: 0,
