@@ -3,8 +3,7 @@
 //! `cargo run --example 15_adamw_with_ema`
 //!
 //! The average is an optimizer state like the two moments: every rank has its rows, checkpoints have it, and any
-//! number of ranks goes on from it. To evaluate it, a checkpoint with the average in the place of the masters is
-//! imported for a while.
+//! number of ranks goes on from it. To evaluate it, the weights that it is are imported for a while.
 
 #[path = "shared/one_map.rs"]
 mod one_map;
@@ -17,7 +16,6 @@ use one_map::{SIZE, declare, feed, fit};
 use print::println;
 
 const STEPS: usize = 150;
-const AVERAGE: usize = 2;
 
 #[derive(Clone)]
 struct AdamWithAverage {
@@ -86,8 +84,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         session.step("train").await?;
     }
     let trained = session.export().await?;
-    let mut averaged = trained.clone();
-    averaged.weights.iter_mut().for_each(|weight| weight.master.clone_from(&weight.states[AVERAGE]));
+    let averaged = trained.weights_of_state("average")?;
     let last = evaluate(&mut session).await?;
     session.import(&averaged).await?;
     let average = evaluate(&mut session).await?;
@@ -95,9 +92,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(average < last);
 
     // The average for other programs, and training goes on where it was.
-    let folder = std::env::temp_dir().join(format!("warpweft-ema-{}", std::process::id()));
-    FileStore::new(folder.with_extension("safetensors")).save(&averaged).await?;
-    std::fs::remove_file(folder.with_extension("safetensors"))?;
+    let file = std::env::temp_dir().join(format!("warpweft-ema-{}.safetensors", std::process::id()));
+    averaged.save_weights(&file, ElementType::Bf16, |weight| Some(format!("{weight}.weight")))?;
+    std::fs::remove_file(&file)?;
     session.import(&trained).await?;
     assert!(session.export().await? == trained);
     session.close().await?;

@@ -10,7 +10,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::{FrozenDigest, UpdatedBy};
+use super::{CheckpointError, FrozenDigest, UpdatedBy};
+use warpweft_base::errors::shown;
 use warpweft_format::{DelayedState, Format, FormatError, Orientation, PlaneSpec, Planes, Shape, dequantize};
 
 /// The planes of one stored orientation of a weight, in the padded shapes of its format ([`Format::planes`]).
@@ -157,6 +158,34 @@ impl Checkpoint {
     #[must_use]
     pub fn weight(&self, name: &str) -> Option<&WeightState> {
         self.weights.iter().find(|state| state.name == name)
+    }
+
+    /// The weights that a state of the optimizer is, such as an exponential moving average: its values in the place of
+    /// masters, for an optimizer that begins anew, without planes. To evaluate them, import them into this session or
+    /// another, and import `self` to go on training bit for bit; to publish them, [`Checkpoint::save_weights`]. Weights
+    /// that were frozen are what they were.
+    ///
+    /// `name` is one of [`Optimizer::states`](crate::compute::Optimizer::states). From a sharded checkpoint,
+    /// [`PartFiles::weights_of_state`](super::PartFiles::weights_of_state).
+    ///
+    /// # Errors
+    /// [`CheckpointError::Unfit`] for another name, and for a weight without that state.
+    pub fn weights_of_state(&self, name: &str) -> Result<Self, CheckpointError> {
+        let list = UpdatedBy::state(self.updated_by.as_ref(), name)?;
+        let of = |weight: &WeightState| {
+            if weight.frozen.is_some() {
+                return Ok(weight.clone());
+            }
+            let none = || CheckpointError::Unfit {
+                reason: format!("`{}` has no `{}` in the checkpoint", shown(&weight.name), shown(name)),
+            };
+            let master = weight.states.get(list.index()).ok_or_else(none)?.clone();
+            let bare = WeightState::bare(weight.name.clone(), weight.shape, weight.format);
+            Ok(WeightState { master, delayed: weight.delayed.clone(), ..bare })
+        };
+        let weights = self.weights.iter().map(of).collect::<Result<_, CheckpointError>>()?;
+        let (carried, notes) = (self.carried.clone(), self.notes.clone());
+        Ok(Self { optimizer_step: 0, updated_by: None, weights, carried, notes })
     }
 
     /// The same weights and carried buffers, with an optimizer that begins anew: no steps taken, and no moments.

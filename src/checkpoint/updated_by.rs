@@ -7,7 +7,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::CheckpointError;
 use warpweft_base::errors::{listed, shown};
+use warpweft_base::id::StateId;
 use warpweft_plan::compute::{Optimizer, Surface};
 
 /// What updated the weights of a checkpoint.
@@ -42,6 +44,26 @@ impl UpdatedBy {
             (Self::Unnamed, Self::Custom { .. }) | (Self::Custom { .. }, Self::Unnamed) => true,
             _ => self == other,
         }
+    }
+
+    /// The list of state that it calls `name`.
+    ///
+    /// # Errors
+    /// Which there are.
+    pub(super) fn state(of: Option<&Self>, name: &str) -> Result<StateId, CheckpointError> {
+        let states: Vec<&str> = match of {
+            Some(Self::Adam) => vec!["exp_avg", "exp_avg_sq"],
+            Some(Self::Custom { states, .. }) => states.iter().map(String::as_str).collect(),
+            Some(Self::Unnamed) | None => Vec::new(),
+        };
+        let found = states.iter().position(|state| *state == name).map(StateId::at);
+        found.ok_or_else(|| CheckpointError::Unfit {
+            reason: format!(
+                "the checkpoint names no state `{}`; those that it names are: {}",
+                shown(name),
+                listed("`", states)
+            ),
+        })
     }
 
     /// The text in the metadata of a file: a word, or an object of JSON.

@@ -27,6 +27,8 @@ pub(crate) struct Import {
     programs: Vec<Arc<StepPlan>>,
     restarts: bool,
     zeros: bool,
+    /// What is taken for masters.
+    values: StatePart,
     /// The weights that are taken; all if `None`.
     taken: Option<Taken>,
 }
@@ -45,7 +47,8 @@ impl Import {
     ) -> Result<Self, CheckpointError> {
         let opened = Opened::open(&files.folder)?;
         let restarts = files.restarts || taken.is_some();
-        let import = Self { opened, programs, restarts, zeros: files.zeros, taken };
+        let values = opened.weights_of(files.state.as_deref())?;
+        let import = Self { opened, programs, restarts, zeros: files.zeros, values, taken };
         let fits = match &import.taken {
             None => import.claims().check(&import.programs, updated_by, ranks),
             Some(taken) => import.claims().check_taken(&import.programs, taken),
@@ -108,7 +111,7 @@ impl Import {
             MasterRows { weight: &layout.name, first_row: wanted.begin, columns: layout.shard.shape.cols };
         let read = |part| self.opened.rows(saved, part, wanted, alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
-        let master = read(StatePart::Master)?;
+        let master = read(self.values)?;
         sound_values::check_master(rows, &master, layout.format, via).map_err(unfit)?;
         let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
         let states = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
@@ -143,7 +146,11 @@ impl Import {
 impl PartReader for Import {
     fn digest(&self) -> u64 {
         let taken = self.taken.as_ref().map_or(0, identity::of_taken);
-        self.opened.digest ^ taken ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
+        let values = match self.values {
+            StatePart::Master => 0,
+            StatePart::State(list) => list.index() as u64 + 1,
+        };
+        self.opened.digest ^ taken ^ values << 2 ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
     }
 
     fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, CheckpointError> {

@@ -117,6 +117,8 @@ pub struct PartFiles {
     folder: PathBuf,
     restarts: bool,
     zeros: bool,
+    /// The state whose values are taken for masters.
+    state: Option<String>,
 }
 
 /// What a checkpoint in parts says of itself.
@@ -137,7 +139,7 @@ impl PartFiles {
     /// Those in `folder`, which need not be there yet.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), restarts: false, zeros: false }
+        Self { folder: folder.into(), restarts: false, zeros: false, state: None }
     }
 
     /// The same files, of which an import begins with an optimizer that took no steps and has no moments; as
@@ -145,6 +147,15 @@ impl PartFiles {
     #[must_use]
     pub fn restart_optimizer(self) -> Self {
         Self { restarts: true, ..self }
+    }
+
+    /// The same files, whose weights are those that a state of the optimizer is, for an import by an optimizer that
+    /// begins anew, and for [`PartFiles::load`] and [`PartFiles::save_weights`]; as
+    /// [`Checkpoint::weights_of_state`](super::Checkpoint::weights_of_state), which names the errors. A save does not
+    /// heed it.
+    #[must_use]
+    pub fn weights_of_state(self, name: impl Into<String>) -> Self {
+        Self { restarts: true, state: Some(name.into()), ..self }
     }
 
     /// The same files, of which an import lets all carried buffers begin anew; as

@@ -7,7 +7,7 @@ use warpweft::backend::cpu::CpuSurface;
 use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, UpdatedBy};
 use warpweft::compute::{ComputeError, Optimizer, UpdateContext};
 use warpweft::config::{Capture, Config, Scaling};
-use warpweft::format::Format;
+use warpweft::format::{ElementType, Format};
 use warpweft::layout::aligned;
 use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_testing::custom_optimizer::{self, ByRows};
@@ -588,6 +588,60 @@ fn a_checkpoint_says_which_custom_optimizer_wrote_it_and_another_refuses_its_sta
             session.import_parts(&parts.clone().restart_optimizer()).await.unwrap();
             let unnamed = Checkpoint { updated_by: Some(UpdatedBy::Unnamed), ..loaded.clone() };
             assert_eq!(session.import(&unnamed).await.is_ok(), kept == 1);
+        }
+    });
+}
+
+/// An average of the weights is a state like any other, and becomes weights: in memory, in parts, in files of weights.
+#[test]
+fn weights_of_a_state_are_evaluated_and_published_and_training_goes_on() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::Bf16);
+        let made = || own(2, config(1, Capture::Off, true));
+        let mut session = start(&trainer, made(), 2, adamw).await;
+        losses(&mut session, 2, 0..3).await;
+        let (folder, none) = (tempfile::tempdir().unwrap(), std::collections::BTreeMap::new());
+        let parts = PartFiles::new(folder.path().join("parts"));
+        session.save_parts(&parts, &none).await.unwrap();
+        let trained = session.export().await.unwrap();
+        let expected = losses(&mut session, 2, 3..5).await;
+
+        let average = trained.weights_of_state("second").unwrap();
+        for (average, trained) in average.weights.iter().zip(&trained.weights) {
+            assert_eq!((&average.master, average.states.len()), (&trained.states[1], 0));
+        }
+        let of_parts = parts.clone().weights_of_state("second");
+        assert!(of_parts.load().unwrap() == average);
+        let files = ["whole", "parts"].map(|name| folder.path().join(name).with_extension("safetensors"));
+        let name = |weight: &str| Some(weight.to_owned());
+        average.save_weights(&files[0], ElementType::F32, name).unwrap();
+        of_parts.save_weights(&files[1], ElementType::F32, name).unwrap();
+        let [whole, published] = files.map(|file| std::fs::read(file).unwrap());
+        assert!(whole == published);
+
+        // Into a session that is updated by something else, and into this one and out of it.
+        let mut evaluating = trainer.start(config(1, Capture::Off, true), 3).await.unwrap();
+        evaluating.import_parts(&of_parts).await.unwrap();
+        session.import(&average).await.unwrap();
+        for found in [evaluating.export().await.unwrap(), session.export().await.unwrap()] {
+            for (found, average) in found.weights.iter().zip(&average.weights) {
+                assert_eq!(found.master, average.master);
+            }
+        }
+        session.import_parts(&parts).await.unwrap();
+        assert!(session.export().await.unwrap() == trained);
+        assert_eq!(losses(&mut session, 2, 3..5).await, expected);
+
+        let words = "names no state `third`; those that it names are: `first`, `second`";
+        let third = parts.weights_of_state("third");
+        let name = |_: &str| None;
+        for refused in [
+            trained.weights_of_state("third").unwrap_err().to_string(),
+            third.load().unwrap_err().to_string(),
+            third.save_weights("nowhere", ElementType::F32, name).unwrap_err().to_string(),
+            session.import_parts(&third).await.unwrap_err().to_string(),
+        ] {
+            assert!(refused.contains(words), "{refused}");
         }
     });
 }
