@@ -39,8 +39,8 @@ impl Optimizer<CpuSurface> for Lion {
     /// Updates this rank's rows of the weights of a set.
     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         let factor = context.vote()?[0].factor(); // unscales and clips
-        let rate = context.learning_rate()?[0] * context.learning_rate_scale();
         for weight in context.weights() {
+            let Hyperparameters { learning_rate, weight_decay, .. } = context.hyperparameters(weight.id)?[0];
             let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
             let mut momentum = context.state(weight.id, "momentum")?;
             for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
@@ -48,7 +48,7 @@ impl Optimizer<CpuSurface> for Lion {
                 let blend = self.blends * *m + (1.0 - self.blends) * g;
                 let sign = if blend == 0.0 { 0.0 } else { blend.signum() };
                 *m = self.keeps * *m + (1.0 - self.keeps) * g;
-                *p -= rate * (sign + context.weight_decay() * *p);
+                *p -= learning_rate * (sign + weight_decay * *p);
             }
         }
         Ok(())

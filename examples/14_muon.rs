@@ -62,15 +62,16 @@ impl Optimizer<CpuSurface> for Muon {
     /// The rank's rows again: of matrices by what came back, of everything else by momentum alone.
     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         let factor = context.vote()?[0].factor();
-        let rate = context.learning_rate()?[0] * context.learning_rate_scale();
         for weight in context.weights() {
+            let Hyperparameters { learning_rate: rate, weight_decay, .. } =
+                context.hyperparameters(weight.id)?[0];
             let mut master = context.master(weight.id)?;
             if weight.whole_matrix {
                 // So that an element moves as far as AdamW would move it, whatever the shape (Liu et al., 2025).
                 let reach = 0.2 * (weight.shape.rows.max(weight.shape.cols) as f32).sqrt();
                 let rows = context.transformed(weight.id)?;
                 for (p, step) in master.iter_mut().zip(rows.iter()) {
-                    *p -= rate * (reach * step + context.weight_decay() * *p);
+                    *p -= rate * (reach * step + weight_decay * *p);
                 }
             } else {
                 let (gradient, mut momentum) =

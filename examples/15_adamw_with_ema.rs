@@ -3,8 +3,7 @@
 //! `cargo run --example 15_adamw_with_ema`
 //!
 //! The average is an optimizer state like the two moments: every rank has its rows, checkpoints have it, and any
-//! number of ranks goes on from it. To evaluate it, a checkpoint with the average in the place of the masters is
-//! imported for a while.
+//! number of ranks goes on from it. To evaluate it, the weights that it is are imported for a while.
 
 #[path = "shared/one_map.rs"]
 mod one_map;
@@ -17,11 +16,9 @@ use one_map::{SIZE, declare, feed, fit};
 use print::println;
 
 const STEPS: usize = 150;
-const AVERAGE: usize = 2;
 
 #[derive(Clone)]
 struct AdamWithAverage {
-    betas: [f32; 2],
     keeps: f32,
 }
 
@@ -36,10 +33,10 @@ impl Optimizer<CpuSurface> for AdamWithAverage {
 
     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         let (factor, step) = (context.vote()?[0].factor(), context.vote()?[0].step);
-        let rate = context.learning_rate()?[0] * context.learning_rate_scale();
-        let [beta1, beta2] = self.betas;
-        let corrections = self.betas.map(|beta| 1.0 - beta.powi(step as i32));
         for weight in context.weights() {
+            let Hyperparameters { learning_rate, weight_decay, beta1, beta2 } =
+                context.hyperparameters(weight.id)?[0];
+            let corrections = [beta1, beta2].map(|beta| 1.0 - beta.powi(step as i32));
             let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
             let [mut first, mut second, mut average] = [
                 context.state(weight.id, "exp_avg")?,
@@ -51,7 +48,7 @@ impl Optimizer<CpuSurface> for AdamWithAverage {
                 first[at] = beta1 * first[at] + (1.0 - beta1) * g;
                 second[at] = beta2 * second[at] + (1.0 - beta2) * g * g;
                 let (m, v) = (first[at] / corrections[0], second[at] / corrections[1]);
-                *p -= rate * (m / (v.sqrt() + 1e-8) + context.weight_decay() * *p);
+                *p -= learning_rate * (m / (v.sqrt() + 1e-8) + weight_decay * *p);
                 // It begins with the weights after the first step.
                 let keeps = if step == 1 { 0.0 } else { self.keeps };
                 average[at] = keeps * average[at] + (1.0 - keeps) * *p;
@@ -78,7 +75,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = model.build();
     let closure = |_| on_cpu(|call, context| fit(0.3, call, context));
     let builder = Session::builder(Config::default(), closure);
-    let builder = builder.optimizer(AdamWithAverage { betas: [0.9, 0.999], keeps: 0.95 });
+    let builder = builder.optimizer(AdamWithAverage { keeps: 0.95 });
     let builder = builder.program(declare(&model, weight, true)?).program(declare(&model, weight, false)?);
     let mut session = builder.initialize(initial::zeros()).start_cpu(2).await?;
     session.set_learning_rate(0.01)?;
@@ -87,8 +84,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         session.step("train").await?;
     }
     let trained = session.export().await?;
-    let mut averaged = trained.clone();
-    averaged.weights.iter_mut().for_each(|weight| weight.master.clone_from(&weight.states[AVERAGE]));
+    let averaged = trained.weights_of_state("average")?;
     let last = evaluate(&mut session).await?;
     session.import(&averaged).await?;
     let average = evaluate(&mut session).await?;
@@ -96,9 +92,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert!(average < last);
 
     // The average for other programs, and training goes on where it was.
-    let folder = std::env::temp_dir().join(format!("warpweft-ema-{}", std::process::id()));
-    FileStore::new(folder.with_extension("safetensors")).save(&averaged).await?;
-    std::fs::remove_file(folder.with_extension("safetensors"))?;
+    let file = std::env::temp_dir().join(format!("warpweft-ema-{}.safetensors", std::process::id()));
+    averaged.save_weights(&file, ElementType::Bf16, |weight| Some(format!("{weight}.weight")))?;
+    std::fs::remove_file(&file)?;
     session.import(&trained).await?;
     assert!(session.export().await? == trained);
     session.close().await?;

@@ -4,18 +4,27 @@
 // - g = factor * g              L2: g = g + wd * p
 //   m = b1 * m + (1 - b1) * g   v = b2 * v + ((1 - b2) * g) * g
 //   u = (m / c1) / (sqrt(v / c2) + eps)      decoupled: u = u + wd * p
-//   p = p - (lr * scale) * u
+//   p = p - lr * u
 //   every operation rounded on its own in f32, divisions and root IEEE; c = 1 - b^t in f64, rounded once.
 // - Moments stored as bfloat16 are read exactly and rounded to nearest even when stored, after their use.
 // - A master in two halves is its bf16 shard and the 16 bits it lacks; joining what was split gives its bits.
 // - New masters and moments are compared with the largest magnitudes from which training goes on, finite as they are
 //   kept and cast: one comparison for each, which NaN fails. They are stored whatever they are. A thread that has one
 //   that is too large says so in a word of the host's memory, which is written in no other case and not read here.
-// - Learning rate, step and clip factor are read from memory when the launch runs. A vote that skips leaves
+// - Hyperparameters of a weight, step and clip factor are read from memory when the launch runs. A vote that skips leaves
 //   everything as it is.
 
 #include "common.cuh"
 #include "elements.cuh"
+
+// What a weight goes by in the step.
+struct __align__(16) Hyperparameters {
+    float learning_rate;
+    float weight_decay;
+    float beta1;
+    float beta2;
+};
+static_assert(sizeof(Hyperparameters) == 16, "model::Hyperparameters");
 
 struct AdamTensor {
     // f32 masters, or the bf16 shard.
@@ -25,43 +34,42 @@ struct AdamTensor {
     u8* exp_avg;
     u8* exp_avg_sq;
     const float* gradient;
+    const Hyperparameters* hyperparameters;
     u64 count;
     u32 aligned;
     u32 reserved;
 };
-static_assert(sizeof(AdamTensor) == 56, "kernels::adam::TensorArguments");
+static_assert(sizeof(AdamTensor) == 64, "kernels::adam::TensorArguments");
 
 struct AdamArguments {
     Tiles tiles;
     const AdamTensor* tensors;
     const Vote* vote;
-    const float* learning_rate;
     // Becomes 1 where training does not go on; may be null.
     u32* diverged;
-    float beta1;
-    float beta2;
     float epsilon;
-    float weight_decay;
     u32 bias_correction;
-    float learning_rate_scale;
     float largest_master;
     float largest_moment;
     AdamTensor only;
 };
-static_assert(sizeof(AdamArguments) == 136, "kernels::adam::Arguments");
+static_assert(sizeof(AdamArguments) == 120, "kernels::adam::Arguments");
 
-// The scalars of one step.
+// The scalars of one step for one weight, in shared memory. What is volatile is read where it is used, for want of
+// registers.
+struct Decay {
+    float beta;
+    volatile float one_minus_beta;
+    float correction;
+};
 struct Step {
-    float beta1;
-    float one_minus_beta1;
-    float beta2;
-    float one_minus_beta2;
-    float correction1;
-    float correction2;
+    // Of both moments.
+    Decay m;
+    Decay v;
     float epsilon;
-    float weight_decay;
+    volatile float weight_decay;
     float factor;
-    float learning_rate;
+    volatile float learning_rate;
 };
 
 // Groups of four elements that a thread has in flight at once, by the type of moments: two where these take
@@ -167,9 +175,9 @@ template <bool DECOUPLED>
 __device__ __forceinline__ void update(const Step& s, float& p, float& m, float& v, float gradient) {
     float clipped = gradient * s.factor;
     float g = DECOUPLED ? clipped : clipped + s.weight_decay * p;
-    m = s.beta1 * m + s.one_minus_beta1 * g;
-    v = s.beta2 * v + (s.one_minus_beta2 * g) * g;
-    float u = (m / s.correction1) / (sqrtf(v / s.correction2) + s.epsilon);
+    m = s.m.beta * m + s.m.one_minus_beta * g;
+    v = s.v.beta * v + (s.v.one_minus_beta * g) * g;
+    float u = (m / s.m.correction) / (sqrtf(v / s.v.correction) + s.epsilon);
     u = DECOUPLED ? u + s.weight_decay * p : u;
     p = p - s.learning_rate * u;
 }
@@ -198,20 +206,27 @@ __device__ __forceinline__ float correction(const AdamArguments& all, float beta
     return all.bias_correction ? float(1.0 - power(double(beta), step)) : 1.0f;
 }
 
-// The scalars of the step. Two threads compute the corrections and two others read the rest, while the state of
-// the tile is on its way.
-__device__ __forceinline__ Step scalars(const AdamArguments& all) {
-    __shared__ float corrections[2];
-    __shared__ float factor;
-    __shared__ float learning_rate;
+// The scalars of the step, for the weight that goes by `own`. Two threads compute the corrections and two others read
+// the rest, while the state of the tile is on its way.
+__device__ __forceinline__ const Step& scalars(const AdamArguments& all, const Hyperparameters* own) {
+    __shared__ Step step;
     if (threadIdx.x < 2) {
-        corrections[threadIdx.x] = correction(all, threadIdx.x == 0 ? all.beta1 : all.beta2, all.vote->step);
+        Decay& decay = threadIdx.x == 0 ? step.m : step.v;
+        float beta = threadIdx.x == 0 ? own->beta1 : own->beta2;
+        decay.beta = beta;
+        decay.one_minus_beta = 1.0f - beta;
+        decay.correction = correction(all, beta, all.vote->step);
     }
-    if (threadIdx.x == 32) factor = all.vote->clip * all.vote->unscale;
-    if (threadIdx.x == 64) learning_rate = *all.learning_rate * all.learning_rate_scale;
+    if (threadIdx.x == 32) {
+        step.factor = all.vote->clip * all.vote->unscale;
+        step.epsilon = all.epsilon;
+    }
+    if (threadIdx.x == 64) {
+        step.learning_rate = own->learning_rate;
+        step.weight_decay = own->weight_decay;
+    }
     __syncthreads();
-    return Step{all.beta1,      1.0f - all.beta1, all.beta2,   1.0f - all.beta2, corrections[0],
-                corrections[1], all.epsilon,      all.weight_decay, factor,      learning_rate};
+    return step;
 }
 
 template <bool DECOUPLED, class Master, class Moment>
@@ -233,8 +248,8 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
         }
         // Asked for after the state, which is on its way meanwhile.
         if (skips(all.vote)) return;
-        Step step = scalars(all);
-        // Read again, so that meanwhile registers held only the state.
+        // Read again, twice, so that meanwhile registers held only the state.
+        const Step& step = scalars(all, tensor_of<AdamTensor>(all, place).hyperparameters);
         const AdamTensor to = tensor_of<AdamTensor>(all, place);
         bool sound = true;
 #pragma unroll
@@ -254,7 +269,7 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
         return;
     }
     if (skips(all.vote)) return;
-    Step step = scalars(all);
+    const Step& step = scalars(all, t.hyperparameters);
     u64 end = min(first + TILE<Moment>, t.count);
     for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
         float p = Master::load1(t, at);

@@ -11,7 +11,7 @@
 //! | what numbers are | [`Format`], [`Orientation`], [`ElementType`] |
 //! | numbers of ranks, weights and buffers | [`RankId`], [`WeightId`], [`BufferId`] |
 //! | a closure | [`Compute`], [`ComputeContext`], [`ComputeError`], [`Seat`], and [`on_cpu`], [`CpuSurface`] or `on_cuda`, `CudaSurface` |
-//! | a custom optimizer | [`Optimizer`], [`UpdateContext`], and [`PrepareContext`], [`TransformContext`] for whole matrices |
+//! | what an optimizer goes by, and a custom one | [`Hyperparameters`], [`Optimizer`], [`UpdateContext`], and [`PrepareContext`], [`TransformContext`] for whole matrices |
 //! | files of models and clusters | [`Declared`]: their `load` |
 //! | running | [`Config`], [`Session`], [`initial`], [`StepReport`], [`Outcome`], [`SessionError`], [`block_on`], and `DeviceOrdinal` for GPUs |
 //! | keeping checkpoints | [`Checkpoint`], [`CheckpointStore`], [`FileStore`], [`PartFiles`], [`CheckpointError`] |
@@ -27,4 +27,6 @@ pub use warpweft_format::{ElementType, Format, Orientation};
 pub use warpweft_plan::compute::{
     Compute, ComputeContext, ComputeError, Optimizer, PrepareContext, Seat, TransformContext, UpdateContext,
 };
-pub use warpweft_plan::model::{Call, DeclareError, Form, Model, Phase, ProgramBuilder, StepProgram};
+pub use warpweft_plan::model::{
+    Call, DeclareError, Form, Hyperparameters, Model, Phase, ProgramBuilder, StepProgram,
+};

@@ -3,12 +3,13 @@
 use warpweft::backend::cuda::DeviceAddress;
 use warpweft::backend::cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
-    DequantizeOperand, ExpandOperand, KernelLaunch, LearningRate, LookOperand, MasterFragment, MasterState,
-    NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
+    DequantizeOperand, ExpandOperand, KernelLaunch, LookOperand, MasterFragment, MasterState, NormOperand,
+    ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
 };
 use warpweft::config::{AdamMode, Moments};
 use warpweft::format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use warpweft::layout::OptimizerSettings;
+use warpweft::model::Hyperparameters;
 use warpweft::op::{Reduction, SumTarget, Vote};
 
 use super::Size;
@@ -348,15 +349,11 @@ fn copy(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
 }
 
 fn adam(device: &Device, size: &Size, split: bool, moments: Moments) -> Option<Vec<KernelLaunch>> {
-    let settings = OptimizerSettings {
-        mode: AdamMode::AdamW,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        bias_correction: true,
-        max_norm: 1.0,
-    };
+    let settings =
+        OptimizerSettings { mode: AdamMode::AdamW, epsilon: 1e-8, bias_correction: true, max_norm: 1.0 };
+    let hyperparameters = device.take(size_of::<Hyperparameters>())?;
+    let by = Hyperparameters { learning_rate: 1e-4, weight_decay: 0.1, beta1: 0.9, beta2: 0.95 };
+    device.put(hyperparameters, by);
     let moment_bytes = if moments == Moments::Bf16 { 2 } else { 4 };
     let operands = operands(size, |shape| {
         let elements = shape.elements();
@@ -370,13 +367,12 @@ fn adam(device: &Device, size: &Size, split: bool, moments: Moments) -> Option<V
             exp_avg: device.take(elements * moment_bytes)?,
             exp_avg_sq: device.take_positive(elements * moment_bytes)?,
             main_grad: device.take(elements * 4)?,
+            hyperparameters,
             elements,
         })
     })?;
-    let (vote, learning_rate) = (device.take(size_of::<Vote>())?, device.take(4)?);
+    let vote = device.take(size_of::<Vote>())?;
     device.put(vote, Vote { clip: 1.0, unscale: 1.0, step: 100, ..Vote::default() });
-    device.put(learning_rate, 1e-4_f32);
-    let rate = LearningRate { at: learning_rate, scale: 1.0 };
     let bounds = Bounds { master: f32::MAX, moment: f32::MAX, diverged: device.take(4)? };
-    Some(vec![device.kernels.adam(&settings, moments, &operands, vote, rate, bounds).unwrap()])
+    Some(vec![device.kernels.adam(&settings, moments, &operands, vote, bounds).unwrap()])
 }

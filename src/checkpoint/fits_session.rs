@@ -25,7 +25,7 @@ pub(super) struct Claims<'a> {
     /// Optimizer steps taken.
     pub(super) optimizer_step: u32,
     /// What updated the weights, if it says so.
-    pub(super) updated_by: Option<UpdatedBy>,
+    pub(super) updated_by: Option<&'a UpdatedBy>,
     /// The weights.
     pub(super) weights: Vec<WeightClaim<'a>>,
     /// The carried buffers; `None` where all of them are to begin anew.
@@ -39,8 +39,8 @@ pub(super) struct WeightClaim<'a> {
     pub(super) shape: Shape,
     /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
     pub(super) lists: usize,
-    /// Are its values there, or, of a frozen weight, a digest of them alone?
-    pub(super) has_values: bool,
+    /// Was it frozen? Then it has no state, and maybe a digest of its values in their place.
+    pub(super) frozen: bool,
 }
 
 /// What it says of a carried buffer.
@@ -55,9 +55,14 @@ pub(super) struct CarriedClaim<'a> {
 
 impl Claims<'_> {
     /// Are these exactly the weights and carried buffers of the session?
-    pub(super) fn check(&self, programs: &[Arc<StepPlan>], ranks: usize) -> Result<(), String> {
+    pub(super) fn check(
+        &self,
+        programs: &[Arc<StepPlan>],
+        here: &UpdatedBy,
+        ranks: usize,
+    ) -> Result<(), String> {
         if let Some(plan) = programs.first() {
-            self.check_weights(&plan.weights)?;
+            self.check_weights(&plan.weights, here)?;
         }
         self.check_carried(programs, ranks).map_err(|what| {
             format!(
@@ -65,6 +70,14 @@ impl Claims<'_> {
                  buffers begin anew"
             )
         })
+    }
+
+    /// The weights that were frozen and train here, whose moments begin at zero beside a step count that does not.
+    pub(super) fn thawed(&self, weights: &Weights) -> Vec<String> {
+        let frozen = self.weights.iter().filter(|claim| claim.frozen && self.optimizer_step > 0);
+        let frozen: HashSet<&str> = frozen.map(|claim| claim.name).collect();
+        let thawed = weights.layouts.iter().filter(|layout| !layout.frozen && weights.lists_of(layout) > 0);
+        thawed.map(|layout| layout.name.clone()).filter(|name| frozen.contains(name.as_str())).collect()
     }
 
     /// Are the weights in `taken` there, for an optimizer that begins anew?
@@ -120,7 +133,7 @@ impl Claims<'_> {
         }
     }
 
-    fn check_weights(&self, weights: &Weights) -> Result<(), String> {
+    fn check_weights(&self, weights: &Weights, here: &UpdatedBy) -> Result<(), String> {
         if self.weights.len() != weights.layouts.len() {
             return Err(self.other_weights(weights));
         }
@@ -132,6 +145,7 @@ impl Claims<'_> {
                 self.optimizer_step
             ));
         }
+        self.check_optimizer(weights, here)?;
         let by_name: HashMap<&str, &WeightClaim<'_>> =
             self.weights.iter().map(|claim| (claim.name, claim)).collect();
         for layout in &weights.layouts {
@@ -140,19 +154,17 @@ impl Claims<'_> {
             };
             self.check_weight(**claim, layout, weights.lists_of(layout))?;
         }
-        self.check_rule(UpdatedBy::of(weights.state))
+        Ok(())
     }
 
-    /// Lists of another optimizer that are as many are of another meaning.
-    fn check_rule(&self, here: UpdatedBy) -> Result<(), String> {
-        let has_state = self.optimizer_step > 0 && self.weights.iter().any(|claim| claim.lists > 0);
+    /// State of another optimizer is of another meaning. Where there is none and none is kept, nothing is lost.
+    fn check_optimizer(&self, weights: &Weights, here: &UpdatedBy) -> Result<(), String> {
+        let is_kept = self.weights.iter().any(|claim| claim.lists > 0) || weights.state.states().count() > 0;
         match self.updated_by {
-            Some(there) if there != here && has_state => Err(format!(
-                "the state beside the masters of the checkpoint is of {}, and here {} updates them; update them by the \
-                 same, or import `checkpoint.restart_optimizer()`, or of parts `PartFiles::restart_optimizer`, by which \
-                 all state begins anew",
-                there.in_words(),
-                here.in_words()
+            Some(there) if !there.may_be(here) && is_kept && self.optimizer_step > 0 => Err(format!(
+                "the state beside the masters of the checkpoint is of {there}, and here weights are updated by {here}; \
+                 update them by the same, or import `checkpoint.restart_optimizer()`, or of parts \
+                 `PartFiles::restart_optimizer`, by which all state begins anew"
             )),
             _ => Ok(()),
         }
@@ -171,13 +183,8 @@ impl Claims<'_> {
                 claim.shape, layout.shard.shape
             ));
         }
-        if !claim.has_values && !layout.frozen {
-            return Err(format!(
-                "`{name}` trains here, and the checkpoint has no values of it, because it was frozen there; freeze it here \
-                 too, or take the other weights by `Session::import_weights`"
-            ));
-        }
-        let is_other = claim.lists != lists && !layout.frozen;
+        // One that was frozen and trains here begins without moments.
+        let is_other = claim.lists != lists && !layout.frozen && !claim.frozen;
         if is_other && claim.lists > 0 {
             let there = if claim.lists == 1 { "1 list".to_owned() } else { format!("{} lists", claim.lists) };
             return Err(format!(
@@ -190,8 +197,8 @@ impl Claims<'_> {
         if is_other && self.optimizer_step > 0 {
             return Err(format!(
                 "`{name}` trains here, and the checkpoint has no moments of it after {} optimizer steps, because it was \
-                 frozen there or updated by a rule that keeps none; import `checkpoint.restart_optimizer()`, or of \
-                 parts `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here too",
+                 updated by an optimizer that keeps none; import `checkpoint.restart_optimizer()`, or of parts \
+                 `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here",
                 self.optimizer_step
             ));
         }
@@ -250,6 +257,7 @@ impl Checkpoint {
     pub(crate) fn check(
         &self,
         programs: &[Arc<StepPlan>],
+        here: &UpdatedBy,
         ranks: usize,
         taken: Option<&Taken>,
     ) -> Result<(), String> {
@@ -258,10 +266,16 @@ impl Checkpoint {
             None => Ok(()),
         };
         let claims = match taken {
-            None => self.claims().check(programs, ranks),
+            None => self.claims().check(programs, here, ranks),
             Some(taken) => self.claims().check_taken(programs, taken),
         };
         claims.and_then(|()| values())
+    }
+
+    /// As [`Claims::thawed`]; none where some weights alone are taken, for an optimizer that begins anew.
+    pub(crate) fn thawed(&self, programs: &[Arc<StepPlan>], taken: Option<&Taken>) -> Vec<String> {
+        let plan = programs.first().filter(|_| taken.is_none());
+        plan.map_or_else(Vec::new, |plan| self.claims().thawed(&plan.weights))
     }
 
     fn claims(&self) -> Claims<'_> {
@@ -269,7 +283,7 @@ impl Checkpoint {
             name: &state.name,
             shape: state.shape,
             lists: state.states.len(),
-            has_values: state.has_values(),
+            frozen: state.frozen.is_some(),
         });
         let carried = match &self.carried {
             Carried::Zeros => None,
@@ -285,7 +299,7 @@ impl Checkpoint {
         };
         Claims {
             optimizer_step: self.optimizer_step,
-            updated_by: self.updated_by,
+            updated_by: self.updated_by.as_ref(),
             weights: weights.collect(),
             carried: carried.map(Iterator::collect),
         }

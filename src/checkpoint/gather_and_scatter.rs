@@ -20,6 +20,7 @@ impl Checkpoint {
     /// memory at once is one checkpoint, in parts or whole, and one weight more.
     pub(crate) fn gather(
         programs: &[Arc<StepPlan>],
+        updated_by: &UpdatedBy,
         ranks: &mut [&mut RankPart],
     ) -> Result<Self, FormatError> {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
@@ -37,7 +38,7 @@ impl Checkpoint {
             CarriedBuffer { name: name.to_owned(), ranks: taken.collect() }
         });
         let carried = Carried::Buffers(buffers.collect());
-        let updated_by = programs.first().map(|plan| UpdatedBy::of(plan.weights.state));
+        let updated_by = Some(updated_by.clone());
         Ok(Self { optimizer_step, updated_by, weights, carried, notes: BTreeMap::new() })
     }
 
@@ -76,8 +77,9 @@ impl Checkpoint {
                 Some(values) if taken.is_none() => values.to_vec(),
                 _ => vec![0.0; range.len()],
             };
-            if layout.frozen && !state.has_values() {
-                return Ok(WeightShard { frozen: state.frozen, stays: true, ..WeightShard::default() });
+            if !state.has_values() {
+                let stays = WeightShard::that_stays(layout, lists, rank);
+                return Ok(WeightShard { frozen: state.frozen, ..stays });
             }
             if goes_as_planes(state, layout) {
                 let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);

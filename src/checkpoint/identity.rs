@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Carried, Checkpoint, PlanesState, Taken, WeightState};
+use super::{Carried, Checkpoint, PlanesState, Taken, UpdatedBy, WeightState};
 use warpweft_base::digest::Digest;
 
 /// A number for a choice of weights.
@@ -27,7 +27,7 @@ impl Checkpoint {
     pub(crate) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         digest.add(&self.optimizer_step.to_le_bytes());
-        digest.add(self.updated_by.map_or("", |by| by.word()).as_bytes());
+        digest.add(self.updated_by.as_ref().map_or_else(String::new, UpdatedBy::to_string).as_bytes());
         let mut weights: Vec<&WeightState> = self.weights.iter().collect();
         weights.sort_by_key(|weight| &weight.name);
         count(&mut digest, weights.len());
@@ -86,7 +86,7 @@ fn count(digest: &mut Digest, count: usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CarriedBuffer, UpdatedBy};
+    use super::super::CarriedBuffer;
     use super::*;
     use warpweft_format::{DelayedState, Format, Orientation, Shape};
 
@@ -145,7 +145,7 @@ mod tests {
             |_| {},
             |other| other.optimizer_step = 4,
             |other| other.updated_by = None,
-            |other| other.updated_by = Some(UpdatedBy::OwnRule),
+            |other| other.updated_by = Some(UpdatedBy::Unnamed),
             |other| other.weights.truncate(1),
             |other| other.weights[0].name = "e".into(),
             |other| other.weights[0].format = Format::Bf16,

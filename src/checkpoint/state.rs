@@ -10,7 +10,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::{FrozenDigest, UpdatedBy};
+use super::{CheckpointError, FrozenDigest, UpdatedBy};
+use warpweft_base::errors::shown;
 use warpweft_format::{DelayedState, Format, FormatError, Orientation, PlaneSpec, Planes, Shape, dequantize};
 
 /// The planes of one stored orientation of a weight, in the padded shapes of its format ([`Format::planes`]).
@@ -38,7 +39,7 @@ pub struct WeightState {
     pub master: Vec<f32>,
     /// Lists of optimizer state, each shaped as the master: Adam's first and second moment, or the states of a custom
     /// optimizer in its order. None if the weight was frozen. A session in which it is frozen ignores them. One in
-    /// which it trains needs them, unless no optimizer step was taken: see [`Checkpoint::restart_optimizer`].
+    /// which it trains needs them, unless it was frozen or no optimizer step was taken: then they begin at zero.
     pub states: Vec<Vec<f32>>,
     /// Quantized planes, one entry per stored orientation; none for a replicated weight. A session in which the weight
     /// is frozen in the same format takes them as they are if there is no master.
@@ -139,8 +140,8 @@ pub enum Carried {
 pub struct Checkpoint {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
-    /// What updated the weights in these steps. A session that updates by the other one refuses its state. `None` where
-    /// that is not known, as of a file that does not say; then all that is asked is as many lists of state.
+    /// What updated the weights in these steps. A session that updates by another optimizer refuses its state. `None`
+    /// where that is not known, as of a file that does not say; then all that is asked is as many lists of state.
     pub updated_by: Option<UpdatedBy>,
     /// The weights, in declaration order. An import finds them by their names, in any order.
     pub weights: Vec<WeightState>,
@@ -159,12 +160,38 @@ impl Checkpoint {
         self.weights.iter().find(|state| state.name == name)
     }
 
+    /// The weights that a state of the optimizer is, such as an exponential moving average: its values in the place of
+    /// masters, for an optimizer that begins anew, without planes. To evaluate them, import them into this session or
+    /// another, and import `self` to go on training bit for bit; to publish them, [`Checkpoint::save_weights`]. Weights
+    /// that were frozen are what they were.
+    ///
+    /// `name` is one of [`Optimizer::states`](crate::compute::Optimizer::states). From a sharded checkpoint,
+    /// [`PartFiles::weights_of_state`](super::PartFiles::weights_of_state).
+    ///
+    /// # Errors
+    /// [`CheckpointError::Unfit`] for another name, and for a weight without that state.
+    pub fn weights_of_state(&self, name: &str) -> Result<Self, CheckpointError> {
+        let list = UpdatedBy::state(self.updated_by.as_ref(), name)?;
+        let of = |weight: &WeightState| {
+            if weight.frozen.is_some() {
+                return Ok(weight.clone());
+            }
+            let none = || CheckpointError::Unfit {
+                reason: format!("`{}` has no `{}` in the checkpoint", shown(&weight.name), shown(name)),
+            };
+            let master = weight.states.get(list.index()).ok_or_else(none)?.clone();
+            let bare = WeightState::bare(weight.name.clone(), weight.shape, weight.format);
+            Ok(WeightState { master, delayed: weight.delayed.clone(), ..bare })
+        };
+        let weights = self.weights.iter().map(of).collect::<Result<_, CheckpointError>>()?;
+        let (carried, notes) = (self.carried.clone(), self.notes.clone());
+        Ok(Self { optimizer_step: 0, updated_by: None, weights, carried, notes })
+    }
+
     /// The same weights and carried buffers, with an optimizer that begins anew: no steps taken, and no moments.
     ///
-    /// For weights that were frozen and are to train, and for another optimizer than the one that made the state.
-    /// Moments of 0 beside a step count that is not would be
-    /// taken for moments that have settled: by the bias correction of that step they make updates several times
-    /// too large (6.6 times, of a steady gradient with the default betas).
+    /// For another optimizer than the one that made the state, or so that weights that were frozen and train now do not
+    /// begin with a step count that is not theirs ([`Session::thawed`](crate::session::Session::thawed)).
     #[must_use]
     pub fn restart_optimizer(mut self) -> Self {
         (self.optimizer_step, self.updated_by) = (0, None);

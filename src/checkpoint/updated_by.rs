@@ -1,50 +1,98 @@
 //! Which optimizer made the state of a checkpoint.
 //!
-//! Law: as many lists of values as a session keeps are not yet state that it can go on from: two lists of a rule of the
-//! trainer's own have the shape of Adam's moments, and are none. So a checkpoint says whose they are.
+//! Law: as many lists of values as a session keeps are not yet state that it can go on from: those of another
+//! optimizer have the same shape, and another meaning. So a checkpoint says whose they are, and what each is called.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use warpweft_plan::layout::StateLayout;
+use super::CheckpointError;
+use warpweft_base::errors::{listed, shown};
+use warpweft_base::id::StateId;
+use warpweft_plan::compute::{Optimizer, Surface};
 
 /// What updated the weights of a checkpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum UpdatedBy {
     /// The library's Adam.
     Adam,
-    /// A custom optimizer ([`Optimizer`](crate::compute::Optimizer)); which one a checkpoint does not say.
-    OwnRule,
+    /// A custom optimizer, of a file of before files said which.
+    #[serde(rename = "own_rule")]
+    Unnamed,
+    /// A custom optimizer ([`Optimizer`]).
+    Custom {
+        /// [`Optimizer::name`].
+        name: String,
+        /// [`Optimizer::states`]: what the lists of [`WeightState::states`](super::WeightState::states) are called.
+        states: Vec<String>,
+    },
 }
 
 impl UpdatedBy {
-    /// What updates the weights of a session.
-    pub(super) const fn of(state: StateLayout) -> Self {
-        match state.own_states {
-            None => Self::Adam,
-            Some(_) => Self::OwnRule,
+    /// This custom optimizer.
+    pub(crate) fn custom<S: Surface>(optimizer: &dyn Optimizer<S>) -> Self {
+        let states = optimizer.states().iter().map(|state| (*state).to_owned());
+        Self::Custom { name: optimizer.name().to_owned(), states: states.collect() }
+    }
+
+    /// May state of `self` be state of `other`? What is not named may be of any custom optimizer.
+    pub(super) fn may_be(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Unnamed, Self::Custom { .. }) | (Self::Custom { .. }, Self::Unnamed) => true,
+            _ => self == other,
         }
     }
 
-    /// The word in files.
-    pub(super) const fn word(self) -> &'static str {
-        match self {
-            Self::Adam => "adam",
-            Self::OwnRule => "own_rule",
-        }
+    /// The list of state that it calls `name`.
+    ///
+    /// # Errors
+    /// Which there are.
+    pub(super) fn state(of: Option<&Self>, name: &str) -> Result<StateId, CheckpointError> {
+        let states: Vec<&str> = match of {
+            Some(Self::Adam) => vec!["exp_avg", "exp_avg_sq"],
+            Some(Self::Custom { states, .. }) => states.iter().map(String::as_str).collect(),
+            Some(Self::Unnamed) | None => Vec::new(),
+        };
+        let found = states.iter().position(|state| *state == name).map(StateId::at);
+        found.ok_or_else(|| CheckpointError::Unfit {
+            reason: format!(
+                "the checkpoint names no state `{}`; those that it names are: {}",
+                shown(name),
+                listed("`", states)
+            ),
+        })
     }
 
-    /// That of a file; none for another word.
-    pub(super) fn of_word(word: &str) -> Option<Self> {
-        [Self::Adam, Self::OwnRule].into_iter().find(|known| known.word() == word)
+    /// The text in the metadata of a file: a word, or an object of JSON.
+    pub(super) fn text(&self) -> serde_json::Result<String> {
+        Ok(match serde_json::to_value(self)? {
+            serde_json::Value::String(word) => word,
+            object => object.to_string(),
+        })
     }
 
-    /// In a sentence.
-    pub(super) const fn in_words(self) -> &'static str {
+    /// That of a file; none of another text.
+    pub(super) fn of_text(text: &str) -> Option<Self> {
+        let word = || serde_json::from_value(serde_json::Value::String(text.to_owned()));
+        serde_json::from_str(text).or_else(|_| word()).ok()
+    }
+}
+
+/// In a sentence.
+impl fmt::Display for UpdatedBy {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Adam => "Adam",
-            Self::OwnRule => "a custom optimizer",
+            Self::Adam => out.write_str("Adam"),
+            Self::Unnamed => out.write_str("a custom optimizer"),
+            Self::Custom { name, states } if states.is_empty() => {
+                write!(out, "`{}`, which keeps no state", shown(name))
+            }
+            Self::Custom { name, states } => {
+                write!(out, "`{}` with state {}", shown(name), listed("`", states))
+            }
         }
     }
 }
@@ -53,12 +101,31 @@ impl UpdatedBy {
 mod tests {
     use super::*;
 
+    fn custom(states: &[&str]) -> UpdatedBy {
+        let states = states.iter().map(|state| (*state).to_owned()).collect();
+        UpdatedBy::Custom { name: "Lion".to_owned(), states }
+    }
+
     #[test]
-    fn the_word_in_files_is_read_back_and_no_other_is() {
-        for by in [UpdatedBy::Adam, UpdatedBy::OwnRule] {
-            assert_eq!(UpdatedBy::of_word(by.word()), Some(by));
-            assert_eq!(serde_json::to_value(by).unwrap(), by.word());
+    fn the_text_in_files_is_read_back_and_no_other_is() {
+        for (by, text) in [
+            (UpdatedBy::Adam, "adam"),
+            (UpdatedBy::Unnamed, "own_rule"),
+            (custom(&["momentum"]), r#"{"custom":{"name":"Lion","states":["momentum"]}}"#),
+        ] {
+            assert_eq!(by.text().unwrap(), text);
+            assert_eq!(UpdatedBy::of_text(text), Some(by));
         }
-        assert_eq!(UpdatedBy::of_word("Adam"), None);
+        for text in ["Adam", "", "custom", r#"{"custom":{"name":"Lion"}}"#] {
+            assert_eq!(UpdatedBy::of_text(text), None);
+        }
+    }
+
+    #[test]
+    fn state_is_of_the_optimizer_of_its_name_and_states_and_of_any_if_it_is_not_named() {
+        let lion = custom(&["momentum"]);
+        assert!(lion.may_be(&lion) && lion.may_be(&UpdatedBy::Unnamed) && UpdatedBy::Unnamed.may_be(&lion));
+        assert!(!lion.may_be(&custom(&["velocity"])) && !lion.may_be(&UpdatedBy::Adam));
+        assert!(!UpdatedBy::Adam.may_be(&UpdatedBy::Unnamed) && UpdatedBy::Adam.may_be(&UpdatedBy::Adam));
     }
 }

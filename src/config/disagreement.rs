@@ -91,12 +91,9 @@ impl Config {
         })
     }
 
-    /// A moment changes by up to `1 − β` of itself in a step. What is less than half a place of bf16, which is up
-    /// to 2⁻⁸ of a value, is rounded away: it neither falls nor gets up to the squares of its gradients.
     fn moments_that_stand_still(&self, entries: &[Entry]) -> Option<ConfigError> {
-        const HALF_A_PLACE: f64 = 1.0 / 256.0;
         let Optimizer { moments, beta1, beta2, .. } = self.optimizer;
-        if moments != Moments::Bf16 || 1.0 - beta1.max(beta2) >= HALF_A_PLACE {
+        if !stands_still(moments, beta1.max(beta2)) {
             return None;
         }
         let (beta, other) = match beta1 > beta2 {
@@ -104,7 +101,7 @@ impl Config {
             false => ("optimizer.beta2", beta1),
         };
         // Where both are too slow, a change of one does not do.
-        let slow = if 1.0 - other < HALF_A_PLACE { "both decays".to_owned() } else { format!("`{beta}`") };
+        let slow = if stands_still(moments, other) { "both decays".to_owned() } else { format!("`{beta}`") };
         let entry = entries.iter().find(|entry| entry.path == "optimizer.moments")?;
         Some(ConfigError::Together {
             origin: self.origins.of(entry),
@@ -133,6 +130,12 @@ impl Config {
                 .to_owned(),
         })
     }
+}
+
+/// A moment changes by up to `1 − β` of itself in a step. What is less than half a place of bf16, which is up to
+/// 2⁻⁸ of a value, is rounded away: it neither falls nor gets up to the squares of its gradients.
+pub(crate) fn stands_still(moments: Moments, beta: f64) -> bool {
+    moments == Moments::Bf16 && 1.0 - beta < 1.0 / 256.0
 }
 
 #[cfg(test)]

@@ -59,6 +59,7 @@ pub use choices::{Capture, Cpu, Link, Memory, MeshAxes, Prefetch, PrefetchPolicy
 pub use declared::Declared;
 #[doc(hidden)]
 pub use declared::{Rule, Rules, Takes};
+pub(crate) use disagreement::stands_still;
 pub use error::ConfigError;
 pub use optimizing::{Optimizer, Quantize, Scaling};
 pub use origin::{Origin, Origins};

@@ -52,7 +52,7 @@ impl Default for Quantize {
 pub struct Optimizer {
     /// How weight decay enters.
     pub mode: AdamMode,
-    /// Learning rate, from 0 on, until `Session::set_learning_rate` says another.
+    /// Learning rate, from 0 on. It, betas and weight decay hold until `Session::set_hyperparameters` says others.
     pub lr: f64,
     /// Decay of the first moment, from 0 to below 1.
     pub beta1: f64,
@@ -70,7 +70,7 @@ pub struct Optimizer {
     pub masters: Masters,
     /// How many lists of f32 state a custom optimizer keeps beside every master, 0 to 8; `None` for Adam. It is no
     /// key of a file: `SessionBuilder::optimizer` sets it, and whoever plans for a custom optimizer without closures.
-    /// It gets learning rate, weight decay and gradients clipped by `max_norm`; mode, betas, eps and bias correction
+    /// It gets learning rate, weight decay, betas and gradients clipped by `max_norm`; mode, eps and bias correction
     /// are Adam's.
     #[serde(skip)]
     pub custom_states: Option<u8>,

@@ -62,6 +62,11 @@ impl<B: Backend> Rank<B> {
         Ok(digests)
     }
 
+    /// The digest that a weight would have if it were frozen. Every rank calls it for the same weight.
+    pub(super) fn digest_of_planes(&self, weight: WeightId) -> Result<FrozenDigest, ExecError> {
+        self.frozen_digest(&Rounds::new(&self.world, self.id(), Work::DigestsFrozen), weight)
+    }
+
     fn frozen_digest(&self, rounds: &Rounds<'_>, weight: WeightId) -> Result<FrozenDigest, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
         let told = rounds.agree(Ok(self.sum_of_tiles(weight, &|| rounds.alive())?))?;

@@ -12,6 +12,7 @@ use crate::checkpoint::ranks::{PartReader, PartWriter, RankPart};
 use crate::trace::Exposure;
 use warpweft_backend::{ClosureFault, HostSplit, TaskInterval};
 use warpweft_base::id::{RankId, WeightId};
+use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
 
 /// One rank's handover.
@@ -35,8 +36,8 @@ pub struct Handover {
 /// What is asked of the coming step.
 #[derive(Clone, Debug, Default)]
 pub struct ComingStep {
-    /// Learning rate.
-    pub learning_rate: f32,
+    /// What the optimizer goes by, of every weight.
+    pub hyperparameters: Arc<[Hyperparameters]>,
     /// Loss scale.
     pub loss_scale: f32,
     /// The loss scale, times the number of steps whose gradients main grads hold at its end.

@@ -20,6 +20,7 @@ use warpweft_backend::{Activity, Backend, Meter};
 use warpweft_base::id::{ProgramId, RankId};
 use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::layout::{Content, Region, Residency};
+use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
 use warpweft_plan::plan::{EdgeState, StepPlan, carried};
 
@@ -67,8 +68,10 @@ pub struct Rank<B: Backend> {
     /// The backend's.
     pub(super) meter: Arc<Meter>,
     gauge: Gauge,
-    /// Learning rate, loss scale and gradient scale as they are in the arena, where only the host writes them.
-    scalars: [Option<u32>; 3],
+    /// What the optimizer goes by, loss scale and gradient scale as they are in the arena, where only the host writes
+    /// them.
+    hyperparameters: Arc<[Hyperparameters]>,
+    scalars: [Option<u32>; 2],
     /// Is a step on its way to the lanes, and not waited for yet?
     is_issuing: bool,
 }
@@ -162,7 +165,8 @@ impl<B: Backend> Rank<B> {
             meter,
             gauge: Gauge::default(),
             is_issuing: false,
-            scalars: [None; 3],
+            hyperparameters: Arc::default(),
+            scalars: [None; 2],
         })
     }
 
@@ -312,9 +316,14 @@ impl<B: Backend> Rank<B> {
     }
 
     fn upload_inputs(&mut self, program: ProgramId, handover: &Handover) -> Result<(), ExecError> {
-        let ComingStep { learning_rate, loss_scale, gradient_scale, .. } = handover.coming;
-        let contents = [Content::LearningRate, Content::LossScale, Content::GradientScale];
-        let values = [learning_rate, loss_scale, gradient_scale];
+        let ComingStep { hyperparameters, loss_scale, gradient_scale, .. } = &handover.coming;
+        let [written, coming] = [&self.hyperparameters, hyperparameters].map(|all| bytemuck::cast_slice(all));
+        if written != coming {
+            self.write(Content::Hyperparameters, coming)?;
+            self.hyperparameters = Arc::clone(hyperparameters);
+        }
+        let contents = [Content::LossScale, Content::GradientScale];
+        let values = [*loss_scale, *gradient_scale];
         for (place, (content, value)) in contents.into_iter().zip(values).enumerate() {
             if self.scalars[place] != Some(value.to_bits()) {
                 self.write(content, &value.to_le_bytes())?;

@@ -14,6 +14,7 @@ use super::{ComingStep, Diverged, ExecError, Gradients, Handover, World};
 use crate::checkpoint::ranks::{RankPart, ShardPlanes, WeightShard};
 use warpweft_backend::ClosureFault;
 use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer, cut};
+use warpweft_base::digest::Digest;
 use warpweft_base::id::{CallId, ProgramId, RankId};
 use warpweft_format::DelayedState;
 use warpweft_plan::model::{BufferSpec, Role};
@@ -104,28 +105,29 @@ impl RankReport {
 struct Asked {
     /// The number of the plan: that of a program, or of a part of a sum over steps.
     plan: ProgramId,
-    /// Bits of the learning rate, the loss scale and the gradient scale, and how many steps in a row may be skipped.
+    /// A digest of what the optimizer goes by, bits of the loss scale and the gradient scale, and how many steps in
+    /// a row may be skipped.
     scalars: [u32; 4],
 }
 
 impl Asked {
     fn of(plan: ProgramId, handover: &Handover) -> Self {
-        let ComingStep { learning_rate, loss_scale, gradient_scale, max_skipped, .. } = handover.coming;
-        let [learning_rate, loss_scale, gradient_scale] =
-            [learning_rate, loss_scale, gradient_scale].map(f32::to_bits);
-        Self { plan, scalars: [learning_rate, loss_scale, gradient_scale, max_skipped] }
+        let ComingStep { hyperparameters, loss_scale, gradient_scale, max_skipped, .. } = &handover.coming;
+        let digest = Digest::from_iter([bytemuck::cast_slice::<_, u8>(hyperparameters)]).short();
+        let [loss_scale, gradient_scale] = [loss_scale, gradient_scale].map(|scale| scale.to_bits());
+        Self { plan, scalars: [(digest ^ digest >> 32) as u32, loss_scale, gradient_scale, *max_skipped] }
     }
 
     fn encode(self) -> [u32; 5] {
-        let Self { plan, scalars: [learning_rate, loss_scale, gradient_scale, max_skipped] } = self;
-        [plan.number(), learning_rate, loss_scale, gradient_scale, max_skipped]
+        let Self { plan, scalars: [hyperparameters, loss_scale, gradient_scale, max_skipped] } = self;
+        [plan.number(), hyperparameters, loss_scale, gradient_scale, max_skipped]
     }
 
     /// What is different, in words.
     fn unlike(self, other: [u32; 5]) -> Option<&'static str> {
         const WORDS: [&str; 5] = [
             "another program, or another step of a sum",
-            "another learning rate",
+            "another learning rate, weight decay or beta",
             "another loss scale",
             "a sum of another number of steps",
             "another optimizer.max_skipped",

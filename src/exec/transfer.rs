@@ -145,13 +145,20 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    /// Why a checkpoint does not go on from the frozen weights that are here, if it does not.
+    /// Why a checkpoint does not go on from the weights that are here and were frozen there, if it does not.
     fn other_base(&mut self, shards: &[WeightShard]) -> Result<Option<String>, ExecError> {
         // The same on every rank, as the checkpoint is.
         if !shards.iter().any(|shard| shard.frozen.is_some()) {
             return Ok(None);
         }
-        let here = self.frozen_digests()?;
+        let mut here = self.frozen_digests()?;
+        for (number, (shard, here)) in shards.iter().zip(&mut here).enumerate() {
+            let weight = WeightId::at(number);
+            if shard.frozen.is_some() && !self.is_frozen(weight) {
+                self.quantize_new_masters()?;
+                *here = Some(self.digest_of_planes(weight)?);
+            }
+        }
         let layouts = &self.prologue.plan.weights.layouts;
         let differs = |(shard, here): &(&WeightShard, &Option<FrozenDigest>)| {
             shard.frozen.is_some_and(|there| **here != Some(there))
@@ -159,8 +166,8 @@ impl<B: Backend> Rank<B> {
         let first = shards.iter().zip(&here).zip(layouts).find(|(pair, _)| differs(pair));
         Ok(first.map(|(_, layout)| {
             format!(
-                "the frozen weight `{}` has other values here than where the checkpoint was saved, which has a digest \
-                 of it and not its values; begin with the same base in the same format ({} here), or take the other \
+                "the weight `{}` has other values here than where the checkpoint was saved, where it was frozen, so that \
+                 there is a digest of it and not its values; begin with the same base in the same format ({} here), or take the other \
                  weights by `Session::import_weights`",
                 layout.name, layout.format
             )

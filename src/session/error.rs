@@ -125,11 +125,25 @@ pub enum SessionError {
         /// The first weight.
         weight: String,
     },
-    /// A learning rate that is none.
-    #[error("{given} is no learning rate; it must be a finite number from 0 on")]
-    LearningRate {
+    /// A learning rate, a weight decay or a beta that is none.
+    #[error("{given} is no {name}; it must be {range}")]
+    Hyperparameter {
+        /// Which it was to be.
+        name: &'static str,
         /// The value given.
         given: f32,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// A pattern that matches no weight that trains.
+    #[error(
+        "`{pattern}` matches no weight that trains, which are {trains}; name some of them, with `*` for any characters"
+    )]
+    NoWeight {
+        /// The pattern.
+        pattern: String,
+        /// The first weights that train.
+        trains: String,
     },
     /// A loss scale that cannot be undone.
     #[error(

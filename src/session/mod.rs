@@ -39,6 +39,7 @@ pub use weights::MainGrad;
 
 use std::sync::Arc;
 
+use crate::checkpoint::UpdatedBy;
 #[doc(inline)]
 pub use crate::exec::ExecError;
 use crate::exec::{Inbox, RankThread};
@@ -48,6 +49,7 @@ use dropped::Asks;
 use observe::recorder::Recorder;
 use step::diverged::Divergence;
 use step::gradient_accumulation::{Sum, SumPlan};
+use step::hyperparameters::Scheduled;
 use step::non_finite::Skips;
 use step::report::Unseen;
 use warpweft_backend::TaskInterval;
@@ -96,7 +98,11 @@ pub struct Session {
     programs: Vec<Program>,
     /// Plans of parts of sums, numbered behind the programs.
     sum_plans: Vec<SumPlan>,
-    learning_rate: f32,
+    /// What updates the weights.
+    updated_by: UpdatedBy,
+    /// Weights whose moments began at zero with the last import, and others' did not.
+    thawed: Vec<String>,
+    scheduled: Scheduled,
     loss_scale: f32,
     steps: u64,
     /// Did the last step that writes gradients leave all of them?

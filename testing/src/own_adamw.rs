@@ -2,6 +2,7 @@
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{ComputeError, UpdateContext};
+use warpweft::model::Hyperparameters;
 
 /// By squaring, as Adam's bias correction is defined.
 fn power(base: f64, exponent: u32) -> f64 {
@@ -10,14 +11,14 @@ fn power(base: f64, exponent: u32) -> f64 {
     bits.fold(1.0, |product, (_, square)| product * square)
 }
 
-/// AdamW with the configuration's defaults, in the order of operations that it is specified in; by what came back of a
+/// AdamW by the step's hyperparameters, in the order of operations that it is specified in; by what came back of a
 /// matrix, where one was made whole.
 pub fn adamw(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    const BETAS: [f32; 2] = [0.9, 0.999];
     let vote = context.vote()?[0];
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
-    let corrections = BETAS.map(|beta| (1.0 - power(f64::from(beta), vote.step)) as f32);
     for weight in context.weights() {
+        let Hyperparameters { learning_rate, weight_decay, beta1, beta2 } =
+            context.hyperparameters(weight.id)?[0];
+        let corrections = [beta1, beta2].map(|beta| (1.0 - power(f64::from(beta), vote.step)) as f32);
         let mut master = context.master(weight.id)?;
         let gradient = match weight.whole_matrix {
             true => context.transformed(weight.id)?,
@@ -28,11 +29,11 @@ pub fn adamw(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError
         assert_eq!(master.len(), weight.rows * weight.columns);
         for at in 0..master.len() {
             let g = vote.factor() * gradient[at];
-            first[at] = BETAS[0] * first[at] + (1.0 - BETAS[0]) * g;
-            second[at] = BETAS[1] * second[at] + ((1.0 - BETAS[1]) * g) * g;
+            first[at] = beta1 * first[at] + (1.0 - beta1) * g;
+            second[at] = beta2 * second[at] + ((1.0 - beta2) * g) * g;
             let root = (second[at] / corrections[1]).sqrt() + 1e-8;
-            let update = (first[at] / corrections[0]) / root + context.weight_decay() * master[at];
-            master[at] -= rate * update;
+            let update = (first[at] / corrections[0]) / root + weight_decay * master[at];
+            master[at] -= learning_rate * update;
         }
     }
     Ok(())

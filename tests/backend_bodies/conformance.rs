@@ -9,12 +9,12 @@ use warpweft::config::AdamMode;
 use warpweft::format::{Format, Via};
 use warpweft::id::{BucketId, CallId, RankId, SlotId, WeightId};
 use warpweft::layout::{Content, Residency};
-use warpweft::model::WeightSpec;
+use warpweft::model::{Hyperparameters, WeightSpec};
 use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
 
 use crate::device::Device;
 
-use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
+use super::harness::{BY, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
 /// A rounding of values, as a tensor of some element type would hold them.
 const ROUNDINGS: [fn(f32) -> f32; 3] =
@@ -157,12 +157,12 @@ fn g5_a_skipped_step_leaves_every_output_of_the_quantizer_untouched() {
 struct Updated {
     states: Vec<AdamOperand>,
     vote: SlotId,
-    learning_rate: SlotId,
+    hyperparameters: SlotId,
 }
 
 fn adam(plan: &mut Plan, weights: usize) -> Updated {
     let vote = plan.resident("vote", Content::Vote);
-    let learning_rate = plan.resident("learning rate", Content::LearningRate);
+    let hyperparameters = plan.resident("hyperparameters", Content::Hyperparameters);
     let state = |number| AdamOperand {
         weight: weight(number),
         master: MasterOperand::Whole(plan.resident("master", Content::Master(weight(number)))),
@@ -171,8 +171,8 @@ fn adam(plan: &mut Plan, weights: usize) -> Updated {
         main_grad: plan.resident("main grad", Content::MainGrad(weight(number))),
     };
     let states: Vec<_> = (0..weights).map(state).collect();
-    plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states: states.clone(), vote, learning_rate });
-    Updated { states, vote, learning_rate }
+    plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states: states.clone(), vote, hyperparameters });
+    Updated { states, vote, hyperparameters }
 }
 
 fn master(state: &AdamOperand) -> SlotId {
@@ -186,7 +186,8 @@ impl Updated {
     /// One step with these gradients, all scalars written anew.
     fn step(&self, rank: &mut Rank<Device>, step: u32, rate: f32, gradients: impl Fn(usize) -> Vec<f32>) {
         rank.put(self.vote, &[Vote { clip: 1.0, unscale: 1.0, step, ..Vote::default() }]);
-        rank.put(self.learning_rate, &[rate]);
+        let by = Hyperparameters { learning_rate: rate, weight_decay: 0.0, ..BY };
+        rank.put(self.hyperparameters, &vec![by; self.states.len()]);
         for (number, state) in self.states.iter().enumerate() {
             rank.put(state.main_grad, &gradients(number));
         }
@@ -224,7 +225,6 @@ fn h2_five_tensors_from_one_element_to_a_vocabulary_follow_the_textbook() {
     let shapes = [(4096, 1024), (4096, 1), (4096, 2048), (32_320, 1024), (1, 1)];
     let count = move |number: usize| shapes[number].0 * shapes[number].1;
     let mut plan = Plan::new(1, &specs(&shapes, Format::F32));
-    plan.settings.optimizer.weight_decay = 0.0;
     let updated = adam(&mut plan, shapes.len());
     run(plan, move |rank| {
         for (number, state) in updated.states.iter().enumerate() {
@@ -342,7 +342,6 @@ fn h15_a_bf16_weight_follows_its_master_and_the_textbook() {
         let count = 4099;
         let mut plan = Plan::new(1, &[sharded(1, count, Format::Bf16)]);
         plan.settings.via = Via::Bf16;
-        plan.settings.optimizer.weight_decay = 0.0;
         plan.settings.optimizer.mode = mode;
         let updated = adam(&mut plan, 1);
         let shard = plan.resident("shard", Content::Shard(W, ROWWISE));

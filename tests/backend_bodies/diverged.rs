@@ -9,13 +9,13 @@ use warpweft::config::{Capture, Config, Masters, Moments, Scaling};
 use warpweft::format::{ElementType, Format, Via};
 use warpweft::id::{BucketId, RankId, SlotId};
 use warpweft::layout::{Content, StateLayout};
-use warpweft::model::{Call, Model, Phase, StepProgram};
+use warpweft::model::{Call, Hyperparameters, Model, Phase, StepProgram};
 use warpweft::op::{AdamOperand, MasterOperand, NormRecord, Op, Vote};
 use warpweft::session::{Outcome, Session, SessionError, StrayValue};
 use warpweft_testing::polled::polled_once;
 
 use super::experts::{ELEMENTS, Product, WEIGHT, formats, initial};
-use super::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded, within_limit};
+use super::harness::{BY, LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded, within_limit};
 use crate::device::{Device, most_recorded_ranks};
 use crate::products::{Layers, Surface, form, settled, start, turned};
 
@@ -30,7 +30,7 @@ struct Optimizer {
     moments: [SlotId; 2],
     main_grad: SlotId,
     vote: SlotId,
-    learning_rate: SlotId,
+    hyperparameters: SlotId,
 }
 
 fn optimizer(elements: usize, format: Format, via: Via, moments: Moments) -> Optimizer {
@@ -42,17 +42,17 @@ fn optimizer(elements: usize, format: Format, via: Via, moments: Moments) -> Opt
     let exp_avg_sq = plan.resident("exp_avg_sq", Content::second_moment(W));
     let main_grad = plan.resident("main grad", Content::MainGrad(W));
     let vote = plan.resident("vote", Content::Vote);
-    let learning_rate = plan.resident("learning rate", Content::LearningRate);
+    let hyperparameters = plan.resident("hyperparameters", Content::Hyperparameters);
     let moments = [exp_avg, exp_avg_sq];
-    Optimizer { plan, master, moments, main_grad, vote, learning_rate }
+    Optimizer { plan, master, moments, main_grad, vote, hyperparameters }
 }
 
 impl Optimizer {
     fn update(&mut self) {
-        let (vote, learning_rate, [exp_avg, exp_avg_sq]) = (self.vote, self.learning_rate, self.moments);
+        let (vote, hyperparameters, [exp_avg, exp_avg_sq]) = (self.vote, self.hyperparameters, self.moments);
         let (master, main_grad) = (MasterOperand::Whole(self.master), self.main_grad);
         let states = vec![AdamOperand { weight: W, master, exp_avg, exp_avg_sq, main_grad }];
-        self.plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states, vote, learning_rate });
+        self.plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states, vote, hyperparameters });
     }
 }
 
@@ -76,12 +76,12 @@ fn a_master_or_a_moment_that_is_too_large_is_told_once_and_the_largest_is_not() 
         let mut optimizer = optimizer(LENGTH, Format::F32, via, moments);
         optimizer.plan.weights.layouts[0].format = format;
         // Nothing moves: the learning rate is 0, and so is what a new gradient weighs.
-        let settings = &mut optimizer.plan.settings.optimizer;
-        (settings.beta1, settings.beta2, settings.weight_decay) = (1.0, 1.0, 0.0);
-        settings.bias_correction = false;
+        let still = Hyperparameters { learning_rate: 0.0, weight_decay: 0.0, beta1: 1.0, beta2: 1.0 };
+        optimizer.plan.settings.optimizer.bias_correction = false;
         optimizer.update();
-        let Optimizer { plan, master, moments: [exp_avg, exp_avg_sq], vote, .. } = optimizer;
+        let Optimizer { plan, master, moments: [exp_avg, exp_avg_sq], vote, hyperparameters, .. } = optimizer;
         run(plan, move |rank| {
+            rank.put(hyperparameters, &[still]);
             rank.step().unwrap();
             let graph = rank.record_graph().unwrap();
             let clean = Vote { clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() };
@@ -131,7 +131,6 @@ fn a_master_or_a_moment_that_is_too_large_is_told_once_and_the_largest_is_not() 
 fn a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_told() {
     for moments in [Moments::F32, Moments::Bf16] {
         let mut optimizer = optimizer(1, Format::Bf16, Via::Bf16, moments);
-        optimizer.plan.settings.optimizer.beta2 = 0.0;
         let plan = &mut optimizer.plan;
         let fault = plan.resident("fault", Content::FaultWord);
         let record = plan.resident("record", Content::NormRecord);
@@ -144,12 +143,12 @@ fn a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_told() {
         plan.fence(LINK, QUANTIZE);
         plan.op(QUANTIZE, Op::Vote { records, optimizer_step, gradient_scale, vote: optimizer.vote });
         optimizer.update();
-        let Optimizer { plan, master, main_grad, vote, learning_rate, .. } = optimizer;
+        let Optimizer { plan, master, main_grad, vote, hyperparameters, .. } = optimizer;
         run(plan, move |rank| {
             rank.put(master, &[0.5_f32]);
             rank.put(main_grad, &[1.8439e19_f32]);
             rank.put(gradient_scale, &[1.0_f32]);
-            rank.put(learning_rate, &[1e-3_f32]);
+            rank.put(hyperparameters, &[Hyperparameters { learning_rate: 1e-3, beta2: 0.0, ..BY }]);
             rank.step().unwrap();
             assert_eq!(rank.get::<Vote>(vote)[0].verdict, Vote::CLEAN);
             assert!(rank.get::<NormRecord>(records)[0].squares.is_finite());

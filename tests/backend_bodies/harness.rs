@@ -15,7 +15,7 @@ use warpweft::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, PlaneRegions, Region,
     Residency, Settings, Slot, Weights,
 };
-use warpweft::model::{BufferSpec, Call, Lifetime, Mesh, Phase, Role, WeightSpec};
+use warpweft::model::{BufferSpec, Call, Hyperparameters, Lifetime, Mesh, Phase, Role, WeightSpec};
 use warpweft::op::{Chunk, GatherPart, Op, Operand};
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
@@ -60,6 +60,10 @@ pub(crate) fn sharded(rows: usize, cols: usize, format: Format) -> WeightSpec {
     WeightSpec::sharded("w", rows, cols, format)
 }
 
+/// What optimizers go by here, but for the learning rate.
+pub(crate) const BY: Hyperparameters =
+    Hyperparameters { learning_rate: 0.0, weight_decay: 0.1, beta1: 0.9, beta2: 0.999 };
+
 #[allow(dead_code, reason = "not every program has closures or swaps tasks")]
 impl Plan {
     pub(crate) fn new(ranks: u32, weights: &[WeightSpec]) -> Self {
@@ -77,10 +81,7 @@ impl Plan {
                 via: Via::None,
                 optimizer: OptimizerSettings {
                     mode: AdamMode::AdamW,
-                    beta1: 0.9,
-                    beta2: 0.999,
                     epsilon: 1e-8,
-                    weight_decay: 0.1,
                     bias_correction: true,
                     max_norm: 0.0,
                 },

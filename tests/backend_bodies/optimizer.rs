@@ -6,10 +6,10 @@ use warpweft::config::{AdamMode, Masters};
 use warpweft::format::{Format, Via, join_master, split_master};
 use warpweft::id::{BucketId, SlotId};
 use warpweft::layout::Content;
-use warpweft::model::{NonNegative, ParameterGroup};
+use warpweft::model::{Hyperparameters, NonNegative, ParameterGroup};
 use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
 
-use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
+use super::harness::{BY, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 use crate::device::Device;
 
 struct Optimizer {
@@ -19,7 +19,7 @@ struct Optimizer {
     exp_avg_sq: SlotId,
     main_grad: SlotId,
     vote: SlotId,
-    learning_rate: SlotId,
+    hyperparameters: SlotId,
 }
 
 fn optimizer(elements: usize, masters: Masters) -> Optimizer {
@@ -36,10 +36,10 @@ fn optimizer(elements: usize, masters: Masters) -> Optimizer {
     let exp_avg_sq = plan.resident("exp_avg_sq", Content::second_moment(W));
     let main_grad = plan.resident("main grad", Content::MainGrad(W));
     let vote = plan.resident("vote", Content::Vote);
-    let learning_rate = plan.resident("learning rate", Content::LearningRate);
+    let hyperparameters = plan.resident("hyperparameters", Content::Hyperparameters);
     let states = vec![AdamOperand { weight: W, master, exp_avg, exp_avg_sq, main_grad }];
-    plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states, vote, learning_rate });
-    Optimizer { plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate }
+    plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states, vote, hyperparameters });
+    Optimizer { plan, master, exp_avg, exp_avg_sq, main_grad, vote, hyperparameters }
 }
 
 /// The first `count` masters, and the halves they are stored in, if they are.
@@ -101,25 +101,28 @@ fn adam_is_bit_exact_to_every_golden_case() {
             other => panic!("the golden file has a mode {other}"),
         };
         state.plan.settings.optimizer.bias_correction = case["bias"].as_bool().unwrap();
-        state.plan.settings.optimizer.beta1 = number("b1") as f32;
-        state.plan.settings.optimizer.beta2 = number("b2") as f32;
         state.plan.settings.optimizer.epsilon = number("eps") as f32;
-        state.plan.settings.optimizer.weight_decay = number("wd") as f32;
-        let (mut lr, last) = (number("lr") as f32, number("steps") as u32);
+        let last = number("steps") as u32;
+        let mut by = Hyperparameters {
+            learning_rate: number("lr") as f32,
+            weight_decay: number("wd") as f32,
+            beta1: number("b1") as f32,
+            beta2: number("b2") as f32,
+        };
         if own {
-            // The weight's own group says what the case does, and the settings something else.
-            let weight_decay = NonNegative::new(number("wd") as f32);
+            // The weight's own group says what the case does, and what is for all something else.
+            let weight_decay = NonNegative::new(by.weight_decay);
             let learning_rate_scale = NonNegative::new(0.5);
             let parameters =
                 ParameterGroup { weight_decay, learning_rate_scale, ..ParameterGroup::default() };
-            state.plan.weights.layouts[0].parameters = parameters;
-            state.plan.settings.optimizer.weight_decay += 7.0;
-            lr *= 2.0;
+            by.weight_decay += 7.0;
+            by.learning_rate *= 2.0;
+            by = by.of_group(&parameters);
         }
         let (name, bytes) = (case["name"].as_str().unwrap().to_owned(), bytes.clone());
         // What is read may be an ulp below what was written.
         let spread = number("max_abs_spread_f32_vs_fma_vs_f64") * 1.000_001;
-        let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } = state;
+        let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, hyperparameters } = state;
         let model = model_of(&mut plan, master, vote);
         run(plan, move |rank| {
             let tensors = SafeTensors::deserialize(&bytes).unwrap();
@@ -134,7 +137,7 @@ fn adam_is_bit_exact_to_every_golden_case() {
                 }
             };
             put_masters(rank, master, &values("master_0".into()));
-            rank.put(learning_rate, &[lr]);
+            rank.put(hyperparameters, &[by]);
             for step in 1..=last {
                 rank.put(vote, &[Vote { clip: 1.0, unscale: 1.0, step, ..Vote::default() }]);
                 rank.put(main_grad, &values(format!("grad_{step}")));
@@ -180,7 +183,7 @@ fn adam_is_bit_exact_to_every_golden_case() {
 }
 
 fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
-    let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, learning_rate } =
+    let Optimizer { mut plan, master, exp_avg, exp_avg_sq, main_grad, vote, hyperparameters } =
         optimizer(5, Masters::F32);
     let MasterOperand::Whole(master) = master else { unreachable!() };
     let shard = plan.resident("shard", Content::Shard(W, ROWWISE));
@@ -198,7 +201,7 @@ fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
     run(plan, move |rank| {
         rank.put(master, &noise(5, 1));
         rank.put(main_grad, &noise(5, 2));
-        rank.put(learning_rate, &[0.1_f32]);
+        rank.put(hyperparameters, &[Hyperparameters { learning_rate: 0.1, ..BY }]);
         rank.put(
             vote,
             &[Vote { verdict: Vote::NON_FINITE, clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() }],
@@ -245,9 +248,8 @@ fn h9_a_loss_scaler_trains_as_no_scaler_does() {
     let count = 64;
     let trained = |scaled: bool| {
         let (state, gradient_scale) = tail(count);
-        let Optimizer { mut plan, master, main_grad, learning_rate, vote, .. } = state;
+        let Optimizer { mut plan, master, main_grad, hyperparameters, vote, .. } = state;
         plan.settings.optimizer.max_norm = 1.0;
-        plan.settings.optimizer.weight_decay = 0.01;
         run(plan, move |rank| {
             let target = noise(count, 5);
             put_masters(rank, master, &noise(count, 6));
@@ -258,7 +260,8 @@ fn h9_a_loss_scaler_trains_as_no_scaler_does() {
                 let short: Vec<f32> = gradient.map(|value| half::f16::from_f32(value).to_f32()).collect();
                 rank.put(main_grad, &short);
                 rank.put(gradient_scale, &[scale]);
-                rank.put(learning_rate, &[1e-2_f32 / (1.0 + taken as f32)]);
+                let learning_rate = 1e-2_f32 / (1.0 + taken as f32);
+                rank.put(hyperparameters, &[Hyperparameters { learning_rate, weight_decay: 0.01, ..BY }]);
                 rank.step().unwrap();
                 let verdict = rank.get::<Vote>(vote)[0];
                 if verdict.skips() {

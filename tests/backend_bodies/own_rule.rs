@@ -110,10 +110,10 @@ fn a_rule_that_computes_adamw_leaves_the_bits_of_adam() {
                     let name = &found.name;
                     assert!(found == expected, "{by:?}, {capture:?}: planes, masters and states of {name}");
                 }
-                let Checkpoint { updated_by: Some(UpdatedBy::OwnRule), .. } = found else {
+                let Checkpoint { updated_by: Some(UpdatedBy::Custom { .. }), .. } = found else {
                     panic!("{by:?}, {capture:?}")
                 };
-                let as_adam = Checkpoint { updated_by: expected.updated_by, ..found };
+                let as_adam = Checkpoint { updated_by: expected.updated_by.clone(), ..found };
                 assert!(as_adam == expected, "{by:?}, {capture:?}");
             }
         }

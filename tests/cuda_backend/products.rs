@@ -8,9 +8,7 @@ use std::collections::BTreeMap;
 use half::bf16;
 use warpweft::backend::cuda::CudaFailure;
 use warpweft::backend::cuda::cudarc::driver::result::memcpy_dtod_async;
-use warpweft::backend::cuda::kernels::{
-    AdamOperand, Bounds, KernelLaunch, Kernels, LearningRate, MasterState,
-};
+use warpweft::backend::cuda::kernels::{AdamOperand, Bounds, KernelLaunch, Kernels, MasterState};
 use warpweft::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
 use warpweft::backend::cuda::{CudaSurface, DeviceAddress, DeviceOrdinal, KernelCache};
 use warpweft::compute::{
@@ -171,24 +169,16 @@ impl Rule {
                 exp_avg: context.state(id, "first")?.address(),
                 exp_avg_sq: context.state(id, "second")?.address(),
                 main_grad: gradient.address(),
+                hyperparameters: context.hyperparameters(id)?.address(),
                 elements: gradient.len(),
             })
         };
         let operands: Vec<_> = context.weights().map(operand).collect::<Result<_, ComputeError>>()?;
-        let settings = OptimizerSettings {
-            mode: AdamMode::AdamW,
-            beta1: 0.9,
-            beta2: 0.999,
-            epsilon: 1e-8,
-            weight_decay: context.weight_decay(),
-            bias_correction: true,
-            max_norm: 0.0,
-        };
-        let rate =
-            LearningRate { at: context.learning_rate()?.address(), scale: context.learning_rate_scale() };
+        let settings =
+            OptimizerSettings { mode: AdamMode::AdamW, epsilon: 1e-8, bias_correction: true, max_norm: 0.0 };
         let any = Bounds { master: f32::MAX, moment: f32::MAX, diverged: DeviceAddress::NULL };
         let vote = context.vote()?.address();
-        Ok(kernels.adam(&settings, Moments::F32, &operands, vote, rate, any)?)
+        Ok(kernels.adam(&settings, Moments::F32, &operands, vote, any)?)
     }
 }
 

@@ -9,8 +9,8 @@ const KEEPS: f32 = 0.95;
 pub(crate) fn lion(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     const BLENDS: f32 = 0.9;
     let factor = context.vote()?[0].factor();
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     for weight in context.weights() {
+        let Hyperparameters { learning_rate, weight_decay, .. } = context.hyperparameters(weight.id)?[0];
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
         let mut momentum = context.state(weight.id, "first")?;
         for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
@@ -18,7 +18,7 @@ pub(crate) fn lion(context: &UpdateContext<'_, CpuSurface>) -> Result<(), Comput
             let blend = BLENDS * *m + (1.0 - BLENDS) * g;
             *m = KEEPS * *m + (1.0 - KEEPS) * g;
             let sign = if blend == 0.0 { 0.0 } else { blend.signum() };
-            *p -= rate * (sign + context.weight_decay() * *p);
+            *p -= learning_rate * (sign + weight_decay * *p);
         }
     }
     Ok(())
@@ -50,8 +50,8 @@ pub(crate) fn transform(context: &TransformContext<'_, CpuSurface>) -> Result<()
 /// By what came back of a matrix, and by momentum of everything else.
 pub(crate) fn update(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     let factor = context.vote()?[0].factor();
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     for weight in context.weights() {
+        let rate = context.hyperparameters(weight.id)?[0].learning_rate;
         let mut master = context.master(weight.id)?;
         if weight.whole_matrix {
             let rows = context.transformed(weight.id)?;

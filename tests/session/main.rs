@@ -11,6 +11,7 @@ mod experts;
 mod failures;
 mod forgotten;
 mod host_time;
+mod hyperparameters;
 mod live_tuning;
 mod main_grads;
 mod odd_vocabulary;

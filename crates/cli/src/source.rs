@@ -27,7 +27,7 @@ use super::{Progress, ToolError};
 /// stay.
 const SAVED: &str = "warpweft_checkpoint";
 const WEIGHTS: &str = "weights";
-const OF_A_SESSION: [&str; 10] = [
+const OF_A_SESSION: [&str; 11] = [
     SAVED,
     WEIGHTS,
     "optimizer_step",
@@ -35,6 +35,7 @@ const OF_A_SESSION: [&str; 10] = [
     "carried",
     "frozen",
     "one_state",
+    "more_states",
     FROZEN,
     "digests",
     "metadata_digest",

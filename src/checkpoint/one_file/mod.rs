@@ -37,8 +37,9 @@ use warpweft_format::{DelayedState, Format, Shape};
 /// lists of digest, rows and columns ([`WeightState::frozen`]). Weights without moments are listed as `frozen`, like
 /// all weights of a rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`.
 /// The metadata say `format: pt`, which readers of the Hugging Face hub's files ask for. They also hold
-/// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of, `adam` or
-/// `own_rule` ([`Checkpoint::updated_by`]); and digests, each the first 64 bits of SHA-256, by which a file that
+/// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of
+/// ([`Checkpoint::updated_by`]): `adam`, a JSON object with the `name` of a `custom` one and the names of its `states`,
+/// or `own_rule` for one that is not named; and digests, each the first 64 bits of SHA-256, by which a file that
 /// changed on the disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and
 /// `metadata_digest`, of all metadata.
 ///
@@ -157,7 +158,7 @@ impl FileStore {
         let whose = |word: &String| {
             let unknown =
                 || self.content(format!("its weights were updated by `{}`, which is not known", shown(word)));
-            UpdatedBy::of_word(word).ok_or_else(unknown)
+            UpdatedBy::of_text(word).ok_or_else(unknown)
         };
         let updated_by = about.get("updated_by").map(whose).transpose()?;
         let names: Vec<(String, String)> = self.listed(field("weights")?)?;
@@ -322,8 +323,8 @@ impl FileStore {
             ("weights".to_owned(), self.text(&names)?),
             ("carried".to_owned(), carried),
         ]);
-        if let Some(by) = checkpoint.updated_by {
-            about.insert("updated_by".to_owned(), by.word().to_owned());
+        if let Some(by) = &checkpoint.updated_by {
+            about.insert("updated_by".to_owned(), by.text().map_err(|error| self.content(error))?);
         }
         if !checkpoint.notes.is_empty() {
             about.insert("notes".to_owned(), self.text(&checkpoint.notes)?);

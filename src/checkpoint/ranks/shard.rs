@@ -46,7 +46,8 @@ pub struct WeightShard {
     pub tensor_scale: f32,
     /// Scale in use and amax history, where scaling is delayed. On import, `None` begins anew.
     pub delayed: Option<DelayedState>,
-    /// Of a frozen weight going out, which values the whole of it has. Coming in, those that it must have here.
+    /// Of a frozen weight going out, which values the whole of it has. Coming in, those that it must have here,
+    /// whether it is frozen here or trains.
     pub frozen: Option<FrozenDigest>,
     /// Coming in, whether the weight stays as it is: no values come.
     pub stays: bool,

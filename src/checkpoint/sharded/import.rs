@@ -14,7 +14,7 @@ use crate::checkpoint::gather_and_scatter::{Taken, delayed_here};
 use crate::checkpoint::identity;
 use crate::checkpoint::ranks::{Alive, MasterRows, PartReader, RankPart, WeightShard};
 use crate::checkpoint::sound_values;
-use crate::checkpoint::{CheckpointError, StatePart};
+use crate::checkpoint::{CheckpointError, StatePart, UpdatedBy};
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
 use warpweft_plan::layout::{WeightLayout, Weights};
@@ -27,6 +27,8 @@ pub(crate) struct Import {
     programs: Vec<Arc<StepPlan>>,
     restarts: bool,
     zeros: bool,
+    /// What is taken for masters.
+    values: StatePart,
     /// The weights that are taken; all if `None`.
     taken: Option<Taken>,
 }
@@ -40,17 +42,25 @@ impl Import {
         files: &PartFiles,
         programs: Vec<Arc<StepPlan>>,
         ranks: usize,
+        updated_by: &UpdatedBy,
         taken: Option<Taken>,
     ) -> Result<Self, CheckpointError> {
         let opened = Opened::open(&files.folder)?;
         let restarts = files.restarts || taken.is_some();
-        let import = Self { opened, programs, restarts, zeros: files.zeros, taken };
+        let values = opened.weights_of(files.state.as_deref())?;
+        let import = Self { opened, programs, restarts, zeros: files.zeros, values, taken };
         let fits = match &import.taken {
-            None => import.claims().check(&import.programs, ranks),
+            None => import.claims().check(&import.programs, updated_by, ranks),
             Some(taken) => import.claims().check_taken(&import.programs, taken),
         };
         fits.map_err(unfit)?;
         Ok(import)
+    }
+
+    /// As [`Claims::thawed`].
+    pub(crate) fn thawed(&self) -> Vec<String> {
+        let plan = self.programs.first().filter(|_| self.taken.is_none());
+        plan.map_or_else(Vec::new, |plan| self.claims().thawed(&plan.weights))
     }
 
     /// What the checkpoint says of itself.
@@ -64,7 +74,7 @@ impl Import {
             name: &weight.name,
             shape: weight.shape(),
             lists: if self.restarts { 0 } else { usize::from(weight.lists) },
-            has_values: weight.frozen.is_none(),
+            frozen: weight.frozen.is_some(),
         });
         let carried = index.carried.iter().map(|buffer| CarriedClaim {
             name: &buffer.name,
@@ -73,7 +83,7 @@ impl Import {
         });
         Claims {
             optimizer_step: self.optimizer_step(),
-            updated_by: if self.restarts { None } else { index.updated_by },
+            updated_by: index.updated_by.as_ref().filter(|_| !self.restarts),
             weights: weights.collect(),
             carried: (!self.zeros).then(|| carried.collect()),
         }
@@ -93,14 +103,15 @@ impl Import {
         alive: &Alive<'_>,
     ) -> Result<WeightShard, CheckpointError> {
         if saved.frozen.is_some() {
-            return Ok(WeightShard { frozen: saved.frozen, stays: true, ..WeightShard::default() });
+            let stays = WeightShard::that_stays(layout, weights.lists_of(layout), rank);
+            return Ok(WeightShard { frozen: saved.frozen, ..stays });
         }
         let wanted = layout.shard.rows_of(rank);
         let rows =
             MasterRows { weight: &layout.name, first_row: wanted.begin, columns: layout.shard.shape.cols };
         let read = |part| self.opened.rows(saved, part, wanted, alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
-        let master = read(StatePart::Master)?;
+        let master = read(self.values)?;
         sound_values::check_master(rows, &master, layout.format, via).map_err(unfit)?;
         let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
         let states = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
@@ -135,7 +146,11 @@ impl Import {
 impl PartReader for Import {
     fn digest(&self) -> u64 {
         let taken = self.taken.as_ref().map_or(0, identity::of_taken);
-        self.opened.digest ^ taken ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
+        let values = match self.values {
+            StatePart::Master => 0,
+            StatePart::State(list) => list.index() as u64 + 1,
+        };
+        self.opened.digest ^ taken ^ values << 2 ^ u64::from(self.restarts) << 1 ^ u64::from(self.zeros)
     }
 
     fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, CheckpointError> {

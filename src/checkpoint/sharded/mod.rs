@@ -43,7 +43,7 @@ mod write_part;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::CheckpointError;
+use super::{CheckpointError, UpdatedBy};
 use index::Index;
 
 pub(crate) use import::{Import, Refused};
@@ -117,6 +117,8 @@ pub struct PartFiles {
     folder: PathBuf,
     restarts: bool,
     zeros: bool,
+    /// The state whose values are taken for masters.
+    state: Option<String>,
 }
 
 /// What a checkpoint in parts says of itself.
@@ -125,6 +127,8 @@ pub struct PartFiles {
 pub struct SavedParts {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
+    /// What updated the weights, as in [`Checkpoint::updated_by`](super::Checkpoint::updated_by).
+    pub updated_by: Option<UpdatedBy>,
     /// Ranks that saved it.
     pub ranks: u32,
     /// What the trainer kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
@@ -135,7 +139,7 @@ impl PartFiles {
     /// Those in `folder`, which need not be there yet.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), restarts: false, zeros: false }
+        Self { folder: folder.into(), restarts: false, zeros: false, state: None }
     }
 
     /// The same files, of which an import begins with an optimizer that took no steps and has no moments; as
@@ -143,6 +147,15 @@ impl PartFiles {
     #[must_use]
     pub fn restart_optimizer(self) -> Self {
         Self { restarts: true, ..self }
+    }
+
+    /// The same files, whose weights are those that a state of the optimizer is, for an import by an optimizer that
+    /// begins anew, and for [`PartFiles::load`] and [`PartFiles::save_weights`]; as
+    /// [`Checkpoint::weights_of_state`](super::Checkpoint::weights_of_state), which names the errors. A save does not
+    /// heed it.
+    #[must_use]
+    pub fn weights_of_state(self, name: impl Into<String>) -> Self {
+        Self { restarts: true, state: Some(name.into()), ..self }
     }
 
     /// The same files, of which an import lets all carried buffers begin anew; as
@@ -177,6 +190,7 @@ impl PartFiles {
 
 impl SavedParts {
     fn of(index: Index) -> Self {
-        Self { optimizer_step: index.optimizer_step, ranks: index.ranks, notes: index.notes }
+        let Index { optimizer_step, updated_by, ranks, notes, .. } = index;
+        Self { optimizer_step, updated_by, ranks, notes }
     }
 }

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 use super::PartFiles;
 use super::rows_of_parts::Opened;
 use crate::checkpoint::CheckpointError;
-use crate::checkpoint::StatePart;
 use crate::checkpoint::published::{self, PlainWeight};
 use warpweft_format::ElementType;
 use warpweft_plan::model::ShardRows;
@@ -36,6 +35,7 @@ impl PartFiles {
         tensor_of: impl Fn(&str) -> Option<String>,
     ) -> Result<(), CheckpointError> {
         let opened = Opened::open(&self.folder).map_err(CheckpointError::in_parts)?;
+        let values = opened.weights_of(self.state.as_deref()).map_err(CheckpointError::in_parts)?;
         let opened = &opened;
         let path: PathBuf = path.into();
         let target = path.as_path();
@@ -44,7 +44,7 @@ impl PartFiles {
             let read = move || match weight.frozen {
                 Some(_) => Err(published::no_values(target, &weight.name)),
                 None => opened
-                    .rows(weight, StatePart::Master, all, &|| Ok(()))
+                    .rows(weight, values, all, &|| Ok(()))
                     .map(Cow::Owned)
                     .map_err(CheckpointError::in_parts),
             };

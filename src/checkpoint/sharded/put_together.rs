@@ -62,8 +62,12 @@ impl PartFiles {
             }
         };
         let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
-        let updated_by = index.updated_by;
+        let updated_by = index.updated_by.clone();
         let checkpoint = Checkpoint { optimizer_step, updated_by, weights, carried, notes };
-        Ok(if self.restarts { checkpoint.restart_optimizer() } else { checkpoint })
+        Ok(match (&self.state, self.restarts) {
+            (Some(state), _) => checkpoint.weights_of_state(state)?,
+            (None, true) => checkpoint.restart_optimizer(),
+            (None, false) => checkpoint,
+        })
     }
 }

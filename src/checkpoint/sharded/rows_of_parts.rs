@@ -12,7 +12,8 @@ use safetensors::tensor::Dtype;
 use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::read_part::Part;
 use crate::checkpoint::ranks::Alive;
-use crate::checkpoint::{CheckpointError, StatePart, tensors};
+use crate::checkpoint::{CheckpointError, StatePart, UpdatedBy, tensors};
+use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
 use warpweft_plan::model::ShardRows;
@@ -55,6 +56,23 @@ impl Opened {
             let _ = place.set(part);
         }
         place.get().ok_or_else(none)
+    }
+
+    /// Which values are its weights: masters, or the state of this name.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Unfit`] for a state that it does not name, or that a weight does not have.
+    pub(super) fn weights_of(&self, state: Option<&str>) -> Result<StatePart, CheckpointError> {
+        let Some(name) = state else { return Ok(StatePart::Master) };
+        let list = UpdatedBy::state(self.index.updated_by.as_ref(), name)?;
+        let has =
+            |weight: &&IndexedWeight| weight.frozen.is_some() || list.index() < usize::from(weight.lists);
+        match self.index.weights.iter().find(|weight| !has(weight)) {
+            None => Ok(StatePart::State(list)),
+            Some(weight) => Err(CheckpointError::Unfit {
+                reason: format!("`{}` has no `{}` in the checkpoint", shown(&weight.name), shown(name)),
+            }),
+        }
     }
 
     /// Rows of a weight, from whichever parts have them.

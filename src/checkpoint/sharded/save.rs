@@ -38,6 +38,7 @@ pub(crate) struct Save {
     folder: PathBuf,
     notes: BTreeMap<String, String>,
     programs: Vec<Arc<StepPlan>>,
+    updated_by: UpdatedBy,
     unfinished: Mutex<SaveFiles>,
 }
 
@@ -55,8 +56,9 @@ impl Save {
         folder: PathBuf,
         notes: BTreeMap<String, String>,
         programs: Vec<Arc<StepPlan>>,
+        updated_by: UpdatedBy,
     ) -> Self {
-        Self { folder, notes, programs, unfinished: Mutex::default() }
+        Self { folder, notes, programs, updated_by, unfinished: Mutex::default() }
     }
 
     /// Begins the index, which is none before it has its name.
@@ -168,7 +170,7 @@ impl Save {
             warpweft_parts: origin.version,
             save: origin.save,
             optimizer_step: origin.optimizer_step,
-            updated_by: Some(UpdatedBy::of(weights.state)),
+            updated_by: Some(self.updated_by.clone()),
             ranks: origin.ranks,
             weights: indexed.collect(),
             carried: buffers

@@ -193,7 +193,6 @@ pub fn simulate_each_step(
     let mesh = config.mesh_of(ranks)?;
     let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
     let mut handover = plans.handover()?;
-    handover.coming.learning_rate = config.optimizer.lr as f32;
     (handover.coming.loss_scale, handover.coming.gradient_scale) = (1.0, 1.0);
     let world = SimWorld::new(mesh, cluster.clone(), config.reduce)?;
     let backend = world.backend()?;

@@ -6,7 +6,7 @@
 use std::convert::Infallible;
 use std::fmt::Display;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::any_backend::{Shared, Startable, Unstarted};
@@ -14,11 +14,12 @@ use super::cancelled::GivenUp;
 use super::costs;
 use super::custom_optimizer::{CustomOptimizer, required};
 use super::plans::{Plans, host_buffers};
-use crate::checkpoint::FrozenBase;
 use crate::checkpoint::ranks::MasterRows;
+use crate::checkpoint::{FrozenBase, UpdatedBy};
 use crate::config::{ByteSize, Config, Reduce, Transport};
 use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World, report_bytes};
 use crate::session::observe::recorder::{self, Recorder};
+use crate::session::step::hyperparameters::Scheduled;
 use crate::session::tuning::Tuning;
 use crate::session::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen};
 use crate::trace::HostTrace;
@@ -120,7 +121,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// A custom optimizer updates the weights, in place of the Adam of the configuration, of which learning rate,
-    /// weight decay and clipping remain. Every rank gets a clone.
+    /// weight decay, betas and clipping remain. Every rank gets a clone.
     pub fn optimizer<O>(self, optimizer: O) -> Self
     where
         O: Optimizer<S> + Clone + Send + Sync + 'static,
@@ -202,14 +203,15 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         backends: Vec<B>,
     ) -> (Start, Vec<Box<dyn Startable>>) {
         let Self { config, programs, initializer, base, closures, optimizer, patience } = self;
+        let updated_by = Arc::new(OnceLock::new());
         let closures = match optimizer {
-            Some(optimizer) => optimizer.beside(closures, &programs),
+            Some(optimizer) => optimizer.beside(closures, &programs, Arc::clone(&updated_by)),
             None => closures,
         };
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let check = config.check && !backends.iter().all(Backend::is_checked);
         let ranks = unstarted(backends.into_iter().map(|backend| Checked::when(check, backend)), &closures);
-        (Start { config, programs, initializer, base, patience, device }, ranks)
+        (Start { config, programs, initializer, base, updated_by, patience, device }, ranks)
     }
 }
 
@@ -228,6 +230,8 @@ pub(in crate::session) struct Start {
     programs: Vec<StepProgram>,
     initializer: Option<Initializer>,
     base: Option<FrozenBase>,
+    /// Which custom optimizer updates the weights, once a rank has it.
+    updated_by: Arc<OnceLock<UpdatedBy>>,
     patience: Duration,
     /// What the backends are, but for the checking layer.
     device: String,
@@ -303,7 +307,9 @@ impl Start {
             inbox,
             programs,
             sum_plans,
-            learning_rate: self.config.optimizer.lr as f32,
+            updated_by: UpdatedBy::Adam,
+            thawed: Vec::new(),
+            scheduled: Scheduled::configured(&self.config, &plans.prologue.weights),
             loss_scale: 1.0,
             steps: 0,
             has_gradients: false,
@@ -335,6 +341,9 @@ impl Start {
         let set_up = session.await_setup().await;
         given_up.ended();
         set_up?;
+        if self.config.optimizer.custom_states.is_some() {
+            session.updated_by = self.updated_by.get().cloned().unwrap_or(UpdatedBy::Unnamed);
+        }
         // Behind it: a session that did not start has no trace to write over that of the last one.
         session.recorder = recorder;
         Ok(session)

@@ -3,8 +3,9 @@
 //! Law: how many states it keeps is known before anything is planned. A session whose weights want whole matrices of an
 //! optimizer that takes none, or the other way around, does not start.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
+use crate::checkpoint::UpdatedBy;
 use warpweft_plan::compute::{
     ComputeError, ComputeFactory, Optimizer, OptimizerFactory, Surface, WithOptimizer,
 };
@@ -19,10 +20,12 @@ pub(in crate::session) struct CustomOptimizer<S: Surface> {
 
 impl<S: Surface + 'static> CustomOptimizer<S> {
     /// The same closures with it beside them, where a program updates weights.
+    /// Once a rank has it, `named` says which it is.
     pub(in crate::session) fn beside(
         self,
         closures: ComputeFactory<S>,
         programs: &[StepProgram],
+        named: Arc<OnceLock<UpdatedBy>>,
     ) -> ComputeFactory<S> {
         let updating = programs.iter().filter(|program| program.updates_weights());
         let weights = updating.clone().flat_map(|program| program.model().weights());
@@ -37,6 +40,7 @@ impl<S: Surface + 'static> CustomOptimizer<S> {
             if updates {
                 check_matrices(optimizer.as_ref(), whole.as_ref())?;
             }
+            named.get_or_init(|| UpdatedBy::custom(optimizer.as_ref()));
             Ok(Box::new(WithOptimizer { calls, optimizer }))
         })
     }

@@ -29,10 +29,7 @@ impl From<&Config> for Policy {
                 via: config.quantize.via,
                 optimizer: OptimizerSettings {
                     mode: optimizer.mode,
-                    beta1: optimizer.beta1 as f32,
-                    beta2: optimizer.beta2 as f32,
                     epsilon: optimizer.eps as f32,
-                    weight_decay: optimizer.weight_decay as f32,
                     bias_correction: optimizer.bias_correction,
                     max_norm: optimizer.max_norm as f32,
                 },

@@ -5,6 +5,7 @@
 pub(super) mod diverged;
 mod gather_report;
 pub(super) mod gradient_accumulation;
+pub(super) mod hyperparameters;
 pub(super) mod inputs;
 pub(super) mod non_finite;
 pub(super) mod report;
@@ -81,7 +82,7 @@ impl Session {
         for (rank, thread) in self.ranks.iter().enumerate() {
             let mut handover = thread.handover();
             handover.coming = ComingStep {
-                learning_rate: self.learning_rate,
+                hyperparameters: self.scheduled.by_weight(),
                 loss_scale: self.loss_scale,
                 gradient_scale,
                 adoption: adoption.clone(),

@@ -1,29 +1,11 @@
-//! Learning rate and loss scale of the coming steps.
+//! The loss scale of the coming steps.
 //!
-//! Law: a scalar that is refused stays as it was. Both reach the ranks with the next step, recorded or not, and nothing
-//! else: no plan and no recording depends on them.
+//! Law: one that is refused leaves the scale as it was. It reaches the ranks with the next step, recorded or not, and
+//! nothing else: no plan and no recording depends on it.
 
 use crate::session::{Session, SessionError};
 
 impl Session {
-    /// Sets the learning rate of the coming steps, at first `optimizer.lr` of the configuration.
-    ///
-    /// # Errors
-    /// [`SessionError::LearningRate`] unless it is a finite number from 0 on; it stays as it was.
-    pub fn set_learning_rate(&mut self, learning_rate: f32) -> Result<(), SessionError> {
-        if learning_rate.is_finite() && learning_rate >= 0.0 {
-            self.learning_rate = learning_rate;
-            return Ok(());
-        }
-        Err(SessionError::LearningRate { given: learning_rate })
-    }
-
-    /// The learning rate of the coming steps.
-    #[must_use]
-    pub const fn learning_rate(&self) -> f32 {
-        self.learning_rate
-    }
-
     /// The factor by which the closures multiply the loss of the coming steps, 1 at first. They read it by
     /// [`ComputeContext::loss_scale`](crate::compute::ComputeContext::loss_scale).
     ///

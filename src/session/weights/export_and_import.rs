@@ -7,6 +7,7 @@ use crate::checkpoint::ranks::RankPart;
 use crate::checkpoint::{Checkpoint, Taken};
 use crate::exec::{Command, RankThread};
 use crate::session::{CompiledHere, Session, SessionError, Skips, Sum};
+use warpweft_base::errors::listed;
 
 impl Session {
     /// Copies the weights out: masters, moments, step count and quantized planes; and every rank's
@@ -59,7 +60,8 @@ impl Session {
                 // Rank 0 has them all, of every process.
                 handovers.iter_mut().take(1).flat_map(|first| &mut first.transfer.gathered).collect()
             };
-            let checkpoint = (!copied.is_empty()).then(|| Checkpoint::gather(&plans, &mut copied));
+            let checkpoint =
+                (!copied.is_empty()).then(|| Checkpoint::gather(&plans, &self.updated_by, &mut copied));
             handovers.iter_mut().for_each(|handover| handover.forget_weights());
             Ok(checkpoint.transpose()?)
         })
@@ -68,6 +70,10 @@ impl Session {
     /// Puts weights in place: masters, moments and step count; planes are quantized anew before
     /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]). A session that
     /// waits for that after a [`SessionError::Diverged`] goes on from here.
+    ///
+    /// A weight that was frozen and trains here begins without moments, and is told by [`Session::thawed`]; of one
+    /// that is frozen here moments are left out. Where the checkpoint has a digest and no values of it, as files
+    /// have, the session must have begun with the same.
     ///
     /// A dropped future takes nothing back. Once it was polled with no earlier command under way, the weights
     /// are imported all the same, before whatever is asked next; if they were refused, whatever is asked next
@@ -79,6 +85,17 @@ impl Session {
     /// changed then, in no process. [`SessionError::DroppedStep`], a poisoned session, [`SessionError::VirtualTime`].
     pub async fn import(&mut self, checkpoint: &Checkpoint) -> Result<(), SessionError> {
         self.import_here(checkpoint, None).await
+    }
+
+    /// The weights that were frozen in the session that wrote the checkpoint of the last import, and train here. Their
+    /// moments began at zero, and all others kept theirs.
+    ///
+    /// There is one step count for all, by which bias correction takes these moments for settled ones: the first
+    /// updates are too large, up to 6.6 times of a steady gradient with the default betas, until they are as old as
+    /// the betas remember. So let the learning rate of these weights warm up ([`Session::set_hyperparameters_of`]).
+    #[must_use]
+    pub fn thawed(&self) -> &[String] {
+        &self.thawed
     }
 
     /// Puts some weights of a checkpoint in place: those of the session that `takes` names, such as adapters onto
@@ -127,7 +144,7 @@ impl Session {
                 self.check_sound()?;
             }
             let (plans, taken) = (self.plans(), taken.as_ref());
-            let fits = checkpoint.check(&plans, self.ranks() as usize, taken);
+            let fits = checkpoint.check(&plans, &self.updated_by, self.ranks() as usize, taken);
             let checked =
                 fits.map_err(|reason| SessionError::Import { reason, source: None }).and_then(|()| {
                     for thread in &self.ranks {
@@ -144,6 +161,7 @@ impl Session {
             let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest_of(taken));
             self.ranks.iter().for_each(|thread| thread.handover().transfer.checkpoint = digest);
             self.refused = checked.err();
+            self.thawed = checkpoint.thawed(&plans, taken);
             self.command(Command::Import);
             let outcome = self.finish().await;
             let imported = self.imported();
@@ -165,8 +183,19 @@ impl Session {
         let refused =
             self.refused.take().or(told.map(|(reason, source)| SessionError::Import { reason, source }));
         match refused {
-            Some(refused) => Err(refused),
+            Some(refused) => {
+                self.thawed.clear();
+                Err(refused)
+            }
             None => {
+                if !self.thawed.is_empty() {
+                    let weights = listed("`", &self.thawed);
+                    tracing::warn!(
+                        %weights,
+                        "moments of weights that were frozen begin at zero, beside the step count of all others; let \
+                         their learning rate warm up (`Session::set_hyperparameters_of`)"
+                    );
+                }
                 self.diverged = None;
                 self.skips = Skips::default();
                 self.sum = Sum::default();

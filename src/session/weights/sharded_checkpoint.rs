@@ -47,7 +47,8 @@ impl Session {
         Box::pin(async move {
             self.settle().await?;
             self.check_exports()?;
-            let save = Save::new(files.folder().to_owned(), notes.clone(), self.plans());
+            let (folder, by) = (files.folder().to_owned(), self.updated_by.clone());
+            let save = Save::new(folder, notes.clone(), self.plans(), by);
             let writer: Arc<dyn PartWriter> = Arc::new(save);
             for thread in &self.ranks {
                 thread.handover().part.writer = Some(Arc::clone(&writer));
@@ -114,10 +115,11 @@ impl Session {
             if taken.is_some() {
                 self.check_sound()?;
             }
-            let judged = Import::open(files, self.plans(), self.ranks() as usize, taken);
+            let judged = Import::open(files, self.plans(), self.ranks() as usize, &self.updated_by, taken);
             let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
                 Ok(import) => {
                     let saved = import.saved();
+                    self.thawed = import.thawed();
                     (Arc::new(import), Ok(saved))
                 }
                 Err(error) if self.rendezvous.is_whole() => return Err(refused(error)),

@@ -32,7 +32,7 @@ fn checkpoint() -> Checkpoint {
     };
     Checkpoint {
         optimizer_step: 7,
-        updated_by: Some(UpdatedBy::OwnRule),
+        updated_by: Some(UpdatedBy::Unnamed),
         weights: vec![weight("a", 2), weight("b", 0), weight("c", 1)],
         carried: Carried::Buffers(vec![CarriedBuffer {
             name: "d".into(),

@@ -2,30 +2,19 @@
 
 use half::bf16;
 use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{AdamOperand, Bounds, LearningRate, MasterState};
+use warpweft::backend::cuda::kernels::{AdamOperand, Bounds, MasterState};
 use warpweft::config::{AdamMode, Moments};
 use warpweft::format::{join_master, split_master};
 use warpweft::layout::OptimizerSettings;
+use warpweft::model::Hyperparameters;
 use warpweft::op::Vote;
 use warpweft_testing::golden_file::{GoldenFile, assert_bytes};
 
 use super::values::{Kind, values};
 use crate::gpu::{Buffer, Gpu};
 
-const SETTINGS: OptimizerSettings = OptimizerSettings {
-    mode: AdamMode::AdamW,
-    beta1: 0.9,
-    beta2: 0.999,
-    epsilon: 1e-8,
-    weight_decay: 0.1,
-    bias_correction: true,
-    max_norm: 0.0,
-};
-
-/// The learning rate of a step as it is.
-fn rate(on_lr: &Buffer<f32>) -> LearningRate {
-    LearningRate { at: on_lr.address(), scale: 1.0 }
-}
+const SETTINGS: OptimizerSettings =
+    OptimizerSettings { mode: AdamMode::AdamW, epsilon: 1e-8, bias_correction: true, max_norm: 0.0 };
 
 /// Of those that ask nothing.
 const ANY: Bounds = Bounds { master: f32::MAX, moment: f32::MAX, diverged: DeviceAddress::NULL };
@@ -43,7 +32,7 @@ fn element(
     s: &OptimizerSettings,
     step: u32,
     factor: f32,
-    lr: f32,
+    by: Hyperparameters,
     p: f32,
     m: f32,
     v: f32,
@@ -55,12 +44,12 @@ fn element(
     };
     let decoupled = s.mode == AdamMode::AdamW;
     let clipped = g * factor;
-    let g = if decoupled { clipped } else { clipped + s.weight_decay * p };
-    let m = s.beta1 * m + (1.0 - s.beta1) * g;
-    let v = s.beta2 * v + ((1.0 - s.beta2) * g) * g;
-    let u = (m / correction(s.beta1)) / ((v / correction(s.beta2)).sqrt() + s.epsilon);
-    let u = if decoupled { u + s.weight_decay * p } else { u };
-    [p - lr * u, m, v]
+    let g = if decoupled { clipped } else { clipped + by.weight_decay * p };
+    let m = by.beta1 * m + (1.0 - by.beta1) * g;
+    let v = by.beta2 * v + ((1.0 - by.beta2) * g) * g;
+    let u = (m / correction(by.beta1)) / ((v / correction(by.beta2)).sqrt() + s.epsilon);
+    let u = if decoupled { u + by.weight_decay * p } else { u };
+    [p - by.learning_rate * u, m, v]
 }
 
 const LENGTHS: [usize; 6] = [0, 1, 7, 4096, 5000, 300_001];
@@ -74,6 +63,9 @@ struct State {
     on_remainder: Buffer<i16>,
     on_moments: [Buffer<u8>; 2],
     on_gradient: Buffer<f32>,
+    /// Of every weight others.
+    by: Hyperparameters,
+    on_by: Buffer<Hyperparameters>,
 }
 
 fn stored(values: &[f32], moments: Moments) -> Vec<u8> {
@@ -102,7 +94,15 @@ fn state(gpu: &Gpu, length: usize, split: bool, moments: Moments, shifted: bool)
     let on_moments = [gpu.buffer(&stored(&m, moments)), gpu.buffer(&stored(&v, moments))];
     let on_gradient = gpu.buffer(&gradient);
     let on_remainder = gpu.buffer(&low);
-    State { master, moments: [m, v], gradient, on_master, on_remainder, on_moments, on_gradient }
+    let own = 1.0 / (1 + length % 8) as f32;
+    let by = Hyperparameters {
+        learning_rate: 1e-3 * own,
+        weight_decay: 0.1 * own,
+        beta1: 1.0 - 0.1 * own,
+        beta2: 1.0 - 0.01 * own,
+    };
+    let on_by = gpu.buffer(&[by]);
+    State { master, moments: [m, v], gradient, on_master, on_remainder, on_moments, on_gradient, by, on_by }
 }
 
 fn operand(state: &State, split: bool) -> AdamOperand {
@@ -117,6 +117,7 @@ fn operand(state: &State, split: bool) -> AdamOperand {
         exp_avg: state.on_moments[0].address(),
         exp_avg_sq: state.on_moments[1].address(),
         main_grad: state.on_gradient.address(),
+        hyperparameters: state.on_by.address(),
         elements: state.master.len(),
     }
 }
@@ -124,26 +125,24 @@ fn operand(state: &State, split: bool) -> AdamOperand {
 fn check(gpu: &Gpu, settings: &OptimizerSettings, split: bool, moments: Moments, step: u32) {
     let states: Vec<_> =
         LENGTHS.iter().enumerate().map(|(at, n)| state(gpu, *n, split, moments, at % 2 == 1)).collect();
-    let (clip, unscale, lr) = (0.75_f32, 1.0 / 1024.0, 3e-3_f32);
+    let (clip, unscale) = (0.75_f32, 1.0 / 1024.0);
     let on_vote = gpu.buffer(&[Vote { clip, unscale, step, ..Vote::default() }]);
-    let on_lr = gpu.buffer(&[lr]);
     let operands: Vec<_> = states.iter().map(|state| operand(state, split)).collect();
-    let rate = LearningRate { at: on_lr.address(), scale: 0.3 };
     // Not so large that all values are within, so that most launches meet one that is not.
     let on_words = [gpu.buffer(&[0_u32]), gpu.buffer(&[0_u32])];
     let all = Bounds { diverged: on_words[0].address(), ..ANY };
     let some = Bounds { master: 1.0, moment: 1e-3, diverged: on_words[1].address() };
     let chosen = if step == 1 { some } else { all };
-    gpu.run(gpu.kernels.adam(settings, moments, &operands, on_vote.address(), rate, chosen));
+    gpu.run(gpu.kernels.adam(settings, moments, &operands, on_vote.address(), chosen));
     let mut goes_on = true;
-    let lr = lr * rate.scale;
     for state in &states {
         let what =
             format!("{settings:?} split {split} {moments:?} step {step}, {} elements", state.master.len());
         let mut expected: [Vec<f32>; 3] = Default::default();
         for at in 0..state.master.len() {
             let [m, v] = [state.moments[0][at], state.moments[1][at]];
-            let new = element(settings, step, clip * unscale, lr, state.master[at], m, v, state.gradient[at]);
+            let new =
+                element(settings, step, clip * unscale, state.by, state.master[at], m, v, state.gradient[at]);
             goes_on &= new[0].abs() <= chosen.master && new[1..].iter().all(|new| new.abs() <= chosen.moment);
             expected.iter_mut().zip(new).for_each(|(list, value)| list.push(value));
         }
@@ -174,10 +173,10 @@ fn one_value_from_which_no_training_goes_on_sets_the_word_and_the_largest_allowe
     let Some(gpu) = Gpu::open("Adam that diverges") else { return };
     const LENGTH: usize = 10_000;
     // Nothing moves: the learning rate is 0, and so is what new gradients weigh.
-    let settings =
-        OptimizerSettings { beta1: 1.0, beta2: 1.0, weight_decay: 0.0, bias_correction: false, ..SETTINGS };
+    let settings = OptimizerSettings { bias_correction: false, ..SETTINGS };
+    let still = Hyperparameters { learning_rate: 0.0, weight_decay: 0.0, beta1: 1.0, beta2: 1.0 };
     let on_vote = gpu.buffer(&[Vote { clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() }]);
-    let (on_lr, on_gradient) = (gpu.buffer(&[0.0_f32]), gpu.buffer(&vec![0.0_f32; LENGTH]));
+    let (on_by, on_gradient) = (gpu.buffer(&[still]), gpu.buffer(&vec![0.0_f32; LENGTH]));
     for (split, moments) in
         [(false, Moments::F32), (false, Moments::Bf16), (true, Moments::F32), (true, Moments::Bf16)]
     {
@@ -212,17 +211,11 @@ fn one_value_from_which_no_training_goes_on_sets_the_word_and_the_largest_allowe
                     exp_avg: on_m.address(),
                     exp_avg_sq: on_v.address(),
                     main_grad: on_gradient.address(),
+                    hyperparameters: on_by.address(),
                     elements: LENGTH,
                 };
                 let bounds = Bounds { master: largest, moment, diverged: on_word.address() };
-                gpu.run(gpu.kernels.adam(
-                    &settings,
-                    moments,
-                    &[operand],
-                    on_vote.address(),
-                    rate(&on_lr),
-                    bounds,
-                ));
+                gpu.run(gpu.kernels.adam(&settings, moments, &[operand], on_vote.address(), bounds));
                 let bound = if which == 0 { largest } else { moment };
                 let read = match (which, moments) {
                     (1 | 2, Moments::Bf16) => bf16::from_f32(value).to_f32(),
@@ -263,9 +256,8 @@ fn a_vote_that_skips_leaves_the_state_as_it_is() {
     let before = (state.on_master.read(), state.on_moments[0].read(), state.on_moments[1].read());
     let on_vote =
         gpu.buffer(&[Vote { verdict: Vote::CLOSURE, clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() }]);
-    let on_lr = gpu.buffer(&[1.0_f32]);
     let operands = [operand(&state, false)];
-    gpu.run(gpu.kernels.adam(&SETTINGS, Moments::F32, &operands, on_vote.address(), rate(&on_lr), ANY));
+    gpu.run(gpu.kernels.adam(&SETTINGS, Moments::F32, &operands, on_vote.address(), ANY));
     assert_eq!(before, (state.on_master.read(), state.on_moments[0].read(), state.on_moments[1].read()));
 }
 
@@ -278,17 +270,19 @@ fn i1_golden_steps_are_within_tolerance() {
             |key: &str| case.entry[key].as_f64().unwrap_or_else(|| panic!("{}: {key}", case.name)) as f32;
         let settings = OptimizerSettings {
             mode: if case.entry["mode"].as_str() == Some("adamw") { AdamMode::AdamW } else { AdamMode::Adam },
-            beta1: number("b1"),
-            beta2: number("b2"),
             epsilon: number("eps"),
-            weight_decay: number("wd"),
             bias_correction: case.entry["bias"].as_bool().unwrap(),
             max_norm: 0.0,
         };
         let master = case.f32s("master_0");
         let zeros = vec![0.0_f32; master.len()];
         let (on_master, on_m, on_v) = (gpu.buffer(&master), gpu.buffer(&zeros), gpu.buffer(&zeros));
-        let on_lr = gpu.buffer(&[number("lr")]);
+        let on_by = gpu.buffer(&[Hyperparameters {
+            learning_rate: number("lr"),
+            weight_decay: number("wd"),
+            beta1: number("b1"),
+            beta2: number("b2"),
+        }]);
         for step in 1..=case.dimension("steps") {
             let gradient = case.bytes(&format!("grad_{step}"));
             let gradient: Vec<f32> = if gradient.len() == master.len() * 2 {
@@ -304,16 +298,10 @@ fn i1_golden_steps_are_within_tolerance() {
                 exp_avg: on_m.address(),
                 exp_avg_sq: on_v.address(),
                 main_grad: on_gradient.address(),
+                hyperparameters: on_by.address(),
                 elements: master.len(),
             };
-            gpu.run(gpu.kernels.adam(
-                &settings,
-                Moments::F32,
-                &[operand],
-                on_vote.address(),
-                rate(&on_lr),
-                ANY,
-            ));
+            gpu.run(gpu.kernels.adam(&settings, Moments::F32, &[operand], on_vote.address(), ANY));
             for (found, field) in
                 [(on_m.read(), "exp_avg"), (on_v.read(), "exp_avg_sq"), (on_master.read(), "master")]
             {

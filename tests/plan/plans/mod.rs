@@ -40,10 +40,7 @@ fn policy(depth: u32) -> Policy {
             via: Via::Bf16,
             optimizer: OptimizerSettings {
                 mode: AdamMode::AdamW,
-                beta1: 0.9,
-                beta2: 0.999,
                 epsilon: 1e-8,
-                weight_decay: 0.0,
                 bias_correction: true,
                 max_norm: 0.0,
             },

@@ -243,9 +243,10 @@ fn a_vote_counts_the_optimizer_s_step_once() {
 /// PL-10. The loss scale alone would make the mean of several steps their sum.
 #[test]
 fn the_vote_needs_the_gradient_scale() {
-    for (wrong, holds) in
-        [(Content::LearningRate, "holds the learning rate"), (Content::LossScale, "holds the loss scale")]
-    {
+    for (wrong, holds) in [
+        (Content::Hyperparameters, "holds the hyperparameters"),
+        (Content::LossScale, "holds the loss scale"),
+    ] {
         let mut plan = nvfp4_training();
         let vote = position(&plan, 0, |op| matches!(op, Op::Vote { .. }));
         let wrong = slot(&plan, wrong);
@@ -255,7 +256,7 @@ fn the_vote_needs_the_gradient_scale() {
     }
 }
 
-/// PL-4: one task of the optimizer has one weight decay and one learning rate.
+/// PL-4: one task of the optimizer is of one parameter group.
 #[test]
 fn weights_of_two_parameter_groups_are_not_updated_as_one() {
     let mut plan = nvfp4_training();
@@ -268,11 +269,11 @@ fn weights_of_two_parameter_groups_are_not_updated_as_one() {
 
 /// PL-10
 #[test]
-fn adam_needs_the_learning_rate() {
+fn adam_needs_the_hyperparameters() {
     let mut plan = nvfp4_training();
     let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
     let wrong = slot(&plan, Content::OptimizerStep);
-    let Op::Adam { learning_rate, .. } = &mut plan.tasks[adam].op else { unreachable!() };
-    *learning_rate = wrong;
-    refused(&plan, &["PL-10", "needs the learning rate", "step count"]);
+    let Op::Adam { hyperparameters, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    *hyperparameters = wrong;
+    refused(&plan, &["PL-10", "needs the hyperparameters", "step count"]);
 }

@@ -278,7 +278,7 @@ fn kind(plan: &StepPlan, slot: &Slot) -> Option<&'static str> {
     match slot.content {
         Content::FaultWord => Some("fault word"),
         Content::OptimizerStep => Some("optimizer step"),
-        Content::LearningRate | Content::LossScale => Some("what the trainer says"),
+        Content::Hyperparameters | Content::LossScale => Some("what the trainer says"),
         Content::GradientScale => Some("gradient scale"),
         Content::TensorScale(_) => Some("tensor scales"),
         Content::Staging(..) => Some("staging"),

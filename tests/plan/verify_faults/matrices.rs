@@ -140,7 +140,7 @@ pub(crate) fn join(plan: &mut StepPlan, part: Part, first: &str, joined: &str) {
     let kept: Vec<_> = Content::kept(plan.weights.state, id).map(|content| slot(plan, content)).collect();
     // Frozen weights have none; what stands for it is read by others as well.
     let main_grad = plan.arena.find(Content::MainGrad(id));
-    let main_grad = main_grad.unwrap_or_else(|| slot(plan, Content::LearningRate));
+    let main_grad = main_grad.unwrap_or_else(|| slot(plan, Content::Hyperparameters));
     let master = plan.arena.find(Content::Master(id));
     let master = master.unwrap_or_else(|| slot(plan, Content::Shard(id, Orientation::Rowwise)));
     match op(plan, part, first) {

@@ -172,14 +172,17 @@ fn a_rule_under_no_vote_or_another_slot_is_refused() {
 
 /// PL-10
 #[test]
-fn a_rule_without_the_learning_rate_is_refused() {
+fn a_rule_without_the_hyperparameters_is_refused() {
     let mut plan = training(1);
     let scale = slot(&plan, Content::GradientScale);
     let task = update(&plan, "bias");
-    let Op::Update { learning_rate, .. } = &mut plan.tasks[task].op else { unreachable!() };
-    *learning_rate = scale;
+    let Op::Update { hyperparameters, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    *hyperparameters = scale;
     serialize(&mut plan);
-    refused(&plan, &["PL-10", "(update of bucket", "the learning rate", "name the learning rate's slot"]);
+    refused(
+        &plan,
+        &["PL-10", "(update of bucket", "the hyperparameters", "name the slot of the hyperparameters"],
+    );
 }
 
 /// PL-4. A second sum is begun beside the one that the norm counts, and it never gets the other gradient of `up`.

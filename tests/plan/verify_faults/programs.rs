@@ -35,10 +35,7 @@ pub(crate) fn policy() -> Policy {
             via: Via::Bf16,
             optimizer: OptimizerSettings {
                 mode: AdamMode::AdamW,
-                beta1: 0.9,
-                beta2: 0.95,
                 epsilon: 1e-8,
-                weight_decay: 0.1,
                 bias_correction: true,
                 max_norm: 1.0,
             },

@@ -13,7 +13,7 @@ use warpweft::compute::ComputeFactory;
 use warpweft::format::{FormatError, OwnedPlanes, quantize_shard};
 use warpweft::id::{RankId, TaskId, WeightId};
 use warpweft::layout::{Content, PlaneRegions, Region, Residency, Slot, WeightLayout};
-use warpweft::model::{Group, Placement, Role};
+use warpweft::model::{Group, Hyperparameters, Placement, Role};
 use warpweft::plan::StepPlan;
 use warpweft::session::initial::MasterRows;
 use warpweft_testing::random_programs::Draw;
@@ -222,7 +222,14 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
                     rows(weight).into_iter().map(|value| value * (1 + rank.backend.rank().number()) as f32);
                 put(rank, slot.region, bytemuck::cast_slice(&own.collect::<Vec<f32>>()));
             }
-            Content::LearningRate => put(rank, slot.region, &1e-3f32.to_ne_bytes()),
+            Content::Hyperparameters => {
+                let all =
+                    Hyperparameters { learning_rate: 1e-3, weight_decay: 0.0, beta1: 0.9, beta2: 0.999 };
+                let own = |layout: &WeightLayout| all.of_group(&layout.parameters);
+                let own: Vec<_> = plan.weights.layouts.iter().map(own).collect();
+                let region = slot.region.part(0, size_of_val(&own[..])).unwrap();
+                put(rank, region, bytemuck::cast_slice(&own));
+            }
             Content::LossScale => put(rank, slot.region, &1.0f32.to_ne_bytes()),
             _ => {}
         }

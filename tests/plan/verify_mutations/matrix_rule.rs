@@ -60,9 +60,9 @@ pub(crate) fn transform(context: &TransformContext<'_, CpuSurface>) -> Result<()
 /// Descent by what came back and a little of the gradient, which goes into the lists again; with two of them over the
 /// second one's root.
 pub(crate) fn update(lists: u8, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let [factor, rate, decay] = scalars(context)?;
     let corrected = correction(BETA2, context.vote()?[0].step);
     for weight in context.weights() {
+        let [factor, rate, decay] = scalars(context, weight.id)?;
         let (transformed, gradient) = (context.transformed(weight.id)?, context.main_grad(weight.id)?);
         let mut by: Vec<f32> =
             transformed.iter().zip(gradient.iter()).map(|(t, g)| t + 0.01 * (g * factor)).collect();

@@ -383,15 +383,15 @@ impl<'p> Memory<'p> {
                 self.write(*optimizer_step, Cell::of((&made, "count")));
                 self.write(*vote, Cell::of((&made, "vote")));
             }
-            Op::Adam { bucket, states, vote, learning_rate } => {
-                // One weight decay and one rate for all of them: those of the first.
+            Op::Adam { bucket, states, vote, hyperparameters } => {
+                // One parameter group for all of them: that of the first.
                 let group = states.first().map(|state| self.plan.weights.layout(state.weight).parameters);
-                let by = term((name, bucket, group, self.read(*vote), self.read(*learning_rate)));
+                let by = term((name, bucket, group, self.read(*vote), self.read(*hyperparameters)));
                 states.iter().for_each(|state| self.update(by, state));
             }
             // The rows of the n-th weight are the n-th part of what is prepared, whatever weight that is.
-            Op::Prepare { bucket, states, vote, to } => {
-                let by = term((name, bucket, self.read(*vote)));
+            Op::Prepare { bucket, states, vote, hyperparameters, to } => {
+                let by = term((name, bucket, self.read(*vote), self.read(*hyperparameters)));
                 let prepare = |PrepareOperand { weight, kept, main_grad }: &PrepareOperand| {
                     self.rewrite(by, *weight, kept, *main_grad)
                 };
@@ -410,9 +410,9 @@ impl<'p> Memory<'p> {
                 self.ran(made);
                 self.write(*to, Cell::of(made));
             }
-            Op::Update { bucket, states, vote, learning_rate, transformed } => {
+            Op::Update { bucket, states, vote, hyperparameters, transformed } => {
                 let group = states.first().map(|state| self.plan.weights.layout(state.weight).parameters);
-                let by = (name, bucket, group, self.read(*vote), self.read(*learning_rate));
+                let by = (name, bucket, group, self.read(*vote), self.read(*hyperparameters));
                 let update = |(place, state): (usize, &UpdateOperand)| {
                     let UpdateOperand { weight, master, kept, main_grad } = state;
                     // The rows of the n-th weight are the n-th part of what came back.

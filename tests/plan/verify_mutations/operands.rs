@@ -70,24 +70,24 @@ pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
         Op::Vote { records, optimizer_step, gradient_scale, vote } => {
             vec![records, optimizer_step, gradient_scale, vote]
         }
-        Op::Prepare { states, vote, to, .. } => {
-            let mut slots = vec![vote, to];
+        Op::Prepare { states, vote, hyperparameters, to, .. } => {
+            let mut slots = vec![vote, hyperparameters, to];
             for state in states {
                 slots.extend(std::iter::once(&mut state.main_grad).chain(&mut state.kept));
             }
             slots
         }
         Op::Transform { vote, from, to, .. } => vec![vote, from, to],
-        Op::Update { states, vote, learning_rate, transformed, .. } => {
-            let mut slots = vec![vote, learning_rate];
+        Op::Update { states, vote, hyperparameters, transformed, .. } => {
+            let mut slots = vec![vote, hyperparameters];
             slots.extend(transformed);
             for state in states {
                 slots.extend([&mut state.master, &mut state.main_grad].into_iter().chain(&mut state.kept));
             }
             slots
         }
-        Op::Adam { states, vote, learning_rate, .. } => {
-            let mut slots = vec![vote, learning_rate];
+        Op::Adam { states, vote, hyperparameters, .. } => {
+            let mut slots = vec![vote, hyperparameters];
             for state in states {
                 match &mut state.master {
                     MasterOperand::Whole(master) => slots.push(master),

@@ -9,6 +9,7 @@ use warpweft::backend::cpu::CpuSurface;
 use warpweft::compute::{
     Compute, ComputeContext, ComputeError, Optimizer, PrepareContext, TransformContext, UpdateContext,
 };
+use warpweft::id::WeightId;
 use warpweft::model::{Call, StepProgram};
 use warpweft_testing::custom_optimizer::states;
 use warpweft_testing::random_programs::Sample;
@@ -76,15 +77,18 @@ impl Optimizer<CpuSurface> for Closures {
     }
 }
 
-/// The factor on gradients, the rate of these weights, and their decay.
-pub(crate) fn scalars(context: &UpdateContext<'_, CpuSurface>) -> Result<[f32; 3], ComputeError> {
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
-    Ok([context.vote()?[0].factor(), rate, context.weight_decay()])
+/// The factor on gradients, the rate of a weight, and its decay.
+pub(crate) fn scalars(
+    context: &UpdateContext<'_, CpuSurface>,
+    weight: WeightId,
+) -> Result<[f32; 3], ComputeError> {
+    let by = context.hyperparameters(weight)?[0];
+    Ok([context.vote()?[0].factor(), by.learning_rate, by.weight_decay])
 }
 
 fn descent(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let [factor, rate, decay] = scalars(context)?;
     for weight in context.weights() {
+        let [factor, rate, decay] = scalars(context, weight.id)?;
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
         for (p, g) in master.iter_mut().zip(gradient.iter()) {
             *p -= rate * (g * factor + decay * *p);
@@ -94,8 +98,8 @@ fn descent(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> 
 }
 
 fn momentum(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let [factor, rate, decay] = scalars(context)?;
     for weight in context.weights() {
+        let [factor, rate, decay] = scalars(context, weight.id)?;
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
         let mut kept = context.state(weight.id, "first")?;
         for ((p, m), g) in master.iter_mut().zip(kept.iter_mut()).zip(gradient.iter()) {
@@ -107,11 +111,11 @@ fn momentum(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError>
 }
 
 fn adam_w(context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let [factor, rate, decay] = scalars(context)?;
     let (beta1, beta2, epsilon) = (0.9f32, 0.999f32, 1e-8f32);
     let step = context.vote()?[0].step as i32;
     let [correction1, correction2] = [beta1, beta2].map(|beta| (1.0 - f64::from(beta).powi(step)) as f32);
     for weight in context.weights() {
+        let [factor, rate, decay] = scalars(context, weight.id)?;
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
         let (mut first, mut second) =
             (context.state(weight.id, "first")?, context.state(weight.id, "second")?);

@@ -52,9 +52,9 @@ fn mix(context: Transform<'_, '_>) -> Done {
 
 /// By what was transformed, or by the gradient where nothing was.
 fn descend(context: Update<'_, '_>) -> Done {
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     let factor = context.vote()?[0].factor();
     for weight in context.weights() {
+        let rate = context.hyperparameters(weight.id)?[0].learning_rate;
         let mut master = context.master(weight.id)?;
         if weight.whole_matrix {
             let rows = context.transformed(weight.id)?;

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use warpweft::backend::cpu::CpuSurface;
 use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, UpdatedBy};
-use warpweft::compute::{ComputeError, UpdateContext};
+use warpweft::compute::{ComputeError, Optimizer, UpdateContext};
 use warpweft::config::{Capture, Config, Scaling};
-use warpweft::format::Format;
+use warpweft::format::{ElementType, Format};
 use warpweft::layout::aligned;
 use warpweft::session::{Outcome, Session, SessionError};
-use warpweft_testing::custom_optimizer::ByRows;
+use warpweft_testing::custom_optimizer::{self, ByRows};
 use warpweft_testing::own_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
@@ -21,8 +21,8 @@ type Context<'a, 'b> = &'a UpdateContext<'b, CpuSurface>;
 /// Descent along the gradient, with what is kept of earlier ones where there is a list for it.
 fn descent(context: Context<'_, '_>) -> Result<(), ComputeError> {
     let factor = context.vote()?[0].factor();
-    let rate = context.learning_rate()?[0] * context.learning_rate_scale();
     for weight in context.weights() {
+        let rate = context.hyperparameters(weight.id)?[0].learning_rate;
         let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
         let mut momentum = context.state(weight.id, "first").ok();
         for at in 0..master.len() {
@@ -42,9 +42,19 @@ fn own(lists: u8, mut config: Config) -> Config {
     config
 }
 
+/// What checkpoints say of the optimizers here.
+fn by_rows(lists: usize) -> UpdatedBy {
+    let states = custom_optimizer::states(lists).iter().map(|state| (*state).to_owned());
+    UpdatedBy::Custom { name: "by rows".to_owned(), states: states.collect() }
+}
+
 /// The same values, whatever made them.
 fn alike(own: &Checkpoint, library: &Checkpoint) -> bool {
-    assert_eq!([own, library].map(|of| of.updated_by), [Some(UpdatedBy::OwnRule), Some(UpdatedBy::Adam)]);
+    let states = own.weights.first().map_or(0, |weight| weight.states.len());
+    assert_eq!(
+        [own, library].map(|of| of.updated_by.clone()),
+        [Some(by_rows(states)), Some(UpdatedBy::Adam)]
+    );
     (own.optimizer_step, &own.weights) == (library.optimizer_step, &library.weights)
 }
 
@@ -166,10 +176,15 @@ fn state_of_another_rule_is_refused_by_its_count_and_may_begin_anew() {
         for lists in [0_u8, 1] {
             let mut session = start(&trainer, own(lists, config(1, Capture::Off, true)), 2, descent).await;
             let before = session.export().await.unwrap();
+            let checkpoint = Checkpoint { updated_by: None, ..checkpoint.clone() };
             let words = format!("the checkpoint has 2 lists of state, and the session keeps {lists}");
+            let error = session.import(&checkpoint).await.unwrap_err().to_string();
+            assert!(error.contains(&words) && error.contains("restart_optimizer"), "{error}");
+            let checkpoint = Checkpoint { updated_by: Some(UpdatedBy::Adam), ..checkpoint };
+            let words = "of the checkpoint is of Adam, and here weights are updated by `by rows`";
             for refused in [session.import(&checkpoint).await, session.import_parts(&parts).await.map(drop)] {
                 let error = refused.unwrap_err().to_string();
-                assert!(error.contains(&words) && error.contains("restart_optimizer"), "{error}");
+                assert!(error.contains(words) && error.contains("restart_optimizer"), "{error}");
             }
             assert!(session.export().await.unwrap() == before);
             session.import(&checkpoint.clone().restart_optimizer()).await.unwrap();
@@ -207,8 +222,16 @@ fn state_of_another_optimizer_is_refused_where_there_is_as_much_of_it() {
             session.import(&Checkpoint { updated_by: None, ..unused }).await.unwrap();
         }
         for (session, name, words) in [
-            (&mut adam, "rule", "is of a custom optimizer, and here Adam updates them"),
-            (&mut rule, "adam", "is of Adam, and here a custom optimizer updates them"),
+            (
+                &mut adam,
+                "rule",
+                "is of `by rows` with state `first`, `second`, and here weights are updated by Adam",
+            ),
+            (
+                &mut rule,
+                "adam",
+                "is of Adam, and here weights are updated by `by rows` with state `first`, `second`",
+            ),
         ] {
             let whole = FileStore::new(folder.path().join(name)).load().await.unwrap();
             let parts = PartFiles::new(folder.path().join("parts").join(name));
@@ -474,8 +497,9 @@ fn a_rule_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let seeing = Arc::clone(&seen);
         let rule = move |context: Context<'_, '_>| {
-            let parameters = (context.weight_decay(), context.learning_rate_scale());
             for weight in context.weights() {
+                let by = context.hyperparameters(weight.id)?[0];
+                let parameters = (by.weight_decay, by.learning_rate);
                 let rows = (weight.first_row, weight.rows, weight.columns);
                 seeing.lock().unwrap().push((context.rank().number(), weight.name.clone(), rows, parameters));
                 let refused = context.state(weight.id, "first").unwrap_err().to_string();
@@ -493,12 +517,131 @@ fn a_rule_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
             .flat_map(|rank| {
                 let first = rank as usize * half;
                 [
-                    (rank, "bias".to_owned(), (0, 1, SIZE), (0.125, 1.0)),
-                    (rank, "layer1".to_owned(), (first, half, SIZE), (0.125, 1.0)),
-                    (rank, "layer2".to_owned(), (first, half, SIZE), (0.25, 0.5)),
+                    (rank, "bias".to_owned(), (0, 1, SIZE), (0.125, 3e-3)),
+                    (rank, "layer1".to_owned(), (first, half, SIZE), (0.125, 3e-3)),
+                    (rank, "layer2".to_owned(), (first, half, SIZE), (0.25, 3e-3 * 0.5)),
                 ]
             })
             .collect();
         assert_eq!(seen, expected);
+    });
+}
+
+/// As many lists of another custom optimizer are no state of this one.
+#[test]
+fn a_checkpoint_says_which_custom_optimizer_wrote_it_and_another_refuses_its_state_by_both_names() {
+    #[derive(Clone)]
+    struct Called(&'static str, &'static [&'static str]);
+    impl Optimizer<CpuSurface> for Called {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+
+        fn states(&self) -> &'static [&'static str] {
+            self.1
+        }
+
+        fn update(&mut self, context: Context<'_, '_>) -> Result<(), ComputeError> {
+            descent(context)
+        }
+    }
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::Bf16);
+        let start = async |of: Called| {
+            let builder = trainer.builder(config(1, Capture::Off, true), &Mischief::default());
+            builder.try_optimizer(of.1.len(), move |_| Ok(of.clone())).start_cpu(2).await.unwrap()
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let (parts, path) = (PartFiles::new(folder.path().join("parts")), folder.path().join("whole"));
+        let mut lion = start(Called("Lion", &["momentum"])).await;
+        losses(&mut lion, 2, 0..2).await;
+        let exported = lion.export().await.unwrap();
+        lion.save_parts(&parts, &Default::default()).await.unwrap();
+        FileStore::new(&path).save(&exported).await.unwrap();
+        let by = UpdatedBy::Custom { name: "Lion".to_owned(), states: vec!["momentum".to_owned()] };
+        let loaded = FileStore::new(&path).load().await.unwrap();
+        for said in [&exported.updated_by, &loaded.updated_by, &parts.saved().unwrap().updated_by] {
+            assert_eq!(*said, Some(by.clone()));
+        }
+        lion.import(&loaded).await.unwrap();
+
+        for (other, words) in [
+            (Called("Tiger", &["momentum"]), "`Tiger` with state `momentum`"),
+            (Called("Lion", &["velocity"]), "`Lion` with state `velocity`"),
+            (Called("Lion", &["momentum", "average"]), "`Lion` with state `momentum`, `average`"),
+            (Called("descent", &[]), "`descent`, which keeps no state"),
+        ] {
+            let kept = other.1.len();
+            let mut session = start(other).await;
+            let before = session.export().await.unwrap();
+            for refused in [session.import(&loaded).await, session.import_parts(&parts).await.map(drop)] {
+                let error = refused.unwrap_err().to_string();
+                let both = format!(
+                    "is of `Lion` with state `momentum`, and here weights are updated by {words}; update them by the \
+                     same, or import `checkpoint.restart_optimizer()`"
+                );
+                assert!(error.contains(&both), "{error}");
+            }
+            assert!(session.export().await.unwrap() == before);
+            // The weights alone, and a file of before files said which optimizer it was.
+            session.import_weights(&loaded, |_| true).await.unwrap();
+            session.import_parts(&parts.clone().restart_optimizer()).await.unwrap();
+            let unnamed = Checkpoint { updated_by: Some(UpdatedBy::Unnamed), ..loaded.clone() };
+            assert_eq!(session.import(&unnamed).await.is_ok(), kept == 1);
+        }
+    });
+}
+
+/// An average of the weights is a state like any other, and becomes weights: in memory, in parts, in files of weights.
+#[test]
+fn weights_of_a_state_are_evaluated_and_published_and_training_goes_on() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::Bf16);
+        let made = || own(2, config(1, Capture::Off, true));
+        let mut session = start(&trainer, made(), 2, adamw).await;
+        losses(&mut session, 2, 0..3).await;
+        let (folder, none) = (tempfile::tempdir().unwrap(), std::collections::BTreeMap::new());
+        let parts = PartFiles::new(folder.path().join("parts"));
+        session.save_parts(&parts, &none).await.unwrap();
+        let trained = session.export().await.unwrap();
+        let expected = losses(&mut session, 2, 3..5).await;
+
+        let average = trained.weights_of_state("second").unwrap();
+        for (average, trained) in average.weights.iter().zip(&trained.weights) {
+            assert_eq!((&average.master, average.states.len()), (&trained.states[1], 0));
+        }
+        let of_parts = parts.clone().weights_of_state("second");
+        assert!(of_parts.load().unwrap() == average);
+        let files = ["whole", "parts"].map(|name| folder.path().join(name).with_extension("safetensors"));
+        let name = |weight: &str| Some(weight.to_owned());
+        average.save_weights(&files[0], ElementType::F32, name).unwrap();
+        of_parts.save_weights(&files[1], ElementType::F32, name).unwrap();
+        let [whole, published] = files.map(|file| std::fs::read(file).unwrap());
+        assert!(whole == published);
+
+        // Into a session that is updated by something else, and into this one and out of it.
+        let mut evaluating = trainer.start(config(1, Capture::Off, true), 3).await.unwrap();
+        evaluating.import_parts(&of_parts).await.unwrap();
+        session.import(&average).await.unwrap();
+        for found in [evaluating.export().await.unwrap(), session.export().await.unwrap()] {
+            for (found, average) in found.weights.iter().zip(&average.weights) {
+                assert_eq!(found.master, average.master);
+            }
+        }
+        session.import_parts(&parts).await.unwrap();
+        assert!(session.export().await.unwrap() == trained);
+        assert_eq!(losses(&mut session, 2, 3..5).await, expected);
+
+        let words = "names no state `third`; those that it names are: `first`, `second`";
+        let third = parts.weights_of_state("third");
+        let name = |_: &str| None;
+        for refused in [
+            trained.weights_of_state("third").unwrap_err().to_string(),
+            third.load().unwrap_err().to_string(),
+            third.save_weights("nowhere", ElementType::F32, name).unwrap_err().to_string(),
+            session.import_parts(&third).await.unwrap_err().to_string(),
+        ] {
+            assert!(refused.contains(words), "{refused}");
+        }
     });
 }

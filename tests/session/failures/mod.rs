@@ -411,7 +411,7 @@ fn a_learning_rate_that_is_none_is_refused_and_the_old_one_stays() {
         session.set_learning_rate(0.0).unwrap();
         for given in [-1e-3, f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let error = session.set_learning_rate(given).unwrap_err();
-            assert!(matches!(error, SessionError::LearningRate { .. }), "{error}");
+            assert!(matches!(error, SessionError::Hyperparameter { .. }), "{error}");
             assert_eq!(session.learning_rate(), 0.0);
         }
         let before = session.export().await.unwrap().weights[0].master.clone();

@@ -18,7 +18,7 @@ use warpweft::exec::{CaptureMode, ComingStep, ExecError, Handover, Rank, World};
 use warpweft::format::Format;
 use warpweft::id::{ProgramId, RankId, Version};
 use warpweft::layout::{Content, Region, Weights};
-use warpweft::model::{BufferSpec, Call, Mesh, Role};
+use warpweft::model::{BufferSpec, Call, Hyperparameters, Mesh, Role};
 use warpweft::plan::{Policy, ResidentLayout, StepPlan};
 use warpweft::session::SessionError;
 use warpweft_testing::meddler::backends;
@@ -203,10 +203,11 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
             if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] }
         };
         let staged = vec![plan.buffers.iter().map(staged).collect()];
+        let by = Hyperparameters { learning_rate: 1e-3, weight_decay: 0.0, beta1: 0.9, beta2: 0.999 };
         let mut handover = Handover {
             staged,
             coming: ComingStep {
-                learning_rate: 1e-3,
+                hyperparameters: vec![by; plan.weights.layouts.len()].into(),
                 loss_scale: 1.0,
                 gradient_scale: 1.0,
                 ..ComingStep::default()

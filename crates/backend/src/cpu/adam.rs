@@ -21,6 +21,7 @@ use half::bf16;
 use crate::local::Largest;
 use warpweft_format::{join_master, split_master};
 use warpweft_plan::layout::OptimizerSettings;
+use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::policy::AdamMode;
 
 /// The master of one element, wherever it is.
@@ -128,21 +129,22 @@ impl AdamStep {
         largest: Largest,
         step: u32,
         factor: f32,
-        learning_rate: f32,
+        by: Hyperparameters,
     ) -> Self {
+        let Hyperparameters { learning_rate, weight_decay, beta1, beta2 } = by;
         let correction = |beta: f32| {
             if settings.bias_correction { (1.0 - power(f64::from(beta), step)) as f32 } else { 1.0 }
         };
         Self {
             mode: settings.mode,
-            beta1: settings.beta1,
-            one_minus_beta1: 1.0 - settings.beta1,
-            beta2: settings.beta2,
-            one_minus_beta2: 1.0 - settings.beta2,
-            correction1: correction(settings.beta1),
-            correction2: correction(settings.beta2),
+            beta1,
+            one_minus_beta1: 1.0 - beta1,
+            beta2,
+            one_minus_beta2: 1.0 - beta2,
+            correction1: correction(beta1),
+            correction2: correction(beta2),
             epsilon: settings.epsilon,
-            weight_decay: settings.weight_decay,
+            weight_decay,
             factor,
             learning_rate,
             largest,
@@ -208,15 +210,11 @@ impl AdamStep {
 mod tests {
     use super::*;
 
-    const SETTINGS: OptimizerSettings = OptimizerSettings {
-        mode: AdamMode::AdamW,
-        beta1: 0.9,
-        beta2: 0.999,
-        epsilon: 1e-8,
-        weight_decay: 0.0,
-        bias_correction: true,
-        max_norm: 0.0,
-    };
+    const SETTINGS: OptimizerSettings =
+        OptimizerSettings { mode: AdamMode::AdamW, epsilon: 1e-8, bias_correction: true, max_norm: 0.0 };
+
+    const BY: Hyperparameters =
+        Hyperparameters { learning_rate: 5e-4, weight_decay: 0.0, beta1: 0.9, beta2: 0.999 };
 
     const ANY: Largest = Largest { master: f32::MAX, moment: f32::MAX };
 
@@ -228,9 +226,9 @@ mod tests {
     }
 
     /// Seven steps by the papers' formulas in f64, decay as a factor on the old weight.
-    fn textbook(settings: &OptimizerSettings, lr: f64, p: f32, gradients: &[f32]) -> f64 {
-        let [b1, b2] = [settings.beta1, settings.beta2].map(f64::from);
-        let (decay, epsilon) = (f64::from(settings.weight_decay), f64::from(settings.epsilon));
+    fn textbook(settings: &OptimizerSettings, by: Hyperparameters, p: f32, gradients: &[f32]) -> f64 {
+        let [lr, b1, b2] = [by.learning_rate, by.beta1, by.beta2].map(f64::from);
+        let (decay, epsilon) = (f64::from(by.weight_decay), f64::from(settings.epsilon));
         let (mut p, mut m, mut v) = (f64::from(p), 0.0, 0.0);
         for (step, gradient) in gradients.iter().enumerate() {
             let t = (step + 1) as f64;
@@ -247,19 +245,19 @@ mod tests {
     }
 
     /// Seven steps over `count` elements, compared with the textbook by the tolerance of the conformance list.
-    fn check_against_textbook(settings: OptimizerSettings, learning_rate: f32, count: usize) {
+    fn check_against_textbook(settings: OptimizerSettings, by: Hyperparameters, count: usize) {
         let (start, mut m, mut v) = (noise(count, 1), vec![0.0_f32; count], vec![0.0_f32; count]);
         let mut master = start.clone();
         let gradients: Vec<Vec<f32>> = (1..=7).map(|step| noise(count, step + 1)).collect();
         for (step, gradient) in (1..).zip(&gradients) {
-            let step = AdamStep::new(&settings, ANY, step, 1.0, learning_rate);
+            let step = AdamStep::new(&settings, ANY, step, 1.0, by);
             step.update(master.iter_mut(), &mut m, &mut v, gradient);
         }
         for (at, found) in master.iter().enumerate() {
             let own: Vec<f32> = gradients.iter().map(|gradient| gradient[at]).collect();
-            let expected = textbook(&settings, f64::from(learning_rate), start[at], &own);
+            let expected = textbook(&settings, by, start[at], &own);
             let error = (f64::from(*found) - expected).abs();
-            assert!(error <= 1e-5 + 1.3e-6 * expected.abs(), "{settings:?}, element {at}: {error:e}");
+            assert!(error <= 1e-5 + 1.3e-6 * expected.abs(), "{settings:?}, {by:?}, element {at}: {error:e}");
         }
     }
 
@@ -268,7 +266,8 @@ mod tests {
     fn h1_seven_steps_stay_within_tolerance_of_the_textbook() {
         for (mode, decay) in [(AdamMode::AdamW, 0.1), (AdamMode::Adam, 0.01)] {
             for weight_decay in [0.0, decay] {
-                check_against_textbook(OptimizerSettings { mode, weight_decay, ..SETTINGS }, 5e-4, 278_011);
+                let by = Hyperparameters { weight_decay, ..BY };
+                check_against_textbook(OptimizerSettings { mode, ..SETTINGS }, by, 278_011);
             }
         }
     }
@@ -276,7 +275,8 @@ mod tests {
     /// Conformance H5: a learning rate of 1 and short memories.
     #[test]
     fn h5_masters_stay_within_tolerance_at_a_learning_rate_of_one() {
-        check_against_textbook(OptimizerSettings { beta1: 0.1, beta2: 0.25, ..SETTINGS }, 1.0, 4099);
+        let by = Hyperparameters { learning_rate: 1.0, beta1: 0.1, beta2: 0.25, ..BY };
+        check_against_textbook(SETTINGS, by, 4099);
     }
 
     /// AD-2: the two modes agree without decay and differ with it.
@@ -284,9 +284,10 @@ mod tests {
     fn the_modes_differ_by_weight_decay_alone() {
         let gradient = noise(64, 3);
         let after = |mode, weight_decay| {
-            let settings = OptimizerSettings { mode, weight_decay, ..SETTINGS };
+            let settings = OptimizerSettings { mode, ..SETTINGS };
+            let by = Hyperparameters { learning_rate: 1e-2, weight_decay, ..BY };
             let (mut p, mut m, mut v) = (noise(64, 4), vec![0.0_f32; 64], vec![0.0_f32; 64]);
-            AdamStep::new(&settings, ANY, 1, 0.5, 1e-2).update(p.iter_mut(), &mut m, &mut v, &gradient);
+            AdamStep::new(&settings, ANY, 1, 0.5, by).update(p.iter_mut(), &mut m, &mut v, &gradient);
             (p, m)
         };
         assert_eq!(after(AdamMode::AdamW, 0.0), after(AdamMode::Adam, 0.0));
@@ -301,12 +302,13 @@ mod tests {
     fn h6_bf16_moments_stay_within_tolerance_of_f32_moments() {
         let count = 4099;
         for mode in [AdamMode::AdamW, AdamMode::Adam] {
-            let settings = OptimizerSettings { mode, weight_decay: 0.01, ..SETTINGS };
+            let settings = OptimizerSettings { mode, ..SETTINGS };
+            let by = Hyperparameters { weight_decay: 0.01, ..BY };
             let mut exact = (noise(count, 1), vec![0.0_f32; count], vec![0.0_f32; count]);
             let mut short = (noise(count, 1), vec![bf16::ZERO; count], vec![bf16::ZERO; count]);
             for step in 1..=7 {
                 let gradient = noise(count, step + 1);
-                let scalars = AdamStep::new(&settings, ANY, step, 1.0, 5e-4);
+                let scalars = AdamStep::new(&settings, ANY, step, 1.0, by);
                 scalars.update(exact.0.iter_mut(), &mut exact.1, &mut exact.2, &gradient);
                 scalars.update(short.0.iter_mut(), &mut short.1, &mut short.2, &gradient);
             }
@@ -322,7 +324,7 @@ mod tests {
         let gradient = noise(512, 8);
         let (mut exact, mut m, mut v) = (noise(512, 9), vec![0.0_f32; 512], vec![0.0_f32; 512]);
         let (mut short, mut low_m, mut low_v) = (exact.clone(), vec![bf16::ZERO; 512], vec![bf16::ZERO; 512]);
-        let step = AdamStep::new(&SETTINGS, ANY, 1, 1.0, 1e-2);
+        let step = AdamStep::new(&SETTINGS, ANY, 1, 1.0, Hyperparameters { learning_rate: 1e-2, ..BY });
         step.update(exact.iter_mut(), &mut m, &mut v, &gradient);
         step.update(short.iter_mut(), &mut low_m, &mut low_v, &gradient);
         assert_eq!(short, exact);
@@ -335,7 +337,8 @@ mod tests {
     fn without_bias_correction_the_first_update_is_smaller_by_the_corrections() {
         let settings = OptimizerSettings { bias_correction: false, epsilon: 0.0, ..SETTINGS };
         let (mut p, mut m, mut v) = ([0.0], [0.0_f32], [0.0_f32]);
-        AdamStep::new(&settings, ANY, 1, 1.0, 1.0).update(p.iter_mut(), &mut m, &mut v, &[1.0]);
+        let by = Hyperparameters { learning_rate: 1.0, ..BY };
+        AdamStep::new(&settings, ANY, 1, 1.0, by).update(p.iter_mut(), &mut m, &mut v, &[1.0]);
         let expected = (1.0 - 0.9_f32) / (1.0 - 0.999_f32).sqrt();
         assert_eq!(p, [-expected]);
     }

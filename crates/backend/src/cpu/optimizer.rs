@@ -9,6 +9,7 @@ use super::adam::{AdamStep, Moment};
 use super::memory::{Arena, BorrowError};
 use super::op_error::OpError;
 use crate::local::{Adam, Master, State};
+use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
 use warpweft_plan::policy::Moments;
 
@@ -19,10 +20,9 @@ pub(super) fn adam(op: &Adam, arena: &Arena, diverged: &AtomicBool) -> Result<()
     if vote.skips() {
         return Ok(());
     }
-    let learning_rate = arena.read::<f32>(op.learning_rate)?.first().copied().unwrap_or(0.0);
-    let learning_rate = learning_rate * op.learning_rate_scale;
-    let step = AdamStep::new(&op.settings, op.largest, vote.step, vote.factor(), learning_rate);
     for state in &op.states {
+        let by = arena.read::<Hyperparameters>(state.hyperparameters)?.first().copied().unwrap_or_default();
+        let step = AdamStep::new(&op.settings, op.largest, vote.step, vote.factor(), by);
         let goes_on = match op.moments {
             Moments::F32 => update::<f32>(state, arena, &step)?,
             Moments::Bf16 => update::<bf16>(state, arena, &step)?,

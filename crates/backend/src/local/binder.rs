@@ -9,6 +9,7 @@ use super::Refusal;
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_plan::compute::BoundProgram;
 use warpweft_plan::layout::{Binding, Bucket, Region, WeightLayout};
+use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
 
 /// Looks things up in a binding.
@@ -43,6 +44,14 @@ impl Binder<'_> {
     /// The first `count` values of type `T` of a slot.
     pub(super) fn elements<T>(&self, slot: SlotId, count: usize) -> Result<Region, Refusal> {
         self.bytes(slot, count.saturating_mul(size_of::<T>()))
+    }
+
+    /// The hyperparameters of a weight, in a slot that has those of all.
+    pub(super) fn hyperparameters(&self, slot: SlotId, weight: WeightId) -> Result<Region, Refusal> {
+        let bytes = size_of::<Hyperparameters>();
+        let all = self.elements::<Hyperparameters>(slot, weight.index().saturating_add(1))?;
+        let own = all.part(all.bytes.saturating_sub(bytes), bytes);
+        own.ok_or_else(|| format!("{weight} has no hyperparameters"))
     }
 
     /// The vote of a slot, if there is one.

@@ -1,31 +1,26 @@
 //! The optimizer on a rank's slices: one multi-tensor launch per bucket and parameter group.
 //!
-//! Law: only real rows are touched. Learning rate, step count and clip factor are regions, read when the
+//! Law: only real rows are touched. Hyperparameters, step count and clip factor are regions, read when the
 //! launch runs and never when it is made, so a recorded launch sees the values of its step. Of how large masters
 //! and moments may become, all backends hear here.
 
 use super::Refusal;
 use super::binder::Binder;
-use warpweft_base::id::{SlotId, WeightId};
+use warpweft_base::id::SlotId;
 use warpweft_format::Via;
 use warpweft_plan::layout::{OptimizerSettings, Region};
-use warpweft_plan::model::{NonNegative, ParameterGroup};
 use warpweft_plan::op::{AdamOperand, MasterOperand, Vote};
 use warpweft_plan::policy::Moments;
 
 /// Adam over the weights of one bucket.
 #[derive(Debug)]
 pub struct Adam {
-    /// The settings, with the weight decay of these weights.
     pub settings: OptimizerSettings,
-    /// A factor on the learning rate.
-    pub learning_rate_scale: f32,
     pub moments: Moments,
     /// The largest magnitudes from which training goes on.
     pub largest: Largest,
     pub states: Vec<State>,
     pub vote: Region,
-    pub learning_rate: Region,
 }
 
 /// The largest magnitudes from which training goes on: finite as they are kept and, of a master, as it is cast.
@@ -47,6 +42,7 @@ pub struct State {
     pub exp_avg: Region,
     pub exp_avg_sq: Region,
     pub main_grad: Region,
+    pub hyperparameters: Region,
 }
 
 impl Adam {
@@ -55,12 +51,10 @@ impl Adam {
         (settings, via): (OptimizerSettings, Via),
         operands: &[AdamOperand],
         vote: SlotId,
-        learning_rate: SlotId,
+        hyperparameters: SlotId,
     ) -> Result<Self, Refusal> {
         let weights = binder.binding.weights;
         let mut states = Vec::new();
-        let (weight_decay, learning_rate_scale) =
-            parameters(binder, operands.iter().map(|operand| operand.weight), settings)?;
         let mut largest = Largest { master: f32::MAX, moment: weights.state.largest_moment() };
         for operand in operands {
             let layout = binder.weight(operand.weight)?;
@@ -80,36 +74,10 @@ impl Adam {
                 exp_avg: moment(operand.exp_avg)?,
                 exp_avg_sq: moment(operand.exp_avg_sq)?,
                 main_grad: real(operand.main_grad)?,
+                hyperparameters: binder.hyperparameters(hyperparameters, operand.weight)?,
             });
         }
-        let (vote, learning_rate) =
-            (binder.elements::<Vote>(vote, 1)?, binder.elements::<f32>(learning_rate, 1)?);
-        Ok(Self {
-            settings: OptimizerSettings { weight_decay, ..settings },
-            learning_rate_scale,
-            moments: weights.state.moments,
-            largest,
-            states,
-            vote,
-            learning_rate,
-        })
+        let vote = binder.elements::<Vote>(vote, 1)?;
+        Ok(Self { settings, moments: weights.state.moments, largest, states, vote })
     }
-}
-
-/// Weight decay and factor on the learning rate of weights of one parameter group.
-pub(super) fn parameters(
-    binder: &Binder<'_>,
-    weights: impl Iterator<Item = WeightId>,
-    settings: OptimizerSettings,
-) -> Result<(f32, f32), Refusal> {
-    let mut group = None;
-    for weight in weights {
-        let layout = binder.weight(weight)?;
-        if *group.get_or_insert(layout.parameters) != layout.parameters {
-            return Err(format!("{} is of another parameter group than those before it", layout.name));
-        }
-    }
-    let ParameterGroup { weight_decay, learning_rate_scale, .. } = group.unwrap_or_default();
-    let weight_decay = weight_decay.map_or(settings.weight_decay, NonNegative::value);
-    Ok((weight_decay, learning_rate_scale.map_or(1.0, NonNegative::value)))
 }

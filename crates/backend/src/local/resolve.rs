@@ -118,8 +118,8 @@ impl Binder<'_> {
             Op::Vote { records, optimizer_step, gradient_scale, vote } => {
                 LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *gradient_scale, *vote)?)
             }
-            Op::Prepare { bucket, states, vote, to } => {
-                LocalOp::Rule(Rule::prepare(self, *bucket, states, *vote, *to)?)
+            Op::Prepare { bucket, states, vote, hyperparameters, to } => {
+                LocalOp::Rule(Rule::prepare(self, *bucket, states, (*vote, *hyperparameters), *to)?)
             }
             Op::ExchangeRows { weights, from, to } => {
                 LocalOp::Collective(Collective::exchange_rows(self, weights, *from, *to)?)
@@ -127,20 +127,20 @@ impl Binder<'_> {
             Op::Transform { weights, vote, from, to, .. } => {
                 LocalOp::Rule(Rule::transform(self, weights, *vote, *from, *to)?)
             }
-            Op::Update { bucket, states, vote, learning_rate, transformed } => LocalOp::Rule(Rule::update(
+            Op::Update { bucket, states, vote, hyperparameters, transformed } => LocalOp::Rule(Rule::update(
                 self,
-                (settings.optimizer, settings.via),
+                settings.via,
                 *bucket,
                 states,
-                (*vote, *learning_rate),
+                (*vote, *hyperparameters),
                 *transformed,
             )?),
-            Op::Adam { states, vote, learning_rate, .. } => LocalOp::Adam(Adam::resolve(
+            Op::Adam { states, vote, hyperparameters, .. } => LocalOp::Adam(Adam::resolve(
                 self,
                 (settings.optimizer, settings.via),
                 states,
                 *vote,
-                *learning_rate,
+                *hyperparameters,
             )?),
         })
     }

@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use super::Refusal;
 use super::binder::Binder;
-use super::optimizer::parameters;
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_format::Via;
 use warpweft_plan::compute::{
     BoundMatrix, BoundPreparation, BoundPrepared, BoundRows, BoundState, BoundTransformation, BoundUpdate,
     Lent, OptimizerTask, UpdatedWeight,
 };
-use warpweft_plan::layout::{OptimizerSettings, Region, WeightLayout};
+use warpweft_plan::layout::{Region, WeightLayout};
 use warpweft_plan::model::ShardRows;
 use warpweft_plan::op::{PrepareOperand, UpdateOperand, Vote};
 
@@ -32,16 +31,14 @@ impl Rule {
     /// An update of weights of one bucket and parameter group.
     pub(super) fn update(
         binder: &Binder<'_>,
-        (settings, via): (OptimizerSettings, Via),
+        via: Via,
         bucket: BucketId,
         operands: &[UpdateOperand],
-        (vote, learning_rate): (SlotId, SlotId),
+        (vote, hyperparameters): (SlotId, SlotId),
         transformed: Option<SlotId>,
     ) -> Result<Self, Refusal> {
         let weights = binder.binding.weights;
         let (mut states, mut looked_at) = (Vec::new(), Vec::new());
-        let (weight_decay, learning_rate_scale) =
-            parameters(binder, operands.iter().map(|operand| operand.weight), settings)?;
         for (place, operand) in operands.iter().enumerate() {
             let layout = binder.weight(operand.weight)?;
             let elements = binder.real_elements(layout);
@@ -52,8 +49,9 @@ impl Rule {
             looked_at.extend(kept.iter().map(|list| (*list, weights.state.largest_moment())));
             let weight = UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank));
             let main_grad = real(operand.main_grad)?;
+            let hyperparameters = binder.hyperparameters(hyperparameters, operand.weight)?;
             states.push(BoundState {
-                rows: BoundRows { weight, kept, main_grad, lent: Lent::default() },
+                rows: BoundRows { weight, kept, main_grad, hyperparameters, lent: Lent::default() },
                 master,
                 transformed: transformed.map(|slot| rows(binder, slot, place, layout)).transpose()?,
             });
@@ -61,15 +59,7 @@ impl Rule {
         states.sort_unstable_by_key(|state: &BoundState| state.rows.weight.id);
         let vote = binder.elements::<Vote>(vote, 1)?;
         let name = name("update", states.iter().map(|state| &state.rows.weight), &bucket.to_string());
-        let update = BoundUpdate {
-            program: binder.binding.program.to_owned(),
-            name,
-            states,
-            vote,
-            learning_rate: binder.elements::<f32>(learning_rate, 1)?,
-            learning_rate_scale,
-            weight_decay,
-        };
+        let update = BoundUpdate { program: binder.binding.program.to_owned(), name, states, vote };
         Ok(Self { task: Arc::new(OptimizerTask::Update(update)), vote, looked_at })
     }
 
@@ -78,7 +68,7 @@ impl Rule {
         binder: &Binder<'_>,
         bucket: BucketId,
         operands: &[PrepareOperand],
-        vote: SlotId,
+        (vote, hyperparameters): (SlotId, SlotId),
         to: SlotId,
     ) -> Result<Self, Refusal> {
         let mut bound = Vec::with_capacity(operands.len());
@@ -89,8 +79,9 @@ impl Rule {
             let weight = UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank));
             let kept = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
             let main_grad = real(operand.main_grad)?;
+            let hyperparameters = binder.hyperparameters(hyperparameters, operand.weight)?;
             bound.push(BoundPrepared {
-                rows: BoundRows { weight, kept, main_grad, lent: Lent::default() },
+                rows: BoundRows { weight, kept, main_grad, hyperparameters, lent: Lent::default() },
                 prepared: rows(binder, to, place, layout)?,
             });
         }

@@ -9,9 +9,9 @@ use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
 use crate::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
-    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LearningRate, LookOperand, MasterFragment,
-    MasterState, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand,
-    VoteOperand, ZeroOperand,
+    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LookOperand, MasterFragment, MasterState,
+    NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
+    ZeroOperand,
 };
 use warpweft_backend::local::{
     Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Largest, Master,
@@ -288,12 +288,12 @@ impl Preparation<'_> {
             exp_avg: self.at(state.exp_avg),
             exp_avg_sq: self.at(state.exp_avg_sq),
             main_grad: self.at(state.main_grad),
+            hyperparameters: self.at(state.hyperparameters),
             elements: state.main_grad.bytes / size_of::<f32>(),
         };
         let operands: Vec<_> = op.states.iter().map(operand).collect();
-        let learning_rate = LearningRate { at: self.at(op.learning_rate), scale: op.learning_rate_scale };
         let Largest { master, moment } = op.largest;
         let bounds = Bounds { master, moment, diverged: self.diverged };
-        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), learning_rate, bounds)
+        self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), bounds)
     }
 }

@@ -37,17 +37,10 @@ pub struct AdamOperand {
     pub exp_avg_sq: DeviceAddress,
     /// Main grad, f32.
     pub main_grad: DeviceAddress,
+    /// One [`Hyperparameters`](warpweft_plan::model::Hyperparameters), read when the launch runs.
+    pub hyperparameters: DeviceAddress,
     /// Elements of each.
     pub elements: usize,
-}
-
-/// The learning rate of a launch.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LearningRate {
-    /// One f32, that of the step.
-    pub at: DeviceAddress,
-    /// A factor on it, that of the weights.
-    pub scale: f32,
 }
 
 /// From what training goes on, and where a launch says that it does not.
@@ -70,11 +63,12 @@ struct TensorArguments {
     exp_avg: DeviceAddress,
     exp_avg_sq: DeviceAddress,
     gradient: DeviceAddress,
+    hyperparameters: DeviceAddress,
     count: u64,
     aligned: u32,
     reserved: u32,
 }
-const _: () = assert!(size_of::<TensorArguments>() == 56);
+const _: () = assert!(size_of::<TensorArguments>() == 64);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -82,19 +76,14 @@ struct Arguments {
     tiles: TileArguments,
     tensors: DeviceAddress,
     vote: DeviceAddress,
-    learning_rate: DeviceAddress,
     diverged: DeviceAddress,
-    beta1: f32,
-    beta2: f32,
     epsilon: f32,
-    weight_decay: f32,
     bias_correction: u32,
-    learning_rate_scale: f32,
     largest_master: f32,
     largest_moment: f32,
     only: TensorArguments,
 }
-const _: () = assert!(size_of::<Arguments>() == 136);
+const _: () = assert!(size_of::<Arguments>() == 120);
 
 /// Groups of four elements that a thread has, the same as in the kernels.
 const GROUPS_F32: u32 = 1;
@@ -140,12 +129,15 @@ impl AdamOperand {
             element_aligned(what, address, bytes)?;
             aligned &= address.number().is_multiple_of(4 * bytes);
         }
+        present("hyperparameters", self.hyperparameters)?;
+        element_aligned("hyperparameters", self.hyperparameters, 16)?;
         let descriptor = TensorArguments {
             master,
             remainder: remainder.unwrap_or(DeviceAddress::NULL),
             exp_avg: self.exp_avg,
             exp_avg_sq: self.exp_avg_sq,
             gradient: self.main_grad,
+            hyperparameters: self.hyperparameters,
             count: self.elements as u64,
             aligned: u32::from(aligned),
             reserved: 0,
@@ -157,9 +149,8 @@ impl AdamOperand {
 impl Kernels {
     /// One optimizer step on the state of many weights. A vote that skips leaves everything as it is.
     ///
-    /// `vote` is an [`op::Vote`](warpweft_plan::op::Vote) and the learning rate one f32, both read when the launch
-    /// runs. The word of `bounds` may be the host's, which then reads it as an atomic; launches on one
-    /// stream may share it.
+    /// `vote` is an [`op::Vote`](warpweft_plan::op::Vote), read when the launch runs. The word of `bounds` may be
+    /// the host's, which then reads it as an atomic; launches on one stream may share it.
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for masters of both kinds, an address that is missing or misaligned.
@@ -169,14 +160,11 @@ impl Kernels {
         moments: Moments,
         operands: &[AdamOperand],
         vote: DeviceAddress,
-        learning_rate: LearningRate,
         bounds: Bounds,
     ) -> Result<KernelLaunch, CudaFailure> {
         element_aligned("the word of divergence", bounds.diverged, 4)?;
-        for (what, address) in [("the vote", vote), ("the learning rate", learning_rate.at)] {
-            present(what, address)?;
-            element_aligned(what, address, 4)?;
-        }
+        present("the vote", vote)?;
+        element_aligned("the vote", vote, 4)?;
         let split =
             operands.first().is_some_and(|operand| matches!(operand.master, MasterState::Split { .. }));
         let name = match (settings.mode, split, moments) {
@@ -196,14 +184,9 @@ impl Kernels {
             tiles: table.tiles,
             tensors: table.descriptors,
             vote,
-            learning_rate: learning_rate.at,
             diverged: bounds.diverged,
-            beta1: settings.beta1,
-            beta2: settings.beta2,
             epsilon: settings.epsilon,
-            weight_decay: settings.weight_decay,
             bias_correction: u32::from(settings.bias_correction),
-            learning_rate_scale: learning_rate.scale,
             largest_master: bounds.master,
             largest_moment: bounds.moment,
             only: only(&tensors),

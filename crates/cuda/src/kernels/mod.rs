@@ -60,7 +60,7 @@ mod tiles;
 mod transpose;
 
 pub use activation::{ActivationOperand, ActivationQuantizer, ActivationSource};
-pub use adam::{AdamOperand, Bounds, LearningRate, MasterState};
+pub use adam::{AdamOperand, Bounds, MasterState};
 pub use amax::AmaxOperand;
 pub use cast::CastOperand;
 pub use delayed::{DelayedScaleOperand, RecordAmaxOperand};

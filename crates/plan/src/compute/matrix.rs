@@ -19,6 +19,7 @@ use super::optimizer_base::{BoundRows, OptimizerContext, rows_of};
 use super::update::UpdatedWeight;
 use super::{Optimizer, Surface};
 use crate::layout::Region;
+use crate::model::Hyperparameters;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::ElementType;
 
@@ -162,6 +163,15 @@ impl<'a, S: Surface> PrepareContext<'a, S> {
     /// [`ComputeError::NotOfUpdate`] for a weight that is not of this round.
     pub fn main_grad(&self, weight: WeightId) -> Result<S::Read<'a, f32>, ComputeError> {
         self.base.main_grad_of(&self.bound_rows(weight)?.rows)
+    }
+
+    /// What the step goes by for a weight, as [`UpdateContext::hyperparameters`](super::UpdateContext::hyperparameters)
+    /// has it.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotOfUpdate`] for a weight that is not of this round.
+    pub fn hyperparameters(&self, weight: WeightId) -> Result<S::Read<'a, Hyperparameters>, ComputeError> {
+        self.base.hyperparameters_of(&self.bound_rows(weight)?.rows)
     }
 
     /// A list of state by its name, as [`UpdateContext::state`](super::UpdateContext::state) has it.

@@ -6,7 +6,7 @@
 //!   rows of each matrix, *transforms* the matrix on the one rank that gets it whole, and *updates* by the rows that
 //!   come back.
 //! - Every rank of a replicated weight has all of it and must come to the same bits; so must every replica.
-//! - What changes from step to step is in memory, which a captured step reads: vote, learning rate and state.
+//! - What changes from step to step is in memory, which a captured step reads: vote, hyperparameters and state.
 
 use super::{Borrower, Compute, ComputeError, PrepareContext, Surface, TransformContext, UpdateContext};
 use super::{BoundPreparation, BoundTransformation, BoundUpdate};
@@ -42,13 +42,13 @@ use warpweft_base::id::RankId;
 ///
 ///     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
 ///         let factor = context.vote()?[0].factor(); // unscales and clips
-///         let rate = context.learning_rate()?[0] * context.learning_rate_scale();
 ///         for weight in context.weights() {
+///             let Hyperparameters { learning_rate, weight_decay, .. } = context.hyperparameters(weight.id)?[0];
 ///             let (mut master, gradient) = (context.master(weight.id)?, context.main_grad(weight.id)?);
 ///             let mut momentum = context.state(weight.id, "momentum")?;
 ///             for ((p, m), g) in master.iter_mut().zip(momentum.iter_mut()).zip(gradient.iter()) {
 ///                 *m = self.keeps * *m + factor * g;
-///                 *p -= rate * (*m + context.weight_decay() * *p);
+///                 *p -= learning_rate * (*m + weight_decay * *p);
 ///             }
 ///         }
 ///         Ok(())
@@ -114,8 +114,8 @@ use warpweft_base::id::RankId;
 ///     }
 ///
 ///     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-///         let rate = context.learning_rate()?[0] * context.learning_rate_scale();
 ///         for weight in context.weights() {
+///             let rate = context.hyperparameters(weight.id)?[0].learning_rate;
 ///             let rows = context.transformed(weight.id)?;
 ///             context.master(weight.id)?.iter_mut().zip(rows.iter()).for_each(|(p, row)| *p -= rate * row);
 ///         }
@@ -125,11 +125,11 @@ use warpweft_base::id::RankId;
 /// # let _ = Normalized;
 /// ```
 pub trait Optimizer<S: Surface> {
-    /// Its name, for messages.
+    /// Its name, in messages and in checkpoints: a session whose optimizer has another one refuses its state.
     fn name(&self) -> &'static str;
 
     /// The names of the lists of f32 state that are kept beside the master of every weight that trains, up to 8; zeros
-    /// before the first step.
+    /// before the first step. Checkpoints have them too.
     fn states(&self) -> &'static [&'static str];
 
     /// Whether it has [`Optimizer::prepare`] and [`Optimizer::transform`]. A session does not start if a weight is to

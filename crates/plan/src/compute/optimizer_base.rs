@@ -7,6 +7,7 @@ use super::error::ComputeError;
 use super::lent::Lent;
 use super::{Surface, UpdatedWeight};
 use crate::layout::{Region, STATES};
+use crate::model::Hyperparameters;
 use crate::op::Vote;
 use warpweft_base::id::{RankId, WeightId};
 
@@ -17,6 +18,7 @@ pub struct BoundRows {
     pub weight: UpdatedWeight,
     pub kept: Vec<Region>,
     pub main_grad: Region,
+    pub hyperparameters: Region,
     /// What must be asked for: the master of an update, prepared rows.
     pub lent: Lent,
 }
@@ -77,6 +79,13 @@ impl<'a, S: Surface> OptimizerContext<'a, S> {
     #[must_use]
     pub fn handles(&self) -> &'a S::Handles {
         self.surface.handles()
+    }
+
+    pub(super) fn hyperparameters_of(
+        &self,
+        rows: &BoundRows,
+    ) -> Result<S::Read<'a, Hyperparameters>, ComputeError> {
+        self.surface.read(rows.hyperparameters)
     }
 
     pub(super) fn main_grad_of(&self, rows: &BoundRows) -> Result<S::Read<'a, f32>, ComputeError> {

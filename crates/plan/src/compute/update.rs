@@ -3,11 +3,11 @@
 //! Laws:
 //! - An optimizer gets the rank's rows of the weights of one bucket and one parameter group, or of one round of these
 //!   if it takes their matrices whole: masters and what is kept beside them to update, main grads to read; besides
-//!   these the vote and the learning rate. It gets no plane, no buffer, and no row of another rank but those that
+//!   these the vote and the hyperparameters. It gets no plane, no buffer, and no row of another rank but those that
 //!   came of a whole matrix.
 //! - EX-4: it asks for the master of every weight of which the rank has rows.
 //! - What is decided from step to step is in memory, which a captured step reads: the vote, with clip factor and step
-//!   count, and the learning rate.
+//!   count, and the hyperparameters.
 
 use std::ops::Deref;
 
@@ -15,7 +15,7 @@ use super::error::ComputeError;
 use super::optimizer_base::{BoundRows, OptimizerContext, rows_of};
 use super::{Optimizer, Surface};
 use crate::layout::{Region, WeightLayout};
-use crate::model::{Placement, ShardRows};
+use crate::model::{Hyperparameters, Placement, ShardRows};
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::Shape;
 
@@ -78,9 +78,6 @@ pub struct BoundUpdate {
     /// In the order of the weights' ids.
     pub states: Vec<BoundState>,
     pub vote: Region,
-    pub learning_rate: Region,
-    pub learning_rate_scale: f32,
-    pub weight_decay: f32,
 }
 
 impl BoundUpdate {
@@ -176,25 +173,13 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
         self.base.state_of(&self.bound_state(weight)?.rows, name)
     }
 
-    /// The learning rate of the step, one f32, to be multiplied by [`UpdateContext::learning_rate_scale`].
+    /// What the step goes by for a weight, one value: learning rate, weight decay and betas, as the session was told of
+    /// all weights or of this one, with what the weight's parameter group says.
     ///
     /// # Errors
-    /// What the surface says.
-    pub fn learning_rate(&self) -> Result<S::Read<'a, f32>, ComputeError> {
-        self.base.surface.read(self.bound.learning_rate)
-    }
-
-    /// What the weights' parameter group has as a factor on the learning rate; constant over steps.
-    #[must_use]
-    pub fn learning_rate_scale(&self) -> f32 {
-        self.bound.learning_rate_scale
-    }
-
-    /// The weight decay λ of the weights: that of their parameter group, or `optimizer.weight_decay`; constant over
-    /// steps.
-    #[must_use]
-    pub fn weight_decay(&self) -> f32 {
-        self.bound.weight_decay
+    /// [`ComputeError::NotOfUpdate`] for a weight that is not of this update.
+    pub fn hyperparameters(&self, weight: WeightId) -> Result<S::Read<'a, Hyperparameters>, ComputeError> {
+        self.base.hyperparameters_of(&self.bound_state(weight)?.rows)
     }
 
     fn bound_state(&self, weight: WeightId) -> Result<&'a BoundState, ComputeError> {

@@ -18,14 +18,8 @@ use warpweft_format::Via;
 pub struct OptimizerSettings {
     /// How weight decay enters.
     pub mode: AdamMode,
-    /// Decay of the first moment, β1.
-    pub beta1: f32,
-    /// Decay of the second moment, β2.
-    pub beta2: f32,
     /// ε, added after the square root of the corrected second moment.
     pub epsilon: f32,
-    /// Weight decay, λ.
-    pub weight_decay: f32,
     /// Whether the moments are divided by `1 − β^t`.
     pub bias_correction: bool,
     /// Gradients are scaled down to this global norm; 0 turns clipping off.

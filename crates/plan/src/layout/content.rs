@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::state::StateLayout;
 use super::weight::PlaneRegions;
 use super::weights::Weights;
+use crate::model::Hyperparameters;
 use crate::op::{NormRecord, Vote};
 use warpweft_base::id::{BucketId, BufferId, CallId, MicroBatchId, StateId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
@@ -54,8 +55,9 @@ pub enum Content {
     OptimizerStep,
     /// The first fault of the rank's closures in this step, one u32: call number + 1, or 0.
     FaultWord,
-    /// Learning rate of the coming step, one f32, written by the trainer.
-    LearningRate,
+    /// What the optimizer goes by in the coming step, one [`Hyperparameters`] for each weight in the order of their
+    /// ids, written by the trainer.
+    Hyperparameters,
     /// Loss scale of the coming step, one f32, written by the trainer.
     LossScale,
     /// What main grads are a multiple of at the end of the coming step, one f32, written by the session: the loss
@@ -156,7 +158,7 @@ impl Content {
             | Self::DelayedScale(_)
             | Self::OptimizerStep
             | Self::FaultWord
-            | Self::LearningRate
+            | Self::Hyperparameters
             | Self::LossScale
             | Self::GradientScale
             | Self::LocalAmax(_)
@@ -228,11 +230,10 @@ impl Content {
             | Self::DelayedScale(bucket) => f32s(weights.bucket(bucket).weights.len()),
             Self::BlockAmax(bucket) => blocks(bucket, Format::amax_blocks),
             Self::Encode(bucket) => blocks(bucket, Format::encode_blocks),
-            Self::OptimizerStep
-            | Self::FaultWord
-            | Self::LearningRate
-            | Self::LossScale
-            | Self::GradientScale => f32s(1),
+            Self::OptimizerStep | Self::FaultWord | Self::LossScale | Self::GradientScale => f32s(1),
+            Self::Hyperparameters => {
+                size_of::<Hyperparameters>().saturating_mul(weights.layouts.len().max(1))
+            }
             Self::Buffer(buffer) | Self::Staging(buffer, _) => buffer_bytes(buffer),
             Self::NormRecord => size_of::<NormRecord>(),
             Self::NormRecords => size_of::<NormRecord>().saturating_mul(weights.mesh.ranks() as usize),

@@ -1,7 +1,8 @@
 //! How the optimizer treats one weight differently from the others.
 //!
 //! Law: what is not set is as the configuration says, so a weight without settings of its own is treated as
-//! before there were groups. Weights of one bucket and one group are one launch of the optimizer, or one for each
+//! before there were groups. It holds for what a session sets for all weights from step to step, and not for what it
+//! sets for weights of their own. Weights of one bucket and one group are one launch of the optimizer, or one for each
 //! round of whole matrices.
 
 use serde::{Serialize, Serializer};

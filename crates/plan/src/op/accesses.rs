@@ -115,8 +115,8 @@ impl Op {
             Self::Vote { records, optimizer_step, gradient_scale, vote } => {
                 vec![(*records, Read), (*optimizer_step, Update), (*gradient_scale, Read), (*vote, Write)]
             }
-            Self::Prepare { states, vote, to, .. } => {
-                let mut all = vec![(*vote, Read), (*to, Write)];
+            Self::Prepare { states, vote, hyperparameters, to, .. } => {
+                let mut all = vec![(*vote, Read), (*hyperparameters, Read), (*to, Write)];
                 for state in states {
                     all.extend(state.kept.iter().map(|slot| (*slot, Update)));
                     all.push((state.main_grad, Read));
@@ -124,8 +124,8 @@ impl Op {
                 all
             }
             Self::Transform { vote, from, to, .. } => vec![(*vote, Read), (*from, Read), (*to, Write)],
-            Self::Update { states, vote, learning_rate, transformed, .. } => {
-                let mut all = vec![(*vote, Read), (*learning_rate, Read)];
+            Self::Update { states, vote, hyperparameters, transformed, .. } => {
+                let mut all = vec![(*vote, Read), (*hyperparameters, Read)];
                 all.extend(transformed.map(|slot| (slot, Read)));
                 for state in states {
                     all.push((state.master, Update));
@@ -134,8 +134,8 @@ impl Op {
                 }
                 all
             }
-            Self::Adam { states, vote, learning_rate, .. } => {
-                let mut all = vec![(*vote, Read), (*learning_rate, Read)];
+            Self::Adam { states, vote, hyperparameters, .. } => {
+                let mut all = vec![(*vote, Read), (*hyperparameters, Read)];
                 for state in states {
                     all.extend(state.master.slots().map(|slot| (slot, Update)));
                     all.extend([

@@ -264,8 +264,8 @@ pub enum Op {
         states: Vec<AdamOperand>,
         /// The vote, which carries clip factor and step count.
         vote: SlotId,
-        /// Learning rate.
-        learning_rate: SlotId,
+        /// What the optimizer goes by, of every weight.
+        hyperparameters: SlotId,
     },
     /// Runs the first part of a rule that needs whole matrices: of every weight of a round, the rank's rows of what
     /// the matrix is made of, from main grads and what the rule keeps. It has no effect when the vote says fault; on a
@@ -277,6 +277,8 @@ pub enum Op {
         states: Vec<PrepareOperand>,
         /// The vote, which carries clip factor and step count.
         vote: SlotId,
+        /// What the optimizer goes by, of every weight.
+        hyperparameters: SlotId,
         /// Where the rows go: those of one weight behind those of the one before.
         to: SlotId,
     },
@@ -314,8 +316,8 @@ pub enum Op {
         states: Vec<UpdateOperand>,
         /// The vote, which carries clip factor and step count.
         vote: SlotId,
-        /// Learning rate.
-        learning_rate: SlotId,
+        /// What the optimizer goes by, of every weight.
+        hyperparameters: SlotId,
         /// Where the weights are a round of matrices: the rank's rows of what [`Op::Transform`] made of them, one
         /// weight's behind those of the one before.
         #[serde(skip_serializing_if = "Option::is_none")]

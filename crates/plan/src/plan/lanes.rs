@@ -82,10 +82,7 @@ mod tests {
                 via: warpweft_format::Via::default(),
                 optimizer: OptimizerSettings {
                     mode: AdamMode::default(),
-                    beta1: 0.9,
-                    beta2: 0.999,
                     epsilon: 1e-8,
-                    weight_decay: 0.0,
                     bias_correction: true,
                     max_norm: 0.0,
                 },

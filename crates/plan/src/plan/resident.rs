@@ -42,7 +42,7 @@ impl ResidentLayout {
         let mut add = |name: String, content: Content| names.push((name, content));
         add("fault word".into(), Content::FaultWord);
         add("optimizer step".into(), Content::OptimizerStep);
-        add("learning rate".into(), Content::LearningRate);
+        add("hyperparameters".into(), Content::Hyperparameters);
         add("loss scale".into(), Content::LossScale);
         add("gradient scale".into(), Content::GradientScale);
         for (bucket, members) in weights.entries() {

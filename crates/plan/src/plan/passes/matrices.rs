@@ -88,8 +88,9 @@ fn gather(draft: &mut Draft<'_>, round: &Round, vote: SlotId) -> SlotId {
         main_grad: draft.slot(Content::MainGrad(weight)),
     };
     let states = round.weights().map(operand).collect();
-    let task =
-        DraftTask::local(Op::Prepare { bucket, states, vote, to }, subject(draft, round), Carrier::Compute);
+    let hyperparameters = draft.slot(Content::Hyperparameters);
+    let op = Op::Prepare { bucket, states, vote, hyperparameters, to };
+    let task = DraftTask::local(op, subject(draft, round), Carrier::Compute);
     draft.add(draft.tail(), Section::Tail, task);
     exchanged(draft, round, to, RoundStage::Gathered)
 }

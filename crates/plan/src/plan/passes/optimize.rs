@@ -44,7 +44,7 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
 /// One task for the weights of a bucket and parameter group: Adam, or the trainer's own rule, which runs where its
 /// calls do.
 fn update(draft: &mut Draft<'_>, vote: SlotId) {
-    let learning_rate = draft.slot(Content::LearningRate);
+    let hyperparameters = draft.slot(Content::Hyperparameters);
     let (mut others, mut rounds) = (Vec::new(), Vec::<Round>::new());
     for (bucket, members) in draft.weights.entries().filter(|(_, members)| !members.frozen) {
         let mut groups: BTreeMap<ParameterGroup, Vec<WeightId>> = BTreeMap::new();
@@ -64,10 +64,10 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
             };
             let (op, carrier) = if draft.weights.state.own_states.is_some() {
                 let states = weights.into_iter().map(|weight| own(draft, weight)).collect();
-                (Op::Update { bucket, states, vote, learning_rate, transformed: None }, Carrier::Compute)
+                (Op::Update { bucket, states, vote, hyperparameters, transformed: None }, Carrier::Compute)
             } else {
                 let states = weights.into_iter().map(|weight| adam(draft, bucket, weight)).collect();
-                (Op::Adam { bucket, states, vote, learning_rate }, Carrier::Quantize)
+                (Op::Adam { bucket, states, vote, hyperparameters }, Carrier::Quantize)
             };
             others.push(DraftTask::local(op, subject, carrier));
         }
@@ -75,7 +75,7 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
     matrices::by_rounds(draft, &rounds, others, vote, |draft, round, transformed| {
         let (bucket, transformed) = (round.bucket, Some(transformed));
         let states = round.weights().map(|weight| own(draft, weight)).collect();
-        let op = Op::Update { bucket, states, vote, learning_rate, transformed };
+        let op = Op::Update { bucket, states, vote, hyperparameters, transformed };
         DraftTask::local(op, matrices::subject(draft, round), Carrier::Compute)
     });
 }

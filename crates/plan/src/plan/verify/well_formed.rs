@@ -179,7 +179,7 @@ impl Ids<'_> {
             Content::Buffer(buffer) | Content::Staging(buffer, _) => self.buffer(buffer, &place),
             Content::OptimizerStep
             | Content::FaultWord
-            | Content::LearningRate
+            | Content::Hyperparameters
             | Content::LossScale
             | Content::GradientScale
             | Content::NormRecord

@@ -1,6 +1,6 @@
 //! The edge at which a step begins.
 //!
-//! Law: before the step, resident slots hold what the plan's entry state promises, inputs, learning rate,
+//! Law: before the step, resident slots hold what the plan's entry state promises, inputs, hyperparameters,
 //! loss scale and gradient scale what the session put there, and nothing else holds anything of this step. What
 //! the entry state promises is for the session to keep; every plan's exit is checked against it. A step that
 //! continues a sum of gradients finds in main grads, and in what a rank adds up of replicated weights, what the step
@@ -150,7 +150,7 @@ impl Run<'_> {
                 Held::LocalSum(weight, BTreeSet::new())
             }
             (Content::OptimizerStep, _) => Held::OptimizerStep { votes: 0 },
-            (Content::LearningRate, _) => Held::LearningRate,
+            (Content::Hyperparameters, _) => Held::Hyperparameters,
             (Content::LossScale, _) => Held::LossScale,
             (Content::GradientScale, _) => Held::GradientScale,
             (Content::Buffer(buffer), _)

@@ -164,7 +164,7 @@ impl Run<'_> {
         let mut all: Vec<_> = [
             ("the fault word", Content::FaultWord),
             ("the optimizer step", Content::OptimizerStep),
-            ("the learning rate", Content::LearningRate),
+            ("the hyperparameters", Content::Hyperparameters),
             ("the loss scale", Content::LossScale),
             ("the gradient scale", Content::GradientScale),
         ]

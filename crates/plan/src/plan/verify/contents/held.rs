@@ -93,8 +93,8 @@ pub(super) enum Held {
     Records,
     /// The vote of the step.
     Vote,
-    /// The learning rate of the step.
-    LearningRate,
+    /// What the optimizer goes by in the step.
+    Hyperparameters,
     /// The loss scale of the step.
     LossScale,
     /// What main grads are a multiple of at the end of the step.
@@ -156,7 +156,7 @@ impl Held {
             Self::Record => content == Content::NormRecord,
             Self::Records => content == Content::NormRecords,
             Self::Vote => content == Content::Vote,
-            Self::LearningRate => content == Content::LearningRate,
+            Self::Hyperparameters => content == Content::Hyperparameters,
             Self::LossScale => content == Content::LossScale,
             Self::GradientScale => content == Content::GradientScale,
             Self::OptimizerStep { .. } => content == Content::OptimizerStep,
@@ -281,7 +281,7 @@ impl Held {
             Self::Record => "this rank's record of the step".into(),
             Self::Records => "all ranks' records of the step".into(),
             Self::Vote => "the vote of the step".into(),
-            Self::LearningRate => "the learning rate".into(),
+            Self::Hyperparameters => "the hyperparameters".into(),
             Self::LossScale => "the loss scale".into(),
             Self::GradientScale => "the gradient scale".into(),
             Self::OptimizerStep { votes } => {

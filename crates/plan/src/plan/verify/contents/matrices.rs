@@ -16,11 +16,12 @@ impl Run<'_> {
         task: TaskId,
         bucket: BucketId,
         states: &[PrepareOperand],
-        vote: SlotId,
+        (vote, hyperparameters): (SlotId, SlotId),
         to: SlotId,
     ) -> Verdict<()> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
         self.is_vote(task, vote)?;
+        self.are_hyperparameters(task, hyperparameters)?;
         self.is_of_one_group(task, bucket, &weights)?;
         self.is_round(task, &weights)?;
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());

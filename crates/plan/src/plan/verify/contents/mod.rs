@@ -161,16 +161,18 @@ impl<'p> Run<'p> {
             Op::Vote { records, optimizer_step, gradient_scale, vote } => {
                 self.vote(task, *records, *optimizer_step, *gradient_scale, *vote)
             }
-            Op::Prepare { bucket, states, vote, to } => self.prepare(task, *bucket, states, *vote, *to),
+            Op::Prepare { bucket, states, vote, hyperparameters, to } => {
+                self.prepare(task, *bucket, states, (*vote, *hyperparameters), *to)
+            }
             Op::ExchangeRows { weights, from, to } => self.exchange_rows(task, weights, *from, *to),
             Op::Transform { bucket, weights, vote, from, to } => {
                 self.transform(task, *bucket, weights, *vote, (*from, *to))
             }
-            Op::Update { bucket, states, vote, learning_rate, transformed } => {
-                self.update(task, *bucket, states, (*vote, *learning_rate), *transformed)
+            Op::Update { bucket, states, vote, hyperparameters, transformed } => {
+                self.update(task, *bucket, states, (*vote, *hyperparameters), *transformed)
             }
-            Op::Adam { bucket, states, vote, learning_rate } => {
-                self.adam(task, *bucket, states, *vote, *learning_rate)
+            Op::Adam { bucket, states, vote, hyperparameters } => {
+                self.adam(task, *bucket, states, *vote, *hyperparameters)
             }
         }
     }

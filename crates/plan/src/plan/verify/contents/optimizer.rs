@@ -97,10 +97,10 @@ impl Run<'_> {
         bucket: BucketId,
         states: &[AdamOperand],
         vote: SlotId,
-        learning_rate: SlotId,
+        hyperparameters: SlotId,
     ) -> Verdict<()> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
-        self.is_update(task, bucket, &weights, vote, learning_rate)?;
+        self.is_update(task, bucket, &weights, vote, hyperparameters)?;
         if self.plan.weights.state.own_states.is_some() {
             return self
                 .other_rule(task, "lets Adam update weights that the trainer updates by a rule of its own");
@@ -141,11 +141,11 @@ impl Run<'_> {
         task: TaskId,
         bucket: BucketId,
         states: &[UpdateOperand],
-        (vote, learning_rate): (SlotId, SlotId),
+        (vote, hyperparameters): (SlotId, SlotId),
         transformed: Option<SlotId>,
     ) -> Verdict<()> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
-        self.is_update(task, bucket, &weights, vote, learning_rate)?;
+        self.is_update(task, bucket, &weights, vote, hyperparameters)?;
         if self.plan.weights.state.own_states.is_none() {
             return self.other_rule(task, "runs a custom optimizer on weights that Adam updates");
         }
@@ -179,25 +179,25 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// What holds of any update: it is under the vote and at the step's learning rate, of weights of one group.
+    /// What holds of any update: it is under the vote and by the step's hyperparameters, of weights of one group.
     fn is_update(
         &self,
         task: TaskId,
         bucket: BucketId,
         weights: &[WeightId],
         vote: SlotId,
-        learning_rate: SlotId,
+        hyperparameters: SlotId,
     ) -> Verdict<()> {
         self.is_vote(task, vote)?;
-        if *self.slots.held(learning_rate) != Held::LearningRate {
-            return self.wrong_operand(
-                task,
-                learning_rate,
-                "the learning rate",
-                "name the learning rate's slot",
-            );
-        }
+        self.are_hyperparameters(task, hyperparameters)?;
         self.is_of_one_group(task, bucket, weights)
+    }
+
+    pub(super) fn are_hyperparameters(&self, task: TaskId, slot: SlotId) -> Verdict<()> {
+        if *self.slots.held(slot) == Held::Hyperparameters {
+            return Ok(());
+        }
+        self.wrong_operand(task, slot, "the hyperparameters", "name the slot of the hyperparameters")
     }
 
     /// Weights of one task train and are of one bucket and one parameter group.
