@@ -31,7 +31,7 @@ fn the_examples_of_the_help_parse() {
     let all = [EXAMPLES, PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES].join("\n").replace(CONTINUED, "");
     let examples: Vec<&str> =
         all.lines().map(str::trim).filter(|line| line.starts_with("warpweft ")).collect();
-    assert_eq!(examples.len(), 11);
+    assert_eq!(examples.len(), 12);
     for example in examples {
         let typed = example.replace('\'', "");
         let typed = typed.split(" > ").next().unwrap();
@@ -119,7 +119,7 @@ fn what_makes_no_sense_together_is_refused() {
         ("warpweft quantize --format bf16 in out", "bf16 does not quantize; choose one of nvfp4_2d, "),
         ("warpweft quantize --format fp8_tensor_e4m3_eps-1 in out", "epsilon -1"),
         ("warpweft quantize --format nvfp4 --shards 0 in out", "0 is not in 1..=1024"),
-        ("warpweft quantize --format nvfp4 in", "OUT.safetensors"),
+        ("warpweft quantize --format nvfp4 in", "<OUT>"),
         ("warpweft plan m.toml --dot --tasks", "cannot be used with"),
         ("warpweft simulate m.toml --ranks 4", "--cluster"),
         ("warpweft simulate m.toml --cluster h200x4 --ranks 0", "0 is not in 1..=65536"),
