@@ -43,14 +43,15 @@ impl Optimizer<CpuSurface> for AdamWithAverage {
                 context.state(weight.id, "exp_avg_sq")?,
                 context.state(weight.id, "average")?,
             ];
+            // It begins with the weights after the first step, also of those that were frozen until now.
+            let begins = average.iter().all(|value| *value == 0.0);
             for (at, p) in master.iter_mut().enumerate() {
                 let g = factor * gradient[at];
                 first[at] = beta1 * first[at] + (1.0 - beta1) * g;
                 second[at] = beta2 * second[at] + (1.0 - beta2) * g * g;
                 let (m, v) = (first[at] / corrections[0], second[at] / corrections[1]);
                 *p -= learning_rate * (m / (v.sqrt() + 1e-8) + weight_decay * *p);
-                // It begins with the weights after the first step.
-                let keeps = if step == 1 { 0.0 } else { self.keeps };
+                let keeps = if begins { 0.0 } else { self.keeps };
                 average[at] = keeps * average[at] + (1.0 - keeps) * *p;
             }
         }

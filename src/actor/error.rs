@@ -109,7 +109,7 @@ pub enum ExecError {
     },
     /// Processes were asked for different steps at one time.
     #[error(
-        "{other} was asked for {unlike} than {rank} in the step of `{program}`; their weights may be different ones now: end all processes, import the last checkpoint, and call the same methods of the session with the same values in each (`step`, `accumulate`, `discard_gradients`, `set_learning_rate`, `set_loss_scale`)"
+        "{other} was asked for {unlike} than {rank} in the step of `{program}`; their weights may be different ones now: end all processes, import the last checkpoint, and call the same methods of the session with the same values in each (`step`, `accumulate`, `discard_gradients`, `set_learning_rate`, `set_hyperparameters`, `set_hyperparameters_of`, `set_loss_scale`), under the same configuration"
     )]
     StepsDiffer {
         /// A rank of this process.

@@ -197,7 +197,7 @@ impl Claims<'_> {
         if is_other && self.optimizer_step > 0 {
             return Err(format!(
                 "`{name}` trains here, and the checkpoint has no moments of it after {} optimizer steps, because it was \
-                 updated by an optimizer that keeps none; import `checkpoint.restart_optimizer()`, or of parts \
+                 frozen there or updated by an optimizer that keeps none; import `checkpoint.restart_optimizer()`, or of parts \
                  `PartFiles::restart_optimizer`, by which all moments begin anew, or freeze it here",
                 self.optimizer_step
             ));

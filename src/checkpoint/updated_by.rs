@@ -57,12 +57,18 @@ impl UpdatedBy {
             Some(Self::Unnamed) | None => Vec::new(),
         };
         let found = states.iter().position(|state| *state == name).map(StateId::at);
-        found.ok_or_else(|| CheckpointError::Unfit {
-            reason: format!(
-                "the checkpoint names no state `{}`; those that it names are: {}",
-                shown(name),
-                listed("`", states)
-            ),
+        found.ok_or_else(|| {
+            let name = shown(name);
+            let reason = match states.is_empty() {
+                true => format!(
+                    "the checkpoint names no state `{name}`, for it does not say which optimizer wrote it; set its \
+                     `updated_by` to that optimizer and the names of its states"
+                ),
+                false => {
+                    format!("the checkpoint names no state `{name}`; those that it names are: {}", listed("`", states))
+                }
+            };
+            CheckpointError::Unfit { reason }
         })
     }
 

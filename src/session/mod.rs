@@ -102,6 +102,8 @@ pub struct Session {
     updated_by: UpdatedBy,
     /// Weights whose moments began at zero with the last import, and others' did not.
     thawed: Vec<String>,
+    /// Those of an import on its way.
+    thawing: Vec<String>,
     scheduled: Scheduled,
     loss_scale: f32,
     steps: u64,

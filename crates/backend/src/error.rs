@@ -6,6 +6,7 @@
 use warpweft_base::id::{LaneId, RankId, TaskId};
 use warpweft_plan::model::Mesh;
 use warpweft_plan::policy::ByteSize;
+
 /// What can go wrong below the actors.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]

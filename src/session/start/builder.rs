@@ -309,6 +309,7 @@ impl Start {
             sum_plans,
             updated_by: UpdatedBy::Adam,
             thawed: Vec::new(),
+            thawing: Vec::new(),
             scheduled: Scheduled::configured(&self.config, &plans.prologue.weights),
             loss_scale: 1.0,
             steps: 0,

@@ -76,11 +76,12 @@ impl Session {
     /// use warpweft::prelude::*;
     ///
     /// fn schedule(session: &mut Session, step: u32) -> Result<(), SessionError> {
-    ///     let (configured, warm) = (session.hyperparameters(), (step as f32 / 1000.0).min(1.0));
-    ///     let beta2 = 0.9 + 0.09 * warm;
-    ///     session.set_hyperparameters(Hyperparameters { learning_rate: 3e-4 * warm, beta2, ..configured })?;
+    ///     let warm = (step as f32 / 1000.0).min(1.0);
+    ///     let (learning_rate, beta2) = (3e-4 * warm, 0.9 + 0.09 * warm);
+    ///     let all = Hyperparameters { learning_rate, beta2, ..session.hyperparameters() };
+    ///     session.set_hyperparameters(all)?;
     ///     // The head stands still for 100 steps.
-    ///     let still = Hyperparameters { learning_rate: 0.0, ..configured };
+    ///     let still = Hyperparameters { learning_rate: 0.0, ..all };
     ///     session.set_hyperparameters_of("head.*", (step < 100).then_some(still))
     /// }
     /// ```
@@ -102,10 +103,12 @@ impl Session {
 
     /// Sets what the weights go by in the coming steps whose names `weights` matches, as a rule of the configuration
     /// does (`blocks.*.mlp.*`): `own`, as it is, whatever their parameter group or [`Session::set_hyperparameters`]
-    /// say; with `None` what all others go by, as at first.
+    /// say, so a weight decay and a scale that rules give them do not count then; with `None` what all others go by, as
+    /// at first. Of two patterns that match a weight the one that was set last counts.
     ///
     /// # Errors
-    /// As [`Session::set_hyperparameters`]; [`SessionError::NoWeight`] if it matches no weight that trains.
+    /// [`SessionError::Hyperparameter`] as of [`Session::set_hyperparameters`]; [`SessionError::NoWeight`] if it
+    /// matches no weight that trains.
     pub fn set_hyperparameters_of(
         &mut self,
         weights: &str,
@@ -144,7 +147,7 @@ impl Session {
         for (name, beta) in [("beta1", given.beta1), ("beta2", given.beta2)] {
             if slow(beta) {
                 let range =
-                    "0.996 or less, or moments be kept in f32, for bf16 rounds away what they change by";
+                    "0.996 or less where optimizer.moments is bf16, which rounds away smaller changes";
                 return Err(SessionError::Hyperparameter { name, given: beta, range });
             }
         }

@@ -161,7 +161,7 @@ impl Session {
             let digest = (!is_whole && checked.is_ok()).then(|| checkpoint.digest_of(taken));
             self.ranks.iter().for_each(|thread| thread.handover().transfer.checkpoint = digest);
             self.refused = checked.err();
-            self.thawed = checkpoint.thawed(&plans, taken);
+            self.thawing = checkpoint.thawed(&plans, taken);
             self.command(Command::Import);
             let outcome = self.finish().await;
             let imported = self.imported();
@@ -184,16 +184,17 @@ impl Session {
             self.refused.take().or(told.map(|(reason, source)| SessionError::Import { reason, source }));
         match refused {
             Some(refused) => {
-                self.thawed.clear();
+                self.thawing.clear();
                 Err(refused)
             }
             None => {
+                self.thawed = std::mem::take(&mut self.thawing);
                 if !self.thawed.is_empty() {
                     let weights = listed("`", &self.thawed);
                     tracing::warn!(
                         %weights,
-                        "moments of weights that were frozen begin at zero, beside the step count of all others; let \
-                         their learning rate warm up (`Session::set_hyperparameters_of`)"
+                        "moments and other state of weights that were frozen begin at zero, beside the step count of all \
+                         others; let their learning rate warm up (`Session::set_hyperparameters_of`)"
                     );
                 }
                 self.diverged = None;

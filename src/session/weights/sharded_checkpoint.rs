@@ -119,7 +119,7 @@ impl Session {
             let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
                 Ok(import) => {
                     let saved = import.saved();
-                    self.thawed = import.thawed();
+                    self.thawing = import.thawed();
                     (Arc::new(import), Ok(saved))
                 }
                 Err(error) if self.rendezvous.is_whole() => return Err(refused(error)),

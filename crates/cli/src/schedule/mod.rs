@@ -11,7 +11,6 @@
 //! | `outputs` | files that are written, and when they may be replaced |
 //! | `shown` | a trace summed up, and which part of it is drawn |
 //! | `tune` | a sweep of policies, and the tuner on a simulated machine |
-//! | `error` | why a schedule could not be shown |
 
 mod model_file;
 mod outputs;

@@ -129,7 +129,7 @@ pub trait Optimizer<S: Surface> {
     fn name(&self) -> &'static str;
 
     /// The names of the lists of f32 state that are kept beside the master of every weight that trains, up to 8; zeros
-    /// before the first step. Checkpoints have them too.
+    /// before the first step, and before a later one of a weight that was frozen until then. Checkpoints have them too.
     fn states(&self) -> &'static [&'static str];
 
     /// Whether it has [`Optimizer::prepare`] and [`Optimizer::transform`]. A session does not start if a weight is to
