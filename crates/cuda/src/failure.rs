@@ -6,7 +6,7 @@
 
 use cudarc::{cublaslt, cupti, driver, nccl, nvrtc};
 
-use super::device::context::ComputeCapability;
+use super::compute_capability::ComputeCapability;
 use warpweft_format::{ElementType, Format, Fp8Element, Orientation, Shape};
 use warpweft_plan::compute::ComputeError;
 

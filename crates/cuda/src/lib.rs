@@ -40,6 +40,7 @@
 
 mod backend;
 mod bind;
+mod compute_capability;
 mod device;
 mod failure;
 pub(crate) mod gemm;
@@ -61,12 +62,14 @@ pub use backend::CudaMemory;
 pub use bind::bound::CudaBound;
 #[doc(hidden)]
 pub use bind::lane::CudaStream;
+pub use compute_capability::ComputeCapability;
 /// The crate through which this backend speaks to the driver, in the version whose types appear in
 /// [`CudaHandles`]. For a user's own kernels, streams and events; `docs/interop.md` says how they meet.
 #[doc(no_inline)]
 pub use cudarc;
 pub use device::address::DeviceAddress;
-pub use device::context::{ComputeCapability, DeviceOrdinal};
+
+pub use device::context::DeviceOrdinal;
 pub use failure::CudaFailure;
 #[doc(hidden)]
 pub use graph::capture::CudaGraph;

@@ -13,17 +13,15 @@ use warpweft_base::errors::shown;
 use warpweft_format::{Format, Shape, tensor_amax};
 
 use super::EngineOptions;
+use super::candidates::Source;
 use super::dialect::Holds;
 use super::encode::{EncodedRows, ROWS_OF_BLOCKS};
 use super::encoding::Encoding;
 use super::folder::ModelFolder;
-use super::plan::{Layer, Place, Source, Unit, reads};
+use super::plan::{Layer, MOST_ELEMENTS, Place, Unit, reads};
 use super::report::{ConvertedLayer, Deviation, EngineReport, ScaleGroup};
 use super::weights::PlainWeights;
 use crate::checkpoint::CheckpointError;
-
-/// Elements that are converted at once, 16 MiB of f32, which the allocator takes again instead of asking the system.
-pub(super) const MOST_ELEMENTS: usize = 4 << 20;
 
 /// Bytes that are copied at once.
 const PIECE: usize = 4 << 20;

@@ -33,13 +33,14 @@
 //! | `linears`, `scale_groups` | which tensors are quantized; which layers engines fuse |
 //! | `name_map`, `import` | other names, cut rows, transposed matrices; weights read by them |
 //! | `weights` | where plain weights come from |
-//! | `plan` | what becomes of every tensor, and in which file |
+//! | `candidates`, `plan` | tensors under their new names, and which are quantized; what becomes of each, and in which file |
 //! | `encode`, `convert` | rows in a dialect; a model converted |
 //! | `quantization_config` | what `config.json` says of it |
 //! | `read_config`, `quantized_layer` | what a folder says of its layers; their values |
 //! | `inspection` | what a folder is |
 //! | `folder`, `report` | the folder that is written; what was done |
 
+mod candidates;
 mod convert;
 pub(super) mod dialect;
 mod encode;

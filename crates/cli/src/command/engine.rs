@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use warpweft::checkpoint::CheckpointError;
 use warpweft::checkpoint::engines::{Dialect, EngineOptions, LayerRule, NameMap};
-use warpweft::format::{Format, Via};
+use warpweft::format::{Format, FormatError, Via};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::regular;
 
-use super::super::ToolError;
-use super::quantize::parse_format;
+use super::super::{ToolError, formats};
 
 /// A folder for inference engines
 #[derive(Debug, Args)]
@@ -73,6 +72,19 @@ impl Engine {
         }
         options.model_folder = self.model_folder;
         Ok(options)
+    }
+}
+
+/// A format that quantizes, by its name.
+pub(super) fn parse_format(name: &str) -> Result<Format, String> {
+    match name.parse() {
+        Ok(format @ (Format::F32 | Format::Bf16)) => Err(ToolError::NotQuantizing { format }.to_string()),
+        Ok(format) => Ok(format),
+        Err(FormatError::UnknownName { .. }) => {
+            let (names, families) = (formats::quantizing_names(), formats::families());
+            Err(format!("there is no such format; choose one of {names}; for short there are {families}"))
+        }
+        Err(error) => Err(error.to_string()),
     }
 }
 

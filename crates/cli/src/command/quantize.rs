@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, ValueEnum};
-use warpweft::format::{Format, FormatError, Via};
+use warpweft::format::{Format, Via};
 
 use super::super::terminal::Terminal;
 use super::super::{
     QuantizeOptions, Report, ToolError, dequantize_checkpoint, engine_table, formats, quantize_checkpoint,
     quantize_for_engines,
 };
-use super::engine::Engine;
+use super::engine::{Engine, parse_format};
 
 /// Quantizes the matrices of a safetensors checkpoint, or turns them back to f32
 ///
@@ -146,18 +146,6 @@ shape that it could take.
 `warpweft formats` tells more.",
         formats::list()
     )
-}
-
-pub(super) fn parse_format(name: &str) -> Result<Format, String> {
-    match name.parse() {
-        Ok(format @ (Format::F32 | Format::Bf16)) => Err(ToolError::NotQuantizing { format }.to_string()),
-        Ok(format) => Ok(format),
-        Err(FormatError::UnknownName { .. }) => {
-            let (names, families) = (formats::quantizing_names(), formats::families());
-            Err(format!("there is no such format; choose one of {names}; for short there are {families}"))
-        }
-        Err(error) => Err(error.to_string()),
-    }
 }
 
 impl Quantize {

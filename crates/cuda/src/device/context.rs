@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cudarc::driver::{result, sys};
 
 use super::libraries::Library;
+use crate::compute_capability::ComputeCapability;
 use crate::failure::CudaFailure;
 
 /// The number of a GPU among those this process sees, counted from 0.
@@ -75,29 +76,6 @@ impl DeviceOrdinal {
         // SAFETY: the device is one the driver just gave.
         let bytes = unsafe { result::device::total_mem(device) };
         Ok(bytes.map_err(CudaFailure::driver("cuDeviceTotalMem"))? as u64)
-    }
-}
-
-/// The generation of a GPU, such as 9.0 for Hopper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ComputeCapability {
-    /// Before the dot.
-    pub major: u32,
-    /// After the dot.
-    pub minor: u32,
-}
-
-impl ComputeCapability {
-    /// Generation `major.minor`.
-    #[must_use]
-    pub const fn new(major: u32, minor: u32) -> Self {
-        Self { major, minor }
-    }
-}
-
-impl fmt::Display for ComputeCapability {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}.{}", self.major, self.minor)
     }
 }
 

@@ -7,8 +7,9 @@ use cudarc::cublaslt::{result, sys};
 use cudarc::driver::result::memcpy_dtod_async;
 
 use super::lent::{Lent, LentMut};
+use crate::compute_capability::ComputeCapability;
 use crate::device::address::DeviceAddress;
-use crate::device::context::{ComputeCapability, Context, DeviceOrdinal};
+use crate::device::context::{Context, DeviceOrdinal};
 use crate::device::libraries::Library;
 use crate::device::memory::DeviceMemory;
 use crate::device::stream::{Priority, Stream};
