@@ -225,9 +225,9 @@ fn adapters_are_saved_without_their_base_and_go_on_beside_the_same_one_alone() {
         let mut beside_another = start(&other, Format::NVFP4_2D, 0, 2).await;
         let before = beside_another.export().await.unwrap();
         let said = beside_another.import(&store.load().await.unwrap()).await.unwrap_err().to_string();
-        assert!(said.contains("the frozen weight `base` has other values here"), "{said}");
+        assert!(said.contains("the weight `base` has other values here"), "{said}");
         let said = beside_another.import_parts(&parts).await.unwrap_err().to_string();
-        assert!(said.contains("the frozen weight `base` has other values here"), "{said}");
+        assert!(said.contains("the weight `base` has other values here"), "{said}");
         assert!(beside_another.export().await.unwrap() == before);
         // An export has the planes, and brings them along.
         beside_another.import(&left).await.unwrap();
@@ -260,7 +260,7 @@ fn a_part_of_the_weights_is_imported_by_an_explicit_choice() {
         for (takes, says) in [
             ("head1", "`head1` is to be taken and is not in the checkpoint"),
             ("nothing", "no weight of the session is taken"),
-            ("base", "the frozen weight `base` has other values here"),
+            ("base", "the weight `base` has other values here"),
         ] {
             let said = deeper.import_weights(&loaded, |name| name == takes).await.unwrap_err().to_string();
             assert!(said.contains(says), "{said}");
