@@ -11,6 +11,7 @@ these values, and from the unquantized ones. The exit status is 1 if any row fai
 
 import argparse
 import contextlib
+import fnmatch
 import io
 import json
 import shutil
@@ -63,6 +64,9 @@ def run(program, *arguments):
 
 def quantize(program, source, dialect, form, folder):
     most, rules = reference.RULED.get(form, (form, {}))
+    names = tensors_of(source)
+    # A rule that matches no tensor is refused, and some are for one of the models.
+    rules = {pattern: own for pattern, own in rules.items() if fnmatch.filter(names, pattern)}
     options = [word for pattern, own in rules.items() for word in ("--rule", f"{pattern}={own}")]
     return run(program, "quantize", "--format", most, "--to", dialect, *options, source, folder)
 
