@@ -1,7 +1,7 @@
 //! The tensors of a model under their new names, and which of them are quantized.
 //!
-//! Law: what engines fuse is quantized alike or not at all, and so are the experts of a layer (EN-2). What is said for no
-//! tensor is refused.
+//! Law: what engines fuse is quantized alike or not at all, and so are the experts of a layer (EN-2). What is said for
+//! no tensor is refused.
 
 use std::collections::{BTreeMap, HashSet};
 
