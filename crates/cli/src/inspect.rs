@@ -82,7 +82,8 @@ pub fn inspect_checkpoint(
         found.what = format!("a sharded checkpoint of {} ranks", saved.ranks);
         found.about = saved.notes.into_iter().collect();
         found.about.insert("optimizer step".to_owned(), saved.optimizer_step.to_string());
-        let masters = parts.plain_weights()?;
+        let (masters, frozen) = parts.trained_weights()?;
+        found.frozen(frozen.len());
         let weights = masters.tensors()?;
         let elements_of = weights.iter().map(|weight| elements(&weight.shape));
         let (count, elements_of) = (weights.len(), elements_of.sum());
@@ -194,9 +195,7 @@ fn file(
             found.about.insert(key.replace('_', " "), shown(said));
         }
     }
-    if !source.absent.is_empty() {
-        found.about.insert("frozen weights, by digest alone".to_owned(), source.absent.len().to_string());
-    }
+    found.frozen(source.absent.len());
     if digests {
         progress.start(source.compared_bytes());
         source.compare(&mut data, progress)?;
@@ -208,6 +207,15 @@ fn file(
 
 fn elements(shape: &[usize]) -> u64 {
     shape.iter().fold(1, |elements: u64, extent| elements.saturating_mul(*extent as u64))
+}
+
+impl Inspection {
+    /// Of so many frozen weights there are digests alone.
+    fn frozen(&mut self, count: usize) {
+        if count > 0 {
+            self.about.insert("frozen weights, by digest alone".to_owned(), count.to_string());
+        }
+    }
 }
 
 impl fmt::Display for Inspection {

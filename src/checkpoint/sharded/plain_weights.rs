@@ -27,23 +27,36 @@ impl PartFiles {
     /// As [`PartFiles::saved`]; [`CheckpointError::Unfit`] where weights are frozen, of which the files have digests
     /// alone: the model would lack them.
     pub fn plain_weights(&self) -> Result<impl PlainWeights + use<>, CheckpointError> {
+        let (masters, frozen) = self.trained_weights()?;
+        if frozen.is_empty() { Ok(masters) } else { Err(no_frozen(&frozen)) }
+    }
+
+    /// The masters of the weights that were trained, and the names of those that were frozen.
+    ///
+    /// # Errors
+    /// As [`PartFiles::saved`].
+    #[doc(hidden)]
+    pub fn trained_weights(&self) -> Result<(impl PlainWeights + use<>, Vec<String>), CheckpointError> {
         let opened = Opened::open(&self.folder).map_err(CheckpointError::in_parts)?;
         let frozen = opened.index.weights.iter().filter(|weight| weight.frozen.is_some());
-        let frozen: Vec<&str> = frozen.map(|weight| weight.name.as_str()).collect();
-        match frozen[..] {
-            [] => Ok(Masters { opened }),
-            _ => Err(no_frozen(&frozen)),
-        }
+        let frozen = frozen.map(|weight| weight.name.clone()).collect();
+        Ok((Masters { opened }, frozen))
     }
 }
 
 /// What is said of a model whose frozen weights are not in the checkpoint.
-fn no_frozen(frozen: &[&str]) -> CheckpointError {
+fn no_frozen(frozen: &[String]) -> CheckpointError {
     let reason = format!(
         "the checkpoint has digests alone of the weights that are frozen, {}, so the model would lack them; convert what \
          `Session::export` gives, which has them",
         listed("`", frozen)
     );
+    CheckpointError::Unfit { reason }
+}
+
+/// What is said of rows that a weight does not have.
+fn too_few(weight: &str) -> CheckpointError {
+    let reason = format!("weight `{}` has fewer rows in the checkpoint than were asked for", shown(weight));
     CheckpointError::Unfit { reason }
 }
 
@@ -67,7 +80,7 @@ impl Masters {
 
 impl PlainWeights for Masters {
     fn tensors(&self) -> Result<Vec<PlainTensor>, CheckpointError> {
-        let weights = self.opened.index.weights.iter();
+        let weights = self.opened.index.weights.iter().filter(|weight| weight.frozen.is_none());
         let tensor = |weight: &IndexedWeight| PlainTensor {
             name: weight.name.clone(),
             dtype: Dtype::BF16,
@@ -84,7 +97,8 @@ impl PlainWeights for Masters {
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
         let rows = self.rows_of(tensor, first_row, values.len() / columns.max(1))?;
-        values.iter_mut().zip(rows).for_each(|(value, row)| *value = row);
+        let rows = rows.get(..values.len()).ok_or_else(|| too_few(tensor))?;
+        values.copy_from_slice(rows);
         Ok(())
     }
 
@@ -95,7 +109,8 @@ impl PlainWeights for Masters {
         let (first, last) = (begin / cols, (begin + words.len()).div_ceil(cols));
         let values = self.rows_of(tensor, first, last - first)?;
         let skipped = begin - first * cols;
-        for (word, value) in words.iter_mut().zip(values.iter().skip(skipped)) {
+        let values = values.get(skipped..skipped + words.len()).ok_or_else(|| too_few(tensor))?;
+        for (word, value) in words.iter_mut().zip(values) {
             *word = bf16::from_f32(*value).to_le_bytes();
         }
         Ok(())

@@ -158,6 +158,10 @@ fn a_checkpoint_without_its_frozen_weights_is_refused_and_an_export_has_them() {
         let refused = quantize_for_engines(&folder.join(saved), &folder.join("out"), options(), &mut ());
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("`layer0`"), "{error}");
+        // What it is can be said all the same.
+        let found = inspect_checkpoint(&folder.join(saved), true, &mut ()).unwrap();
+        assert_eq!(found.about["frozen weights, by digest alone"], "1");
+        assert_eq!(found.compared, Some(2));
     }
     let model = EngineModel::plan(&checkpoint, options()).unwrap();
     let report = model.write(folder.join("out"), &mut |_, _| ControlFlow::Continue(())).unwrap();
