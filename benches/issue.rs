@@ -16,8 +16,8 @@ use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use null::Null;
 use warpweft::actor::{Poison, Wiring};
 use warpweft::exec::Pump;
-use warpweft::id::RankId;
-use warpweft::plan::StepPlan;
+use warpweft_base::id::RankId;
+use warpweft_plan::plan::StepPlan;
 
 /// Rights granted in one step, and one turn for every task.
 fn messages(plan: &StepPlan) -> usize {

@@ -14,9 +14,9 @@ use std::time::Duration;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use warpweft::actor::Wiring;
-use warpweft::format::Format;
-use warpweft::model::{Decoder, Math, StepProgram};
-use warpweft::plan::verify;
+use warpweft_format::Format;
+use warpweft_plan::model::{Decoder, Math, StepProgram};
+use warpweft_plan::plan::verify;
 
 /// Layers of decoders with experts.
 const EXPERT_LAYERS: [usize; 3] = [2, 8, 32];

@@ -19,7 +19,7 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use warpweft::format::{
+use warpweft_format::{
     Directions, Format, Orientation, OwnedPlanes, Shape, Via, dequantize, fused_scale, partial_amax,
     partial_cast, quantize, reference, transpose,
 };

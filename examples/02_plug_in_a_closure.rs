@@ -14,15 +14,8 @@ use print::println;
 
 const SIZE: usize = 32;
 
-struct Declared {
-    weight: WeightId,
-    input: BufferId,
-    loss: BufferId,
-    program: StepProgram,
-}
-
 /// One weight, one call that computes loss and gradient at once.
-fn declare() -> Result<Declared, DeclareError> {
+fn declare() -> Result<StepProgram, DeclareError> {
     let mut model = Model::builder();
     let weight = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
     let model = model.build();
@@ -31,23 +24,21 @@ fn declare() -> Result<Declared, DeclareError> {
     let loss = program.output("loss", 1, ElementType::F32)?;
     program
         .call("fit", Phase::Backward)
-        .uses(weight, Orientation::Rowwise, Form::Dense)
+        .uses_dense(weight)
         .gradient(weight)
         .reads(input)
         .writes(loss)
         .add()?;
-    Ok(Declared { weight, input, loss, program: program.build_training()? })
+    program.build_training()
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let Declared { weight, input, loss, program } = declare()?;
-
     // The map to learn is y = 0.5 x, so the weight should become half the identity.
-    let fit = on_cpu(move |_, context| {
-        let w = context.dense(weight, Orientation::Rowwise)?;
-        let x = context.read::<f32>(input)?;
-        let mut gradient = context.gradient(weight)?;
+    let fit = on_cpu(|_, context| {
+        let w = context.dense_named("map")?;
+        let x = context.read_named::<f32>("input")?;
+        let mut gradient = context.gradient_named("map")?;
         let mut error_squared = 0.0;
         for row in 0..SIZE {
             let y: f32 = (0..SIZE).map(|col| w[row * SIZE + col] * x[col]).sum();
@@ -57,11 +48,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
                 gradient[row * SIZE + col] = 2.0 * error * x[col];
             }
         }
-        context.write::<f32>(loss)?[0] = error_squared;
+        context.write_named::<f32>("loss")?[0] = error_squared;
         Ok(())
     });
 
-    let builder = Session::builder(Config::default(), move |_| fit).program(program);
+    let builder = Session::builder(Config::default(), move |_| fit).program(declare()?);
     let mut session = builder.initialize(initial::zeros()).start_cpu(2).await?;
     for step in 0..200 {
         // It decays to 0: with a rate that stays, Adam would keep walking around the solution.

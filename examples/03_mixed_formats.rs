@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut program = StepProgram::builder("read", &model);
     let mut call = program.call("read", Phase::Forward);
     for (weight, _) in model.entries() {
-        call = call.uses(weight, Orientation::Rowwise, Form::Dense);
+        call = call.uses_dense(weight);
     }
     call.add()?;
     let plan = plan_program(&program.build_evaluation()?, &config, 4)?;

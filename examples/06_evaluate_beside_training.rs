@@ -22,7 +22,7 @@ fn declare(model: &Model, weight: WeightId, batch: usize, trains: bool) -> Resul
     let input = program.input("input", batch * SIZE, ElementType::F32)?;
     let loss = program.output("loss", 1, ElementType::F32)?;
     let call = program.call("fit", if trains { Phase::Backward } else { Phase::Forward });
-    let call = call.uses(weight, Orientation::Rowwise, Form::Dense).reads(input).writes(loss);
+    let call = call.uses_dense(weight).reads(input).writes(loss);
     if trains {
         call.gradient(weight).add()?;
         return program.build_training();
@@ -31,12 +31,11 @@ fn declare(model: &Model, weight: WeightId, batch: usize, trains: bool) -> Resul
     program.build_evaluation()
 }
 
-fn fit(weight: WeightId, call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    // Ids are each program's own; of whichever program runs, these are the names.
-    let (input, loss) = (context.buffer_named("input")?, context.buffer_named("loss")?);
-    let w = context.dense(weight, Orientation::Rowwise)?;
-    let inputs = context.read::<f32>(input)?;
-    let mut gradient = if call.gradients.is_empty() { None } else { Some(context.gradient(weight)?) };
+fn fit(call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
+    // Names, because ids of buffers are each program's own.
+    let w = context.dense_named("map")?;
+    let inputs = context.read_named::<f32>("input")?;
+    let mut gradient = if call.gradients.is_empty() { None } else { Some(context.gradient_named("map")?) };
     if let Some(gradient) = &mut gradient {
         gradient.fill(0.0);
     }
@@ -52,7 +51,7 @@ fn fit(weight: WeightId, call: &Call, context: &ComputeContext<'_, CpuSurface>) 
             }
         }
     }
-    context.write::<f32>(loss)?[0] = sum;
+    context.write_named::<f32>("loss")?[0] = sum;
     Ok(())
 }
 
@@ -65,8 +64,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let mut config = Config::default();
     config.optimizer.lr = 0.02;
-    let closure = move |_| on_cpu(move |call, context| fit(weight, call, context));
-    let mut session = Session::builder(config, closure)
+    let mut session = Session::builder(config, |_| fit)
         .program(declare(&model, weight, small, true)?)
         .program(declare(&model, weight, large, false)?)
         .initialize(initial::zeros())

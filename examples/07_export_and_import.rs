@@ -17,18 +17,18 @@ const SIZE: usize = 32;
 
 async fn start(ranks: u32) -> Result<Session, SessionError> {
     let mut model = Model::builder();
-    let weight: WeightId = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
+    let weight = model.sharded("map", SIZE, SIZE, Format::NVFP4_2D)?;
     let model = model.build();
     let mut program = StepProgram::builder("train", &model);
-    let loss: BufferId = program.output("loss", 1, ElementType::F32)?;
-    let call = program.call("shrink", Phase::Backward).uses(weight, Orientation::Rowwise, Form::Dense);
+    let loss = program.output("loss", 1, ElementType::F32)?;
+    let call = program.call("shrink", Phase::Backward).uses_dense(weight);
     call.gradient(weight).writes(loss).add()?;
 
     // The loss is half the squared length of the weight, so its gradient is the weight itself.
-    let shrink = on_cpu(move |_, context| {
-        let w = context.dense(weight, Orientation::Rowwise)?;
-        context.gradient(weight)?.copy_from_slice(&w);
-        context.write::<f32>(loss)?[0] = 0.5 * w.iter().map(|w| w * w).sum::<f32>();
+    let shrink = on_cpu(|_, context| {
+        let w = context.dense_named("map")?;
+        context.gradient_named("map")?.copy_from_slice(&w);
+        context.write_named::<f32>("loss")?[0] = 0.5 * w.iter().map(|w| w * w).sum::<f32>();
         Ok(())
     });
     Session::builder(Config::default(), move |_| shrink)

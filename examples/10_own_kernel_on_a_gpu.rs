@@ -61,7 +61,7 @@ fn declare() -> Result<(Names, StepProgram), DeclareError> {
     let mut program = StepProgram::builder("train", &model.build());
     let x = program.input("x", SIZE, ElementType::F32)?;
     let loss = program.output("loss", 1, ElementType::F32)?;
-    let call = program.call("fit", Phase::Backward).uses(w, Orientation::Rowwise, Form::Dense);
+    let call = program.call("fit", Phase::Backward).uses_dense(w);
     call.gradient(w).reads(x).writes(loss).add()?;
     Ok((Names { w, x, loss }, program.build_training()?))
 }

@@ -37,9 +37,7 @@ fn declare(ranks: usize) -> Result<StepProgram, DeclareError> {
     let gradients_got = program.activation("gradients_got", all)?;
 
     let maps = program.call("map", Phase::Forward).reads(x).reads(y).writes(asked).writes(answers);
-    maps.uses(ask, Orientation::Rowwise, Form::Dense)
-        .uses(answer, Orientation::Rowwise, Form::Dense)
-        .add()?;
+    maps.uses_dense(ask).uses_dense(answer).add()?;
     let gather = Exchange::new(ExchangeKind::AllGather, answers, all_answers);
     program.exchange("gather answers", Phase::Forward, gather)?;
     let compare = program.call("compare", Phase::Backward).reads(asked).reads(all_answers);
@@ -78,9 +76,9 @@ fn run(call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), Comp
 
 fn map(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     for (weight, input, output) in [("ask", "x", "asked"), ("answer", "y", "answers")] {
-        let w = context.dense(context.weight_named(weight)?, Orientation::Rowwise)?;
-        let samples = context.read::<f32>(context.buffer_named(input)?)?;
-        let mut mapped = context.write::<f32>(context.buffer_named(output)?)?;
+        let w = context.dense_named(weight)?;
+        let samples = context.read_named::<f32>(input)?;
+        let mut mapped = context.write_named::<f32>(output)?;
         for (mapped, sample) in mapped.chunks_exact_mut(SIZE).zip(samples.chunks_exact(SIZE)) {
             mapped.iter_mut().enumerate().for_each(|(at, value)| *value = dot(row(&w, at), sample));
         }
@@ -90,10 +88,10 @@ fn map(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
 
 /// Cross entropy of each own question over all answers, and its gradients.
 fn compare(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let asked = context.read::<f32>(context.buffer_named("asked")?)?;
-    let answers = context.read::<f32>(context.buffer_named("all_answers")?)?;
-    let mut to_asked = context.write::<f32>(context.buffer_named("asked_gradient")?)?;
-    let mut to_answers = context.write::<f32>(context.buffer_named("gradients_given")?)?;
+    let asked = context.read_named::<f32>("asked")?;
+    let answers = context.read_named::<f32>("all_answers")?;
+    let mut to_asked = context.write_named::<f32>("asked_gradient")?;
+    let mut to_answers = context.write_named::<f32>("gradients_given")?;
     to_asked.fill(0.0);
     to_answers.fill(0.0);
     let own = asked.len() / SIZE;
@@ -111,15 +109,15 @@ fn compare(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError>
             add(&mut to_answers[SIZE * at..][..SIZE], slope, row(&asked, question));
         }
     }
-    context.write::<f32>(context.buffer_named("loss")?)?[0] = sum / own as f32;
+    context.write_named::<f32>("loss")?[0] = sum / own as f32;
     Ok(())
 }
 
 fn learn(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     for (weight, input, slopes) in [("ask", "x", "asked_gradient"), ("answer", "y", "gradients_got")] {
-        let samples = context.read::<f32>(context.buffer_named(input)?)?;
-        let slopes = context.read::<f32>(context.buffer_named(slopes)?)?;
-        let mut gradient = context.gradient(context.weight_named(weight)?)?;
+        let samples = context.read_named::<f32>(input)?;
+        let slopes = context.read_named::<f32>(slopes)?;
+        let mut gradient = context.gradient_named(weight)?;
         gradient.fill(0.0);
         for (number, slope) in slopes.chunks_exact(SIZE).enumerate() {
             let sample = row(&samples, number % (samples.len() / SIZE)); // those of one rank after another's

@@ -23,20 +23,19 @@
 //!     let mut program = StepProgram::builder("train", &model.build());
 //!     let x = program.input("x", SIZE, ElementType::F32)?;
 //!     let loss = program.output("loss", 1, ElementType::F32)?;
-//!     let call = program.call("fit", Phase::Backward).uses(w, Orientation::Rowwise, Form::Dense);
-//!     call.gradient(w).reads(x).writes(loss).add()?;
+//!     program.call("fit", Phase::Backward).uses_dense(w).gradient(w).reads(x).writes(loss).add()?;
 //!
 //!     // What the call does: the loss is ½‖Wx − x‖², its gradient (Wx − x) xᵀ.
-//!     let fit = on_cpu(move |_, context| {
-//!         let (weight, x) = (context.dense(w, Orientation::Rowwise)?, context.read::<f32>(x)?);
-//!         let (mut gradient, mut sum) = (context.gradient(w)?, 0.0);
+//!     let fit = on_cpu(|_, context| {
+//!         let (weight, x) = (context.dense_named("map")?, context.read_named::<f32>("x")?);
+//!         let (mut gradient, mut sum) = (context.gradient_named("map")?, 0.0);
 //!         for row in 0..SIZE {
 //!             let y: f32 = (0..SIZE).map(|col| weight[row * SIZE + col] * x[col]).sum();
 //!             let error = y - x[row];
 //!             (0..SIZE).for_each(|col| gradient[row * SIZE + col] = error * x[col]);
 //!             sum += 0.5 * error * error;
 //!         }
-//!         context.write::<f32>(loss)?[0] = sum;
+//!         context.write_named::<f32>("loss")?[0] = sum;
 //!         Ok(())
 //!     });
 //!

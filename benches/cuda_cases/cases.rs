@@ -1,16 +1,16 @@
 //! The launches, with the fewest bytes each must read and write per element of the weights.
 
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
     DequantizeOperand, ExpandOperand, KernelLaunch, LookOperand, MasterFragment, MasterState, NormOperand,
     ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
 };
-use warpweft::config::{AdamMode, Moments};
-use warpweft::format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
-use warpweft::layout::OptimizerSettings;
-use warpweft::model::Hyperparameters;
-use warpweft::op::{Reduction, SumTarget, Vote};
+use warpweft_format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
+use warpweft_plan::layout::OptimizerSettings;
+use warpweft_plan::model::Hyperparameters;
+use warpweft_plan::op::{Reduction, SumTarget, Vote};
+use warpweft_plan::policy::{AdamMode, Moments};
 
 use super::Size;
 use crate::cuda_device::Device;

@@ -3,7 +3,7 @@
 mod cases;
 mod table;
 
-use warpweft::format::Shape;
+use warpweft_format::Shape;
 
 use crate::cuda_device::Device;
 use cases::{CASES, Case};

@@ -7,8 +7,8 @@ mod plain;
 use std::cell::Cell;
 
 use cudarc::driver::{result, sys};
-use warpweft::backend::cuda::kernels::{CopyOperand, KernelLaunch, Kernels, NormOperand};
-use warpweft::backend::cuda::{DeviceAddress, KernelCache};
+use warpweft_cuda::kernels::{CopyOperand, KernelLaunch, Kernels, NormOperand};
+use warpweft_cuda::{DeviceAddress, KernelCache};
 
 use plain::Plain;
 

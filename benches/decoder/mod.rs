@@ -5,9 +5,9 @@
 //! same for any size.
 
 use warpweft::config::Config;
-use warpweft::format::{ElementType, Format};
-use warpweft::model::{Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
-use warpweft::plan::{Policy, StepPlan};
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::model::{Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::plan::{Policy, StepPlan};
 
 /// Rows and columns of every weight.
 const WIDTH: usize = 64;

@@ -5,11 +5,11 @@
 mod quantizing;
 
 use half::bf16;
-use warpweft::backend::cuda::kernels::ActivationOperand;
-use warpweft::backend::cuda::{CudaHandles, DeviceAddress, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
-use warpweft::compute::PlanesView;
-use warpweft::format::{Format, Fp8Element, Orientation, Shape};
-use warpweft::linear::{self, Linear, LinearSpec, Recipe, Weight};
+use warpweft_cuda::kernels::ActivationOperand;
+use warpweft_cuda::linear::{self, Linear, LinearSpec, Recipe, Weight};
+use warpweft_cuda::{CudaHandles, DeviceAddress, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
+use warpweft_format::{Format, Fp8Element, Orientation, Shape};
+use warpweft_plan::compute::PlanesView;
 
 use crate::cuda_device::Device;
 

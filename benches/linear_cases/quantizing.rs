@@ -1,9 +1,9 @@
 //! Making activations operands: what a launch costs, beside a copy of as many bytes.
 
 use half::bf16;
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{ActivationOperand, ActivationSource};
-use warpweft::format::{Format, Shape};
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{ActivationOperand, ActivationSource};
+use warpweft_format::{Format, Shape};
 
 use crate::cuda_device::Device;
 

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::backend::{Backend, BackendError, ClosureFault, Inspection, TaskInterval};
-use warpweft::compute::ComputeFactory;
-use warpweft::config::Reduce;
-use warpweft::id::{EventId, LaneId, RankId, TaskId};
-use warpweft::layout::{Binding, Lane, Region};
-use warpweft::model::Mesh;
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_backend::{Backend, BackendError, ClosureFault, Inspection, TaskInterval};
+use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::layout::{Binding, Lane, Region};
+use warpweft_plan::model::Mesh;
+use warpweft_plan::policy::Reduce;
 
 /// One rank without a device.
 #[derive(Debug)]

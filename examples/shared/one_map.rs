@@ -10,7 +10,7 @@ pub(crate) fn declare(model: &Model, weight: WeightId, trains: bool) -> Result<S
     let input = program.input("input", SIZE, ElementType::F32)?;
     let loss = program.output("loss", 1, ElementType::F32)?;
     let call = program.call("fit", if trains { Phase::Backward } else { Phase::Forward });
-    let call = call.uses(weight, Orientation::Rowwise, Form::Dense).reads(input).writes(loss);
+    let call = call.uses_dense(weight).reads(input).writes(loss);
     if trains {
         call.gradient(weight).add()?;
         return program.build_training();
@@ -25,10 +25,9 @@ pub(crate) fn fit(
     call: &Call,
     context: &ComputeContext<'_, CpuSurface>,
 ) -> Result<(), ComputeError> {
-    let weight = context.weight_named("map")?;
-    let w = context.dense(weight, Orientation::Rowwise)?;
-    let x = context.read::<f32>(context.buffer_named("input")?)?;
-    let mut gradient = if call.gradients.is_empty() { None } else { Some(context.gradient(weight)?) };
+    let w = context.dense_named("map")?;
+    let x = context.read_named::<f32>("input")?;
+    let mut gradient = if call.gradients.is_empty() { None } else { Some(context.gradient_named("map")?) };
     let mut sum = 0.0;
     for row in 0..SIZE {
         let y: f32 = (0..SIZE).map(|col| w[row * SIZE + col] * x[col]).sum();
@@ -39,7 +38,7 @@ pub(crate) fn fit(
             (0..SIZE).for_each(|col| gradient[row * SIZE + col] = 2.0 * error * x[col]);
         }
     }
-    context.write::<f32>(context.buffer_named("loss")?)?[0] = sum;
+    context.write_named::<f32>("loss")?[0] = sum;
     Ok(())
 }
 

@@ -97,7 +97,7 @@ pub(crate) fn declare(
         }
         for weight in &weights[*layer] {
             if !has_graph {
-                call = call.uses(*weight, Orientation::Rowwise, Form::Dense);
+                call = call.uses_dense(*weight);
             }
             if !matches!(pass, Pass::Forward { .. }) {
                 call = call.gradient(*weight);

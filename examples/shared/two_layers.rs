@@ -22,7 +22,7 @@ pub(crate) fn declare(config: &Config, ranks: usize) -> Result<StepProgram, Box<
     let loss = program.output("loss", 1, ElementType::F32)?;
     let mut call = program.call("fit", Phase::Backward);
     for weight in [up, down, bias] {
-        call = call.uses(weight, Orientation::Rowwise, Form::Dense).gradient(weight);
+        call = call.uses_dense(weight).gradient(weight);
     }
     call.reads(x).writes(loss).add()?;
     Ok(program.build_training()?)
@@ -31,13 +31,10 @@ pub(crate) fn declare(config: &Config, ranks: usize) -> Result<StepProgram, Box<
 /// What is to be learned: every element of a sample is to be that of the sample read backwards, bent.
 /// Loss ½|down · relu(up · x + bias) − wanted|² and its gradients, means over the rank's samples.
 pub(crate) fn fit(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let [up, down, bias] = ["up", "down", "bias"].map(|name| context.weight_named(name));
-    let (up, down, bias) = (up?, down?, bias?);
-    let x = context.read::<f32>(context.buffer_named("x")?)?;
+    let x = context.read_named::<f32>("x")?;
     let samples = x.len() / WIDTH;
     let view = |values, shape| ArrayView2::from_shape(shape, values).map_err(ComputeError::closure);
-    let (u, d) = (context.dense(up, Orientation::Rowwise)?, context.dense(down, Orientation::Rowwise)?);
-    let b = context.dense(bias, Orientation::Rowwise)?;
+    let (u, d, b) = (context.dense_named("up")?, context.dense_named("down")?, context.dense_named("bias")?);
     let (u, d) = (view(&u, (HIDDEN, WIDTH))?, view(&d, (WIDTH, HIDDEN))?);
     let (b, x) = (view(&b, (1, HIDDEN))?, view(&x, (samples, WIDTH))?);
     let hidden = (x.dot(&u.t()) + b).mapv(|value| value.max(0.0));
@@ -50,13 +47,13 @@ pub(crate) fn fit(context: &ComputeContext<'_, CpuSurface>) -> Result<(), Comput
     let mut back = error.dot(&d);
     back.zip_mut_with(&hidden, |slope, value| *slope *= f32::from(*value > 0.0));
     let write = |weight, values: ndarray::ArrayView2<'_, f32>| -> Result<(), ComputeError> {
-        context.gradient(weight)?.iter_mut().zip(&values).for_each(|(to, value)| *to = *value);
+        context.gradient_named(weight)?.iter_mut().zip(&values).for_each(|(to, value)| *to = *value);
         Ok(())
     };
-    write(down, error.t().dot(&hidden).view())?;
-    write(up, back.t().dot(&x).view())?;
-    write(bias, back.sum_axis(Axis(0)).insert_axis(Axis(0)).view())?;
-    context.write::<f32>(context.buffer_named("loss")?)?[0] = loss;
+    write("down", error.t().dot(&hidden).view())?;
+    write("up", back.t().dot(&x).view())?;
+    write("bias", back.sum_axis(Axis(0)).insert_axis(Axis(0)).view())?;
+    context.write_named::<f32>("loss")?[0] = loss;
     Ok(())
 }
 

@@ -2,7 +2,9 @@
 //!
 //! Law: their states are called `first`, `second`, `third`, as many as a test asks for.
 
-use warpweft::compute::{ComputeError, Optimizer, PrepareContext, Surface, TransformContext, UpdateContext};
+use warpweft_plan::compute::{
+    ComputeError, Optimizer, PrepareContext, Surface, TransformContext, UpdateContext,
+};
 
 /// So many states.
 #[must_use]

@@ -3,10 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuWorld};
-use warpweft::backend::{Backend, BackendError};
-use warpweft::id::RankId;
-use warpweft::model::Mesh;
+use warpweft_backend::cpu::{CpuBackend, CpuOptions, CpuWorld};
+use warpweft_backend::{Backend, BackendError};
+use warpweft_base::id::RankId;
+use warpweft_plan::model::Mesh;
 
 use crate::wrapped::{Asked, Moment, Wrapped};
 

@@ -1,8 +1,8 @@
 //! AdamW as a custom optimizer, on the CPU.
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeError, UpdateContext};
-use warpweft::model::Hyperparameters;
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_plan::compute::{ComputeError, UpdateContext};
+use warpweft_plan::model::Hyperparameters;
 
 /// By squaring, as Adam's bias correction is defined.
 fn power(base: f64, exponent: u32) -> f64 {

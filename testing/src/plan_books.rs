@@ -4,11 +4,11 @@
 //! that [`twin`] adds is used by no task.
 //! Counted slot by slot and task by task, without the planner.
 
-use warpweft::id::{CommSeq, EventId, SlotId, TaskId};
-use warpweft::layout::{ALIGNMENT, Content, Region, Residency, Slot};
-use warpweft::model::ExchangeKind;
-use warpweft::op::Op;
-use warpweft::plan::StepPlan;
+use warpweft_base::id::{CommSeq, EventId, SlotId, TaskId};
+use warpweft_plan::layout::{ALIGNMENT, Content, Region, Residency, Slot};
+use warpweft_plan::model::ExchangeKind;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 /// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
 pub fn serialize(plan: &mut StepPlan) {

@@ -1,6 +1,6 @@
 //! Weights to quantize: seeded, and the same on every machine.
 
-use warpweft::format::Shape;
+use warpweft_format::Shape;
 
 /// A counter-based generator: value `n` of a seed does not depend on the others.
 pub fn bits(seed: u64, n: u64) -> u64 {

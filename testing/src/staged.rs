@@ -1,6 +1,6 @@
 //! A weight, or a row shard of one, quantized stage by stage into memory of the caller's.
 
-use warpweft::format::{Format, Orientation, PlanesMut, Shape, Via, fused_scale, partial_amax, partial_cast};
+use warpweft_format::{Format, Orientation, PlanesMut, Shape, Via, fused_scale, partial_amax, partial_cast};
 
 /// Writes `planes`, whose scales may have their padding rows or not. Without a `tensor_amax` over all shards, the
 /// amax of `master` is used. Returns the amax of `master` and the tensor scale.

@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use warpweft::backend::{Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval};
-use warpweft::compute::ComputeFactory;
-use warpweft::config::Reduce;
-use warpweft::id::{EventId, LaneId, RankId, TaskId};
-use warpweft::layout::{Binding, Lane, Region};
-use warpweft::model::Mesh;
+use warpweft_backend::{Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval};
+use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::layout::{Binding, Lane, Region};
+use warpweft_plan::model::Mesh;
+use warpweft_plan::policy::Reduce;
 
 /// When a hook is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

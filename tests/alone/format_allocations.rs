@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 
-use warpweft::format::{
+use warpweft_format::{
     Directions, FlatShard, Format, MasterWeight, Orientation, OwnedPlanes, Shape, Via, Workspace, dequantize,
     expand_scale, fused_scale, partial_amax, partial_cast, quantize, quantize_master_weights, transpose,
 };

@@ -2,11 +2,11 @@
 
 use half::bf16;
 use warpweft::checkpoint::Checkpoint;
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
-use warpweft::id::RankId;
-use warpweft::model::Call;
 use warpweft::session::{Outcome, Session, StepReport};
+use warpweft_base::id::RankId;
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::Call;
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_with, formats, initial};
 use super::harness::{noise, within_limit};

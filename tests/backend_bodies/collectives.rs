@@ -1,11 +1,11 @@
 //! Collectives give every rank the values, the padding and the time they should.
 
 use half::bf16;
-use warpweft::format::{ElementType, Format, Orientation, expand_scale};
-use warpweft::id::{CallId, WeightId};
-use warpweft::layout::{Content, PlaneRegions, Residency};
-use warpweft::model::Group;
-use warpweft::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
+use warpweft_base::id::{CallId, WeightId};
+use warpweft_format::{ElementType, Format, Orientation, expand_scale};
+use warpweft_plan::layout::{Content, PlaneRegions, Residency};
+use warpweft_plan::model::Group;
+use warpweft_plan::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
@@ -40,7 +40,7 @@ fn gather_by(
     });
     let (shard, whole) = (layout.shard_planes(orientation), layout.gathered_planes(orientation));
     let place = |planes| {
-        let region = warpweft::layout::Region { offset: 0, bytes: PlaneRegions::bytes(planes) };
+        let region = warpweft_plan::layout::Region { offset: 0, bytes: PlaneRegions::bytes(planes) };
         let PlaneRegions { data, scale } = PlaneRegions::within(region, planes);
         [data, scale]
     };

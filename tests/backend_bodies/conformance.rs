@@ -5,12 +5,12 @@
 //! `tests/plan/plans`, and with slices of masters in `tests/plan/sizes.rs`.
 
 use half::{bf16, f16};
-use warpweft::config::AdamMode;
-use warpweft::format::{Format, Via};
-use warpweft::id::{BucketId, CallId, RankId, SlotId, WeightId};
-use warpweft::layout::{Content, Residency};
-use warpweft::model::{Hyperparameters, WeightSpec};
-use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
+use warpweft_base::id::{BucketId, CallId, RankId, SlotId, WeightId};
+use warpweft_format::{Format, Via};
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::{Hyperparameters, WeightSpec};
+use warpweft_plan::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
+use warpweft_plan::policy::AdamMode;
 
 use crate::device::Device;
 
@@ -329,7 +329,7 @@ fn h13_the_norm_is_close_to_the_one_in_f64_for_one_tensor_and_for_many() {
                 rank.put(main_grads[0].1, &[value]);
                 rank.step().unwrap();
                 assert_eq!(rank.get::<Vote>(verdict.vote)[0].verdict, Vote::NON_FINITE);
-                assert!(!rank.get::<warpweft::op::NormRecord>(verdict.records)[0].squares.is_finite());
+                assert!(!rank.get::<warpweft_plan::op::NormRecord>(verdict.records)[0].squares.is_finite());
             }
         });
     }

@@ -1,10 +1,10 @@
 //! The ops of delayed scaling do what the library type does, weight by weight.
 
-use warpweft::format::{AmaxChoice, DelayedScaling, Format};
-use warpweft::id::BucketId;
-use warpweft::layout::{Content, Delayed};
-use warpweft::model::WeightSpec;
-use warpweft::op::{Op, Vote};
+use warpweft_base::id::BucketId;
+use warpweft_format::{AmaxChoice, DelayedScaling, Format};
+use warpweft_plan::layout::{Content, Delayed};
+use warpweft_plan::model::WeightSpec;
+use warpweft_plan::op::{Op, Vote};
 
 use super::harness::{Plan, QUANTIZE, run, sharded};
 

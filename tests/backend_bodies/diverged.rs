@@ -2,16 +2,17 @@
 //! told by the step that makes them, whatever the format, and an import heals.
 
 use half::bf16;
-use warpweft::backend::Backend;
 use warpweft::checkpoint::{Checkpoint, StatePart};
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{Capture, Config, Masters, Moments, Scaling};
-use warpweft::format::{ElementType, Format, Via};
-use warpweft::id::{BucketId, RankId, SlotId};
-use warpweft::layout::{Content, StateLayout};
-use warpweft::model::{Call, Hyperparameters, Model, Phase, StepProgram};
-use warpweft::op::{AdamOperand, MasterOperand, NormRecord, Op, Vote};
+use warpweft::config::{Capture, Config, Scaling};
 use warpweft::session::{Outcome, Session, SessionError, StrayValue};
+use warpweft_backend::Backend;
+use warpweft_base::id::{BucketId, RankId, SlotId};
+use warpweft_format::{ElementType, Format, Via};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::layout::{Content, StateLayout};
+use warpweft_plan::model::{Call, Hyperparameters, Model, Phase, StepProgram};
+use warpweft_plan::op::{AdamOperand, MasterOperand, NormRecord, Op, Vote};
+use warpweft_plan::policy::{Masters, Moments};
 use warpweft_testing::polled::polled_once;
 
 use super::experts::{ELEMENTS, Product, WEIGHT, formats, initial};

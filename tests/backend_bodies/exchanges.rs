@@ -3,12 +3,12 @@
 //! Law: what is expected is computed here, from what ranks give and a few lines for each kind. All bytes of every
 //! arena are looked at: what no exchange writes stays as it was.
 
-use warpweft::backend::Backend;
-use warpweft::format::ElementType;
-use warpweft::id::{BufferId, CallId, SlotId};
-use warpweft::layout::{Content, Region};
-use warpweft::model::{BufferSpec, ExchangeKind, Group, Lifetime, Mesh, Role};
-use warpweft::op::Op;
+use warpweft_backend::Backend;
+use warpweft_base::id::{BufferId, CallId, SlotId};
+use warpweft_format::ElementType;
+use warpweft_plan::layout::{Content, Region};
+use warpweft_plan::model::{BufferSpec, ExchangeKind, Group, Lifetime, Mesh, Role};
+use warpweft_plan::op::Op;
 
 use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
 use crate::device::{Device, meshes, most_recorded_ranks};

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use half::bf16;
 use warpweft::checkpoint::Checkpoint;
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
-use warpweft::id::RankId;
-use warpweft::model::Call;
 use warpweft::session::{MadeBy, Outcome, Session, SessionError, StepReport};
+use warpweft_base::id::RankId;
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::Call;
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, Product, declare, formats, initial};
 use super::harness::{noise, within_limit};

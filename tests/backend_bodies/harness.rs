@@ -4,19 +4,19 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use bytemuck::Pod;
-use warpweft::backend::{Backend, BackendError, TaskInterval};
-use warpweft::compute::ComputeFactory;
-use warpweft::config::AdamMode;
-use warpweft::format::{ElementType, Format, Orientation, Via};
-use warpweft::id::{
+use warpweft_backend::{Backend, BackendError, TaskInterval};
+use warpweft_base::id::{
     BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, RankId, SlotId, TaskId, WeightId,
 };
-use warpweft::layout::{
+use warpweft_format::{ElementType, Format, Orientation, Via};
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, PlaneRegions, Region,
     Residency, Settings, Slot, Weights,
 };
-use warpweft::model::{BufferSpec, Call, Hyperparameters, Lifetime, Mesh, Phase, Role, WeightSpec};
-use warpweft::op::{Chunk, GatherPart, Op, Operand};
+use warpweft_plan::model::{BufferSpec, Call, Hyperparameters, Lifetime, Mesh, Phase, Role, WeightSpec};
+use warpweft_plan::op::{Chunk, GatherPart, Op, Operand};
+use warpweft_plan::policy::AdamMode;
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
 

@@ -1,11 +1,11 @@
 //! Local ops do what their names say, on real rows alone.
 
 use half::bf16;
-use warpweft::format::{Directions, ElementType, Format, Orientation, Via, quantize};
-use warpweft::id::{BucketId, CallId, RankId, SlotId};
-use warpweft::layout::{Content, PlaneRegions, Region, Residency};
-use warpweft::model::{Group, Mesh, WeightSpec};
-use warpweft::op::{DequantizePart, GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
+use warpweft_base::id::{BucketId, CallId, RankId, SlotId};
+use warpweft_format::{Directions, ElementType, Format, Orientation, Via, quantize};
+use warpweft_plan::layout::{Content, PlaneRegions, Region, Residency};
+use warpweft_plan::model::{Group, Mesh, WeightSpec};
+use warpweft_plan::op::{DequantizePart, GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
 
@@ -171,7 +171,7 @@ fn check_flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) {
             let expected = of(*orientation);
             let mut out = vec![0.0; values.len()];
             let planes = expected.as_planes();
-            warpweft::format::dequantize(format, *orientation, shape, planes, whole.tensor_scale, &mut out)
+            warpweft_format::dequantize(format, *orientation, shape, planes, whole.tensor_scale, &mut out)
                 .unwrap();
             if *element == ElementType::Bf16 {
                 out.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
@@ -274,7 +274,7 @@ fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     specs.push(WeightSpec::replicated("bias", 3, 2));
     let mut plan = Plan::new(2, &specs);
     plan.settings.optimizer.max_norm = 2.0;
-    let bias = warpweft::id::WeightId::new(1);
+    let bias = warpweft_base::id::WeightId::new(1);
     let main_grads = vec![
         (W, plan.resident("main grad", Content::MainGrad(W))),
         (bias, plan.resident("bias main grad", Content::MainGrad(bias))),

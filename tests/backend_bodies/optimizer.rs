@@ -2,12 +2,12 @@
 
 use half::bf16;
 use safetensors::SafeTensors;
-use warpweft::config::{AdamMode, Masters};
-use warpweft::format::{Format, Via, join_master, split_master};
-use warpweft::id::{BucketId, SlotId};
-use warpweft::layout::Content;
-use warpweft::model::{Hyperparameters, NonNegative, ParameterGroup};
-use warpweft::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
+use warpweft_base::id::{BucketId, SlotId};
+use warpweft_format::{Format, Via, join_master, split_master};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{Hyperparameters, NonNegative, ParameterGroup};
+use warpweft_plan::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
+use warpweft_plan::policy::{AdamMode, Masters};
 
 use super::harness::{BY, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 use crate::device::Device;

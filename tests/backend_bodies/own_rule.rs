@@ -3,11 +3,11 @@
 
 use half::bf16;
 use warpweft::checkpoint::{Checkpoint, UpdatedBy};
-use warpweft::compute::{ComputeContext, ComputeError, UpdateContext};
 use warpweft::config::{Capture, Config};
-use warpweft::id::RankId;
-use warpweft::model::Call;
 use warpweft::session::{Outcome, Session, SessionError};
+use warpweft_base::id::RankId;
+use warpweft_plan::compute::{ComputeContext, ComputeError, UpdateContext};
+use warpweft_plan::model::Call;
 use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_by_matrices, declare_with, formats, initial};

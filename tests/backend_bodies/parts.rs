@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use half::bf16;
 use warpweft::checkpoint::PartFiles;
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{Capture, Config, Moments, Scaling};
-use warpweft::id::RankId;
-use warpweft::model::Call;
+use warpweft::config::{Capture, Config, Scaling};
 use warpweft::session::Session;
+use warpweft_base::id::RankId;
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::Call;
+use warpweft_plan::policy::Moments;
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use half::bf16;
 use warpweft::checkpoint::Checkpoint;
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config, Scaling};
-use warpweft::id::{CallId, MicroBatchId, RankId};
-use warpweft::model::Call;
-use warpweft::op::Op;
-use warpweft::plan::StepPlan;
 use warpweft::session::{MainGrad, Outcome, Session};
+use warpweft_base::id::{CallId, MicroBatchId, RankId};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::Call;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};

@@ -1,9 +1,9 @@
 //! A recorded step is the step: EX-1.
 
-use warpweft::format::{ElementType, Format};
-use warpweft::id::{CallId, SlotId, TaskId};
-use warpweft::layout::{Content, Residency};
-use warpweft::op::{GatherPart, Op, ReducePart, SumPart, SumTarget};
+use warpweft_base::id::{CallId, SlotId, TaskId};
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::op::{GatherPart, Op, ReducePart, SumPart, SumTarget};
 
 use crate::device::most_recorded_ranks;
 

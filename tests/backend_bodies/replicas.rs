@@ -1,11 +1,11 @@
 //! Collectives of a mesh of several replicas: who takes part, and in which order values are added. Meshes are
 //! the device's.
 
-use warpweft::format::{ElementType, Format};
-use warpweft::id::{CallId, RankId, WeightId};
-use warpweft::layout::{Content, Residency};
-use warpweft::model::{Group, Mesh};
-use warpweft::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
+use warpweft_base::id::{CallId, RankId, WeightId};
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
 
 use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
 use crate::device::{meshes, most_recorded_ranks};

@@ -4,14 +4,14 @@
 //! bucket, and how it is cut into launches is the backend's own: so lists are long, and their weights have
 //! from one block to thousands.
 
-use warpweft::backend::Backend;
-use warpweft::format::{
+use warpweft_backend::Backend;
+use warpweft_base::id::{BucketId, SlotId, WeightId};
+use warpweft_format::{
     Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Orientation, ScaleRule, reference,
 };
-use warpweft::id::{BucketId, SlotId, WeightId};
-use warpweft::layout::{Content, PlaneRegions};
-use warpweft::model::WeightSpec;
-use warpweft::op::{Op, ShardOperand};
+use warpweft_plan::layout::{Content, PlaneRegions};
+use warpweft_plan::model::WeightSpec;
+use warpweft_plan::op::{Op, ShardOperand};
 
 use super::harness::{Plan, QUANTIZE, Rank, run, sharded};
 use crate::device::Device;

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use warpweft::checkpoint::{Checkpoint, CheckpointError, PretrainedFiles, WeightState};
-use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config, Declared};
-use warpweft::model::DeclareError;
 use warpweft::prelude::*;
 use warpweft::session::{block_on, initial};
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::model::DeclareError;
 use warpweft_testing::terminal::{STEERING, check};
 
 /// Names that no message may show as they are.

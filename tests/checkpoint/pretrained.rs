@@ -7,11 +7,11 @@ use warpweft::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, FileStore, PretrainedFiles, WeightState,
 };
 use warpweft::config::Config;
-use warpweft::format::{ElementType, Format};
-use warpweft::model::Model;
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{ExecError, SessionError, block_on};
 use warpweft::{bf16, f16};
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::model::Model;
 use warpweft_testing::trainer::{self, Mischief, SIZE, Trainer, initial, within_a_minute};
 
 /// What the files call the trainer's weights.

@@ -1,11 +1,11 @@
 //! A recorded step is the step: EX-1.
 
-use warpweft::backend::{Backend, BackendError};
-use warpweft::format::{ElementType, Format};
-use warpweft::id::{CallId, EventId, SlotId, TaskId};
-use warpweft::layout::{Content, Residency};
-use warpweft::model::{Access, Gradient};
-use warpweft::op::{GatherPart, Op, Operand, OperandRole};
+use warpweft_backend::{Backend, BackendError};
+use warpweft_base::id::{CallId, EventId, SlotId, TaskId};
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::{Access, Gradient};
+use warpweft_plan::op::{GatherPart, Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 use crate::device::{closures, on_every_rank};
@@ -29,10 +29,10 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
             Operand { slot: gradient, access: Access::Write, role: OperandRole::Gradient(W) },
         ],
     );
-    plan.calls[0].uses.push(warpweft::model::Use {
+    plan.calls[0].uses.push(warpweft_plan::model::Use {
         weight: W,
         orientation: ROWWISE,
-        form: warpweft::model::Form::Dense,
+        form: warpweft_plan::model::Form::Dense,
         reuse: None,
     });
     plan.calls[0].gradients.push(Gradient { weight: W, element: ElementType::F32 });
@@ -45,7 +45,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     (plan, shard, main_grad)
 }
 
-fn grow() -> Option<warpweft::compute::ComputeFactory<warpweft::backend::cpu::CpuSurface>> {
+fn grow() -> Option<warpweft_plan::compute::ComputeFactory<warpweft_backend::cpu::CpuSurface>> {
     closures(|_, context| {
         let weight = context.dense(W, ROWWISE)?;
         let mut gradient = context.gradient(W)?;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use warpweft::backend::cpu::{CpuBackend, CpuOptions};
-use warpweft::backend::{Backend, BackendError, Checked};
-use warpweft::format::Format;
-use warpweft::id::{BufferId, EventId, LaneId, SlotId, TaskId};
-use warpweft::layout::{Content, Residency};
-use warpweft::model::Access;
-use warpweft::op::{Op, Operand, OperandRole};
+use warpweft_backend::cpu::{CpuBackend, CpuOptions};
+use warpweft_backend::{Backend, BackendError, Checked};
+use warpweft_base::id::{BufferId, EventId, LaneId, SlotId, TaskId};
+use warpweft_format::Format;
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::Access;
+use warpweft_plan::op::{Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, sharded};
 use crate::device::{closures, on_every_rank};

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
-use warpweft::backend::cpu::{CpuOptions, CpuSurface};
-use warpweft::backend::{Backend, BackendError, ClosureFault};
-use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
-use warpweft::format::ElementType;
-use warpweft::id::{BufferId, CallId, SlotId, WeightId};
-use warpweft::layout::{Content, Residency};
-use warpweft::model::{Access, Call};
-use warpweft::op::{Op, Operand, OperandRole};
+use warpweft_backend::cpu::{CpuOptions, CpuSurface};
+use warpweft_backend::{Backend, BackendError, ClosureFault};
+use warpweft_base::id::{BufferId, CallId, SlotId, WeightId};
+use warpweft_format::ElementType;
+use warpweft_plan::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::{Access, Call};
+use warpweft_plan::op::{Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, LANES, Plan, Rank};
 use crate::device::{closures, on_every_rank};

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
-use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
-use warpweft::model::{Call, Mesh};
+use warpweft_backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
+use warpweft_plan::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft_plan::model::{Call, Mesh};
 
 use crate::bodies::harness::{Plan, RankWork, made_by_ranks, within_limit};
 

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use warpweft::backend::cpu::{CpuOptions, Pace};
-use warpweft::format::Format;
-use warpweft::layout::Content;
-use warpweft::op::Op;
+use warpweft_backend::cpu::{CpuOptions, Pace};
+use warpweft_format::Format;
+use warpweft_plan::layout::Content;
+use warpweft_plan::op::Op;
 
 use crate::bodies::harness::{LINK, Plan, ROWWISE, Rank, W, sharded};
 use crate::device::on_every_rank;

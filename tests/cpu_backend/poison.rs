@@ -3,14 +3,14 @@
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld, Pace};
-use warpweft::backend::{Backend, BackendError};
-use warpweft::compute::{ComputeContext, ComputeError, ComputeFactory};
-use warpweft::format::Format;
-use warpweft::id::{EventId, RankId, TaskId};
-use warpweft::layout::{Content, Residency};
-use warpweft::model::{Call, Group, Mesh};
-use warpweft::op::{NormRecord, Op, Reduction};
+use warpweft_backend::cpu::{CpuOptions, CpuSurface, CpuWorld, Pace};
+use warpweft_backend::{Backend, BackendError};
+use warpweft_base::id::{EventId, RankId, TaskId};
+use warpweft_format::Format;
+use warpweft_plan::compute::{ComputeContext, ComputeError, ComputeFactory};
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::{Call, Group, Mesh};
+use warpweft_plan::op::{NormRecord, Op, Reduction};
 
 use crate::bodies::harness::{
     COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, run, sharded, within_limit,

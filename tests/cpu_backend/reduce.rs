@@ -4,13 +4,13 @@
 use std::sync::Arc;
 
 use half::bf16;
-use warpweft::backend::BackendError;
-use warpweft::backend::cpu::{CpuOptions, CpuWorld};
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{CallId, RankId, SlotId};
-use warpweft::layout::Content;
-use warpweft::model::Mesh;
-use warpweft::op::{DequantizePart, Op, ReducePart, SumPart, SumTarget};
+use warpweft_backend::BackendError;
+use warpweft_backend::cpu::{CpuOptions, CpuWorld};
+use warpweft_base::id::{CallId, RankId, SlotId};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Mesh;
+use warpweft_plan::op::{DequantizePart, Op, ReducePart, SumPart, SumTarget};
 
 use crate::bodies::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded};
 

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use warpweft::backend::BackendError;
-use warpweft::backend::cpu::{CpuOptions, CpuWorld};
-use warpweft::format::Format;
-use warpweft::id::{CallId, RankId};
-use warpweft::layout::{Content, Residency};
-use warpweft::model::{Group, Mesh};
-use warpweft::op::{Op, Reduction};
+use warpweft_backend::BackendError;
+use warpweft_backend::cpu::{CpuOptions, CpuWorld};
+use warpweft_base::id::{CallId, RankId};
+use warpweft_format::Format;
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::op::{Op, Reduction};
 
 use crate::bodies::harness::{LINK, Plan, ROWWISE, Rank, W, noise, run, sharded};
 

@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytemuck::Pod;
 use cudarc::driver::{result, sys};
-use warpweft::backend::cuda::kernels::{KernelLaunch, Kernels};
-use warpweft::backend::cuda::{CudaFailure, DeviceAddress, KernelCache};
+use warpweft_cuda::kernels::{KernelLaunch, Kernels};
+use warpweft_cuda::{CudaFailure, DeviceAddress, KernelCache};
 
 /// Bytes kept on either side of every buffer, and what they hold.
 const GUARD_BYTES: usize = 256;

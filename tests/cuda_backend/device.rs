@@ -5,9 +5,9 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use warpweft::backend::cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
-use warpweft::config::{DeviceTimes, SignalBy};
-use warpweft::model::Mesh;
+use warpweft_backend::{DeviceTimes, SignalBy};
+use warpweft_cuda::{CudaBackend, CudaFailure, CudaOptions, CudaWorld, DeviceOrdinal, Transport};
+use warpweft_plan::model::Mesh;
 
 use crate::bodies::harness::{Plan, RankWork, made_by_ranks, within_limit};
 

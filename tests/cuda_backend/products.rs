@@ -6,21 +6,23 @@
 use std::collections::BTreeMap;
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::cudarc::driver::result::memcpy_dtod_async;
-use warpweft::backend::cuda::kernels::{AdamOperand, Bounds, KernelLaunch, Kernels, MasterState};
-use warpweft::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
-use warpweft::backend::cuda::{CudaSurface, DeviceAddress, DeviceOrdinal, KernelCache};
-use warpweft::compute::{
+use warpweft::config::Config;
+use warpweft::session::{Session, SessionBuilder};
+use warpweft_backend::{SignalBy, Transport};
+use warpweft_base::id::{RankId, WeightId};
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::cudarc::driver::result::memcpy_dtod_async;
+use warpweft_cuda::kernels::{AdamOperand, Bounds, KernelLaunch, Kernels, MasterState};
+use warpweft_cuda::linear::{BackwardOperands, Device, Linear, LinearSpec, Output, Recipe, Weight};
+use warpweft_cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
+use warpweft_cuda::{CudaSurface, DeviceAddress, DeviceOrdinal, KernelCache};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::compute::{
     ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext, UpdatedWeight,
 };
-use warpweft::config::{AdamMode, ByteSize, Config, Moments, SignalBy, Transport};
-use warpweft::format::{Format, Orientation};
-use warpweft::id::{RankId, WeightId};
-use warpweft::layout::OptimizerSettings;
-use warpweft::linear::{BackwardOperands, Device, Linear, LinearSpec, Output, Recipe, Weight};
-use warpweft::model::Form;
-use warpweft::session::{Session, SessionBuilder};
+use warpweft_plan::layout::OptimizerSettings;
+use warpweft_plan::model::Form;
+use warpweft_plan::policy::{AdamMode, ByteSize, Moments};
 
 use crate::bodies::experts::{Product, TOKENS, WEIGHT};
 use crate::bodies::recorded::Addresses;

@@ -2,7 +2,7 @@
 //! `scale_lists`.
 
 use half::bf16;
-use warpweft::format::{
+use warpweft_format::{
     Directions, FlatShard, Format, Orientation, OwnedPlanes, Planes, Quantized, Shape, Via, dequantize,
     dequantize_bf16, flat_amax, flat_cast, fused_scale, partial_amax, partial_cast, quantize, reference,
     transpose,

@@ -2,11 +2,11 @@
 //! of columnwise planes alone.
 
 use warpweft::config::Config;
-use warpweft::format::{
+use warpweft_format::{
     Directions, Format, FormatError, Fp8Block, Fp8Tile, Orientation, OwnedPlanes, Quantized, ScaleLayout,
     Shape, Via, fused_scale, partial_amax, quantize, transpose,
 };
-use warpweft::model::{DeclareError, Model};
+use warpweft_plan::model::{DeclareError, Model};
 use warpweft_testing::random_weight::{self, normal};
 
 /// The list's dtypes: f32, and bf16, to which a weight is rounded on the way.

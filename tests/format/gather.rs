@@ -1,6 +1,6 @@
 //! Gathering and viewing quantized weights: conformance E1, E2, E4, E5, E7, E8, A8, F7.
 
-use warpweft::format::{
+use warpweft_format::{
     Directions, Format, FormatError, Orientation, OwnedPlanes, Planes, Quantized, ScaleLayout, Shape, Via,
     quantize,
 };
@@ -274,7 +274,7 @@ fn a_shard_whose_rows_cut_a_block_cannot_be_sent() {
 fn e5_identity_views_and_whole_slices_alias_the_weight() {
     for format in Format::CANONICAL {
         let weight = whole(format, Shape::new(256, 128));
-        let same = |view: warpweft::format::View<'_>| {
+        let same = |view: warpweft_format::View<'_>| {
             std::ptr::eq(view.weight(), &raw const weight) && view.dimensions() == [256, 128]
         };
         assert!(same(weight.view(&[256, 128]).unwrap()));

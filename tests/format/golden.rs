@@ -1,6 +1,6 @@
 //! Conformance I1: every case of every quantizer file, bit for bit. Also A1, A2, F1, F3, G4 on those cases.
 
-use warpweft::format::{
+use warpweft_format::{
     Directions, Format, Orientation, OwnedPlanes, Quantized, ScaleLayout, Shape, Via, dequantize, quantize,
 };
 use warpweft_testing::golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};

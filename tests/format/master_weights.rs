@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
 
-use warpweft::format::{
+use warpweft_format::{
     AmaxChoice, DelayedScaling, Directions, FlatShard, Format, FormatError, MasterWeight, MasterWeightsError,
     Orientation, OwnedPlanes, PlanesMut, Shape, Via, Workspace, place_fragment, quantize,
     quantize_master_weights,

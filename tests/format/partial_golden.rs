@@ -1,7 +1,7 @@
 //! Conformance C10, C11 and I1: every layout of every partial-cast case, amaxes, fragments and the full
 //! result.
 
-use warpweft::format::{
+use warpweft_format::{
     FlatShard, Format, Nvfp4Scale, Orientation, OwnedPlanes, Shape, Via, flat_amax, flat_cast, fused_scale,
     place_fragment, transpose,
 };

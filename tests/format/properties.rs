@@ -1,7 +1,7 @@
 //! Laws of the formats over random weights, shapes and cuts.
 
 use proptest::prelude::*;
-use warpweft::format::{
+use warpweft_format::{
     Directions, Epsilon, FlatShard, Format, Fp8Block, Fp8Element, Fp8Tile, Nvfp4Block, Orientation,
     OwnedPlanes, Planes, Quantized, ScaleRule, Shape, Via, dequantize, expand_scale, flat_amax, flat_cast,
     fused_scale, partial_amax, place_fragment, quantize,

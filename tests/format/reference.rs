@@ -4,7 +4,7 @@
 //! allocation paths are the two that this library has: planes that [`quantize`] allocates, and planes of the
 //! caller's that the stages write.
 
-use warpweft::format::{
+use warpweft_format::{
     Directions, Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Orientation, OwnedPlanes,
     Quantized, ScaleRule, Shape, Via, quantize, reference, transpose,
 };

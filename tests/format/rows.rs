@@ -1,6 +1,6 @@
 //! Weights whose rows end within a block, such as a vocabulary of 50257: law FO-6.
 
-use warpweft::format::{
+use warpweft_format::{
     Directions, FlatShard, Format, Orientation, OwnedPlanes, Quantized, Shape, Via, dequantize,
     dequantize_bf16, partial_amax, quantize, transpose,
 };

@@ -6,7 +6,7 @@
 
 use std::convert::Infallible;
 
-use warpweft::format::{
+use warpweft_format::{
     Epsilon, FlatShard, Format, Fp8Block, Fp8Element, Fp8Scale, Fp8Tensor, Fp8Tile, MasterWeight,
     Orientation, OwnedPlanes, PlanesMut, ScaleRule, Shape, Via, Workspace, fused_scale,
     quantize_master_weights, reference,

@@ -2,19 +2,20 @@
 
 use std::error::Error;
 
-use warpweft::backend::BackendError;
-use warpweft::backend::cuda::CudaFailure;
 use warpweft::checkpoint::{CheckpointError, FileTask};
-use warpweft::compute::ComputeError;
-use warpweft::config::{ByteSize, ConfigError};
+use warpweft::config::ConfigError;
 use warpweft::exec::ExecError;
-use warpweft::format::{FormatError, MasterWeightsError};
-use warpweft::id::RankId;
-use warpweft::model::DeclareError;
-use warpweft::plan::{PlanError, VerifyError};
-use warpweft::rendezvous::RendezvousError;
 use warpweft::session::SessionError;
 use warpweft::trace::TraceError;
+use warpweft_backend::BackendError;
+use warpweft_backend::rendezvous::RendezvousError;
+use warpweft_base::id::RankId;
+use warpweft_cuda::CudaFailure;
+use warpweft_format::{FormatError, MasterWeightsError};
+use warpweft_plan::compute::ComputeError;
+use warpweft_plan::model::DeclareError;
+use warpweft_plan::plan::{PlanError, VerifyError};
+use warpweft_plan::policy::ByteSize;
 
 const RANK: RankId = RankId::new(1);
 

@@ -8,10 +8,10 @@ use std::iter::once;
 use std::path::{Path, PathBuf};
 
 use warpweft::config::Config as Settings;
-use warpweft::model::Accumulation;
-use warpweft::plan::{ResidentLayout, StepPlan};
 use warpweft::prelude::*;
 use warpweft::session::{SessionBuilder, plan_program};
+use warpweft_plan::model::Accumulation;
+use warpweft_plan::plan::{ResidentLayout, StepPlan};
 use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
 
 use crate::closure::Transformer;

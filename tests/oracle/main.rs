@@ -60,7 +60,7 @@ mod shapes;
 
 use std::io::Write;
 
-use warpweft::plan::StepPlan;
+use warpweft_plan::plan::StepPlan;
 use warpweft_testing::random_programs;
 
 use record::{Entry, Record};

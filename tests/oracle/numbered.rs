@@ -5,9 +5,9 @@
 
 use std::error::Error;
 
-use warpweft::model::{Exchange, ExchangeKind, Layer, LayerStack};
 use warpweft::prelude::*;
 use warpweft::session::plan_program;
+use warpweft_plan::model::{Exchange, ExchangeKind, Layer, LayerStack};
 
 use crate::planned;
 use crate::record::Entry;

@@ -2,9 +2,9 @@
 //! layers declares for the user.
 
 use warpweft::config::Declared;
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{BufferId, WeightId};
-use warpweft::model::{
+use warpweft_base::id::{BufferId, WeightId};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::model::{
     BufferSpec, CostHint, DeclareError, Decoder, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup,
     Phase, ProgramBuilder, Reuse, Role, StepProgram, WeightSpec,
 };

@@ -1,8 +1,8 @@
 //! Exchanges of buffers that cannot be declared, and the error that the user gets; nothing is added by a refused one.
 
-use warpweft::format::ElementType;
-use warpweft::id::BufferId;
-use warpweft::model::{DeclareError, Exchange, ExchangeKind, Group, Model, Phase, StepProgram};
+use warpweft_base::id::BufferId;
+use warpweft_format::ElementType;
+use warpweft_plan::model::{DeclareError, Exchange, ExchangeKind, Group, Model, Phase, StepProgram};
 
 #[test]
 fn exchanges_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {

@@ -1,17 +1,18 @@
 //! Sizes near the end of what can be addressed: each is planned or refused by name, none overflows.
 
 use proptest::prelude::*;
-use warpweft::config::{Backward, Columnwise, Config};
-use warpweft::format::{
+use warpweft::config::Config;
+use warpweft_base::id::RankId;
+use warpweft_format::{
     ElementType, FlatShard, Format, FormatError, Orientation, Shape, Via, flat_amax, flat_cast, reference,
 };
-use warpweft::id::RankId;
-use warpweft::layout::{Content, MAX_ARENA, Weights, aligned};
-use warpweft::model::{
+use warpweft_plan::layout::{Content, MAX_ARENA, Weights, aligned};
+use warpweft_plan::model::{
     BufferSpec, DeclareError, Form, Lifetime, Mesh, Model, Phase, Placement, Role, ShardLayout, StepProgram,
     WeightSpec,
 };
-use warpweft::plan::{PlanError, Policy, StepPlan};
+use warpweft_plan::plan::{PlanError, Policy, StepPlan};
+use warpweft_plan::policy::{Backward, Columnwise};
 
 fn buffer(name: &str, elements: usize, lifetime: Lifetime, role: Role) -> BufferSpec {
     BufferSpec { name: name.into(), elements, element: ElementType::F32, role, lifetime }
@@ -154,7 +155,7 @@ proptest! {
         let part = shard.rows_of(RankId::new(rank));
         prop_assert!(part.begin + part.rows <= rows);
         let weights = Weights::new(&[spec], mesh);
-        let id = warpweft::id::WeightId::new(0);
+        let id = warpweft_base::id::WeightId::new(0);
         let elements = rows as u128 * cols as u128;
         let dense = Content::Dense(id, Orientation::Rowwise, ElementType::F32).bytes(&weights, |_| 0);
         prop_assert_eq!(dense as u128, elements.saturating_mul(4).min(usize::MAX as u128));

@@ -1,12 +1,13 @@
 //! What a step program costs: gathers of repeated uses, memory of micro-batches, and their inputs and outputs.
 
-use warpweft::config::{AcrossMicroBatches, Backward, ByteSize, Config, ReduceDtype, ReduceEvery};
-use warpweft::format::{Format, Orientation};
-use warpweft::id::{MicroBatchId, RankId, TaskId, WeightId};
-use warpweft::model::{DeclareError, Form, Mesh, Model, Phase, ProgramBuilder, Reuse, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{Policy, StepPlan};
+use warpweft::config::Config;
 use warpweft::session::SessionError;
+use warpweft_base::id::{MicroBatchId, RankId, TaskId, WeightId};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::model::{DeclareError, Form, Mesh, Model, Phase, ProgramBuilder, Reuse, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{Policy, StepPlan};
+use warpweft_plan::policy::{AcrossMicroBatches, Backward, ByteSize, ReduceDtype, ReduceEvery};
 use warpweft_testing::trainer::{self, SIZE, Shaped, Trainer, within_a_minute};
 
 const RANKS: u32 = 4;
@@ -249,12 +250,12 @@ fn a_fault_names_its_micro_batch() {
         let program = program.build_training().unwrap();
         assert_eq!((program.calls().len(), program.runs().len()), (1, 4));
         let closures = move |_: RankId| {
-            move |_: &warpweft::model::Call,
-                  context: &warpweft::compute::ComputeContext<'_, warpweft::backend::cpu::CpuSurface>| {
+            move |_: &warpweft_plan::model::Call,
+                  context: &warpweft_plan::compute::ComputeContext<'_, warpweft_backend::cpu::CpuSurface>| {
                 assert_eq!(context.call(), declared);
                 context.gradient(weight)?.fill(1.0);
                 if context.micro_batch() == MicroBatchId::new(2) {
-                    return Err(warpweft::compute::ComputeError::closure("no"));
+                    return Err(warpweft_plan::compute::ComputeError::closure("no"));
                 }
                 Ok(())
             }

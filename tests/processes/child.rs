@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::id::RankId;
-use warpweft::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret, Topic};
+use warpweft_backend::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret, Topic};
+use warpweft_base::id::RankId;
 
 /// Set in children: what to do once all have come.
 pub(crate) const ROLE: &str = "PROCESSES_TEST_ROLE";

@@ -6,10 +6,11 @@ use std::pin::pin;
 use std::task::{Context, Waker};
 
 use warpweft::checkpoint::{Checkpoint, PartFiles};
-use warpweft::config::{Backward, Capture, Config, Optimizer, Prefetch, ReduceDtype};
-use warpweft::format::Format;
-use warpweft::id::RankId;
+use warpweft::config::{Capture, Config, Optimizer, Prefetch};
 use warpweft::session::{Outcome, Session, SessionError, StepReport};
+use warpweft_base::id::RankId;
+use warpweft_format::Format;
+use warpweft_plan::policy::{Backward, ReduceDtype};
 use warpweft_testing::trainer::{self, Mischief, Shaped, Trainer, input, within_a_minute};
 
 const RANKS: u32 = 2;

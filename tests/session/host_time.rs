@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use warpweft::backend::cpu::{CpuBackend, CpuSurface};
-use warpweft::backend::{Backend, Meter};
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
-use warpweft::format::Format;
-use warpweft::id::RankId;
-use warpweft::model::Call;
 use warpweft::session::{Session, StepReport};
+use warpweft_backend::cpu::{CpuBackend, CpuSurface};
+use warpweft_backend::{Backend, Meter};
+use warpweft_base::id::RankId;
+use warpweft_format::Format;
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::Call;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{self, Trainer, feed, within_a_minute};
 use warpweft_testing::wrapped::{self, Moment, Wrapped};

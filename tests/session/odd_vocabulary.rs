@@ -2,14 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use warpweft::backend::cpu::CpuSurface;
 use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
-use warpweft::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
-use warpweft::config::{Columnwise, Config, ReduceDtype};
-use warpweft::format::{Directions, Format, Orientation, Quantized, Shape, Via, quantize};
-use warpweft::id::RankId;
-use warpweft::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft::config::Config;
 use warpweft::session::{Session, SessionBuilder};
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
+use warpweft_format::{Directions, Format, Orientation, Quantized, Shape, Via, quantize};
+use warpweft_plan::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
+use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_plan::policy::{Columnwise, ReduceDtype};
 use warpweft_testing::custom_optimizer::ByMatrices;
 use warpweft_testing::reference::{Parameter, RATE, mean_over_replicas};
 use warpweft_testing::trainer::{initial, within_a_minute};
@@ -64,7 +65,7 @@ fn model(rows: usize, format: Format) -> Model {
 }
 
 fn program(model: &Model, rows: usize) -> StepProgram {
-    use warpweft::format::ElementType::F32;
+    use warpweft_format::ElementType::F32;
     let [embedding, base] = WEIGHTS.map(|name| model.find(name).unwrap());
     let (rowwise, columnwise) = (Orientation::Rowwise, Orientation::Columnwise);
     let mut program = StepProgram::builder("train", model);

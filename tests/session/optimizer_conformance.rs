@@ -5,15 +5,16 @@
 //! remainder, and moments as f32 or bf16, so those rows cannot be asked for.
 
 use half::bf16;
-use warpweft::backend::cpu::CpuSurface;
 use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{Config, Masters, Moments, ReduceDtype};
-use warpweft::format::{ElementType, Format};
-use warpweft::id::{RankId, WeightId};
-use warpweft::model::{Call, Model, Phase, StepProgram};
+use warpweft::config::Config;
 use warpweft::session::Session;
 use warpweft::session::initial::MasterRows;
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::{RankId, WeightId};
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_plan::policy::{Masters, Moments, ReduceDtype};
 use warpweft_testing::trainer::within_a_minute;
 
 /// Shapes of a small attention layer, and one of a single element.

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{Capture, Config, ReduceDtype};
+use warpweft::config::{Capture, Config};
 use warpweft::exec::ExecError;
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::RankId;
-use warpweft::model::{Call, DeclareError, Form, Mesh, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StepReport};
+use warpweft_backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
+use warpweft_base::id::RankId;
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, DeclareError, Form, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::policy::ReduceDtype;
 use warpweft_testing::trainer::{self, Mischief, Trainer, initial, losses, within_a_minute};
 
 const SHAPE: (usize, usize) = (80, 32);
@@ -277,8 +278,8 @@ fn a_session_of_replicas_tunes_itself_without_changing_a_bit() {
 /// GPUs take replicas and chunks; what they do not take is said before any is looked for.
 #[test]
 fn replicas_that_do_not_divide_the_gpus_are_refused_before_any_is_opened() {
-    use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
-    use warpweft::config::ByteSize;
+    use warpweft_cuda::{CudaSurface, DeviceOrdinal};
+    use warpweft_plan::policy::ByteSize;
     within_a_minute(async {
         let model = Model::builder().build();
         let mut program = StepProgram::builder("train", &model);

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::backend::cpu::{CpuOptions, CpuWorld};
 use warpweft::checkpoint::{Checkpoint, PartFiles};
 use warpweft::config::Config;
-use warpweft::format::Format;
-use warpweft::id::RankId;
 use warpweft::session::{Session, SessionError};
+use warpweft_backend::cpu::{CpuOptions, CpuWorld};
+use warpweft_base::id::RankId;
+use warpweft_format::Format;
 use warpweft_testing::port::Port;
 use warpweft_testing::split::{config, feed, in_processes, in_processes_with, join, train};
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, losses, within_a_minute};

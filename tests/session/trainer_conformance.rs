@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
-use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
-use warpweft::id::RankId;
-use warpweft::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft::session::Session;
 use warpweft::session::initial::MasterRows;
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
+use warpweft_format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 
 const RANKS: u32 = 2;
 

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use half::bf16;
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::{Capture, Config, ReduceDtype, ReduceEvery};
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{RankId, WeightId};
-use warpweft::layout::Content;
-use warpweft::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{PlanError, StepPlan};
+use warpweft::config::{Capture, Config};
 use warpweft::session::{Outcome, Session, SessionError, plan_program};
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::{RankId, WeightId};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{PlanError, StepPlan};
+use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 use warpweft_testing::trainer::{initial, within_a_minute};
 
 const ROWS: usize = 80;

@@ -22,9 +22,9 @@ use std::path::Path;
 use safetensors::tensor::{Dtype, TensorView};
 use warpweft::bf16;
 use warpweft::checkpoint::{Checkpoint, PretrainedFiles};
-use warpweft::layout::Residency;
 use warpweft::prelude::*;
 use warpweft_cli::{QuantizeOptions, quantize_checkpoint};
+use warpweft_plan::layout::Residency;
 
 use print::println;
 
@@ -42,8 +42,8 @@ fn declare() -> Result<(Model, StepProgram), DeclareError> {
     let mut program = StepProgram::builder("train", &model);
     let input = program.input("input", SIZE, ElementType::F32)?;
     let loss = program.output("loss", 1, ElementType::F32)?;
-    let call = program.call("fit", Phase::Backward).uses(base, Orientation::Rowwise, Form::Dense);
-    let call = call.uses(down, Orientation::Rowwise, Form::Dense).uses(up, Orientation::Rowwise, Form::Dense);
+    let call = program.call("fit", Phase::Backward).uses_dense(base);
+    let call = call.uses_dense(down).uses_dense(up);
     call.gradient(down).gradient(up).reads(input).writes(loss).add()?;
     Ok((model, program.build_training()?))
 }

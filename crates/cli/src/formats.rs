@@ -1,6 +1,6 @@
 //! The formats, explained: the one place that help texts and `warpweft formats` take their words from.
 
-use warpweft::format::{Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, PlaneSpec, ScaleRule, Shape};
+use warpweft_format::{Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, PlaneSpec, ScaleRule, Shape};
 
 use super::text::{Align, Table};
 

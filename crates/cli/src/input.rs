@@ -8,7 +8,7 @@ use safetensors::Dtype;
 use warpweft::checkpoint::kind::of_start;
 use warpweft::checkpoint::manifest::{KEY, Manifest, ManifestError, VERSION};
 use warpweft::checkpoint::safetensors::{Header, TensorEntry, TensorFile, TensorFileError};
-use warpweft::format::Format;
+use warpweft_format::Format;
 
 use super::{Progress, ToolError};
 

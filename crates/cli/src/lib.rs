@@ -7,7 +7,7 @@
 //!
 //! ```no_run
 //! use std::path::Path;
-//! use warpweft::format::Format;
+//! use warpweft_format::Format;
 //! use warpweft_cli::{QuantizeOptions, quantize_checkpoint};
 //!
 //! let (input, output) = (Path::new("model.safetensors"), Path::new("model-nvfp4.safetensors"));
@@ -20,7 +20,7 @@
 //! - **TL-2** a file under the output's name is whole; whatever fails leaves the name as it was.
 //! - **TL-3** memory is in proportion to the header and to the largest tensor, never to the file, nor to a size
 //!   that a file merely claims.
-//! - **TL-4** the bytes are those of [`warpweft::format`]: nothing is computed here but the error that is reported.
+//! - **TL-4** the bytes are those of [`warpweft_format`]: nothing is computed here but the error that is reported.
 //! - **TL-5** a schedule that is shown is the one a session would run; nothing is planned or timed here.
 //!
 //! | file | idea |

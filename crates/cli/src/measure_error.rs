@@ -7,16 +7,18 @@
 use std::io;
 use std::path::PathBuf;
 
-#[cfg(feature = "cuda")]
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::config::{ByteSize, ConfigError};
-use warpweft::id::RankId;
-use warpweft::model::DeclareError;
+use warpweft::config::ConfigError;
 use warpweft::session::SessionError;
-use warpweft::trace::{Nanoseconds, TraceError};
+use warpweft::trace::TraceError;
 use warpweft_base::debug_in_words;
 use warpweft_base::errors::{MOST_NAMES, shown, shown_path, told};
+use warpweft_base::id::RankId;
+use warpweft_base::time::Nanoseconds;
 use warpweft_base::whole_file::next_step;
+#[cfg(feature = "cuda")]
+use warpweft_cuda::CudaFailure;
+use warpweft_plan::model::DeclareError;
+use warpweft_plan::policy::ByteSize;
 
 use super::calibrate::FitError;
 

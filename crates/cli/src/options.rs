@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use warpweft::format::{Directions, Format, FormatError, Quantized, Shape, Via, quantize};
+use warpweft_format::{Directions, Format, FormatError, Quantized, Shape, Via, quantize};
 
 use super::{ToolError, shards};
 

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use warpweft::checkpoint::manifest::{Manifest, Matrices, Original, Part};
 use warpweft::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
-use warpweft::config::pattern_matches;
-use warpweft::format::{Format, FormatError};
+use warpweft_base::pattern::pattern_matches;
+use warpweft_format::{Format, FormatError};
 
 use super::ToolError;
 use super::input::float_bytes;

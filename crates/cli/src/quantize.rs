@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use warpweft::checkpoint::manifest::{KEY, Manifest, Matrices, Part};
 use warpweft::checkpoint::safetensors::{TensorEntry, TensorId};
-use warpweft::format::{Format, Orientation, Quantized, Shape};
+use warpweft_format::{Format, Orientation, Quantized, Shape};
 
 use super::input::{Input, manifest_of};
 use super::options::QuantizeOptions;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use safetensors::Dtype;
-use warpweft::format::{FormatError, Shape};
 use warpweft_base::debug_in_words;
+use warpweft_format::{FormatError, Shape};
 
 /// What a conversion did.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,7 +3,7 @@
 //! Each rank owns an equal slice of the flattened weight, cut wherever that falls: inside a row, a block, a
 //! byte. The result has the bytes of the whole weight (FO-3), and takes the memory of one rank at a time.
 
-use warpweft::format::{
+use warpweft_format::{
     FlatShard, Format, FormatError, MasterWeight, MasterWeightsError, Orientation, OwnedPlanes, PlanesMut,
     Quantized, ScaleLayout, Shape, Via, Workspace, place_fragment, quantize_master_weights,
 };
@@ -124,7 +124,7 @@ impl Gathered {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warpweft::format::{Directions, quantize as quantize_whole};
+    use warpweft_format::{Directions, quantize as quantize_whole};
 
     /// FO-3.
     #[test]

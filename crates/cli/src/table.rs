@@ -151,7 +151,7 @@ mod tests {
 
     use super::super::report::CopyReason;
     use super::*;
-    use warpweft::format::{Format, Shape};
+    use warpweft_format::{Format, Shape};
 
     #[test]
     fn a_report_lists_every_tensor_then_totals_then_what_was_copied_and_why() {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use warpweft::config::ByteSize;
+use warpweft_plan::policy::ByteSize;
 
 /// Which side of a column is straight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

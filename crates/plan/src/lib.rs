@@ -11,7 +11,7 @@
 //! let map = model.sharded("map", 32, 32, Format::NVFP4_2D)?;
 //! let mut program = StepProgram::builder("train", &model.build());
 //! let x = program.input("x", 32, ElementType::F32)?;
-//! let call = program.call("fit", Phase::Backward).uses(map, Orientation::Rowwise, Form::Dense);
+//! let call = program.call("fit", Phase::Backward).uses_dense(map);
 //! call.gradient(map).reads(x).add()?;
 //! assert!(program.build_training()?.updates_weights());
 //! # Ok::<(), Box<dyn std::error::Error>>(())

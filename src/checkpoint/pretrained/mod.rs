@@ -83,7 +83,7 @@ const MOST_NAMES: usize = 3;
 /// let pretrained = files.initializer(&model, |weight| Some(format!("model.{weight}.weight")))?;
 ///
 /// let mut program = StepProgram::builder("look", &model);
-/// program.call("look", Phase::Forward).uses(up, Orientation::Rowwise, Form::Dense).add()?;
+/// program.call("look", Phase::Forward).uses_dense(up).add()?;
 /// let builder = Session::builder(Config::default(), |_rank| on_cpu(|_, _| Ok(())));
 /// let builder = builder.program(program.build_evaluation()?).try_initialize(pretrained);
 /// let mut session = block_on(builder.start_cpu(2))?;

@@ -86,11 +86,11 @@ const PIECE: usize = 16 << 20;
 ///     let mut model = Model::builder();
 ///     let weight = model.sharded("map", 64, 32, Format::NVFP4_2D)?;
 ///     let mut program = StepProgram::builder("train", &model.build());
-///     let call = program.call("shrink", Phase::Backward).uses(weight, Orientation::Rowwise, Form::Dense);
+///     let call = program.call("shrink", Phase::Backward).uses_dense(weight);
 ///     call.gradient(weight).add()?;
-///     let shrink = on_cpu(move |_, context| {
-///         let values = context.dense(weight, Orientation::Rowwise)?;
-///         Ok(context.gradient(weight)?.copy_from_slice(&values))
+///     let shrink = on_cpu(|_, context| {
+///         let values = context.dense_named("map")?;
+///         Ok(context.gradient_named("map")?.copy_from_slice(&values))
 ///     });
 ///     let builder = Session::builder(Config::default(), move |_| shrink).program(program.build_training()?);
 ///     builder.initialize(warpweft::session::initial::normal(17, 0.02)).start_cpu(ranks).await

@@ -4,9 +4,9 @@
 //! written in every micro-batch, or staged, or left by an earlier step, and a call behind the exchange reads what came
 //! of it: so none is for nothing. Buffers have the sizes that a mesh asks for, so a program fits no other.
 
-use warpweft::format::ElementType;
-use warpweft::id::BufferId;
-use warpweft::model::{
+use warpweft_base::id::BufferId;
+use warpweft_format::ElementType;
+use warpweft_plan::model::{
     Access, BufferSpec, Call, Exchange, ExchangeKind, Gradient, Group, Lifetime, Mesh, Model, Role,
     StepProgram,
 };

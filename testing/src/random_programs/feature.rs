@@ -3,17 +3,18 @@
 //! Law: a case that a suite counts on has a row here, or in `matrix_features` if it is about whole matrices, so it
 //! cannot get lost when the generator changes.
 
-use warpweft::config::{
-    AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery, Scaling,
-};
-use warpweft::format::{ElementType, Orientation};
-use warpweft::id::SlotId;
-use warpweft::model::{
+use warpweft::config::Scaling;
+use warpweft_base::id::SlotId;
+use warpweft_format::{ElementType, Orientation};
+use warpweft_plan::model::{
     Accumulation, BufferSpec, Call, Exchange, ExchangeKind, Form, Gradient, Group, Lifetime, Phase,
     Placement, Reuse, Role, WeightSpec,
 };
-use warpweft::op::{DequantizePart, Op, SumTarget};
-use warpweft::plan::{GatherStart, StepPlan};
+use warpweft_plan::op::{DequantizePart, Op, SumTarget};
+use warpweft_plan::plan::{GatherStart, StepPlan};
+use warpweft_plan::policy::{
+    AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery,
+};
 
 use super::{FORMATS, Sample, matrix_features};
 
@@ -95,13 +96,13 @@ pub fn features() -> Vec<Feature> {
     });
     add("a rank without rows", |_, plan| {
         let shards = plan.weights.mesh.shards() as usize;
-        let is_short = |layout: &warpweft::layout::WeightLayout| {
+        let is_short = |layout: &warpweft_plan::layout::WeightLayout| {
             layout.shard.rows_per_rank * (shards - 1) >= layout.shard.shape.rows
         };
         shards > 1 && plan.weights.layouts.iter().any(is_short)
     });
     add("rows that end within a block", |_, plan| {
-        let is_cut = |layout: &warpweft::layout::WeightLayout| {
+        let is_cut = |layout: &warpweft_plan::layout::WeightLayout| {
             layout.format.whole_blocks(layout.shard.shape) != layout.shard.shape
         };
         plan.weights.layouts.iter().any(is_cut)

@@ -5,8 +5,8 @@
 //! weights may say it too, which changes nothing of a step.
 
 use warpweft::config::Scaling;
-use warpweft::id::{GroupId, WeightId};
-use warpweft::model::{Model, StepProgram, WeightSpec};
+use warpweft_base::id::{GroupId, WeightId};
+use warpweft_plan::model::{Model, StepProgram, WeightSpec};
 
 use super::exchanges::over;
 use super::{Draw, Ending};

@@ -2,10 +2,10 @@
 //!
 //! Law: as of `feature`, which has these rows among its own.
 
-use warpweft::layout::WeightLayout;
-use warpweft::model::Accumulation;
-use warpweft::op::Op;
-use warpweft::plan::StepPlan;
+use warpweft_plan::layout::WeightLayout;
+use warpweft_plan::model::Accumulation;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 use super::Sample;
 use super::feature::Feature;

@@ -14,19 +14,19 @@ pub use draw::{Draw, mix};
 pub use feature::features;
 
 use warpweft::cluster::preset;
-use warpweft::config::{
-    AcrossMicroBatches, Backward, ByteSize, Columnwise, Config, Masters, Moments, Prefetch, Reduce,
-    ReduceDtype, ReduceEvery, Scaling,
-};
-use warpweft::format::{AmaxChoice, ElementType, Format, Orientation};
-use warpweft::id::WeightId;
-use warpweft::layout::{StateLayout, Weights};
-use warpweft::model::{
+use warpweft::config::{Config, Prefetch, Scaling};
+use warpweft::session::costs_of;
+use warpweft_base::id::WeightId;
+use warpweft_format::{AmaxChoice, ElementType, Format, Orientation};
+use warpweft_plan::layout::{StateLayout, Weights};
+use warpweft_plan::model::{
     Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, NonNegative,
     ParameterGroup, Phase, Placement, ProgramBuilder, Reuse, Role, StepProgram, Use, WeightSpec,
 };
-use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
-use warpweft::session::costs_of;
+use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
+use warpweft_plan::policy::{
+    AcrossMicroBatches, Backward, ByteSize, Columnwise, Masters, Moments, Reduce, ReduceDtype, ReduceEvery,
+};
 
 const FORMATS: [Format; 6] = [
     Format::F32,

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use warpweft::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
 use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
-use warpweft::format::Format;
-use warpweft::model::Model;
+use warpweft_format::Format;
+use warpweft_plan::model::Model;
 
 use super::{Bf16, convert, llama, tensor, values, write};
 

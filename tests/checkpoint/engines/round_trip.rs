@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use warpweft::bf16;
 use warpweft::checkpoint::PretrainedFiles;
 use warpweft::checkpoint::engines::{Dialect, EngineOptions, LeftAlone};
-use warpweft::format::{Directions, Format, Orientation, Shape, Via, quantize};
+use warpweft_format::{Directions, Format, Orientation, Shape, Via, quantize};
 
 use super::{Bf16, convert, llama, values, write};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use sha2::{Digest, Sha256};
 use warpweft::checkpoint::PretrainedFiles;
 use warpweft::checkpoint::engines::{Dialect, EngineOptions};
-use warpweft::format::Format;
+use warpweft_format::Format;
 
 use super::{Bf16, convert, tensor, write};
 

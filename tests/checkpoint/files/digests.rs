@@ -10,8 +10,8 @@ use warpweft::checkpoint::{
     Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, UpdatedBy, WeightState,
 };
 use warpweft::config::Config;
-use warpweft::format::{Format, Shape};
 use warpweft::session::block_on;
+use warpweft_format::{Format, Shape};
 use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 use super::listing;

@@ -10,8 +10,8 @@ use warpweft::checkpoint::{
     Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileStore, WeightState,
 };
 use warpweft::config::Config;
-use warpweft::format::{Directions, Format, quantize};
 use warpweft::session::block_on;
+use warpweft_format::{Directions, Format, quantize};
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.

@@ -6,9 +6,9 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use warpweft::checkpoint::{CheckpointError, FileTask, PartFiles};
-use warpweft::format::Format;
-use warpweft::id::RankId;
 use warpweft::session::{SessionError, block_on};
+use warpweft_base::id::RankId;
+use warpweft_format::Format;
 use warpweft_testing::meddler::{Switch, cut, hooked};
 use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 use warpweft::checkpoint::{CheckpointError, PartFiles};
-use warpweft::format::Format;
 use warpweft::session::{SessionError, block_on};
+use warpweft_format::Format;
 
 use super::carried::counting;
 use super::cuts::start;

@@ -1,8 +1,8 @@
 //! Parts that several processes write and read, each those of its ranks.
 
 use warpweft::checkpoint::{CheckpointError, PartFiles};
-use warpweft::format::Format;
 use warpweft::session::{Session, SessionError};
+use warpweft_format::Format;
 use warpweft_testing::split::{config, in_processes, in_processes_with, train};
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 

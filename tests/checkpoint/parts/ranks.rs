@@ -5,16 +5,16 @@ use std::fmt::{Display, Formatter};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use warpweft::backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft::checkpoint::ranks::{Alive, Incomplete, PartReader, PartWriter, RankPart, RankState, SaveId};
 use warpweft::checkpoint::{CheckpointError, StatePart};
-use warpweft::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft::exec::{CaptureMode, Handover, Rank, Refusal, World};
-use warpweft::format::Format;
-use warpweft::id::{CarriedId, RankId, WeightId};
-use warpweft::layout::Weights;
-use warpweft::model::{Call, Mesh};
-use warpweft::plan::{Policy, ResidentLayout, StepPlan};
+use warpweft_backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
+use warpweft_base::id::{CarriedId, RankId, WeightId};
+use warpweft_format::Format;
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeFactory};
+use warpweft_plan::layout::Weights;
+use warpweft_plan::model::{Call, Mesh};
+use warpweft_plan::plan::{Policy, ResidentLayout, StepPlan};
 use warpweft_testing::trainer::{Trainer, ended, initial};
 
 use super::config;
@@ -145,7 +145,7 @@ fn closures() -> ComputeFactory<CpuSurface> {
 /// What every rank's handover has after `ask`, and what the keeper was asked.
 fn asked<T: Send + 'static>(
     fails: Fails,
-    ask: impl Fn(&mut Rank<warpweft::backend::cpu::CpuBackend>, &mut Handover, Arc<Keeper>) -> T
+    ask: impl Fn(&mut Rank<warpweft_backend::cpu::CpuBackend>, &mut Handover, Arc<Keeper>) -> T
     + Copy
     + Send
     + 'static,

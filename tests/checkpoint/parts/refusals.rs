@@ -5,8 +5,8 @@ use std::path::Path;
 use safetensors::Dtype;
 use warpweft::checkpoint::{CheckpointError, PartFiles};
 use warpweft::config::Scaling;
-use warpweft::format::Format;
 use warpweft::session::{Session, SessionError};
+use warpweft_format::Format;
 use warpweft_testing::trainer::{SIZE, Trainer, losses, within_a_minute};
 
 use super::by_hand::{copy, edit, edit_index, outdate_index, outdate_part};

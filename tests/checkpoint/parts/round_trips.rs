@@ -1,8 +1,8 @@
 //! What was saved in parts comes back, on any number of ranks.
 
 use warpweft::checkpoint::{CheckpointStore, FileStore, PartFiles};
-use warpweft::format::Format;
 use warpweft::session::block_on;
+use warpweft_format::Format;
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 use super::{config, files, notes, replicated, without_planes};

@@ -1,9 +1,10 @@
 //! Parts do not show how state was kept: split masters, rounded moments, delayed scales, weights that do not train.
 
 use warpweft::checkpoint::PartFiles;
-use warpweft::config::{Config, Masters, Moments, Scaling};
-use warpweft::format::{Directions, Format, Via, quantize};
+use warpweft::config::{Config, Scaling};
 use warpweft::session::Session;
+use warpweft_format::{Directions, Format, Via, quantize};
+use warpweft_plan::policy::{Masters, Moments};
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use super::{config, notes};

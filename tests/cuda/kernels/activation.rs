@@ -1,9 +1,9 @@
 //! Activations into FP8 operands: bit for bit what `format` makes of the matrix and of its transpose.
 
 use half::bf16;
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{ActivationOperand, ActivationSource};
-use warpweft::format::{Directions, Format, Quantized, Shape, Via, quantize};
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{ActivationOperand, ActivationSource};
+use warpweft_format::{Directions, Format, Quantized, Shape, Via, quantize};
 use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 use super::values::{Kind, values};

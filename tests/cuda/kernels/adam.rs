@@ -1,13 +1,13 @@
 //! Adam against the CPU's order of operations, on state of every kind, and against the golden file.
 
 use half::bf16;
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{AdamOperand, Bounds, MasterState};
-use warpweft::config::{AdamMode, Moments};
-use warpweft::format::{join_master, split_master};
-use warpweft::layout::OptimizerSettings;
-use warpweft::model::Hyperparameters;
-use warpweft::op::Vote;
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{AdamOperand, Bounds, MasterState};
+use warpweft_format::{join_master, split_master};
+use warpweft_plan::layout::OptimizerSettings;
+use warpweft_plan::model::Hyperparameters;
+use warpweft_plan::op::Vote;
+use warpweft_plan::policy::{AdamMode, Moments};
 use warpweft_testing::golden_file::{GoldenFile, assert_bytes};
 
 use super::values::{Kind, values};

@@ -2,11 +2,9 @@
 //! of the matrix and of its transpose. Any GPU makes them; only some multiply them.
 
 use half::bf16;
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{
-    ActivationOperand, ActivationQuantizer, ActivationSource, ScalarsOperand,
-};
-use warpweft::format::{Directions, Format, Orientation, PlaneSpec, Shape, Via, quantize, swizzle_scale};
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{ActivationOperand, ActivationQuantizer, ActivationSource, ScalarsOperand};
+use warpweft_format::{Directions, Format, Orientation, PlaneSpec, Shape, Via, quantize, swizzle_scale};
 use warpweft_testing::golden_file::assert_bytes;
 
 use super::values::{Kind, Random, shapes, values};

@@ -1,8 +1,8 @@
 //! Conversions, value by value: every exponent, every tie and its neighbours, and all codes back.
 
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{CastOperand, DequantizeOperand, MasterFragment, ScaleRows};
-use warpweft::format::{ElementType, Format, Orientation, Planes, Shape, Via, dequantize, partial_cast};
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{CastOperand, DequantizeOperand, MasterFragment, ScaleRows};
+use warpweft_format::{ElementType, Format, Orientation, Planes, Shape, Via, dequantize, partial_cast};
 use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
 
 use crate::gpu::Gpu;

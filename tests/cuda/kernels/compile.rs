@@ -1,7 +1,7 @@
 //! The kernels compile for every generation, where NVRTC is.
 
-use warpweft::backend::cuda::kernels::{Family, Kernels};
-use warpweft::backend::cuda::{Architecture, CudaFailure};
+use warpweft_cuda::kernels::{Family, Kernels};
+use warpweft_cuda::{Architecture, CudaFailure};
 
 fn check(major: u32, minor: u32) {
     let architecture = Architecture::of(major, minor);

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use warpweft::backend::cuda::kernels::{CopyOperand, KernelLaunch, Mark, Partner};
+use warpweft_cuda::kernels::{CopyOperand, KernelLaunch, Mark, Partner};
 
 use super::stream::{Stream, in_time};
 use super::values::Random;

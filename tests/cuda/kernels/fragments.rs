@@ -1,8 +1,8 @@
 //! Flat fragments: amax and cast of slices that begin and end anywhere. Conformance C10.
 
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{AmaxOperand, CastOperand, MasterFragment};
-use warpweft::format::{FlatShard, Format, Orientation, Shape, Via, flat_amax, flat_cast};
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{AmaxOperand, CastOperand, MasterFragment};
+use warpweft_format::{FlatShard, Format, Orientation, Shape, Via, flat_amax, flat_cast};
 use warpweft_testing::golden_file::assert_bytes;
 
 use super::values::{Kind, Random, formats, shapes, values};

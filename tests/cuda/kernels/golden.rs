@@ -1,12 +1,12 @@
 //! Conformance I1 on the GPU: every case of every quantizer file and of the partial casts, bit for bit.
 
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{
     AmaxOperand, CastOperand, CombineOperand, DequantizeOperand, MasterFragment, ScaleOperand, ScaleRows,
     SwizzleOperand, TransposeOperand,
 };
-use warpweft::format::{ElementType, FlatShard, Format, Orientation, PlaneSpec, Shape, Via, place_fragment};
-use warpweft::op::Reduction;
+use warpweft_format::{ElementType, FlatShard, Format, Orientation, PlaneSpec, Shape, Via, place_fragment};
+use warpweft_plan::op::Reduction;
 use warpweft_testing::golden_file::{Case, GoldenFile, assert_bytes, assert_f32s};
 
 use crate::gpu::{Buffer, Gpu};

@@ -1,12 +1,10 @@
 //! Sums, maxima, norms and votes, against the CPU backend's order of operations.
 
 use half::bf16;
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{
-    AccumulateOperand, CombineOperand, NormOperand, SlicesOperand, VoteOperand,
-};
-use warpweft::format::ElementType;
-use warpweft::op::{NormRecord, Reduction, SumTarget, Vote};
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{AccumulateOperand, CombineOperand, NormOperand, SlicesOperand, VoteOperand};
+use warpweft_format::ElementType;
+use warpweft_plan::op::{NormRecord, Reduction, SumTarget, Vote};
 use warpweft_testing::golden_file::assert_bytes;
 
 use super::values::{Kind, Random, values};

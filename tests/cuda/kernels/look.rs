@@ -1,10 +1,10 @@
 //! Looking for values from which no training goes on.
 
 use half::bf16;
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::LookOperand;
-use warpweft::format::ElementType;
-use warpweft::op::Vote;
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::LookOperand;
+use warpweft_format::ElementType;
+use warpweft_plan::op::Vote;
 
 use crate::gpu::Gpu;
 

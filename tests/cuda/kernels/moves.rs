@@ -1,6 +1,6 @@
 //! Copies and zeroes of many ranges.
 
-use warpweft::backend::cuda::kernels::{CopyOperand, ZeroOperand};
+use warpweft_cuda::kernels::{CopyOperand, ZeroOperand};
 
 use super::values::Random;
 use crate::gpu::Gpu;

@@ -1,11 +1,9 @@
 //! Planes into planes and into values: transpose, expand, swizzle, dequantize, many weights in one launch.
 
 use half::bf16;
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{
-    DequantizeOperand, ExpandOperand, ScaleRows, SwizzleOperand, TransposeOperand,
-};
-use warpweft::format::{
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{DequantizeOperand, ExpandOperand, ScaleRows, SwizzleOperand, TransposeOperand};
+use warpweft_format::{
     ElementType, Format, Nvfp4Block, Orientation, PlaneSpec, Planes, PlanesMut, Shape, dequantize,
     expand_scale, swizzle_scale, transpose,
 };

@@ -1,8 +1,8 @@
 //! Amax, scale and cast of row shards: many shapes in one launch, against the CPU's stages.
 
-use warpweft::backend::cuda::DeviceAddress;
-use warpweft::backend::cuda::kernels::{AmaxOperand, CastOperand, MasterFragment, ScaleOperand, ScaleRows};
-use warpweft::format::{
+use warpweft_cuda::DeviceAddress;
+use warpweft_cuda::kernels::{AmaxOperand, CastOperand, MasterFragment, ScaleOperand, ScaleRows};
+use warpweft_format::{
     FlatShard, Format, Orientation, PlaneSpec, Shape, Via, fused_scale, partial_amax, partial_cast,
 };
 use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
@@ -350,8 +350,10 @@ fn codes(gpu: &Gpu, format: Format, via: Via, masters: &[Master]) {
 #[test]
 fn a_vote_that_skips_leaves_everything_as_it_is() {
     let Some(gpu) = Gpu::open("a vote that skips") else { return };
-    let vote =
-        gpu.buffer(&[warpweft::op::Vote { verdict: warpweft::op::Vote::NON_FINITE, ..Default::default() }]);
+    let vote = gpu.buffer(&[warpweft_plan::op::Vote {
+        verdict: warpweft_plan::op::Vote::NON_FINITE,
+        ..Default::default()
+    }]);
     for format in scaled_formats() {
         let shape = Shape::new(128, 128);
         let master = gpu.buffer(&values(shape.elements(), Kind::Weights, 1));

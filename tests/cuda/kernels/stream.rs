@@ -6,7 +6,7 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
-use warpweft::backend::cuda::kernels::KernelLaunch;
+use warpweft_cuda::kernels::KernelLaunch;
 
 use crate::gpu::Gpu;
 

@@ -1,6 +1,6 @@
 //! Values to quantize: ordinary ones, and everything that is not.
 
-use warpweft::format::{Format, Shape};
+use warpweft_format::{Format, Shape};
 
 /// A generator with a seed (SplitMix64).
 pub(crate) struct Random(u64);

@@ -1,15 +1,15 @@
 //! RH-1: what a recorded step uses outlives the closure's own hold on it.
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
-use warpweft::format::ElementType;
-use warpweft::id::RankId;
-use warpweft::linear::{Device, DeviceBuffer, Elementwise};
-use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Session, block_on};
+use warpweft_base::id::RankId;
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{Device, DeviceBuffer, Elementwise};
+use warpweft_cuda::{CudaSurface, DeviceOrdinal};
+use warpweft_format::ElementType;
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, Model, Phase, StepProgram};
 
 use crate::gpu::Gpu;
 

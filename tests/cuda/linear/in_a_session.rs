@@ -2,16 +2,16 @@
 //! recorded steps.
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
-use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
-use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
-use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft::linear::{BackwardOperands, Device, Input, Linear, LinearSpec, Output, Recipe, Weight};
-use warpweft::model::{Call, Model, Phase, StepProgram};
-use warpweft::op::Op;
 use warpweft::session::Session;
+use warpweft_base::id::{BufferId, RankId, WeightId};
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{BackwardOperands, Device, Input, Linear, LinearSpec, Output, Recipe, Weight};
+use warpweft_cuda::{CudaSurface, DeviceOrdinal};
+use warpweft_format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_plan::op::Op;
 
 use super::reference::{Matrix, assert_product, noise};
 use super::rig::as_multiplied;
@@ -153,7 +153,8 @@ async fn run_keeping(
         .unwrap();
     let turns =
         session.plan("train").unwrap().tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
-    let derived = computed.0.form() == warpweft::model::Form::Planes && format.derives_columnwise().is_ok();
+    let derived =
+        computed.0.form() == warpweft_plan::model::Form::Planes && format.derives_columnwise().is_ok();
     assert_eq!(turns, derived, "columnwise planes are made where dx reads them and they are not gathered");
     let (x, dy) = inputs();
     for rank in 0..gpus.len() as u32 {

@@ -3,11 +3,11 @@
 
 use cudarc::driver::result;
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
-use warpweft::linear::{
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{
     Activations, BackwardOperands, Device, Elementwise, Input, Linear, LinearSpec, Recipe,
 };
+use warpweft_format::{Directions, ElementType, Format, Fp8Element, Orientation, Shape, Via, quantize};
 
 use super::reference::noise;
 use super::rig::{GPU, OnDevice, handles, lend, lend_mut};

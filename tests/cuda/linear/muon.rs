@@ -4,17 +4,17 @@
 
 use std::collections::BTreeMap;
 
-use warpweft::backend::cuda::cudarc::driver::result::memcpy_dtod_async;
-use warpweft::backend::cuda::{CudaHandles, CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
-use warpweft::compute::{
+use warpweft::config::{Capture, Config};
+use warpweft::session::{Session, initial};
+use warpweft_base::id::RankId;
+use warpweft_cuda::cudarc::driver::result::memcpy_dtod_async;
+use warpweft_cuda::linear::{Device, NewtonSchulz};
+use warpweft_cuda::{CudaHandles, CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
+use warpweft_format::{ElementType, Format, Shape};
+use warpweft_plan::compute::{
     ComputeContext, ComputeError, PrepareContext, Seat, TransformContext, UpdateContext,
 };
-use warpweft::config::{Capture, Config};
-use warpweft::format::{ElementType, Format, Shape};
-use warpweft::id::RankId;
-use warpweft::linear::{Device, NewtonSchulz};
-use warpweft::model::{Call, Model, ParameterGroup, Phase, StepProgram};
-use warpweft::session::{Session, initial};
+use warpweft_plan::model::{Call, Model, ParameterGroup, Phase, StepProgram};
 use warpweft_testing::custom_optimizer::ByMatrices;
 
 use super::newton_schulz::{bits, run};

@@ -1,9 +1,9 @@
 //! Matrices made nearly orthogonal, against the same polynomials in f64.
 
 use cudarc::driver::result;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::format::{ElementType, Shape};
-use warpweft::linear::{Device, NewtonSchulz};
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{Device, NewtonSchulz};
+use warpweft_format::{ElementType, Shape};
 
 use super::reference::noise;
 use super::rig::{GPU, handles, lend, lend_mut};

@@ -1,7 +1,7 @@
 //! All products of all recipes: right to within rounding, and the same bits every time.
 
-use warpweft::format::{ElementType, Format, Fp8Element, Orientation, Shape};
-use warpweft::linear::{Device, LinearSpec, Recipe};
+use warpweft_cuda::linear::{Device, LinearSpec, Recipe};
+use warpweft_format::{ElementType, Format, Fp8Element, Orientation, Shape};
 
 use super::reference::{assert_product, assert_rounded_once};
 use super::rig::{GPU, Rig};

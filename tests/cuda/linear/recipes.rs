@@ -1,10 +1,10 @@
 //! Which recipe a format has on which GPU; no GPU is needed to ask.
 
-use warpweft::backend::cuda::ComputeCapability;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::format::{Format, Fp8Element, Orientation, Shape};
-use warpweft::linear::{LinearSpec, Recipe};
-use warpweft::model::Form;
+use warpweft_cuda::ComputeCapability;
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{LinearSpec, Recipe};
+use warpweft_format::{Format, Fp8Element, Orientation, Shape};
+use warpweft_plan::model::Form;
 
 const AMPERE: ComputeCapability = ComputeCapability::new(8, 0);
 const ADA: ComputeCapability = ComputeCapability::new(8, 9);

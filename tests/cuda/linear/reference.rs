@@ -1,8 +1,8 @@
 //! Products in f64, and how far a GPU's may be from them.
 
 use half::bf16;
-use warpweft::format::{ElementType, Shape};
-use warpweft::linear::Recipe;
+use warpweft_cuda::linear::Recipe;
+use warpweft_format::{ElementType, Shape};
 
 /// Lines of numbers, row-major.
 #[derive(Clone, Debug)]

@@ -1,9 +1,9 @@
 //! LI-4: an operand that does not fit is refused before anything is enqueued.
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
-use warpweft::linear::{Device, Linear, LinearSpec, Recipe};
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{Device, Linear, LinearSpec, Recipe};
+use warpweft_format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
 
 use super::rig::{GPU, OnDevice, handles, lend, lend_mut};
 use crate::gpu::Gpu;

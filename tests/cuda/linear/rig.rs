@@ -5,13 +5,13 @@
 use bytemuck::Pod;
 use cudarc::driver::result;
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
-use warpweft::compute::PlanesView;
-use warpweft::format::{
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{BackwardOperands, Device, Linear, LinearSpec, Output, Recipe, Weight};
+use warpweft_cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
+use warpweft_format::{
     Directions, ElementType, Format, Fp8Element, Orientation, OwnedPlanes, Quantized, Shape, Via, quantize,
 };
-use warpweft::linear::{BackwardOperands, Device, Linear, LinearSpec, Output, Recipe, Weight};
+use warpweft_plan::compute::PlanesView;
 
 use super::reference::{Matrix, noise};
 use crate::gpu::{Buffer, Gpu};

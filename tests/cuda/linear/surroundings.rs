@@ -2,9 +2,11 @@
 
 use cudarc::driver::result;
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
-use warpweft::linear::{BackwardOperands, Device, Elementwise, Linear, LinearSpec, Output, Recipe, Weight};
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{
+    BackwardOperands, Device, Elementwise, Linear, LinearSpec, Output, Recipe, Weight,
+};
+use warpweft_format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
 
 use super::reference::noise;
 use super::rig::{GPU, OnDevice, handles, lend, lend_mut};

@@ -16,7 +16,7 @@ mod run;
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use warpweft::backend::cuda::{CudaOptions, CudaWorld, DeviceOrdinal, Transport};
+use warpweft_cuda::{CudaOptions, CudaWorld, DeviceOrdinal, Transport};
 
 /// One test at a time has the GPUs.
 static ALONE: Mutex<()> = Mutex::new(());

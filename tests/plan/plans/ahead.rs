@@ -1,12 +1,12 @@
 //! `derive_ahead`: what a call reads of gathered planes is made beside the call before it.
 
 use warpweft::actor::{ActorKind, Roster};
-use warpweft::format::Format;
-use warpweft::id::SlotId;
-use warpweft::layout::LaneKind;
-use warpweft::model::Mesh;
-use warpweft::op::Op;
-use warpweft::plan::{Policy, StepPlan};
+use warpweft_base::id::SlotId;
+use warpweft_format::Format;
+use warpweft_plan::layout::LaneKind;
+use warpweft_plan::model::Mesh;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{Policy, StepPlan};
 
 use super::{chain, policy};
 

@@ -1,10 +1,10 @@
 //! `prefetch.depth` counts calls, and what a call uses is one gather.
 
-use warpweft::format::{Format, Orientation};
-use warpweft::id::WeightId;
-use warpweft::model::{Form, Mesh, Model, ModelBuilder, Phase, ProgramBuilder, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{Policy, StepPlan};
+use warpweft_base::id::WeightId;
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::model::{Form, Mesh, Model, ModelBuilder, Phase, ProgramBuilder, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{Policy, StepPlan};
 
 use super::policy;
 

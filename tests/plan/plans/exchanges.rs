@@ -1,14 +1,14 @@
 //! Exchanges of buffers in plans: where they stand, who waits for them, what they receive, and which sizes are refused.
 
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{BufferId, SlotId, TaskId};
-use warpweft::layout::{Content, LaneKind, Residency};
-use warpweft::model::{
+use warpweft_base::id::{BufferId, SlotId, TaskId};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::layout::{Content, LaneKind, Residency};
+use warpweft_plan::model::{
     BufferSpec, DeclareError, Exchange, ExchangeKind, Form, Group, Lifetime, Mesh, Model, Phase,
     ProgramBuilder, Role, StepProgram,
 };
-use warpweft::op::Op;
-use warpweft::plan::{PlanError, Policy, StepPlan, Task};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{PlanError, Policy, StepPlan, Task};
 
 use super::{policy, position};
 

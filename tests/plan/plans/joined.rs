@@ -1,10 +1,10 @@
 //! What one gather brought is derived for a call by one task.
 
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::WeightId;
-use warpweft::model::{Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{Policy, StepPlan};
+use warpweft_base::id::WeightId;
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::model::{Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{Policy, StepPlan};
 
 use super::policy;
 

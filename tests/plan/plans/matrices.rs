@@ -4,15 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use warpweft::config::Config;
-use warpweft::format::{Format, Orientation};
-use warpweft::id::{SlotId, WeightId};
-use warpweft::layout::{Content, LaneKind, RoundStage, StateLayout, Weights};
-use warpweft::model::{
+use warpweft::session::plan_program;
+use warpweft_base::id::{SlotId, WeightId};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::layout::{Content, LaneKind, RoundStage, StateLayout, Weights};
+use warpweft_plan::model::{
     Accumulation, Form, Group, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram, WeightSpec,
 };
-use warpweft::op::{Op, PrepareOperand};
-use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
-use warpweft::session::plan_program;
+use warpweft_plan::op::{Op, PrepareOperand};
+use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 
 use super::exchanges::before;
 use super::{policy, position};

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::format::Format;
-use warpweft::model::{Mesh, ParameterGroup, WeightSpec};
-use warpweft::op::Op;
-use warpweft::plan::Policy;
+use warpweft_format::Format;
+use warpweft_plan::model::{Mesh, ParameterGroup, WeightSpec};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::Policy;
 
 use super::matrices::{WHOLE, lives, plan, planned, program, ranks, rounds, squares, whole};
 use super::policy;

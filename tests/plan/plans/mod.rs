@@ -11,16 +11,17 @@ mod parts;
 mod replicas;
 mod states;
 
-use warpweft::config::{
-    AcrossMicroBatches, AdamMode, Backward, ByteSize, Columnwise, Config, Reduce, ReduceDtype, ReduceEvery,
-};
-use warpweft::format::{ElementType, Format, Orientation, Via};
-use warpweft::id::{CallId, SlotId, TaskId};
-use warpweft::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights};
-use warpweft::model::{Access, Form, Mesh, Model, Phase, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{EdgeKind, GatherStart, Policy, ResidentLayout, StepPlan, Task};
+use warpweft::config::Config;
 use warpweft::session::{columnwise_saving, plan_program};
+use warpweft_base::id::{CallId, SlotId, TaskId};
+use warpweft_format::{ElementType, Format, Orientation, Via};
+use warpweft_plan::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights};
+use warpweft_plan::model::{Access, Form, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{EdgeKind, GatherStart, Policy, ResidentLayout, StepPlan, Task};
+use warpweft_plan::policy::{
+    AcrossMicroBatches, AdamMode, Backward, ByteSize, Columnwise, Reduce, ReduceDtype, ReduceEvery,
+};
 
 fn policy(depth: u32) -> Policy {
     Policy {

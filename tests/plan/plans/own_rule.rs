@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{Config, Masters, Moments};
-use warpweft::format::Format;
-use warpweft::id::WeightId;
-use warpweft::layout::{ALIGNMENT, Content, StateLayout, Weights};
-use warpweft::model::{Mesh, Model};
-use warpweft::op::Op;
-use warpweft::plan::{PlanError, ResidentLayout, StepPlan};
+use warpweft::config::Config;
 use warpweft::session::plan_program;
+use warpweft_base::id::WeightId;
+use warpweft_format::Format;
+use warpweft_plan::layout::{ALIGNMENT, Content, StateLayout, Weights};
+use warpweft_plan::model::{Mesh, Model};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{PlanError, ResidentLayout, StepPlan};
+use warpweft_plan::policy::{Masters, Moments};
 
 use super::{chain, policy, position};
 

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::Reduce;
-use warpweft::format::Format;
-use warpweft::layout::{Content, Residency, Slot};
-use warpweft::model::{Accumulation, Mesh};
-use warpweft::op::{Op, SumTarget};
-use warpweft::plan::{Policy, StepPlan};
+use warpweft_format::Format;
+use warpweft_plan::layout::{Content, Residency, Slot};
+use warpweft_plan::model::{Accumulation, Mesh};
+use warpweft_plan::op::{Op, SumTarget};
+use warpweft_plan::plan::{Policy, StepPlan};
+use warpweft_plan::policy::Reduce;
 
 use super::{chain, policy};
 

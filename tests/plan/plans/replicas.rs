@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{Reduce, ReduceEvery};
-use warpweft::format::Format;
-use warpweft::id::SlotId;
-use warpweft::model::{Group, Mesh};
-use warpweft::op::{Op, Reduction};
-use warpweft::plan::{Policy, StepPlan};
+use warpweft_base::id::SlotId;
+use warpweft_format::Format;
+use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::plan::{Policy, StepPlan};
+use warpweft_plan::policy::{Reduce, ReduceEvery};
 
 use super::{chain, policy};
 

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::{AdamMode, Masters, Moments};
-use warpweft::format::{AmaxChoice, Format, Orientation};
-use warpweft::id::WeightId;
-use warpweft::layout::{ALIGNMENT, Delayed, OptimizerSettings, StateLayout, Weights};
-use warpweft::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
-use warpweft::op::{Op, Reduction};
-use warpweft::plan::{PlanError, ResidentLayout, StepPlan};
+use warpweft_base::id::WeightId;
+use warpweft_format::{AmaxChoice, Format, Orientation};
+use warpweft_plan::layout::{ALIGNMENT, Delayed, OptimizerSettings, StateLayout, Weights};
+use warpweft_plan::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
+use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::plan::{PlanError, ResidentLayout, StepPlan};
+use warpweft_plan::policy::{AdamMode, Masters, Moments};
 
 use super::{chain, policy, position};
 

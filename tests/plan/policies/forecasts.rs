@@ -1,11 +1,12 @@
 //! Forecasts against the simulator, and bounds against numbers computed by hand.
 
-use warpweft::cluster::{Cluster, Contention, preset};
+use warpweft::cluster::preset;
 use warpweft::config::{Capture, Config, Declared, Prefetch};
-use warpweft::format::{Format, Orientation};
-use warpweft::model::{Form, Model, Phase, StepProgram};
-use warpweft::plan::{Measured, StepPlan};
 use warpweft::session::{costs_of, plan_program_on, simulate_program};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::cluster::{Cluster, Contention};
+use warpweft_plan::model::{Form, Model, Phase, StepProgram};
+use warpweft_plan::plan::{Measured, StepPlan};
 
 use super::shapes::{SHAPES, program};
 
@@ -237,7 +238,7 @@ fn a_gather_on_demand_is_late_by_its_own_time() {
 
 #[test]
 fn a_cluster_file_declares_the_same_costs_as_the_preset_it_was_copied_from() {
-    let (name, text) = warpweft::cluster::PRESETS[0];
+    let (name, text) = warpweft_plan::cluster::PRESETS[0];
     let config = Config::default();
     let copied = costs_of(&config, &Cluster::from_toml(text, "ours.toml").unwrap(), 4).unwrap();
     assert_eq!(copied, costs_of(&config, &preset(name).unwrap().unwrap(), 4).unwrap());

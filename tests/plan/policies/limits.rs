@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use warpweft::cluster::preset;
-use warpweft::config::{Backward, ByteSize, Config, Prefetch};
-use warpweft::id::CallId;
-use warpweft::layout::{Content, Weights, aligned};
-use warpweft::model::{DeclareError, Mesh, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan};
+use warpweft::config::{Config, Prefetch};
 use warpweft::session::{SessionError, plan_program, plan_program_on};
+use warpweft_base::id::CallId;
+use warpweft_plan::layout::{Content, Weights, aligned};
+use warpweft_plan::model::{DeclareError, Mesh, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
+use warpweft_plan::policy::{Backward, ByteSize};
 
 use super::shapes::{SHAPES, decoder, program};
 

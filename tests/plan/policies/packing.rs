@@ -1,9 +1,10 @@
 //! PL-6: what sharing bytes costs where a step has micro-batches, groups, and gradients in either type.
 
 use warpweft::cluster::preset;
-use warpweft::config::{AcrossMicroBatches, ByteSize, Config, Prefetch, ReduceDtype, ReduceEvery};
-use warpweft::model::StepProgram;
+use warpweft::config::{Config, Prefetch};
 use warpweft::session::plan_program_on;
+use warpweft_plan::model::StepProgram;
+use warpweft_plan::policy::{AcrossMicroBatches, ByteSize, ReduceDtype, ReduceEvery};
 
 use super::shapes::program;
 

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 use warpweft::cluster::preset;
-use warpweft::config::{ByteSize, Config, Prefetch};
-use warpweft::id::CallId;
-use warpweft::layout::Weights;
-use warpweft::model::{Mesh, Placement, StepProgram};
-use warpweft::plan::{Costs, Forecast, Policy, ResidentLayout, StepPlan};
+use warpweft::config::{Config, Prefetch};
 use warpweft::session::{costs_of, plan_program_on};
+use warpweft_base::id::CallId;
+use warpweft_plan::layout::Weights;
+use warpweft_plan::model::{Mesh, Placement, StepProgram};
+use warpweft_plan::plan::{Costs, Forecast, Policy, ResidentLayout, StepPlan};
+use warpweft_plan::policy::ByteSize;
 
 use super::shapes::{SHAPES, TOKENS, config, program};
 

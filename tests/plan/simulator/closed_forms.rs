@@ -1,11 +1,11 @@
 //! Times that a pencil gives as well.
 
-use warpweft::cluster::Cluster;
 use warpweft::config::Declared;
-use warpweft::format::{Format, Orientation};
-use warpweft::model::{CostHint, Form, Math, Model, Phase, StepProgram};
-use warpweft::op::Vote;
 use warpweft::session::{Simulation, costs_of, plan_program_on, simulate_program};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::model::{CostHint, Form, Math, Model, Phase, StepProgram};
+use warpweft_plan::op::Vote;
 
 use super::programs::{
     PLAIN, call_of, chain, depth, early_gradient, gradients, plain, plain_with, tiles, training,
@@ -191,7 +191,7 @@ fn chunks_of_a_long_gather_let_a_reduction_in_between() {
     let begin_of_reduction = |chunk: Option<u64>| {
         let mut config = depth(5);
         config.communicators = 1;
-        config.prefetch.chunk = chunk.map(warpweft::config::ByteSize::new);
+        config.prefetch.chunk = chunk.map(warpweft_plan::policy::ByteSize::new);
         let simulated = simulate_program(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
         slice(&simulated, "exchange gradient").0
     };

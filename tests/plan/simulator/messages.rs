@@ -3,15 +3,16 @@
 use std::cmp::Ordering;
 use std::sync::{Arc, Mutex};
 
-use warpweft::backend::cpu::{CpuOptions, CpuWorld};
-use warpweft::backend::sim::SimWorld;
-use warpweft::backend::{Backend, Checked};
-use warpweft::compute::{ComputeContext, ComputeError, Surface};
-use warpweft::config::{Capture, Config, Reduce};
-use warpweft::id::{RankId, TaskId};
-use warpweft::model::{Call, Mesh, Role, StepProgram};
-use warpweft::plan::Piece;
+use warpweft::config::{Capture, Config};
 use warpweft::session::{Session, simulate_program};
+use warpweft_backend::cpu::{CpuOptions, CpuWorld};
+use warpweft_backend::sim::SimWorld;
+use warpweft_backend::{Backend, Checked};
+use warpweft_base::id::{RankId, TaskId};
+use warpweft_plan::compute::{ComputeContext, ComputeError, Surface};
+use warpweft_plan::model::{Call, Mesh, Role, StepProgram};
+use warpweft_plan::plan::Piece;
+use warpweft_plan::policy::Reduce;
 use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
 
 use super::programs::{depth, plain, training, training_with};

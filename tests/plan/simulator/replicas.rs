@@ -1,8 +1,8 @@
 //! Replicas on hosts: what stays inside of one, and what goes between them.
 
-use warpweft::cluster::Cluster;
 use warpweft::config::Config;
 use warpweft::session::{SessionError, Simulation, costs_of, simulate_program};
+use warpweft_plan::cluster::Cluster;
 
 use super::programs::{chain, depth, plain, plain_with, training};
 

@@ -1,9 +1,9 @@
 //! The published weak scaling of GTP, against the simulator's; what is assumed stands in
 //! `examples/simulate/weak-scaling/`.
 
-use warpweft::cluster::Cluster;
 use warpweft::config::{CallList, Config, Declared};
 use warpweft::session::{Simulation, simulate_program};
+use warpweft_plan::cluster::Cluster;
 
 const MODEL: &str = include_str!("../../../examples/simulate/weak-scaling/model.toml");
 const CLUSTER: &str = include_str!("../../../examples/simulate/weak-scaling/cluster.toml");

@@ -2,13 +2,15 @@
 
 use std::time::Instant;
 
-use warpweft::backend::sim::SimWorld;
-use warpweft::backend::{Backend, BackendError};
-use warpweft::cluster::{Cluster, preset};
-use warpweft::config::{Config, Declared, Reduce, ReduceDtype};
-use warpweft::model::{Decoder, Mesh};
-use warpweft::plan::{Policy, StepPlan};
+use warpweft::cluster::preset;
+use warpweft::config::{Config, Declared};
 use warpweft::session::{SessionError, simulate_program};
+use warpweft_backend::sim::SimWorld;
+use warpweft_backend::{Backend, BackendError};
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::model::{Decoder, Mesh};
+use warpweft_plan::plan::{Policy, StepPlan};
+use warpweft_plan::policy::{Reduce, ReduceDtype};
 
 use super::programs::{PLAIN, chain, depth, plain, plain_with};
 
@@ -50,7 +52,8 @@ fn a_seed_gives_the_same_times_again() {
 #[test]
 fn memory_is_counted_and_not_reserved() {
     // 60 TB per rank, more than any machine that runs this test.
-    let cluster = Cluster { gpu: warpweft::cluster::Gpu { memory_bytes: 1 << 60, ..plain().gpu }, ..plain() };
+    let cluster =
+        Cluster { gpu: warpweft_plan::cluster::Gpu { memory_bytes: 1 << 60, ..plain().gpu }, ..plain() };
     let program = chain(3, 20_000_000_000, 1000);
     let simulated = simulate_program(&program, &depth(3), &cluster, 4, 1).unwrap();
     assert!(simulated.plan.arena.bytes() > 50_000_000_000_000, "{}", simulated.plan.arena.bytes());

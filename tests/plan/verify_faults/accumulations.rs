@@ -1,10 +1,10 @@
 //! PL-4 over several steps: a sum of gradients that one step begins, others continue, and the last one uses.
 
-use warpweft::id::{SlotId, WeightId};
-use warpweft::layout::Content;
-use warpweft::model::Accumulation;
-use warpweft::op::{Op, Reduction, SumTarget};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::{SlotId, WeightId};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Accumulation;
+use warpweft_plan::op::{Op, Reduction, SumTarget};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{position, recount, refused, relocate, remove, serialize, slot, twin, weight};
 use super::programs::{by_collectives, evaluation, nvfp4_training, part, replicated_part};
@@ -18,7 +18,7 @@ fn plans(of: Accumulation) -> [StepPlan; 3] {
 
 /// The tasks that add to main grads, or to what a rank adds up of a replicated weight, each with its weight.
 fn contributions(plan: &StepPlan) -> Vec<(usize, WeightId)> {
-    let adds = |(task, found): (usize, &warpweft::plan::Task)| match &found.op {
+    let adds = |(task, found): (usize, &warpweft_plan::plan::Task)| match &found.op {
         Op::Accumulate { weight, .. } => Some((task, *weight)),
         Op::SumGradient { parts, .. } if parts[0].target != SumTarget::Rows => Some((task, parts[0].weight)),
         _ => None,
@@ -100,7 +100,8 @@ fn a_contribution_that_overwrites_what_earlier_steps_added_is_refused() {
             turn(&mut plan, task);
             let name = plan.weights.layout(weight).name.clone();
             let begins = format!("begins the sum of `{name}` anew and loses what earlier steps added up");
-            let error = refused(&plan, &["PL-4", &plan.describe(warpweft::id::TaskId::at(task)), &begins]);
+            let error =
+                refused(&plan, &["PL-4", &plan.describe(warpweft_base::id::TaskId::at(task)), &begins]);
             assert!(matches!(error, VerifyError::Accumulation { .. }));
             seeded += 1;
         }

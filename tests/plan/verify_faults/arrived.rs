@@ -1,12 +1,12 @@
 //! PL-2, PL-3 for values that are made of what arrived and of the rank's own shard, where nobody makes planes
 //! whole.
 
-use warpweft::format::{Format, Orientation};
-use warpweft::id::SlotId;
-use warpweft::layout::Content;
-use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
-use warpweft::op::{DequantizePart, Op};
-use warpweft::plan::{Policy, StepPlan, VerifyError};
+use warpweft_base::id::SlotId;
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::op::{DequantizePart, Op};
+use warpweft_plan::plan::{Policy, StepPlan, VerifyError};
 
 use super::edit::{position, recount, refused, relocate, remove, serialize, shard, slot, spread, weight};
 use super::programs::policy;

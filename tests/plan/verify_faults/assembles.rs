@@ -1,11 +1,11 @@
 //! PL-2, PL-3, PL-5 for what makes gathered planes whole.
 
-use warpweft::format::{Format, Orientation};
-use warpweft::id::{LaneId, SlotId};
-use warpweft::layout::{Content, LaneKind};
-use warpweft::model::Mesh;
-use warpweft::op::{GatherPart, Op};
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft_base::id::{LaneId, SlotId};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::layout::{Content, LaneKind};
+use warpweft_plan::model::Mesh;
+use warpweft_plan::op::{GatherPart, Op};
+use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{position, refused, relocate, remove, repeat, serialize, shard, slot, spread, weight};
 use super::groups::experts;
@@ -178,7 +178,7 @@ fn an_assemble_on_a_communicator_is_refused() {
         plan.tasks[task].lane = lane;
         serialize(&mut plan);
         super::edit::recount(&mut plan);
-        warpweft::plan::verify(&plan).unwrap();
+        warpweft_plan::plan::verify(&plan).unwrap();
     }
 }
 

@@ -1,11 +1,11 @@
 //! PL-4 and PL-10 for gradients that calls write in bf16.
 
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{CallId, SlotId, TaskId};
-use warpweft::layout::Content;
-use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
-use warpweft::op::{Op, OperandRole};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::{CallId, SlotId, TaskId};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{position, recount, refused, relocate, remove, serialize, slot, spread, weight};
 use super::programs::policy;

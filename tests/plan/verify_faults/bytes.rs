@@ -1,8 +1,8 @@
 //! PL-6: slots, regions, counts.
 
-use warpweft::layout::{ALIGNMENT, Content};
-use warpweft::op::Op;
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft_plan::layout::{ALIGNMENT, Content};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{gathered, position, refused, shard, slot, weight};
 use super::programs::{f32_training, nvfp4_training};
@@ -86,7 +86,9 @@ fn every_wrong_count_is_refused() {
         ("bounds.wire_bytes is", |plan| plan.bounds.wire_bytes += 1),
         ("bounds.live_weight_bytes is", |plan| plan.bounds.live_weight_bytes += 1),
         ("bounds.live_weight_bytes is", |plan| plan.bounds.live_weight_bytes -= 1),
-        ("live bytes at bounds.live_peak is", |plan| plan.bounds.live_peak = warpweft::id::TaskId::new(0)),
+        ("live bytes at bounds.live_peak is", |plan| {
+            plan.bounds.live_peak = warpweft_base::id::TaskId::new(0)
+        }),
     ];
     for (says, damage) in counts {
         let mut plan = f32_training();
@@ -133,5 +135,5 @@ fn a_plan_over_its_budget_is_refused() {
     plan.policy.budget = Some(plan.arena.transient_bytes - 1);
     refused(&plan, &["PL-6 (", "): the transient region has", "more than the budget"]);
     plan.policy.budget = Some(plan.arena.transient_bytes);
-    assert!(warpweft::plan::verify(&plan).is_ok());
+    assert!(warpweft_plan::plan::verify(&plan).is_ok());
 }

@@ -1,11 +1,11 @@
 //! PL-10: every call once, in program order, on what it declares; bookkeeping of this step.
 
-use warpweft::id::{BufferId, CallId};
-use warpweft::layout::Content;
-use warpweft::model::Access;
-use warpweft::model::NonNegative;
-use warpweft::op::{Op, OperandRole};
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft_base::id::{BufferId, CallId};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Access;
+use warpweft_plan::model::NonNegative;
+use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{call, is_reduction, position, reduced, refused, remove, repeat, serialize, slot, spread};
 use super::programs::{all, evaluation, f32_training, nvfp4_training};
@@ -16,7 +16,7 @@ fn operand_of(plan: &StepPlan, name: &str, role: OperandRole) -> (usize, usize) 
     (task, operands.iter().position(|operand| operand.role == role).unwrap())
 }
 
-fn operands(plan: &mut StepPlan, task: usize) -> &mut Vec<warpweft::op::Operand> {
+fn operands(plan: &mut StepPlan, task: usize) -> &mut Vec<warpweft_plan::op::Operand> {
     match &mut plan.tasks[task].op {
         Op::Compute { operands, .. } => operands,
         _ => unreachable!(),
@@ -121,7 +121,7 @@ fn operands_that_differ_from_the_declaration_are_refused() {
     // A use beyond the declared ones.
     let mut plan = nvfp4_training();
     let (task, first) = operand_of(&plan, "head", OperandRole::Use(0));
-    let extra = warpweft::op::Operand { role: OperandRole::Use(7), ..operands(&mut plan, task)[first] };
+    let extra = warpweft_plan::op::Operand { role: OperandRole::Use(7), ..operands(&mut plan, task)[first] };
     operands(&mut plan, task).push(extra);
     refused(&plan, &["PL-10", "binds what call `head` does not declare: that it reads use 7 of 1"]);
 }

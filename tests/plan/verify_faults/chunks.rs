@@ -1,9 +1,9 @@
 //! PL-2 for gathers that are cut into chunks.
 
-use warpweft::format::{Format, Orientation};
-use warpweft::model::{Form, Mesh, Model, Phase, StepProgram};
-use warpweft::op::{Chunk, Op};
-use warpweft::plan::{Policy, StepPlan, VerifyError, verify};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::op::{Chunk, Op};
+use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 
 use super::edit::{position, recount, refused, remove, serialize, shard, spread};
 use super::groups::experts;

@@ -1,12 +1,12 @@
 //! Classes of faults that need a program or an edit of their own; `main` lists all of them.
 
-use warpweft::config::Backward;
-use warpweft::format::{Format, Orientation};
-use warpweft::id::{GroupId, SlotId};
-use warpweft::layout::{Content, WeightLayout, Weights};
-use warpweft::model::{Form, Mesh, Model, NonNegative, Phase, Placement, Reuse, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{PlanError, Policy, ResidentLayout, StepPlan, VerifyError, verify};
+use warpweft_base::id::{GroupId, SlotId};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::layout::{Content, WeightLayout, Weights};
+use warpweft_plan::model::{Form, Mesh, Model, NonNegative, Phase, Placement, Reuse, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan, VerifyError, verify};
+use warpweft_plan::policy::Backward;
 
 use super::edit::{call, refused, serialize, spread, weight};
 use super::programs::{all, evaluation, nvfp4_training, policy};
@@ -22,7 +22,7 @@ fn recompute() -> StepPlan {
         .collect();
     let model = model.build();
     let mut program = StepProgram::builder("recompute", &model);
-    let tokens = program.input("tokens", 64, warpweft::format::ElementType::F32).unwrap();
+    let tokens = program.input("tokens", 64, warpweft_format::ElementType::F32).unwrap();
     let hidden = program.activation("hidden", 64).unwrap();
     let error = program.activation("error", 64).unwrap();
     program.call("embed", Phase::Forward).reads(tokens).writes(hidden).writes(error).add().unwrap();
@@ -164,9 +164,9 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
     let planes = weight(&plan, "block.0");
     let dequantize = plan.tasks.iter().position(|task| matches!(task.op, Op::Dequantize { .. })).unwrap();
     let Op::Dequantize { parts } = &mut plan.tasks[dequantize].op else { unreachable!() };
-    parts[0].values = warpweft::format::ElementType::Bf16;
+    parts[0].values = warpweft_format::ElementType::Bf16;
     let (of, slot) = (parts[0].weight, parts[0].to);
-    plan.arena.slots[slot.index()].content = Content::Dense(of, Rows, warpweft::format::ElementType::Bf16);
+    plan.arena.slots[slot.index()].content = Content::Dense(of, Rows, warpweft_format::ElementType::Bf16);
     assert_ne!(of, planes);
     refused(
         &plan,

@@ -1,9 +1,9 @@
 //! PL-9 where scaling is delayed: each amax is remembered once, behind the scales, and under the vote.
 
-use warpweft::id::BucketId;
-use warpweft::layout::Content;
-use warpweft::op::Op;
-use warpweft::plan::StepPlan;
+use warpweft_base::id::BucketId;
+use warpweft_plan::layout::Content;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 use super::edit::{position, refused, relocate, remove, repeat, serialize, slot, spread};
 use super::programs::{delayed_prologue, delayed_training};

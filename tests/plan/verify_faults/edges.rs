@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::format::Orientation;
-use warpweft::id::Version;
-use warpweft::layout::{Content, Residency, Slot};
-use warpweft::model::Lifetime;
-use warpweft::op::{MasterOperand, Op, Reduction};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::Version;
+use warpweft_format::Orientation;
+use warpweft_plan::layout::{Content, Residency, Slot};
+use warpweft_plan::model::Lifetime;
+use warpweft_plan::op::{MasterOperand, Op, Reduction};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{position, refused, relocate, remove, repeat, serialize, slot, spread, twin, weight};
 use super::programs::{

@@ -4,11 +4,11 @@
 //! every task behind the one before it in T and renumbers the communicators, so that the fault a
 //! test wants to show is the only one left. [`spread`] keeps memory out of the way likewise.
 
-use warpweft::format::Orientation;
-use warpweft::id::SlotId;
-use warpweft::layout::Content;
-use warpweft::op::{GatherPart, Op, ReducePart, SumPart};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::SlotId;
+use warpweft_format::Orientation;
+use warpweft_plan::layout::Content;
+use warpweft_plan::op::{GatherPart, Op, ReducePart, SumPart};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 pub(crate) use warpweft_testing::plan_books::{recount, serialize, spread, twin};
 
@@ -83,9 +83,9 @@ pub(crate) fn slot(plan: &StepPlan, content: Content) -> SlotId {
 
 /// The weight called `name`.
 #[track_caller]
-pub(crate) fn weight(plan: &StepPlan, name: &str) -> warpweft::id::WeightId {
+pub(crate) fn weight(plan: &StepPlan, name: &str) -> warpweft_base::id::WeightId {
     let position = plan.weights.layouts.iter().position(|layout| layout.name == name);
-    warpweft::id::WeightId::at(position.expect("the sample plan has such a weight"))
+    warpweft_base::id::WeightId::at(position.expect("the sample plan has such a weight"))
 }
 
 /// The rowwise shard of the weight called `name`.

@@ -1,11 +1,11 @@
 //! PL-10 and PL-6 for the slots and buffers of exchanges: which ones, how large, and of what.
 
-use warpweft::format::ElementType;
-use warpweft::id::{BufferId, CallId, SlotId};
-use warpweft::layout::Content;
-use warpweft::model::{Exchange, ExchangeKind, Group, Mesh, Model, Phase, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft_base::id::{BufferId, CallId, SlotId};
+use warpweft_format::ElementType;
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{Exchange, ExchangeKind, Group, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{recount, refused, serialize, slot, spread};
 use super::exchanges::{buffer, exchange, exchanging_training};

@@ -1,11 +1,11 @@
 //! PL-10, PL-6 and PL-3 for exchanges of buffers between calls: whose turn it is, who meets, and who waits.
 
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{BufferId, CallId, EventId, TaskId};
-use warpweft::layout::Content;
-use warpweft::model::{Exchange, ExchangeKind, Form, Group, Mesh, Model, Phase, StepProgram};
-use warpweft::op::{Op, Operand, OperandRole};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::{BufferId, CallId, EventId, TaskId};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{Exchange, ExchangeKind, Form, Group, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::op::{Op, Operand, OperandRole};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 use warpweft_testing::plan_books::restate_what_is_received;
 
 use super::edit::{call, position, recount, refused, relocate, remove, repeat, serialize, slot};

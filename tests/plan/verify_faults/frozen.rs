@@ -1,11 +1,11 @@
 //! PL-4, PL-9: a step leaves frozen weights as they are, and every other one goes a version on.
 
-use warpweft::format::{Format, Orientation};
-use warpweft::id::WeightId;
-use warpweft::layout::Content;
-use warpweft::model::{Form, Model, Phase, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{ResidentLayout, StepPlan};
+use warpweft_base::id::WeightId;
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{Form, Model, Phase, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{ResidentLayout, StepPlan};
 
 use super::edit::{position, refused, slot, weight};
 use super::programs::plan;
@@ -38,7 +38,7 @@ fn adam(plan: &StepPlan) -> usize {
 fn a_step_with_a_frozen_weight_is_valid_and_does_nothing_to_it() {
     let plan = training();
     let base = weight(&plan, "base");
-    let writes = |task: &warpweft::plan::Task| {
+    let writes = |task: &warpweft_plan::plan::Task| {
         let slots = task.op.accesses().into_iter().filter(|(_, access)| access.writes());
         slots.map(|(slot, _)| plan.arena.slot(slot).content).collect::<Vec<_>>()
     };
@@ -114,7 +114,7 @@ fn no_plan_makes_the_planes_of_a_frozen_weight_and_a_prologue_neither() {
         let resident = ResidentLayout::new(&plan.weights, &[]).unwrap();
         StepPlan::prologue(&plan.weights, &resident, &plan.policy).unwrap()
     };
-    let of_base = |task: &warpweft::plan::Task| {
+    let of_base = |task: &warpweft_plan::plan::Task| {
         let slots = task.op.accesses().into_iter();
         let planes = Content::Shard(base, Orientation::Rowwise);
         slots.map(|(slot, _)| prologue.arena.slot(slot).content).any(|content| content == planes)

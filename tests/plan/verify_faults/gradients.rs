@@ -1,10 +1,10 @@
 //! PL-4: the way of every gradient to its main grad, where collectives sum. What differs where ranks do:
 //! `landed`.
 
-use warpweft::id::CallId;
-use warpweft::layout::Content;
-use warpweft::op::{Op, Reduction};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::CallId;
+use warpweft_plan::layout::Content;
+use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{
     call, position, recount, refused, relocate, remove, repeat, serialize, slot, spread, weight,

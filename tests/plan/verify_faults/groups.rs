@@ -1,12 +1,12 @@
 //! PL-2 and PL-4 for weights that travel together, and for gradients that travel in bf16.
 
-use warpweft::config::ReduceDtype;
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::WeightId;
-use warpweft::layout::Content;
-use warpweft::model::{DeclareError, Form, Mesh, Model, Phase, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{GatherStart, Policy, StepPlan, verify};
+use warpweft_base::id::WeightId;
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::{DeclareError, Form, Mesh, Model, Phase, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{GatherStart, Policy, StepPlan, verify};
+use warpweft_plan::policy::ReduceDtype;
 
 use super::edit::{is_reduction, position, recount, reduced_parts, refused, remove, serialize, slot, spread};
 use super::programs::policy;
@@ -249,7 +249,7 @@ fn a_gradient_of_another_weight_is_not_rounded() {
 }
 
 /// The full gradient that the `nth` rounding reads.
-fn reduction_of(plan: &StepPlan, nth: usize) -> warpweft::id::SlotId {
+fn reduction_of(plan: &StepPlan, nth: usize) -> warpweft_base::id::SlotId {
     let rounding = position(plan, nth, |op| matches!(op, Op::RoundGradient { .. }));
     let Op::RoundGradient { from, .. } = plan.tasks[rounding].op else { unreachable!() };
     from
@@ -260,7 +260,7 @@ fn a_group_takes_sharded_weights_once_each() {
     let mut model = Model::builder();
     let weight = model.sharded("w", 64, 64, Format::F32).unwrap();
     let norm = model.replicated("norm", 1, 64).unwrap();
-    let refusal = |model: &mut warpweft::model::ModelBuilder, name, members: &[WeightId]| {
+    let refusal = |model: &mut warpweft_plan::model::ModelBuilder, name, members: &[WeightId]| {
         model.group(name, members).unwrap_err()
     };
     assert!(matches!(refusal(&mut model, "g", &[norm]), DeclareError::ReplicatedGroup { .. }));

@@ -1,12 +1,12 @@
 //! PL-4 where every rank sums gradients by itself: what lands, the own slice, and the sum of both.
 
-use warpweft::config::{ReduceDtype, ReduceEvery};
-use warpweft::format::ElementType;
-use warpweft::id::{CallId, SlotId};
-use warpweft::layout::{Content, Region, Residency, Slot};
-use warpweft::model::{Mesh, Placement};
-use warpweft::op::{Op, SumTarget};
-use warpweft::plan::{Policy, StepPlan, VerifyError, verify};
+use warpweft_base::id::{CallId, SlotId};
+use warpweft_format::ElementType;
+use warpweft_plan::layout::{Content, Region, Residency, Slot};
+use warpweft_plan::model::{Mesh, Placement};
+use warpweft_plan::op::{Op, SumTarget};
+use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
+use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 
 use super::edit::{
     call, is_reduction, position, recount, reduced, refused, relocate, remove, repeat, serialize, slot,
@@ -326,7 +326,7 @@ fn a_replicated_gradient_is_not_summed_in_slices() {
     let accumulation = position(&plan, 0, |op| matches!(op, Op::Accumulate { .. }));
     let Op::Accumulate { weight, from, into, .. } = plan.tasks[accumulation].op else { unreachable!() };
     assert_eq!(plan.weights.layout(weight).placement, Placement::Replicated);
-    let part = warpweft::op::SumPart { weight, own: from, landed: None, into, target: SumTarget::First };
+    let part = warpweft_plan::op::SumPart { weight, own: from, landed: None, into, target: SumTarget::First };
     plan.tasks[accumulation].op = Op::SumGradient { element: ElementType::F32, parts: vec![part] };
     refused(&plan, &["PL-4", "of which every rank has all rows"]);
 }

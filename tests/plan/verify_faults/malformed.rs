@@ -1,11 +1,11 @@
 //! Plans that name what they do not contain: an error, never a panic.
 
-use warpweft::format::ElementType;
-use warpweft::id::{BucketId, BufferId, CallId, EventId, LaneId, SlotId, TaskId, WeightId};
-use warpweft::layout::Content;
-use warpweft::model::Gradient;
-use warpweft::op::{Op, OperandRole};
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft_base::id::{BucketId, BufferId, CallId, EventId, LaneId, SlotId, TaskId, WeightId};
+use warpweft_format::ElementType;
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Gradient;
+use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{call, gathered, position, refused};
 use super::programs::{by_collectives, nvfp4_training};

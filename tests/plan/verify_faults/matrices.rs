@@ -2,12 +2,12 @@
 //!
 //! The sample and the tools for damaging it are here; `prepared`, `stages` and `rounds` have the other faults.
 
-use warpweft::format::{Format, Orientation};
-use warpweft::id::{BucketId, SlotId};
-use warpweft::layout::{Content, RoundStage, StateLayout, Weights};
-use warpweft::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
-use warpweft::op::{Op, PrepareOperand, UpdateOperand};
-use warpweft::plan::{ResidentLayout, StepPlan, Task, VerifyError, verify};
+use warpweft_base::id::{BucketId, SlotId};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::layout::{Content, RoundStage, StateLayout, Weights};
+use warpweft_plan::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
+use warpweft_plan::op::{Op, PrepareOperand, UpdateOperand};
+use warpweft_plan::plan::{ResidentLayout, StepPlan, Task, VerifyError, verify};
 
 use super::edit::{position, recount, refused, relocate, serialize, slot, spread, twin, weight};
 use super::programs::{plan_of_state, policy};

@@ -1,11 +1,11 @@
 //! PL-2, PL-4, PL-10 over micro-batches: contributions are counted for each, buffers belong to one.
 
-use warpweft::config::{AcrossMicroBatches, Backward, ReduceEvery};
-use warpweft::id::{BufferId, MicroBatchId};
-use warpweft::layout::Content;
-use warpweft::model::Mesh;
-use warpweft::op::Op;
-use warpweft::plan::{Policy, StepPlan, VerifyError, verify};
+use warpweft_base::id::{BufferId, MicroBatchId};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Mesh;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
+use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceEvery};
 
 use super::edit::{position, refused, remove, repeat, serialize, slot, spread, weight};
 use super::programs::{accumulating_program, policy};

@@ -55,7 +55,7 @@ mod rounds;
 mod stages;
 mod uses;
 
-use warpweft::plan::verify;
+use warpweft_plan::plan::verify;
 
 #[test]
 fn the_sample_plans_are_accepted_and_their_proofs_count_something() {

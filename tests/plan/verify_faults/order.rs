@@ -1,8 +1,8 @@
 //! PL-5: waits, events, lanes, communicators.
 
-use warpweft::id::{CommSeq, EventId, LaneId, TaskId};
-use warpweft::op::Op;
-use warpweft::plan::VerifyError;
+use warpweft_base::id::{CommSeq, EventId, LaneId, TaskId};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::VerifyError;
 
 use super::edit::{call, position, refused};
 use super::programs::{f32_training, nvfp4_training};

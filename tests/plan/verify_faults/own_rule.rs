@@ -1,12 +1,14 @@
 //! PL-4 and PL-9 where a custom optimizer updates weights: it gets what Adam gets, once for every weight that
 //! trains, and the lists that are kept for it, each with its own weight.
 
-use warpweft::format::{Format, Orientation};
-use warpweft::id::{SlotId, WeightId};
-use warpweft::layout::{Content, StateLayout};
-use warpweft::model::{Access, Accumulation, Form, Model, NonNegative, ParameterGroup, Phase, StepProgram};
-use warpweft::op::{Op, UpdateOperand};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::{SlotId, WeightId};
+use warpweft_format::{Format, Orientation};
+use warpweft_plan::layout::{Content, StateLayout};
+use warpweft_plan::model::{
+    Access, Accumulation, Form, Model, NonNegative, ParameterGroup, Phase, StepProgram,
+};
+use warpweft_plan::op::{Op, UpdateOperand};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{
     position, recount, refused, relocate, remove, repeat, serialize, slot, spread, twin, weight,

@@ -1,11 +1,11 @@
 //! PL-4, PL-9 and PL-10 where rows of whole matrices are prepared and updated: under the vote, from complete main
 //! grads, with every list that is kept, each weight once.
 
-use warpweft::id::TaskId;
-use warpweft::layout::Content;
-use warpweft::model::Access;
-use warpweft::op::Op;
-use warpweft::plan::VerifyError;
+use warpweft_base::id::TaskId;
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Access;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::VerifyError;
 
 use super::edit::{
     position, recount, refused, relocate, remove, repeat, serialize, slot, spread, twin, weight,

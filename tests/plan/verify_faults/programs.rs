@@ -1,14 +1,16 @@
 //! Programs whose plans the faults are seeded into; between them they contain every op.
 
-use warpweft::config::{
+use warpweft_base::id::{BufferId, SlotId, WeightId};
+use warpweft_format::{AmaxChoice, ElementType, Format, Orientation, Via};
+use warpweft_plan::layout::{
+    Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights,
+};
+use warpweft_plan::model::{Accumulation, Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
+use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, Reduce, ReduceDtype, ReduceEvery,
 };
-use warpweft::format::{AmaxChoice, ElementType, Format, Orientation, Via};
-use warpweft::id::{BufferId, SlotId, WeightId};
-use warpweft::layout::{Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights};
-use warpweft::model::{Accumulation, Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
-use warpweft::op::Op;
-use warpweft::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
 
 use super::edit::{recount, serialize};
 use super::exchanges::exchanging_training;

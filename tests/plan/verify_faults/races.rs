@@ -1,9 +1,9 @@
 //! PL-3: bytes that two tasks touch and nothing orders.
 
-use warpweft::id::SlotId;
-use warpweft::layout::{Region, Residency};
-use warpweft::op::Op;
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::SlotId;
+use warpweft_plan::layout::{Region, Residency};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{call, is_reduction, position, refused};
 use super::programs::{all, f32_training, nvfp4_training};
@@ -47,7 +47,7 @@ fn a_fence_redirected_to_the_lane_s_task_before_is_a_race() {
         let before = plan.entries().take(wait.index()).filter(|(_, other)| other.lane == lane).last();
         let Some((before, _)) = before else { continue };
         if plan.task(before).signals.is_none() {
-            plan.tasks[before.index()].signals = Some(warpweft::id::EventId::at(plan.events));
+            plan.tasks[before.index()].signals = Some(warpweft_base::id::EventId::at(plan.events));
             plan.events += 1;
         }
         plan.tasks[task].waits[position] = before;
@@ -102,7 +102,7 @@ fn a_gradient_overwritten_while_its_reduction_reads_it_is_refused() {
     assert!(next > reduced || plan.tasks[next].lane != plan.tasks[reduced].lane);
     let Op::Compute { operands, .. } = &plan.tasks[next].op else { unreachable!() };
     let gradient =
-        operands.iter().find(|operand| operand.access == warpweft::model::Access::Write).unwrap().slot;
+        operands.iter().find(|operand| operand.access == warpweft_plan::model::Access::Write).unwrap().slot;
     plan.arena.slots[gradient.index()].region.offset = plan.arena.region(from).offset;
     refused(&plan, &["PL-3", "exchange gradient of embedding", "block.1.backward", "nothing makes"]);
 }
@@ -133,8 +133,9 @@ fn an_op_whose_own_operands_overlap_is_refused() {
 
 /// Every fence: task and place among its waits.
 fn fences(plan: &StepPlan) -> Vec<(usize, usize)> {
-    let of =
-        |(task, found): (usize, &warpweft::plan::Task)| (0..found.waits.len()).map(move |wait| (task, wait));
+    let of = |(task, found): (usize, &warpweft_plan::plan::Task)| {
+        (0..found.waits.len()).map(move |wait| (task, wait))
+    };
     plan.tasks.iter().enumerate().flat_map(of).collect()
 }
 

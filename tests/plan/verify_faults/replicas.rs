@@ -1,10 +1,10 @@
 //! PL-4 on a mesh of several replicas: a contribution passes the sum over a replica's ranks and the sum over
 //! replicas, each once.
 
-use warpweft::id::SlotId;
-use warpweft::model::{Group, Mesh, Placement};
-use warpweft::op::{Op, Reduction};
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::SlotId;
+use warpweft_plan::model::{Group, Mesh, Placement};
+use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{is_reduction, position, recount, refused, relocate, remove, repeat, spread, summed};
 use super::programs::{accumulating_program, by_collectives, policy, replicated_training};

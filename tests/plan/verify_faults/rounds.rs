@@ -1,10 +1,10 @@
 //! PL-3, PL-5 and PL-6 for rounds of matrices: who waits, who runs what, how many bytes come; and names of what is not
 //! there.
 
-use warpweft::id::{BucketId, CommSeq, SlotId, WeightId};
-use warpweft::layout::{ALIGNMENT, Content, LaneKind, RoundStage};
-use warpweft::op::Op;
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft_base::id::{BucketId, CommSeq, SlotId, WeightId};
+use warpweft_plan::layout::{ALIGNMENT, Content, LaneKind, RoundStage};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{position, refused, spread};
 use super::matrices::{PARTS, Part, apart, by_matrices, op, rows, task};

@@ -1,9 +1,9 @@
 //! PL-9 and PL-4: what a task of a round finds is this round's, all of its weights in their order, and has come as far
 //! as the task goes on from.
 
-use warpweft::layout::RoundStage;
-use warpweft::op::Op;
-use warpweft::plan::{VerifyError, verify};
+use warpweft_plan::layout::RoundStage;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{VerifyError, verify};
 
 use super::edit::{refused, relocate, remove};
 use super::matrices::{

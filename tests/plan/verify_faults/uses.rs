@@ -1,11 +1,11 @@
 //! PL-2: what a call would compute with.
 
-use warpweft::format::{ElementType, Orientation};
-use warpweft::id::{LaneId, SlotId};
-use warpweft::layout::Content;
-use warpweft::model::Form;
-use warpweft::op::{Op, OperandRole};
-use warpweft::plan::{StepPlan, VerifyError};
+use warpweft_base::id::{LaneId, SlotId};
+use warpweft_format::{ElementType, Orientation};
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Form;
+use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{
     call, gathered, position, refused, relocate, remove, serialize, shard, slot, spread, weight,

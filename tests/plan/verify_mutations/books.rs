@@ -4,8 +4,8 @@
 //! counts are stated anew. No fence is added, so that what an edit of T leaves unordered is for the verifier
 //! to find.
 
-use warpweft::id::{EventId, TaskId};
-use warpweft::plan::StepPlan;
+use warpweft_base::id::{EventId, TaskId};
+use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::renumber_collectives;
 
 pub(crate) fn signal(plan: &mut StepPlan, task: usize) {

@@ -7,11 +7,11 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::id::{BufferId, CommId, CommSeq, SlotId, TaskId, WeightId};
-use warpweft::layout::{Content, LaneKind};
-use warpweft::model::Group;
-use warpweft::op::{Op, OperandRole, Reduction};
-use warpweft::plan::{StepPlan, Task, VerifyError};
+use warpweft_base::id::{BufferId, CommId, CommSeq, SlotId, TaskId, WeightId};
+use warpweft_plan::layout::{Content, LaneKind};
+use warpweft_plan::model::Group;
+use warpweft_plan::op::{Op, OperandRole, Reduction};
+use warpweft_plan::plan::{StepPlan, Task, VerifyError};
 use warpweft_testing::plan_books::spread;
 use warpweft_testing::random_programs::samples;
 

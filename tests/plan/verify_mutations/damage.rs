@@ -4,11 +4,11 @@
 //! are stated anew, so that what is left to find is the fault itself and not its traces. Edits of the books
 //! are kinds of their own.
 
-use warpweft::id::{CommSeq, LaneId, SlotId, TaskId, Version};
-use warpweft::layout::{ALIGNMENT, Content, Residency, Slot};
-use warpweft::model::{Access, Accumulation};
-use warpweft::op::Op;
-use warpweft::plan::StepPlan;
+use warpweft_base::id::{CommSeq, LaneId, SlotId, TaskId, Version};
+use warpweft_plan::layout::{ALIGNMENT, Content, Residency, Slot};
+use warpweft_plan::model::{Access, Accumulation};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::{recount, renumber_collectives, twin};
 use warpweft_testing::random_programs::Draw;
 
@@ -352,8 +352,9 @@ fn accessed(plan: &StepPlan, task: usize, wanted: impl Fn(Access) -> bool) -> Ve
 
 /// Every fence: task and place among its waits.
 fn fences(plan: &StepPlan) -> Vec<(usize, usize)> {
-    let of =
-        |(task, found): (usize, &warpweft::plan::Task)| (0..found.waits.len()).map(move |wait| (task, wait));
+    let of = |(task, found): (usize, &warpweft_plan::plan::Task)| {
+        (0..found.waits.len()).map(move |wait| (task, wait))
+    };
     plan.tasks.iter().enumerate().flat_map(of).collect()
 }
 

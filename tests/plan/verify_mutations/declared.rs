@@ -4,11 +4,11 @@
 //! made of the vocabulary's documentation alone; it shares nothing with the verifier's, which knows contents
 //! by what they hold.
 
-use warpweft::format::{ElementType, Orientation};
-use warpweft::id::{CallId, SlotId, WeightId};
-use warpweft::layout::{Content, RoundStage};
-use warpweft::op::{MasterOperand, Op, OperandRole, SumTarget};
-use warpweft::plan::StepPlan;
+use warpweft_base::id::{CallId, SlotId, WeightId};
+use warpweft_format::{ElementType, Orientation};
+use warpweft_plan::layout::{Content, RoundStage};
+use warpweft_plan::op::{MasterOperand, Op, OperandRole, SumTarget};
+use warpweft_plan::plan::StepPlan;
 
 /// Does the op write into a slot that was declared for something else?
 pub(crate) fn writes_into_another_s_slot(plan: &StepPlan, op: &Op) -> bool {

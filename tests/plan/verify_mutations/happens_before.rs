@@ -5,9 +5,9 @@
 //! without trusting that fences point back in T. A fence on a task that records nothing, or that shares its
 //! event with another task, orders nothing.
 
-use warpweft::id::{LaneId, TaskId};
-use warpweft::layout::Region;
-use warpweft::plan::StepPlan;
+use warpweft_base::id::{LaneId, TaskId};
+use warpweft_plan::layout::Region;
+use warpweft_plan::plan::StepPlan;
 
 /// Which tasks are over when which tasks begin.
 pub(crate) struct Before {
@@ -38,8 +38,9 @@ impl Before {
             .tasks
             .iter()
             .map(|task| {
-                let touch =
-                    |(slot, access): (_, warpweft::model::Access)| (plan.arena.region(slot), access.writes());
+                let touch = |(slot, access): (_, warpweft_plan::model::Access)| {
+                    (plan.arena.region(slot), access.writes())
+                };
                 task.op.accesses().into_iter().map(touch).collect()
             })
             .collect();

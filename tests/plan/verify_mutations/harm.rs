@@ -5,9 +5,9 @@
 //! output, a main grad or what the step leaves has another content; or if it is not what it says it is of a sum of
 //! gradients. Everything else is harmless, however odd.
 
-use warpweft::layout::Content;
-use warpweft::model::Accumulation;
-use warpweft::plan::StepPlan;
+use warpweft_plan::layout::Content;
+use warpweft_plan::model::Accumulation;
+use warpweft_plan::plan::StepPlan;
 
 use super::happens_before::Before;
 use super::meaning::{Meaning, meaning};

@@ -7,15 +7,15 @@
 
 use std::sync::Arc;
 
-use warpweft::backend::Backend;
-use warpweft::backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
-use warpweft::compute::ComputeFactory;
-use warpweft::format::{FormatError, OwnedPlanes, quantize_shard};
-use warpweft::id::{RankId, TaskId, WeightId};
-use warpweft::layout::{Content, PlaneRegions, Region, Residency, Slot, WeightLayout};
-use warpweft::model::{Group, Hyperparameters, Placement, Role};
-use warpweft::plan::StepPlan;
 use warpweft::session::initial::MasterRows;
+use warpweft_backend::Backend;
+use warpweft_backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
+use warpweft_base::id::{RankId, TaskId, WeightId};
+use warpweft_format::{FormatError, OwnedPlanes, quantize_shard};
+use warpweft_plan::compute::ComputeFactory;
+use warpweft_plan::layout::{Content, PlaneRegions, Region, Residency, Slot, WeightLayout};
+use warpweft_plan::model::{Group, Hyperparameters, Placement, Role};
+use warpweft_plan::plan::StepPlan;
 use warpweft_testing::random_programs::Draw;
 use warpweft_testing::random_programs::Sample;
 
@@ -52,7 +52,7 @@ pub(crate) fn run(
             let memory = backend.reserve(bytes, 0).unwrap();
             let closures = closures(sample);
             let compute = plan.compute_lane();
-            let open = |lane: &warpweft::layout::Lane| {
+            let open = |lane: &warpweft_plan::layout::Lane| {
                 backend.open(&memory, *lane, (lane.id == compute).then(|| Arc::clone(&closures))).unwrap()
             };
             let streams = plan.lanes.iter().map(open).collect();

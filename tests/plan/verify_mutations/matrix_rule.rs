@@ -5,8 +5,8 @@
 //! are updated, and gradients are read both times.
 //! Rounding is as in [`super::rule`], the same in [`super::parameter`], with which this shares no code.
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeError, PrepareContext, TransformContext, UpdateContext};
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_plan::compute::{ComputeError, PrepareContext, TransformContext, UpdateContext};
 
 use super::rule::scalars;
 

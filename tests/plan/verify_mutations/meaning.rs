@@ -16,13 +16,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use warpweft::id::{RankId, SlotId, WeightId};
-use warpweft::layout::{Content, Region, Residency, Slot};
-use warpweft::model::{Group, Role};
-use warpweft::op::{
+use warpweft_base::id::{RankId, SlotId, WeightId};
+use warpweft_plan::layout::{Content, Region, Residency, Slot};
+use warpweft_plan::model::{Group, Role};
+use warpweft_plan::op::{
     AdamOperand, DequantizePart, MasterOperand, Op, OperandRole, PrepareOperand, SumTarget, UpdateOperand,
 };
-use warpweft::plan::StepPlan;
+use warpweft_plan::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
 type Term = u64;

@@ -43,10 +43,10 @@ use conservative::Class;
 use damage::Edit;
 use harm::{Harm, Original};
 use part::keeps_its_word;
-use warpweft::id::LaneId;
-use warpweft::model::Call;
-use warpweft::op::Op;
-use warpweft::plan::{StepPlan, verify};
+use warpweft_base::id::LaneId;
+use warpweft_plan::model::Call;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{StepPlan, verify};
 use warpweft_testing::random_programs::{Draw, samples};
 
 /// How many harmful mutants and valid programs a run takes.

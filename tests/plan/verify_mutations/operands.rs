@@ -2,15 +2,15 @@
 //!
 //! Law: an edit changes one word of one op and nothing around it.
 
-use warpweft::format::{ElementType, Orientation};
-use warpweft::id::{BucketId, SlotId, WeightId};
-use warpweft::layout::{ArenaLayout, Content, Slot};
-use warpweft::model::{Access, ExchangeKind, Group};
-use warpweft::op::{
+use warpweft_base::id::{BucketId, SlotId, WeightId};
+use warpweft_format::{ElementType, Orientation};
+use warpweft_plan::layout::{ArenaLayout, Content, Slot};
+use warpweft_plan::model::{Access, ExchangeKind, Group};
+use warpweft_plan::op::{
     DequantizePart, MasterOperand, Op, Operand, OperandRole, PrepareOperand, Reduction, SumTarget,
     UpdateOperand,
 };
-use warpweft::plan::StepPlan;
+use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::{renumber_collectives, restate_what_is_received};
 use warpweft_testing::random_programs::Draw;
 

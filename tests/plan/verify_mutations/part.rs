@@ -4,11 +4,11 @@
 //! add up by themselves. What goes on with a sum leaves something else each time, in every one of them; what begins
 //! one, or is a whole step, leaves the same. This file knows no op that adds and none that overwrites.
 
-use warpweft::id::WeightId;
-use warpweft::layout::{Content, Residency};
-use warpweft::model::{Accumulation, Placement};
-use warpweft::op::Op;
-use warpweft::plan::StepPlan;
+use warpweft_base::id::WeightId;
+use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::{Accumulation, Placement};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 
 use super::meaning::sums_behind;
 

@@ -10,9 +10,9 @@
 use super::damage::Edit;
 use super::happens_before::{close, direct};
 use super::wanted;
-use warpweft::layout::Region;
-use warpweft::model::Group;
-use warpweft::plan::{StepPlan, verify};
+use warpweft_plan::layout::Region;
+use warpweft_plan::model::Group;
+use warpweft_plan::plan::{StepPlan, verify};
 use warpweft_testing::random_programs::Draw;
 use warpweft_testing::random_programs::samples;
 

@@ -1,8 +1,8 @@
 //! What holds of the plans of random programs, and of whole families of edits.
 
-use warpweft::id::{EventId, TaskId};
-use warpweft::op::Op;
-use warpweft::plan::{StepPlan, VerifyError, verify};
+use warpweft_base::id::{EventId, TaskId};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 use warpweft_testing::plan_books::serialize;
 use warpweft_testing::random_programs::{Draw, features, samples};
 
@@ -49,7 +49,7 @@ fn races_are_exactly_what_a_brute_force_search_finds() {
             }
         }
         let before = Before::of(&plan);
-        let released = |(position, task): (usize, &warpweft::plan::Task)| {
+        let released = |(position, task): (usize, &warpweft_plan::plan::Task)| {
             task.release.is_none_or(|release| before.is(release.index(), position))
         };
         let is_safe = before.conflict(&plan).is_none() && plan.tasks.iter().enumerate().all(released);

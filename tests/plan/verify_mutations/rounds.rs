@@ -3,10 +3,10 @@
 //! Law: as of every edit, one thing is changed and the books are kept. Where weights change places, they do so in all
 //! tasks of the round on one side of a cut, so that these agree with each other and not with the rest.
 
-use warpweft::id::{SlotId, WeightId};
-use warpweft::layout::Content;
-use warpweft::op::Op;
-use warpweft::plan::StepPlan;
+use warpweft_base::id::{SlotId, WeightId};
+use warpweft_plan::layout::Content;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::twin;
 use warpweft_testing::random_programs::Draw;
 

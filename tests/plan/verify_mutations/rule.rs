@@ -5,12 +5,12 @@
 //! context, and rounds every operation in f32, in the order in which [`super::reference`] does the same on whole
 //! weights; they share no code. Two lists are AdamW's moments, one is a momentum, and without any it is plain descent.
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::WeightId;
+use warpweft_plan::compute::{
     Compute, ComputeContext, ComputeError, Optimizer, PrepareContext, TransformContext, UpdateContext,
 };
-use warpweft::id::WeightId;
-use warpweft::model::{Call, StepProgram};
+use warpweft_plan::model::{Call, StepProgram};
 use warpweft_testing::custom_optimizer::states;
 use warpweft_testing::random_programs::Sample;
 

@@ -6,7 +6,7 @@ use super::machine::{Left, masters, run};
 use super::reference::{self, is_plain};
 use super::rounds::rounds_of;
 use super::wanted;
-use warpweft::plan::{PlanError, StepPlan, verify};
+use warpweft_plan::plan::{PlanError, StepPlan, verify};
 use warpweft_testing::random_programs::Draw;
 use warpweft_testing::random_programs::Sample;
 use warpweft_testing::random_programs::samples;

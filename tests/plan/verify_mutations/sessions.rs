@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use warpweft::checkpoint::Carried;
-use warpweft::config::{Capture, Config, Reduce};
-use warpweft::id::RankId;
-use warpweft::model::Role;
+use warpweft::config::{Capture, Config};
 use warpweft::session::Session;
+use warpweft_base::id::RankId;
+use warpweft_plan::model::Role;
+use warpweft_plan::policy::Reduce;
 use warpweft_testing::random_programs::Sample;
 use warpweft_testing::random_programs::samples;
 use warpweft_testing::trainer::within_a_minute;

@@ -1,13 +1,13 @@
 //! Inputs and outputs in the element types they are declared in.
 
-use warpweft::backend::cpu::CpuSurface;
 use warpweft::bf16;
-use warpweft::compute::ComputeContext;
 use warpweft::config::Config;
-use warpweft::format::{ElementType, Format};
-use warpweft::id::RankId;
-use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Session, SessionError};
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::compute::ComputeContext;
+use warpweft_plan::model::{Call, Model, Phase, StepProgram};
 use warpweft_testing::trainer::{self, Trainer, feed, within_a_minute};
 
 #[test]

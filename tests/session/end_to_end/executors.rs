@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use warpweft::checkpoint::{Carried, Checkpoint};
-use warpweft::compute::Surface;
 use warpweft::config::Config;
-use warpweft::format::Format;
 use warpweft::session::{Outcome, Session, SessionBuilder, block_on};
+use warpweft_format::Format;
+use warpweft_plan::compute::Surface;
 use warpweft_testing::trainer::{Mischief, Trainer, ended, feed};
 
 const fn is_send<T: Send>(_: &T) {}
@@ -29,7 +29,7 @@ fn a_session_its_builder_and_all_their_futures_are_send() {
     let builder = || trainer.builder(Config::default(), &Mischief::default());
     builders(&builder());
     is_send(&builder().start_cpu(2));
-    is_send(&builder().start(Vec::<warpweft::backend::cpu::CpuBackend>::new()));
+    is_send(&builder().start(Vec::<warpweft_backend::cpu::CpuBackend>::new()));
     let checkpoint = Checkpoint {
         optimizer_step: 0,
         updated_by: None,
@@ -46,9 +46,9 @@ fn a_session_its_builder_and_all_their_futures_are_send() {
 /// The same on GPUs; nothing is polled, so no device is opened.
 #[test]
 fn futures_of_sessions_on_gpus_are_send_too() {
-    use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal};
-    use warpweft::compute::{ComputeContext, ComputeError, Seat};
-    use warpweft::model::Call;
+    use warpweft_cuda::{CudaSurface, DeviceOrdinal};
+    use warpweft_plan::compute::{ComputeContext, ComputeError, Seat};
+    use warpweft_plan::model::Call;
 
     let factory = |seat: Seat<DeviceOrdinal>| {
         let own = seat.device;

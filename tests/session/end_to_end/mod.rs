@@ -14,9 +14,9 @@ mod states;
 mod virtual_time;
 
 use warpweft::config::{Capture, Config};
-use warpweft::format::Format;
-use warpweft::id::RankId;
 use warpweft::session::{Outcome, Session, SessionError};
+use warpweft_base::id::RankId;
+use warpweft_format::Format;
 use warpweft_testing::trainer::{self, Mischief, Trainer, feed, losses, within_a_minute};
 
 fn config(depth: u32, capture: Capture, check: bool) -> Config {
@@ -119,7 +119,7 @@ fn rules_that_were_not_applied_before_programs_were_declared_refuse_the_start() 
 
 #[test]
 fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
-    use warpweft::config::{Backward, Columnwise};
+    use warpweft_plan::policy::{Backward, Columnwise};
     within_a_minute(async {
         let reference = run(Format::NVFP4_2D, 2, config(1, Capture::Off, true), 4).await;
         for communicators in [1, 2] {
@@ -137,8 +137,8 @@ fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
 /// EX-1: where what a call reads is made changes when it is made, and no bit of it.
 #[test]
 fn what_calls_read_derived_ahead_gives_the_same_losses_issued_and_recorded_whole_and_in_chunks() {
-    use warpweft::config::ByteSize;
-    use warpweft::op::Op;
+    use warpweft_plan::op::Op;
+    use warpweft_plan::policy::ByteSize;
     within_a_minute(async {
         for format in [Format::Bf16, Format::NVFP4_2D] {
             let reference = run(format, 4, config(0, Capture::Off, true), 4).await;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use warpweft::checkpoint::PartFiles;
 use warpweft::cluster::named;
 use warpweft::config::Config;
-use warpweft::format::Format;
-use warpweft::id::RankId;
 use warpweft::session::{Session, SessionError};
+use warpweft_base::id::RankId;
+use warpweft_format::Format;
 use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 const RANKS: u32 = 8;

@@ -5,16 +5,16 @@ mod starts;
 
 use std::sync::{Arc, Mutex};
 
-use warpweft::backend::BackendError;
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::{Capture, Config};
 use warpweft::exec::ExecError;
-use warpweft::format::{ElementType, Format};
-use warpweft::id::RankId;
-use warpweft::layout::MAX_ARENA;
-use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::{Outcome, Session, SessionError};
+use warpweft_backend::BackendError;
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
+use warpweft_format::{ElementType, Format};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::layout::MAX_ARENA;
+use warpweft_plan::model::{Call, Model, Phase, StepProgram};
 use warpweft_testing::meddler::{Gate, Switch, cut, failing_at, failing_at_any, hooked};
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft_testing::wrapped::Moment;

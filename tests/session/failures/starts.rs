@@ -1,15 +1,17 @@
 //! Sessions that do not start: the cause is told with its rank, or with the key that is at fault.
 
 use super::{traced, trainer};
-use warpweft::backend::BackendError;
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{ComputeContext, ComputeError, Seat};
-use warpweft::config::{Capture, Config, Reduce, Transport};
+use warpweft::config::{Capture, Config};
 use warpweft::exec::ExecError;
-use warpweft::id::RankId;
-use warpweft::model::{Call, Mesh};
 use warpweft::session::initial::{MasterRows, zeros};
 use warpweft::session::{Session, SessionError};
+use warpweft_backend::BackendError;
+use warpweft_backend::Transport;
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
+use warpweft_plan::compute::{ComputeContext, ComputeError, Seat};
+use warpweft_plan::model::{Call, Mesh};
+use warpweft_plan::policy::Reduce;
 use warpweft_testing::meddler::{Switch, backends, failing_at, hooked};
 use warpweft_testing::trainer::{Mischief, feed, initial, losses, within_a_minute};
 use warpweft_testing::wrapped::Moment;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft::config::Config;
 use warpweft::exec::{Adoption, CaptureMode, ComingStep, ExecError, Handover, Rank, World};
-use warpweft::format::Format;
-use warpweft::id::ProgramId;
-use warpweft::layout::Weights;
-use warpweft::model::{Call, Mesh, StepProgram};
-use warpweft::plan::{GatherStart, Policy, ResidentLayout, StepPlan};
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::ProgramId;
+use warpweft_format::Format;
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
+use warpweft_plan::layout::Weights;
+use warpweft_plan::model::{Call, Mesh, StepProgram};
+use warpweft_plan::plan::{GatherStart, Policy, ResidentLayout, StepPlan};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::Trainer;
 

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use warpweft::backend::cpu::CpuBackend;
-use warpweft::backend::{Backend, TaskInterval};
-use warpweft::config::{ByteSize, Capture, Config, Tune};
+use warpweft::config::{Capture, Config, Tune};
 use warpweft::session::Session;
+use warpweft_backend::cpu::CpuBackend;
+use warpweft_backend::{Backend, TaskInterval};
+use warpweft_plan::policy::ByteSize;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, Trainer};
 use warpweft_testing::wrapped::{Asked, Moment, Seen, Wrapped};

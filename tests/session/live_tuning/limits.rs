@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use warpweft::config::Tune;
-use warpweft::format::Format;
 use warpweft::tune::Verdict;
+use warpweft_format::Format;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use super::dictated::{config, start};

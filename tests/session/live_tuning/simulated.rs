@@ -1,11 +1,12 @@
 //! Sessions in virtual time.
 
-use warpweft::backend::sim::SimSurface;
-use warpweft::cluster::{Cluster, preset};
+use warpweft::cluster::preset;
 use warpweft::config::{Config, Declared, Tune};
-use warpweft::model::Decoder;
-use warpweft::plan::GatherStart;
 use warpweft::session::{Session, SessionBuilder};
+use warpweft_backend::sim::SimSurface;
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::model::Decoder;
+use warpweft_plan::plan::GatherStart;
 use warpweft_testing::trainer::within_a_minute;
 
 fn decoder(config: Config) -> SessionBuilder<SimSurface> {

@@ -5,12 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
 use warpweft::actor::{ExecError, Message, Poison, Right, Wiring};
-use warpweft::backend::Checked;
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
-use warpweft::id::{ActorId, TaskId};
-use warpweft::model::Call;
-use warpweft::plan::EdgeKind;
+use warpweft_backend::Checked;
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::{ActorId, TaskId};
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
+use warpweft_plan::model::Call;
+use warpweft_plan::plan::EdgeKind;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::HANGS;
 use warpweft_testing::wrapped::{Moment, Wrapped};

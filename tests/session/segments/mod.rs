@@ -7,7 +7,7 @@ mod orders;
 mod pieces;
 
 use warpweft::config::{Capture, Config};
-use warpweft::format::Format;
+use warpweft_format::Format;
 use warpweft_testing::trainer::{Shaped, Trainer};
 
 fn config(depth: u32, capture: Capture) -> Config {

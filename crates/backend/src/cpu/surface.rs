@@ -16,7 +16,7 @@ use warpweft_plan::model::Call;
 ///
 /// let silent = on_cpu(|call, context| {
 ///     println!("{} on {}", call.name, context.rank());
-///     context.write::<f32>(context.buffer_named("loss")?)?.fill(0.0);
+///     context.write_named::<f32>("loss")?.fill(0.0);
 ///     Ok(())
 /// });
 /// let builder = Session::builder(Config::default(), move |_| silent);

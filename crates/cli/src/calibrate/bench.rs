@@ -6,9 +6,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use warpweft::cluster::Cluster;
-use warpweft::format::{Format, Orientation, Shape};
-use warpweft::model::Math;
+use warpweft_format::{Format, Orientation, Shape};
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::model::Math;
 
 use super::contention::{self, Alone, Side};
 use super::figure::Figure;

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use warpweft::cluster::Cluster;
 use warpweft::config::Config;
 use warpweft::session::simulate_program;
+use warpweft_plan::cluster::Cluster;
 
 use super::super::text::{Align, Table, duration};
 use super::MeasureError;

@@ -18,11 +18,11 @@
 //! - Two collectives share bytes: what both did in the time `o` in which both ran gives `f = 2·o / work`,
 //!   whoever of them was slowed.
 
-use warpweft::cluster::Algorithm;
-use warpweft::layout::LaneKind;
-use warpweft::model::Phase;
-use warpweft::op::Op;
-use warpweft::plan::Task;
+use warpweft_plan::cluster::Algorithm;
+use warpweft_plan::layout::LaneKind;
+use warpweft_plan::model::Phase;
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::Task;
 
 use super::figure::{Figure, middle};
 use super::jitter::Delays;
@@ -257,7 +257,7 @@ mod tests {
     fn ran([begin, end]: [f64; 2], alone: f64) -> Ran {
         Ran {
             side: Side::Collective,
-            lane: LaneKind::Communicator(warpweft::id::CommId::new(0)),
+            lane: LaneKind::Communicator(warpweft_base::id::CommId::new(0)),
             begin,
             end,
             alone,

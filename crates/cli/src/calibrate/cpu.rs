@@ -3,13 +3,13 @@
 //! Law: products are the tool's own, plain f32 loops on the thread that runs a rank's calls. What an
 //! user's closures reach on a CPU is the user's; the file says whose products its number is of.
 
-use warpweft::backend::cpu::CpuSurface;
-use warpweft::compute::{Compute, ComputeContext, ComputeError};
 use warpweft::config::Config;
-use warpweft::format::{Format, Orientation, Shape};
-use warpweft::id::RankId;
-use warpweft::model::{Call, Form, Math};
 use warpweft::session::{Session, block_on, initial};
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
+use warpweft_format::{Format, Orientation, Shape};
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, Form, Math};
 
 use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};

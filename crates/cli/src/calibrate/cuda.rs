@@ -1,6 +1,6 @@
 //! GPUs of this machine as what is measured.
 //!
-//! Law: products are those of [`warpweft::linear`], in the best recipe the GPU has for a format. Weights and
+//! Law: products are those of [`warpweft_cuda::linear`], in the best recipe the GPU has for a format. Weights and
 //! activations are spread numbers, as a trainer's are: a GPU that multiplies zeros draws so little power that
 //! it reached 913 TFLOP/s in bf16 where a stack of layers had 680. What fails when the closure is made is
 //! said by every call.
@@ -9,18 +9,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::{ComputeCapability, CudaHandles, CudaSurface, DeviceOrdinal};
-use warpweft::compute::{Compute, ComputeContext, ComputeError};
-use warpweft::config::{Config, DeviceTimes, TraceOutput};
-use warpweft::format::{Format, Fp8Element, Orientation, Shape};
-use warpweft::id::RankId;
-use warpweft::linear::{
-    BackwardOperands, Device, DeviceBuffer, Elementwise, Linear, LinearSpec, Recipe, Weight,
-};
-use warpweft::model::{Call, Math};
+use warpweft::config::{Config, TraceOutput};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Session, block_on};
+use warpweft_backend::DeviceTimes;
+use warpweft_base::id::RankId;
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{
+    BackwardOperands, Device, DeviceBuffer, Elementwise, Linear, LinearSpec, Recipe, Weight,
+};
+use warpweft_cuda::{ComputeCapability, CudaHandles, CudaSurface, DeviceOrdinal};
+use warpweft_format::{Format, Fp8Element, Orientation, Shape};
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, Math};
 
 use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use warpweft::cluster::Algorithm;
-use warpweft::model::Math;
-use warpweft::op::Op;
+use warpweft_plan::cluster::Algorithm;
+use warpweft_plan::model::Math;
+use warpweft_plan::op::Op;
 
 use super::MeasureError;
 use super::figure::{Figure, lower_quartile, middle, percent};

@@ -5,9 +5,9 @@
 
 use std::fmt::Write;
 
-use warpweft::cluster::{Algorithm, Cluster};
 use warpweft::config::Declared;
-use warpweft::model::Math;
+use warpweft_plan::cluster::{Algorithm, Cluster};
+use warpweft_plan::model::Math;
 
 use super::MeasureError;
 use super::figure::Figure;

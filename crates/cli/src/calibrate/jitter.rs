@@ -1,6 +1,7 @@
 //! By how much local tasks are late.
 //!
-//! Law: the model is [`warpweft::cluster::Jitter`]'s, `time = d · (1 + mean · E)` with E exponential of mean 1.
+//! Law: the model is [`Jitter`](warpweft_plan::cluster::Jitter)'s, `time = d · (1 + mean · E)` with E exponential of
+//! mean 1.
 //! Of n times of one task on one rank, the k-th least is expected at `d · (1 + mean · e)`,
 //! `e = 1/n + … + 1/(n−k+1)` (Rényi, 1953). So the ratio ρ of two of them, about the quartiles, gives
 //! `mean = (ρ − 1) / (e₂ − ρ · e₁)`; a lower quartile is `d · (1 + mean · ln 4/3)`. Of all tasks, the median

@@ -44,9 +44,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use check::{Check, Compared};
 pub use fit::FitError;
-use warpweft::cluster::{Algorithm, Cluster, named};
+use warpweft::cluster::named;
 use warpweft::config::Config;
-use warpweft::model::Math;
+use warpweft_plan::cluster::{Algorithm, Cluster};
+use warpweft_plan::model::Math;
 
 use self::bench::{Bench, Measured};
 use self::cpu::Cpu;

@@ -7,9 +7,11 @@
 
 use std::sync::Arc;
 
-use warpweft::format::{Directions, ElementType, Format, Orientation, Shape};
-use warpweft::id::WeightId;
-use warpweft::model::{CostHint, DeclareError, Form, Math, Model, Phase, ProgramBuilder, Reuse, StepProgram};
+use warpweft_base::id::WeightId;
+use warpweft_format::{Directions, ElementType, Format, Orientation, Shape};
+use warpweft_plan::model::{
+    CostHint, DeclareError, Form, Math, Model, Phase, ProgramBuilder, Reuse, StepProgram,
+};
 
 /// How products of weights in one format multiply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -333,8 +335,8 @@ pub(super) fn held_out(
 mod tests {
     use super::*;
     use warpweft::config::Config;
-    use warpweft::plan::StepPlan;
     use warpweft::session::plan_program;
+    use warpweft_plan::plan::StepPlan;
 
     const SHAPE: Shape = Shape { rows: 256, cols: 128 };
     const TOKENS: usize = 512;

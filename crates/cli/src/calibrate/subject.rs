@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
-use warpweft::backend::TaskInterval;
-use warpweft::cluster::{Algorithm, Cluster, Contention, Flops, Gpu, Jitter, Link, Prices, Work};
-use warpweft::format::{Format, Shape};
-use warpweft::op::Op;
-use warpweft::plan::{StepPlan, Task};
+use warpweft_backend::TaskInterval;
+use warpweft_format::{Format, Shape};
+use warpweft_plan::cluster::{Algorithm, Cluster, Contention, Flops, Gpu, Jitter, Link, Prices, Work};
+use warpweft_plan::op::Op;
+use warpweft_plan::plan::{StepPlan, Task};
 
 use super::MeasureError;
 use super::programs::{Arithmetic, Experiment};

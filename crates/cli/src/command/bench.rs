@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Subcommand, ValueEnum};
-use warpweft::config::{ReduceDtype, Transport};
-use warpweft::format::ElementType;
+use warpweft_backend::Transport;
 use warpweft_base::whole_file::WholeFile;
+use warpweft_format::ElementType;
+use warpweft_plan::policy::ReduceDtype;
 
 use super::super::MeasureError;
 use super::super::stack::{

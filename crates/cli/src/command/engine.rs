@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use warpweft::checkpoint::CheckpointError;
 use warpweft::checkpoint::engines::{Dialect, EngineOptions, LayerRule, NameMap};
-use warpweft::format::{Format, FormatError, Via};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::regular;
+use warpweft_format::{Format, FormatError, Via};
 
 use super::super::{ToolError, formats};
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, ValueEnum};
-use warpweft::format::{Format, Via};
+use warpweft_format::{Format, Via};
 
 use super::super::terminal::Terminal;
 use super::super::{

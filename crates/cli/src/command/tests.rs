@@ -100,11 +100,11 @@ fn the_help_of_plan_names_every_key_of_a_list_of_calls() {
 #[test]
 fn the_help_of_simulate_names_every_preset() {
     let help = parse("warpweft simulate --help").unwrap_err().to_string();
-    for (name, _) in warpweft::cluster::PRESETS {
+    for (name, _) in warpweft_plan::cluster::PRESETS {
         assert!(help.contains(name), "{name}: {help}");
     }
     let help = parse("warpweft plan --help").unwrap_err().to_string();
-    for rule in <warpweft::model::Decoder as warpweft::config::Rules>::RULES {
+    for rule in <warpweft_plan::model::Decoder as warpweft::config::Rules>::RULES {
         assert!(help.contains(&format!("\n  {} = ", rule.key)), "{}: {help}", rule.key);
     }
 }

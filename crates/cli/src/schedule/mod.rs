@@ -23,12 +23,13 @@ use std::path::{Path, PathBuf};
 pub use outputs::Outputs;
 pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
-use warpweft::backend::sim::END;
 use warpweft::cluster::named;
-use warpweft::config::{ByteSize, Config, ConfigError, Prefetch, WeightRule};
-use warpweft::model::StepProgram;
+use warpweft::config::{Config, ConfigError, Prefetch, WeightRule};
 use warpweft::session::{columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program};
 use warpweft::trace::TimelinePicture;
+use warpweft_backend::sim::END;
+use warpweft_plan::model::StepProgram;
+use warpweft_plan::policy::ByteSize;
 
 use self::model_file::ModelFile;
 use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
@@ -238,10 +239,10 @@ fn declare(options: &ModelOptions) -> Result<Declaration, MeasureError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warpweft::backend::cpu::CpuSurface;
-    use warpweft::compute::ComputeContext;
-    use warpweft::model::Call;
     use warpweft::session::{Session, block_on, initial};
+    use warpweft_backend::cpu::CpuSurface;
+    use warpweft_plan::compute::ComputeContext;
+    use warpweft_plan::model::Call;
 
     const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 

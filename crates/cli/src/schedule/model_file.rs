@@ -5,8 +5,8 @@
 use std::path::{Path, PathBuf};
 
 use warpweft::config::{CallList, Declared};
-use warpweft::model::{DeclareError, Decoder, Model, StepProgram};
 use warpweft_base::whole_file::regular;
+use warpweft_plan::model::{DeclareError, Decoder, Model, StepProgram};
 
 use super::MeasureError;
 

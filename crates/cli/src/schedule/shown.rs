@@ -8,8 +8,9 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use warpweft::id::RankId;
-use warpweft::trace::{Interval, Nanoseconds, Summary, Timeline, TimelinePicture, read_trace};
+use warpweft::trace::{Summary, Timeline, TimelinePicture, read_trace};
+use warpweft_base::id::RankId;
+use warpweft_base::time::{Interval, Nanoseconds};
 
 use super::outputs::refused;
 use super::{MeasureError, Outputs};

@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use warpweft::cluster::Cluster;
 use warpweft::config::{Prefetch, PrefetchPolicy};
-use warpweft::plan::{Forecast, StepPlan};
 use warpweft::session::Simulation;
 use warpweft_base::errors::shown;
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::plan::{Forecast, StepPlan};
 
 use super::super::text::{Align, Table, bytes, duration};
 use super::Declaration;
@@ -84,7 +84,7 @@ pub(super) fn outcome(declared: &Declaration, cluster: &Cluster, simulation: &Si
     let Declaration { name, tokens, config, .. } = declared;
     let Simulation { plan, step, exposure, busy, device, .. } = simulation;
     let share =
-        |part: warpweft::trace::Nanoseconds| format!("{:.1} %", 100.0 * part.fraction_of(exposure.step));
+        |part: warpweft_base::time::Nanoseconds| format!("{:.1} %", 100.0 * part.fraction_of(exposure.step));
     let micro_batches = plan.micro_batches;
     let (tokens, rate) = tokens.map_or_else(Default::default, |tokens| {
         let rate = tokens as f64 * f64::from(micro_batches) / step.as_secs_f64();

@@ -8,14 +8,16 @@
 
 use std::fmt::Write;
 
-use warpweft::backend::BackendError;
-use warpweft::cluster::{Cluster, named};
-use warpweft::config::{ByteSize, Config, Prefetch};
-use warpweft::plan::{Costs, GatherStart, PlanError, Policy};
+use warpweft::cluster::named;
+use warpweft::config::{Config, Prefetch};
 use warpweft::session::ExecError;
 use warpweft::session::{SessionError, Simulation, costs_of, simulate_program_with};
 use warpweft::trace::{LineChart, Mark, Reference, Series};
 use warpweft::tune::{Candidate, Limits, TrialOutcome, Tuner};
+use warpweft_backend::BackendError;
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::plan::{Costs, GatherStart, PlanError, Policy};
+use warpweft_plan::policy::ByteSize;
 
 use super::super::text::{Align, Table, duration};
 use super::text::size;

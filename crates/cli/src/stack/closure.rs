@@ -8,13 +8,13 @@
 use std::sync::Arc;
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::{CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
-use warpweft::compute::{Compute, ComputeContext, ComputeError};
-use warpweft::format::{Element, Orientation};
-use warpweft::id::BufferId;
-use warpweft::linear::{Activations, Device, DeviceBuffer, Input, Output, Recipe, Weight};
-use warpweft::model::Call;
+use warpweft_base::id::BufferId;
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{Activations, Device, DeviceBuffer, Input, Output, Recipe, Weight};
+use warpweft_cuda::{CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
+use warpweft_format::{Element, Orientation};
+use warpweft_plan::compute::{Compute, ComputeContext, ComputeError};
+use warpweft_plan::model::Call;
 
 use super::layers::{Computed, Gradients, Layers, Operands};
 use super::parts::{Block, Part, Saved, is_written_first};

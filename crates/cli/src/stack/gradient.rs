@@ -3,9 +3,9 @@
 //! Law: it has the element type of the sharded variants', so that both are measured with the same products.
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::format::ElementType;
-use warpweft::linear::{Device, DeviceBuffer, Elementwise, Output, Queue};
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{Device, DeviceBuffer, Elementwise, Output, Queue};
+use warpweft_format::ElementType;
 
 /// Memory for one gradient.
 pub(super) enum Gradient {

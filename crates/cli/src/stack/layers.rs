@@ -6,12 +6,12 @@
 //! by fc2 forward and by fc1 backward. Then forward keeps of every input what the weight's gradient reads.
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
-use warpweft::format::ElementType;
-use warpweft::linear::{
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{
     Activations, BackwardOperands, Device, Elementwise, Input, Linear, Output, Recipe, Weight,
 };
+use warpweft_cuda::{CudaHandles, DeviceSlice, DeviceSliceMut};
+use warpweft_format::ElementType;
 
 use super::shape::{Projection, StackShape};
 

@@ -61,12 +61,16 @@ use super::MeasureError;
 pub use report::{Measured, StackReport};
 pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
-use warpweft::backend::cuda::{CudaFailure, DeviceOrdinal};
-use warpweft::cluster::{Cluster, named};
-use warpweft::config::{Config, ReduceDtype, Transport, pattern_matches};
-use warpweft::format::ElementType;
-use warpweft::linear::Device;
-use warpweft::trace::median;
+use warpweft::cluster::named;
+use warpweft::config::Config;
+use warpweft_backend::Transport;
+use warpweft_base::median::median;
+use warpweft_base::pattern::pattern_matches;
+use warpweft_cuda::linear::Device;
+use warpweft_cuda::{CudaFailure, DeviceOrdinal};
+use warpweft_format::ElementType;
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::policy::ReduceDtype;
 
 /// What to measure.
 #[derive(Clone, Debug)]

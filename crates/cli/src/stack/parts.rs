@@ -3,8 +3,8 @@
 //! Law (SK-1): the parts of a step and their order follow from the number of blocks alone. A call is a run of
 //! them, and carries them out one behind the other; its declaration is that of its parts together.
 
-use warpweft::id::{BufferId, WeightId};
-use warpweft::model::{Access, BufferAccess, Phase};
+use warpweft_base::id::{BufferId, WeightId};
+use warpweft_plan::model::{Access, BufferAccess, Phase};
 
 use super::shape::Projection;
 

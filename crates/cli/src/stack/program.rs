@@ -8,9 +8,9 @@
 
 use std::sync::Arc;
 
-use warpweft::format::{ElementType, Format, Orientation};
-use warpweft::id::{BufferId, WeightId};
-use warpweft::model::{
+use warpweft_base::id::{BufferId, WeightId};
+use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_plan::model::{
     BufferAccess, BufferSpec, DeclareError, Lifetime, Model, Phase, ProgramBuilder, Role, StepProgram,
 };
 
@@ -210,10 +210,10 @@ mod tests {
 
     use super::*;
     use warpweft::config::{Config, Prefetch};
-    use warpweft::linear::Recipe;
-    use warpweft::op::Op;
-    use warpweft::plan::StepPlan;
     use warpweft::session::plan_program;
+    use warpweft_cuda::linear::Recipe;
+    use warpweft_plan::op::Op;
+    use warpweft_plan::plan::StepPlan;
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 3, tokens: 32 };
     const BF16: Computed = (Recipe::Bf16, ElementType::F32);

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
-use warpweft::format::ElementType;
 use warpweft::session::{HostTime, SessionError};
+use warpweft_format::ElementType;
 
 use super::super::text::{Align, Table, bytes};
 use super::{MeasureError, StackOptions};
@@ -169,8 +169,8 @@ impl StackReport {
                 _ => "f32",
             },
             reduce_dtype: match options.reduce_dtype {
-                warpweft::config::ReduceDtype::F32 => "f32",
-                warpweft::config::ReduceDtype::Bf16 => "bf16",
+                warpweft_plan::policy::ReduceDtype::F32 => "f32",
+                warpweft_plan::policy::ReduceDtype::Bf16 => "bf16",
             },
             rows: Vec::new(),
         };

@@ -10,10 +10,10 @@ use std::sync::{Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use half::bf16;
-use warpweft::backend::cuda::CudaFailure;
-use warpweft::backend::cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
-use warpweft::format::{ElementType, Orientation};
-use warpweft::linear::{Device, DeviceBuffer, Output, Queue, Recipe, Recording, Weight};
+use warpweft_cuda::CudaFailure;
+use warpweft_cuda::linear::{Device, DeviceBuffer, Output, Queue, Recipe, Recording, Weight};
+use warpweft_cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
+use warpweft_format::{ElementType, Orientation};
 
 use super::closure::Ends;
 use super::gradient::Gradient;

@@ -5,9 +5,9 @@
 
 use std::fmt;
 
-use warpweft::format::{ElementType, Shape};
-use warpweft::linear::{LinearSpec, Recipe};
-use warpweft::model::CostHint;
+use warpweft_cuda::linear::{LinearSpec, Recipe};
+use warpweft_format::{ElementType, Shape};
+use warpweft_plan::model::CostHint;
 
 /// Sizes of a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +144,7 @@ impl fmt::Display for StackShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warpweft::format::Format;
+    use warpweft_format::Format;
 
     #[test]
     fn a_step_multiplies_every_weight_three_times() {

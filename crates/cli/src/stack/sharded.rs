@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use warpweft::backend::cuda::DeviceOrdinal;
-use warpweft::cluster::Cluster;
 use warpweft::config::Config;
-use warpweft::id::RankId;
-use warpweft::linear::Recipe;
-use warpweft::model::StepProgram;
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{HostTime, Outcome, Session, StepReport, block_on, simulate_program};
-use warpweft::trace::median;
+use warpweft_base::id::RankId;
+use warpweft_base::median::median;
+use warpweft_cuda::DeviceOrdinal;
+use warpweft_cuda::linear::Recipe;
+use warpweft_plan::cluster::Cluster;
+use warpweft_plan::model::StepProgram;
 
 use super::closure::Closure;
 use super::program::{LOSS, declare};
@@ -202,7 +202,7 @@ mod tests {
     use crate::{Ending, Unit};
     use warpweft::cluster::named;
     use warpweft::config::Prefetch;
-    use warpweft::format::{ElementType, Format};
+    use warpweft_format::{ElementType, Format};
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 2, tokens: 32 };
 

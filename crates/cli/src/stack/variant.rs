@@ -3,8 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use warpweft::config::{Capture, Config, Prefetch, TraceOutput, Transport, Tune};
-use warpweft::format::Format;
+use warpweft::config::{Capture, Config, Prefetch, TraceOutput, Tune};
+use warpweft_backend::Transport;
+use warpweft_format::Format;
 
 use super::StackOptions;
 
@@ -245,8 +246,8 @@ fn once<T: Copy + PartialEq>(list: &[T]) -> Vec<T> {
 mod tests {
     use super::*;
     use crate::StackShape;
-    use warpweft::config::{ByteSize, ReduceDtype};
-    use warpweft::format::ElementType;
+    use warpweft_format::ElementType;
+    use warpweft_plan::policy::{ByteSize, ReduceDtype};
 
     fn options() -> StackOptions {
         StackOptions {

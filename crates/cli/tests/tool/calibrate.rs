@@ -3,9 +3,9 @@
 
 use std::sync::atomic::AtomicBool;
 
-use warpweft::cluster::{Cluster, Contention};
 use warpweft::config::{ConfigError, Declared};
 use warpweft_cli::{CalibrateDevice, CalibrateOptions, Calibration, MeasureError, calibrate_machine};
+use warpweft_plan::cluster::{Cluster, Contention};
 
 /// A cluster file; `jitter` is the mean delay.
 fn file(contention: [f64; 5], jitter: f64) -> String {
@@ -129,7 +129,7 @@ fn delays_are_told_from_speed() {
 fn every_number_says_where_it_comes_from_and_the_file_is_read_back() {
     let (told, found) = again(&file([1.0; 5], 0.0), |options| {
         options.between = Some("h100x8-ib".to_owned());
-        options.flops = vec![(warpweft::model::Math::Fp4, 1.5e15)];
+        options.flops = vec![(warpweft_plan::model::Math::Fp4, 1.5e15)];
         options.name = "of \"ours\"".to_owned();
     });
     for line in found.file.lines().filter(|line| line.contains('=') && !line.starts_with('#')) {
@@ -148,7 +148,8 @@ fn every_number_says_where_it_comes_from_and_the_file_is_read_back() {
 fn a_declared_speed_is_in_the_file_and_in_no_measurement() {
     let text = file([1.1, 1.4, 2.0, 1.3, 1.6], 0.0);
     let (_, plain) = again(&text, |_| {});
-    let (_, declared) = again(&text, |options| options.flops = vec![(warpweft::model::Math::Bf16, 2e12)]);
+    let (_, declared) =
+        again(&text, |options| options.flops = vec![(warpweft_plan::model::Math::Bf16, 2e12)]);
     assert_eq!(declared.cluster.gpu.flops_per_s.bf16, 2e12);
     assert_eq!(declared.cluster.contention, plain.cluster.contention);
     assert_eq!(declared.check, plain.check);

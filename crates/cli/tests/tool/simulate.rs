@@ -156,7 +156,7 @@ fn names_of_a_file_do_not_steer_the_terminal() {
 #[test]
 fn a_cluster_file_and_a_preset_are_read_alike() {
     let folder = folder();
-    let (_, preset) = warpweft::cluster::PRESETS[0];
+    let (_, preset) = warpweft_plan::cluster::PRESETS[0];
     std::fs::write(folder.path().join("ours.toml"), preset).unwrap();
     let line = |cluster: &str| format!("simulate model.toml --ranks 4 --cluster {cluster}");
     assert_eq!(said(folder.path(), &line("ours.toml")), said(folder.path(), &line("h200x4")));
@@ -244,7 +244,7 @@ fn what_is_read_is_never_replaced() {
 #[test]
 fn speeds_without_their_power_of_ten_are_refused_and_no_step_is_endless() {
     let folder = folder();
-    let (_, preset) = warpweft::cluster::PRESETS[0];
+    let (_, preset) = warpweft_plan::cluster::PRESETS[0];
     let with = |key: &str, value: &str| {
         let lines = preset.lines().map(|line| match line.split_once(" = ") {
             Some((own, _)) if own == key => format!("{key} = {value}\n"),

@@ -60,6 +60,7 @@ pub struct BoundCall {
     pub(super) uses: Vec<BoundUse>,
     pub(super) gradients: Vec<BoundGradient>,
     pub(super) buffers: Vec<BoundBuffer>,
+    /// Of the weights that the call uses or writes gradients of.
     pub(super) formats: Vec<(WeightId, Format, Shape)>,
     /// Where the loss scale is, which every call may read.
     pub(super) loss_scale: Option<Region>,
@@ -116,7 +117,9 @@ impl BoundCall {
                 OperandRole::TensorScale(_) => {}
                 OperandRole::Gradient(weight) => {
                     let Some(element) = call.gradient(weight) else { continue };
-                    let shape = weights.layout(weight).shard.shape;
+                    let layout = weights.layout(weight);
+                    let shape = layout.shard.shape;
+                    bound.formats.push((weight, layout.format, shape));
                     let bytes = shape.rows * shape.cols * element.bytes();
                     let gradient = Gradient { weight, element };
                     let region = Region { offset: region.offset, bytes };

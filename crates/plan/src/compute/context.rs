@@ -59,7 +59,8 @@ pub type PlanesOf<'a, S> = PlanesView<<S as Surface>::Read<'a, u8>, <S as Surfac
 /// The surface is out of a closure's reach, so a closure gets no region that its call did not declare:
 ///
 /// ```compile_fail,E0616
-/// # use warpweft::{backend::cpu::CpuSurface, compute::{ComputeContext, Surface}, layout::Region};
+/// # use warpweft::{backend::cpu::CpuSurface, compute::ComputeContext};
+/// # use warpweft_plan::{compute::Surface, layout::Region};
 /// fn peek(context: &ComputeContext<'_, CpuSurface>) {
 ///     let anywhere = Region { offset: 0, bytes: 4 };
 ///     let _ = context.surface.read::<u8>(anywhere);
@@ -68,7 +69,7 @@ pub type PlanesOf<'a, S> = PlanesView<<S as Surface>::Read<'a, u8>, <S as Surfac
 #[derive(Debug)]
 pub struct ComputeContext<'a, S: Surface> {
     rank: RankId,
-    bound: &'a BoundCall,
+    pub(super) bound: &'a BoundCall,
     surface: &'a S,
 }
 
@@ -88,27 +89,6 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     #[must_use]
     pub fn program(&self) -> &'a str {
         self.bound.program.name()
-    }
-
-    /// The id of the buffer called `name` in this call's program. The lookup is that of
-    /// [`StepProgram::buffer`](crate::model::StepProgram::buffer), for closures that serve several programs.
-    /// It takes a few comparisons of names and allocates nothing. Whether the call may touch the buffer is
-    /// checked when it is read or written.
-    ///
-    /// # Errors
-    /// [`ComputeError::NoBuffer`] lists the names near it.
-    pub fn buffer_named(&self, name: &str) -> Result<BufferId, ComputeError> {
-        self.bound.program.buffer(name, &self.bound.call.name)
-    }
-
-    /// The id of the weight called `name`, for closures that go by names. Otherwise like
-    /// [`ComputeContext::buffer_named`]. Ids of weights belong to the model, so those that it declared serve
-    /// all programs.
-    ///
-    /// # Errors
-    /// [`ComputeError::NoWeight`] lists the names near it.
-    pub fn weight_named(&self, name: &str) -> Result<WeightId, ComputeError> {
-        self.bound.program.weight(name, &self.bound.call.name)
     }
 
     /// The number of the call as declared in its program, the same in every micro-batch.
@@ -136,6 +116,17 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
             reason: "its plan has no place for it".to_owned(),
         };
         self.surface.read(self.bound.loss_scale.ok_or_else(missing)?)
+    }
+
+    /// The rows and columns of a weight that the call uses or writes the gradient of, as it is declared.
+    ///
+    /// # Errors
+    /// [`ComputeError::NotDeclared`] unless the call does either,
+    /// [`ComputeError::OtherOwner`] for the id of another model whose number a weight of this one has.
+    pub fn shape(&self, weight: WeightId) -> Result<Shape, ComputeError> {
+        let name = self.weight_name(weight)?;
+        let found = self.bound.formats.iter().find(|(other, ..)| *other == weight);
+        found.map(|(_, _, shape)| *shape).ok_or_else(|| self.undeclared(format!("weight `{name}`")))
     }
 
     /// What the backend hands to closures besides memory: the stream of the compute lane on a GPU, `()` on
@@ -184,16 +175,12 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         orientation: Orientation,
     ) -> Result<PlanesOf<'a, S>, ComputeError> {
         let usage = self.usage(weight, orientation, Form::Planes)?;
-        let (format, shape) = self
-            .bound
-            .formats
-            .iter()
-            .find(|(other, ..)| *other == weight)
-            .map(|(_, format, shape)| (*format, *shape))
-            .ok_or_else(|| self.undeclared(weight.to_string()))?;
+        let Some((_, format, shape)) = self.bound.formats.iter().find(|(other, ..)| *other == weight) else {
+            return Err(self.undeclared(weight.to_string()));
+        };
         Ok(PlanesView {
-            format,
-            shape,
+            format: *format,
+            shape: *shape,
             data: self.surface.read(usage.planes.data)?,
             scale: self.surface.read(usage.planes.scale)?,
             tensor_scale: usage.tensor_scale.map(|region| self.surface.read(region)).transpose()?,

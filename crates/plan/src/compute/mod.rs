@@ -9,6 +9,7 @@
 
 mod borrower;
 mod bound;
+mod by_name;
 mod context;
 mod error;
 mod filled;

@@ -261,7 +261,7 @@ impl Decoder {
             self.cost(flops, self.vocabulary.saturating_mul(self.hidden), stream.saturating_add(logits));
         program
             .call("head.forward", Phase::Forward)
-            .uses(norm, Orientation::Rowwise, Form::Dense)
+            .uses_dense(norm)
             .uses(head, Orientation::Rowwise, form(model, head)?)
             .reads(stack.output())
             .writes(loss)
@@ -269,7 +269,7 @@ impl Decoder {
             .add()?;
         program
             .call("head.backward", Phase::Backward)
-            .uses(norm, Orientation::Rowwise, Form::Dense)
+            .uses_dense(norm)
             .uses(head, backward(model, head)?, form(model, head)?)
             .reads(stack.output())
             .writes(gradient)

@@ -151,7 +151,7 @@ pub struct PlanBounds {
 /// let w = model.sharded("w", 64, 64, Format::Bf16)?;
 /// let mut program = StepProgram::builder("look", &model.build());
 /// let norm = program.output("norm", 1, ElementType::F32)?;
-/// let call = program.call("measure", Phase::Forward).uses(w, Orientation::Rowwise, Form::Dense);
+/// let call = program.call("measure", Phase::Forward).uses_dense(w);
 /// call.writes(norm).add()?;
 /// // What a session of four ranks runs; no device is needed to see it.
 /// let plan = plan_program(&program.build_evaluation()?, &Config::default(), 4)?;

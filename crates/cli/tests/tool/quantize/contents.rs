@@ -2,8 +2,8 @@
 
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;
-use warpweft::format::{Directions, Format, Orientation, Shape, Via, quantize};
 use warpweft_cli::QuantizeOptions;
+use warpweft_format::{Directions, Format, Orientation, Shape, Via, quantize};
 use warpweft_testing::random_weight::normal;
 
 use super::checkpoint::{Contents, Folder, Tensor};

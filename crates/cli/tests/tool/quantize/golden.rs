@@ -6,8 +6,8 @@ use std::path::Path;
 use std::process::Command;
 
 use safetensors::SafeTensors;
-use warpweft::format::Format;
 use warpweft_cli::QuantizeOptions;
+use warpweft_format::Format;
 use warpweft_testing::golden_file::{GoldenFile, assert_bytes, assert_f32s};
 
 use super::checkpoint::{Contents, Folder, Tensor};

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use safetensors::tensor::Dtype;
 use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
-use warpweft::format::Format;
 use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
+use warpweft_format::Format;
 
 use super::checkpoint::{Contents, Folder, Tensor};
 

@@ -2,8 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use warpweft::format::{Format, Shape};
 use warpweft_cli::{Progress, QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
+use warpweft_format::{Format, Shape};
 use warpweft_testing::random_weight::normal;
 
 use super::checkpoint::{Contents, Folder, Tensor};

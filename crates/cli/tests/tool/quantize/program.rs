@@ -84,7 +84,7 @@ fn what_is_not_converted_as_it_was_asked_ends_the_program_by_another_code_than_z
     }
     let folder =
         Folder::with(&Contents::default().with("w", Tensor::f32s(&[16, 16], &[3e38; 256])).to_bytes());
-    folder.quantize(&warpweft_cli::QuantizeOptions::new(warpweft::format::Format::NVFP4_2D)).unwrap();
+    folder.quantize(&warpweft_cli::QuantizeOptions::new(warpweft_format::Format::NVFP4_2D)).unwrap();
     let (output, back) = (folder.output(), folder.path("back"));
     let ended = run(&["quantize", "--dequantize", output.to_str().unwrap(), back.to_str().unwrap()]);
     assert_eq!(ended.status.code(), Some(1));

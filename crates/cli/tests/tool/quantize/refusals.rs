@@ -4,8 +4,8 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use warpweft::format::{Format, Via};
 use warpweft_cli::{QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
+use warpweft_format::{Format, Via};
 
 use super::checkpoint::{Contents, Folder, Tensor};
 

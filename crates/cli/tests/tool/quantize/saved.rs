@@ -1,15 +1,15 @@
 //! Checkpoints that a session saved: their masters are quantized, and nothing else is there.
 
-use warpweft::backend::cpu::CpuSurface;
 use warpweft::checkpoint::{CheckpointError, CheckpointStore, FileStore, PretrainedFiles};
-use warpweft::compute::{ComputeContext, ComputeError};
 use warpweft::config::Config;
-use warpweft::format::{ElementType, Format, Via};
-use warpweft::id::RankId;
-use warpweft::model::{Call, Model, Phase, StepProgram};
 use warpweft::session::initial::MasterRows;
 use warpweft::session::{Session, block_on};
+use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
 use warpweft_cli::{QuantizeOptions, ToolError};
+use warpweft_format::{ElementType, Format, Via};
+use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::model::{Call, Model, Phase, StepProgram};
 
 use super::checkpoint::{Contents, Folder};
 

@@ -2,8 +2,8 @@
 
 use std::num::NonZeroUsize;
 
-use warpweft::format::{Directions, Format, Orientation, Shape, Via, quantize};
 use warpweft_cli::QuantizeOptions;
+use warpweft_format::{Directions, Format, Orientation, Shape, Via, quantize};
 use warpweft_testing::random_weight::normal;
 
 use super::checkpoint::{Contents, Folder, Tensor};

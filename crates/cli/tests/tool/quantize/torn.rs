@@ -2,8 +2,8 @@
 //! over seeded mutations.
 
 use warpweft::checkpoint::safetensors::{Header, Unsound};
-use warpweft::format::{Format, Shape};
 use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
+use warpweft_format::{Format, Shape};
 use warpweft_testing::random_weight::{bits, normal};
 
 use super::checkpoint::{Contents, Folder, Tensor};

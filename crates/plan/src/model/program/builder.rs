@@ -36,8 +36,7 @@ impl StepProgram {
 /// Collects buffers and calls.
 ///
 /// ```
-/// use warpweft::format::{ElementType, Format, Orientation};
-/// use warpweft::model::{Form, Model, Phase, StepProgram};
+/// use warpweft::prelude::*;
 ///
 /// let mut model = Model::builder();
 /// let w = model.sharded("w", 64, 64, Format::Bf16)?;
@@ -45,11 +44,11 @@ impl StepProgram {
 /// let x = program.input("x", 64, ElementType::F32)?;
 /// let y = program.activation("y", 64)?; // passes from call to call
 /// let loss = program.output("loss", 1, ElementType::F32)?;
-/// program.call("map", Phase::Forward).uses(w, Orientation::Rowwise, Form::Dense).reads(x).writes(y).add()?;
+/// program.call("map", Phase::Forward).uses_dense(w).reads(x).writes(y).add()?;
 /// program.call("fit", Phase::Backward).reads(x).reads(y).gradient(w).writes(loss).add()?;
 /// let program = program.build_training()?; // what is missing or read too early is refused here
 /// assert_eq!(program.calls().len(), 2);
-/// # Ok::<(), warpweft::model::DeclareError>(())
+/// # Ok::<(), DeclareError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ProgramBuilder {

@@ -73,6 +73,11 @@ impl CallBuilder<'_> {
         self
     }
 
+    /// The call reads the values of `weight` in f32, `[rows, cols]`: [`CallBuilder::uses`] rowwise and dense.
+    pub fn uses_dense(self, weight: WeightId) -> Self {
+        self.uses(weight, Orientation::Rowwise, Form::Dense)
+    }
+
     /// Decides for the use named last whether its planes are kept from the use before, whatever weight and
     /// configuration say. Behind no use it is refused by [`CallBuilder::add`].
     pub fn reuse(mut self, reuse: Reuse) -> Self {
