@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use null::Null;
-use warpweft::actor::{Poison, Wiring};
-use warpweft::exec::Pump;
 use warpweft_base::id::RankId;
 use warpweft_plan::plan::StepPlan;
+use warpweft_session::actor::{Poison, Wiring};
+use warpweft_session::exec::Pump;
 
 /// Rights granted in one step, and one turn for every task.
 fn messages(plan: &StepPlan) -> usize {

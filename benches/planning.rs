@@ -13,10 +13,10 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use warpweft::actor::Wiring;
 use warpweft_format::Format;
 use warpweft_plan::model::{Decoder, Math, StepProgram};
 use warpweft_plan::plan::verify;
+use warpweft_session::actor::Wiring;
 
 /// Layers of decoders with experts.
 const EXPERT_LAYERS: [usize; 3] = [2, 8, 32];

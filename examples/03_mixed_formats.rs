@@ -9,7 +9,6 @@
 #[path = "shared/print.rs"]
 mod print;
 
-use warpweft::format::PlaneSpec;
 use warpweft::model::Placement;
 use warpweft::prelude::*;
 use warpweft::session::plan_program;
@@ -40,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{:<24} {:<18} {:<11} bytes per element on the wire", "weight", "format", "placement");
     for spec in model.weights() {
         let sent = spec.format.compact_planes(Orientation::Rowwise, spec.shape);
-        let bytes: usize = sent.iter().map(PlaneSpec::bytes).sum();
+        let bytes: usize = sent.iter().map(|plane| plane.bytes()).sum();
         let per_element = bytes as f64 / spec.shape.elements() as f64;
         let wire = match spec.placement {
             Placement::Sharded => format!("{per_element:.4}"),

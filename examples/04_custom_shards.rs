@@ -4,7 +4,8 @@
 //!
 //! A trainer that already cuts its flattened weights over ranks can use the quantizer without the
 //! scheduler: every rank hands over the slices it owns, and the only thing it must bring is a maximum
-//! over the ranks. Slices may begin on an odd element, in the middle of a byte and of a tile.
+//! over the ranks. Slices may begin on an odd element, in the middle of a byte and of a tile. The quantizer
+//! is a crate by itself, `warpweft-format`.
 
 #[path = "shared/print.rs"]
 mod print;
@@ -12,7 +13,7 @@ mod print;
 use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
 
-use warpweft::format::{
+use warpweft_format::{
     Directions, FlatShard, Format, MasterWeight, Orientation, PlanesMut, Shape, Via, Workspace,
     place_fragment, quantize, quantize_master_weights,
 };

@@ -10,6 +10,7 @@
 #[path = "shared/print.rs"]
 mod print;
 
+use warpweft::compute::Seat;
 use warpweft::format::Shape;
 use warpweft::linear::{Device, Linear, LinearSpec, Recipe, Weight};
 use warpweft::{bf16, prelude::*};

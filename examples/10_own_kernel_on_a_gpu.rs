@@ -22,6 +22,7 @@ use warpweft::backend::cuda::cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaSlice, CudaStream, LaunchConfig, PushKernelArg,
 };
 use warpweft::backend::cuda::cudarc::nvrtc::compile_ptx;
+use warpweft::compute::Seat;
 use warpweft::prelude::*;
 
 use print::println;

@@ -12,6 +12,7 @@ mod print;
 mod two_layers;
 
 use ndarray::{Array2, ArrayView2};
+use warpweft::compute::{PrepareContext, TransformContext};
 use warpweft::prelude::*;
 
 use print::println;

@@ -72,7 +72,6 @@
 //! | feature | by default | what it adds | dependencies of its own |
 //! |---|---|---|---|
 //! | `cuda` | no | `backend::cuda`, `linear`, `start_cuda`. No toolkit is needed to build, no GPU to start | cudarc |
-//! | `internals` | no | `actor`, `exec`: what this repository's tests look into. No version number promises anything of it | |
 //!
 //! A trainer on GPUs needs this library with the feature `cuda`, and a runtime:
 //!
@@ -83,61 +82,155 @@
 //!
 //! # Modules
 //!
-//! [`prelude`] exports what a typical trainer needs. What stands in another crate of the workspace is shown here
-//! by the name under which a trainer imports it:
+//! [`prelude`] exports what a typical trainer needs. Each other module lists what a program must name of one subject:
 //!
 //! - [`id`], [`mod@format`]: numbers that name things; what a number is
-//! - [`model`], [`policy`], [`op`], [`layout`]: what a user declares; what can be chosen of a plan; the closed
-//!   vocabulary of ops; where things are in memory
-//! - [`compute`], [`cluster`]: the user's trait; a machine described by its numbers
-//! - [`plan`], [`backend`], [`rendezvous`]: pure data and devices, which do not know each other; how ranks meet on
-//!   the host
+//! - [`model`], [`config`]: what a user declares; what an operator chooses
+//! - [`compute`], [`backend`]: the user's traits; the memory that they are lent, on the CPU and on GPUs
 //! - `linear` (feature `cuda`): matrix products for closures on GPUs
-//! - [`trace`], [`config`], [`tune`]: what people look at; what an operator chooses; which prefetch policy to try
-//!   next
-//! - [`checkpoint`]: weights and the state of an optimizer, in memory and in files
-//! - [`session`]: the user's handle, and programs in virtual time
+//! - [`session`], [`checkpoint`]: the user's handle; weights and the state of an optimizer, in memory and in files
+//! - [`plan`], [`cluster`]: what a step will do; a machine described by its numbers
+//! - [`rendezvous`], [`trace`]: how processes meet; what people look at
+//!
+//! What a program only receives and reads has no name here. It is documented in the crate that it stands in, to which
+//! its links lead: `warpweft-session`, `-backend`, `-plan`, `-format`, `-base` and `-cuda`. No version number promises
+//! anything of what only they name.
 //!
 //! It is not a tensor library and no model: a trainer brings its own products, in closures. The program `warpweft`,
-//! which quantizes checkpoints, plans and simulates, is a crate of its own, `warpweft-cli`. What is hidden from these
-//! pages is public for the other crates of the workspace, and no version number promises anything of it.
+//! which quantizes checkpoints, plans and simulates, is a crate of its own, `warpweft-cli`.
 //!
 //! `ARCHITECTURE.md` states the laws.
 
-#[doc(inline)]
-pub use warpweft_backend::rendezvous;
-#[doc(inline)]
-pub use warpweft_base::id;
-#[cfg(feature = "cuda")]
-#[doc(inline)]
-pub use warpweft_cuda::linear;
-#[doc(inline)]
-pub use warpweft_format as format;
-#[doc(inline)]
-pub use warpweft_plan::{compute, layout, model, op, plan, policy};
-
-// What the tests of this repository look into.
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod actor;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, unreachable_pub, reason = "some of it is for tests alone")]
-mod actor;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod exec;
-#[cfg(not(feature = "internals"))]
-#[allow(dead_code, unused_imports, unreachable_pub, reason = "some of it is for tests alone")]
-mod exec;
-
-pub mod backend;
-pub mod checkpoint;
-pub mod cluster;
-pub mod config;
 pub mod prelude;
-pub mod session;
-pub mod trace;
-pub mod tune;
+
+/// Numbers that name things.
+pub mod id {
+    #[doc(inline)]
+    pub use warpweft_base::id::{BufferId, GroupId, RankId, WeightId};
+}
+
+/// What a number is: formats of weights, element types of buffers.
+pub mod format {
+    #[doc(inline)]
+    pub use warpweft_format::{ElementType, Format, FormatError, Orientation, Shape, Via};
+}
+
+/// What a user declares: weights, buffers, calls, step programs.
+pub mod model {
+    #[doc(inline)]
+    pub use warpweft_plan::model::{
+        Call, CallBuilder, CostHint, DeclareError, Exchange, ExchangeKind, Form, Group, Hyperparameters,
+        Layer, LayerStack, Math, Mesh, Model, ModelBuilder, NonNegative, ParameterGroup, Phase, Placement,
+        ProgramBuilder, Reuse, StepProgram,
+    };
+}
+
+/// The user's traits, and what a session lends to them.
+pub mod compute {
+    #[doc(inline)]
+    pub use warpweft_plan::compute::{
+        Compute, ComputeContext, ComputeError, LentSlice, Optimizer, PlanesView, PrepareContext, Seat,
+        Surface, TransformContext, UpdateContext,
+    };
+}
+
+/// Where ranks run. [`session::SessionBuilder`] starts them; here is the memory that their closures are lent.
+pub mod backend {
+    #[doc(inline)]
+    pub use warpweft_backend::BackendError;
+
+    /// Threads of this machine's CPU.
+    pub mod cpu {
+        #[doc(inline)]
+        pub use warpweft_backend::cpu::{CpuSurface, ReadSlice, WriteSlice, on_cpu};
+    }
+
+    /// GPUs: addresses, and the stream to work on.
+    #[cfg(feature = "cuda")]
+    pub mod cuda {
+        /// The cudarc of this library. Who imports it from here has the same types.
+        #[doc(no_inline)]
+        pub use warpweft_cuda::cudarc;
+        #[doc(inline)]
+        pub use warpweft_cuda::{
+            CudaFailure, CudaHandles, CudaSurface, DeviceOrdinal, DeviceSlice, DeviceSliceMut, on_cuda,
+        };
+    }
+}
+
+/// Matrix products for closures on GPUs.
+#[cfg(feature = "cuda")]
+pub mod linear {
+    #[doc(inline)]
+    pub use warpweft_cuda::linear::{
+        Activations, BackwardOperands, Device, DeviceBuffer, Elementwise, Input, Linear, LinearSpec,
+        NewtonSchulz, Output, Recipe, Weight,
+    };
+}
+
+/// What an operator chooses, from a TOML file and the environment.
+pub mod config {
+    #[doc(inline)]
+    pub use warpweft_session::config::{
+        Backward, ByteSize, CallList, Capture, Columnwise, Config, ConfigError, Declared, Masters, Moments,
+        Optimizer, Prefetch, Scaling, Transport,
+    };
+}
+
+/// The user's handle on ranks that train; plans and steps in virtual time without them.
+pub mod session {
+    #[doc(inline)]
+    pub use warpweft_session::session::{
+        HostTime, Outcome, Session, SessionBuilder, SessionError, StepReport, block_on, plan_program,
+        simulate_program,
+    };
+
+    /// What masters begin with.
+    pub mod initial {
+        #[doc(inline)]
+        pub use warpweft_session::session::initial::{MasterRows, normal, zeros};
+    }
+}
+
+/// Weights and the state of an optimizer, in memory and in files.
+pub mod checkpoint {
+    #[doc(inline)]
+    pub use warpweft_session::checkpoint::{
+        Checkpoint, CheckpointError, CheckpointStore, FileStore, PartFiles, PretrainedFiles,
+    };
+
+    /// Models that inference engines load.
+    pub mod engines {
+        #[doc(inline)]
+        pub use warpweft_session::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
+    }
+}
+
+/// What a step will do, task by task, and that it is proven safe.
+pub mod plan {
+    #[doc(inline)]
+    pub use warpweft_plan::plan::{PlanError, StepPlan};
+}
+
+/// A machine described by its numbers.
+pub mod cluster {
+    #[doc(inline)]
+    pub use warpweft_session::cluster::{Cluster, named};
+}
+
+/// How processes meet on the host.
+pub mod rendezvous {
+    #[doc(inline)]
+    pub use warpweft_backend::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
+}
+
+/// What people look at: where the time of a step went.
+pub mod trace {
+    #[doc(inline)]
+    pub use warpweft_session::trace::{
+        Exposure, LineChart, Reference, Series, Summary, TimelinePicture, TraceError, read_trace,
+    };
+}
 
 /// The attribute by which a [`checkpoint::CheckpointStore`] is written: that of the crate `async-trait`, which an
 /// user then need not name.

@@ -4,10 +4,10 @@
 //! rowwise forward and columnwise backward. The weights are tiny on purpose: planning and issuing cost the
 //! same for any size.
 
-use warpweft::config::Config;
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::model::{Form, Layer, LayerStack, Mesh, Model, Phase, StepProgram};
 use warpweft_plan::plan::{Policy, StepPlan};
+use warpweft_session::config::Config;
 
 /// Rows and columns of every weight.
 const WIDTH: usize = 64;

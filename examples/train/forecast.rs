@@ -5,13 +5,16 @@
 //! early steps, of all ranks of this process, which are then left out of what is compared. They hold what
 //! other lanes took from them, so contention is not charged on top. A cluster that cannot hold the ranks is
 //! refused before they train; after that a forecast that cannot be made is a line, and takes no result away.
+//!
+//! What the planner counts with stands in crates behind `warpweft`, which promise nothing.
 
 use std::error::Error;
 
 use warpweft::cluster::{Cluster, named};
 use warpweft::config::Config as Settings;
-use warpweft::plan::{Costs, Measured};
-use warpweft::session::{Session, StepReport, costs_of};
+use warpweft::session::{Session, StepReport};
+use warpweft_plan::plan::{Costs, Measured};
+use warpweft_session::session::costs_of;
 
 /// Steps that are left out altogether: kernels are cold and recordings made.
 const COLD: usize = 2;

@@ -36,10 +36,10 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
-use warpweft::id::{ProcessId, RankId};
+use warpweft::id::RankId;
 use warpweft::rendezvous::ProcessEnvironment;
 use warpweft::session::{HostTime, Outcome, Session, SessionError, StepReport, plan_program};
-use warpweft::trace::{Exposure, Nanoseconds};
+use warpweft::trace::Exposure;
 
 use arguments::{Arguments, settings};
 use data::{Corpus, Draw, Split};
@@ -111,7 +111,7 @@ async fn run() -> Result<ExitCode, Box<dyn Error>> {
         watch(placement.ranks())?;
     }
     // The process of rank 0 writes, and learns before it starts whether it can.
-    let writes = process.as_ref().is_none_or(|process| process.process == ProcessId::new(0));
+    let writes = process.as_ref().is_none_or(|process| process.process.index() == 0);
     let prepare = || {
         let inputs = arguments.inputs(corpus.files());
         let inputs: Vec<_> = inputs.iter().map(|(name, path)| (*name, path.as_path())).collect();
@@ -200,7 +200,7 @@ struct Run {
 impl Run {
     /// Whether the device measured its tasks; GPUs do for a trace only.
     fn is_timed(&self) -> bool {
-        self.exposure.step > Nanoseconds::ZERO
+        self.exposure != Exposure::default()
     }
 }
 

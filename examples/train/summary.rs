@@ -8,8 +8,9 @@ use std::error::Error;
 use warpweft::config::ByteSize;
 use warpweft::config::Config as Settings;
 use warpweft::model::StepProgram;
-use warpweft::session::{Session, columnwise_saving};
-use warpweft::trace::{LineChart, Nanoseconds, Reference, Series};
+use warpweft::session::Session;
+use warpweft::trace::{LineChart, Reference, Series};
+use warpweft_session::session::columnwise_saving;
 
 use crate::arguments::Arguments;
 use crate::cuda;
@@ -137,7 +138,7 @@ pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_o
     } else {
         format!("mean of the last {steps} steps")
     };
-    let share = |part: Nanoseconds| 100.0 * part.fraction_of(run.exposure.step);
+    let (times, whole) = (&run.exposure, run.exposure.step);
     let held_out = held_out.map_or_else(String::new, |loss| format!("; held-out text {loss:.3}"));
     say!("\nloss      {first:.3} → {last:.3} nats per byte ({averaged}){held_out}");
     say!("          unigram entropy {:.3}, ln 256 {:.3}", corpus.unigram_entropy(), (VOCABULARY as f64).ln());
@@ -145,10 +146,10 @@ pub(crate) fn conclude(arguments: &Arguments, corpus: &Corpus, run: &Run, held_o
     if run.is_timed() {
         say!(
             "time      {step:.1} ms per step; compute {:.1} %, exposed communication {:.1} %, waiting for ranks {:.1} %, idle {:.1} %",
-            share(run.exposure.compute),
-            share(run.exposure.exposed),
-            share(run.exposure.skew),
-            share(run.exposure.idle),
+            100.0 * times.compute.fraction_of(whole),
+            100.0 * times.exposed.fraction_of(whole),
+            100.0 * times.skew.fraction_of(whole),
+            100.0 * times.idle.fraction_of(whole),
         );
     } else {
         say!("time      {step:.1} ms per step; --trace FILE tells where it goes");

@@ -2,12 +2,12 @@
 //! specification writes them.
 
 use half::bf16;
-use warpweft::session::initial::MasterRows;
 use warpweft_format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
     partial_amax, partial_cast, quantize, transpose,
 };
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
+use warpweft_session::session::initial::MasterRows;
 
 use crate::trainer::{SIZE, initial};
 

@@ -5,12 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::Session;
 use warpweft_backend::Backend;
 use warpweft_backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft_backend::rendezvous::{Launcher, ProcessEnvironment, Rendezvous, Secret};
 use warpweft_base::id::ProcessId;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::Session;
 
 use crate::port::Port;
 use crate::trainer::{Mischief, Trainer, input};

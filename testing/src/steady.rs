@@ -11,12 +11,12 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use warpweft::config::{Capture, Config, Scaling, Tune};
-use warpweft::session::{Session, SessionBuilder, Tuning};
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeContext, ComputeError, Surface};
 use warpweft_plan::model::Call;
+use warpweft_session::config::{Capture, Config, Scaling, Tune};
+use warpweft_session::session::{Session, SessionBuilder, Tuning};
 
 use crate::trainer::{self, Shaped, Trainer, feed, within_a_minute};
 

@@ -10,14 +10,14 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use crate::custom_optimizer::{ByMatrices, ByRows};
-use warpweft::config::Config;
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{Session, SessionBuilder, SessionError};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
 use warpweft_plan::model::{Call, CallBuilder, Form, Model, Phase, Placement, ProgramBuilder, StepProgram};
+use warpweft_session::config::Config;
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{Session, SessionBuilder, SessionError};
 
 /// Rows and columns of every weight, and elements of every activation.
 pub const SIZE: usize = 96;

@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
-use warpweft::checkpoint::{Checkpoint, PretrainedFiles, WeightState};
 use warpweft::prelude::*;
-use warpweft::session::initial::normal;
-use warpweft::session::{SessionBuilder, block_on};
+use warpweft_session::checkpoint::{Checkpoint, PretrainedFiles, WeightState};
+use warpweft_session::session::initial::normal;
+use warpweft_session::session::{SessionBuilder, block_on};
 use warpweft_testing::peak::{ALONE, MIB, peak_of};
 
 warpweft_testing::alone! {

@@ -7,14 +7,16 @@ use half::bf16;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
-use warpweft::config::{Capture, Config};
-use warpweft::session::{MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport, block_on};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{
+    MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport, block_on,
+};
 use warpweft_testing::split::{self, in_processes, in_processes_on};
 use warpweft_testing::trainer::{self, Mischief, Trainer, ended, within_a_minute};
 use warpweft_testing::wrapped::{Moment, Wrapped};

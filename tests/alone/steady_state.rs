@@ -1,12 +1,12 @@
 //! 200 steps on the CPU backend allocate nothing on rank and lane threads and move nothing (`steady`).
 
-use warpweft::config::Capture;
-use warpweft::session::SessionBuilder;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::WeightId;
 use warpweft_format::Orientation;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
+use warpweft_session::config::Capture;
+use warpweft_session::session::SessionBuilder;
 use warpweft_testing::steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
 use warpweft_testing::trainer::SIZE;
 

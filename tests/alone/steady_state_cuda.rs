@@ -8,13 +8,13 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, sys};
-use warpweft::config::Capture;
-use warpweft::session::SessionBuilder;
 use warpweft_base::id::WeightId;
 use warpweft_cuda::{CudaSurface, DeviceOrdinal, DeviceSliceMut};
 use warpweft_format::Orientation;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
+use warpweft_session::config::Capture;
+use warpweft_session::session::SessionBuilder;
 use warpweft_testing::steady::{Addresses, Place, Starting, nothing_is_allocated_and_nothing_moves};
 use warpweft_testing::trainer::SIZE;
 

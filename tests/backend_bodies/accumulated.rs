@@ -1,12 +1,12 @@
 //! EX-1 of whole sessions: gradients of several steps, added up, are those of one step with as many micro-batches.
 
 use half::bf16;
-use warpweft::checkpoint::Checkpoint;
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, StepReport};
 use warpweft_base::id::RankId;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
+use warpweft_session::checkpoint::Checkpoint;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, StepReport};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_with, formats, initial};
 use super::harness::{noise, within_limit};

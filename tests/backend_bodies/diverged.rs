@@ -2,9 +2,6 @@
 //! told by the step that makes them, whatever the format, and an import heals.
 
 use half::bf16;
-use warpweft::checkpoint::{Checkpoint, StatePart};
-use warpweft::config::{Capture, Config, Scaling};
-use warpweft::session::{Outcome, Session, SessionError, StrayValue};
 use warpweft_backend::Backend;
 use warpweft_base::id::{BucketId, RankId, SlotId};
 use warpweft_format::{ElementType, Format, Via};
@@ -13,6 +10,9 @@ use warpweft_plan::layout::{Content, StateLayout};
 use warpweft_plan::model::{Call, Hyperparameters, Model, Phase, StepProgram};
 use warpweft_plan::op::{AdamOperand, MasterOperand, NormRecord, Op, Vote};
 use warpweft_plan::policy::{Masters, Moments};
+use warpweft_session::checkpoint::{Checkpoint, StatePart};
+use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_session::session::{Outcome, Session, SessionError, StrayValue};
 use warpweft_testing::polled::polled_once;
 
 use super::experts::{ELEMENTS, Product, WEIGHT, formats, initial};

@@ -2,12 +2,12 @@
 //!
 //! Law: what is expected is computed from what ranks give, as where exchanges are driven by hand. No closure runs.
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session};
 use warpweft_base::id::{BufferId, RankId};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Exchange, ExchangeKind, Mesh, Model, Phase, ProgramBuilder, StepProgram};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session};
 
 use super::exchanges::{GROUPS, given, received};
 use super::harness::within_limit;

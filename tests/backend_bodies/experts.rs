@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use warpweft::session::initial::MasterRows;
 use warpweft_base::id::{BufferId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
 use warpweft_plan::model::{
     BufferSpec, Lifetime, Model, ParameterGroup, Phase, ProgramBuilder, Role, StepProgram,
 };
+use warpweft_session::session::initial::MasterRows;
 
 use super::harness::noise;
 use crate::products::{form, turned};

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use half::bf16;
-use warpweft::checkpoint::Checkpoint;
-use warpweft::config::{Capture, Config};
-use warpweft::session::{MadeBy, Outcome, Session, SessionError, StepReport};
 use warpweft_base::id::RankId;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
+use warpweft_session::checkpoint::Checkpoint;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{MadeBy, Outcome, Session, SessionError, StepReport};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, Product, declare, formats, initial};
 use super::harness::{noise, within_limit};

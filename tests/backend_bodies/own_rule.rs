@@ -2,12 +2,12 @@
 //! (`crate::products::Rule`), so the library's own is what it is held to.
 
 use half::bf16;
-use warpweft::checkpoint::{Checkpoint, UpdatedBy};
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_base::id::RankId;
 use warpweft_plan::compute::{ComputeContext, ComputeError, UpdateContext};
 use warpweft_plan::model::Call;
+use warpweft_session::checkpoint::{Checkpoint, UpdatedBy};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_by_matrices, declare_with, formats, initial};

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use half::bf16;
-use warpweft::checkpoint::PartFiles;
-use warpweft::config::{Capture, Config, Scaling};
-use warpweft::session::Session;
 use warpweft_base::id::RankId;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
 use warpweft_plan::policy::Moments;
+use warpweft_session::checkpoint::PartFiles;
+use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_session::session::Session;
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};

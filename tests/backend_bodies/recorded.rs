@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use half::bf16;
-use warpweft::checkpoint::Checkpoint;
-use warpweft::config::{Capture, Config, Scaling};
-use warpweft::session::{MainGrad, Outcome, Session};
 use warpweft_base::id::{CallId, MicroBatchId, RankId};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::StepPlan;
+use warpweft_session::checkpoint::Checkpoint;
+use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_session::session::{MainGrad, Outcome, Session};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
-use warpweft::checkpoint::{Checkpoint, CheckpointError, PretrainedFiles, WeightState};
-use warpweft::config::{CallList, Config, Declared};
 use warpweft::prelude::*;
-use warpweft::session::{block_on, initial};
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::DeclareError;
+use warpweft_session::checkpoint::{Checkpoint, CheckpointError, PretrainedFiles, WeightState};
+use warpweft_session::config::{CallList, Config, Declared};
+use warpweft_session::session::{block_on, initial};
 use warpweft_testing::terminal::{STEERING, check};
 
 /// Names that no message may show as they are.
@@ -210,7 +210,7 @@ fn a_hostile_configuration_is_refused_at_once_and_in_few_words() {
             |name: &str, value: &str| Config::load_with(None, [(name.to_owned(), value.to_owned())]);
         check(&variable(&format!("WARPWEFT_{name}"), "1").unwrap_err().to_string());
         check(&variable("WARPWEFT_CHECK", &name).unwrap_err().to_string());
-        check(&warpweft::cluster::named(&name).unwrap_err().to_string());
+        check(&warpweft_session::cluster::named(&name).unwrap_err().to_string());
     }
 }
 

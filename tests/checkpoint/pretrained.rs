@@ -3,15 +3,15 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use warpweft::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, FileStore, PretrainedFiles, WeightState,
-};
-use warpweft::config::Config;
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{ExecError, SessionError, block_on};
 use warpweft::{bf16, f16};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::model::Model;
+use warpweft_session::checkpoint::{
+    Checkpoint, CheckpointError, CheckpointStore, FileStore, PretrainedFiles, WeightState,
+};
+use warpweft_session::config::Config;
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{ExecError, SessionError, block_on};
 use warpweft_testing::trainer::{self, Mischief, SIZE, Trainer, initial, within_a_minute};
 
 /// What the files call the trainer's weights.

@@ -1,13 +1,13 @@
 //! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32 and in the order of this file.
 
 use half::bf16;
-use warpweft::config::Config;
-use warpweft::session::{Session, SessionBuilder};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
 use warpweft_plan::model::Form;
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionBuilder};
 use warpweft_testing::own_adamw::adamw;
 
 use crate::bodies::experts::{Product, WEIGHT};

@@ -6,8 +6,6 @@
 use std::collections::BTreeMap;
 
 use half::bf16;
-use warpweft::config::Config;
-use warpweft::session::{Session, SessionBuilder};
 use warpweft_backend::{SignalBy, Transport};
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_cuda::CudaFailure;
@@ -23,6 +21,8 @@ use warpweft_plan::compute::{
 use warpweft_plan::layout::OptimizerSettings;
 use warpweft_plan::model::Form;
 use warpweft_plan::policy::{AdamMode, ByteSize, Moments};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionBuilder};
 
 use crate::bodies::experts::{Product, TOKENS, WEIGHT};
 use crate::bodies::recorded::Addresses;

@@ -111,7 +111,7 @@ fn the_main_job_trains_traces_and_explains_itself() {
     ];
     let text = run("train", &flags);
     assert!(text.contains("held-out text") && text.contains("# built-in train.toml:5"), "{text}");
-    let recorded = warpweft::trace::read_trace(std::fs::File::open(trace).unwrap()).unwrap();
+    let recorded = warpweft_session::trace::read_trace(std::fs::File::open(trace).unwrap()).unwrap();
     assert!(recorded.timeline.slices.iter().any(|slice| slice.category == "all-gather"));
     assert_eq!(recorded.host.len(), 2, "a lane for each rank's thread is in the same file");
     assert!(recorded.host.iter().all(|lane| lane.spans > 0), "with spans, though first steps are not traced");
@@ -128,7 +128,7 @@ fn the_main_job_trains_traces_and_explains_itself() {
     let mixed = ["--device", "cpu", "--ranks", "1", "--steps", "4", "--trace", trace, "--out", out];
     let text = run("train", &mixed);
     assert!(text.contains("holds only 2 training steps"), "{text}");
-    let summary = warpweft::trace::Summary::read(std::fs::File::open(trace).unwrap()).unwrap();
+    let summary = warpweft_session::trace::Summary::read(std::fs::File::open(trace).unwrap()).unwrap();
     let programs: Vec<_> = summary.programs.iter().map(|one| (one.program.as_str(), one.steps)).collect();
     assert_eq!(programs, [("train", 2), ("evaluate", 2)]);
     says("train", &["--help"], "--depth");

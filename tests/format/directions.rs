@@ -1,12 +1,12 @@
 //! One orientation alone, and the other one when it is asked for: conformance A5, A6, B3, B4, and round trips
 //! of columnwise planes alone.
 
-use warpweft::config::Config;
 use warpweft_format::{
     Directions, Format, FormatError, Fp8Block, Fp8Tile, Orientation, OwnedPlanes, Quantized, ScaleLayout,
     Shape, Via, fused_scale, partial_amax, quantize, transpose,
 };
 use warpweft_plan::model::{DeclareError, Model};
+use warpweft_session::config::Config;
 use warpweft_testing::random_weight::{self, normal};
 
 /// The list's dtypes: f32, and bf16, to which a weight is rounded on the way.

@@ -2,11 +2,6 @@
 
 use std::error::Error;
 
-use warpweft::checkpoint::{CheckpointError, FileTask};
-use warpweft::config::ConfigError;
-use warpweft::exec::ExecError;
-use warpweft::session::SessionError;
-use warpweft::trace::TraceError;
 use warpweft_backend::BackendError;
 use warpweft_backend::rendezvous::RendezvousError;
 use warpweft_base::id::RankId;
@@ -16,6 +11,11 @@ use warpweft_plan::compute::ComputeError;
 use warpweft_plan::model::DeclareError;
 use warpweft_plan::plan::{PlanError, VerifyError};
 use warpweft_plan::policy::ByteSize;
+use warpweft_session::checkpoint::{CheckpointError, FileTask};
+use warpweft_session::config::ConfigError;
+use warpweft_session::exec::ExecError;
+use warpweft_session::session::SessionError;
+use warpweft_session::trace::TraceError;
 
 const RANK: RankId = RankId::new(1);
 

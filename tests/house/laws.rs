@@ -82,7 +82,7 @@ fn split_off_tests(path: &Path) -> (String, String) {
 fn room(owner: &str, folder: &str, file: &Path) -> String {
     let own = module(folder, file);
     match owner {
-        "warpweft" | "base" | "plan" => own,
+        "session" | "base" | "plan" => own,
         _ if ["rendezvous", "linear"].contains(&own.as_str()) => own,
         // One law for every backend: the trait's crate and that of the GPUs state it together.
         "cuda" => "backend".to_owned(),

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 pub(crate) const FOLDERS: [&str; 7] = ["src", "crates", "kernels", "tests", "testing", "examples", "benches"];
 
 /// The folders of the crates that have modules of their own, each with the crate's short name.
-pub(crate) const CRATES: [(&str, &str); 8] = [
+pub(crate) const CRATES: [(&str, &str); 9] = [
     ("warpweft", "src"),
+    ("session", "crates/session/src"),
     ("base", "crates/base/src"),
     ("format", "crates/format/src"),
     ("plan", "crates/plan/src"),

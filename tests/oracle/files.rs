@@ -7,11 +7,11 @@
 use std::error::Error;
 use std::path::Path;
 
-use warpweft::cluster::preset;
-use warpweft::config::{CallList, Config, Declared};
-use warpweft::session::{costs_of, plan_program_on, simulate_program};
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::{Decoder, StepProgram};
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{CallList, Config, Declared};
+use warpweft_session::session::{costs_of, plan_program_on, simulate_program};
 
 use crate::planned;
 use crate::record::Entry;

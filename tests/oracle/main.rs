@@ -82,7 +82,7 @@ fn the_plans_of_examples_models_and_random_programs_are_those_of_the_record() {
         Entry::new(format!("random program {}", seed - FIRST), value)
     });
     let mut entries = numbered::plans().unwrap();
-    entries.extend(warpweft::session::block_on(numbered::session_plans()).unwrap());
+    entries.extend(warpweft_session::session::block_on(numbered::session_plans()).unwrap());
     entries.extend(job::plans().unwrap());
     entries.extend(files::plans().unwrap());
     entries.extend(random);

@@ -6,8 +6,8 @@
 use std::error::Error;
 
 use warpweft::prelude::*;
-use warpweft::session::plan_program;
 use warpweft_plan::model::{Exchange, ExchangeKind, Layer, LayerStack};
+use warpweft_session::session::plan_program;
 
 use crate::planned;
 use crate::record::Entry;

@@ -1,13 +1,13 @@
 //! What cannot be declared, and the error that the user gets; nothing is added by a refused call. And what a stack of
 //! layers declares for the user.
 
-use warpweft::config::Declared;
 use warpweft_base::id::{BufferId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::model::{
     BufferSpec, CostHint, DeclareError, Decoder, Form, Layer, LayerStack, Lifetime, Model, ParameterGroup,
     Phase, ProgramBuilder, Reuse, Role, StepProgram, WeightSpec,
 };
+use warpweft_session::config::Declared;
 
 const ROWWISE: Orientation = Orientation::Rowwise;
 

@@ -1,7 +1,6 @@
 //! Sizes near the end of what can be addressed: each is planned or refused by name, none overflows.
 
 use proptest::prelude::*;
-use warpweft::config::Config;
 use warpweft_base::id::RankId;
 use warpweft_format::{
     ElementType, FlatShard, Format, FormatError, Orientation, Shape, Via, flat_amax, flat_cast, reference,
@@ -13,6 +12,7 @@ use warpweft_plan::model::{
 };
 use warpweft_plan::plan::{PlanError, Policy, StepPlan};
 use warpweft_plan::policy::{Backward, Columnwise};
+use warpweft_session::config::Config;
 
 fn buffer(name: &str, elements: usize, lifetime: Lifetime, role: Role) -> BufferSpec {
     BufferSpec { name: name.into(), elements, element: ElementType::F32, role, lifetime }

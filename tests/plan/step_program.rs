@@ -1,13 +1,13 @@
 //! What a step program costs: gathers of repeated uses, memory of micro-batches, and their inputs and outputs.
 
-use warpweft::config::Config;
-use warpweft::session::SessionError;
 use warpweft_base::id::{MicroBatchId, RankId, TaskId, WeightId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::model::{DeclareError, Form, Mesh, Model, Phase, ProgramBuilder, Reuse, StepProgram};
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{Policy, StepPlan};
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ByteSize, ReduceDtype, ReduceEvery};
+use warpweft_session::config::Config;
+use warpweft_session::session::SessionError;
 use warpweft_testing::trainer::{self, SIZE, Shaped, Trainer, within_a_minute};
 
 const RANKS: u32 = 4;
@@ -260,7 +260,8 @@ fn a_fault_names_its_micro_batch() {
                 Ok(())
             }
         };
-        let builder = warpweft::session::Session::builder(Config::default(), closures).program(program);
+        let builder =
+            warpweft_session::session::Session::builder(Config::default(), closures).program(program);
         let mut session = builder.initialize(trainer::initial).start_cpu(2).await.unwrap();
         let error = session.step("train").await.unwrap_err();
         assert!(

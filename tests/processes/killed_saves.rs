@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use warpweft::prelude::*;
-use warpweft::session::{block_on, initial};
+use warpweft_session::session::{block_on, initial};
 
 use crate::Test;
 

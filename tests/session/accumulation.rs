@@ -5,12 +5,12 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Waker};
 
-use warpweft::checkpoint::{Checkpoint, PartFiles};
-use warpweft::config::{Capture, Config, Optimizer, Prefetch};
-use warpweft::session::{Outcome, Session, SessionError, StepReport};
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
 use warpweft_plan::policy::{Backward, ReduceDtype};
+use warpweft_session::checkpoint::{Checkpoint, PartFiles};
+use warpweft_session::config::{Capture, Config, Optimizer, Prefetch};
+use warpweft_session::session::{Outcome, Session, SessionError, StepReport};
 use warpweft_testing::trainer::{self, Mischief, Shaped, Trainer, input, within_a_minute};
 
 const RANKS: u32 = 2;

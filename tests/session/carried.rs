@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use safetensors::SafeTensors;
-use warpweft::checkpoint::{Carried, Checkpoint, CheckpointStore, FileStore};
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, SessionError, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, ProgramBuilder, StepProgram};
+use warpweft_session::checkpoint::{Carried, Checkpoint, CheckpointStore, FileStore};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, SessionError, initial};
 use warpweft_testing::trainer::within_a_minute;
 
 /// What goes wrong in the last call on rank 1: 0 nothing, 1 its gradient is NaN, 2 it fails.

@@ -1,10 +1,10 @@
 //! Delayed scaling of per-tensor FP8, end to end: what a trainer may rely on.
 
 use safetensors::SafeTensors;
-use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
-use warpweft::config::{Capture, Config, Scaling};
-use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_format::{AmaxChoice, Format, Fp8Scale};
+use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore};
+use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 const FORMATS: [Format; 2] = [Format::FP8_TENSOR_E4M3, Format::FP8_TENSOR_E5M2_POW2];

@@ -1,13 +1,13 @@
 //! Weights of one call on the CPU: in one collective, in groups or each alone, they train as whole weights do.
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::Session;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::ComputeContext;
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft_plan::policy::{ByteSize, ReduceDtype};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::Session;
 use warpweft_testing::reference::{Parameter, RATE, as_stored, mean};
 use warpweft_testing::trainer::{SIZE, initial, input, within_a_minute};
 

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use warpweft::checkpoint::StatePart;
-use warpweft::config::Config;
-use warpweft::exec::ExecError;
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, block_on, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_session::checkpoint::StatePart;
+use warpweft_session::config::Config;
+use warpweft_session::exec::ExecError;
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{Outcome, Session, SessionBuilder, SessionError, block_on, initial};
 use warpweft_testing::polled::polled_once;
 
 const RANKS: u32 = 2;

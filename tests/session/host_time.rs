@@ -4,14 +4,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Session, StepReport};
 use warpweft_backend::cpu::{CpuBackend, CpuSurface};
 use warpweft_backend::{Backend, Meter};
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Session, StepReport};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{self, Trainer, feed, within_a_minute};
 use warpweft_testing::wrapped::{self, Moment, Wrapped};

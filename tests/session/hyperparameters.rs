@@ -1,10 +1,10 @@
 //! What the optimizer goes by, set from step to step, for all weights and for some.
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Session, SessionError};
 use warpweft_format::Format;
 use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::policy::Moments;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::own_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 

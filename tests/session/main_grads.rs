@@ -4,13 +4,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{MainGrad, Outcome, Session, SessionError, block_on, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{MainGrad, Outcome, Session, SessionError, block_on, initial};
 
 const RANKS: u32 = 2;
 const BATCHES: u32 = 2;

@@ -2,15 +2,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
-use warpweft::config::Config;
-use warpweft::session::{Session, SessionBuilder};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{Directions, Format, Orientation, Quantized, Shape, Via, quantize};
 use warpweft_plan::compute::{ComputeContext, ComputeError, PrepareContext, TransformContext, UpdateContext};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft_plan::policy::{Columnwise, ReduceDtype};
+use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionBuilder};
 use warpweft_testing::custom_optimizer::ByMatrices;
 use warpweft_testing::reference::{Parameter, RATE, mean_over_replicas};
 use warpweft_testing::trainer::{initial, within_a_minute};

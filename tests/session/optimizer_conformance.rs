@@ -5,16 +5,16 @@
 //! remainder, and moments as f32 or bf16, so those rows cannot be asked for.
 
 use half::bf16;
-use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
-use warpweft::config::Config;
-use warpweft::session::Session;
-use warpweft::session::initial::MasterRows;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
 use warpweft_plan::policy::{Masters, Moments, ReduceDtype};
+use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore};
+use warpweft_session::config::Config;
+use warpweft_session::session::Session;
+use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::trainer::within_a_minute;
 
 /// Shapes of a small attention layer, and one of a single element.

@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use warpweft::config::{Capture, Config};
-use warpweft::exec::ExecError;
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StepReport};
 use warpweft_backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, DeclareError, Form, Mesh, Model, Phase, StepProgram};
 use warpweft_plan::policy::ReduceDtype;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::exec::ExecError;
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{Outcome, Session, SessionBuilder, SessionError, StepReport};
 use warpweft_testing::trainer::{self, Mischief, Trainer, initial, losses, within_a_minute};
 
 const SHAPE: (usize, usize) = (80, 32);

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::checkpoint::{Checkpoint, PartFiles};
-use warpweft::config::Config;
-use warpweft::session::{Session, SessionError};
 use warpweft_backend::cpu::{CpuOptions, CpuWorld};
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{Checkpoint, PartFiles};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::port::Port;
 use warpweft_testing::split::{config, feed, in_processes, in_processes_with, join, train};
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, losses, within_a_minute};

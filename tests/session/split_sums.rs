@@ -1,8 +1,8 @@
 //! Gradients added up over several steps, in sessions that own a part of the ranks, as processes have them.
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_format::Format;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::split::{config, feed, in_processes, in_processes_with};
 use warpweft_testing::trainer::{self, Mischief, Trainer};
 

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex};
 
-use warpweft::config::Config;
-use warpweft::session::Session;
-use warpweft::session::initial::MasterRows;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{Directions, ElementType, Format, Orientation, Shape, Via, quantize};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_session::config::Config;
+use warpweft_session::session::Session;
+use warpweft_session::session::initial::MasterRows;
 
 const RANKS: u32 = 2;
 

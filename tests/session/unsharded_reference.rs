@@ -11,9 +11,9 @@
 //! take 500 steps of 5 GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the
 //! library. Layers of those widths, on two ranks, are in `unsharded_widths`.
 
-use warpweft::config::{Capture, Config, Scaling};
 use warpweft_format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape};
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceDtype, ReduceEvery};
+use warpweft_session::config::{Capture, Config, Scaling};
 use warpweft_testing::reference::{
     Parameter, RATE, Reducing, mean_over_replicas, scaling, stored_values, stored_values_delayed, sum,
 };

@@ -4,15 +4,15 @@
 //! The optimizer is AdamW, for this library has no SGD, and the batch is one row. The 500 steps of C6 are run on
 //! the square layers of `unsharded_reference`.
 
-use warpweft::checkpoint::Checkpoint;
-use warpweft::config::{Config, Scaling};
-use warpweft::session::Session;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::{AmaxChoice, DelayedScaling, ElementType, Format, Orientation, Shape};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft_plan::policy::{Columnwise, ReduceDtype};
+use warpweft_session::checkpoint::Checkpoint;
+use warpweft_session::config::{Config, Scaling};
+use warpweft_session::session::Session;
 use warpweft_testing::reference::{Parameter, RATE, mean, scaling, stored_values, stored_values_delayed};
 use warpweft_testing::trainer::{initial, within_a_minute};
 

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use half::bf16;
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, SessionError, plan_program};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
@@ -14,6 +12,8 @@ use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{PlanError, StepPlan};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, SessionError, plan_program};
 use warpweft_testing::trainer::{initial, within_a_minute};
 
 const ROWS: usize = 80;

@@ -21,10 +21,10 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use warpweft::bf16;
-use warpweft::checkpoint::{Checkpoint, PretrainedFiles};
 use warpweft::prelude::*;
 use warpweft_cli::{QuantizeOptions, quantize_checkpoint};
 use warpweft_plan::layout::Residency;
+use warpweft_session::checkpoint::{Checkpoint, PretrainedFiles};
 
 use print::println;
 

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Instant;
 
 use safetensors::Dtype;
-use warpweft::checkpoint::manifest::{KEY, Manifest, Matrices, Part};
-use warpweft::checkpoint::safetensors::{Header, Outline, TensorEntry, TensorId};
 use warpweft_base::errors::shown;
 use warpweft_format::{Format, Orientation, Planes, dequantize};
+use warpweft_session::checkpoint::manifest::{KEY, Manifest, Matrices, Part};
+use warpweft_session::checkpoint::safetensors::{Header, Outline, TensorEntry, TensorId};
 
 use super::input::{Input, manifest_of, reserve};
 use super::output::Output;

@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use warpweft::checkpoint::engines::{ConvertedLayer, EngineReport};
 use warpweft_base::errors::shown;
+use warpweft_session::checkpoint::engines::{ConvertedLayer, EngineReport};
 
 use super::table::ratio;
 use super::text::{Align, Table, bytes, duration};

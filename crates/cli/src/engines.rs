@@ -1,6 +1,6 @@
 //! `warpweft quantize --to`: a model into a folder that inference engines load.
 //!
-//! Law: what is computed, and what is refused, the library says (`warpweft::checkpoint::engines`). Here a file or a
+//! Law: what is computed, and what is refused, the library says (`warpweft_session::checkpoint::engines`). Here a file or a
 //! folder becomes plain weights: the masters of a checkpoint that a session saved, in one file or in one for each rank,
 //! compared with their digests, or the tensors of any other file.
 
@@ -8,9 +8,11 @@ use std::path::Path;
 
 use half::bf16;
 use safetensors::Dtype;
-use warpweft::checkpoint::engines::{EngineModel, EngineOptions, EngineReport, PlainTensor, PlainWeights};
-use warpweft::checkpoint::safetensors::TensorEntry;
-use warpweft::checkpoint::{CheckpointError, PartFiles, PretrainedFiles};
+use warpweft_session::checkpoint::engines::{
+    EngineModel, EngineOptions, EngineReport, PlainTensor, PlainWeights,
+};
+use warpweft_session::checkpoint::safetensors::TensorEntry;
+use warpweft_session::checkpoint::{CheckpointError, PartFiles, PretrainedFiles};
 
 use super::input::{Input, manifest_of};
 use super::source::Source;

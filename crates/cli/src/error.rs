@@ -3,13 +3,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use warpweft::checkpoint::CheckpointError;
-use warpweft::checkpoint::manifest::KEY;
-use warpweft::checkpoint::safetensors::Unsound;
 use warpweft_base::debug_in_words;
 use warpweft_base::errors::{listed as names, shown, shown_path, told};
 use warpweft_base::whole_file::next_step;
 use warpweft_format::{Format, FormatError};
+use warpweft_session::checkpoint::CheckpointError;
+use warpweft_session::checkpoint::manifest::KEY;
+use warpweft_session::checkpoint::safetensors::Unsound;
 
 use super::formats::quantizing_names;
 use super::report::{Copied, CopyReason};

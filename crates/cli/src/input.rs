@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::Dtype;
-use warpweft::checkpoint::kind::of_start;
-use warpweft::checkpoint::manifest::{KEY, Manifest, ManifestError, VERSION};
-use warpweft::checkpoint::safetensors::{Header, TensorEntry, TensorFile, TensorFileError};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::kind::of_start;
+use warpweft_session::checkpoint::manifest::{KEY, Manifest, ManifestError, VERSION};
+use warpweft_session::checkpoint::safetensors::{Header, TensorEntry, TensorFile, TensorFileError};
 
 use super::{Progress, ToolError};
 

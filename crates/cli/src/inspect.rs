@@ -8,9 +8,9 @@ use std::fmt::{self, Write};
 use std::path::Path;
 
 use serde::Serialize;
-use warpweft::checkpoint::engines::{PlainTensor, PlainWeights};
-use warpweft::checkpoint::{CheckpointError, PartFiles, PretrainedFiles};
 use warpweft_base::errors::{shown, shown_path};
+use warpweft_session::checkpoint::engines::{PlainTensor, PlainWeights};
+use warpweft_session::checkpoint::{CheckpointError, PartFiles, PretrainedFiles};
 
 use super::input::{Input, manifest_of};
 use super::source::Source;

@@ -7,9 +7,6 @@
 use std::io;
 use std::path::PathBuf;
 
-use warpweft::config::ConfigError;
-use warpweft::session::SessionError;
-use warpweft::trace::TraceError;
 use warpweft_base::debug_in_words;
 use warpweft_base::errors::{MOST_NAMES, shown, shown_path, told};
 use warpweft_base::id::RankId;
@@ -19,6 +16,9 @@ use warpweft_base::whole_file::next_step;
 use warpweft_cuda::CudaFailure;
 use warpweft_plan::model::DeclareError;
 use warpweft_plan::policy::ByteSize;
+use warpweft_session::config::ConfigError;
+use warpweft_session::session::SessionError;
+use warpweft_session::trace::TraceError;
 
 use super::calibrate::FitError;
 

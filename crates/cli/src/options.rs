@@ -14,7 +14,7 @@ pub struct QuantizeOptions {
     /// Rounding before anything else.
     pub via: Via,
     /// Only tensors whose whole name one of these patterns matches, as those of
-    /// [`WeightRule::pattern`](warpweft::config::WeightRule::pattern); all tensors if there are none.
+    /// [`WeightRule::pattern`](warpweft_session::config::WeightRule::pattern); all tensors if there are none.
     pub only: Vec<String>,
     /// Whether a selected tensor that is not quantized is an error, and not copied: for its dtype, its dimensions, or
     /// the shape of its matrices. A tensor of fewer than two dimensions is copied, unless a pattern selects nothing

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use warpweft::checkpoint::safetensors::{Layout, Outline, TensorFileError, TensorId, Unsound, Writer};
 use warpweft_base::whole_file::WholeFile;
+use warpweft_session::checkpoint::safetensors::{
+    Layout, Outline, TensorFileError, TensorId, Unsound, Writer,
+};
 
 use super::ToolError;
 

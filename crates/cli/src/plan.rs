@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use warpweft::checkpoint::manifest::{Manifest, Matrices, Original, Part};
-use warpweft::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
 use warpweft_base::pattern::pattern_matches;
 use warpweft_format::{Format, FormatError};
+use warpweft_session::checkpoint::manifest::{Manifest, Matrices, Original, Part};
+use warpweft_session::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
 
 use super::ToolError;
 use super::input::float_bytes;

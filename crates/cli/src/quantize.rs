@@ -7,9 +7,9 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use warpweft::checkpoint::manifest::{KEY, Manifest, Matrices, Part};
-use warpweft::checkpoint::safetensors::{TensorEntry, TensorId};
 use warpweft_format::{Format, Orientation, Quantized, Shape};
+use warpweft_session::checkpoint::manifest::{KEY, Manifest, Matrices, Part};
+use warpweft_session::checkpoint::safetensors::{TensorEntry, TensorId};
 
 use super::input::{Input, manifest_of};
 use super::options::QuantizeOptions;
@@ -31,7 +31,7 @@ use super::{Progress, ToolError};
 /// what `X` becomes has a first dimension N, so that the planes of a matrix follow those of the one before, and what
 /// would be F32 `[1]` is F32 `[N]`.
 ///
-/// Of a checkpoint that a session saved ([`FileStore`](warpweft::checkpoint::FileStore)) only the masters are taken,
+/// Of a checkpoint that a session saved ([`FileStore`](warpweft_session::checkpoint::FileStore)) only the masters are taken,
 /// under the names of their weights, and compared with their digests before anything is written. Moments, planes and
 /// carried buffers are left out, and so is what would make the output look like a checkpoint to resume from. A master
 /// of one row or one column is copied, as a tensor of one dimension.

@@ -14,11 +14,11 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use warpweft::checkpoint::kind::{Listed, NotWeights, Stated};
-use warpweft::checkpoint::one_file::digests::{self as file_digests, compare_metadata};
-use warpweft::checkpoint::one_file::{FROZEN, is_sealed};
-use warpweft::checkpoint::safetensors::{Header, TensorEntry};
 use warpweft_base::errors::shown;
+use warpweft_session::checkpoint::kind::{Listed, NotWeights, Stated};
+use warpweft_session::checkpoint::one_file::digests::{self as file_digests, compare_metadata};
+use warpweft_session::checkpoint::one_file::{FROZEN, is_sealed};
+use warpweft_session::checkpoint::safetensors::{Header, TensorEntry};
 
 use super::input::Input;
 use super::{Progress, ToolError};

@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
-use warpweft::checkpoint::safetensors::Header;
 use warpweft_cli::{QuantizeOptions, dequantize_checkpoint, quantize_checkpoint};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::safetensors::Header;
 use warpweft_testing::Allocator;
 use warpweft_testing::peak::{ALONE, MIB, peak_of};
 

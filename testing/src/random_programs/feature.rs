@@ -3,7 +3,6 @@
 //! Law: a case that a suite counts on has a row here, or in `matrix_features` if it is about whole matrices, so it
 //! cannot get lost when the generator changes.
 
-use warpweft::config::Scaling;
 use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::model::{
@@ -15,6 +14,7 @@ use warpweft_plan::plan::{GatherStart, StepPlan};
 use warpweft_plan::policy::{
     AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery,
 };
+use warpweft_session::config::Scaling;
 
 use super::{FORMATS, Sample, matrix_features};
 

@@ -4,9 +4,9 @@
 //! the format, the shape and the parameter group of others: a round is of matrices of one size and group. Frozen
 //! weights may say it too, which changes nothing of a step.
 
-use warpweft::config::Scaling;
 use warpweft_base::id::{GroupId, WeightId};
 use warpweft_plan::model::{Model, StepProgram, WeightSpec};
+use warpweft_session::config::Scaling;
 
 use super::exchanges::over;
 use super::{Draw, Ending};

@@ -13,9 +13,6 @@ mod matrix_features;
 pub use draw::{Draw, mix};
 pub use feature::features;
 
-use warpweft::cluster::preset;
-use warpweft::config::{Config, Prefetch, Scaling};
-use warpweft::session::costs_of;
 use warpweft_base::id::WeightId;
 use warpweft_format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft_plan::layout::{StateLayout, Weights};
@@ -27,6 +24,9 @@ use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{
     AcrossMicroBatches, Backward, ByteSize, Columnwise, Masters, Moments, Reduce, ReduceDtype, ReduceEvery,
 };
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{Config, Prefetch, Scaling};
+use warpweft_session::session::costs_of;
 
 const FORMATS: [Format; 6] = [
     Format::F32,

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
-use warpweft::checkpoint::PretrainedFiles;
 use warpweft::f16;
+use warpweft_session::checkpoint::PretrainedFiles;
 
 use super::values;
 

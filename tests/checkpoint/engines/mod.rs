@@ -13,8 +13,8 @@ use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use warpweft::bf16;
-use warpweft::checkpoint::engines::{EngineModel, EngineOptions, EngineReport, PlainWeights};
-use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
+use warpweft_session::checkpoint::engines::{EngineModel, EngineOptions, EngineReport, PlainWeights};
+use warpweft_session::checkpoint::{CheckpointError, PretrainedFiles};
 
 /// A tensor of a model in bf16.
 #[derive(Clone)]

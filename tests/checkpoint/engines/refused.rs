@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use warpweft::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
-use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
 use warpweft_format::Format;
 use warpweft_plan::model::Model;
+use warpweft_session::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
+use warpweft_session::checkpoint::{CheckpointError, PretrainedFiles};
 
 use super::{Bf16, convert, llama, tensor, values, write};
 

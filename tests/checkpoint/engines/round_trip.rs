@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use warpweft::bf16;
-use warpweft::checkpoint::PretrainedFiles;
-use warpweft::checkpoint::engines::{Dialect, EngineOptions, LeftAlone};
 use warpweft_format::{Directions, Format, Orientation, Shape, Via, quantize};
+use warpweft_session::checkpoint::PretrainedFiles;
+use warpweft_session::checkpoint::engines::{Dialect, EngineOptions, LeftAlone};
 
 use super::{Bf16, convert, llama, values, write};
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use warpweft::checkpoint::PretrainedFiles;
-use warpweft::checkpoint::engines::{Dialect, EngineOptions};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::PretrainedFiles;
+use warpweft_session::checkpoint::engines::{Dialect, EngineOptions};
 
 use super::{Bf16, convert, tensor, write};
 

@@ -6,12 +6,12 @@ use std::path::Path;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use sha2::{Digest as _, Sha256};
-use warpweft::checkpoint::{
+use warpweft_format::{Format, Shape};
+use warpweft_session::checkpoint::{
     Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, UpdatedBy, WeightState,
 };
-use warpweft::config::Config;
-use warpweft::session::block_on;
-use warpweft_format::{Format, Shape};
+use warpweft_session::config::Config;
+use warpweft_session::session::block_on;
 use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 use super::listing;

@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
-use warpweft::checkpoint::{
+use warpweft_format::{Directions, Format, quantize};
+use warpweft_session::checkpoint::{
     Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileStore, WeightState,
 };
-use warpweft::config::Config;
-use warpweft::session::block_on;
-use warpweft_format::{Directions, Format, quantize};
+use warpweft_session::config::Config;
+use warpweft_session::session::block_on;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 /// What a reader of the files of `warpweft quantize` looks for, with the same numbers in it.

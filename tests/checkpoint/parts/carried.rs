@@ -1,12 +1,12 @@
 //! Carried buffers in parts: each rank's own, which fit the ranks that saved them.
 
-use warpweft::checkpoint::{Carried, PartFiles};
-use warpweft::session::{Session, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::ComputeContext;
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_session::checkpoint::{Carried, PartFiles};
+use warpweft_session::session::{Session, initial};
 use warpweft_testing::trainer::within_a_minute;
 
 use super::{notes, replicated};

@@ -1,13 +1,13 @@
 //! Models of random shapes, cut by random meshes.
 
 use proptest::prelude::*;
-use warpweft::checkpoint::PartFiles;
-use warpweft::session::{Session, block_on};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::ComputeContext;
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_session::checkpoint::PartFiles;
+use warpweft_session::session::{Session, block_on};
 use warpweft_testing::trainer::initial;
 
 use super::{notes, replicated, without_planes};

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use warpweft::checkpoint::{CheckpointError, FileTask, PartFiles};
-use warpweft::session::{SessionError, block_on};
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{CheckpointError, FileTask, PartFiles};
+use warpweft_session::session::{SessionError, block_on};
 use warpweft_testing::meddler::{Switch, cut, hooked};
 use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};

@@ -4,9 +4,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use warpweft::checkpoint::{CheckpointError, PartFiles};
-use warpweft::session::{SessionError, block_on};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{CheckpointError, PartFiles};
+use warpweft_session::session::{SessionError, block_on};
 
 use super::carried::counting;
 use super::cuts::start;

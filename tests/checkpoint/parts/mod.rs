@@ -17,8 +17,8 @@ mod states;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use warpweft::checkpoint::{Checkpoint, WeightState};
-use warpweft::config::Config;
+use warpweft_session::checkpoint::{Checkpoint, WeightState};
+use warpweft_session::config::Config;
 
 fn config() -> Config {
     let mut config = Config::default();

@@ -1,8 +1,8 @@
 //! Parts that several processes write and read, each those of its ranks.
 
-use warpweft::checkpoint::{CheckpointError, PartFiles};
-use warpweft::session::{Session, SessionError};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{CheckpointError, PartFiles};
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::split::{config, in_processes, in_processes_with, train};
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
@@ -41,7 +41,7 @@ fn parts_that_processes_wrote_are_read_by_other_processes_and_training_goes_on_b
                     "it is whole for every process that returns"
                 );
                 session.export_to_first().await.unwrap().into_iter().for_each(|exported| {
-                    let loaded = warpweft::checkpoint::Checkpoint {
+                    let loaded = warpweft_session::checkpoint::Checkpoint {
                         notes: Default::default(),
                         ..parts.load().unwrap()
                     };

@@ -1,7 +1,7 @@
 //! Weights of parts alone, for other tools.
 
-use warpweft::checkpoint::PartFiles;
 use warpweft_format::{ElementType, Format};
+use warpweft_session::checkpoint::PartFiles;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use super::{config, files, notes, part};

@@ -5,9 +5,6 @@ use std::fmt::{Display, Formatter};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use warpweft::checkpoint::ranks::{Alive, Incomplete, PartReader, PartWriter, RankPart, RankState, SaveId};
-use warpweft::checkpoint::{CheckpointError, StatePart};
-use warpweft::exec::{CaptureMode, Handover, Rank, Refusal, World};
 use warpweft_backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_format::Format;
@@ -15,6 +12,11 @@ use warpweft_plan::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft_plan::layout::Weights;
 use warpweft_plan::model::{Call, Mesh};
 use warpweft_plan::plan::{Policy, ResidentLayout, StepPlan};
+use warpweft_session::checkpoint::ranks::{
+    Alive, Incomplete, PartReader, PartWriter, RankPart, RankState, SaveId,
+};
+use warpweft_session::checkpoint::{CheckpointError, StatePart};
+use warpweft_session::exec::{CaptureMode, Handover, Rank, Refusal, World};
 use warpweft_testing::trainer::{Trainer, ended, initial};
 
 use super::config;
@@ -170,11 +172,12 @@ fn asked<T: Send + 'static>(
                     let closures = closures();
                     let mut rank =
                         Rank::new(backend, world, prologue, plans, CaptureMode::Off, &closures).unwrap();
-                    let fill = |rows: warpweft::checkpoint::ranks::MasterRows<'_>, values: &mut [f32]| {
+                    let fill = |rows: warpweft_session::checkpoint::ranks::MasterRows<'_>,
+                                values: &mut [f32]| {
                         initial(rows, values);
                         Ok(())
                     };
-                    rank.initialize(&(Arc::new(fill) as warpweft::exec::Initializer), None).unwrap();
+                    rank.initialize(&(Arc::new(fill) as warpweft_session::exec::Initializer), None).unwrap();
                     ask(&mut rank, &mut Handover::default(), keeper)
                 })
             });

@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use safetensors::Dtype;
-use warpweft::checkpoint::{CheckpointError, PartFiles};
-use warpweft::config::Scaling;
-use warpweft::session::{Session, SessionError};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{CheckpointError, PartFiles};
+use warpweft_session::config::Scaling;
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::trainer::{SIZE, Trainer, losses, within_a_minute};
 
 use super::by_hand::{copy, edit, edit_index, outdate_index, outdate_part};

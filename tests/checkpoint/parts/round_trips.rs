@@ -1,8 +1,8 @@
 //! What was saved in parts comes back, on any number of ranks.
 
-use warpweft::checkpoint::{CheckpointStore, FileStore, PartFiles};
-use warpweft::session::block_on;
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{CheckpointStore, FileStore, PartFiles};
+use warpweft_session::session::block_on;
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 use super::{config, files, notes, replicated, without_planes};
@@ -99,7 +99,7 @@ fn a_whole_checkpoint_of_parts_is_the_export_without_planes_and_serves_as_a_file
         session.import(&loaded).await.unwrap();
         let anew = parts.clone().restart_optimizer().carried_zeros();
         let mut expected = exported.restart_optimizer();
-        expected.carried = warpweft::checkpoint::Carried::Zeros;
+        expected.carried = warpweft_session::checkpoint::Carried::Zeros;
         assert_eq!(anew.load().unwrap(), expected);
     });
 }

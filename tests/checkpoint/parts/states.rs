@@ -1,10 +1,10 @@
 //! Parts do not show how state was kept: split masters, rounded moments, delayed scales, weights that do not train.
 
-use warpweft::checkpoint::PartFiles;
-use warpweft::config::{Config, Scaling};
-use warpweft::session::Session;
 use warpweft_format::{Directions, Format, Via, quantize};
 use warpweft_plan::policy::{Masters, Moments};
+use warpweft_session::checkpoint::PartFiles;
+use warpweft_session::config::{Config, Scaling};
+use warpweft_session::session::Session;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use super::{config, notes};

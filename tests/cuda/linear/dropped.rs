@@ -1,8 +1,6 @@
 //! RH-1: what a recorded step uses outlives the closure's own hold on it.
 
 use half::bf16;
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Session, block_on};
 use warpweft_base::id::RankId;
 use warpweft_cuda::CudaFailure;
 use warpweft_cuda::linear::{Device, DeviceBuffer, Elementwise};
@@ -10,6 +8,8 @@ use warpweft_cuda::{CudaSurface, DeviceOrdinal};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Session, block_on};
 
 use crate::gpu::Gpu;
 

@@ -2,8 +2,6 @@
 //! recorded steps.
 
 use half::bf16;
-use warpweft::config::{Capture, Config};
-use warpweft::session::Session;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_cuda::CudaFailure;
 use warpweft_cuda::linear::{BackwardOperands, Device, Input, Linear, LinearSpec, Output, Recipe, Weight};
@@ -12,6 +10,8 @@ use warpweft_format::{Directions, ElementType, Format, Fp8Element, Orientation, 
 use warpweft_plan::compute::{Compute, ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
 use warpweft_plan::op::Op;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::Session;
 
 use super::reference::{Matrix, assert_product, noise};
 use super::rig::as_multiplied;

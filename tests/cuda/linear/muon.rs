@@ -4,8 +4,6 @@
 
 use std::collections::BTreeMap;
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Session, initial};
 use warpweft_base::id::RankId;
 use warpweft_cuda::cudarc::driver::result::memcpy_dtod_async;
 use warpweft_cuda::linear::{Device, NewtonSchulz};
@@ -15,6 +13,8 @@ use warpweft_plan::compute::{
     ComputeContext, ComputeError, PrepareContext, Seat, TransformContext, UpdateContext,
 };
 use warpweft_plan::model::{Call, Model, ParameterGroup, Phase, StepProgram};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Session, initial};
 use warpweft_testing::custom_optimizer::ByMatrices;
 
 use super::newton_schulz::{bits, run};

@@ -1,12 +1,12 @@
 //! `derive_ahead`: what a call reads of gathered planes is made beside the call before it.
 
-use warpweft::actor::{ActorKind, Roster};
 use warpweft_base::id::SlotId;
 use warpweft_format::Format;
 use warpweft_plan::layout::LaneKind;
 use warpweft_plan::model::Mesh;
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{Policy, StepPlan};
+use warpweft_session::actor::{ActorKind, Roster};
 
 use super::{chain, policy};
 

@@ -3,8 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use warpweft::config::Config;
-use warpweft::session::plan_program;
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::{Content, LaneKind, RoundStage, StateLayout, Weights};
@@ -13,6 +11,8 @@ use warpweft_plan::model::{
 };
 use warpweft_plan::op::{Op, PrepareOperand};
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
+use warpweft_session::config::Config;
+use warpweft_session::session::plan_program;
 
 use super::exchanges::before;
 use super::{policy, position};

@@ -11,8 +11,6 @@ mod parts;
 mod replicas;
 mod states;
 
-use warpweft::config::Config;
-use warpweft::session::{columnwise_saving, plan_program};
 use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format, Orientation, Via};
 use warpweft_plan::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights};
@@ -22,6 +20,8 @@ use warpweft_plan::plan::{EdgeKind, GatherStart, Policy, ResidentLayout, StepPla
 use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, ByteSize, Columnwise, Reduce, ReduceDtype, ReduceEvery,
 };
+use warpweft_session::config::Config;
+use warpweft_session::session::{columnwise_saving, plan_program};
 
 fn policy(depth: u32) -> Policy {
     Policy {

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use warpweft::config::Config;
-use warpweft::session::plan_program;
 use warpweft_base::id::WeightId;
 use warpweft_format::Format;
 use warpweft_plan::layout::{ALIGNMENT, Content, StateLayout, Weights};
@@ -11,6 +9,8 @@ use warpweft_plan::model::{Mesh, Model};
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{PlanError, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{Masters, Moments};
+use warpweft_session::config::Config;
+use warpweft_session::session::plan_program;
 
 use super::{chain, policy, position};
 

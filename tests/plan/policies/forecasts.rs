@@ -1,12 +1,12 @@
 //! Forecasts against the simulator, and bounds against numbers computed by hand.
 
-use warpweft::cluster::preset;
-use warpweft::config::{Capture, Config, Declared, Prefetch};
-use warpweft::session::{costs_of, plan_program_on, simulate_program};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::cluster::{Cluster, Contention};
 use warpweft_plan::model::{Form, Model, Phase, StepProgram};
 use warpweft_plan::plan::{Measured, StepPlan};
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{Capture, Config, Declared, Prefetch};
+use warpweft_session::session::{costs_of, plan_program_on, simulate_program};
 
 use super::shapes::{SHAPES, program};
 

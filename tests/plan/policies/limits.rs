@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use warpweft::cluster::preset;
-use warpweft::config::{Config, Prefetch};
-use warpweft::session::{SessionError, plan_program, plan_program_on};
 use warpweft_base::id::CallId;
 use warpweft_plan::layout::{Content, Weights, aligned};
 use warpweft_plan::model::{DeclareError, Mesh, StepProgram};
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{Backward, ByteSize};
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{Config, Prefetch};
+use warpweft_session::session::{SessionError, plan_program, plan_program_on};
 
 use super::shapes::{SHAPES, decoder, program};
 

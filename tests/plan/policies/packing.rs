@@ -1,10 +1,10 @@
 //! PL-6: what sharing bytes costs where a step has micro-batches, groups, and gradients in either type.
 
-use warpweft::cluster::preset;
-use warpweft::config::{Config, Prefetch};
-use warpweft::session::plan_program_on;
 use warpweft_plan::model::StepProgram;
 use warpweft_plan::policy::{AcrossMicroBatches, ByteSize, ReduceDtype, ReduceEvery};
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{Config, Prefetch};
+use warpweft_session::session::plan_program_on;
 
 use super::shapes::program;
 

@@ -1,7 +1,7 @@
 //! The decoders that policies are compared on, by their sizes.
 
-use warpweft::config::{Config, Declared};
 use warpweft_plan::model::{Decoder, StepProgram};
+use warpweft_session::config::{Config, Declared};
 
 /// Tokens of one rank in one step.
 pub(crate) const TOKENS: [usize; 4] = [1024, 2048, 4096, 8192];

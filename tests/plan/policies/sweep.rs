@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use rayon::prelude::*;
-use warpweft::cluster::preset;
-use warpweft::config::{Config, Prefetch};
-use warpweft::session::{costs_of, plan_program_on};
 use warpweft_base::id::CallId;
 use warpweft_plan::layout::Weights;
 use warpweft_plan::model::{Mesh, Placement, StepProgram};
 use warpweft_plan::plan::{Costs, Forecast, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::ByteSize;
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{Config, Prefetch};
+use warpweft_session::session::{costs_of, plan_program_on};
 
 use super::shapes::{SHAPES, TOKENS, config, program};
 

@@ -1,11 +1,11 @@
 //! Times that a pencil gives as well.
 
-use warpweft::config::Declared;
-use warpweft::session::{Simulation, costs_of, plan_program_on, simulate_program};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::{CostHint, Form, Math, Model, Phase, StepProgram};
 use warpweft_plan::op::Vote;
+use warpweft_session::config::Declared;
+use warpweft_session::session::{Simulation, costs_of, plan_program_on, simulate_program};
 
 use super::programs::{
     PLAIN, call_of, chain, depth, early_gradient, gradients, plain, plain_with, tiles, training,
@@ -212,10 +212,10 @@ fn a_launch_costs_host_time_and_a_replayed_step_only_one() {
     };
     let program = chain(1, 100, 50_000);
     let step = |capture, launch| {
-        let config = warpweft::config::Config { capture, ..depth(0) };
+        let config = warpweft_session::config::Config { capture, ..depth(0) };
         simulate_program(&program, &config, &cluster(launch), RANKS, 2).unwrap().step.as_nanos() as u64
     };
-    use warpweft::config::Capture;
+    use warpweft_session::config::Capture;
     let one = step(Capture::Off, 1.0) - step(Capture::Off, 0.0);
     assert!(one >= 1000 && one.is_multiple_of(1000), "{one}");
     assert_eq!(step(Capture::Step, 1.0), step(Capture::Off, 0.0) + 7000);
@@ -239,7 +239,7 @@ fn sums_over_replicas_that_are_nodes_hold_up_nothing_inside_of_them() {
         let text = PLAIN.replacen("gpus_per_node = 4096", &format!("gpus_per_node = {gpus_per_node}"), 1);
         let text = format!("{text}[between]\nlatency_us = 2\nbytes_per_s = 1e9\n{contention}");
         let cluster = Cluster::from_toml(&text, "ours.toml").unwrap();
-        let mut config = warpweft::config::Config { communicators, ..depth(0) };
+        let mut config = warpweft_session::config::Config { communicators, ..depth(0) };
         config.mesh.replicate = 2;
         simulate_program(&program, &config, &cluster, RANKS, 1).unwrap().step
     };

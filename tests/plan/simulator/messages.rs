@@ -3,8 +3,6 @@
 use std::cmp::Ordering;
 use std::sync::{Arc, Mutex};
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Session, simulate_program};
 use warpweft_backend::cpu::{CpuOptions, CpuWorld};
 use warpweft_backend::sim::SimWorld;
 use warpweft_backend::{Backend, Checked};
@@ -13,6 +11,8 @@ use warpweft_plan::compute::{ComputeContext, ComputeError, Surface};
 use warpweft_plan::model::{Call, Mesh, Role, StepProgram};
 use warpweft_plan::plan::Piece;
 use warpweft_plan::policy::Reduce;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Session, simulate_program};
 use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
 
 use super::programs::{depth, plain, training, training_with};

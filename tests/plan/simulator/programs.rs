@@ -1,9 +1,9 @@
 //! Programs and clusters whose times can be worked out by hand.
 
-use warpweft::config::{Config, Declared};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::{CallBuilder, CostHint, Form, Math, Model, Phase, StepProgram};
+use warpweft_session::config::{Config, Declared};
 
 /// One operation a nanosecond, one byte a nanosecond between ranks, memory and launches free.
 pub(crate) const PLAIN: &str = "

@@ -1,8 +1,8 @@
 //! Replicas on hosts: what stays inside of one, and what goes between them.
 
-use warpweft::config::Config;
-use warpweft::session::{SessionError, Simulation, costs_of, simulate_program};
 use warpweft_plan::cluster::Cluster;
+use warpweft_session::config::Config;
+use warpweft_session::session::{SessionError, Simulation, costs_of, simulate_program};
 
 use super::programs::{chain, depth, plain, plain_with, training};
 
@@ -92,7 +92,7 @@ fn a_gather_waits_for_the_last_rank_of_its_replica() {
 #[test]
 fn auto_plans_replicas_with_the_prices_of_their_links() {
     let mut config = replicated(2, 0);
-    config.prefetch = warpweft::config::Prefetch::auto();
+    config.prefetch = warpweft_session::config::Prefetch::auto();
     let program = training(6, 200, 200_000);
     let auto = simulate_program(&program, &config, &hosts(), 4, 1).unwrap();
     let on_demand = simulate_program(&program, &replicated(2, 0), &hosts(), 4, 1).unwrap();

@@ -1,9 +1,9 @@
 //! The published weak scaling of GTP, against the simulator's; what is assumed stands in
 //! `examples/simulate/weak-scaling/`.
 
-use warpweft::config::{CallList, Config, Declared};
-use warpweft::session::{Simulation, simulate_program};
 use warpweft_plan::cluster::Cluster;
+use warpweft_session::config::{CallList, Config, Declared};
+use warpweft_session::session::{Simulation, simulate_program};
 
 const MODEL: &str = include_str!("../../../examples/simulate/weak-scaling/model.toml");
 const CLUSTER: &str = include_str!("../../../examples/simulate/weak-scaling/cluster.toml");
@@ -95,7 +95,7 @@ fn a_tenth_of_link_or_compute_leaves_the_pinned_curve() {
 /// The cluster's file says that it is the preset with other links: so it is.
 #[test]
 fn the_rail_is_the_preset_but_for_who_shares_a_node() {
-    let mut preset = warpweft::cluster::preset("gb200-nvl72").unwrap().unwrap();
+    let mut preset = warpweft_session::cluster::preset("gb200-nvl72").unwrap().unwrap();
     let rail = cluster();
     (preset.name, preset.gpus_per_node, preset.algorithm) =
         (rail.name.clone(), rail.gpus_per_node, rail.algorithm);

@@ -2,15 +2,15 @@
 
 use std::time::Instant;
 
-use warpweft::cluster::preset;
-use warpweft::config::{Config, Declared};
-use warpweft::session::{SessionError, simulate_program};
 use warpweft_backend::sim::SimWorld;
 use warpweft_backend::{Backend, BackendError};
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::{Decoder, Mesh};
 use warpweft_plan::plan::{Policy, StepPlan};
 use warpweft_plan::policy::{Reduce, ReduceDtype};
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{Config, Declared};
+use warpweft_session::session::{SessionError, simulate_program};
 
 use super::programs::{PLAIN, chain, depth, plain, plain_with};
 

@@ -5,12 +5,12 @@
 //! own way to what a call reads.
 
 use half::bf16;
-use warpweft::session::initial::MasterRows;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Gradient, Model, StepProgram};
+use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::mix;
 
 /// What a call has read so far.

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use warpweft::session::initial::MasterRows;
 use warpweft_backend::Backend;
 use warpweft_backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
 use warpweft_base::id::{RankId, TaskId, WeightId};
@@ -16,6 +15,7 @@ use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::layout::{Content, PlaneRegions, Region, Residency, Slot, WeightLayout};
 use warpweft_plan::model::{Group, Hyperparameters, Placement, Role};
 use warpweft_plan::plan::StepPlan;
+use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::Draw;
 use warpweft_testing::random_programs::Sample;
 

@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 
 use half::bf16;
-use warpweft::config::Scaling;
-use warpweft::session::initial::MasterRows;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft_plan::model::{
     Call, Exchange, ExchangeKind, Form, Gradient, Lifetime, NonNegative, Placement, Role,
 };
 use warpweft_plan::policy::{Masters, Moments, ReduceDtype, ReduceEvery};
+use warpweft_session::config::Scaling;
+use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::Sample;
 
 use super::closure::{self, Digest, has_tensor_scale};

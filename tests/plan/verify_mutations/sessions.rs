@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use warpweft::checkpoint::Carried;
-use warpweft::config::{Capture, Config};
-use warpweft::session::Session;
 use warpweft_base::id::RankId;
 use warpweft_plan::model::Role;
 use warpweft_plan::policy::Reduce;
+use warpweft_session::checkpoint::Carried;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::Session;
 use warpweft_testing::random_programs::Sample;
 use warpweft_testing::random_programs::samples;
 use warpweft_testing::trainer::within_a_minute;

@@ -1,14 +1,14 @@
 //! The key `check`: every session heeds it, whoever made its backends.
 
-use warpweft::cluster::named;
-use warpweft::config::Config;
-use warpweft::session::{Session, block_on};
 use warpweft_backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft_backend::{Backend, Checked};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Mesh, Model, Phase, StepProgram};
+use warpweft_session::cluster::named;
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, block_on};
 
 /// What a session on `backends` says it runs on, and whether its closure finds what it overwrites spoiled, as the
 /// checking layer does.

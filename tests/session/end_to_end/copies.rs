@@ -1,13 +1,13 @@
 //! What several ranks hold of the same weights, compared when the trainer asks.
 
-use warpweft::checkpoint::StatePart;
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Session, SessionError};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeError, UpdateContext};
 use warpweft_plan::policy::{Masters, Moments};
+use warpweft_session::checkpoint::StatePart;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 use super::config;

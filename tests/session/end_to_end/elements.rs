@@ -1,13 +1,13 @@
 //! Inputs and outputs in the element types they are declared in.
 
 use warpweft::bf16;
-use warpweft::config::Config;
-use warpweft::session::{Session, SessionError};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::ComputeContext;
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::trainer::{self, Trainer, feed, within_a_minute};
 
 #[test]

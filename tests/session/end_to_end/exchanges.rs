@@ -7,16 +7,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use warpweft::checkpoint::Checkpoint;
-use warpweft::config::{Capture, Config};
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{Outcome, Session, SessionBuilder, SessionError, StepReport, block_on};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Exchange, ExchangeKind, Form, Model, Phase, StepProgram};
 use warpweft_plan::op::Op;
+use warpweft_session::checkpoint::Checkpoint;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{Outcome, Session, SessionBuilder, SessionError, StepReport, block_on};
 use warpweft_testing::trainer::{ended, within_a_minute};
 
 /// Of all ranks together.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use warpweft::checkpoint::{Carried, Checkpoint};
-use warpweft::config::Config;
-use warpweft::session::{Outcome, Session, SessionBuilder, block_on};
 use warpweft_format::Format;
 use warpweft_plan::compute::Surface;
+use warpweft_session::checkpoint::{Carried, Checkpoint};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Outcome, Session, SessionBuilder, block_on};
 use warpweft_testing::trainer::{Mischief, Trainer, ended, feed};
 
 const fn is_send<T: Send>(_: &T) {}

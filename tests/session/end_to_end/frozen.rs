@@ -1,10 +1,10 @@
 //! Weights that do not train: they stay bit for bit, and nothing else notices.
 
-use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore};
-use warpweft::config::{Capture, Config, Scaling};
-use warpweft::session::initial::MasterRows;
 use warpweft_format::{Directions, Format, Orientation, Via, quantize};
 use warpweft_plan::policy::{Masters, Moments};
+use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore};
+use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::trainer::{SIZE, Trainer, initial, losses, within_a_minute};
 
 use super::config;

@@ -1,12 +1,12 @@
 //! The loss scale as closures see it.
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, block_on, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, block_on, initial};
 
 /// A training program and an evaluation, which declare nothing about the scale.
 fn programs() -> (WeightId, StepProgram, StepProgram) {

@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use warpweft::checkpoint::{CheckpointStore, FileStore};
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeError, PrepareContext, TransformContext, UpdateContext, UpdatedWeight};
+use warpweft_session::checkpoint::{CheckpointStore, FileStore};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 use super::config;

@@ -13,10 +13,10 @@ mod programs;
 mod states;
 mod virtual_time;
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::trainer::{self, Mischief, Trainer, feed, losses, within_a_minute};
 
 fn config(depth: u32, capture: Capture, check: bool) -> Config {
@@ -104,7 +104,7 @@ fn rules_that_were_not_applied_before_programs_were_declared_refuse_the_start() 
             "{error}"
         );
         assert!(error.to_string().contains("apply_weight_rules"), "{error}");
-        let error = warpweft::session::plan_program(&plain.train, &rules, 2).unwrap_err();
+        let error = warpweft_session::session::plan_program(&plain.train, &rules, 2).unwrap_err();
         assert!(matches!(&error, SessionError::WeightRules { .. }), "{error}");
         // A rule that says what was declared anyway changes nothing, and one that matches nothing is misspelt.
         let same = "[[weights]]\nmatch = \"layer*\"\nformat = \"nvfp4\"";
@@ -330,7 +330,7 @@ fn an_evaluation_between_steps_leaves_the_weights_alone() {
 
 #[test]
 fn an_imported_export_continues_as_if_nothing_had_happened_on_another_number_of_ranks_too() {
-    use warpweft::checkpoint::{CheckpointStore, FileStore};
+    use warpweft_session::checkpoint::{CheckpointStore, FileStore};
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         let mut first = trainer.start(config(1, Capture::Off, true), 2).await.unwrap();
@@ -347,7 +347,8 @@ fn an_imported_export_continues_as_if_nothing_had_happened_on_another_number_of_
 
         let mut alone = trainer.start(config(0, Capture::Off, true), 1).await.unwrap();
         alone.import(&store.load().await.unwrap()).await.unwrap();
-        let planes = |checkpoint: warpweft::checkpoint::Checkpoint| checkpoint.weights[0].planes.clone();
+        let planes =
+            |checkpoint: warpweft_session::checkpoint::Checkpoint| checkpoint.weights[0].planes.clone();
         let mut again = trainer.start(config(0, Capture::Off, true), 3).await.unwrap();
         again.import(&store.load().await.unwrap()).await.unwrap();
         assert_eq!(planes(alone.export().await.unwrap()), planes(again.export().await.unwrap()));

@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
-use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, UpdatedBy};
-use warpweft::config::{Capture, Config, Scaling};
-use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeError, Optimizer, UpdateContext};
 use warpweft_plan::layout::aligned;
+use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, UpdatedBy};
+use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::custom_optimizer::{self, ByRows};
 use warpweft_testing::own_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};

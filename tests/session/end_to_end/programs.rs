@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex};
 
-use warpweft::config::Config;
-use warpweft::session::{Session, SessionError, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionError, initial};
 use warpweft_testing::trainer::within_a_minute;
 
 /// A program with an input and an output, declared in either order.

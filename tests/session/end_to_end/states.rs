@@ -1,10 +1,10 @@
 //! Optimizer state in fewer bytes: the same training, and exports that do not show it.
 
-use warpweft::checkpoint::Checkpoint;
-use warpweft::config::{Capture, Config, Optimizer};
-use warpweft::session::Session;
 use warpweft_format::{Format, Via};
 use warpweft_plan::policy::{Masters, Moments};
+use warpweft_session::checkpoint::Checkpoint;
+use warpweft_session::config::{Capture, Config, Optimizer};
+use warpweft_session::session::Session;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use super::{config, run};

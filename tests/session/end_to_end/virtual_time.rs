@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use warpweft::checkpoint::PartFiles;
-use warpweft::cluster::named;
-use warpweft::config::Config;
-use warpweft::session::{Session, SessionError};
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
+use warpweft_session::checkpoint::PartFiles;
+use warpweft_session::cluster::named;
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::trainer::{Trainer, within_a_minute};
 
 const RANKS: u32 = 8;

@@ -1,13 +1,13 @@
 //! Closures that fail on several ranks in one step, and closures that are slow.
 
 use super::drop_a_step;
-use warpweft::config::{Capture, Config};
-use warpweft::session::{Session, SessionBuilder, SessionError};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{Session, SessionBuilder, SessionError};
 use warpweft_testing::meddler::{Gate, Switch, cut, hooked};
 use warpweft_testing::trainer::within_a_minute;
 use warpweft_testing::wrapped::Moment;

@@ -5,9 +5,6 @@ mod starts;
 
 use std::sync::{Arc, Mutex};
 
-use warpweft::config::{Capture, Config};
-use warpweft::exec::ExecError;
-use warpweft::session::{Outcome, Session, SessionError};
 use warpweft_backend::BackendError;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
@@ -15,6 +12,9 @@ use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::layout::MAX_ARENA;
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::exec::ExecError;
+use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::meddler::{Gate, Switch, cut, failing_at, failing_at_any, hooked};
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 use warpweft_testing::wrapped::Moment;

@@ -1,10 +1,6 @@
 //! Sessions that do not start: the cause is told with its rank, or with the key that is at fault.
 
 use super::{traced, trainer};
-use warpweft::config::{Capture, Config};
-use warpweft::exec::ExecError;
-use warpweft::session::initial::{MasterRows, zeros};
-use warpweft::session::{Session, SessionError};
 use warpweft_backend::BackendError;
 use warpweft_backend::Transport;
 use warpweft_backend::cpu::CpuSurface;
@@ -12,6 +8,10 @@ use warpweft_base::id::RankId;
 use warpweft_plan::compute::{ComputeContext, ComputeError, Seat};
 use warpweft_plan::model::{Call, Mesh};
 use warpweft_plan::policy::Reduce;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::exec::ExecError;
+use warpweft_session::session::initial::{MasterRows, zeros};
+use warpweft_session::session::{Session, SessionError};
 use warpweft_testing::meddler::{Switch, backends, failing_at, hooked};
 use warpweft_testing::trainer::{Mischief, feed, initial, losses, within_a_minute};
 use warpweft_testing::wrapped::Moment;

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::config::Config;
-use warpweft::exec::{Adoption, CaptureMode, ComingStep, ExecError, Handover, Rank, World};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::ProgramId;
 use warpweft_format::Format;
@@ -12,6 +10,8 @@ use warpweft_plan::compute::{Compute, ComputeContext, ComputeError, ComputeFacto
 use warpweft_plan::layout::Weights;
 use warpweft_plan::model::{Call, Mesh, StepProgram};
 use warpweft_plan::plan::{GatherStart, Policy, ResidentLayout, StepPlan};
+use warpweft_session::config::Config;
+use warpweft_session::exec::{Adoption, CaptureMode, ComingStep, ExecError, Handover, Rank, World};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::Trainer;
 

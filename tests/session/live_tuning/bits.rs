@@ -1,8 +1,8 @@
 //! TU-6: what a session computes does not depend on whether it tunes.
 
-use warpweft::config::{Config, Tune};
-use warpweft::session::Session;
 use warpweft_format::Format;
+use warpweft_session::config::{Config, Tune};
+use warpweft_session::session::Session;
 use warpweft_testing::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
 
 use super::dictated::config;

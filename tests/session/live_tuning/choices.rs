@@ -1,10 +1,10 @@
 //! What is chosen, by dictated times.
 
-use warpweft::config::{Config, Tune};
-use warpweft::tune::Verdict;
 use warpweft_backend::TaskInterval;
 use warpweft_format::Format;
 use warpweft_plan::plan::GatherStart;
+use warpweft_session::config::{Config, Tune};
+use warpweft_session::tune::Verdict;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use super::dictated::{config, hates_memory, loves_memory, start};

@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use warpweft::config::{Capture, Config, Tune};
-use warpweft::session::Session;
 use warpweft_backend::cpu::CpuBackend;
 use warpweft_backend::{Backend, TaskInterval};
 use warpweft_plan::policy::ByteSize;
+use warpweft_session::config::{Capture, Config, Tune};
+use warpweft_session::session::Session;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, Trainer};
 use warpweft_testing::wrapped::{Asked, Moment, Seen, Wrapped};

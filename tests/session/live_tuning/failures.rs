@@ -1,8 +1,8 @@
 //! TU-9: what fails in a trial fails as it would elsewhere, and measures nothing.
 
-use warpweft::config::Config;
-use warpweft::session::{Outcome, SessionError};
 use warpweft_format::Format;
+use warpweft_session::config::Config;
+use warpweft_session::session::{Outcome, SessionError};
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use super::dictated::{config, start};

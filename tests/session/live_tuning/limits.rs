@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
-use warpweft::config::Tune;
-use warpweft::tune::Verdict;
 use warpweft_format::Format;
+use warpweft_session::config::Tune;
+use warpweft_session::tune::Verdict;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use super::dictated::{config, start};

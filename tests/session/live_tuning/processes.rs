@@ -1,8 +1,8 @@
 //! TU-8: the same trials and decisions on every rank, in however many processes.
 
-use warpweft::session::Session;
-use warpweft::tune::{Choice, Decision};
 use warpweft_format::Format;
+use warpweft_session::session::Session;
+use warpweft_session::tune::{Choice, Decision};
 use warpweft_testing::split::in_processes_on;
 use warpweft_testing::trainer::{Mischief, Trainer, ended, input, losses, within_a_minute};
 

@@ -1,12 +1,12 @@
 //! Sessions in virtual time.
 
-use warpweft::cluster::preset;
-use warpweft::config::{Config, Declared, Tune};
-use warpweft::session::{Session, SessionBuilder};
 use warpweft_backend::sim::SimSurface;
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::Decoder;
 use warpweft_plan::plan::GatherStart;
+use warpweft_session::cluster::preset;
+use warpweft_session::config::{Config, Declared, Tune};
+use warpweft_session::session::{Session, SessionBuilder};
 use warpweft_testing::trainer::within_a_minute;
 
 fn decoder(config: Config) -> SessionBuilder<SimSurface> {

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use warpweft::actor::{ExecError, Issuer, Poison, Post, Right, Wiring};
-use warpweft::exec::Pump;
 use warpweft_backend::Backend;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{ActorId, RankId, TaskId};
 use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::plan::StepPlan;
+use warpweft_session::actor::{ExecError, Issuer, Poison, Post, Right, Wiring};
+use warpweft_session::exec::Pump;
 
 /// Rank 0 of a plan, in a step that has begun on its backend. All actors share one mailbox.
 pub(crate) struct ByHand<B: Backend> {

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use warpweft::checkpoint::ranks::ShardPlanes;
-use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, World};
 use warpweft_backend::cpu::CpuBackend;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Weights;
 use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft_plan::plan::{Policy, ResidentLayout, StepPlan};
+use warpweft_session::checkpoint::ranks::ShardPlanes;
+use warpweft_session::config::Config;
+use warpweft_session::exec::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, World};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::ended;
 

@@ -4,13 +4,13 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use warpweft::actor::{ExecError, Message, Poison, Right, Wiring};
 use warpweft_backend::Checked;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{ActorId, TaskId};
 use warpweft_plan::compute::{Compute, ComputeContext, ComputeError, ComputeFactory};
 use warpweft_plan::model::Call;
 use warpweft_plan::plan::EdgeKind;
+use warpweft_session::actor::{ExecError, Message, Poison, Right, Wiring};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::HANGS;
 use warpweft_testing::wrapped::{Moment, Wrapped};

@@ -9,10 +9,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use warpweft::checkpoint::ranks::WeightShard;
-use warpweft::config::Config;
-use warpweft::exec::{CaptureMode, ComingStep, ExecError, Handover, Rank, World};
-use warpweft::session::SessionError;
 use warpweft_backend::Backend;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{ProgramId, RankId, Version};
@@ -21,6 +17,10 @@ use warpweft_plan::compute::{Compute, ComputeContext, ComputeError, ComputeFacto
 use warpweft_plan::layout::{Content, Region, Weights};
 use warpweft_plan::model::{BufferSpec, Call, Hyperparameters, Mesh, Role};
 use warpweft_plan::plan::{Policy, ResidentLayout, StepPlan};
+use warpweft_session::checkpoint::ranks::WeightShard;
+use warpweft_session::config::Config;
+use warpweft_session::exec::{CaptureMode, ComingStep, ExecError, Handover, Rank, World};
+use warpweft_session::session::SessionError;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{self, Mischief, Trainer, ended, feed, within_a_minute};
 use warpweft_testing::wrapped::{Moment, Wrapped};
@@ -272,7 +272,7 @@ fn closures_that_cannot_be_made_fail_the_start_with_their_rank() {
             assert_ne!(rank, RankId::new(1), "no closures on this rank");
             |_: &Call, _: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> { Ok(()) }
         };
-        let builder = warpweft::session::Session::builder(Config::default(), broken);
+        let builder = warpweft_session::session::Session::builder(Config::default(), broken);
         let error = builder
             .program(trainer.train.clone())
             .initialize(trainer::initial)
@@ -295,7 +295,7 @@ fn weights_of_other_rows_than_a_rank_has_are_refused_before_anything_is_written(
         let mut rank =
             Rank::new(backend, world, prologue, vec![plan], CaptureMode::Off, &closures()).unwrap();
         let mut handover = Handover::default();
-        let ones: warpweft::exec::Initializer = Arc::new(|_, values| {
+        let ones: warpweft_session::exec::Initializer = Arc::new(|_, values| {
             values.fill(1.0);
             Ok(())
         });

@@ -1,9 +1,9 @@
 //! EX-1: segments give the bits of steps that are issued, and of those recorded whole.
 
-use warpweft::config::{Capture, Config};
-use warpweft::session::{SessionError, plan_program};
 use warpweft_format::Format;
 use warpweft_plan::policy::Backward;
+use warpweft_session::config::{Capture, Config};
+use warpweft_session::session::{SessionError, plan_program};
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use super::{config, trainer};

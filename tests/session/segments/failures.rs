@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use warpweft::config::Capture;
-use warpweft::session::{Outcome, SessionError};
 use warpweft_backend::{Backend, BackendError};
 use warpweft_base::id::RankId;
 use warpweft_format::Format;
+use warpweft_session::config::Capture;
+use warpweft_session::session::{Outcome, SessionError};
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, feed, losses, within_a_minute};
 use warpweft_testing::wrapped::{Moment, Wrapped};

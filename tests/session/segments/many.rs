@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Condvar, Mutex};
 
-use warpweft::config::Capture;
-use warpweft::session::{Session, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{BufferId, RankId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
+use warpweft_session::config::Capture;
+use warpweft_session::session::{Session, initial};
 use warpweft_testing::meddler::hooked;
 use warpweft_testing::trainer::within_a_minute;
 use warpweft_testing::wrapped::Moment;

@@ -6,8 +6,8 @@ mod many;
 mod orders;
 mod pieces;
 
-use warpweft::config::{Capture, Config};
 use warpweft_format::Format;
+use warpweft_session::config::{Capture, Config};
 use warpweft_testing::trainer::{Shaped, Trainer};
 
 fn config(depth: u32, capture: Capture) -> Config {

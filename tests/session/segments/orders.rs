@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use warpweft::config::Capture;
 use warpweft_base::id::TaskId;
 use warpweft_format::Format;
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{Piece, StepPlan};
+use warpweft_session::config::Capture;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, losses, within_a_minute};
 use warpweft_testing::wrapped::{Asked, Moment, Wrapped};

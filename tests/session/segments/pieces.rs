@@ -1,12 +1,12 @@
 //! What a plan is cut into.
 
-use warpweft::config::Config;
-use warpweft::session::plan_program;
 use warpweft_base::id::TaskId;
 use warpweft_format::Format;
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{Piece, StepPlan};
 use warpweft_plan::policy::Reduce;
+use warpweft_session::config::Config;
+use warpweft_session::session::plan_program;
 use warpweft_testing::random_programs::samples;
 use warpweft_testing::trainer::{Shaped, Trainer};
 

@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use warpweft::config::Config;
-use warpweft::session::simulate_program;
 use warpweft_plan::cluster::Cluster;
+use warpweft_session::config::Config;
+use warpweft_session::session::simulate_program;
 
 use super::super::text::{Align, Table, duration};
 use super::MeasureError;

@@ -3,13 +3,13 @@
 //! Law: products are the tool's own, plain f32 loops on the thread that runs a rank's calls. What an
 //! user's closures reach on a CPU is the user's; the file says whose products its number is of.
 
-use warpweft::config::Config;
-use warpweft::session::{Session, block_on, initial};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{Format, Orientation, Shape};
 use warpweft_plan::compute::{Compute, ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Math};
+use warpweft_session::config::Config;
+use warpweft_session::session::{Session, block_on, initial};
 
 use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};

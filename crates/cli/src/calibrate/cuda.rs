@@ -9,9 +9,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use half::bf16;
-use warpweft::config::{Config, TraceOutput};
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{Session, block_on};
 use warpweft_backend::DeviceTimes;
 use warpweft_base::id::RankId;
 use warpweft_cuda::CudaFailure;
@@ -22,6 +19,9 @@ use warpweft_cuda::{ComputeCapability, CudaHandles, CudaSurface, DeviceOrdinal};
 use warpweft_format::{Format, Fp8Element, Orientation, Shape};
 use warpweft_plan::compute::{Compute, ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Math};
+use warpweft_session::config::{Config, TraceOutput};
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{Session, block_on};
 
 use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};

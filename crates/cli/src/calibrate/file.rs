@@ -5,9 +5,9 @@
 
 use std::fmt::Write;
 
-use warpweft::config::Declared;
 use warpweft_plan::cluster::{Algorithm, Cluster};
 use warpweft_plan::model::Math;
+use warpweft_session::config::Declared;
 
 use super::MeasureError;
 use super::figure::Figure;

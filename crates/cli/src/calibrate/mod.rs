@@ -44,10 +44,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use check::{Check, Compared};
 pub use fit::FitError;
-use warpweft::cluster::named;
-use warpweft::config::Config;
 use warpweft_plan::cluster::{Algorithm, Cluster};
 use warpweft_plan::model::Math;
+use warpweft_session::cluster::named;
+use warpweft_session::config::Config;
 
 use self::bench::{Bench, Measured};
 use self::cpu::Cpu;

@@ -334,9 +334,9 @@ pub(super) fn held_out(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warpweft::config::Config;
-    use warpweft::session::plan_program;
     use warpweft_plan::plan::StepPlan;
+    use warpweft_session::config::Config;
+    use warpweft_session::session::plan_program;
 
     const SHAPE: Shape = Shape { rows: 256, cols: 128 };
     const TOKENS: usize = 512;

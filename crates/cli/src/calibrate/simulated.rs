@@ -5,13 +5,13 @@
 
 use std::time::Duration;
 
-use warpweft::config::Config;
-use warpweft::session::{costs_of, simulate_each_step};
 use warpweft_backend::TaskInterval;
 use warpweft_base::errors::shown;
 use warpweft_format::{Format, Orientation, Shape};
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::{Form, Math};
+use warpweft_session::config::Config;
+use warpweft_session::session::{costs_of, simulate_each_step};
 
 use super::MeasureError;
 use super::programs::{Arithmetic, Experiment};
@@ -100,9 +100,9 @@ fn step(duration: Duration, tasks: &[TaskInterval]) -> Step {
 mod tests {
     use super::*;
     use crate::calibrate::programs;
-    use warpweft::cluster::named;
-    use warpweft::session::simulate_program;
     use warpweft_plan::cluster::Jitter;
+    use warpweft_session::cluster::named;
+    use warpweft_session::session::simulate_program;
 
     fn subject(largest: Option<u64>) -> Simulated {
         let jitter = Jitter { seed: 7, mean: 0.1, ..Jitter::default() };

@@ -3,8 +3,8 @@
 //! Law: programs run as a user's would, over the public handle; what differs between devices is how a
 //! session is started and what a closure multiplies with.
 
-use warpweft::config::{Capture, Config, Prefetch};
-use warpweft::session::Session;
+use warpweft_session::config::{Capture, Config, Prefetch};
+use warpweft_session::session::Session;
 
 use super::MeasureError;
 use super::programs::Experiment;

@@ -10,12 +10,12 @@ use std::sync::atomic::AtomicBool;
 
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
-use warpweft::config::Speed;
 use warpweft_base::errors::shown_path;
 use warpweft_base::whole_file::WholeFile;
 use warpweft_plan::cluster::{Algorithm, MOST_MEMORY};
 use warpweft_plan::model::Math;
 use warpweft_plan::policy::{ByteSize, ByteSizeError};
+use warpweft_session::config::Speed;
 
 use super::super::{CalibrateDevice, CalibrateOptions, MeasureError, calibrate_machine};
 

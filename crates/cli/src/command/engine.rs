@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use warpweft::checkpoint::CheckpointError;
-use warpweft::checkpoint::engines::{Dialect, EngineOptions, LayerRule, NameMap};
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::regular;
 use warpweft_format::{Format, FormatError, Via};
+use warpweft_session::checkpoint::CheckpointError;
+use warpweft_session::checkpoint::engines::{Dialect, EngineOptions, LayerRule, NameMap};
 
 use super::super::{ToolError, formats};
 

@@ -5,11 +5,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use warpweft::config::Prefetch;
 use warpweft_base::id::RankId;
 use warpweft_base::time::Nanoseconds;
 use warpweft_plan::model::Mesh;
 use warpweft_plan::policy::ByteSize;
+use warpweft_session::config::Prefetch;
 
 use super::super::{
     MeasureError, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions, plan_model,

@@ -91,7 +91,7 @@ fn no_line_of_a_help_text_is_wider_than_a_page() {
 #[test]
 fn the_help_of_plan_names_every_key_of_a_list_of_calls() {
     let help = parse("warpweft plan --help").unwrap_err().to_string();
-    for key in warpweft::config::CallList::keys() {
+    for key in warpweft_session::config::CallList::keys() {
         let word = key.rsplit('.').next().unwrap();
         assert!(help.contains(word), "{key}: {help}");
     }
@@ -104,7 +104,7 @@ fn the_help_of_simulate_names_every_preset() {
         assert!(help.contains(name), "{name}: {help}");
     }
     let help = parse("warpweft plan --help").unwrap_err().to_string();
-    for rule in <warpweft_plan::model::Decoder as warpweft::config::Rules>::RULES {
+    for rule in <warpweft_plan::model::Decoder as warpweft_session::config::Rules>::RULES {
         assert!(help.contains(&format!("\n  {} = ", rule.key)), "{}: {help}", rule.key);
     }
 }

@@ -23,13 +23,15 @@ use std::path::{Path, PathBuf};
 pub use outputs::Outputs;
 pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
-use warpweft::cluster::named;
-use warpweft::config::{Config, ConfigError, Prefetch, WeightRule};
-use warpweft::session::{columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program};
-use warpweft::trace::TimelinePicture;
 use warpweft_backend::sim::END;
 use warpweft_plan::model::StepProgram;
 use warpweft_plan::policy::ByteSize;
+use warpweft_session::cluster::named;
+use warpweft_session::config::{Config, ConfigError, Prefetch, WeightRule};
+use warpweft_session::session::{
+    columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program,
+};
+use warpweft_session::trace::TimelinePicture;
 
 use self::model_file::ModelFile;
 use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
@@ -239,10 +241,10 @@ fn declare(options: &ModelOptions) -> Result<Declaration, MeasureError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warpweft::session::{Session, block_on, initial};
     use warpweft_backend::cpu::CpuSurface;
     use warpweft_plan::compute::ComputeContext;
     use warpweft_plan::model::Call;
+    use warpweft_session::session::{Session, block_on, initial};
 
     const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 

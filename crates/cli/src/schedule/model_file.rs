@@ -4,9 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use warpweft::config::{CallList, Declared};
 use warpweft_base::whole_file::regular;
 use warpweft_plan::model::{DeclareError, Decoder, Model, StepProgram};
+use warpweft_session::config::{CallList, Declared};
 
 use super::MeasureError;
 

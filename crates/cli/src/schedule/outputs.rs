@@ -7,8 +7,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use warpweft::trace::{Timeline, TimelinePicture, write_trace};
 use warpweft_base::whole_file::WholeFile;
+use warpweft_session::trace::{Timeline, TimelinePicture, write_trace};
 
 use super::MeasureError;
 

@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
-use warpweft::trace::{Summary, Timeline, TimelinePicture, read_trace};
 use warpweft_base::id::RankId;
 use warpweft_base::time::{Interval, Nanoseconds};
+use warpweft_session::trace::{Summary, Timeline, TimelinePicture, read_trace};
 
 use super::outputs::refused;
 use super::{MeasureError, Outputs};
@@ -96,7 +96,7 @@ fn listed(numbers: &[impl ToString]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warpweft::trace::write_trace;
+    use warpweft_session::trace::write_trace;
 
     #[test]
     fn an_empty_trace_says_why_it_is_empty() {

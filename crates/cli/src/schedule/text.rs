@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use warpweft::config::{Prefetch, PrefetchPolicy};
-use warpweft::session::Simulation;
 use warpweft_base::errors::shown;
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::plan::{Forecast, StepPlan};
+use warpweft_session::config::{Prefetch, PrefetchPolicy};
+use warpweft_session::session::Simulation;
 
 use super::super::text::{Align, Table, bytes, duration};
 use super::Declaration;

@@ -3,21 +3,21 @@
 //! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the
 //! chosen plan again, by itself and over the configuration that was given, but for the keys that it says it stands
 //! in place of: so no plan is tried that is made of measured durations, which no configuration holds. The
-//! tuner here is the one of [`warpweft::tune`]; this file answers its questions by the simulator. A policy that does
+//! tuner here is the one of [`warpweft_session::tune`]; this file answers its questions by the simulator. A policy that does
 //! not fit is shown as such; any other refusal ends it all.
 
 use std::fmt::Write;
 
-use warpweft::cluster::named;
-use warpweft::config::{Config, Prefetch};
-use warpweft::session::ExecError;
-use warpweft::session::{SessionError, Simulation, costs_of, simulate_program_with};
-use warpweft::trace::{LineChart, Mark, Reference, Series};
-use warpweft::tune::{Candidate, Limits, TrialOutcome, Tuner};
 use warpweft_backend::BackendError;
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::plan::{Costs, GatherStart, PlanError, Policy};
 use warpweft_plan::policy::ByteSize;
+use warpweft_session::cluster::named;
+use warpweft_session::config::{Config, Prefetch};
+use warpweft_session::session::ExecError;
+use warpweft_session::session::{SessionError, Simulation, costs_of, simulate_program_with};
+use warpweft_session::trace::{LineChart, Mark, Reference, Series};
+use warpweft_session::tune::{Candidate, Limits, TrialOutcome, Tuner};
 
 use super::super::text::{Align, Table, duration};
 use super::text::size;

@@ -61,8 +61,6 @@ use super::MeasureError;
 pub use report::{Measured, StackReport};
 pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
-use warpweft::cluster::named;
-use warpweft::config::Config;
 use warpweft_backend::Transport;
 use warpweft_base::median::median;
 use warpweft_base::pattern::pattern_matches;
@@ -71,6 +69,8 @@ use warpweft_cuda::{CudaFailure, DeviceOrdinal};
 use warpweft_format::ElementType;
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::policy::ReduceDtype;
+use warpweft_session::cluster::named;
+use warpweft_session::config::Config;
 
 /// What to measure.
 #[derive(Clone, Debug)]

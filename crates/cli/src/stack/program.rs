@@ -209,11 +209,11 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use warpweft::config::{Config, Prefetch};
-    use warpweft::session::plan_program;
     use warpweft_cuda::linear::Recipe;
     use warpweft_plan::op::Op;
     use warpweft_plan::plan::StepPlan;
+    use warpweft_session::config::{Config, Prefetch};
+    use warpweft_session::session::plan_program;
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 3, tokens: 32 };
     const BF16: Computed = (Recipe::Bf16, ElementType::F32);

@@ -4,8 +4,8 @@ use std::fmt;
 use std::time::Duration;
 
 use serde::Serialize;
-use warpweft::session::{HostTime, SessionError};
 use warpweft_format::ElementType;
+use warpweft_session::session::{HostTime, SessionError};
 
 use super::super::text::{Align, Table, bytes};
 use super::{MeasureError, StackOptions};

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use warpweft::config::Config;
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{HostTime, Outcome, Session, StepReport, block_on, simulate_program};
 use warpweft_base::id::RankId;
 use warpweft_base::median::median;
 use warpweft_cuda::DeviceOrdinal;
 use warpweft_cuda::linear::Recipe;
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::StepProgram;
+use warpweft_session::config::Config;
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{HostTime, Outcome, Session, StepReport, block_on, simulate_program};
 
 use super::closure::Closure;
 use super::program::{LOSS, declare};
@@ -200,9 +200,9 @@ impl Times {
 mod tests {
     use super::*;
     use crate::{Ending, Unit};
-    use warpweft::cluster::named;
-    use warpweft::config::Prefetch;
     use warpweft_format::{ElementType, Format};
+    use warpweft_session::cluster::named;
+    use warpweft_session::config::Prefetch;
 
     const SHAPE: StackShape = StackShape { hidden: 128, ffn: 256, layers: 2, tokens: 32 };
 

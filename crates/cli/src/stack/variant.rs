@@ -3,9 +3,9 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use warpweft::config::{Capture, Config, Prefetch, TraceOutput, Tune};
 use warpweft_backend::Transport;
 use warpweft_format::Format;
+use warpweft_session::config::{Capture, Config, Prefetch, TraceOutput, Tune};
 
 use super::StackOptions;
 

@@ -3,9 +3,9 @@
 
 use std::sync::atomic::AtomicBool;
 
-use warpweft::config::{ConfigError, Declared};
 use warpweft_cli::{CalibrateDevice, CalibrateOptions, Calibration, MeasureError, calibrate_machine};
 use warpweft_plan::cluster::{Cluster, Contention};
+use warpweft_session::config::{ConfigError, Declared};
 
 /// A cluster file; `jitter` is the mean delay.
 fn file(contention: [f64; 5], jitter: f64) -> String {

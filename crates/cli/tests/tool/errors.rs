@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-use warpweft::checkpoint::safetensors::Unsound;
 use warpweft_cli::ToolError;
+use warpweft_session::checkpoint::safetensors::Unsound;
 
 #[test]
 fn an_error_that_main_returns_is_printed_with_what_to_do() {

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use safetensors::tensor::{Dtype, TensorView};
-use warpweft::checkpoint::{CheckpointError, FrozenBase, PretrainedFiles, SavedParts};
 use warpweft::prelude::*;
-use warpweft::session::initial::{MasterRows, normal};
-use warpweft::session::plan_program;
 use warpweft_cli::{QuantizeOptions, quantize_checkpoint};
 use warpweft_plan::layout::{Content, Residency};
+use warpweft_session::checkpoint::{CheckpointError, FrozenBase, PretrainedFiles, SavedParts};
+use warpweft_session::session::initial::{MasterRows, normal};
+use warpweft_session::session::plan_program;
 use warpweft_testing::trainer::within_a_minute;
 
 /// They end within a block of every format.
@@ -158,7 +158,7 @@ fn a_frozen_base_has_the_planes_of_a_quantized_file_on_any_number_of_ranks() {
     });
 }
 
-fn exact() -> warpweft::config::Quantize {
+fn exact() -> warpweft_session::config::Quantize {
     let mut quantize = Config::default().quantize;
     quantize.via = warpweft_format::Via::None;
     quantize

@@ -10,10 +10,10 @@
 use std::path::Path;
 
 use safetensors::SafeTensors;
-use warpweft::checkpoint::{CheckpointStore, FileStore, PretrainedFiles};
-use warpweft::config::Config;
 use warpweft_cli::{QuantizeOptions, ToolError, dequantize_checkpoint, quantize_checkpoint};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{CheckpointStore, FileStore, PretrainedFiles};
+use warpweft_session::config::Config;
 
 /// Any bytes as a checkpoint: each reader takes them or refuses them. A file that is written is sound and
 /// whole, and otherwise nothing is left behind. `folder` is an empty folder, and empty again afterwards.

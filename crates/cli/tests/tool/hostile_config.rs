@@ -1,7 +1,7 @@
 //! Configurations from anywhere: refused with an error, or valid and printed as what loads back. The same
 //! body as in `fuzz/`, over seeded mutations of a file with every key.
 
-use warpweft::config::{Config, WeightRule};
+use warpweft_session::config::{Config, WeightRule};
 use warpweft_testing::random_weight::bits;
 
 use crate::hostile;

@@ -362,7 +362,7 @@ fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads()
         assert!(text.contains(word), "{word}: {text}");
     }
     let (_, pasted) = text.split_once("\n# ").unwrap();
-    let config = warpweft::config::Config::from_toml_str(&format!("# {pasted}"), "pasted").unwrap();
+    let config = warpweft_session::config::Config::from_toml_str(&format!("# {pasted}"), "pasted").unwrap();
     config.validate().unwrap();
     // On the machine that was named, not on the one that a configuration counts with by itself.
     let small = MODEL.replace("layers = 2", "layers = 8").replace("tokens = 64", "tokens = 4096");

@@ -75,6 +75,7 @@ use warpweft_base::id::RankId;
 /// whole matrix can take:
 ///
 /// ```
+/// use warpweft::compute::{PrepareContext, TransformContext};
 /// use warpweft::prelude::*;
 ///
 /// #[derive(Clone)]

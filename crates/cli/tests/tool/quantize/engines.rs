@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use safetensors::tensor::{Dtype, TensorView};
 
 use warpweft::bf16;
-use warpweft::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
-use warpweft::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, PretrainedFiles, WeightState};
-use warpweft::config::{Config, Scaling, WeightRule};
-use warpweft::session::block_on;
-use warpweft::session::initial::MasterRows;
 use warpweft_cli::{inspect_checkpoint, quantize_for_engines};
 use warpweft_format::{Format, Via};
+use warpweft_session::checkpoint::engines::{Dialect, EngineModel, EngineOptions, NameMap};
+use warpweft_session::checkpoint::{
+    Checkpoint, CheckpointStore, FileStore, PartFiles, PretrainedFiles, WeightState,
+};
+use warpweft_session::config::{Config, Scaling, WeightRule};
+use warpweft_session::session::block_on;
+use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::trainer::{SIZE, Trainer, feed};
 
 /// One layer is cut into two that engines fuse, the others are renamed, and the bias keeps to itself.

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use safetensors::tensor::Dtype;
-use warpweft::checkpoint::{CheckpointError, PretrainedFiles};
 use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
 use warpweft_format::Format;
+use warpweft_session::checkpoint::{CheckpointError, PretrainedFiles};
 
 use super::checkpoint::{Contents, Folder, Tensor};
 

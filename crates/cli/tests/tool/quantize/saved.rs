@@ -1,15 +1,15 @@
 //! Checkpoints that a session saved: their masters are quantized, and nothing else is there.
 
-use warpweft::checkpoint::{CheckpointError, CheckpointStore, FileStore, PretrainedFiles};
-use warpweft::config::Config;
-use warpweft::session::initial::MasterRows;
-use warpweft::session::{Session, block_on};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_cli::{QuantizeOptions, ToolError};
 use warpweft_format::{ElementType, Format, Via};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Model, Phase, StepProgram};
+use warpweft_session::checkpoint::{CheckpointError, CheckpointStore, FileStore, PretrainedFiles};
+use warpweft_session::config::Config;
+use warpweft_session::session::initial::MasterRows;
+use warpweft_session::session::{Session, block_on};
 
 use super::checkpoint::{Contents, Folder};
 

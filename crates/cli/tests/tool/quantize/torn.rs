@@ -1,9 +1,9 @@
 //! Torn, damaged and hostile files: a typed error, nothing left behind, no panic. The same bodies as in `fuzz/`,
 //! over seeded mutations.
 
-use warpweft::checkpoint::safetensors::{Header, Unsound};
 use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
 use warpweft_format::{Format, Shape};
+use warpweft_session::checkpoint::safetensors::{Header, Unsound};
 use warpweft_testing::random_weight::{bits, normal};
 
 use super::checkpoint::{Contents, Folder, Tensor};

@@ -1,0 +1,57 @@
+//! Checkpoints: weights and the state of an optimizer, in memory and in files.
+//!
+//! Law: nothing here knows a session or a rank's memory. What ranks own comes and goes as values (`ranks`); files are
+//! replaced whole or not at all; what a file claims is judged before memory is taken for it, and what it holds before
+//! anything is changed. There is one reader and one writer of safetensors files (`safetensors`).
+//!
+//! | file | idea |
+//! |---|---|
+//! | `state`, `updated_by`, `frozen_digest`, `state_part` | what a checkpoint is |
+//! | `ranks`, `gather_and_scatter` | what ranks own of one, put together and cut |
+//! | `fits_session`, `sound_values`, `identity` | does it fit, can training go on from it, which one is it |
+//! | `error` | what goes wrong with all of them |
+//! | `store` | where checkpoints are kept: a user's choice |
+//! | `one_file` | a checkpoint in one file, with its digests |
+//! | `sharded` | a sharded checkpoint: a file for each rank, and an index |
+//! | `published` | the weights alone, for other tools |
+//! | `engines` | checkpoints that inference engines load, written and read |
+//! | `pretrained`, `manifest` | weights from elsewhere; what a quantized file says about itself |
+//! | `kind` | what a file is that should hold weights |
+//! | `safetensors` | one reader, one writer |
+
+pub mod engines;
+mod error;
+mod fits_session;
+mod frozen_digest;
+mod gather_and_scatter;
+mod identity;
+#[doc(hidden)]
+pub mod kind;
+#[doc(hidden)]
+pub mod manifest;
+#[doc(hidden)]
+pub mod one_file;
+mod pretrained;
+mod published;
+#[doc(hidden)]
+pub mod ranks;
+#[doc(hidden)]
+pub mod safetensors;
+pub(crate) mod sharded;
+mod sound_values;
+mod state;
+mod state_part;
+mod store;
+mod tensors;
+mod updated_by;
+
+pub use error::{CheckpointError, FileTask};
+pub use frozen_digest::FrozenDigest;
+pub(crate) use gather_and_scatter::Taken;
+pub use one_file::FileStore;
+pub use pretrained::{FrozenBase, PretrainedFiles};
+pub use sharded::{PartFiles, SavedParts};
+pub use state::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
+pub use state_part::StatePart;
+pub use store::CheckpointStore;
+pub use updated_by::UpdatedBy;

@@ -1,0 +1,229 @@
+//! What a list of calls declares, and what it is told when it cannot.
+
+use super::*;
+use warpweft_format::{ElementType, Orientation};
+use warpweft_plan::model::{CostHint, Exchange, ExchangeKind, Group, Math};
+
+const EXAMPLE: &str = include_str!("../../../../../examples/simulate/calls.toml");
+
+const SOUND: &str = "name = 'two'\nmath = 'bf16'\n\
+    [[weight]]\nname = 'w.#'\nnumbers = [0, 1]\nrows = 8\ncols = 4\n\
+    [[buffer]]\nname = 'x'\nelements = 3\nrole = 'input'\n\
+    [[call]]\nname = 'up.#'\nnumbers = [0, 1]\nphase = 'forward'\nuses = [{ weight = 'w.#' }]\nreads = ['x']\nflops = 7\n\
+    [[call]]\nname = 'down.#'\nnumbers = [1, 0]\nphase = 'backward'\nuses = [{ weight = 'w.#', orientation = 'columnwise' }]\ngradients = ['w.#']\nmath = 'fp8'\n";
+
+fn refusal(text: &str) -> String {
+    let said = |error: ConfigError| error.to_string();
+    let list = match CallList::from_toml(text, "m.toml") {
+        Ok(list) => list,
+        Err(error) => return said(error),
+    };
+    let model = match list.model() {
+        Ok(model) => model,
+        Err(error) => return said(error),
+    };
+    said(list.program(&model).unwrap_err())
+}
+
+#[test]
+fn calls_are_declared_in_the_order_of_the_file_and_of_their_numbers() {
+    let list = CallList::from_toml(SOUND, "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let names: Vec<&str> = program.calls().iter().map(|call| call.name.as_str()).collect();
+    assert_eq!(names, ["up.0", "up.1", "down.1", "down.0"]);
+    let last = &program.calls()[3];
+    assert_eq!((last.uses[0].weight.index(), last.uses[0].orientation), (0, Orientation::Columnwise));
+    assert_eq!((last.cost[0].math, program.calls()[0].cost[0].math), (Math::Fp8, Math::Bf16));
+    assert_eq!(program.calls()[0].cost[0].flops, 7);
+    assert!(program.updates_weights());
+}
+
+#[test]
+fn a_call_may_cost_several_parts_each_in_numbers_of_its_own() {
+    let parts = "flops = 7\nkernels = 2\nparts = [{ bytes = 5, kernels = 1 }, { flops = 3, math = 'fp8' }]\n";
+    let list = CallList::from_toml(&SOUND.replace("flops = 7\n", parts), "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let part = |flops, bytes, math, kernels| CostHint { flops, bytes, math, kernels };
+    let expected = [part(7, 0, Math::Bf16, 2), part(0, 5, Math::Bf16, 1), part(3, 0, Math::Fp8, 0)];
+    assert_eq!(program.calls()[0].cost, expected);
+    let misspelt = SOUND.replace("flops = 7", "parts = [{ flop = 7 }]");
+    assert!(refusal(&misspelt).contains("did you mean `call.0.parts.0.flops`?"), "{}", refusal(&misspelt));
+}
+
+#[test]
+fn a_call_of_a_list_is_dynamic_if_it_says_so() {
+    let text = SOUND.replace("flops = 7\n", "flops = 7\ndynamic = true\n");
+    let list = CallList::from_toml(&text, "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let dynamic: Vec<bool> = program.calls().iter().map(|call| call.dynamic).collect();
+    assert_eq!(dynamic, [true, true, false, false]);
+    assert!(refusal(&SOUND.replace("flops = 7", "dynamic = 1")).contains("`true` or `false`"));
+}
+
+/// Between the calls of [`SOUND`], whose second one reads what ranks give each other.
+const EXCHANGING: &str = "[[buffer]]\nname = 'all'\nelements = 6\nrole = 'output'\n\
+    [[call]]\nname = 'share'\nphase = 'forward'\nexchange = 'all_gather'\namong = 'shard'\nreads = ['x']\nwrites = ['all']\n";
+
+#[test]
+fn a_call_of_a_list_may_be_an_exchange() {
+    let list = CallList::from_toml(&format!("{SOUND}{EXCHANGING}"), "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let last = program.calls().last().unwrap();
+    let buffer = |name: &str| program.buffer(name).unwrap();
+    let expected = Exchange::new(ExchangeKind::AllGather, buffer("x"), buffer("all")).among(Group::Shard);
+    assert_eq!((last.name.as_str(), last.exchange), ("share", Some(expected)));
+    assert!(program.calls()[..4].iter().all(|call| call.exchange.is_none()));
+    let world = EXCHANGING.replace("among = 'shard'\n", "");
+    let list = CallList::from_toml(&format!("{SOUND}{world}"), "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    assert_eq!(program.calls().last().unwrap().exchange.unwrap().group, Group::World);
+    for (from, to, complaint) in [
+        ("'all_gather'", "'gather'", "`call.2.exchange` is \"gather\"; set it to one of"),
+        (
+            "reads = ['x']\n",
+            "",
+            "`call.2.exchange` is given for a call that does not read one buffer and write one",
+        ),
+        ("writes = ['all']", "updates = ['all']", "`call.2.updates` is given for an exchange"),
+        ("writes = ['all']", "writes = ['x']", "`call.2`: exchange `share` reads and overwrites buffer `x`"),
+        ("reads = ['x']", "reads = ['x']\nflops = 3", "m.toml:36: `call.2.flops` is given for an exchange"),
+        ("reads = ['x']", "reads = ['x']\ndynamic = true", "`call.2.dynamic` is given for an exchange"),
+        ("elements = 6", "elements = 6\nelement = 'u8'", "buffer `x` of f32 to `all` of u8"),
+        ("exchange = 'all_gather'\n", "", "`call.2.among` is given for a call that is no exchange"),
+    ] {
+        let text = EXCHANGING.replacen(from, to, 1);
+        assert_ne!(text, EXCHANGING, "{from}");
+        let said = refusal(&format!("{SOUND}{text}"));
+        assert!(said.contains(complaint), "{said}\n{complaint}");
+    }
+}
+
+#[test]
+fn a_buffer_has_the_element_type_that_the_file_says() {
+    for (word, element) in [
+        ("f32", ElementType::F32),
+        ("bf16", ElementType::Bf16),
+        ("u8", ElementType::U8),
+        ("u32", ElementType::U32),
+    ] {
+        let text = SOUND.replace("elements = 3\n", &format!("elements = 3\nelement = '{word}'\n"));
+        let list = CallList::from_toml(&text, "m.toml").unwrap();
+        let program = list.program(&list.model().unwrap()).unwrap();
+        assert_eq!((program.buffers()[0].element, element.to_string().as_str()), (element, word));
+    }
+    let signed = refusal(&SOUND.replace("elements = 3\n", "elements = 3\nelement = 'i32'\n"));
+    assert!(signed.contains("u32"), "{signed}");
+}
+
+#[test]
+fn gradients_may_be_written_in_bf16() {
+    let text = SOUND.replace("gradients =", "gradients_bf16 =");
+    let list = CallList::from_toml(&text, "m.toml").unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let elements: Vec<_> =
+        program.calls().iter().flat_map(|call| &call.gradients).map(|of| of.element).collect();
+    assert_eq!(elements, [ElementType::Bf16; 2]);
+    assert!(program.updates_weights());
+}
+
+#[test]
+fn a_list_without_gradients_evaluates() {
+    let text = SOUND.replace("gradients = ['w.#']\n", "");
+    let list = CallList::from_toml(&text, "m.toml").unwrap();
+    assert!(!list.program(&list.model().unwrap()).unwrap().updates_weights());
+}
+
+/// By the list or by a rule of the configuration.
+#[test]
+fn a_call_leaves_out_the_gradient_of_a_weight_that_is_frozen() {
+    let rule = "[[weights]]\nmatch = 'w.0'\nfrozen = true\n";
+    let ruled = crate::config::Config::from_toml_str(rule, "c.toml").unwrap();
+    let first = "[[weight]]\nname = 'w.0'\nfrozen = true\nrows = 8\ncols = 4\n\
+                 [[weight]]\nname = 'w.1'\nrows = 8\ncols = 4\n";
+    let weights = "[[weight]]\nname = 'w.#'\nnumbers = [0, 1]\nrows = 8\ncols = 4\n";
+    let listed = SOUND.replace(weights, first);
+    assert_ne!(listed, SOUND);
+    for (text, config) in [(listed.as_str(), crate::config::Config::default()), (SOUND, ruled)] {
+        let list = CallList::from_toml(text, "m.toml").unwrap();
+        let model = config.apply_weight_rules(&list.model().unwrap()).unwrap();
+        let program = list.program(&model).unwrap();
+        let of = |call: usize| {
+            program.calls()[call].gradients.iter().map(|of| of.weight.index()).collect::<Vec<_>>()
+        };
+        assert_eq!((of(2), of(3)), (vec![1], vec![]));
+        assert!(program.updates_weights());
+        assert_eq!(program.calls()[3].uses.len(), 1, "it is used as any other");
+    }
+    let all = refusal(&SOUND.replace("cols = 4\n", "cols = 4\nfrozen = true\n"));
+    assert!(all.contains("no weight of its model trains"), "{all}");
+    assert!(refusal(&SOUND.replace("cols = 4\n", "cols = 4\nfrozen = 1\n")).contains("`true` or `false`"));
+}
+
+#[test]
+fn the_example_declares_groups_and_a_chain() {
+    let list = CallList::from_toml(EXAMPLE, "calls.toml").unwrap();
+    let model = list.model().unwrap();
+    assert_eq!((model.groups().len(), model.weights().len()), (8, 25));
+    assert_eq!(list.program(&model).unwrap().calls().len(), 17);
+    assert!(CallList::is_meant_by(EXAMPLE) && CallList::is_meant_by(SOUND));
+    assert!(!CallList::is_meant_by(include_str!("../../../../../examples/simulate/8b.toml")));
+}
+
+#[test]
+fn the_example_of_exchanges_gathers_features_and_gives_their_gradients_back() {
+    let list =
+        CallList::from_toml(include_str!("../../../../../examples/simulate/two-towers.toml"), "t.toml")
+            .unwrap();
+    let program = list.program(&list.model().unwrap()).unwrap();
+    let kinds: Vec<_> = program.calls().iter().filter_map(|call| Some(call.exchange?.kind)).collect();
+    let (gather, back) = (ExchangeKind::AllGather, ExchangeKind::AllToAll);
+    assert_eq!(kinds, [gather, gather, back, back]);
+}
+
+#[test]
+fn what_cannot_be_is_told_with_file_line_and_key() {
+    assert!(CallList::from_toml(SOUND, "m.toml").is_ok());
+    for (from, to, complaint) in [
+        ("flops", "flop", "m.toml:18: unknown key `call.0.flop`; did you mean `call.0.flops`?"),
+        ("rows = 8\n", "", "m.toml:4: `weight.0.rows` is missing; set it to a whole number from 1"),
+        ("rows = 8", "rows = 0", "m.toml:6: `weight.0.rows` is 0; set it to"),
+        ("[0, 1]\nrows", "[0]\nrows", "m.toml:5: `weight.0.numbers` is [0]; set it to two whole numbers"),
+        ("reads = ['x']", "reads = 'x'", "m.toml:17: `call.0.reads` is \"x\"; set it to a list of names"),
+        (
+            "reads = ['x']",
+            "reads = ['y']",
+            "m.toml:17: `call.0.reads`: no buffer is named `y`; declared are: x",
+        ),
+        (
+            "{ weight = 'w.#' }",
+            "{ weight = 'v.#' }",
+            "m.toml:16: `call.0.uses.0.weight`: no weight is named `v.0`",
+        ),
+        ("{ weight = 'w.#' }", "{ orientation = 'rowwise' }", "`call.0.uses.0.weight` is missing"),
+        ("{ weight = 'w.#' }", "{ weight = 'w.#', form = 'plane' }", "`call.0.uses.0.form` is \"plane\""),
+        ("down.#", "up.#", "m.toml:20: `call.1`: call `up.1` is declared twice"),
+        ("'w.#'\nnumbers", "'w'\nnumbers", "m.toml:4: `weight.0`: weight `w` is declared twice"),
+        ("gradients = ['w.#']", "gradients = ['w.1', 'w.1']", "`call.1`: "),
+        ("gradients = ['w.#']", "gradients_bf16 = ['v']", "`call.1.gradients_bf16`: no weight is named `v`"),
+        ("gradients = ['w.#']", "gradients = ['w.1']\ngradients_bf16 = ['w.1']", "`call.1`: "),
+        (
+            "cols = 4\n",
+            "cols = 4\nplacement = 'replicated'\ngroup = 'g'\n",
+            "`weight.0.group`: weight `w.0` is replicated",
+        ),
+        (
+            "phase = 'backward'",
+            "phase = 'sideways'",
+            "m.toml:22: `call.1.phase` is \"sideways\"; set it to one of",
+        ),
+    ] {
+        let text = SOUND.replacen(from, to, 1);
+        assert_ne!(text, SOUND, "{from}");
+        let said = refusal(&text);
+        assert!(said.contains(complaint), "{said}\n{complaint}");
+    }
+    assert!(
+        refusal("name = 'x'\nweight = 3\ncall = []\n").contains("`weight` is 3; set it to a list of tables")
+    );
+    assert!(refusal("name = 'x'\nweight = []\ncall = []\n").contains("m.toml"));
+}
