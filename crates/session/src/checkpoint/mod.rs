@@ -9,7 +9,7 @@
 //! | `state`, `updated_by`, `frozen_digest`, `state_part` | what a checkpoint is |
 //! | `ranks`, `gather_and_scatter` | what ranks own of one, put together and cut |
 //! | `fits_session`, `sound_values`, `identity` | does it fit, can training go on from it, which one is it |
-//! | `error` | what goes wrong with all of them |
+//! | `error`, `advice` | what goes wrong with all of them, and what to do |
 //! | `store` | where checkpoints are kept: a user's choice |
 //! | `one_file` | a checkpoint in one file, with its digests |
 //! | `sharded` | a sharded checkpoint: a file for each rank, and an index |
@@ -19,6 +19,7 @@
 //! | `kind` | what a file is that should hold weights |
 //! | `safetensors` | one reader, one writer |
 
+mod advice;
 pub mod engines;
 mod error;
 mod fits_session;
@@ -45,7 +46,8 @@ mod store;
 mod tensors;
 mod updated_by;
 
-pub use error::{CheckpointError, FileTask};
+pub use advice::FileTask;
+pub use error::CheckpointError;
 pub use frozen_digest::FrozenDigest;
 pub(crate) use gather_and_scatter::Taken;
 pub use one_file::FileStore;

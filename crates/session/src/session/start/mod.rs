@@ -5,12 +5,15 @@
 mod any_backend;
 mod builder;
 mod cancelled;
+mod checks;
 pub(super) mod costs;
+mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod custom_optimizer;
 pub mod initial;
 pub(super) mod plans;
 mod policy;
+mod starting;
 
 pub use builder::SessionBuilder;
