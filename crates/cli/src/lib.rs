@@ -75,7 +75,7 @@ pub use engines::{EngineInput, quantize_for_engines};
 pub use error::ToolError;
 pub use formats::describe_formats;
 pub use inspect::{Inspection, Mismatch, Stored, inspect_checkpoint};
-pub use measure_error::MeasureError;
+pub use measure_error::{MeasureError, Measuring};
 pub use options::QuantizeOptions;
 pub use progress::Progress;
 pub use quantize::quantize_checkpoint;

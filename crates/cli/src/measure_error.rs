@@ -22,6 +22,15 @@ use warpweft_session::trace::TraceError;
 
 use super::calibrate::FitError;
 
+/// What is measured: the same mistake has another remedy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measuring {
+    /// A schedule, or a machine by its backends.
+    Machine,
+    /// A stack of layers.
+    Stack,
+}
+
 /// Why a plan, a simulation or a trace could not be shown, or a machine or a stack of layers not measured.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -44,10 +53,20 @@ pub enum MeasureError {
         source: io::Error,
     },
     /// A file is there that nobody said may be replaced.
-    #[error("`{}` exists; remove it, name another file, or replace it with --force", shown_path(path))]
+    #[error("{}", match of {
+        Measuring::Machine => {
+            format!("`{}` exists; remove it, name another file, or replace it with --force", shown_path(path))
+        }
+        Measuring::Stack => format!(
+            "`{}` exists; remove it, name another file or folder, or replace it with --force",
+            shown_path(path)
+        ),
+    })]
     Exists {
         /// The file.
         path: PathBuf,
+        /// What was measured, or is to be.
+        of: Measuring,
     },
     /// Input and output are the same file.
     #[error("`{}` is both input and output; name another file for the output", shown_path(path))]
@@ -59,8 +78,38 @@ pub enum MeasureError {
     #[error(transparent)]
     Declare(#[from] DeclareError),
     /// Whoever watches the work ended it.
-    #[error("interrupted; no file was written")]
-    Interrupted,
+    #[error("{}", match .0 {
+        Measuring::Machine => "interrupted; no file was written",
+        Measuring::Stack => "interrupted",
+    })]
+    Interrupted(Measuring),
+    /// Fewer GPUs than are needed.
+    #[error("{}", match of {
+        Measuring::Machine => format!(
+            "{ranks} ranks need {ranks} GPUs, and this machine shows {found}; lower --ranks, or use --device cpu",
+            ranks = asked
+        ),
+        Measuring::Stack => format!("{asked} GPUs were asked for and {found} are here; pass --gpus"),
+    })]
+    Gpus {
+        /// As asked, one for each rank.
+        asked: usize,
+        /// As the driver says.
+        found: usize,
+        /// What is measured.
+        of: Measuring,
+    },
+    /// GPUs cannot be asked, or there are none.
+    #[error("{}", match of {
+        Measuring::Machine => format!("{0}; use --device cpu to measure the CPU backend", what),
+        Measuring::Stack => format!("GPUs are measured, and none can be found here: {what}; run this where they are"),
+    })]
+    NoGpus {
+        /// What is missing, or what the driver said.
+        what: String,
+        /// What is measured.
+        of: Measuring,
+    },
 
     // Plans, simulations and traces.
     /// The sizes of a model do not go together with its formats.
@@ -194,16 +243,6 @@ pub enum MeasureError {
         /// Ranks asked for.
         ranks: u32,
     },
-    /// Fewer GPUs than ranks.
-    #[error(
-        "{ranks} ranks need {ranks} GPUs, and this machine shows {found}; lower --ranks, or use --device cpu"
-    )]
-    Gpus {
-        /// Ranks asked for.
-        ranks: u32,
-        /// GPUs there are.
-        found: usize,
-    },
     /// More ranks than a node of the simulated cluster has.
     #[error(
         "one node is measured, and one of `{}` has {found} GPUs, not {ranks}; lower --ranks",
@@ -222,9 +261,6 @@ pub enum MeasureError {
         "this program was built without the feature `cuda`; use --device cpu, or build it with that feature"
     )]
     NoCuda,
-    /// A GPU could not be asked.
-    #[error("{0}; use --device cpu to measure the CPU backend")]
-    NoDevices(String),
     /// The backend did not time a step's tasks.
     #[error("the steps of `{program}` came without times of their tasks, so nothing can be read from them")]
     Untimed {
@@ -241,14 +277,6 @@ pub enum MeasureError {
     },
 
     // A stack of layers that is measured.
-    /// Fewer GPUs than asked for.
-    #[error("{asked} GPUs were asked for and {found} are here; pass --gpus")]
-    FewerGpus {
-        /// As asked.
-        asked: usize,
-        /// As the driver says.
-        found: usize,
-    },
     /// Gradients written in bf16 that were to travel in f32.
     #[error(
         "gradients written in bf16 travel in bf16, and f32 was asked for; say --gradients f32 with --reduce-dtype f32"
@@ -262,25 +290,10 @@ pub enum MeasureError {
         /// The patterns.
         patterns: String,
     },
-    /// There are no GPUs to be measured.
-    #[error("GPUs are measured, and none can be found here: {what}; run this where they are")]
-    NoGpus {
-        /// What is missing.
-        what: String,
-    },
     /// A CUDA library or a layer refused.
     #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] CudaFailure),
-    /// A file is there that nobody said may be replaced.
-    #[error(
-        "`{}` exists; remove it, name another file or folder, or replace it with --force",
-        shown_path(path)
-    )]
-    OutputExists {
-        /// The file.
-        path: PathBuf,
-    },
     /// Some variants could not be measured.
     #[error("{failed} of {all} variants could not be measured; the table says why")]
     Failed {
@@ -289,9 +302,6 @@ pub enum MeasureError {
         /// All.
         all: usize,
     },
-    /// Told to stop.
-    #[error("interrupted")]
-    Stopped,
 }
 
 debug_in_words!(MeasureError);

@@ -17,7 +17,7 @@ use super::file::{Figures, MATHS};
 use super::jitter::Delays;
 use super::programs::{self, Arithmetic, Experiment};
 use super::subject::{Observation, Subject};
-use super::{CalibrateOptions, MeasureError, Watch};
+use super::{CalibrateOptions, MeasureError, Measuring, Watch};
 
 /// Formats of the ladder: plain, and with every kernel there is.
 const LADDER: [Format; 2] = [Format::Bf16, Format::NVFP4_2D];
@@ -111,7 +111,7 @@ impl<'a, 'w> Bench<'a, 'w> {
     /// [`MeasureError::Interrupted`].
     pub(super) fn tell(&mut self, what: &str) -> Result<(), MeasureError> {
         if self.stop.load(Ordering::Relaxed) {
-            return Err(MeasureError::Interrupted);
+            return Err(MeasureError::Interrupted(Measuring::Machine));
         }
         let total = self.total();
         (self.watch)(self.done.min(total), total, what);

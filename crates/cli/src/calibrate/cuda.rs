@@ -23,10 +23,10 @@ use warpweft_session::config::{Config, TraceOutput};
 use warpweft_session::session::initial::MasterRows;
 use warpweft_session::session::{Session, block_on};
 
-use super::MeasureError;
 use super::programs::{Arithmetic, Experiment, Part, Work};
 use super::subject::{Observation, Scale, Subject};
 use super::world::{configuration, observe};
+use super::{MeasureError, Measuring};
 use crate::stack::values;
 
 /// Bytes of the ladder's largest gradient, unless told otherwise.
@@ -46,12 +46,19 @@ impl Cuda {
     /// The first `ranks` GPUs.
     ///
     /// # Errors
-    /// [`MeasureError::NoDevices`], [`MeasureError::Gpus`].
+    /// [`MeasureError::NoGpus`], [`MeasureError::Gpus`].
     pub(super) fn open(ranks: u32, base: Config, largest: Option<u64>) -> Result<Self, MeasureError> {
-        let failed = |error: &dyn std::fmt::Display| MeasureError::NoDevices(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| MeasureError::NoGpus {
+            what: error.to_string(),
+            of: Measuring::Machine,
+        };
         let found = DeviceOrdinal::all().map_err(|error| failed(&error))?;
         let Some(gpus) = found.get(..ranks as usize) else {
-            return Err(MeasureError::Gpus { ranks, found: found.len() });
+            return Err(MeasureError::Gpus {
+                asked: ranks as usize,
+                found: found.len(),
+                of: Measuring::Machine,
+            });
         };
         let contexts = gpus.iter().map(|gpu| Device::open(*gpu)).collect::<Result<Vec<_>, _>>();
         let contexts = contexts.map_err(|error| failed(&error))?;

@@ -56,8 +56,8 @@ use self::figures::Line;
 use self::file::Figures;
 use self::simulated::Simulated;
 use self::subject::Subject;
-use super::MeasureError;
 use super::text::{Align, Table, bytes};
+use super::{MeasureError, Measuring};
 
 /// What is measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -165,7 +165,7 @@ pub fn calibrate_machine(
     let measured = measured.declared(&options.flops);
     let (file, cluster) = measured.figures.declared()?;
     if stop.load(Ordering::Relaxed) {
-        return Err(MeasureError::Interrupted);
+        return Err(MeasureError::Interrupted(Measuring::Machine));
     }
     let Measured { figures, collectives, kernels, .. } = measured;
     let cores = bench.subject.cores().and_then(|cores| check::warning_of_cores(options.ranks, cores));

@@ -12,10 +12,10 @@ use warpweft_base::whole_file::WholeFile;
 use warpweft_format::ElementType;
 use warpweft_plan::policy::ReduceDtype;
 
-use super::super::MeasureError;
 use super::super::stack::{
     Ahead, Ending, Mode, StackFormat, StackOptions, StackShape, Unit, bench_stack, trace_files,
 };
+use super::super::{MeasureError, Measuring};
 
 /// Measures this machine's GPUs at work
 #[derive(Debug, Args)]
@@ -239,7 +239,7 @@ fn parse_ahead(text: &str) -> Result<Ahead, String> {
 
 fn cannot_write(path: &Path) -> impl Fn(io::Error) -> MeasureError {
     move |source| match source.kind() {
-        io::ErrorKind::AlreadyExists => MeasureError::OutputExists { path: path.to_owned() },
+        io::ErrorKind::AlreadyExists => MeasureError::Exists { path: path.to_owned(), of: Measuring::Stack },
         _ => MeasureError::File { action: "write", path: path.to_owned(), source },
     }
 }
@@ -378,7 +378,7 @@ mod tests {
         check(line("*"), false).unwrap();
         std::fs::write(&trace, "kept").unwrap();
         let said = check(line("*"), false).unwrap_err();
-        assert!(matches!(&said, MeasureError::OutputExists { path } if *path == trace), "{said}");
+        assert!(matches!(&said, MeasureError::Exists { path, .. } if *path == trace), "{said}");
         check(line("*"), true).unwrap();
         // That of a variant that is not measured is in nobody's way.
         check(line("*/gradients"), false).unwrap();
@@ -386,7 +386,7 @@ mod tests {
         let table = folder.path().join("table.json");
         std::fs::write(&table, "kept").unwrap();
         let said = check(line("*/gradients"), false).unwrap_err();
-        assert!(matches!(&said, MeasureError::OutputExists { path } if *path == table), "{said}");
+        assert!(matches!(&said, MeasureError::Exists { path, .. } if *path == table), "{said}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use warpweft_plan::model::Math;
 use warpweft_plan::policy::{ByteSize, ByteSizeError};
 use warpweft_session::config::Speed;
 
-use super::super::{CalibrateDevice, CalibrateOptions, MeasureError, calibrate_machine};
+use super::super::{CalibrateDevice, CalibrateOptions, MeasureError, Measuring, calibrate_machine};
 
 /// Measures this machine and writes the cluster file that simulate, plan and tune read
 ///
@@ -237,7 +237,9 @@ impl Calibrate {
 
 fn cannot_write(path: &Path) -> impl Fn(io::Error) -> MeasureError {
     move |source| match source.kind() {
-        io::ErrorKind::AlreadyExists => MeasureError::Exists { path: path.to_owned() },
+        io::ErrorKind::AlreadyExists => {
+            MeasureError::Exists { path: path.to_owned(), of: Measuring::Machine }
+        }
         _ => MeasureError::File { action: "write", path: path.to_owned(), source },
     }
 }

@@ -125,7 +125,7 @@ impl Failure {
         match self {
             Self::Checkpoint(error) => matches!(error, ToolError::Interrupted),
             Self::Lost { .. } => false,
-            Self::Measure(error) => matches!(error, MeasureError::Interrupted | MeasureError::Stopped),
+            Self::Measure(error) => matches!(error, MeasureError::Interrupted(_)),
         }
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use warpweft_base::whole_file::WholeFile;
 use warpweft_session::trace::{Timeline, TimelinePicture, write_trace};
 
-use super::MeasureError;
+use super::{MeasureError, Measuring};
 
 /// Width of pictures, pixels.
 const WIDTH: u32 = 1400;
@@ -71,7 +71,9 @@ impl Outputs {
     /// What checking or writing came to; a file that appeared since the check is not replaced either.
     fn taken(&self, path: &Path, written: io::Result<()>) -> Result<(), MeasureError> {
         written.map_err(|error| match error.kind() {
-            io::ErrorKind::AlreadyExists if !self.replace => MeasureError::Exists { path: path.to_owned() },
+            io::ErrorKind::AlreadyExists if !self.replace => {
+                MeasureError::Exists { path: path.to_owned(), of: Measuring::Machine }
+            }
             _ => refused("write", path)(error),
         })
     }

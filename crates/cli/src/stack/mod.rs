@@ -57,7 +57,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::MeasureError;
+use super::{MeasureError, Measuring};
 pub use report::{Measured, StackReport};
 pub use shape::StackShape;
 pub use variant::{Ahead, Ending, Mode, StackFormat, Unit};
@@ -141,7 +141,7 @@ pub fn bench_stack(
     }
     let found = DeviceOrdinal::all().map_err(no_gpus)?;
     let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
-        return Err(MeasureError::FewerGpus { asked: options.gpus, found: found.len() });
+        return Err(MeasureError::Gpus { asked: options.gpus, found: found.len(), of: Measuring::Stack });
     };
     let pace = Pace { warm: options.warm, steps: options.steps };
     let setting = Setting { options, base, machine, gpus, pace, stop };
@@ -161,7 +161,7 @@ pub fn bench_stack(
     report.rows().iter().for_each(|row| say(&row.line()));
     for (number, session) in variants.iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
-            return Err(MeasureError::Stopped);
+            return Err(MeasureError::Interrupted(Measuring::Stack));
         }
         say(&format!("session {} of {}: {}", number + 1, variants.len(), session.variant));
         for row in measure_variant(&setting, session) {
@@ -215,7 +215,7 @@ fn surroundings(options: &StackOptions) -> Result<(Config, Option<Cluster>), Mea
 fn no_gpus(failure: CudaFailure) -> MeasureError {
     match failure {
         CudaFailure::Library { library, .. } => {
-            MeasureError::NoGpus { what: format!("{library} cannot be opened") }
+            MeasureError::NoGpus { what: format!("{library} cannot be opened"), of: Measuring::Stack }
         }
         failure => failure.into(),
     }

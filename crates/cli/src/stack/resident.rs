@@ -20,7 +20,7 @@ use super::gradient::Gradient;
 use super::layers::{Gradients, Layers, Operands};
 use super::report::Measured;
 use super::shape::{Projection, StackShape};
-use super::{MeasureError, Pace, middle, values};
+use super::{MeasureError, Measuring, Pace, middle, values};
 
 /// Names of its rows.
 pub(super) const NAMES: [&str; 2] = ["resident/eager", "resident/graph"];
@@ -310,7 +310,7 @@ pub(super) fn measure(
     let error = meeting.error.into_inner().unwrap_or_else(PoisonError::into_inner);
     let ranks: Option<Vec<Ranked>> = ranks.into_iter().collect();
     let Some(ranks) = ranks.filter(|ranks| !ranks.is_empty()) else {
-        return Err(error.map_or(MeasureError::Stopped, MeasureError::Cuda));
+        return Err(error.map_or(MeasureError::Interrupted(Measuring::Stack), MeasureError::Cuda));
     };
     let row = |name: &str, timed: fn(&Ranked) -> &Timed| {
         let slowest = |of: fn(&Timed) -> &Vec<Duration>| {

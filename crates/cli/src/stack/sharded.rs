@@ -20,7 +20,7 @@ use super::program::{LOSS, declare};
 use super::report::{Measured, Prediction};
 use super::shape::{Projection, StackShape};
 use super::variant::Selected;
-use super::{MeasureError, Setting, middle, values};
+use super::{MeasureError, Measuring, Setting, middle, values};
 
 /// Steps that are simulated, so that their delays even out.
 const SIMULATED: u32 = 8;
@@ -44,7 +44,7 @@ pub(super) fn measure(
             (row.traced_ms, row.exposed) = (traced.step_ms, traced.exposed);
         });
         match traced {
-            Err(MeasureError::Stopped) => return Err(MeasureError::Stopped),
+            Err(MeasureError::Interrupted(of)) => return Err(MeasureError::Interrupted(of)),
             // What was measured without a trace stands.
             Err(error) => row.remark(format!("no trace: {error}")),
             Ok(()) => {}
@@ -66,7 +66,7 @@ fn run(
         let shape = options.shape;
         let format = variant.format.format();
         let Some(first) = gpus.first() else {
-            return Err(MeasureError::FewerGpus { asked: options.gpus, found: 0 });
+            return Err(MeasureError::Gpus { asked: options.gpus, found: 0, of: Measuring::Stack });
         };
         let recipe = Recipe::best_for(format, first.compute_capability()?);
         let computed = (recipe, options.gradients);
@@ -86,7 +86,7 @@ fn run(
             let mut times = Times::default();
             for step in 0..pace.warm + pace.steps {
                 if stop.load(Ordering::Relaxed) {
-                    return Err(MeasureError::Stopped);
+                    return Err(MeasureError::Interrupted(Measuring::Stack));
                 }
                 // Behind the first step and the one that records.
                 session.split_host_time((2..pace.warm).contains(&step));
