@@ -11,7 +11,7 @@ use warpweft::prelude::*;
 use warpweft_plan::model::Accumulation;
 use warpweft_plan::plan::{ResidentLayout, StepPlan};
 use warpweft_session::config::Config as Settings;
-use warpweft_session::session::{SessionBuilder, plan_program};
+use warpweft_session::session::{SessionBuilder, block_on, plan_program};
 use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
 
 use crate::closure::Transformer;

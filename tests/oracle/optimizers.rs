@@ -1,5 +1,6 @@
 //! Update rules in place of Adam: Lion, and momentum of which each matrix takes a direction.
 
+use warpweft::compute::{PrepareContext, TransformContext};
 use warpweft::prelude::*;
 
 /// What the lists of state keep of the step before.
