@@ -35,7 +35,7 @@ use warpweft_session::trace::TimelinePicture;
 
 use self::model_file::ModelFile;
 use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
-use super::MeasureError;
+use super::{MeasureError, Measuring};
 use super::text::duration;
 
 /// The most tasks that are explained at once.
