@@ -181,8 +181,7 @@ pub mod config {
 pub mod session {
     #[doc(inline)]
     pub use warpweft_session::session::{
-        HostTime, Outcome, Session, SessionBuilder, SessionError, StepReport, block_on, plan_program,
-        simulate_program,
+        Outcome, Session, SessionBuilder, SessionError, StepReport, block_on, plan_program, simulate_program,
     };
 
     /// What masters begin with.
@@ -228,7 +227,7 @@ pub mod rendezvous {
 pub mod trace {
     #[doc(inline)]
     pub use warpweft_session::trace::{
-        Exposure, LineChart, Reference, Series, Summary, TimelinePicture, TraceError, read_trace,
+        LineChart, Reference, Series, Summary, TimelinePicture, TraceError, read_trace,
     };
 }
 

@@ -38,8 +38,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use warpweft::config::Config as Settings;
 use warpweft::id::RankId;
 use warpweft::rendezvous::ProcessEnvironment;
-use warpweft::session::{HostTime, Outcome, Session, SessionError, StepReport, plan_program};
-use warpweft::trace::Exposure;
+use warpweft::session::{Outcome, Session, SessionError, StepReport, plan_program};
+use warpweft_session::session::HostTime;
+use warpweft_session::trace::Exposure;
 
 use arguments::{Arguments, settings};
 use data::{Corpus, Draw, Split};

@@ -35,8 +35,8 @@ use warpweft_session::trace::TimelinePicture;
 
 use self::model_file::ModelFile;
 use self::text::{columnwise, forecast, outcome, policy, too_large, totals};
-use super::{MeasureError, Measuring};
 use super::text::duration;
+use super::{MeasureError, Measuring};
 
 /// The most tasks that are explained at once.
 const MOST_REASONS: usize = 50;
