@@ -1,7 +1,7 @@
 //! The program `warpweft`: checkpoints into the formats and back; plans, simulations and traces looked at; machines
 //! measured.
 //!
-//! It is a user of the library [`warpweft`] and no part of it: a trainer needs nothing that is here. `main.rs` is what
+//! It is a user of the library `warpweft` and no part of it: a trainer needs nothing that is here. `main.rs` is what
 //! belongs to a process; all else is in this small library, for the program, its tests, and whoever converts
 //! checkpoints from code. No version number promises anything of what is hidden from these pages.
 //!
