@@ -10,8 +10,8 @@ use crate::sources::{root, sources};
 /// The most names of the prelude.
 const PRELUDE: usize = 35;
 
-/// The most types, traits, functions and constants of all modules. With `bf16` and `f16`, which are another crate's, they
-/// are 120.
+/// The most types, traits, functions and constants of all modules. With `bf16` and `f16`, which are another
+/// crate's, they are 120.
 const ALL: usize = 118;
 
 /// A file of the library, without comments and documentation.

@@ -1,8 +1,8 @@
 //! `warpweft quantize --to`: a model into a folder that inference engines load.
 //!
-//! Law: what is computed, and what is refused, the library says (`warpweft_session::checkpoint::engines`). Here a file or a
-//! folder becomes plain weights: the masters of a checkpoint that a session saved, in one file or in one for each rank,
-//! compared with their digests, or the tensors of any other file.
+//! Law: what is computed, and what is refused, the library says (`warpweft_session::checkpoint::engines`). Here a
+//! file or a folder becomes plain weights: the masters of a checkpoint that a session saved, in one file or in one for
+//! each rank, compared with their digests, or the tensors of any other file.
 
 use std::path::Path;
 

@@ -3,8 +3,8 @@
 //! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the
 //! chosen plan again, by itself and over the configuration that was given, but for the keys that it says it stands
 //! in place of: so no plan is tried that is made of measured durations, which no configuration holds. The
-//! tuner here is the one of [`warpweft_session::tune`]; this file answers its questions by the simulator. A policy that does
-//! not fit is shown as such; any other refusal ends it all.
+//! tuner here is the one of [`warpweft_session::tune`]; this file answers its questions by the simulator. A policy
+//! that does not fit is shown as such; any other refusal ends it all.
 
 use std::fmt::Write;
 

@@ -2,8 +2,8 @@
 //!
 //! Law: every rank contributes and gets what all contributed. No rank waits past the deadline, but for one of its
 //! process that waits for its lanes, and a rank that fails wakes all others with its reason, in whatever process they
-//! are (RV-2, RV-3 in [`warpweft_backend::rendezvous`]). Steps of a world in one process never come here once their plan
-//! is warm, unless one is skipped; building, recording and trials do.
+//! are (RV-2, RV-3 in [`warpweft_backend::rendezvous`]). Steps of a world in one process never come here once
+//! their plan is warm, unless one is skipped; building, recording and trials do.
 
 use std::sync::Arc;
 use std::time::Duration;

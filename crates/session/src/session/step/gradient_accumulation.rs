@@ -94,9 +94,9 @@ impl Session {
     /// # Errors
     /// [`SessionError::NotAccumulating`] unless the program was declared by
     /// [`StepProgram::accumulating`](warpweft_plan::model::StepProgram::accumulating);
-    /// [`SessionError::Accumulating`] where the loss scale is not the one the sum began with, and where no step could end the sum behind this one: of
-    /// [`Session::MOST_ACCUMULATED`] steps, or because f32 cannot undo their number times the loss scale; otherwise as
-    /// [`Session::step`].
+    /// [`SessionError::Accumulating`] where the loss scale is not the one the sum began with, and where no step
+    /// could end the sum behind this one: of [`Session::MOST_ACCUMULATED`] steps, or because f32 cannot undo their
+    /// number times the loss scale; otherwise as [`Session::step`].
     pub async fn accumulate(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.accumulate_here(program).await
     }
