@@ -32,9 +32,9 @@ use super::{Progress, ToolError};
 /// would be F32 `[1]` is F32 `[N]`.
 ///
 /// Of a checkpoint that a session saved ([`FileStore`](warpweft_session::checkpoint::FileStore)) only the masters are
-/// taken, under the names of their weights, and compared with their digests before anything is written. Moments, planes
-/// and carried buffers are left out, and so is what would make the output look like a checkpoint to resume from. A master
-/// of one row or one column is copied, as a tensor of one dimension.
+/// taken, under the names of their weights, and compared with their digests before anything is written. Moments,
+/// planes and carried buffers are left out, and so is what would make the output look like a checkpoint to resume
+/// from. A master of one row or one column is copied, as a tensor of one dimension.
 ///
 /// Memory: the header, and at most 12 bytes per element of the largest matrix.
 ///
