@@ -55,10 +55,15 @@ fn check(format: Format, via: Via, shape: Shape, weight: &[f32]) -> Quantized {
     quantized
 }
 
-/// [`check`], and that rowwise planes alone are those of both directions, and so are planes of the caller's.
+/// [`check`] and [`check_alike`].
 fn check_every_way(format: Format, via: Via, shape: Shape, weight: &[f32]) {
-    let what = |field: &str| format!("{format} {shape} {via:?} {field}");
     let both = check(format, via, shape, weight);
+    check_alike(format, via, shape, weight, &both);
+}
+
+/// That rowwise planes alone are those of `both` directions, and so are planes of the caller's.
+fn check_alike(format: Format, via: Via, shape: Shape, weight: &[f32], both: &Quantized) {
+    let what = |field: &str| format!("{format} {shape} {via:?} {field}");
     let alone = quantize(format, Directions::Rowwise, via, shape, weight).unwrap();
     assert!(alone == Quantized { columnwise: None, ..both.clone() }, "{}", what("rowwise alone"));
 
@@ -141,7 +146,8 @@ fn a1_nvfp4_matches_the_reference_on_every_shape_and_dtype() {
     }
 }
 
-/// The largest shape takes 4 s in tiles and 7 s in rows, with another test beside it, so each dtype is a test.
+/// The largest shape, quantized whole; of both orientations, bands of rows at its ends and in its middle against the
+/// reference, which would take seconds for all of it.
 fn check_largest(format: Format, via: Via) {
     let shape = Shape::new(8192, 8192);
     // About normal, with another deviation every million values. So many normal ones would take as long again.
@@ -150,7 +156,53 @@ fn check_largest(format: Format, via: Via) {
         values.iter().map(|value| value * (1.0 + part as f32 / 64.0)).collect()
     };
     let parts = std::iter::repeat(some.as_slice()).enumerate().flat_map(deviated);
-    check_every_way(format, via, shape, &parts.take(shape.elements()).collect::<Vec<f32>>());
+    let weight: Vec<f32> = parts.take(shape.elements()).collect();
+    let both = quantize(format, Directions::Both, via, shape, &weight).unwrap();
+    check_bands(format, via, shape, &weight, both.rowwise.as_ref().unwrap(), &both);
+    check_bands(
+        format,
+        via,
+        shape.transposed(),
+        &transposed(shape, &weight),
+        both.columnwise.as_ref().unwrap(),
+        &both,
+    );
+    check_alike(format, via, shape, &weight, &both);
+}
+
+/// Three bands of `planes`, those of the rows of `weight`. The reference gets each band and below it one more row of
+/// blocks that holds the largest magnitude of the whole weight, so that its tensor scale is that of the whole.
+fn check_bands(
+    format: Format,
+    via: Via,
+    shape: Shape,
+    weight: &[f32],
+    planes: &OwnedPlanes,
+    whole: &Quantized,
+) {
+    const BAND: usize = 128;
+    assert_eq!(whole.amax, weight.iter().map(|x| x.abs()).map(|x| seen(via, x)).fold(0.0, f32::max));
+    for top in [0, shape.rows / 2 - BAND / 2, shape.rows - BAND] {
+        let mut band: Vec<f32> =
+            weight[top * shape.cols..][..BAND * shape.cols].iter().map(|x| seen(via, *x)).collect();
+        band.push(whole.amax);
+        band.resize((BAND + 16) * shape.cols, 0.0);
+        let (expected, scale) =
+            reference::quantize(format, Orientation::Rowwise, Shape::new(BAND + 16, shape.cols), &band);
+        let what = |field: &str| format!("{format} {shape} {via:?}, rows from {top}: {field}");
+        assert_f32s(&what("tensor scale"), &[whole.tensor_scale], &[scale]);
+        for (field, given, expected) in
+            [("data", &planes.data, &expected.data), ("scale", &planes.scale, &expected.scale)]
+        {
+            let row = given.len() / shape.rows;
+            assert_bytes(&what(field), &given[top * row..][..BAND * row], &expected[..BAND * row]);
+        }
+    }
+}
+
+/// What a kernel sees of a value.
+fn seen(via: Via, value: f32) -> f32 {
+    if via == Via::Bf16 { to_bf16(value) } else { value }
 }
 
 #[test]

@@ -47,41 +47,42 @@ fn bytes(program: &StepProgram, ranks: u32, config: &Config) -> Option<(usize, u
 #[test]
 fn an_arena_is_close_to_its_live_bytes_and_closer_where_a_budget_asks() {
     let (mut plans, mut refused, mut worst) = (0, Vec::new(), 0.0f64);
+    let prefetches = [Prefetch::depth(1), Prefetch::depth(3), Prefetch::bytes(ByteSize::new(1 << 30))];
     for (name, ranks, sizes) in SHAPES {
-        for (micro_batches, tokens) in BATCHES {
+        for (batch, (micro_batches, tokens)) in BATCHES.into_iter().enumerate() {
             let program = program(name, &format!("{sizes}\nmicro_batches = {micro_batches}"), tokens);
-            for across_micro_batches in [AcrossMicroBatches::Regather, AcrossMicroBatches::Keep] {
-                for (reduce_every, reduce_dtype) in REDUCED {
-                    for prefetch in
-                        [Prefetch::depth(1), Prefetch::depth(3), Prefetch::bytes(ByteSize::new(1 << 30))]
-                    {
-                        let mut config = Config {
-                            prefetch,
-                            across_micro_batches,
-                            reduce_every,
-                            reduce_dtype,
-                            ..Config::default()
-                        };
-                        // A limit in bytes that does not hold the largest adjacent pair.
-                        let Some((arena, live)) = bytes(&program, ranks, &config) else { continue };
-                        let case = format!(
-                            "{name}, {micro_batches} of {tokens}, {across_micro_batches:?}, {reduce_every:?}, {reduce_dtype:?}, {}",
-                            config.prefetch
-                        );
-                        let over = arena as f64 / live as f64;
-                        assert!(over <= 1.1, "{case}: the arena is {over} times the live bytes");
-                        (plans, worst) = (plans + 1, worst.max(over));
-                        let budget = live + live / 20;
-                        config.memory.budget = Some(ByteSize::new(budget as u64));
-                        match bytes(&program, ranks, &config) {
-                            Some((arena, _)) => assert!(arena <= budget, "{case}: {arena} of {budget}"),
-                            None => refused.push(case),
-                        }
-                    }
+            // Of all combinations a third, in which every two values meet.
+            let values = REDUCED.into_iter().enumerate().flat_map(|(reduced, value)| {
+                let across = [AcrossMicroBatches::Regather, AcrossMicroBatches::Keep];
+                across.into_iter().enumerate().map(move |(kept, across)| (reduced + kept, value, across))
+            });
+            for (number, (reduce_every, reduce_dtype), across_micro_batches) in values {
+                let prefetch = prefetches[(batch + number) % prefetches.len()].clone();
+                let mut config = Config {
+                    prefetch,
+                    across_micro_batches,
+                    reduce_every,
+                    reduce_dtype,
+                    ..Config::default()
+                };
+                // A limit in bytes that does not hold the largest adjacent pair.
+                let Some((arena, live)) = bytes(&program, ranks, &config) else { continue };
+                let case = format!(
+                    "{name}, {micro_batches} of {tokens}, {across_micro_batches:?}, {reduce_every:?}, {reduce_dtype:?}, {}",
+                    config.prefetch
+                );
+                let over = arena as f64 / live as f64;
+                assert!(over <= 1.1, "{case}: the arena is {over} times the live bytes");
+                (plans, worst) = (plans + 1, worst.max(over));
+                let budget = live + live / 20;
+                config.memory.budget = Some(ByteSize::new(budget as u64));
+                match bytes(&program, ranks, &config) {
+                    Some((arena, _)) => assert!(arena <= budget, "{case}: {arena} of {budget}"),
+                    None => refused.push(case),
                 }
             }
         }
     }
     println!("{plans} plans, at most {worst:.3} of their live bytes; refused at 1.05: {refused:#?}");
-    assert!(plans > 200 && refused.len() * 12 <= plans, "{} of {plans} are refused", refused.len());
+    assert!(plans > 70 && refused.len() * 12 <= plans, "{} of {plans} are refused", refused.len());
 }
