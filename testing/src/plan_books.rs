@@ -7,7 +7,7 @@
 use warpweft_base::id::{CommSeq, EventId, SlotId, TaskId};
 use warpweft_plan::layout::{ALIGNMENT, Content, Region, Residency, Slot};
 use warpweft_plan::model::ExchangeKind;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{ExchangeBuffer, Op};
 use warpweft_plan::plan::StepPlan;
 
 /// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
@@ -34,7 +34,7 @@ pub fn renumber_collectives(plan: &mut StepPlan) {
 
 /// States anew what an exchange of a buffer receives: of every peer as much as it gives this rank.
 pub fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
-    let Op::ExchangeBuffer { kind, group, from, .. } = plan.tasks[task].op else { return };
+    let Op::ExchangeBuffer(ExchangeBuffer { kind, group, from, .. }) = plan.tasks[task].op else { return };
     let ranks = plan.weights.mesh.size(group) as usize;
     let given = match plan.arena.slot(from).content {
         Content::Buffer(buffer) | Content::Staging(buffer, _) => plan.buffers[buffer.index()].bytes(),

@@ -5,7 +5,10 @@ use warpweft_base::id::{CallId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, expand_scale};
 use warpweft_plan::layout::{Content, PlaneRegions, Residency};
 use warpweft_plan::model::Group;
-use warpweft_plan::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
+use warpweft_plan::op::{
+    self, AllReduce, ExchangeGradient, GatherPart, GatherRecords, NormRecord, Op, ReducePart, Reduction,
+    RoundGradient, SumGradient, SumPart, SumTarget,
+};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 
@@ -118,7 +121,7 @@ fn an_exchange_brings_the_others_slices_in_rank_order() {
         let from = plan.transient("gradient", Content::Gradient(W, call));
         let landed = plan.transient("landed", Content::LandedGradient(W, call, element));
         let part = ReducePart { weight: W, from, to: landed };
-        plan.op(LINK, Op::ExchangeGradient { element, parts: vec![part] });
+        plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts: vec![part] }));
         let slice = plan.weights.layout(W).stored_elements() * element.bytes();
         let gradient = move |rank: usize| shard_bytes(rank, slice * ranks as usize);
         let found = run(plan, move |rank| {
@@ -189,7 +192,7 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                 gradients.push((own, plan.weights.layout(weight).shard.padded().elements()));
                 if element == ElementType::Bf16 {
                     let to = plan.transient("rounded", Content::WireGradient(weight, call));
-                    plan.op(QUANTIZE, Op::RoundGradient { weight, from: own, to });
+                    plan.op(QUANTIZE, Op::RoundGradient(RoundGradient { weight, from: own, to }));
                     own = to;
                 }
                 let landed = plan.transient("landed", Content::LandedGradient(weight, call, element));
@@ -199,9 +202,9 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                 sums.push(SumPart { weight, own, landed: Some(landed), into, target });
             }
             plan.fence(QUANTIZE, LINK);
-            plan.op(LINK, Op::ExchangeGradient { element, parts });
+            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts }));
             plan.fence(LINK, QUANTIZE);
-            plan.op(QUANTIZE, Op::SumGradient { element, parts: sums.clone() });
+            plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts: sums.clone() }));
             // Huge and tiny values: another order of addition gives other bits.
             let values = move |rank: usize, number: usize, elements: usize| {
                 let scale = [1e8, 1.0, -1e8, 3.0][rank];
@@ -258,7 +261,10 @@ fn a_packed_all_reduce_gives_every_rank_the_same_sum() {
             (from, to)
         })
         .collect();
-    plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, group: Group::World, pairs: pairs.clone() });
+    plan.op(
+        LINK,
+        Op::AllReduce(AllReduce { reduction: Reduction::Sum, group: Group::World, pairs: pairs.clone() }),
+    );
     let targets = pairs.clone();
     let sums = run(plan, move |rank: &mut Rank<_>| {
         for (from, _) in &pairs {
@@ -279,7 +285,10 @@ fn a_maximum_over_ranks_ignores_nan() {
     let mut plan = Plan::new(3, &[]);
     let (_, from) = plan.buffer("from", 4, Residency::Resident);
     let (_, to) = plan.buffer("to", 4, Residency::Resident);
-    plan.op(LINK, Op::AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(from, to)] });
+    plan.op(
+        LINK,
+        Op::AllReduce(AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(from, to)] }),
+    );
     let maxima = run(plan, move |rank| {
         let nan = f32::NAN;
         rank.put(from, &[[1.0, nan, nan, 2.0], [3.0, nan, 5.0, nan], [2.0, 4.0, nan, nan]][rank.number()]);
@@ -293,7 +302,7 @@ fn records_are_gathered_in_rank_order() {
     let mut plan = Plan::new(4, &[]);
     let from = plan.transient("record", Content::NormRecord);
     let to = plan.transient("records", Content::NormRecords);
-    plan.op(LINK, Op::GatherRecords { from, to });
+    plan.op(LINK, Op::GatherRecords(GatherRecords { from, to }));
     let record = |rank: usize| NormRecord { squares: rank as f64, fault: rank as u32, reserved: 0 };
     let gathered = run(plan, move |rank| {
         rank.put(from, &[record(rank.number())]);
@@ -309,9 +318,9 @@ fn intervals_of_a_step_are_ordered_and_follow_the_fences() {
     let (_, one) = plan.buffer("one", 1000, Residency::Resident);
     let (_, two) = plan.buffer("two", 1000, Residency::Resident);
     let (_, three) = plan.buffer("three", 1000, Residency::Resident);
-    plan.op(COMPUTE, Op::Copy { from: one, to: two });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: one, to: two }));
     plan.fence(COMPUTE, QUANTIZE);
-    plan.op(QUANTIZE, Op::Copy { from: two, to: three });
+    plan.op(QUANTIZE, Op::Copy(op::Copy { from: two, to: three }));
     let mut intervals = run(plan, |rank| {
         let before = rank.intervals();
         assert!(before.iter().all(|interval| interval.end == 0), "nothing has run yet");

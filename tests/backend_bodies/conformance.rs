@@ -9,7 +9,10 @@ use warpweft_base::id::{BucketId, CallId, RankId, SlotId, WeightId};
 use warpweft_format::{Format, Via};
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::{Hyperparameters, WeightSpec};
-use warpweft_plan::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
+use warpweft_plan::op::{
+    Accumulate, Adam, AdamOperand, CastVote, FusedScale, GatherRecords, GradNorm, MasterOperand, Op,
+    PartialAmax, PartialCast, ShardOperand, Vote,
+};
 use warpweft_plan::policy::AdamMode;
 
 use crate::device::Device;
@@ -44,11 +47,11 @@ fn vote(plan: &mut Plan, main_grads: Vec<(WeightId, SlotId)>, gradient_scale: Sl
     let records = plan.resident("records", Content::NormRecords);
     let optimizer_step = plan.resident("step", Content::OptimizerStep);
     let vote = plan.resident("vote", Content::Vote);
-    plan.op(QUANTIZE, Op::GradNorm { main_grads, fault, record });
+    plan.op(QUANTIZE, Op::GradNorm(GradNorm { main_grads, fault, record }));
     plan.fence(QUANTIZE, LINK);
-    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Vote { records, optimizer_step, gradient_scale, vote });
+    plan.op(QUANTIZE, Op::Vote(CastVote { records, optimizer_step, gradient_scale, vote }));
     Verdict { records, vote }
 }
 
@@ -72,7 +75,7 @@ fn d3_contributions_of_any_size_and_precision_are_scaled_and_no_fault_is_raised(
             let from = plan.transient("reduced", Content::ReducedGradient(weight(number), call));
             let into = plan.resident("main grad", Content::MainGrad(weight(number)));
             for first in [true, false] {
-                plan.op(QUANTIZE, Op::Accumulate { weight: weight(number), from, into, first });
+                plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: weight(number), from, into, first }));
             }
             slots.push((from, into));
         }
@@ -122,16 +125,27 @@ fn g5_a_skipped_step_leaves_every_output_of_the_quantizer_untouched() {
         let scaled = plan.weights.bucket(bucket).has_scales();
         if scaled {
             let masters = masters.clone();
-            plan.op(QUANTIZE, Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote });
+            plan.op(
+                QUANTIZE,
+                Op::PartialAmax(PartialAmax { bucket, masters, block_amax, tensor_amax, vote }),
+            );
             let shards = shards.clone();
             plan.op(
                 QUANTIZE,
-                Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote },
+                Op::FusedScale(FusedScale {
+                    bucket,
+                    block_amax,
+                    tensor_amax,
+                    encode,
+                    tensor_scale,
+                    shards,
+                    vote,
+                }),
             );
             outputs.extend([block_amax, tensor_amax, encode, tensor_scale]);
         }
         let (sources, encode) = (masters.clone(), scaled.then_some(encode));
-        plan.op(QUANTIZE, Op::PartialCast { bucket, masters: sources, encode, shards, vote });
+        plan.op(QUANTIZE, Op::PartialCast(PartialCast { bucket, masters: sources, encode, shards, vote }));
         run(plan, move |rank| {
             rank.put(masters[0], &noise(128 * 160, 3));
             let bytes =
@@ -171,7 +185,10 @@ fn adam(plan: &mut Plan, weights: usize) -> Updated {
         main_grad: plan.resident("main grad", Content::MainGrad(weight(number))),
     };
     let states: Vec<_> = (0..weights).map(state).collect();
-    plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states: states.clone(), vote, hyperparameters });
+    plan.op(
+        QUANTIZE,
+        Op::Adam(Adam { bucket: BucketId::new(0), states: states.clone(), vote, hyperparameters }),
+    );
     Updated { states, vote, hyperparameters }
 }
 
@@ -348,13 +365,13 @@ fn h15_a_bf16_weight_follows_its_master_and_the_textbook() {
         let own = master(&updated.states[0]);
         plan.op(
             QUANTIZE,
-            Op::PartialCast {
+            Op::PartialCast(PartialCast {
                 bucket: BucketId::new(0),
                 masters: vec![own],
                 encode: None,
                 shards: vec![ShardOperand { weight: W, orientation: ROWWISE, slot: shard }],
                 vote: Some(updated.vote),
-            },
+            }),
         );
         assert!(plan.arena.slots.iter().all(|slot| slot.residency == Residency::Resident));
         run(plan, move |rank| {

@@ -4,7 +4,7 @@ use warpweft_base::id::BucketId;
 use warpweft_format::{AmaxChoice, DelayedScaling, Format};
 use warpweft_plan::layout::{Content, Delayed};
 use warpweft_plan::model::WeightSpec;
-use warpweft_plan::op::{Op, Vote};
+use warpweft_plan::op::{DelayedScale, Op, RecordAmax, Vote};
 
 use super::harness::{Plan, QUANTIZE, run, sharded};
 
@@ -23,8 +23,14 @@ fn scales_and_history_follow_the_library_type_and_a_skipped_step_changes_neither
             let tensor_scale = plan.resident("tensor scale", Content::TensorScale(bucket));
             let kept = plan.resident("history", Content::AmaxHistory(bucket));
             let vote = Some(skip);
-            plan.op(QUANTIZE, Op::DelayedScale { bucket, history: Some(kept), scale, tensor_scale, vote });
-            plan.op(QUANTIZE, Op::RecordAmax { bucket, tensor_amax: amaxes, history: kept, vote });
+            plan.op(
+                QUANTIZE,
+                Op::DelayedScale(DelayedScale { bucket, history: Some(kept), scale, tensor_scale, vote }),
+            );
+            plan.op(
+                QUANTIZE,
+                Op::RecordAmax(RecordAmax { bucket, tensor_amax: amaxes, history: kept, vote }),
+            );
             run(plan, move |rank| {
                 rank.put(scale, &[1.0_f32; 3]);
                 let mut models = vec![DelayedScaling::new(tensor, choice, history as usize).unwrap(); 3];
@@ -63,7 +69,10 @@ fn without_a_history_the_scales_stay_and_only_the_tensor_scales_are_written() {
     let bucket = BucketId::new(0);
     let scale = plan.resident("scale", Content::DelayedScale(bucket));
     let tensor_scale = plan.resident("tensor scale", Content::TensorScale(bucket));
-    plan.op(QUANTIZE, Op::DelayedScale { bucket, history: None, scale, tensor_scale, vote: None });
+    plan.op(
+        QUANTIZE,
+        Op::DelayedScale(DelayedScale { bucket, history: None, scale, tensor_scale, vote: None }),
+    );
     run(plan, move |rank| {
         rank.put(scale, &[48.0_f32]);
         rank.step().unwrap();

@@ -8,7 +8,9 @@ use warpweft_format::{ElementType, Format, Via};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::layout::{Content, StateLayout};
 use warpweft_plan::model::{Call, Hyperparameters, Model, Phase, StepProgram};
-use warpweft_plan::op::{AdamOperand, MasterOperand, NormRecord, Op, Vote};
+use warpweft_plan::op::{
+    Adam, AdamOperand, CastVote, GatherRecords, GradNorm, MasterOperand, NormRecord, Op, Vote,
+};
 use warpweft_plan::policy::{Masters, Moments};
 use warpweft_session::checkpoint::{Checkpoint, StatePart};
 use warpweft_session::config::{Capture, Config, Scaling};
@@ -53,7 +55,7 @@ impl Optimizer {
         let (vote, hyperparameters, [exp_avg, exp_avg_sq]) = (self.vote, self.hyperparameters, self.moments);
         let (master, main_grad) = (MasterOperand::Whole(self.master), self.main_grad);
         let states = vec![AdamOperand { weight: W, master, exp_avg, exp_avg_sq, main_grad }];
-        self.plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states, vote, hyperparameters });
+        self.plan.op(QUANTIZE, Op::Adam(Adam { bucket: BucketId::new(0), states, vote, hyperparameters }));
     }
 }
 
@@ -138,11 +140,17 @@ fn a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_told() {
         let records = plan.resident("records", Content::NormRecords);
         let optimizer_step = plan.resident("step", Content::OptimizerStep);
         let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
-        plan.op(QUANTIZE, Op::GradNorm { main_grads: vec![(W, optimizer.main_grad)], fault, record });
+        plan.op(
+            QUANTIZE,
+            Op::GradNorm(GradNorm { main_grads: vec![(W, optimizer.main_grad)], fault, record }),
+        );
         plan.fence(QUANTIZE, LINK);
-        plan.op(LINK, Op::GatherRecords { from: record, to: records });
+        plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
         plan.fence(LINK, QUANTIZE);
-        plan.op(QUANTIZE, Op::Vote { records, optimizer_step, gradient_scale, vote: optimizer.vote });
+        plan.op(
+            QUANTIZE,
+            Op::Vote(CastVote { records, optimizer_step, gradient_scale, vote: optimizer.vote }),
+        );
         optimizer.update();
         let Optimizer { plan, master, main_grad, vote, hyperparameters, .. } = optimizer;
         run(plan, move |rank| {

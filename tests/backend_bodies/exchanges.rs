@@ -8,7 +8,7 @@ use warpweft_base::id::{BufferId, CallId, SlotId};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::{Content, Region};
 use warpweft_plan::model::{BufferSpec, ExchangeKind, Group, Lifetime, Mesh, Role};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{self, ExchangeBuffer, Op};
 
 use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
 use crate::device::{Device, meshes, most_recorded_ranks};
@@ -120,7 +120,7 @@ fn every_exchange(mesh: Mesh) -> (Plan, Vec<Planned>) {
             let from = buffer(&mut plan, "from", *element, elements * parts);
             let got = kind.received(elements * parts, ranks).unwrap();
             let to = buffer(&mut plan, "to", *element, got);
-            plan.op(LINK, Op::ExchangeBuffer { call: CallId::new(0), kind, group, from, to });
+            plan.op(LINK, Op::ExchangeBuffer(ExchangeBuffer { call: CallId::new(0), kind, group, from, to }));
             exchanges.push(Planned { kind, group, from, to });
         }
     }
@@ -254,10 +254,10 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
     let mut last = LINK;
     for turn in BACK_AND_FORTH {
         let (lane, op) = match turn {
-            Turn::Copy(from, to) => (COMPUTE, Op::Copy { from: slots[from], to: slots[to] }),
+            Turn::Copy(from, to) => (COMPUTE, Op::Copy(op::Copy { from: slots[from], to: slots[to] })),
             Turn::Exchange(kind, from, to) => {
                 let (call, group, from, to) = (CallId::new(0), Group::World, slots[from], slots[to]);
-                (LINK, Op::ExchangeBuffer { call, kind, group, from, to })
+                (LINK, Op::ExchangeBuffer(ExchangeBuffer { call, kind, group, from, to }))
             }
         };
         if lane != last {

@@ -15,7 +15,7 @@ use warpweft_plan::layout::{
     Residency, Settings, Slot, Weights,
 };
 use warpweft_plan::model::{BufferSpec, Call, Hyperparameters, Lifetime, Mesh, Phase, Role, WeightSpec};
-use warpweft_plan::op::{Chunk, GatherPart, Op, Operand};
+use warpweft_plan::op::{AllGather, Assemble, Chunk, Compute, GatherChunk, GatherPart, Op, Operand};
 use warpweft_plan::policy::AdamMode;
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
@@ -138,14 +138,14 @@ impl Plan {
             dynamic: false,
             exchange: None,
         });
-        self.op(COMPUTE, Op::Compute { call, fault, operands })
+        self.op(COMPUTE, Op::Compute(Compute { call, fault, operands }))
     }
 
     /// Gathers weights on the link and makes their planes whole on the compute lane.
     pub(crate) fn gather(&mut self, parts: &[GatherPart]) {
-        self.op(LINK, Op::AllGather { parts: parts.to_vec() });
+        self.op(LINK, Op::AllGather(AllGather { parts: parts.to_vec() }));
         self.fence(LINK, COMPUTE);
-        self.op(COMPUTE, Op::Assemble { parts: parts.to_vec() });
+        self.op(COMPUTE, Op::Assemble(Assemble { parts: parts.to_vec() }));
     }
 
     /// As [`Plan::gather`] of one weight, so many bytes of every shard at a time.
@@ -155,10 +155,10 @@ impl Plan {
         let whole = data.bytes + scale.bytes;
         for begin in (0..whole).step_by(bytes) {
             let chunk = Chunk { begin, end: whole.min(begin + bytes) };
-            self.op(LINK, Op::GatherChunk { part, chunk });
+            self.op(LINK, Op::GatherChunk(GatherChunk { part, chunk }));
         }
         self.fence(LINK, COMPUTE);
-        self.op(COMPUTE, Op::Assemble { parts: vec![part] });
+        self.op(COMPUTE, Op::Assemble(Assemble { parts: vec![part] }));
     }
 
     /// `to` waits for everything enqueued on `from` so far.

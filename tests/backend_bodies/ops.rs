@@ -5,7 +5,11 @@ use warpweft_base::id::{BucketId, CallId, RankId, SlotId};
 use warpweft_format::{Directions, ElementType, Format, Orientation, Via, quantize};
 use warpweft_plan::layout::{Content, PlaneRegions, Region, Residency};
 use warpweft_plan::model::{Group, Mesh, WeightSpec};
-use warpweft_plan::op::{DequantizePart, GatherPart, NormRecord, Op, Reduction, ShardOperand, Vote};
+use warpweft_plan::op::{
+    self, Accumulate, AddGradient, AllGather, AllReduce, CastVote, ClearFault, Dequantize, DequantizePart,
+    FusedScale, GatherPart, GatherRecords, GradNorm, NormRecord, Op, PartialAmax, PartialCast, Reduction,
+    ShardOperand, Vote, ZeroPadding,
+};
 
 use super::harness::{COMPUTE, LINK, Plan, QUANTIZE, W, noise, run, sharded};
 
@@ -39,21 +43,39 @@ fn flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
     // As the planner does it: no scales, no amax.
     let encode = plan.weights.bucket(bucket).has_scales().then_some(encode);
     if let Some(encode) = encode {
-        let amax = Op::PartialAmax { bucket, masters: masters.clone(), block_amax, tensor_amax: local, vote };
+        let amax = Op::PartialAmax(PartialAmax {
+            bucket,
+            masters: masters.clone(),
+            block_amax,
+            tensor_amax: local,
+            vote,
+        });
         plan.op(QUANTIZE, amax);
         plan.fence(QUANTIZE, LINK);
         plan.op(
             LINK,
-            Op::AllReduce { reduction: Reduction::Max, group: Group::World, pairs: vec![(local, reduced)] },
+            Op::AllReduce(AllReduce {
+                reduction: Reduction::Max,
+                group: Group::World,
+                pairs: vec![(local, reduced)],
+            }),
         );
         plan.fence(LINK, QUANTIZE);
         let (tensor_amax, shards) = (reduced, shards.clone());
         plan.op(
             QUANTIZE,
-            Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote },
+            Op::FusedScale(FusedScale {
+                bucket,
+                block_amax,
+                tensor_amax,
+                encode,
+                tensor_scale,
+                shards,
+                vote,
+            }),
         );
     }
-    plan.op(QUANTIZE, Op::PartialCast { bucket, masters, encode, shards: shards.clone(), vote });
+    plan.op(QUANTIZE, Op::PartialCast(PartialCast { bucket, masters, encode, shards: shards.clone(), vote }));
     plan.fence(QUANTIZE, LINK);
     let mut gathered = Vec::new();
     let mut dense = Vec::new();
@@ -63,14 +85,14 @@ fn flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         let orientation = Orientation::Rowwise;
         let arrived = plan.transient("arrived", Content::Gathered(W, orientation));
         let part = GatherPart { weight: W, orientation, from: own, to: arrived };
-        plan.op(LINK, Op::AllGather { parts: vec![part] });
+        plan.op(LINK, Op::AllGather(AllGather { parts: vec![part] }));
         plan.fence(LINK, COMPUTE);
         for values in [ElementType::F32, ElementType::Bf16] {
             let to = plan.transient("dense of what arrived", Content::Dense(W, orientation, values));
             let tensor_scale = Some(tensor_scale);
             let (from, own) = (arrived, Some(own));
             let part = DequantizePart { weight: W, orientation, values, from, own, tensor_scale, to };
-            plan.op(COMPUTE, Op::Dequantize { parts: vec![part] });
+            plan.op(COMPUTE, Op::Dequantize(Dequantize { parts: vec![part] }));
             dense.push((orientation, values, to));
         }
     }
@@ -90,7 +112,7 @@ fn flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
             let to = plan.transient("dense", Content::Dense(W, orientation, values));
             let tensor_scale = Some(tensor_scale);
             let part = DequantizePart { weight: W, orientation, values, from, own: None, tensor_scale, to };
-            plan.op(COMPUTE, Op::Dequantize { parts: vec![part] });
+            plan.op(COMPUTE, Op::Dequantize(Dequantize { parts: vec![part] }));
             dense.push((orientation, values, to));
         }
     }
@@ -191,8 +213,8 @@ fn the_first_contribution_overwrites_and_later_ones_add_the_mean() {
     let mut plan = Plan::new(4, &[sharded(8, 3, Format::F32)]);
     let from = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
     let into = plan.resident("main grad", Content::MainGrad(W));
-    plan.op(QUANTIZE, Op::Accumulate { weight: W, from, into, first: true });
-    plan.op(QUANTIZE, Op::Accumulate { weight: W, from, into, first: false });
+    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from, into, first: true }));
+    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from, into, first: false }));
     let sums = run(plan, move |rank| {
         rank.put(into, &[f32::NAN; 6]);
         rank.put(from, &[4.0_f32, 8.0, -4.0, 0.0, 1.0, 2.0]);
@@ -206,7 +228,7 @@ fn a_gradient_is_added_to_another_whole_and_undivided() {
     let mut plan = Plan::new(2, &[sharded(3, 2, Format::F32)]);
     let from = plan.transient("second", Content::Gradient(W, CallId::new(1)));
     let into = plan.transient("first", Content::Gradient(W, CallId::new(0)));
-    plan.op(QUANTIZE, Op::AddGradient { weight: W, from, into });
+    plan.op(QUANTIZE, Op::AddGradient(AddGradient { weight: W, from, into }));
     let sums = run(plan, move |rank| {
         rank.put(into, &[1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0, 0.0, 0.0]);
         rank.put(from, &[0.5_f32, 1e9, -3.0, 0.25, 0.0, 1.0, 0.0, 0.0]);
@@ -227,7 +249,7 @@ fn an_arena_begins_with_zeros() {
 fn padding_rows_are_zeroed_and_real_ones_kept() {
     let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
     let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
-    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    plan.op(COMPUTE, Op::ZeroPadding(ZeroPadding { weight: W, gradient }));
     let rows = run(plan, move |rank| {
         rank.put(gradient, &[7.0_f32; 12]);
         rank.step().unwrap();
@@ -240,7 +262,7 @@ fn padding_rows_are_zeroed_and_real_ones_kept() {
 fn padding_rows_of_a_gradient_in_bf16_are_zeroed_and_real_ones_kept() {
     let mut plan = Plan::new(3, &[sharded(4, 2, Format::F32)]);
     let gradient = plan.transient("gradient", Content::WireGradient(W, CallId::new(0)));
-    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    plan.op(COMPUTE, Op::ZeroPadding(ZeroPadding { weight: W, gradient }));
     let seven = bf16::from_f32(7.0);
     let rows = run(plan, move |rank| {
         rank.put(gradient, &[seven; 12]);
@@ -257,8 +279,8 @@ fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
     let (_, from) = plan.buffer("from", 33, Residency::Resident);
     let (_, to) = plan.buffer("to", 33, Residency::Resident);
     let fault = plan.resident("fault", Content::FaultWord);
-    plan.op(COMPUTE, Op::Copy { from, to });
-    plan.op(COMPUTE, Op::ClearFault { fault });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from, to }));
+    plan.op(COMPUTE, Op::ClearFault(ClearFault { fault }));
     run(plan, move |rank| {
         rank.put(from, &noise(33, 1));
         rank.put(fault, &[9_u32]);
@@ -285,11 +307,11 @@ fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let step = plan.resident("step", Content::OptimizerStep);
     let gradient_scale = plan.resident("gradient scale", Content::GradientScale);
     let vote = plan.transient("vote", Content::Vote);
-    plan.op(QUANTIZE, Op::GradNorm { main_grads: main_grads.clone(), fault, record });
+    plan.op(QUANTIZE, Op::GradNorm(GradNorm { main_grads: main_grads.clone(), fault, record }));
     plan.fence(QUANTIZE, LINK);
-    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Vote { records, optimizer_step: step, gradient_scale, vote });
+    plan.op(QUANTIZE, Op::Vote(CastVote { records, optimizer_step: step, gradient_scale, vote }));
     let votes = run(plan, move |rank| {
         let mut votes = Vec::new();
         for (gradient, word) in [(1.0, 0), (f32::NAN, 0), (1.0, 3)] {

@@ -6,7 +6,9 @@ use warpweft_base::id::{BucketId, SlotId};
 use warpweft_format::{Format, Via, join_master, split_master};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Hyperparameters, NonNegative, ParameterGroup};
-use warpweft_plan::op::{AdamOperand, MasterOperand, Op, ShardOperand, Vote};
+use warpweft_plan::op::{
+    Adam, AdamOperand, CastVote, GatherRecords, GradNorm, MasterOperand, Op, PartialCast, ShardOperand, Vote,
+};
 use warpweft_plan::policy::{AdamMode, Masters};
 
 use super::harness::{BY, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
@@ -38,7 +40,7 @@ fn optimizer(elements: usize, masters: Masters) -> Optimizer {
     let vote = plan.resident("vote", Content::Vote);
     let hyperparameters = plan.resident("hyperparameters", Content::Hyperparameters);
     let states = vec![AdamOperand { weight: W, master, exp_avg, exp_avg_sq, main_grad }];
-    plan.op(QUANTIZE, Op::Adam { bucket: BucketId::new(0), states, vote, hyperparameters });
+    plan.op(QUANTIZE, Op::Adam(Adam { bucket: BucketId::new(0), states, vote, hyperparameters }));
     Optimizer { plan, master, exp_avg, exp_avg_sq, main_grad, vote, hyperparameters }
 }
 
@@ -76,7 +78,7 @@ fn model_of(plan: &mut Plan, master: MasterOperand, vote: SlotId) -> SlotId {
     let slot = plan.resident("shard", Content::Shard(W, ROWWISE));
     let shards = vec![ShardOperand { weight: W, orientation: ROWWISE, slot }];
     let (bucket, masters, vote) = (BucketId::new(0), vec![master], Some(vote));
-    plan.op(QUANTIZE, Op::PartialCast { bucket, masters, encode: None, shards, vote });
+    plan.op(QUANTIZE, Op::PartialCast(PartialCast { bucket, masters, encode: None, shards, vote }));
     slot
 }
 
@@ -190,13 +192,13 @@ fn a_vote_that_skips_leaves_masters_moments_and_shards_alone() {
     let operands = vec![ShardOperand { weight: W, orientation: ROWWISE, slot: shard }];
     plan.op(
         QUANTIZE,
-        Op::PartialCast {
+        Op::PartialCast(PartialCast {
             bucket: BucketId::new(0),
             masters: vec![master],
             encode: None,
             shards: operands,
             vote: Some(vote),
-        },
+        }),
     );
     run(plan, move |rank| {
         rank.put(master, &noise(5, 1));
@@ -232,12 +234,12 @@ fn tail(elements: usize) -> (Optimizer, SlotId) {
     let records = state.plan.resident("records", Content::NormRecords);
     let optimizer_step = state.plan.resident("step", Content::OptimizerStep);
     let gradient_scale = state.plan.resident("gradient scale", Content::GradientScale);
-    let norm = Op::GradNorm { main_grads: vec![(W, state.main_grad)], fault, record };
+    let norm = Op::GradNorm(GradNorm { main_grads: vec![(W, state.main_grad)], fault, record });
     state.plan.op(QUANTIZE, norm);
     state.plan.fence(QUANTIZE, LINK);
-    state.plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    state.plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     state.plan.fence(LINK, QUANTIZE);
-    state.plan.op(QUANTIZE, Op::Vote { records, optimizer_step, gradient_scale, vote: state.vote });
+    state.plan.op(QUANTIZE, Op::Vote(CastVote { records, optimizer_step, gradient_scale, vote: state.vote }));
     state.plan.op(QUANTIZE, adam.0);
     (state, gradient_scale)
 }

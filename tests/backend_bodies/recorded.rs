@@ -7,7 +7,7 @@ use half::bf16;
 use warpweft_base::id::{CallId, MicroBatchId, RankId};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::Call;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{AllGather, Compute, Op};
 use warpweft_plan::plan::StepPlan;
 use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Capture, Config, Scaling};
@@ -114,7 +114,7 @@ fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan, ranks: u32) {
     }
     let mut gathers = Vec::new();
     for (at, task) in plan.tasks.iter().enumerate() {
-        if let Op::AllGather { parts } = &task.op {
+        if let Op::AllGather(AllGather { parts }) = &task.op {
             let block = parts[0].weight.index() / EXPERTS;
             let of: Vec<usize> = parts.iter().map(|part| part.weight.index()).collect();
             assert_eq!(of, (block * EXPERTS..(block + 1) * EXPERTS).collect::<Vec<_>>());
@@ -123,7 +123,7 @@ fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan, ranks: u32) {
     }
     for (block, format) in formats().into_iter().enumerate().skip(1) {
         let before = plan.tasks.iter().position(|task| {
-            matches!(task.op, Op::Compute { call, .. } if plan.calls[call.index()].name == format!("f{}", block - 1))
+            matches!(task.op, Op::Compute(Compute { call, .. }) if plan.calls[call.index()].name == format!("f{}", block - 1))
         });
         let gather = gathers.iter().find(|(_, of)| *of == block).unwrap().0;
         assert!(gather < before.unwrap(), "{format} is gathered one block ahead");

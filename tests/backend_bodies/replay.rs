@@ -3,7 +3,10 @@
 use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::{Content, Residency};
-use warpweft_plan::op::{GatherPart, Op, ReducePart, SumPart, SumTarget};
+use warpweft_plan::op::{
+    self, ClearFault, ExchangeGradient, GatherPart, Op, ReducePart, SumGradient, SumPart, SumTarget,
+    ZeroPadding,
+};
 
 use crate::device::most_recorded_ranks;
 
@@ -19,17 +22,17 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let gradient = plan.transient("gradient", Content::Gathered(W, ROWWISE));
     let element = ElementType::F32;
     let landed = plan.transient("landed", Content::LandedGradient(W, CallId::new(0), element));
-    plan.op(COMPUTE, Op::ClearFault { fault });
+    plan.op(COMPUTE, Op::ClearFault(ClearFault { fault }));
     plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: shard, to: gathered }]);
-    plan.op(COMPUTE, Op::Copy { from: gathered, to: gradient });
-    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: gathered, to: gradient }));
+    plan.op(COMPUTE, Op::ZeroPadding(ZeroPadding { weight: W, gradient }));
     plan.fence(COMPUTE, LINK);
     let part = ReducePart { weight: W, from: gradient, to: landed };
-    plan.op(LINK, Op::ExchangeGradient { element, parts: vec![part] });
+    plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts: vec![part] }));
     plan.fence(LINK, QUANTIZE);
     let (landed, target) = (Some(landed), SumTarget::More);
     let part = SumPart { weight: W, own: gradient, landed, into: main_grad, target };
-    plan.op(QUANTIZE, Op::SumGradient { element, parts: vec![part] });
+    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts: vec![part] }));
     (plan, shard, main_grad)
 }
 
@@ -127,11 +130,11 @@ fn a_replayed_step_is_timed_like_an_issued_one() {
     let (_, two) = plan.buffer("two", 4000, Residency::Resident);
     let (_, three) = plan.buffer("three", 4000, Residency::Resident);
     let (_, four) = plan.buffer("four", 4000, Residency::Resident);
-    plan.op(COMPUTE, Op::Copy { from: one, to: two });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: one, to: two }));
     plan.fence(COMPUTE, QUANTIZE);
-    plan.op(QUANTIZE, Op::Copy { from: two, to: three });
+    plan.op(QUANTIZE, Op::Copy(op::Copy { from: two, to: three }));
     plan.fence(QUANTIZE, COMPUTE);
-    plan.op(COMPUTE, Op::Copy { from: three, to: four });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: three, to: four }));
     let mut steps = run(plan, |rank| {
         rank.step().unwrap();
         let issued = rank.intervals();

@@ -5,7 +5,10 @@ use warpweft_base::id::{CallId, RankId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::{Group, Mesh};
-use warpweft_plan::op::{GatherPart, NormRecord, Op, ReducePart, Reduction, SumPart, SumTarget};
+use warpweft_plan::op::{
+    AllReduce, ExchangeGradient, GatherPart, GatherRecords, NormRecord, Op, ReducePart, Reduction,
+    SumGradient, SumPart, SumTarget,
+};
 
 use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
 use crate::device::{meshes, most_recorded_ranks};
@@ -35,13 +38,13 @@ fn sums(mesh: Mesh, recorded: bool) -> Vec<Vec<Vec<f32>>> {
         pairs.push((reduced, summed));
     }
     if mesh.shards() > 1 {
-        plan.op(LINK, Op::ExchangeGradient { element, parts });
+        plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts }));
         plan.fence(LINK, QUANTIZE);
     }
-    plan.op(QUANTIZE, Op::SumGradient { element, parts: sums });
+    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts: sums }));
     plan.fence(QUANTIZE, LINK);
     let (reduction, group) = (Reduction::Sum, Group::Replicate);
-    plan.op(LINK, Op::AllReduce { reduction, group, pairs: pairs.clone() });
+    plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: pairs.clone() }));
     run(plan, move |rank| {
         let put = |rank: &super::harness::Rank<_>| {
             for (number, slot) in given.iter().enumerate() {
@@ -120,7 +123,7 @@ fn check_combined(mesh: Mesh, group: Group, reduction: Reduction, elements: [usi
         let (_, to) = plan.buffer(&format!("{elements} combined"), elements, Residency::Resident);
         (from, to)
     });
-    plan.op(LINK, Op::AllReduce { reduction, group, pairs: pairs.to_vec() });
+    plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: pairs.to_vec() }));
     // A maximum ignores what is no number.
     let given = move |rank: usize, turn: usize, elements: usize| {
         let mut given = values(rank, turn, elements);
@@ -208,13 +211,13 @@ fn every_group_combines_its_own_ranks_and_records_come_from_all() {
         let results = groups.map(|group| {
             kinds.map(|reduction| {
                 let (_, to) = plan.buffer(&format!("{reduction:?} over {group}"), 1, Residency::Resident);
-                plan.op(LINK, Op::AllReduce { reduction, group, pairs: vec![(own, to)] });
+                plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: vec![(own, to)] }));
                 to
             })
         });
         let record = plan.transient("record", Content::NormRecord);
         let records = plan.transient("records", Content::NormRecords);
-        plan.op(LINK, Op::GatherRecords { from: record, to: records });
+        plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
         let found = run(plan, move |rank| {
             let number = rank.number() as u32;
             rank.put(own, &[(1u32 << number) as f32]);

@@ -11,7 +11,7 @@ use warpweft_format::{
 };
 use warpweft_plan::layout::{Content, PlaneRegions};
 use warpweft_plan::model::WeightSpec;
-use warpweft_plan::op::{Op, ShardOperand};
+use warpweft_plan::op::{FusedScale, Op, ShardOperand};
 
 use super::harness::{Plan, QUANTIZE, Rank, run, sharded};
 use crate::device::Device;
@@ -42,7 +42,15 @@ fn scaled(weights: &[WeightSpec]) -> Scaled {
         }
     }
     let written = shards.clone();
-    let op = Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards: written, vote };
+    let op = Op::FusedScale(FusedScale {
+        bucket,
+        block_amax,
+        tensor_amax,
+        encode,
+        tensor_scale,
+        shards: written,
+        vote,
+    });
     plan.op(QUANTIZE, op);
     Scaled { plan, block_amax, tensor_amax, encode, tensor_scale, shards }
 }

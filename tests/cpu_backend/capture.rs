@@ -5,7 +5,7 @@ use warpweft_base::id::{CallId, EventId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::{Access, Gradient};
-use warpweft_plan::op::{GatherPart, Op, Operand, OperandRole};
+use warpweft_plan::op::{self, Accumulate, ClearFault, GatherPart, Op, Operand, OperandRole, ZeroPadding};
 
 use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, noise, run, sharded};
 use crate::device::{closures, on_every_rank};
@@ -19,7 +19,7 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     let gradient = plan.transient("gradient", Content::Gradient(W, CallId::new(0)));
     let reduced = plan.transient("reduced", Content::ReducedGradient(W, CallId::new(0)));
-    plan.op(COMPUTE, Op::ClearFault { fault });
+    plan.op(COMPUTE, Op::ClearFault(ClearFault { fault }));
     plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: shard, to: gathered }]);
     let call = plan.call(
         "grow",
@@ -37,11 +37,11 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     });
     plan.calls[0].gradients.push(Gradient { weight: W, element: ElementType::F32 });
     assert_eq!(call, TaskId::new(3));
-    plan.op(COMPUTE, Op::ZeroPadding { weight: W, gradient });
+    plan.op(COMPUTE, Op::ZeroPadding(ZeroPadding { weight: W, gradient }));
     plan.fence(COMPUTE, LINK);
     plan.op(LINK, Op::reduce_scatter(W, gradient, reduced));
     plan.fence(LINK, QUANTIZE);
-    plan.op(QUANTIZE, Op::Accumulate { weight: W, from: reduced, into: main_grad, first: false });
+    plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from: reduced, into: main_grad, first: false }));
     (plan, shard, main_grad)
 }
 
@@ -110,7 +110,7 @@ fn captures_that_do_not_begin_or_end_are_refused() {
     let mut plan = Plan::new(1, &[]);
     let (_, from) = plan.buffer("from", 8, Residency::Resident);
     let (_, to) = plan.buffer("to", 8, Residency::Resident);
-    plan.op(COMPUTE, Op::Copy { from, to });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from, to }));
     run(plan, |rank| {
         rank.begin().unwrap();
         let (streams, bound) = (&mut rank.streams, &rank.bound);

@@ -8,7 +8,7 @@ use warpweft_base::id::{BufferId, EventId, LaneId, SlotId, TaskId};
 use warpweft_format::Format;
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::Access;
-use warpweft_plan::op::{Op, Operand, OperandRole};
+use warpweft_plan::op::{self, GatherRecords, GradNorm, Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, sharded};
 use crate::device::{closures, on_every_rank};
@@ -29,11 +29,11 @@ fn chain() -> Chain {
         ("out", Residency::Resident),
     ]
     .map(|(name, residency)| plan.buffer(name, 64, residency).1);
-    let first = plan.op(COMPUTE, Op::Copy { from: slots[0], to: slots[1] });
+    let first = plan.op(COMPUTE, Op::Copy(op::Copy { from: slots[0], to: slots[1] }));
     plan.fence(COMPUTE, QUANTIZE);
-    let second = plan.op(QUANTIZE, Op::Copy { from: slots[1], to: slots[2] });
+    let second = plan.op(QUANTIZE, Op::Copy(op::Copy { from: slots[1], to: slots[2] }));
     plan.fence(QUANTIZE, COMPUTE);
-    let third = plan.op(COMPUTE, Op::Copy { from: slots[2], to: slots[3] });
+    let third = plan.op(COMPUTE, Op::Copy(op::Copy { from: slots[2], to: slots[3] }));
     Chain { plan, slots, tasks: [first, second, third] }
 }
 
@@ -110,7 +110,7 @@ fn a_writer_that_does_not_wait_for_a_reader_is_a_hazard() {
     let Chain { mut plan, slots, .. } = chain();
     // Lane 0 overwrites `a` for the next use while lane 1 may still read it.
     plan.script.truncate(4);
-    plan.op(COMPUTE, Op::Copy { from: slots[0], to: slots[1] });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: slots[0], to: slots[1] }));
     assert_parts(verdict(plan), &["task 3 (copy) writes `a` on lane 0", "task 1 (copy) reads `a` on lane 1"]);
 }
 
@@ -120,15 +120,15 @@ fn order_is_carried_over_a_third_lane() {
     plan.script.truncate(4);
     plan.fence(QUANTIZE, LINK);
     plan.fence(LINK, COMPUTE);
-    let third = plan.op(COMPUTE, Op::Copy { from: slots[0], to: slots[1] });
+    let third = plan.op(COMPUTE, Op::Copy(op::Copy { from: slots[0], to: slots[1] }));
     let record = plan.transient("record", Content::NormRecord);
     let records = plan.transient("records", Content::NormRecords);
     let fault = plan.resident("fault", Content::FaultWord);
     assert_eq!(third, TaskId::new(3));
     // The link lane has a task of its own, so that it is a lane of the plan.
     let main_grads = Vec::new();
-    plan.op(LINK, Op::GradNorm { main_grads, fault, record });
-    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    plan.op(LINK, Op::GradNorm(GradNorm { main_grads, fault, record }));
+    plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     assert_eq!(verdict(plan), Ok(()));
 }
 
@@ -154,7 +154,7 @@ fn slots_that_share_bytes_while_both_live_are_a_hazard() {
     plan.arena.slots[alias.index()].region = plan.region(slots[2]);
     // On the lane of the reader, so that nothing but the content is wrong.
     plan.script.pop();
-    plan.op(COMPUTE, Op::Copy { from: slots[0], to: alias });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: slots[0], to: alias }));
     let late = TaskId::at(plan.ops.len());
     plan.ops.push(plan.ops[tasks[2].index()].clone());
     plan.script.push(Do::Enqueue(COMPUTE, late));
@@ -169,7 +169,7 @@ fn aliased_slots_on_two_lanes_are_compared_by_their_bytes() {
     let Chain { mut plan, slots, .. } = chain();
     plan.arena.slots[slots[3].index()].region = plan.region(slots[1]);
     plan.script.retain(|entry| *entry != Do::Wait(COMPUTE, EventId::new(1)));
-    plan.ops[2].0 = Op::Copy { from: slots[0], to: slots[3] };
+    plan.ops[2].0 = Op::Copy(op::Copy { from: slots[0], to: slots[3] });
     assert_parts(
         verdict(plan),
         &["task 2 (copy) writes `out` on lane 0", "task 1 (copy) reads `a` on lane 1"],
@@ -197,8 +197,8 @@ fn a_lane_that_gets_its_tasks_out_of_order_is_a_hazard() {
     let (_, one) = plan.buffer("one", 8, Residency::Resident);
     let (_, two) = plan.buffer("two", 8, Residency::Resident);
     let (_, three) = plan.buffer("three", 8, Residency::Resident);
-    plan.op(COMPUTE, Op::Copy { from: one, to: two });
-    plan.op(COMPUTE, Op::Copy { from: one, to: three });
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: one, to: two }));
+    plan.op(COMPUTE, Op::Copy(op::Copy { from: one, to: three }));
     plan.script.swap(0, 1);
     assert_parts(verdict(plan), &["task 0 (copy) is enqueued on lane 0 behind task 1 (copy)"]);
 }
@@ -269,7 +269,7 @@ fn a_recording_notes_the_lanes_the_first_does_not_wait_for() {
     };
     let Chain { mut plan, slots, .. } = chain();
     assert!(unjoined(plan.clone()).is_empty());
-    plan.op(QUANTIZE, Op::Copy { from: slots[0], to: slots[2] });
+    plan.op(QUANTIZE, Op::Copy(op::Copy { from: slots[0], to: slots[2] }));
     plan.script.insert(plan.script.len() - 1, Do::Record(COMPUTE, EventId::at(plan.events)));
     plan.script.insert(plan.script.len() - 1, Do::Wait(QUANTIZE, EventId::at(plan.events)));
     plan.events += 1;
@@ -332,7 +332,7 @@ fn dynamic_chain() -> Plan {
     let (number, a) = plan.buffer("a", 64, Residency::Transient);
     let (_, to) = plan.buffer("out", 64, Residency::Resident);
     let fault = plan.resident("fault", Content::FaultWord);
-    plan.op(QUANTIZE, Op::Copy { from, to: a });
+    plan.op(QUANTIZE, Op::Copy(op::Copy { from, to: a }));
     plan.fence(QUANTIZE, COMPUTE);
     plan.call(
         "decide",
@@ -341,7 +341,7 @@ fn dynamic_chain() -> Plan {
     );
     plan.calls[0].dynamic = true;
     plan.fence(COMPUTE, QUANTIZE);
-    plan.op(QUANTIZE, Op::Copy { from: a, to });
+    plan.op(QUANTIZE, Op::Copy(op::Copy { from: a, to }));
     plan
 }
 

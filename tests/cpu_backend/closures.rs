@@ -11,7 +11,7 @@ use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError, ComputeFactory};
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::{Access, Call};
-use warpweft_plan::op::{Op, Operand, OperandRole};
+use warpweft_plan::op::{ClearFault, Op, Operand, OperandRole};
 
 use crate::bodies::harness::{COMPUTE, LANES, Plan, Rank};
 use crate::device::{closures, on_every_rank};
@@ -23,7 +23,7 @@ fn three_calls() -> (Plan, SlotId, SlotId) {
     let mut plan = Plan::new(1, &[]);
     let fault = plan.resident("fault", Content::FaultWord);
     let (_, slot) = plan.buffer("counts", 3, Residency::Resident);
-    plan.op(COMPUTE, Op::ClearFault { fault });
+    plan.op(COMPUTE, Op::ClearFault(ClearFault { fault }));
     for name in ["first", "second", "third"] {
         let operand = Operand { slot, access: Access::Update, role: OperandRole::Buffer(BUFFER) };
         plan.call(name, fault, vec![operand]);

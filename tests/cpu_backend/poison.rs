@@ -10,7 +10,7 @@ use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeContext, ComputeError, ComputeFactory};
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::{Call, Group, Mesh};
-use warpweft_plan::op::{NormRecord, Op, Reduction};
+use warpweft_plan::op::{self, AllReduce, GatherRecords, NormRecord, Op, Reduction};
 
 use crate::bodies::harness::{
     COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, Rank, W, run, sharded, within_limit,
@@ -30,7 +30,7 @@ fn two_collectives_over(mesh: Mesh) -> Plan {
     let record = plan.resident("record", Content::NormRecord);
     let records = plan.transient("records", Content::NormRecords);
     plan.op(LINK, Op::gather(W, ROWWISE, shard, gathered));
-    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     plan
 }
 
@@ -296,7 +296,7 @@ fn a_plan_that_races_gets_an_error_instead_of_a_data_race() {
     let (_, from) = plan.buffer("from", 64, Residency::Resident);
     let (_, to) = plan.buffer("to", 64, Residency::Resident);
     plan.arena.slots[to.index()].region = plan.region(from);
-    let copy = plan.op(COMPUTE, Op::Copy { from, to });
+    let copy = plan.op(COMPUTE, Op::Copy(op::Copy { from, to }));
     run(plan, move |rank| match rank.step().unwrap_err() {
         BackendError::Task { task, op: "copy", reason, .. } => {
             assert_eq!(task, copy);
@@ -313,10 +313,13 @@ fn a_failed_task_lets_its_collectives_go_on() {
     let (_, to) = plan.buffer("to", 4, Residency::Resident);
     // Bad memory on both ranks, in the middle of a collective.
     plan.arena.slots[to.index()].region = plan.region(from);
-    plan.op(LINK, Op::AllReduce { reduction: Reduction::Sum, group: Group::World, pairs: vec![(from, to)] });
+    plan.op(
+        LINK,
+        Op::AllReduce(AllReduce { reduction: Reduction::Sum, group: Group::World, pairs: vec![(from, to)] }),
+    );
     let record = plan.transient("record", Content::NormRecord);
     let records = plan.transient("records", Content::NormRecords);
-    plan.op(LINK, Op::GatherRecords { from: record, to: records });
+    plan.op(LINK, Op::GatherRecords(GatherRecords { from: record, to: records }));
     let gathered = run(plan, move |rank| {
         rank.put(record, &[NormRecord { squares: 1.0, fault: 0, reserved: 0 }]);
         assert!(matches!(rank.step(), Err(BackendError::Task { op: "all-reduce", .. })));

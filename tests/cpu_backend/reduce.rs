@@ -10,7 +10,10 @@ use warpweft_base::id::{CallId, RankId, SlotId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Mesh;
-use warpweft_plan::op::{DequantizePart, Op, ReducePart, SumPart, SumTarget};
+use warpweft_plan::op::{
+    Accumulate, Dequantize, DequantizePart, ExchangeGradient, Op, ReducePart, ReduceScatter, SumGradient,
+    SumPart, SumTarget,
+};
 
 use crate::bodies::harness::{LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded};
 
@@ -49,19 +52,28 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
         let by_collective = sums(ranks, element, |plan, from| {
             let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
             let into = plan.resident("main grad", Content::MainGrad(W));
-            plan.op(LINK, Op::ReduceScatter { element, parts: vec![ReducePart { weight: W, from, to }] });
+            plan.op(
+                LINK,
+                Op::ReduceScatter(ReduceScatter { element, parts: vec![ReducePart { weight: W, from, to }] }),
+            );
             plan.fence(LINK, QUANTIZE);
-            plan.op(QUANTIZE, Op::Accumulate { weight: W, from: to, into, first: true });
+            plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from: to, into, first: true }));
             into
         });
         let by_ranks = sums(ranks, element, |plan, from| {
             let to = plan.transient("landed", Content::LandedGradient(W, CALL, element));
             let into = plan.resident("main grad", Content::MainGrad(W));
-            plan.op(LINK, Op::ExchangeGradient { element, parts: vec![ReducePart { weight: W, from, to }] });
+            plan.op(
+                LINK,
+                Op::ExchangeGradient(ExchangeGradient {
+                    element,
+                    parts: vec![ReducePart { weight: W, from, to }],
+                }),
+            );
             plan.fence(LINK, QUANTIZE);
             let (landed, target) = (Some(to), SumTarget::First);
             let parts = vec![SumPart { weight: W, own: from, landed, into, target }];
-            plan.op(QUANTIZE, Op::SumGradient { element, parts });
+            plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts }));
             into
         });
         assert!(by_ranks.iter().flatten().any(|value| *value != 0.0));
@@ -78,20 +90,23 @@ fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
     let scatter: Case = |plan, element| {
         let from = plan.transient("gradient", Content::Gradient(W, CALL));
         let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
-        Op::ReduceScatter { element, parts: vec![ReducePart { weight: W, from, to }] }
+        Op::ReduceScatter(ReduceScatter { element, parts: vec![ReducePart { weight: W, from, to }] })
     };
     let sum: Case = |plan, element| {
         let own = plan.transient("gradient", Content::Gradient(W, CALL));
         let into = plan.transient("reduced", Content::ReducedGradient(W, CALL));
         let target = SumTarget::Rows;
-        Op::SumGradient { element, parts: vec![SumPart { weight: W, own, landed: None, into, target }] }
+        Op::SumGradient(SumGradient {
+            element,
+            parts: vec![SumPart { weight: W, own, landed: None, into, target }],
+        })
     };
     let dequantize: Case = |plan, values| {
         let orientation = Orientation::Rowwise;
         let from = plan.transient("gathered", Content::Gathered(W, orientation));
         let to = plan.transient("dense", Content::Dense(W, orientation, ElementType::F32));
         let part = DequantizePart { weight: W, orientation, values, from, own: None, tensor_scale: None, to };
-        Op::Dequantize { parts: vec![part] }
+        Op::Dequantize(Dequantize { parts: vec![part] })
     };
     let bind = |case: Case, element| {
         let mut plan = Plan::new(1, &[sharded(4, 4, Format::Bf16)]);
@@ -120,7 +135,7 @@ fn columnwise_values_of_what_arrived_are_not_bound() {
         let to = plan.transient("dense", Content::Dense(W, orientation, ElementType::F32));
         let values = ElementType::F32;
         let part = DequantizePart { weight: W, orientation, values, from, own, tensor_scale: None, to };
-        plan.op(QUANTIZE, Op::Dequantize { parts: vec![part] });
+        plan.op(QUANTIZE, Op::Dequantize(Dequantize { parts: vec![part] }));
         let world = CpuWorld::new(Mesh::new(2).unwrap(), CpuOptions::default()).unwrap();
         Rank::start(world.backend(RankId::new(0)).unwrap(), Arc::new(plan), None).map(drop)
     };

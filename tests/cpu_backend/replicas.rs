@@ -9,7 +9,7 @@ use warpweft_base::id::{CallId, RankId};
 use warpweft_format::Format;
 use warpweft_plan::layout::{Content, Residency};
 use warpweft_plan::model::{Group, Mesh};
-use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::op::{AllReduce, Op, Reduction};
 
 use crate::bodies::harness::{LINK, Plan, ROWWISE, Rank, W, noise, run, sharded};
 
@@ -27,7 +27,7 @@ fn a_gradient_that_a_collective_sums_is_summed_over_a_replica_and_then_over_the_
     let summed = plan.transient("summed", Content::SummedGradient(W, call));
     plan.op(LINK, Op::reduce_scatter(W, from, reduced));
     let (reduction, group) = (Reduction::Sum, Group::Replicate);
-    plan.op(LINK, Op::AllReduce { reduction, group, pairs: vec![(reduced, summed)] });
+    plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: vec![(reduced, summed)] }));
     let sums = run(plan, move |rank| {
         rank.put(from, &noise(20, rank.number() as u32));
         rank.step().unwrap();
@@ -71,7 +71,7 @@ fn a_rank_that_is_gone_is_named_by_its_twins_in_other_replicas() {
     let (_, from) = plan.buffer("from", 1, Residency::Resident);
     let (_, to) = plan.buffer("to", 1, Residency::Resident);
     let (reduction, group) = (Reduction::Sum, Group::Replicate);
-    plan.op(LINK, Op::AllReduce { reduction, group, pairs: vec![(from, to)] });
+    plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: vec![(from, to)] }));
     let outcomes = run(plan, move |rank| (rank.number() != 5).then(|| rank.step()));
     // Rank 5 holds shard 1; ranks 1 and 3 do too.
     for number in [1, 3] {

@@ -9,7 +9,7 @@ use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{ExchangeGradient, Op};
 use warpweft_plan::plan::{PlanError, StepPlan};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 use warpweft_session::config::{Capture, Config};
@@ -140,7 +140,7 @@ fn gradients_written_in_bf16_give_the_bits_of_the_same_values_written_in_f32() {
 
 fn reductions(plan: &StepPlan) -> Vec<(ElementType, usize)> {
     let of = |op: &Op| match op {
-        Op::ExchangeGradient { element, parts } => Some((*element, parts.len())),
+        Op::ExchangeGradient(ExchangeGradient { element, parts }) => Some((*element, parts.len())),
         _ => None,
     };
     plan.tasks.iter().filter_map(|task| of(&task.op)).collect()
@@ -149,7 +149,7 @@ fn reductions(plan: &StepPlan) -> Vec<(ElementType, usize)> {
 /// PL-4. Nothing rounds it, and it takes two bytes an element from the call to the wire.
 #[test]
 fn what_a_call_writes_in_bf16_is_reduced_where_it_lies() {
-    let rounds = |plan: &StepPlan| plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }));
+    let rounds = |plan: &StepPlan| plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient(_)));
     let config = |reduce_dtype| Config { reduce_dtype, ..Config::default() };
     let whole = Declared::new(Format::F32, ElementType::F32).plan(&config(ReduceDtype::Bf16), 5);
     assert!(rounds(&whole));

@@ -9,7 +9,10 @@ use warpweft_plan::model::{
     Accumulation, BufferSpec, Call, Exchange, ExchangeKind, Form, Gradient, Group, Lifetime, Phase,
     Placement, Reuse, Role, WeightSpec,
 };
-use warpweft_plan::op::{DequantizePart, Op, SumTarget};
+use warpweft_plan::op::{
+    Accumulate, AllGather, Dequantize, DequantizePart, ExchangeGradient, GatherChunk, Op, ReduceScatter,
+    SumGradient, SumTarget, Transpose, Update,
+};
 use warpweft_plan::plan::{GatherStart, StepPlan};
 use warpweft_plan::policy::{
     AcrossMicroBatches, Backward, Columnwise, Masters, Moments, ReduceDtype, ReduceEvery,
@@ -41,30 +44,31 @@ pub fn features() -> Vec<Feature> {
     add("a dynamic call", |sample, _| sample.program.calls().iter().any(|call| call.dynamic));
     add("several micro-batches", |sample, _| sample.program.micro_batches() > 1);
     add("a gather of several weights", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(&task.op, Op::AllGather { parts } if parts.len() > 1))
+        plan.tasks
+            .iter()
+            .any(|task| matches!(&task.op, Op::AllGather(AllGather { parts }) if parts.len() > 1))
     });
-    add("a gather in chunks", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { .. }))
-    });
+    add("a gather in chunks", |_, plan| plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk(_))));
     add("planes made whole for a transposition", |_, plan| is_assembled(plan, false));
     add("planes made whole for a call", |_, plan| is_assembled(plan, true));
     add("dense values derived on the call's lane", |_, plan| is_dequantized(plan, true));
     add("dense values derived ahead of a call", |_, plan| is_dequantized(plan, false));
     add("a reduction of several weights", |_, plan| {
         let several = |op: &Op| match op {
-            Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => parts.len() > 1,
+            Op::ReduceScatter(ReduceScatter { parts, .. })
+            | Op::ExchangeGradient(ExchangeGradient { parts, .. }) => parts.len() > 1,
             _ => false,
         };
         plan.tasks.iter().any(|task| several(&task.op))
     });
     add("gradients that a collective sums", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(task.op, Op::ReduceScatter { .. }))
+        plan.tasks.iter().any(|task| matches!(task.op, Op::ReduceScatter(_)))
     });
     for target in [SumTarget::Rows, SumTarget::First, SumTarget::More] {
         for alone in [false, true] {
             let has = move |_: &Sample, plan: &StepPlan| {
                 let parts = plan.tasks.iter().flat_map(|task| match &task.op {
-                    Op::SumGradient { parts, .. } => parts.as_slice(),
+                    Op::SumGradient(SumGradient { parts, .. }) => parts.as_slice(),
                     _ => &[],
                 });
                 parts.into_iter().any(|part| (part.target, part.landed.is_none()) == (target, alone))
@@ -135,7 +139,7 @@ pub fn features() -> Vec<Feature> {
     add("masters beside their shards", |sample, _| sample.config.optimizer.masters == Masters::Bf16Remainder);
     add("delayed scaling", |sample, _| sample.config.quantize.scaling == Scaling::Delayed);
     add("a bucket of several parameter groups", |_, plan| {
-        let adams = plan.tasks.iter().filter(|task| matches!(task.op, Op::Adam { .. }));
+        let adams = plan.tasks.iter().filter(|task| matches!(task.op, Op::Adam(_)));
         adams.count() > plan.weights.buckets.len()
     });
     for lists in 0..=2 {
@@ -144,7 +148,7 @@ pub fn features() -> Vec<Feature> {
     }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a bucket of several parameter groups that a rule of its own updates", |_, plan| {
-        let rows = |op: &Op| matches!(op, Op::Update { transformed: None, .. });
+        let rows = |op: &Op| matches!(op, Op::Update(Update { transformed: None, .. }));
         plan.tasks.iter().filter(|task| rows(&task.op)).count() > plan.weights.buckets.len()
     });
     add("a rule of its own at the end of a sum, with replicas", |_, plan| {
@@ -172,9 +176,7 @@ pub fn features() -> Vec<Feature> {
         };
         weights.iter().any(|spec| spec.frozen && is_twin(spec))
     });
-    add("gradients in bf16", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. }))
-    });
+    add("gradients in bf16", |_, plan| plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient(_))));
     add("gradients written in bf16, with padding and without", |sample, plan| {
         let is_padded = |weight| {
             let shard = &plan.weights.layout(weight).shard;
@@ -197,26 +199,32 @@ pub fn features() -> Vec<Feature> {
         plan.policy.reduce_dtype == ReduceDtype::F32 && plan.calls.iter().any(mixed)
     });
     add("gradients added on the rank", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient { .. }))
+        plan.tasks.iter().any(|task| matches!(task.op, Op::AddGradient(_)))
     });
     add("gradients without an optimizer", |_, plan| {
-        let adds = |op: &Op| matches!(op, Op::Accumulate { .. } | Op::SumGradient { .. });
+        let adds = |op: &Op| matches!(op, Op::Accumulate(_) | Op::SumGradient(_));
         !plan.updates_weights && plan.tasks.iter().any(|task| adds(&task.op))
     });
     add("columnwise planes derived", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }))
+        plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose(_)))
     });
     add("columnwise planes of several weights derived at once", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(&task.op, Op::Transpose { parts } if parts.len() > 1))
+        plan.tasks
+            .iter()
+            .any(|task| matches!(&task.op, Op::Transpose(Transpose { parts }) if parts.len() > 1))
     });
     add("planes of several weights dequantized at once", |_, plan| {
-        plan.tasks.iter().any(|task| matches!(&task.op, Op::Dequantize { parts } if parts.len() > 1))
+        plan.tasks
+            .iter()
+            .any(|task| matches!(&task.op, Op::Dequantize(Dequantize { parts }) if parts.len() > 1))
     });
     add("values of whole planes", |_, plan| dequantizes(plan, |part| part.own.is_none()));
     add("values of what arrived", |_, plan| dequantizes(plan, |part| part.own.is_some()));
     add("values of what arrived in chunks", |_, plan| {
         let chunked = |slot: SlotId| {
-            plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk { part, .. } if part.to == slot))
+            plan.tasks
+                .iter()
+                .any(|task| matches!(task.op, Op::GatherChunk(GatherChunk { part, .. }) if part.to == slot))
         };
         dequantizes(plan, |part| part.own.is_some() && chunked(part.from))
     });
@@ -295,7 +303,7 @@ pub fn features() -> Vec<Feature> {
         gives(|spec| spec.role == Role::Input) && gives(|spec| spec.lifetime == Lifetime::Carried)
     });
     add("an exchange behind a call whose planes are gathered ahead", |_, plan| {
-        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeBuffer { .. }));
+        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeBuffer(_)));
         exchanges.count() > 0 && plan.tasks.iter().any(|task| task.release.is_some())
     });
     for shards in 1..=5 {
@@ -320,14 +328,14 @@ fn exchanges(sample: &Sample) -> impl Iterator<Item = Exchange> {
 
 /// Does a task add a gradient of a weight placed so to what earlier steps added up?
 fn continues(plan: &StepPlan, placement: Placement) -> bool {
-    let adds = |op: &Op| matches!(op, Op::Accumulate { weight, .. } if plan.weights.layout(*weight).placement == placement);
+    let adds = |op: &Op| matches!(op, Op::Accumulate(Accumulate { weight, .. }) if plan.weights.layout(*weight).placement == placement);
     plan.accumulation.continues() && plan.tasks.iter().any(|task| adds(&task.op))
 }
 
 /// Does a rule of the program's own update a weight beside which so many lists are kept?
 fn updates(plan: &StepPlan, wanted: impl Fn(usize) -> bool) -> bool {
     let states = plan.tasks.iter().flat_map(|task| match &task.op {
-        Op::Update { states, .. } => states.as_slice(),
+        Op::Update(Update { states, .. }) => states.as_slice(),
         _ => &[],
     });
     states.into_iter().any(|state| wanted(state.kept.len()))
@@ -336,7 +344,7 @@ fn updates(plan: &StepPlan, wanted: impl Fn(usize) -> bool) -> bool {
 /// Does a plan dequantize such a part?
 fn dequantizes(plan: &StepPlan, wanted: impl Fn(&DequantizePart) -> bool) -> bool {
     let parts = plan.tasks.iter().filter_map(|task| match &task.op {
-        Op::Dequantize { parts } => Some(parts),
+        Op::Dequantize(Dequantize { parts }) => Some(parts),
         _ => None,
     });
     parts.flatten().any(wanted)
@@ -344,13 +352,13 @@ fn dequantizes(plan: &StepPlan, wanted: impl Fn(&DequantizePart) -> bool) -> boo
 
 /// Are planes made whole on the compute lane, or on another one?
 fn is_assembled(plan: &StepPlan, computes: bool) -> bool {
-    let mut assembles = plan.tasks.iter().filter(|task| matches!(task.op, Op::Assemble { .. }));
+    let mut assembles = plan.tasks.iter().filter(|task| matches!(task.op, Op::Assemble(_)));
     assembles.any(|task| (task.lane == plan.compute_lane()) == computes)
 }
 
 /// Are dense values made on the compute lane, or on another one?
 fn is_dequantized(plan: &StepPlan, computes: bool) -> bool {
-    let mut dequantized = plan.tasks.iter().filter(|task| matches!(task.op, Op::Dequantize { .. }));
+    let mut dequantized = plan.tasks.iter().filter(|task| matches!(task.op, Op::Dequantize(_)));
     dequantized.any(|task| (task.lane == plan.compute_lane()) == computes)
 }
 

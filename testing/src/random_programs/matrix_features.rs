@@ -4,7 +4,7 @@
 
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::Accumulation;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{ExchangeRows, Op, Prepare, Transform, Update};
 use warpweft_plan::plan::StepPlan;
 
 use super::Sample;
@@ -14,8 +14,9 @@ pub(super) fn features() -> Vec<Feature> {
     let mut all: Vec<Feature> = Vec::new();
     for lists in 0..=2 {
         let has = move |_: &Sample, plan: &StepPlan| {
-            rounds(plan)
-                .any(|round| matches!(round, Op::Prepare { states, .. } if states[0].kept.len() == lists))
+            rounds(plan).any(
+                |round| matches!(round, Op::Prepare(Prepare { states, .. }) if states[0].kept.len() == lists),
+            )
         };
         all.push((format!("matrices prepared from {lists} lists"), Box::new(has)));
     }
@@ -35,20 +36,20 @@ pub(super) fn features() -> Vec<Feature> {
             ranks > 1 && layout.shard.rows_per_rank * (ranks - 1) >= layout.shard.shape.rows
         };
         rounds(plan).any(|op| match op {
-            Op::ExchangeRows { weights, .. } => is_short(plan.weights.layout(weights[0])),
+            Op::ExchangeRows(ExchangeRows { weights, .. }) => is_short(plan.weights.layout(weights[0])),
             _ => false,
         })
     });
     add("a matrix that every rank has whole, beside shared ones", |plan| {
-        let prepared = rounds(plan).filter(|op| matches!(op, Op::Prepare { .. })).count();
+        let prepared = rounds(plan).filter(|op| matches!(op, Op::Prepare(_))).count();
         (1..prepared).contains(&(exchanged(plan).count() / 2))
     });
     add("more rounds of matrices than are under way at once", |plan| {
-        rounds(plan).filter(|op| matches!(op, Op::Prepare { .. })).count() > 3
+        rounds(plan).filter(|op| matches!(op, Op::Prepare(_))).count() > 3
     });
     add("a second round of matrices of one size", |plan| {
         let first = rounds(plan).filter_map(|op| match op {
-            Op::ExchangeRows { weights, .. } => Some(plan.weights.layout(weights[0])),
+            Op::ExchangeRows(ExchangeRows { weights, .. }) => Some(plan.weights.layout(weights[0])),
             _ => None,
         });
         // There and back.
@@ -58,14 +59,14 @@ pub(super) fn features() -> Vec<Feature> {
     });
     add("matrices among updates that need none", |plan| {
         let by = |wanted: bool| {
-            let is = move |op: &Op| matches!(op, Op::Update { transformed, .. } if transformed.is_some() == wanted);
+            let is = move |op: &Op| matches!(op, Op::Update(Update { transformed, .. }) if transformed.is_some() == wanted);
             plan.tasks.iter().any(|task| is(&task.op))
         };
         by(true) && by(false)
     });
     add("matrices with padding, at the end of a sum, with replicas", |plan| {
         let is_padded = |op: &Op| match op {
-            Op::Transform { weights, .. } => weights.iter().any(|weight| {
+            Op::Transform(Transform { weights, .. }) => weights.iter().any(|weight| {
                 let shard = &plan.weights.layout(*weight).shard;
                 shard.padded_rows() > shard.shape.rows
             }),
@@ -83,8 +84,7 @@ pub(super) fn features() -> Vec<Feature> {
 
 /// What makes matrices whole and transforms them.
 fn rounds(plan: &StepPlan) -> impl Iterator<Item = &Op> {
-    let is_of_one =
-        |op: &&Op| matches!(op, Op::Prepare { .. } | Op::ExchangeRows { .. } | Op::Transform { .. });
+    let is_of_one = |op: &&Op| matches!(op, Op::Prepare(_) | Op::ExchangeRows(_) | Op::Transform(_));
     plan.tasks.iter().map(|task| &task.op).filter(is_of_one)
 }
 
@@ -92,7 +92,7 @@ fn rounds(plan: &StepPlan) -> impl Iterator<Item = &Op> {
 fn exchanged(plan: &StepPlan) -> impl Iterator<Item = (usize, usize)> {
     let ranks = plan.weights.mesh.shards() as usize;
     rounds(plan).filter_map(move |op| match op {
-        Op::ExchangeRows { weights, .. } => Some((weights.len(), ranks)),
+        Op::ExchangeRows(ExchangeRows { weights, .. }) => Some((weights.len(), ranks)),
         _ => None,
     })
 }

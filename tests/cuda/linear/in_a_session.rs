@@ -151,8 +151,7 @@ async fn run_keeping(
         .start_cuda(gpus.to_vec())
         .await
         .unwrap();
-    let turns =
-        session.plan("train").unwrap().tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
+    let turns = session.plan("train").unwrap().tasks.iter().any(|task| matches!(task.op, Op::Transpose(_)));
     let derived =
         computed.0.form() == warpweft_plan::model::Form::Planes && format.derives_columnwise().is_ok();
     assert_eq!(turns, derived, "columnwise planes are made where dx reads them and they are not gathered");

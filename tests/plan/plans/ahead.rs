@@ -16,11 +16,11 @@ fn plan(format: Format, depth: u32, chunk: Option<usize>, derive_ahead: bool) ->
 }
 
 fn makes(op: &Op) -> bool {
-    matches!(op, Op::Assemble { .. } | Op::Dequantize { .. })
+    matches!(op, Op::Assemble(_) | Op::Dequantize(_))
 }
 
 fn is_call(op: &Op) -> bool {
-    matches!(op, Op::Compute { .. })
+    matches!(op, Op::Compute(_))
 }
 
 /// Calls between the making of planes or values and the first call that reads them, for every task that makes

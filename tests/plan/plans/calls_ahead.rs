@@ -3,7 +3,7 @@
 use warpweft_base::id::WeightId;
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::model::{Form, Mesh, Model, ModelBuilder, Phase, ProgramBuilder, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{AllGather, GatherChunk, Op};
 use warpweft_plan::plan::{Policy, StepPlan};
 
 use super::policy;
@@ -58,8 +58,8 @@ fn gathers(plan: &StepPlan) -> Vec<(String, &str)> {
     let mut found = Vec::new();
     for task in &plan.tasks {
         let weights = match &task.op {
-            Op::AllGather { parts } => names(&mut parts.iter().map(|part| part.weight)),
-            Op::GatherChunk { part, .. } => names(&mut std::iter::once(part.weight)),
+            Op::AllGather(AllGather { parts }) => names(&mut parts.iter().map(|part| part.weight)),
+            Op::GatherChunk(GatherChunk { part, .. }) => names(&mut std::iter::once(part.weight)),
             _ => continue,
         };
         found.push((

@@ -7,7 +7,7 @@ use warpweft_plan::model::{
     BufferSpec, DeclareError, Exchange, ExchangeKind, Form, Group, Lifetime, Mesh, Model, Phase,
     ProgramBuilder, Role, StepProgram,
 };
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{ExchangeBuffer, Op};
 use warpweft_plan::plan::{PlanError, Policy, StepPlan, Task};
 
 use super::{policy, position};
@@ -63,7 +63,7 @@ fn planned(depth: u32, communicators: u32) -> StepPlan {
 }
 
 fn is_exchange(op: &Op) -> bool {
-    matches!(op, Op::ExchangeBuffer { .. })
+    matches!(op, Op::ExchangeBuffer(_))
 }
 
 /// Everything that must be over before a task begins: what stands before it on its lane, its fences, and theirs.
@@ -97,7 +97,7 @@ fn an_exchange_takes_its_turn_among_reductions_between_its_writer_and_its_reader
             lanes.dedup();
             lanes
         };
-        assert_eq!(lane_of(|op| matches!(op, Op::ExchangeGradient { .. })), [task.lane]);
+        assert_eq!(lane_of(|op| matches!(op, Op::ExchangeGradient(_))), [task.lane]);
         assert_eq!(lane_of(Op::is_gather) == [task.lane], communicators == 1);
         let lane = plan.lanes.iter().find(|lane| lane.id == task.lane).unwrap();
         let Some((communicator, _)) = task.collective else { panic!("it is a collective") };
@@ -122,7 +122,7 @@ fn gathers_ahead_wait_for_the_call_before_an_exchange_and_not_for_the_exchange()
             let gather = position(&plan, |op, subject| op.is_gather() && subject == format!("w{layer}"));
             assert!(!before(&plan, gather)[exchange], "depth {depth}, layer {layer}");
             let release = plan.task(plan.tasks[gather].release.unwrap());
-            assert!(matches!(release.op, Op::Compute { .. }), "{}", release.op.name());
+            assert!(matches!(release.op, Op::Compute(_)), "{}", release.op.name());
             assert!(layer < last || release.subject == "f3", "depth {depth}: {}", release.subject);
         }
         assert!(before(&plan, call)[exchange]);
@@ -183,10 +183,10 @@ fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
         program.micro_batches(micro_batches).unwrap();
         let program = program.build_evaluation().unwrap();
         let plan = StepPlan::build(&program, &policy(1), Mesh::new(2).unwrap()).unwrap();
-        let call = plan.tasks.iter().rposition(|task| matches!(task.op, Op::Compute { .. })).unwrap();
+        let call = plan.tasks.iter().rposition(|task| matches!(task.op, Op::Compute(_))).unwrap();
         assert!(!before(&plan, call)[plan.tasks.iter().rposition(|task| is_exchange(&task.op)).unwrap()]);
         let last = plan.tasks.iter().rposition(|task| is_exchange(&task.op)).unwrap();
-        let copies = plan.tasks[last..].iter().filter(|task| matches!(task.op, Op::Copy { .. })).count();
+        let copies = plan.tasks[last..].iter().filter(|task| matches!(task.op, Op::Copy(_))).count();
         assert_eq!(copies, copies_behind, "{lifetime:?}");
     }
 }
@@ -282,7 +282,7 @@ fn every_micro_batch_exchanges_its_own_buffers() {
     let mesh = Mesh::new(2).unwrap();
     let plan = StepPlan::build(&between_layers(mesh, 3), &policy(1), mesh).unwrap();
     let touched = |task: &Task| match task.op {
-        Op::ExchangeBuffer { call, from, to, .. } => {
+        Op::ExchangeBuffer(ExchangeBuffer { call, from, to, .. }) => {
             Some((plan.calls[call.index()].micro_batch.index(), from, to))
         }
         _ => None,

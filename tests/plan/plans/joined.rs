@@ -3,7 +3,7 @@
 use warpweft_base::id::WeightId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::model::{Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Assemble, Dequantize, Op, Transpose};
 use warpweft_plan::plan::{Policy, StepPlan};
 
 use super::policy;
@@ -42,8 +42,8 @@ fn derived(plan: &StepPlan) -> (Subjects<'_>, Subjects<'_>) {
     let (mut transposed, mut dequantized) = (Vec::new(), Vec::new());
     for task in &plan.tasks {
         match &task.op {
-            Op::Transpose { parts } => transposed.push((task.subject.as_str(), parts.len())),
-            Op::Dequantize { parts } => dequantized.push((task.subject.as_str(), parts.len())),
+            Op::Transpose(Transpose { parts }) => transposed.push((task.subject.as_str(), parts.len())),
+            Op::Dequantize(Dequantize { parts }) => dequantized.push((task.subject.as_str(), parts.len())),
             _ => {}
         }
     }
@@ -85,9 +85,9 @@ fn one_task_makes_values_of_two_types_of_the_same_planes() {
     call.uses(weight, Orientation::Rowwise, Form::DenseBf16).add().unwrap();
     let plan =
         StepPlan::build(&program.build_evaluation().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
-    let dequantize = plan.tasks.iter().find(|task| matches!(task.op, Op::Dequantize { .. })).unwrap();
+    let dequantize = plan.tasks.iter().find(|task| matches!(task.op, Op::Dequantize(_))).unwrap();
     assert_eq!(dequantize.subject, "w");
-    let Op::Dequantize { parts } = &dequantize.op else { unreachable!() };
+    let Op::Dequantize(Dequantize { parts }) = &dequantize.op else { unreachable!() };
     let values: Vec<_> = parts.iter().map(|part| part.values).collect();
     assert_eq!(values, [ElementType::F32, ElementType::Bf16]);
     let mut touched: Vec<_> = dequantize.op.accesses().into_iter().map(|(slot, _)| slot).collect();
@@ -131,8 +131,8 @@ fn of_a_gather_only_what_somebody_reads_whole_is_made_whole() {
     let (mut whole, mut beside) = (Vec::new(), Vec::new());
     for task in &plan.tasks {
         match &task.op {
-            Op::Assemble { parts } => whole.extend(parts.iter().map(|part| part.weight)),
-            Op::Dequantize { parts } => {
+            Op::Assemble(Assemble { parts }) => whole.extend(parts.iter().map(|part| part.weight)),
+            Op::Dequantize(Dequantize { parts }) => {
                 beside.extend(parts.iter().map(|part| (part.weight, part.values, part.own.is_some())));
             }
             _ => {}

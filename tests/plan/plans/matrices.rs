@@ -9,7 +9,7 @@ use warpweft_plan::layout::{Content, LaneKind, RoundStage, StateLayout, Weights}
 use warpweft_plan::model::{
     Accumulation, Form, Group, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram, WeightSpec,
 };
-use warpweft_plan::op::{Op, PrepareOperand};
+use warpweft_plan::op::{ExchangeRows, Op, Prepare, PrepareOperand, Transform, Update};
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft_session::config::Config;
 use warpweft_session::session::plan_program;
@@ -92,7 +92,7 @@ pub(crate) fn rounds(plan: &StepPlan) -> Vec<Round> {
         reader
     };
     let prepares = plan.tasks.iter().enumerate().filter_map(|(position, task)| match &task.op {
-        Op::Prepare { bucket, states, to, .. } => Some((position, *bucket, states, *to)),
+        Op::Prepare(Prepare { bucket, states, to, .. }) => Some((position, *bucket, states, *to)),
         _ => None,
     });
     let of = |(prepare, in_bucket, states, mut slot): (usize, _, &Vec<_>, SlotId)| {
@@ -101,15 +101,15 @@ pub(crate) fn rounds(plan: &StepPlan) -> Vec<Round> {
         loop {
             let reader = reads(slot);
             match &plan.tasks[reader].op {
-                Op::ExchangeRows { weights, to, .. } if *weights == of_round => {
+                Op::ExchangeRows(ExchangeRows { weights, to, .. }) if *weights == of_round => {
                     exchanges.push(reader);
                     slot = *to;
                 }
-                Op::Transform { bucket, weights, to, .. } if *weights == of_round => {
+                Op::Transform(Transform { bucket, weights, to, .. }) if *weights == of_round => {
                     assert_eq!((*bucket, transform.replace(reader)), (in_bucket, None));
                     slot = *to;
                 }
-                Op::Update { bucket, states, .. } => {
+                Op::Update(Update { bucket, states, .. }) => {
                     assert!(states.iter().map(|state| state.weight).eq(of_round.iter().copied()));
                     assert_eq!(*bucket, in_bucket);
                     let stage = |slot: SlotId| match plan.arena.slot(slot).content {
@@ -229,7 +229,7 @@ fn every_weight_that_trains_is_updated_once() {
         let plan = plan(&mixed(), mesh);
         let mut updated: Vec<WeightId> = Vec::new();
         for task in &plan.tasks {
-            let Op::Update { states, transformed, .. } = &task.op else { continue };
+            let Op::Update(Update { states, transformed, .. }) = &task.op else { continue };
             for state in states {
                 let layout = plan.weights.layout(state.weight);
                 assert_eq!(transformed.is_some(), layout.parameters.whole_matrix, "{}", layout.name);
@@ -288,7 +288,7 @@ fn weights_that_every_rank_has_whole_are_rounds_of_one_and_nothing_is_exchanged(
         let sizes: Vec<_> =
             found.iter().map(|round| (round.weights.len(), round.exchanges.is_some())).collect();
         assert_eq!(sizes, [(1, false); 3], "{mesh:?}");
-        assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::ExchangeRows { .. })));
+        assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::ExchangeRows(_))));
         assert!(
             found.iter().all(|round| round.slots.iter().map(|(_, stage)| *stage).eq([Prepared, Returned]))
         );
@@ -300,7 +300,7 @@ fn weights_that_every_rank_has_whole_are_rounds_of_one_and_nothing_is_exchanged(
 fn parts_of_a_rule_run_where_calls_do_and_rows_are_exchanged_within_a_replica() {
     for (mesh, communicators) in [(ranks(3), 1), (ranks(3), 2), (Mesh::hybrid(6, 2).unwrap(), 3)] {
         let plan = planned(&program(&squares(4, 64)), &Policy { communicators, ..policy(1) }, mesh);
-        let reduction = position(&plan, |op, _| matches!(op, Op::ExchangeGradient { .. }));
+        let reduction = position(&plan, |op, _| matches!(op, Op::ExchangeGradient(_)));
         for round in rounds(&plan) {
             for task in [round.prepare, round.transform, round.update] {
                 assert_eq!((plan.tasks[task].lane, plan.tasks[task].op.group()), (plan.compute_lane(), None));
@@ -368,7 +368,7 @@ fn updates_that_need_no_matrix_come_while_the_rows_of_the_first_round_are_on_the
     specs.extend(["plain", "bare"].map(|name| WeightSpec::sharded(name, 64, 64, Format::NVFP4_2D)));
     specs.push(WeightSpec::replicated("bias", 1, 64));
     let updates = |plan: &StepPlan| {
-        let is_other = |op: &Op| matches!(op, Op::Update { transformed: None, .. });
+        let is_other = |op: &Op| matches!(op, Op::Update(Update { transformed: None, .. }));
         let tasks = plan.tasks.iter().enumerate();
         tasks.filter(|(_, task)| is_other(&task.op)).map(|(position, _)| position).collect::<Vec<_>>()
     };
@@ -401,7 +401,7 @@ fn frozen_weights_are_in_no_round() {
     specs[0].parameters.whole_matrix = false;
     let none = plan(&specs, ranks(2));
     assert!(rounds(&none).is_empty() && lives(&none).is_empty());
-    assert!(!none.tasks.iter().any(|task| matches!(task.op, Op::Transform { .. } | Op::ExchangeRows { .. })));
+    assert!(!none.tasks.iter().any(|task| matches!(task.op, Op::Transform(_) | Op::ExchangeRows(_))));
 }
 
 /// Gradients of one step do not update anything, nor do evaluations.
@@ -486,7 +486,7 @@ fn tasks_of_rounds_have_names_of_their_own() {
             assert!(task.subject.starts_with(first.as_str()), "{}", task.subject);
         }
     }
-    let updates = plan.tasks.iter().filter(|task| matches!(task.op, Op::Update { .. }));
+    let updates = plan.tasks.iter().filter(|task| matches!(task.op, Op::Update(_)));
     let names: BTreeSet<_> = updates.clone().map(|task| &task.subject).collect();
     assert_eq!(names.len(), updates.count());
 }

@@ -88,7 +88,7 @@ fn full_rounds_receive_eight_bytes_for_each_master_that_a_rank_has_but_for_its_o
             let exchanges = plan
                 .tasks
                 .iter()
-                .filter(|task| matches!(task.op, Op::ExchangeRows { .. }))
+                .filter(|task| matches!(task.op, Op::ExchangeRows(_)))
                 .map(|task| task.wire_bytes);
             (plan.bounds.wire_bytes, exchanges.sum::<usize>(), masters)
         };

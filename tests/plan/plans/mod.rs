@@ -15,7 +15,7 @@ use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format, Orientation, Via};
 use warpweft_plan::layout::{ALIGNMENT, Content, OptimizerSettings, Settings, Weights};
 use warpweft_plan::model::{Access, Form, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Assemble, Dequantize, GatherChunk, Op};
 use warpweft_plan::plan::{EdgeKind, GatherStart, Policy, ResidentLayout, StepPlan, Task};
 use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, ByteSize, Columnwise, Reduce, ReduceDtype, ReduceEvery,
@@ -104,7 +104,7 @@ fn position(plan: &StepPlan, wanted: impl Fn(&Op, &str) -> bool) -> usize {
 fn a_gather_is_issued_depth_calls_ahead_of_its_use() {
     for depth in 0..4 {
         let plan = StepPlan::build(&chain(6, Format::F32), &policy(depth), Mesh::new(2).unwrap()).unwrap();
-        let gather = position(&plan, |op, subject| matches!(op, Op::AllGather { .. }) && subject == "w4");
+        let gather = position(&plan, |op, subject| matches!(op, Op::AllGather(_)) && subject == "w4");
         let release = plan.tasks[gather].release.expect("it is released by a call");
         assert_eq!(plan.task(release).subject, ["f3", "f2", "f1", "f0"][depth as usize]);
     }
@@ -121,20 +121,20 @@ fn gathered_planes_are_made_whole_right_before_their_first_reader_on_its_lane() 
         let policy = Policy { chunk, ..policy(depth) };
         let plan = StepPlan::build(&chain(6, format), &policy, Mesh::new(2).unwrap()).unwrap();
         let begins = |op: &Op| match op {
-            Op::AllGather { .. } => true,
-            Op::GatherChunk { chunk, .. } => chunk.begin == 0,
+            Op::AllGather(_) => true,
+            Op::GatherChunk(GatherChunk { chunk, .. }) => chunk.begin == 0,
             _ => false,
         };
         let count = |wanted: &dyn Fn(&Op) -> bool| plan.tasks.iter().filter(|task| wanted(&task.op)).count();
-        let beside = |op: &Op| matches!(op, Op::Dequantize { parts } if parts[0].own.is_some());
-        assert_eq!(count(&begins), count(&|op| matches!(op, Op::Assemble { .. })) + count(&beside));
+        let beside = |op: &Op| matches!(op, Op::Dequantize(Dequantize { parts }) if parts[0].own.is_some());
+        assert_eq!(count(&begins), count(&|op| matches!(op, Op::Assemble(_))) + count(&beside));
         assert_eq!(
             count(&beside) > 0,
             format == Format::NVFP4_2D,
             "forward, of a gather that backward repeats"
         );
         for (position, task) in plan.tasks.iter().enumerate() {
-            let Op::Assemble { parts } = &task.op else { continue };
+            let Op::Assemble(Assemble { parts }) = &task.op else { continue };
             let reader = &plan.tasks[position + 1];
             let reads = |(slot, access): &(SlotId, Access)| *slot == parts[0].to && access.reads();
             assert!(reader.op.accesses().iter().any(reads), "{} behind {}", reader.op.name(), task.subject);
@@ -223,7 +223,7 @@ fn a_weight_still_there_is_not_gathered_again() {
     }
     let plan =
         StepPlan::build(&program.build_evaluation().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
-    let gathers = plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
+    let gathers = plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather(_))).count();
     assert_eq!(gathers, 1);
 }
 
@@ -233,7 +233,7 @@ fn keeping_weights_or_their_columnwise_copies_trades_gathers_for_memory() {
     let program = chain(32, Format::NVFP4_2D);
     let gathered = |policy: &Policy| {
         let plan = StepPlan::build(&program, policy, mesh).unwrap();
-        let gathers = plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
+        let gathers = plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather(_))).count();
         (gathers, plan.bounds.transient_bytes)
     };
     let (again, small) = gathered(&policy(1));
@@ -342,7 +342,7 @@ fn a_plan_notes_every_gather_whose_memory_comes_late() {
         let plan = StepPlan::build(&program, &tight, mesh).unwrap_or(plan);
         let edges = plan.edges();
         let is_late = |(id, task): &(TaskId, &Task)| {
-            matches!(task.op, Op::AllGather { .. })
+            matches!(task.op, Op::AllGather(_))
                 && edges.iter().any(|edge| {
                     edge.to == *id
                         && edge.kind == EdgeKind::Credit
@@ -380,7 +380,7 @@ fn an_input_comes_right_before_its_first_reader_and_an_output_goes_right_behind_
         .tasks
         .iter()
         .filter(|task| task.lane == plan.compute_lane())
-        .filter(|task| !matches!(task.op, Op::ClearFault { .. } | Op::Assemble { .. }))
+        .filter(|task| !matches!(task.op, Op::ClearFault(_) | Op::Assemble(_)))
         .map(|task| task.subject.as_str())
         .collect();
     assert_eq!(compute, ["early", "input", "middle", "late", "output", "last"]);
@@ -437,7 +437,7 @@ fn dense_uses_in_bf16_have_copies_of_their_own() {
         .tasks
         .iter()
         .filter_map(|task| match &task.op {
-            Op::Dequantize { parts } => Some(parts),
+            Op::Dequantize(Dequantize { parts }) => Some(parts),
             _ => None,
         })
         .flatten()

@@ -122,12 +122,12 @@ fn a_rule_gets_no_halves_and_no_third_list() {
 #[test]
 fn a_rule_runs_where_calls_do_behind_the_vote_and_before_the_amaxes() {
     let plan = with_state(keeping(Some(1))).unwrap();
-    let vote = position(&plan, |op, _| matches!(op, Op::Vote { .. }));
-    let update = position(&plan, |op, _| matches!(op, Op::Update { .. }));
+    let vote = position(&plan, |op, _| matches!(op, Op::Vote(_)));
+    let update = position(&plan, |op, _| matches!(op, Op::Update(_)));
     assert_eq!(plan.tasks[update].lane, plan.compute_lane());
     assert_ne!(plan.tasks[vote].lane, plan.compute_lane());
     assert!(plan.tasks[update].waits.iter().any(|wait| wait.index() == vote), "{:?}", plan.tasks[update]);
-    let cast = position(&plan, |op, _| matches!(op, Op::PartialCast { .. }));
+    let cast = position(&plan, |op, _| matches!(op, Op::PartialCast(_)));
     assert!(plan.tasks[cast].waits.iter().any(|wait| wait.index() == update), "{:?}", plan.tasks[cast]);
 }
 

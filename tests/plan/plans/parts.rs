@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use warpweft_format::Format;
 use warpweft_plan::layout::{Content, Residency, Slot};
 use warpweft_plan::model::{Accumulation, Mesh};
-use warpweft_plan::op::{Op, SumTarget};
+use warpweft_plan::op::{Accumulate, Op, SumGradient, SumTarget};
 use warpweft_plan::plan::{Policy, StepPlan};
 use warpweft_plan::policy::Reduce;
 
@@ -31,8 +31,8 @@ fn resident(plan: &StepPlan) -> Vec<&Slot> {
 /// What each contribution does that overwrites: the weight's slot.
 fn overwritten(plan: &StepPlan) -> Vec<Content> {
     let into = |op: &Op| match op {
-        Op::Accumulate { into, first: true, .. } => vec![*into],
-        Op::SumGradient { parts, .. } => {
+        Op::Accumulate(Accumulate { into, first: true, .. }) => vec![*into],
+        Op::SumGradient(SumGradient { parts, .. }) => {
             parts.iter().filter(|part| part.target == SumTarget::First).map(|part| part.into).collect()
         }
         _ => Vec::new(),
@@ -47,7 +47,7 @@ fn the_parts_of_an_accumulation_do_what_a_whole_step_does_but_for_the_optimizer(
         for mesh in [Mesh::new(2).unwrap(), Mesh::hybrid(4, 2).unwrap()] {
             let all = plans(&Policy { reduce, ..policy(2) }, mesh);
             let [whole, first, next, last] = &all;
-            let norm = whole.tasks.iter().position(|task| matches!(task.op, Op::GradNorm { .. })).unwrap();
+            let norm = whole.tasks.iter().position(|task| matches!(task.op, Op::GradNorm(_))).unwrap();
             assert_eq!(done(last), done(whole));
             assert_eq!(done(first), done(whole)[..norm]);
             assert_eq!(done(next), done(first));

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use warpweft_base::id::SlotId;
 use warpweft_format::Format;
 use warpweft_plan::model::{Group, Mesh};
-use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::op::{AllReduce, Op, ReduceScatter, Reduction, SumGradient};
 use warpweft_plan::plan::{Policy, StepPlan};
 use warpweft_plan::policy::{Reduce, ReduceEvery};
 
@@ -25,10 +25,10 @@ fn what_a_collective_receives_follows_from_its_group() {
     let mut seen = BTreeSet::new();
     for task in plan.tasks.iter().filter(|task| task.op.is_collective()) {
         let (received, group) = match &task.op {
-            Op::AllGather { .. } | Op::ExchangeGradient { .. } => (rows, Group::Shard),
-            Op::AllReduce { group: Group::Replicate, .. } => (2 * rows, Group::Replicate),
-            Op::AllReduce { group: Group::World, .. } => (5 * 7 * 4, Group::World),
-            Op::GatherRecords { .. } => (5 * 16, Group::World),
+            Op::AllGather(_) | Op::ExchangeGradient(_) => (rows, Group::Shard),
+            Op::AllReduce(AllReduce { group: Group::Replicate, .. }) => (2 * rows, Group::Replicate),
+            Op::AllReduce(AllReduce { group: Group::World, .. }) => (5 * 7 * 4, Group::World),
+            Op::GatherRecords(_) => (5 * 16, Group::World),
             other => panic!("a {} is in no step of f32 weights", other.name()),
         };
         assert_eq!((task.wire_bytes, task.op.group()), (received, Some(group)), "{}", task.op.name());
@@ -43,7 +43,7 @@ fn what_a_collective_receives_follows_from_its_group() {
 /// The rows that each sum over the replicas takes, in T.
 fn summed_over_replicas(plan: &StepPlan) -> Vec<Vec<SlotId>> {
     let pairs = plan.tasks.iter().filter_map(|task| match &task.op {
-        Op::AllReduce { reduction: Reduction::Sum, group: Group::Replicate, pairs } => Some(pairs),
+        Op::AllReduce(AllReduce { reduction: Reduction::Sum, group: Group::Replicate, pairs }) => Some(pairs),
         _ => None,
     });
     pairs.map(|pairs| pairs.iter().map(|(from, _)| *from).collect()).collect()
@@ -62,8 +62,12 @@ fn every_reduction_is_followed_by_its_sum_over_the_replicas() {
         let plans = [plan(Reduce::Nccl), plan(Reduce::Ordered)];
         let reduced = plans.each_ref().map(|plan| -> Vec<Vec<SlotId>> {
             let slots = plan.tasks.iter().filter_map(|task| match &task.op {
-                Op::ReduceScatter { parts, .. } => Some(parts.iter().map(|part| part.to).collect()),
-                Op::SumGradient { parts, .. } => Some(parts.iter().map(|part| part.into).collect()),
+                Op::ReduceScatter(ReduceScatter { parts, .. }) => {
+                    Some(parts.iter().map(|part| part.to).collect())
+                }
+                Op::SumGradient(SumGradient { parts, .. }) => {
+                    Some(parts.iter().map(|part| part.into).collect())
+                }
                 _ => None,
             });
             slots.collect()
@@ -73,8 +77,8 @@ fn every_reduction_is_followed_by_its_sum_over_the_replicas() {
             assert_eq!(summed_over_replicas(plan), *reduced);
         }
         for pair in plans[0].tasks.windows(2) {
-            let behind = matches!(pair[1].op, Op::AllReduce { group: Group::Replicate, .. });
-            assert_eq!(matches!(pair[0].op, Op::ReduceScatter { .. }), behind);
+            let behind = matches!(pair[1].op, Op::AllReduce(AllReduce { group: Group::Replicate, .. }));
+            assert_eq!(matches!(pair[0].op, Op::ReduceScatter(_)), behind);
         }
     }
 }

@@ -6,7 +6,7 @@ use warpweft_base::id::WeightId;
 use warpweft_format::{AmaxChoice, Format, Orientation};
 use warpweft_plan::layout::{ALIGNMENT, Delayed, OptimizerSettings, StateLayout, Weights};
 use warpweft_plan::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
-use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::op::{Adam, AllReduce, Op, Reduction};
 use warpweft_plan::plan::{PlanError, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{AdamMode, Masters, Moments};
 
@@ -58,7 +58,7 @@ fn a_bf16_shard_that_is_half_of_its_master_saves_the_other_half_and_the_cast() {
     let split = with_state(Format::Bf16, split).unwrap();
     // Three weights of 32 rows per rank, 2 bytes of master instead of 4.
     assert_eq!(whole.bounds.resident_bytes - split.bounds.resident_bytes, 3 * 32 * 64 * 2);
-    let casts = |plan: &StepPlan| plan.tasks.iter().any(|task| matches!(task.op, Op::PartialCast { .. }));
+    let casts = |plan: &StepPlan| plan.tasks.iter().any(|task| matches!(task.op, Op::PartialCast(_)));
     assert!(casts(&whole) && !casts(&split));
     assert_eq!(whole.bounds.wire_bytes, split.bounds.wire_bytes);
     assert_ne!(whole.fingerprint(), split.fingerprint());
@@ -86,7 +86,8 @@ fn delayed(history: u32, choice: AmaxChoice) -> StateLayout {
 #[test]
 fn with_delayed_scaling_no_cast_waits_for_the_maximum_over_the_ranks() {
     let waits_for_maxima = |plan: &StepPlan, name: &str| {
-        let maxima = position(plan, |op, _| matches!(op, Op::AllReduce { reduction: Reduction::Max, .. }));
+        let maxima =
+            position(plan, |op, _| matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Max, .. })));
         let task = position(plan, |op, _| op.name() == name);
         let waits = plan.tasks[..=task].iter().flat_map(|task| &task.waits);
         waits.into_iter().any(|wait| wait.index() == maxima)
@@ -152,7 +153,7 @@ fn a_bucket_has_an_optimizer_task_for_each_parameter_group() {
     let plan =
         StepPlan::build(&program.build_training().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
     let updated = plan.tasks.iter().filter_map(|task| match &task.op {
-        Op::Adam { states, .. } => Some(states.iter().map(|state| state.weight).collect::<Vec<_>>()),
+        Op::Adam(Adam { states, .. }) => Some(states.iter().map(|state| state.weight).collect::<Vec<_>>()),
         _ => None,
     });
     let mut updated: Vec<_> = updated.collect();
@@ -161,10 +162,10 @@ fn a_bucket_has_an_optimizer_task_for_each_parameter_group() {
     let subjects: BTreeSet<&str> = plan
         .tasks
         .iter()
-        .filter(|task| matches!(task.op, Op::Adam { .. }))
+        .filter(|task| matches!(task.op, Op::Adam(_)))
         .map(|task| task.subject.as_str())
         .collect();
     assert_eq!(subjects, BTreeSet::from(["w0", "w1 and 1 more", "w2"]), "what is measured goes by these");
-    let amaxes = plan.tasks.iter().filter(|task| matches!(task.op, Op::PartialAmax { .. })).count();
+    let amaxes = plan.tasks.iter().filter(|task| matches!(task.op, Op::PartialAmax(_))).count();
     assert_eq!(amaxes, 1, "they are quantized together all the same");
 }

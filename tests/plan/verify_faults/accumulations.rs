@@ -3,7 +3,7 @@
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Accumulation;
-use warpweft_plan::op::{Op, Reduction, SumTarget};
+use warpweft_plan::op::{Accumulate, Adam, AllReduce, GradNorm, Op, Reduction, SumGradient, SumTarget};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{position, recount, refused, relocate, remove, serialize, slot, twin, weight};
@@ -19,8 +19,10 @@ fn plans(of: Accumulation) -> [StepPlan; 3] {
 /// The tasks that add to main grads, or to what a rank adds up of a replicated weight, each with its weight.
 fn contributions(plan: &StepPlan) -> Vec<(usize, WeightId)> {
     let adds = |(task, found): (usize, &warpweft_plan::plan::Task)| match &found.op {
-        Op::Accumulate { weight, .. } => Some((task, *weight)),
-        Op::SumGradient { parts, .. } if parts[0].target != SumTarget::Rows => Some((task, parts[0].weight)),
+        Op::Accumulate(Accumulate { weight, .. }) => Some((task, *weight)),
+        Op::SumGradient(SumGradient { parts, .. }) if parts[0].target != SumTarget::Rows => {
+            Some((task, parts[0].weight))
+        }
         _ => None,
     };
     plan.tasks.iter().enumerate().filter_map(adds).collect()
@@ -29,8 +31,8 @@ fn contributions(plan: &StepPlan) -> Vec<(usize, WeightId)> {
 /// Lets what was added overwrite, and what overwrote be added.
 fn turn(plan: &mut StepPlan, task: usize) {
     match &mut plan.tasks[task].op {
-        Op::Accumulate { first, .. } => *first = !*first,
-        Op::SumGradient { parts, .. } => {
+        Op::Accumulate(Accumulate { first, .. }) => *first = !*first,
+        Op::SumGradient(SumGradient { parts, .. }) => {
             parts[0].target = match parts[0].target {
                 SumTarget::First => SumTarget::More,
                 _ => SumTarget::First,
@@ -46,14 +48,18 @@ fn redirect(plan: &mut StepPlan, from: SlotId, to: SlotId) {
     let moved = |slot: &mut SlotId| *slot = if *slot == from { to } else { *slot };
     for task in &mut plan.tasks {
         match &mut task.op {
-            Op::Accumulate { into, .. } => moved(into),
-            Op::SumGradient { parts, .. } => parts.iter_mut().for_each(|part| moved(&mut part.into)),
-            Op::AllReduce { pairs, .. } => pairs.iter_mut().for_each(|(from, to)| {
+            Op::Accumulate(Accumulate { into, .. }) => moved(into),
+            Op::SumGradient(SumGradient { parts, .. }) => {
+                parts.iter_mut().for_each(|part| moved(&mut part.into))
+            }
+            Op::AllReduce(AllReduce { pairs, .. }) => pairs.iter_mut().for_each(|(from, to)| {
                 moved(from);
                 moved(to);
             }),
-            Op::GradNorm { main_grads, .. } => main_grads.iter_mut().for_each(|(_, slot)| moved(slot)),
-            Op::Adam { states, .. } => states.iter_mut().for_each(|state| moved(&mut state.main_grad)),
+            Op::GradNorm(GradNorm { main_grads, .. }) => {
+                main_grads.iter_mut().for_each(|(_, slot)| moved(slot))
+            }
+            Op::Adam(Adam { states, .. }) => states.iter_mut().for_each(|state| moved(&mut state.main_grad)),
             _ => {}
         }
     }
@@ -64,7 +70,7 @@ fn redirect(plan: &mut StepPlan, from: SlotId, to: SlotId) {
 fn sum_over_ranks(plan: &StepPlan) -> usize {
     let local = slot(plan, Content::LocalGrad(weight(plan, "norm")));
     let is_sum = |op: &Op| match op {
-        Op::AllReduce { reduction: Reduction::Sum, pairs, .. } => {
+        Op::AllReduce(AllReduce { reduction: Reduction::Sum, pairs, .. }) => {
             pairs.iter().any(|(from, _)| *from == local)
         }
         _ => false,
@@ -80,8 +86,10 @@ fn every_part_of_an_accumulation_is_proven_with_the_gradients_of_its_own_calls()
             let declared: usize = plan.calls.iter().map(|call| call.gradients.len()).sum();
             assert_eq!(verify(&plan).unwrap().gradients, declared, "{of:?}");
             let overwrites = |op: &Op| match op {
-                Op::Accumulate { first, .. } => *first,
-                Op::SumGradient { parts, .. } => parts.iter().any(|part| part.target == SumTarget::First),
+                Op::Accumulate(Accumulate { first, .. }) => *first,
+                Op::SumGradient(SumGradient { parts, .. }) => {
+                    parts.iter().any(|part| part.target == SumTarget::First)
+                }
                 _ => false,
             };
             let first = plan.tasks.iter().filter(|task| overwrites(&task.op)).count();
@@ -138,8 +146,8 @@ fn a_step_whose_sum_stays_open_and_that_loses_a_contribution_is_refused() {
             for (task, weight) in contributions(&plan) {
                 let mut plan = plan.clone();
                 let is_begun = match &plan.tasks[task].op {
-                    Op::Accumulate { first, .. } => *first,
-                    Op::SumGradient { parts, .. } => parts[0].target == SumTarget::First,
+                    Op::Accumulate(Accumulate { first, .. }) => *first,
+                    Op::SumGradient(SumGradient { parts, .. }) => parts[0].target == SumTarget::First,
                     _ => unreachable!(),
                 };
                 remove(&mut plan, task);
@@ -233,8 +241,8 @@ fn a_sum_over_the_ranks_before_this_step_added_to_it_is_refused() {
             "call `block.1.backward` is not in it",
         ];
         refused(&plan, &says);
-        let norm = position(&plan, 0, |op| matches!(op, Op::GradNorm { .. }));
-        let Op::GradNorm { main_grads, .. } = &mut plan.tasks[norm].op else { unreachable!() };
+        let norm = position(&plan, 0, |op| matches!(op, Op::GradNorm(_)));
+        let Op::GradNorm(GradNorm { main_grads, .. }) = &mut plan.tasks[norm].op else { unreachable!() };
         main_grads[0].1 = main_grads[3].1;
         refused(&plan, &["PL-4", "holds the main grad of `norm` over no call of this step"]);
     }
@@ -245,7 +253,7 @@ fn a_sum_over_the_ranks_before_this_step_added_to_it_is_refused() {
 fn a_rank_s_own_sum_that_the_sum_over_all_overwrites_is_refused() {
     for mut plan in plans(Next) {
         let all_reduce = sum_over_ranks(&plan);
-        let Op::AllReduce { pairs, .. } = &mut plan.tasks[all_reduce].op else { unreachable!() };
+        let Op::AllReduce(AllReduce { pairs, .. }) = &mut plan.tasks[all_reduce].op else { unreachable!() };
         pairs[0].1 = pairs[0].0;
         refused(&plan, &["PL-3 (a race of a task with itself)", "norm local grad"]);
     }

@@ -5,14 +5,14 @@ use warpweft_base::id::SlotId;
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::{DequantizePart, Op};
+use warpweft_plan::op::{Dequantize, DequantizePart, GatherChunk, Op};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError};
 
 use super::edit::{position, recount, refused, relocate, remove, serialize, shard, slot, spread, weight};
 use super::programs::policy;
 
 fn is_dequantize(op: &Op) -> bool {
-    matches!(op, Op::Dequantize { .. })
+    matches!(op, Op::Dequantize(_))
 }
 
 /// Two weights of a shape, rowwise and dense, trained by calls that read them again.
@@ -33,7 +33,7 @@ fn program() -> StepProgram {
 
 fn plan(policy: &Policy) -> StepPlan {
     let mut plan = StepPlan::build(&program(), policy, Mesh::new(4).unwrap()).unwrap();
-    assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::Assemble { .. })), "nobody reads planes");
+    assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::Assemble(_))), "nobody reads planes");
     spread(&mut plan);
     plan
 }
@@ -42,9 +42,13 @@ fn plan(policy: &Policy) -> StepPlan {
 #[track_caller]
 fn part<'plan>(plan: &'plan mut StepPlan, name: &str) -> &'plan mut DequantizePart {
     let wanted = weight(plan, name);
-    let task = position(plan, 0, |op| matches!(op, Op::Dequantize { parts } if parts[0].weight == wanted));
+    let task = position(
+        plan,
+        0,
+        |op| matches!(op, Op::Dequantize(Dequantize { parts }) if parts[0].weight == wanted),
+    );
     match &mut plan.tasks[task].op {
-        Op::Dequantize { parts } => &mut parts[0],
+        Op::Dequantize(Dequantize { parts }) => &mut parts[0],
         other => panic!("a {} dequantizes nothing", other.name()),
     }
 }
@@ -87,7 +91,7 @@ fn columnwise_values_of_what_arrived_are_refused() {
     let program = program.build_evaluation().unwrap();
     let mut plan = StepPlan::build(&program, &policy(), Mesh::new(4).unwrap()).unwrap();
     spread(&mut plan);
-    let assemble = position(&plan, 0, |op| matches!(op, Op::Assemble { .. }));
+    let assemble = position(&plan, 0, |op| matches!(op, Op::Assemble(_)));
     remove(&mut plan, assemble);
     let own = slot(&plan, Content::Shard(w, Orientation::Columnwise));
     part(&mut plan, "w").own = Some(own);
@@ -100,8 +104,8 @@ fn columnwise_values_of_what_arrived_are_refused() {
 fn values_before_their_gather_or_its_last_chunk_are_refused() {
     for (chunk, holds) in [(None, "holds nothing"), (Some(1024), "holds the first")] {
         let mut plan = plan(&Policy { chunk, ..policy() });
-        let brings = |op: &Op| matches!(op, Op::AllGather { .. } | Op::GatherChunk { .. });
-        let begins = |op: &Op| matches!(op, Op::GatherChunk { chunk, .. } if chunk.begin == 0);
+        let brings = |op: &Op| matches!(op, Op::AllGather(_) | Op::GatherChunk(_));
+        let begins = |op: &Op| matches!(op, Op::GatherChunk(GatherChunk { chunk, .. }) if chunk.begin == 0);
         let first = position(&plan, 0, brings);
         let behind = first + usize::from(plan.tasks.iter().any(|task| begins(&task.op)));
         let task = position(&plan, 0, is_dequantize);

@@ -4,7 +4,7 @@ use warpweft_base::id::{LaneId, SlotId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::{Content, LaneKind};
 use warpweft_plan::model::Mesh;
-use warpweft_plan::op::{GatherPart, Op};
+use warpweft_plan::op::{Assemble, GatherPart, Op};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{position, refused, relocate, remove, repeat, serialize, shard, slot, spread, weight};
@@ -12,20 +12,20 @@ use super::groups::experts;
 use super::programs::{all, nvfp4_training, policy, quantize_then_evaluate, replicated_training};
 
 fn is_assemble(op: &Op) -> bool {
-    matches!(op, Op::Assemble { .. })
+    matches!(op, Op::Assemble(_))
 }
 
 /// The first assemble of a weight.
 #[track_caller]
 fn assemble(plan: &StepPlan, name: &str) -> usize {
     let wanted = weight(plan, name);
-    position(plan, 0, |op| matches!(op, Op::Assemble { parts } if parts[0].weight == wanted))
+    position(plan, 0, |op| matches!(op, Op::Assemble(Assemble { parts }) if parts[0].weight == wanted))
 }
 
 #[track_caller]
 fn parts(plan: &mut StepPlan, position: usize) -> &mut Vec<GatherPart> {
     match &mut plan.tasks[position].op {
-        Op::Assemble { parts } => parts,
+        Op::Assemble(Assemble { parts }) => parts,
         other => panic!("a {} is no assemble", other.name()),
     }
 }
@@ -57,7 +57,7 @@ fn an_assemble_before_its_gather_is_refused() {
     let mut plan = nvfp4_training();
     spread(&mut plan);
     let (task, gather) =
-        (assemble(&plan, "block.0"), position(&plan, 0, |op| matches!(op, Op::AllGather { .. })));
+        (assemble(&plan, "block.0"), position(&plan, 0, |op| matches!(op, Op::AllGather(_))));
     relocate(&mut plan, task, gather);
     refused(
         &plan,
@@ -74,7 +74,7 @@ fn an_assemble_before_its_gather_is_refused() {
 fn an_assemble_of_another_version_than_its_gather_is_refused() {
     let mut plan = quantize_then_evaluate();
     spread(&mut plan);
-    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));
+    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather(_)));
     relocate(&mut plan, gather, 0);
     refused(
         &plan,
@@ -87,10 +87,10 @@ fn an_assemble_of_another_version_than_its_gather_is_refused() {
 fn an_assemble_between_scale_and_cast_takes_a_torn_shard() {
     let mut plan = quantize_then_evaluate();
     spread(&mut plan);
-    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));
+    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather(_)));
     relocate(&mut plan, gather, 0);
     let (task, cast) =
-        (position(&plan, 0, is_assemble), position(&plan, 0, |op| matches!(op, Op::PartialCast { .. })));
+        (position(&plan, 0, is_assemble), position(&plan, 0, |op| matches!(op, Op::PartialCast(_))));
     relocate(&mut plan, task, cast);
     refused(&plan, &["PL-2", "(assemble of", "with data at version 0 and scales at version 1"]);
 }
@@ -133,7 +133,7 @@ fn planes_are_assembled_once() {
 #[test]
 fn a_member_left_out_of_its_group_s_assemble_is_missed() {
     let mut plan = StepPlan::build(&experts(Format::F32, Some(4)), &policy(), Mesh::new(4).unwrap()).unwrap();
-    let whole = |op: &Op| matches!(op, Op::Assemble { parts } if parts.len() > 1);
+    let whole = |op: &Op| matches!(op, Op::Assemble(Assemble { parts }) if parts.len() > 1);
     let gathers = plan.tasks.iter().filter(|task| task.op.is_gather()).count();
     assert_eq!(
         plan.tasks.iter().filter(|task| is_assemble(&task.op)).count(),

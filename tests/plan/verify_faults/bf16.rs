@@ -4,7 +4,9 @@ use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::op::{
+    AddGradient, Compute, ExchangeGradient, Op, OperandRole, RoundGradient, SumGradient, ZeroPadding,
+};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{position, recount, refused, relocate, remove, serialize, slot, spread, weight};
@@ -36,12 +38,16 @@ fn gradient(plan: &StepPlan, name: &str, call: u32) -> SlotId {
 
 fn reduction(plan: &StepPlan, name: &str) -> usize {
     let wanted = weight(plan, name);
-    position(plan, 0, |op| matches!(op, Op::ExchangeGradient { parts, .. } if parts[0].weight == wanted))
+    position(
+        plan,
+        0,
+        |op| matches!(op, Op::ExchangeGradient(ExchangeGradient { parts, .. }) if parts[0].weight == wanted),
+    )
 }
 
 /// Puts `op` on the quantize lane right before task `at`, behind a fence.
 fn insert(plan: &mut StepPlan, at: usize, op: Op) {
-    let mut task = plan.tasks[position(plan, 0, |op| matches!(op, Op::SumGradient { .. }))].clone();
+    let mut task = plan.tasks[position(plan, 0, |op| matches!(op, Op::SumGradient(_)))].clone();
     task.op = op;
     plan.tasks.insert(at, task);
     serialize(plan);
@@ -51,7 +57,7 @@ fn insert(plan: &mut StepPlan, at: usize, op: Op) {
 #[test]
 fn the_plan_has_no_rounding_and_its_proof_counts_every_gradient() {
     let plan = training();
-    assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient { .. })));
+    assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::RoundGradient(_))));
     assert_eq!(verify(&plan).unwrap().gradients, 4);
 }
 
@@ -61,7 +67,7 @@ fn a_gradient_written_in_bf16_is_not_rounded_again() {
     let mut plan = training();
     let (from, to) = (gradient(&plan, "tied", 0), gradient(&plan, "tied", 1));
     let (at, of) = (reduction(&plan, "tied"), weight(&plan, "tied"));
-    insert(&mut plan, at, Op::RoundGradient { weight: of, from, to });
+    insert(&mut plan, at, Op::RoundGradient(RoundGradient { weight: of, from, to }));
     let says = ["PL-4", "(round gradient", "written in bf16", "reduce a gradient in bf16 as it lies"];
     let error = refused(&plan, &says);
     assert!(matches!(error, VerifyError::Gradient { .. }));
@@ -72,7 +78,9 @@ fn a_gradient_written_in_bf16_is_not_rounded_again() {
 fn a_gradient_written_in_bf16_is_not_reduced_as_f32() {
     let mut plan = training();
     let at = reduction(&plan, "wide");
-    let Op::ExchangeGradient { element, .. } = &mut plan.tasks[at].op else { unreachable!() };
+    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[at].op else {
+        unreachable!()
+    };
     *element = ElementType::F32;
     plan.tasks[at].wire_bytes *= 2;
     recount(&mut plan);
@@ -84,7 +92,9 @@ fn a_gradient_written_in_bf16_is_not_reduced_as_f32() {
 fn a_gradient_written_in_f32_beside_it_does_not_travel_in_bf16() {
     let mut plan = training();
     let at = reduction(&plan, "narrow");
-    let Op::ExchangeGradient { element, .. } = &mut plan.tasks[at].op else { unreachable!() };
+    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[at].op else {
+        unreachable!()
+    };
     *element = ElementType::Bf16;
     plan.tasks[at].wire_bytes /= 2;
     recount(&mut plan);
@@ -99,7 +109,8 @@ fn a_gradient_written_in_f32_beside_it_does_not_travel_in_bf16() {
 fn padding_rows_of_a_gradient_in_bf16_are_zeroed_before_it_is_reduced() {
     let mut plan = training();
     let of = weight(&plan, "wide");
-    let zeroed = position(&plan, 0, |op| matches!(op, Op::ZeroPadding { weight, .. } if *weight == of));
+    let zeroed =
+        position(&plan, 0, |op| matches!(op, Op::ZeroPadding(ZeroPadding { weight, .. }) if *weight == of));
     let mut early = plan.clone();
     remove(&mut plan, zeroed);
     refused(
@@ -108,7 +119,7 @@ fn padding_rows_of_a_gradient_in_bf16_are_zeroed_before_it_is_reduced() {
     );
     // A closure writes the real rows alone, so zeros from before the call are still there.
     relocate(&mut early, zeroed, 1);
-    assert!(early.tasks[..zeroed].iter().any(|task| matches!(task.op, Op::ZeroPadding { .. })));
+    assert!(early.tasks[..zeroed].iter().any(|task| matches!(task.op, Op::ZeroPadding(_))));
     recount(&mut early);
     assert!(verify(&early).is_ok(), "{}", verify(&early).unwrap_err());
 }
@@ -118,9 +129,9 @@ fn padding_rows_of_a_gradient_in_bf16_are_zeroed_before_it_is_reduced() {
 fn a_gradient_written_in_bf16_is_not_added_on_the_rank() {
     let mut plan = training();
     let (from, into) = (gradient(&plan, "tied", 1), gradient(&plan, "tied", 0));
-    let at = reduction(&plan, "tied").max(position(&plan, 1, |op| matches!(op, Op::Compute { .. })) + 1);
+    let at = reduction(&plan, "tied").max(position(&plan, 1, |op| matches!(op, Op::Compute(_))) + 1);
     let of = weight(&plan, "tied");
-    insert(&mut plan, at, Op::AddGradient { weight: of, from, into });
+    insert(&mut plan, at, Op::AddGradient(AddGradient { weight: of, from, into }));
     refused(&plan, &["PL-4", "(add gradient", "written in bf16"]);
 }
 
@@ -132,7 +143,7 @@ fn a_call_writes_a_gradient_only_into_a_slot_of_its_element_type() {
         let of = weight(&plan, name);
         let declared = plan.calls[0].gradients.iter_mut().find(|gradient| gradient.weight == of).unwrap();
         declared.element = element;
-        let task = plan.describe(TaskId::at(position(&plan, 0, |op| matches!(op, Op::Compute { .. }))));
+        let task = plan.describe(TaskId::at(position(&plan, 0, |op| matches!(op, Op::Compute(_)))));
         refused(&plan, &[&task, "gradient of `", name]);
     }
     for element in [ElementType::U8, ElementType::U32] {
@@ -146,8 +157,8 @@ fn a_call_writes_a_gradient_only_into_a_slot_of_its_element_type() {
 #[test]
 fn gradients_in_each_other_s_slots_are_refused() {
     let mut plan = training();
-    let at = position(&plan, 0, |op| matches!(op, Op::Compute { .. }));
-    let Op::Compute { operands, .. } = &mut plan.tasks[at].op else { unreachable!() };
+    let at = position(&plan, 0, |op| matches!(op, Op::Compute(_)));
+    let Op::Compute(Compute { operands, .. }) = &mut plan.tasks[at].op else { unreachable!() };
     let of: Vec<usize> = (0..operands.len())
         .filter(|operand| matches!(operands[*operand].role, OperandRole::Gradient(_)))
         .collect();
@@ -163,17 +174,26 @@ fn a_gradient_in_bf16_that_nobody_reduced_is_told_where_it_lies() {
     let mut plan = training();
     let at = reduction(&plan, "wide");
     let of = weight(&plan, "wide");
-    let accumulated =
-        position(&plan, 0, |op| matches!(op, Op::SumGradient { parts, .. } if parts[0].weight == of));
+    let accumulated = position(
+        &plan,
+        0,
+        |op| matches!(op, Op::SumGradient(SumGradient { parts, .. }) if parts[0].weight == of),
+    );
     remove(&mut plan, accumulated.max(at));
     remove(&mut plan, accumulated.min(at));
     refused(&plan, &["PL-4", "main grad of `wide`"]);
     let mut plan = training();
     let of = weight(&plan, "tied");
-    let second =
-        position(&plan, 1, |op| matches!(op, Op::SumGradient { parts, .. } if parts[0].weight == of));
-    let reduced =
-        position(&plan, 1, |op| matches!(op, Op::ExchangeGradient { parts, .. } if parts[0].weight == of));
+    let second = position(
+        &plan,
+        1,
+        |op| matches!(op, Op::SumGradient(SumGradient { parts, .. }) if parts[0].weight == of),
+    );
+    let reduced = position(
+        &plan,
+        1,
+        |op| matches!(op, Op::ExchangeGradient(ExchangeGradient { parts, .. }) if parts[0].weight == of),
+    );
     remove(&mut plan, second.max(reduced));
     remove(&mut plan, second.min(reduced));
     recount(&mut plan);

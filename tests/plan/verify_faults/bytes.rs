@@ -61,7 +61,7 @@ fn resident_slots_lie_apart_and_are_unique() {
 #[test]
 fn a_task_that_writes_into_another_content_s_slot_is_refused() {
     let mut plan = nvfp4_training();
-    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));
+    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather(_)));
     let record = slot(&plan, Content::NormRecord);
     gathered(&mut plan, gather).to = record;
     super::edit::serialize(&mut plan);

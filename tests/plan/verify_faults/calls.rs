@@ -4,7 +4,7 @@ use warpweft_base::id::{BufferId, CallId};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Access;
 use warpweft_plan::model::NonNegative;
-use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::op::{Adam, CastVote, Compute, Op, OperandRole};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{call, is_reduction, position, reduced, refused, remove, repeat, serialize, slot, spread};
@@ -12,13 +12,13 @@ use super::programs::{all, evaluation, f32_training, nvfp4_training};
 
 fn operand_of(plan: &StepPlan, name: &str, role: OperandRole) -> (usize, usize) {
     let task = call(plan, name);
-    let Op::Compute { operands, .. } = &plan.tasks[task].op else { unreachable!() };
+    let Op::Compute(Compute { operands, .. }) = &plan.tasks[task].op else { unreachable!() };
     (task, operands.iter().position(|operand| operand.role == role).unwrap())
 }
 
 fn operands(plan: &mut StepPlan, task: usize) -> &mut Vec<warpweft_plan::op::Operand> {
     match &mut plan.tasks[task].op {
-        Op::Compute { operands, .. } => operands,
+        Op::Compute(Compute { operands, .. }) => operands,
         _ => unreachable!(),
     }
 }
@@ -56,7 +56,7 @@ fn calls_out_of_program_order_are_refused() {
 fn every_copy_of_an_input_or_output_is_missed() {
     let mut lost = 0;
     for (name, plan) in all() {
-        for copy in (0..plan.tasks.len()).filter(|task| matches!(plan.tasks[*task].op, Op::Copy { .. })) {
+        for copy in (0..plan.tasks.len()).filter(|task| matches!(plan.tasks[*task].op, Op::Copy(_))) {
             let mut plan = plan.clone();
             remove(&mut plan, copy);
             let error = refused(&plan, &["PL-10"]);
@@ -71,7 +71,7 @@ fn every_copy_of_an_input_or_output_is_missed() {
 #[test]
 fn a_buffer_read_before_its_writer_names_the_value_it_misses() {
     let mut plan = f32_training();
-    let copy = position(&plan, 0, |op| matches!(op, Op::Copy { .. }));
+    let copy = position(&plan, 0, |op| matches!(op, Op::Copy(_)));
     remove(&mut plan, copy);
     refused(
         &plan,
@@ -83,7 +83,7 @@ fn a_buffer_read_before_its_writer_names_the_value_it_misses() {
 #[test]
 fn an_output_copied_before_its_last_writer_is_refused() {
     let mut plan = f32_training();
-    let copy = position(&plan, 1, |op| matches!(op, Op::Copy { .. }));
+    let copy = position(&plan, 1, |op| matches!(op, Op::Copy(_)));
     let loss = call(&plan, "loss");
     let task = plan.tasks.remove(copy);
     plan.tasks.insert(loss, task);
@@ -172,7 +172,7 @@ fn a_buffer_overwritten_before_its_last_reader_is_refused_even_when_ordered() {
 #[test]
 fn a_fault_word_of_another_step_or_of_half_the_calls_is_refused() {
     let mut plan = f32_training();
-    let clear = position(&plan, 0, |op| matches!(op, Op::ClearFault { .. }));
+    let clear = position(&plan, 0, |op| matches!(op, Op::ClearFault(_)));
     remove(&mut plan, clear);
     refused(
         &plan,
@@ -183,14 +183,14 @@ fn a_fault_word_of_another_step_or_of_half_the_calls_is_refused() {
         ],
     );
     let mut plan = f32_training();
-    let (clear, loss) = (position(&plan, 0, |op| matches!(op, Op::ClearFault { .. })), call(&plan, "loss"));
+    let (clear, loss) = (position(&plan, 0, |op| matches!(op, Op::ClearFault(_))), call(&plan, "loss"));
     let again = plan.tasks[clear].clone();
     plan.tasks.insert(loss, again);
     serialize(&mut plan);
     refused(&plan, &["PL-10", "(compute of loss)", "seen the 2 calls before it", "has seen 0 calls"]);
     // Cleared behind the last call, where no norm would notice.
     let mut plan = evaluation();
-    let clear = plan.tasks[position(&plan, 0, |op| matches!(op, Op::ClearFault { .. }))].clone();
+    let clear = plan.tasks[position(&plan, 0, |op| matches!(op, Op::ClearFault(_)))].clone();
     plan.tasks.push(clear);
     serialize(&mut plan);
     refused(&plan, &["PL-10 (", "): plan `eval` ends without a fault word that has seen all calls"]);
@@ -207,7 +207,7 @@ fn a_norm_taken_before_the_last_call_does_not_know_its_fault() {
     plan.calls.push(extra);
     let fault = slot(&plan, Content::FaultWord);
     let mut task = plan.tasks[call(&plan, "loss")].clone();
-    task.op = Op::Compute { call: last, fault, operands: Vec::new() };
+    task.op = Op::Compute(Compute { call: last, fault, operands: Vec::new() });
     plan.tasks.push(task);
     serialize(&mut plan);
     refused(&plan, &["PL-10", "(grad norm of main grads) needs a fault word that has seen all 6 calls"]);
@@ -232,7 +232,7 @@ fn every_lost_step_of_the_vote_is_missed() {
 #[test]
 fn a_vote_counts_the_optimizer_s_step_once() {
     let mut plan = nvfp4_training();
-    let vote = position(&plan, 0, |op| matches!(op, Op::Vote { .. }));
+    let vote = position(&plan, 0, |op| matches!(op, Op::Vote(_)));
     repeat(&mut plan, vote);
     refused(
         &plan,
@@ -248,9 +248,9 @@ fn the_vote_needs_the_gradient_scale() {
         (Content::LossScale, "holds the loss scale"),
     ] {
         let mut plan = nvfp4_training();
-        let vote = position(&plan, 0, |op| matches!(op, Op::Vote { .. }));
+        let vote = position(&plan, 0, |op| matches!(op, Op::Vote(_)));
         let wrong = slot(&plan, wrong);
-        let Op::Vote { gradient_scale, .. } = &mut plan.tasks[vote].op else { unreachable!() };
+        let Op::Vote(CastVote { gradient_scale, .. }) = &mut plan.tasks[vote].op else { unreachable!() };
         *gradient_scale = wrong;
         refused(&plan, &["PL-10", "needs the gradient scale", holds]);
     }
@@ -260,8 +260,8 @@ fn the_vote_needs_the_gradient_scale() {
 #[test]
 fn weights_of_two_parameter_groups_are_not_updated_as_one() {
     let mut plan = nvfp4_training();
-    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { states, .. } if states.len() > 1));
-    let Op::Adam { states, .. } = &plan.tasks[adam].op else { unreachable!() };
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam(Adam { states, .. }) if states.len() > 1));
+    let Op::Adam(Adam { states, .. }) = &plan.tasks[adam].op else { unreachable!() };
     let last = states.last().unwrap().weight;
     plan.weights.layouts[last.index()].parameters.weight_decay = NonNegative::new(0.0);
     refused(&plan, &["PL-4", "whose parameter groups differ", "give each parameter group a task of its own"]);
@@ -271,9 +271,9 @@ fn weights_of_two_parameter_groups_are_not_updated_as_one() {
 #[test]
 fn adam_needs_the_hyperparameters() {
     let mut plan = nvfp4_training();
-    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
     let wrong = slot(&plan, Content::OptimizerStep);
-    let Op::Adam { hyperparameters, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    let Op::Adam(Adam { hyperparameters, .. }) = &mut plan.tasks[adam].op else { unreachable!() };
     *hyperparameters = wrong;
     refused(&plan, &["PL-10", "needs the hyperparameters", "step count"]);
 }

@@ -2,7 +2,7 @@
 
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::{Chunk, Op};
+use warpweft_plan::op::{Assemble, Chunk, GatherChunk, Op};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 
 use super::edit::{position, recount, refused, remove, serialize, shard, spread};
@@ -16,12 +16,12 @@ fn plan() -> StepPlan {
 }
 
 fn is_chunk(op: &Op) -> bool {
-    matches!(op, Op::GatherChunk { .. })
+    matches!(op, Op::GatherChunk(_))
 }
 
 fn chunk(plan: &mut StepPlan, position: usize) -> &mut Chunk {
     match &mut plan.tasks[position].op {
-        Op::GatherChunk { chunk, .. } => chunk,
+        Op::GatherChunk(GatherChunk { chunk, .. }) => chunk,
         other => panic!("a {} is no chunk", other.name()),
     }
 }
@@ -55,7 +55,11 @@ fn a_missing_chunk_is_found_by_the_next_one_and_a_missing_last_one_by_the_reader
 fn chunks_that_overlap_or_leave_a_gap_are_refused() {
     for shifted in [-64isize, 64] {
         let mut plan = plan();
-        let second = position(&plan, 0, |op| matches!(op, Op::GatherChunk { chunk, .. } if chunk.begin > 0));
+        let second = position(
+            &plan,
+            0,
+            |op| matches!(op, Op::GatherChunk(GatherChunk { chunk, .. }) if chunk.begin > 0),
+        );
         let found = chunk(&mut plan, second);
         found.begin = found.begin.checked_add_signed(shifted).unwrap();
         plan.tasks[second].wire_bytes =
@@ -71,8 +75,9 @@ fn chunks_that_overlap_or_leave_a_gap_are_refused() {
 fn a_chunk_of_another_weight_s_shard_is_refused() {
     let mut plan = plan();
     let other = shard(&plan, "after");
-    let second = position(&plan, 0, |op| matches!(op, Op::GatherChunk { chunk, .. } if chunk.begin > 0));
-    let Op::GatherChunk { part, .. } = &mut plan.tasks[second].op else { unreachable!() };
+    let second =
+        position(&plan, 0, |op| matches!(op, Op::GatherChunk(GatherChunk { chunk, .. }) if chunk.begin > 0));
+    let Op::GatherChunk(GatherChunk { part, .. }) = &mut plan.tasks[second].op else { unreachable!() };
     part.from = other;
     refused(&plan, &["PL-2", "needs the whole rowwise shard of `before`"]);
 }
@@ -82,7 +87,8 @@ fn a_chunk_of_another_weight_s_shard_is_refused() {
 fn a_chunk_of_another_version_is_refused() {
     let mut plan = plan();
     spread(&mut plan);
-    let last = position(&plan, 0, |op| matches!(op, Op::GatherChunk { chunk, .. } if chunk.begin > 0));
+    let last =
+        position(&plan, 0, |op| matches!(op, Op::GatherChunk(GatherChunk { chunk, .. }) if chunk.begin > 0));
     let moved = plan.tasks.remove(last);
     plan.tasks.push(moved);
     serialize(&mut plan);
@@ -95,10 +101,10 @@ fn a_chunk_of_another_version_is_refused() {
 fn planes_that_are_assembled_before_their_last_chunk_are_refused() {
     let mut plan = plan();
     spread(&mut plan);
-    let assemble = position(&plan, 0, |op| matches!(op, Op::Assemble { .. }));
-    let Op::Assemble { parts } = &plan.tasks[assemble].op else { unreachable!() };
+    let assemble = position(&plan, 0, |op| matches!(op, Op::Assemble(_)));
+    let Op::Assemble(Assemble { parts }) = &plan.tasks[assemble].op else { unreachable!() };
     let to = parts[0].to;
-    let is_its_own = |op: &Op| matches!(op, Op::GatherChunk { part, .. } if part.to == to);
+    let is_its_own = |op: &Op| matches!(op, Op::GatherChunk(GatherChunk { part, .. }) if part.to == to);
     let last = plan.tasks.iter().rposition(|task| is_its_own(&task.op)).unwrap();
     let moved = plan.tasks.remove(last);
     plan.tasks.insert(assemble, moved);

@@ -4,7 +4,7 @@ use warpweft_base::id::{GroupId, SlotId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::{Content, WeightLayout, Weights};
 use warpweft_plan::model::{Form, Mesh, Model, NonNegative, Phase, Placement, Reuse, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Compute, Dequantize, Op};
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::Backward;
 
@@ -43,7 +43,7 @@ fn recompute() -> StepPlan {
 
 /// The slot that the only use of a call reads.
 fn gathered_for(plan: &StepPlan, name: &str) -> SlotId {
-    let Op::Compute { operands, .. } = &plan.tasks[call(plan, name)].op else { unreachable!() };
+    let Op::Compute(Compute { operands, .. }) = &plan.tasks[call(plan, name)].op else { unreachable!() };
     operands[0].slot
 }
 
@@ -162,8 +162,8 @@ fn a_format_that_silently_falls_back_to_bf16_is_refused() {
     let mut plan = evaluation();
     spread(&mut plan);
     let planes = weight(&plan, "block.0");
-    let dequantize = plan.tasks.iter().position(|task| matches!(task.op, Op::Dequantize { .. })).unwrap();
-    let Op::Dequantize { parts } = &mut plan.tasks[dequantize].op else { unreachable!() };
+    let dequantize = plan.tasks.iter().position(|task| matches!(task.op, Op::Dequantize(_))).unwrap();
+    let Op::Dequantize(Dequantize { parts }) = &mut plan.tasks[dequantize].op else { unreachable!() };
     parts[0].values = warpweft_format::ElementType::Bf16;
     let (of, slot) = (parts[0].weight, parts[0].to);
     plan.arena.slots[slot.index()].content = Content::Dense(of, Rows, warpweft_format::ElementType::Bf16);

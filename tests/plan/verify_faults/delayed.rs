@@ -2,7 +2,7 @@
 
 use warpweft_base::id::BucketId;
 use warpweft_plan::layout::Content;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{DelayedScale, FusedScale, Op, PartialAmax, PartialCast, RecordAmax};
 use warpweft_plan::plan::StepPlan;
 
 use super::edit::{position, refused, relocate, remove, repeat, serialize, slot, spread};
@@ -16,10 +16,10 @@ fn of_blocks(plan: &StepPlan, name: &str) -> usize {
         op.name() == name
             && matches!(
                 op,
-                Op::PartialAmax { bucket, .. }
-                    | Op::DelayedScale { bucket, .. }
-                    | Op::RecordAmax { bucket, .. }
-                    | Op::PartialCast { bucket, .. }
+                Op::PartialAmax(PartialAmax { bucket, .. })
+                    | Op::DelayedScale(DelayedScale { bucket, .. })
+                    | Op::RecordAmax(RecordAmax { bucket, .. })
+                    | Op::PartialCast(PartialCast { bucket, .. })
                     if *bucket == BLOCKS
             )
     })
@@ -91,7 +91,7 @@ fn a_cast_before_the_next_scales_is_refused() {
 fn a_step_that_does_not_take_the_next_scales_is_refused() {
     let mut plan = delayed_training();
     let scale = of_blocks(&plan, "delayed scale");
-    let Op::DelayedScale { history, .. } = &mut plan.tasks[scale].op else { unreachable!() };
+    let Op::DelayedScale(DelayedScale { history, .. }) = &mut plan.tasks[scale].op else { unreachable!() };
     *history = None;
     serialize(&mut plan);
     refused(&plan, &["PL-9", "(partial cast of bucket 1)", "for version 1", "for version 0"]);
@@ -102,7 +102,7 @@ fn a_step_that_does_not_take_the_next_scales_is_refused() {
 fn a_prologue_that_takes_the_next_scales_is_refused() {
     let mut plan = delayed_prologue();
     let (scale, amaxes) = (of_blocks(&plan, "delayed scale"), slot(&plan, Content::AmaxHistory(BLOCKS)));
-    let Op::DelayedScale { history, .. } = &mut plan.tasks[scale].op else { unreachable!() };
+    let Op::DelayedScale(DelayedScale { history, .. }) = &mut plan.tasks[scale].op else { unreachable!() };
     *history = Some(amaxes);
     serialize(&mut plan);
     refused(&plan, &["(delayed scale of bucket 1)", "masters at version 1", "reads no vote"]);
@@ -114,7 +114,7 @@ fn the_history_takes_maxima_over_all_ranks() {
     let mut plan = delayed_training();
     spread(&mut plan);
     let (record, own) = (of_blocks(&plan, "record amax"), slot(&plan, Content::LocalAmax(BLOCKS)));
-    let Op::RecordAmax { tensor_amax, .. } = &mut plan.tasks[record].op else { unreachable!() };
+    let Op::RecordAmax(RecordAmax { tensor_amax, .. }) = &mut plan.tasks[record].op else { unreachable!() };
     *tensor_amax = own;
     serialize(&mut plan);
     refused(
@@ -130,7 +130,9 @@ fn scales_and_history_must_obey_the_vote() {
         let mut plan = delayed_training();
         let task = of_blocks(&plan, name);
         match &mut plan.tasks[task].op {
-            Op::DelayedScale { vote, .. } | Op::RecordAmax { vote, .. } => *vote = None,
+            Op::DelayedScale(DelayedScale { vote, .. }) | Op::RecordAmax(RecordAmax { vote, .. }) => {
+                *vote = None
+            }
             _ => unreachable!(),
         }
         serialize(&mut plan);
@@ -143,9 +145,11 @@ fn scales_and_history_must_obey_the_vote() {
 fn a_bucket_has_current_scales_or_delayed_ones() {
     let mut plan = delayed_training();
     spread(&mut plan);
-    let current = position(&plan, 0, |op| matches!(op, Op::FusedScale { .. }));
+    let current = position(&plan, 0, |op| matches!(op, Op::FusedScale(_)));
     let mut second = plan.tasks[current].clone();
-    let Op::FusedScale { bucket, block_amax, tensor_amax, tensor_scale, shards, .. } = &mut second.op else {
+    let Op::FusedScale(FusedScale { bucket, block_amax, tensor_amax, tensor_scale, shards, .. }) =
+        &mut second.op
+    else {
         unreachable!()
     };
     (*bucket, *block_amax) = (BLOCKS, slot(&plan, Content::BlockAmax(BLOCKS)));
@@ -158,7 +162,7 @@ fn a_bucket_has_current_scales_or_delayed_ones() {
 
     let mut plan = delayed_training();
     let scale = of_blocks(&plan, "delayed scale");
-    let Op::DelayedScale { bucket, .. } = &mut plan.tasks[scale].op else { unreachable!() };
+    let Op::DelayedScale(DelayedScale { bucket, .. }) = &mut plan.tasks[scale].op else { unreachable!() };
     *bucket = BucketId::new(0);
     refused(&plan, &["remembers amaxes of bucket 0, whose scales are not delayed"]);
 }

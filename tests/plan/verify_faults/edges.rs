@@ -6,7 +6,9 @@ use warpweft_base::id::Version;
 use warpweft_format::Orientation;
 use warpweft_plan::layout::{Content, Residency, Slot};
 use warpweft_plan::model::Lifetime;
-use warpweft_plan::op::{MasterOperand, Op, Reduction};
+use warpweft_plan::op::{
+    Adam, AllReduce, FusedScale, MasterOperand, Op, PartialAmax, PartialCast, Reduction,
+};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{position, refused, relocate, remove, repeat, serialize, slot, spread, twin, weight};
@@ -55,8 +57,8 @@ fn a_step_that_claims_to_leave_the_weights_alone_must() {
 #[test]
 fn a_weight_that_adam_skips_stays_a_version_behind() {
     let mut plan = f32_training();
-    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
-    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
+    let Op::Adam(Adam { states, .. }) = &mut plan.tasks[adam].op else { unreachable!() };
     states.remove(1);
     refused(
         &plan,
@@ -64,7 +66,7 @@ fn a_weight_that_adam_skips_stays_a_version_behind() {
     );
     // Without a cast behind it, the edge itself finds out: the replicated bias has none.
     let mut plan = f32_training();
-    let adam = position(&plan, 1, |op| matches!(op, Op::Adam { .. }));
+    let adam = position(&plan, 1, |op| matches!(op, Op::Adam(_)));
     remove(&mut plan, adam);
     refused(
         &plan,
@@ -81,7 +83,7 @@ fn a_weight_that_adam_skips_stays_a_version_behind() {
 #[test]
 fn a_weight_that_adam_updates_twice_is_refused() {
     let mut plan = f32_training();
-    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
     repeat(&mut plan, adam);
     refused(&plan, &["PL-9", "needs the master of `up` at version 0", "at version 1", "once a step"]);
 }
@@ -90,8 +92,8 @@ fn a_weight_that_adam_updates_twice_is_refused() {
 #[test]
 fn a_split_master_that_adam_skips_leaves_its_shard_a_version_behind() {
     let mut plan = split_training();
-    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
-    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
+    let Op::Adam(Adam { states, .. }) = &mut plan.tasks[adam].op else { unreachable!() };
     states.remove(1);
     refused(
         &plan,
@@ -103,10 +105,10 @@ fn a_split_master_that_adam_skips_leaves_its_shard_a_version_behind() {
 #[test]
 fn halves_of_two_masters_are_refused() {
     let mut plan = split_training();
-    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
     let halves =
         ["block.0", "block.1"].map(|name| slot(&plan, Content::MasterRemainder(weight(&plan, name))));
-    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    let Op::Adam(Adam { states, .. }) = &mut plan.tasks[adam].op else { unreachable!() };
     for (state, other) in states[1..].iter_mut().zip(halves.into_iter().rev()) {
         let MasterOperand::Split { remainder, .. } = &mut state.master else { unreachable!() };
         *remainder = other;
@@ -125,8 +127,8 @@ fn halves_of_two_masters_are_refused() {
 #[test]
 fn a_shard_is_not_updated_as_a_whole_master() {
     let mut plan = split_training();
-    let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
-    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    let adam = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
+    let Op::Adam(Adam { states, .. }) = &mut plan.tasks[adam].op else { unreachable!() };
     let MasterOperand::Split { shard, .. } = states[0].master else { unreachable!() };
     states[0].master = MasterOperand::Whole(shard);
     refused(&plan, &["PL-9", "needs the master of `embedding` at version 0", "holds the rowwise shard"]);
@@ -137,12 +139,12 @@ fn a_shard_is_not_updated_as_a_whole_master() {
 fn adam_updates_the_weights_of_its_own_bucket() {
     let mut plan = f32_training();
     let (sharded, replicated) = (
-        position(&plan, 0, |op| matches!(op, Op::Adam { .. })),
-        position(&plan, 1, |op| matches!(op, Op::Adam { .. })),
+        position(&plan, 0, |op| matches!(op, Op::Adam(_))),
+        position(&plan, 1, |op| matches!(op, Op::Adam(_))),
     );
-    let Op::Adam { states, .. } = &mut plan.tasks[replicated].op else { unreachable!() };
+    let Op::Adam(Adam { states, .. }) = &mut plan.tasks[replicated].op else { unreachable!() };
     let moved = states.remove(0);
-    let Op::Adam { states, .. } = &mut plan.tasks[sharded].op else { unreachable!() };
+    let Op::Adam(Adam { states, .. }) = &mut plan.tasks[sharded].op else { unreachable!() };
     states.push(moved);
     refused(&plan, &["updates `bias`, which is not of bucket 0"]);
 }
@@ -167,10 +169,11 @@ fn every_lost_step_of_the_quantize_chain_is_missed() {
 fn the_scales_need_the_maximum_over_all_ranks() {
     let mut plan = nvfp4_training();
     spread(&mut plan);
-    let maxima = position(&plan, 0, |op| matches!(op, Op::AllReduce { reduction: Reduction::Max, .. }));
-    let Op::AllReduce { pairs, .. } = plan.tasks[maxima].op.clone() else { unreachable!() };
+    let maxima =
+        position(&plan, 0, |op| matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Max, .. })));
+    let Op::AllReduce(AllReduce { pairs, .. }) = plan.tasks[maxima].op.clone() else { unreachable!() };
     let scale = quantizing(&plan, "fused scale");
-    let Op::FusedScale { tensor_amax, .. } = &mut plan.tasks[scale].op else { unreachable!() };
+    let Op::FusedScale(FusedScale { tensor_amax, .. }) = &mut plan.tasks[scale].op else { unreachable!() };
     *tensor_amax = pairs[0].0;
     remove(&mut plan, maxima);
     refused(
@@ -189,7 +192,7 @@ fn the_scales_need_the_maximum_over_all_ranks() {
 fn a_stored_orientation_that_the_cast_forgets_stays_a_version_behind() {
     let mut plan = mxfp8_training();
     let cast = quantizing(&plan, "partial cast");
-    let Op::PartialCast { shards, .. } = &mut plan.tasks[cast].op else { unreachable!() };
+    let Op::PartialCast(PartialCast { shards, .. }) = &mut plan.tasks[cast].op else { unreachable!() };
     let forgotten = shards.iter().position(|shard| shard.orientation == Orientation::Columnwise).unwrap();
     shards.remove(forgotten);
     refused(
@@ -209,15 +212,15 @@ fn quantizing_before_the_optimizer_leaves_old_shards() {
     let mut plan = nvfp4_training();
     // All of the chain without its vote, moved in front of AdamW.
     for name in ["partial amax", "all-reduce", "fused scale", "partial cast"] {
-        let adam = position(&plan, 0, |op| matches!(op, Op::Adam { .. }));
+        let adam = position(&plan, 0, |op| matches!(op, Op::Adam(_)));
         let last = plan.tasks.iter().rposition(|task| task.op.name() == name).unwrap();
         relocate(&mut plan, last, adam);
     }
     for task in &mut plan.tasks {
         match &mut task.op {
-            Op::PartialAmax { vote, .. } | Op::FusedScale { vote, .. } | Op::PartialCast { vote, .. } => {
-                *vote = None
-            }
+            Op::PartialAmax(PartialAmax { vote, .. })
+            | Op::FusedScale(FusedScale { vote, .. })
+            | Op::PartialCast(PartialCast { vote, .. }) => *vote = None,
             _ => {}
         }
     }
@@ -232,9 +235,9 @@ fn quantizing_behind_the_optimizer_must_obey_the_vote() {
         let mut plan = nvfp4_training();
         let task = quantizing(&plan, name);
         match &mut plan.tasks[task].op {
-            Op::PartialAmax { vote, .. } | Op::FusedScale { vote, .. } | Op::PartialCast { vote, .. } => {
-                *vote = None
-            }
+            Op::PartialAmax(PartialAmax { vote, .. })
+            | Op::FusedScale(FusedScale { vote, .. })
+            | Op::PartialCast(PartialCast { vote, .. }) => *vote = None,
             _ => unreachable!(),
         }
         serialize(&mut plan);

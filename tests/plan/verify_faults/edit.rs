@@ -7,7 +7,9 @@
 use warpweft_base::id::SlotId;
 use warpweft_format::Orientation;
 use warpweft_plan::layout::Content;
-use warpweft_plan::op::{GatherPart, Op, ReducePart, SumPart};
+use warpweft_plan::op::{
+    AllGather, Compute, ExchangeGradient, GatherPart, Op, ReducePart, ReduceScatter, SumGradient, SumPart,
+};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 pub(crate) use warpweft_testing::plan_books::{recount, serialize, spread, twin};
@@ -34,28 +36,33 @@ pub(crate) fn position(plan: &StepPlan, nth: usize, wanted: impl Fn(&Op) -> bool
 /// Position of the compute task of the call called `name`.
 #[track_caller]
 pub(crate) fn call(plan: &StepPlan, name: &str) -> usize {
-    position(plan, 0, |op| matches!(op, Op::Compute { call, .. } if plan.calls[call.index()].name == name))
+    position(
+        plan,
+        0,
+        |op| matches!(op, Op::Compute(Compute { call, .. }) if plan.calls[call.index()].name == name),
+    )
 }
 
 /// The first part of the gather at `position`.
 #[track_caller]
 pub(crate) fn gathered(plan: &mut StepPlan, position: usize) -> &mut GatherPart {
     match &mut plan.tasks[position].op {
-        Op::AllGather { parts } => &mut parts[0],
+        Op::AllGather(AllGather { parts }) => &mut parts[0],
         other => panic!("a {} is no gather", other.name()),
     }
 }
 
 /// Does the op carry gradients to their owners, summed or not?
 pub(crate) fn is_reduction(op: &Op) -> bool {
-    matches!(op, Op::ReduceScatter { .. } | Op::ExchangeGradient { .. })
+    matches!(op, Op::ReduceScatter(_) | Op::ExchangeGradient(_))
 }
 
 /// The parts of the reduction at `position`.
 #[track_caller]
 pub(crate) fn reduced_parts(plan: &mut StepPlan, position: usize) -> &mut Vec<ReducePart> {
     match &mut plan.tasks[position].op {
-        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => parts,
+        Op::ReduceScatter(ReduceScatter { parts, .. })
+        | Op::ExchangeGradient(ExchangeGradient { parts, .. }) => parts,
         other => panic!("a {} is no reduction", other.name()),
     }
 }
@@ -70,7 +77,7 @@ pub(crate) fn reduced(plan: &mut StepPlan, position: usize) -> &mut ReducePart {
 #[track_caller]
 pub(crate) fn summed(plan: &mut StepPlan, position: usize) -> &mut Vec<SumPart> {
     match &mut plan.tasks[position].op {
-        Op::SumGradient { parts, .. } => parts,
+        Op::SumGradient(SumGradient { parts, .. }) => parts,
         other => panic!("a {} sums no gradients", other.name()),
     }
 }

@@ -4,7 +4,7 @@ use warpweft_base::id::{BufferId, CallId, SlotId};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Exchange, ExchangeKind, Group, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{ExchangeBuffer, Op};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{recount, refused, serialize, slot, spread};
@@ -18,7 +18,7 @@ fn an_exchange_of_another_buffer_s_slot_is_refused() {
     spread(&mut plan);
     let (task, other) =
         (exchange(&plan, "statistics"), slot(&plan, Content::Buffer(buffer(&plan, "routed"))));
-    let Op::ExchangeBuffer { from, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let Op::ExchangeBuffer(ExchangeBuffer { from, .. }) = &mut plan.tasks[task].op else { unreachable!() };
     *from = other;
     serialize(&mut plan);
     recount(&mut plan);
@@ -38,7 +38,9 @@ fn an_exchange_with_its_sides_swapped_is_refused() {
     let mut plan = exchanging_training();
     spread(&mut plan);
     let task = exchange(&plan, "dispatch");
-    let Op::ExchangeBuffer { from, to, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let Op::ExchangeBuffer(ExchangeBuffer { from, to, .. }) = &mut plan.tasks[task].op else {
+        unreachable!()
+    };
     std::mem::swap(from, to);
     serialize(&mut plan);
     refused(&plan, &["PL-10", "needs buffer `given` as call `route` wrote it", "holds nothing"]);
@@ -50,7 +52,7 @@ fn an_exchange_into_another_buffer_s_slot_is_refused() {
     let mut plan = exchanging_training();
     spread(&mut plan);
     let (task, other) = (exchange(&plan, "dispatch"), slot(&plan, Content::Buffer(buffer(&plan, "made"))));
-    let Op::ExchangeBuffer { to, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let Op::ExchangeBuffer(ExchangeBuffer { to, .. }) = &mut plan.tasks[task].op else { unreachable!() };
     *to = other;
     serialize(&mut plan);
     recount(&mut plan);
@@ -140,11 +142,15 @@ fn an_exchange_of_what_the_plan_does_not_have_is_refused_without_a_panic() {
     type Damage = fn(&mut StepPlan, usize);
     let all: [(&str, Damage); 4] = [
         ("call 9999", |plan, task| {
-            let Op::ExchangeBuffer { call, .. } = &mut plan.tasks[task].op else { unreachable!() };
+            let Op::ExchangeBuffer(ExchangeBuffer { call, .. }) = &mut plan.tasks[task].op else {
+                unreachable!()
+            };
             *call = CallId::new(FAR);
         }),
         ("slot 9999", |plan, task| {
-            let Op::ExchangeBuffer { to, .. } = &mut plan.tasks[task].op else { unreachable!() };
+            let Op::ExchangeBuffer(ExchangeBuffer { to, .. }) = &mut plan.tasks[task].op else {
+                unreachable!()
+            };
             *to = SlotId::new(FAR);
         }),
         ("buffer 9999", |plan, _| plan.calls[1].exchange.as_mut().unwrap().from = BufferId::new(FAR)),

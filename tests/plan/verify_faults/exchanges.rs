@@ -4,7 +4,7 @@ use warpweft_base::id::{BufferId, CallId, EventId, TaskId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Exchange, ExchangeKind, Form, Group, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::{Op, Operand, OperandRole};
+use warpweft_plan::op::{Compute, ExchangeBuffer, Op, Operand, OperandRole};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 use warpweft_testing::plan_books::restate_what_is_received;
 
@@ -54,7 +54,7 @@ const EXCHANGES: [&str; 5] = ["dispatch", "combine", "statistics", "copies", "wo
 #[track_caller]
 pub(crate) fn exchange(plan: &StepPlan, name: &str) -> usize {
     let is_named = |call: CallId| plan.calls[call.index()].name == name;
-    position(plan, 0, |op| matches!(op, Op::ExchangeBuffer { call, .. } if is_named(*call)))
+    position(plan, 0, |op| matches!(op, Op::ExchangeBuffer(ExchangeBuffer { call, .. }) if is_named(*call)))
 }
 
 fn number(plan: &StepPlan, name: &str) -> CallId {
@@ -94,7 +94,7 @@ fn an_exchange_that_never_takes_place_is_refused() {
     }
     // Nor may the last one, if nobody reads what it leaves.
     let mut plan = exchanging_training();
-    let copied = position(&plan, 1, |op| matches!(op, Op::Copy { .. }));
+    let copied = position(&plan, 1, |op| matches!(op, Op::Copy(_)));
     remove(&mut plan, copied);
     let lost = exchange(&plan, "worst loss");
     remove(&mut plan, lost);
@@ -135,7 +135,7 @@ fn an_exchange_out_of_its_turn_is_refused() {
 fn an_exchange_in_the_name_of_another_is_refused() {
     let mut plan = exchanging_training();
     let (task, other) = (exchange(&plan, "dispatch"), number(&plan, "combine"));
-    let Op::ExchangeBuffer { call, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let Op::ExchangeBuffer(ExchangeBuffer { call, .. }) = &mut plan.tasks[task].op else { unreachable!() };
     *call = other;
     refused(&plan, &["PL-10", "runs call `combine` when call `dispatch` is next in program order"]);
 }
@@ -152,7 +152,9 @@ fn an_exchange_of_another_kind_is_refused() {
     ] {
         let mut plan = exchanging_training();
         let task = exchange(&plan, name);
-        let Op::ExchangeBuffer { kind, .. } = &mut plan.tasks[task].op else { unreachable!() };
+        let Op::ExchangeBuffer(ExchangeBuffer { kind, .. }) = &mut plan.tasks[task].op else {
+            unreachable!()
+        };
         let declared = std::mem::replace(kind, wrong);
         restate_what_is_received(&mut plan, task);
         recount(&mut plan);
@@ -179,7 +181,9 @@ fn an_exchange_among_other_ranks_is_refused() {
     ] {
         let mut plan = exchanging_training();
         let task = exchange(&plan, name);
-        let Op::ExchangeBuffer { group, .. } = &mut plan.tasks[task].op else { unreachable!() };
+        let Op::ExchangeBuffer(ExchangeBuffer { group, .. }) = &mut plan.tasks[task].op else {
+            unreachable!()
+        };
         *group = wrong;
         restate_what_is_received(&mut plan, task);
         recount(&mut plan);
@@ -192,7 +196,7 @@ fn an_exchange_among_other_ranks_is_refused() {
 fn a_group_of_the_same_ranks_by_another_name_is_accepted() {
     let mut plan = planned(Mesh::new(4).unwrap());
     let task = exchange(&plan, "statistics");
-    let Op::ExchangeBuffer { group, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let Op::ExchangeBuffer(ExchangeBuffer { group, .. }) = &mut plan.tasks[task].op else { unreachable!() };
     assert_eq!(std::mem::replace(group, Group::World), Group::Shard);
     assert!(verify(&plan).is_ok());
 }
@@ -202,14 +206,16 @@ fn a_group_of_the_same_ranks_by_another_name_is_accepted() {
 fn a_closure_run_for_an_exchange_is_refused() {
     let mut plan = exchanging_training();
     let (task, closure) = (exchange(&plan, "dispatch"), call(&plan, "expert"));
-    let Op::ExchangeBuffer { call, from, to, .. } = plan.tasks[task].op else { unreachable!() };
+    let Op::ExchangeBuffer(ExchangeBuffer { call, from, to, .. }) = plan.tasks[task].op else {
+        unreachable!()
+    };
     let operands = plan.calls[call.index()].buffers.iter().zip([from, to]).map(|(declared, slot)| Operand {
         role: OperandRole::Buffer(declared.buffer),
         slot,
         access: declared.access,
     });
     let fault = slot(&plan, Content::FaultWord);
-    let op = Op::Compute { call, fault, operands: operands.collect() };
+    let op = Op::Compute(Compute { call, fault, operands: operands.collect() });
     plan.tasks[task] = plan.tasks[closure].clone();
     plan.tasks[task].op = op;
     serialize(&mut plan);
@@ -224,7 +230,7 @@ fn an_exchange_in_a_closure_s_place_is_refused() {
     let (task, closure, named) =
         (exchange(&plan, "dispatch"), call(&plan, "expert"), number(&plan, "expert"));
     plan.tasks[closure] = plan.tasks[task].clone();
-    let Op::ExchangeBuffer { call, .. } = &mut plan.tasks[closure].op else { unreachable!() };
+    let Op::ExchangeBuffer(ExchangeBuffer { call, .. }) = &mut plan.tasks[closure].op else { unreachable!() };
     *call = named;
     serialize(&mut plan);
     recount(&mut plan);
@@ -235,7 +241,7 @@ fn an_exchange_in_a_closure_s_place_is_refused() {
 #[test]
 fn a_fault_word_that_is_cleared_behind_an_exchange_is_refused() {
     let mut plan = exchanging_training();
-    let clear = position(&plan, 0, |op| matches!(op, Op::ClearFault { .. }));
+    let clear = position(&plan, 0, |op| matches!(op, Op::ClearFault(_)));
     let (again, behind) = (plan.tasks[clear].clone(), call(&plan, "expert"));
     plan.tasks.insert(behind, again);
     serialize(&mut plan);

@@ -4,7 +4,7 @@ use warpweft_base::id::WeightId;
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{Form, Model, Phase, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Adam, Op, PartialCast};
 use warpweft_plan::plan::{ResidentLayout, StepPlan};
 
 use super::edit::{position, refused, slot, weight};
@@ -30,7 +30,7 @@ fn declare(plan: &mut StepPlan, weight: WeightId, frozen: bool) {
 }
 
 fn adam(plan: &StepPlan) -> usize {
-    position(plan, 0, |op| matches!(op, Op::Adam { .. }))
+    position(plan, 0, |op| matches!(op, Op::Adam(_)))
 }
 
 /// FW-1. It has neither master, moments nor main grad, and only the other one's bucket is quantized.
@@ -61,7 +61,7 @@ fn a_step_with_a_frozen_weight_is_valid_and_does_nothing_to_it() {
 fn a_frozen_weight_that_adam_updates_is_refused() {
     let mut plan = training();
     let (base, adam) = (weight(&plan, "base"), adam(&plan));
-    let Op::Adam { states, .. } = &mut plan.tasks[adam].op else { unreachable!() };
+    let Op::Adam(Adam { states, .. }) = &mut plan.tasks[adam].op else { unreachable!() };
     states[0].weight = base;
     refused(&plan, &["updates `base`, which is frozen"]);
 }
@@ -99,8 +99,8 @@ fn a_cast_into_the_planes_of_a_frozen_weight_is_refused() {
     let mut plan = training();
     let base = weight(&plan, "base");
     let planes = slot(&plan, Content::Shard(base, Orientation::Rowwise));
-    let cast = position(&plan, 0, |op| matches!(op, Op::PartialCast { .. }));
-    let Op::PartialCast { shards, .. } = &mut plan.tasks[cast].op else { unreachable!() };
+    let cast = position(&plan, 0, |op| matches!(op, Op::PartialCast(_)));
+    let Op::PartialCast(PartialCast { shards, .. }) = &mut plan.tasks[cast].op else { unreachable!() };
     (shards[0].weight, shards[0].slot) = (base, planes);
     refused(&plan, &["the rowwise shard of `base`"]);
 }

@@ -3,7 +3,7 @@
 
 use warpweft_base::id::CallId;
 use warpweft_plan::layout::Content;
-use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::op::{Accumulate, AllReduce, GradNorm, Op, ReduceScatter, Reduction};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{
@@ -18,11 +18,11 @@ fn training() -> [StepPlan; 3] {
 
 fn accumulate(plan: &StepPlan, name: &str, nth: usize) -> usize {
     let wanted = weight(plan, name);
-    position(plan, nth, |op| matches!(op, Op::Accumulate { weight, .. } if *weight == wanted))
+    position(plan, nth, |op| matches!(op, Op::Accumulate(Accumulate { weight, .. }) if *weight == wanted))
 }
 
 fn set_first(plan: &mut StepPlan, position: usize, to: bool) {
-    let Op::Accumulate { first, .. } = &mut plan.tasks[position].op else { unreachable!() };
+    let Op::Accumulate(Accumulate { first, .. }) = &mut plan.tasks[position].op else { unreachable!() };
     assert_ne!(*first, to);
     *first = to;
 }
@@ -31,7 +31,7 @@ fn set_first(plan: &mut StepPlan, position: usize, to: bool) {
 #[test]
 fn a_lost_reduce_scatter_leaves_nothing_to_accumulate() {
     let mut plan = nvfp4_training();
-    let lost = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
+    let lost = position(&plan, 0, |op| matches!(op, Op::ReduceScatter(_)));
     remove(&mut plan, lost);
     let error = refused(
         &plan,
@@ -48,10 +48,10 @@ fn every_lost_step_of_a_gradient_s_way_is_missed() {
         let carries = |op: &Op| {
             matches!(
                 op,
-                Op::ReduceScatter { .. }
-                    | Op::Accumulate { .. }
-                    | Op::ZeroPadding { .. }
-                    | Op::AllReduce { reduction: Reduction::Sum, .. }
+                Op::ReduceScatter(_)
+                    | Op::Accumulate(_)
+                    | Op::ZeroPadding(_)
+                    | Op::AllReduce(AllReduce { reduction: Reduction::Sum, .. })
             )
         };
         for task in (0..plan.tasks.len()).filter(|task| carries(&plan.tasks[*task].op)) {
@@ -124,7 +124,7 @@ fn a_sum_that_a_warm_up_could_pollute_is_refused() {
 #[test]
 fn padding_rows_that_are_not_zero_are_not_reduced() {
     let mut plan = f32_training();
-    let zeroed = position(&plan, 0, |op| matches!(op, Op::ZeroPadding { .. }));
+    let zeroed = position(&plan, 0, |op| matches!(op, Op::ZeroPadding(_)));
     remove(&mut plan, zeroed);
     refused(&plan, &["PL-4", "with zeroed padding rows", "its padding rows not zeroed"]);
 }
@@ -134,9 +134,9 @@ fn padding_rows_that_are_not_zero_are_not_reduced() {
 fn padding_may_be_zeroed_before_the_call_as_well() {
     let mut plan = f32_training();
     spread(&mut plan);
-    let zeroed = position(&plan, 0, |op| matches!(op, Op::ZeroPadding { .. }));
+    let zeroed = position(&plan, 0, |op| matches!(op, Op::ZeroPadding(_)));
     relocate(&mut plan, zeroed, zeroed - 1);
-    assert!(matches!(plan.tasks[zeroed].op, Op::Compute { .. }));
+    assert!(matches!(plan.tasks[zeroed].op, Op::Compute(_)));
     recount(&mut plan);
     assert!(verify(&plan).is_ok(), "{}", verify(&plan).unwrap_err());
 }
@@ -146,8 +146,8 @@ fn padding_may_be_zeroed_before_the_call_as_well() {
 fn a_gradient_of_another_weight_is_not_added() {
     let mut plan = nvfp4_training();
     let (one, other) = (accumulate(&plan, "block.0", 0), accumulate(&plan, "block.1", 0));
-    let Op::Accumulate { from: wrong, .. } = plan.tasks[other].op else { unreachable!() };
-    let Op::Accumulate { from, .. } = &mut plan.tasks[one].op else { unreachable!() };
+    let Op::Accumulate(Accumulate { from: wrong, .. }) = plan.tasks[other].op else { unreachable!() };
+    let Op::Accumulate(Accumulate { from, .. }) = &mut plan.tasks[one].op else { unreachable!() };
     *from = wrong;
     serialize(&mut plan);
     refused(&plan, &["PL-4", "needs a reduced gradient of `block.0`", "block.1"]);
@@ -158,10 +158,13 @@ fn a_gradient_of_another_weight_is_not_added() {
 fn a_sharded_gradient_must_not_be_added_before_it_is_reduced() {
     let mut plan = nvfp4_training();
     let (added, reduced) = (accumulate(&plan, "block.1", 0), weight(&plan, "block.1"));
-    let reduced =
-        position(&plan, 0, |op| matches!(op, Op::ReduceScatter { parts, .. } if parts[0].weight == reduced));
+    let reduced = position(
+        &plan,
+        0,
+        |op| matches!(op, Op::ReduceScatter(ReduceScatter { parts, .. }) if parts[0].weight == reduced),
+    );
     let full = super::edit::reduced(&mut plan, reduced).from;
-    let Op::Accumulate { from, .. } = &mut plan.tasks[added].op else { unreachable!() };
+    let Op::Accumulate(Accumulate { from, .. }) = &mut plan.tasks[added].op else { unreachable!() };
     *from = full;
     serialize(&mut plan);
     refused(
@@ -178,7 +181,8 @@ fn a_sharded_gradient_must_not_be_added_before_it_is_reduced() {
 #[test]
 fn a_replicated_sum_must_be_complete_before_it_is_all_reduced() {
     let mut plan = f32_training();
-    let all_reduce = position(&plan, 0, |op| matches!(op, Op::AllReduce { reduction: Reduction::Sum, .. }));
+    let all_reduce =
+        position(&plan, 0, |op| matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Sum, .. })));
     let second = accumulate(&plan, "bias", 1);
     relocate(&mut plan, all_reduce, second);
     refused(
@@ -196,17 +200,22 @@ fn a_replicated_sum_must_be_complete_before_it_is_all_reduced() {
 #[test]
 fn gradients_are_reduced_by_sum_and_amaxes_by_maximum() {
     let swap = |plan: &mut StepPlan, from: Reduction, to: Reduction| {
-        let wrong =
-            position(plan, 0, |op| matches!(op, Op::AllReduce { reduction, .. } if *reduction == from));
-        let Op::AllReduce { reduction, .. } = &mut plan.tasks[wrong].op else { unreachable!() };
+        let wrong = position(
+            plan,
+            0,
+            |op| matches!(op, Op::AllReduce(AllReduce { reduction, .. }) if *reduction == from),
+        );
+        let Op::AllReduce(AllReduce { reduction, .. }) = &mut plan.tasks[wrong].op else { unreachable!() };
         *reduction = to;
     };
     let mut plan = f32_training();
     swap(&mut plan, Reduction::Sum, Reduction::Max);
     refused(&plan, &["PL-9", "since it takes maxima", "gradient sum of `bias`"]);
     let mut plan = nvfp4_training();
-    let sums = position(&plan, 0, |op| matches!(op, Op::AllReduce { reduction: Reduction::Sum, .. }));
-    let maxima = position(&plan, 0, |op| matches!(op, Op::AllReduce { reduction: Reduction::Max, .. }));
+    let sums =
+        position(&plan, 0, |op| matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Sum, .. })));
+    let maxima =
+        position(&plan, 0, |op| matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Max, .. })));
     assert!(sums < maxima);
     swap(&mut plan, Reduction::Max, Reduction::Sum);
     refused(&plan, &["PL-4", "since it takes sums", "amaxes of bucket"]);
@@ -215,14 +224,14 @@ fn gradients_are_reduced_by_sum_and_amaxes_by_maximum() {
 /// PL-4
 #[test]
 fn the_norm_counts_every_main_grad_once() {
-    let norm = |plan: &StepPlan| position(plan, 0, |op| matches!(op, Op::GradNorm { .. }));
+    let norm = |plan: &StepPlan| position(plan, 0, |op| matches!(op, Op::GradNorm(_)));
     let mut plan = f32_training();
     let at = norm(&plan);
-    let Op::GradNorm { main_grads, .. } = &mut plan.tasks[at].op else { unreachable!() };
+    let Op::GradNorm(GradNorm { main_grads, .. }) = &mut plan.tasks[at].op else { unreachable!() };
     let left_out = main_grads.remove(1);
     let error = refused(&plan, &["PL-4", "counts the main grad of `down` 0 times"]);
     assert!(matches!(error, VerifyError::Coverage { .. }));
-    let Op::GradNorm { main_grads, .. } = &mut plan.tasks[at].op else { unreachable!() };
+    let Op::GradNorm(GradNorm { main_grads, .. }) = &mut plan.tasks[at].op else { unreachable!() };
     main_grads.extend([left_out, left_out]);
     refused(&plan, &["PL-4", "counts the main grad of `down` 2 times"]);
 }
@@ -232,7 +241,7 @@ fn the_norm_counts_every_main_grad_once() {
 fn a_contribution_behind_the_norm_is_too_late() {
     let mut plan = nvfp4_training();
     let (late, norm) =
-        (accumulate(&plan, "embedding", 1), position(&plan, 0, |op| matches!(op, Op::GradNorm { .. })));
+        (accumulate(&plan, "embedding", 1), position(&plan, 0, |op| matches!(op, Op::GradNorm(_))));
     relocate(&mut plan, late, norm);
     refused(&plan, &["PL-4", "(grad norm of main grads)", "call `embed.backward` is not in it"]);
 }
@@ -248,7 +257,7 @@ fn a_gradient_overwritten_before_its_reduction_is_refused_even_when_ordered() {
     };
     let (early, late) = (gradient("head.backward"), gradient("embed.backward"));
     plan.arena.slots[late.index()].region.offset = plan.arena.region(early).offset;
-    let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter { .. }));
+    let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter(_)));
     let behind = call(&plan, "embed.backward");
     relocate(&mut plan, reduction, behind);
     refused(
@@ -268,13 +277,13 @@ fn a_plan_without_an_optimizer_must_end_with_complete_main_grads() {
     let mut plan = f32_training();
     plan.updates_weights = false;
     plan.exit = plan.entry;
-    let norm = position(&plan, 0, |op| matches!(op, Op::GradNorm { .. }));
+    let norm = position(&plan, 0, |op| matches!(op, Op::GradNorm(_)));
     plan.tasks.truncate(norm);
     serialize(&mut plan);
     recount(&mut plan);
     verify(&plan).unwrap();
     let mut lost = 0;
-    for task in (0..plan.tasks.len()).filter(|task| matches!(plan.tasks[*task].op, Op::Accumulate { .. })) {
+    for task in (0..plan.tasks.len()).filter(|task| matches!(plan.tasks[*task].op, Op::Accumulate(_))) {
         let mut plan = plan.clone();
         remove(&mut plan, task);
         refused(&plan, &["PL-4"]);

@@ -4,7 +4,7 @@ use warpweft_base::id::WeightId;
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::{DeclareError, Form, Mesh, Model, Phase, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{AllGather, Dequantize, ExchangeGradient, Op, RoundGradient, Transpose};
 use warpweft_plan::plan::{GatherStart, Policy, StepPlan, verify};
 use warpweft_plan::policy::ReduceDtype;
 
@@ -61,8 +61,8 @@ fn count(plan: &StepPlan, wanted: impl Fn(&Op) -> bool) -> usize {
 
 fn is_grouped(op: &Op) -> bool {
     match op {
-        Op::AllGather { parts } => parts.len() == EXPERTS,
-        Op::ExchangeGradient { parts, .. } => parts.len() == EXPERTS,
+        Op::AllGather(AllGather { parts }) => parts.len() == EXPERTS,
+        Op::ExchangeGradient(ExchangeGradient { parts, .. }) => parts.len() == EXPERTS,
         _ => false,
     }
 }
@@ -70,8 +70,7 @@ fn is_grouped(op: &Op) -> bool {
 #[test]
 fn a_group_is_gathered_and_reduced_as_one_collective_with_the_same_bytes() {
     let (together, apart) = (plan(true, &on_demand()), plan(false, &on_demand()));
-    let collectives =
-        |plan: &StepPlan| count(plan, |op| matches!(op, Op::AllGather { .. }) || is_reduction(op));
+    let collectives = |plan: &StepPlan| count(plan, |op| matches!(op, Op::AllGather(_)) || is_reduction(op));
     // Less three of four twice forward and backward, and once in the reduction.
     assert_eq!(collectives(&apart) - collectives(&together), 3 * (EXPERTS - 1));
     assert_eq!(count(&together, is_grouped), 3);
@@ -85,7 +84,7 @@ fn a_group_is_gathered_and_reduced_as_one_collective_with_the_same_bytes() {
 fn a_group_is_gathered_as_far_ahead_as_a_single_weight() {
     for depth in 1..4 {
         let plan = plan(true, &Policy { prefetch: GatherStart::Depth(depth), ..policy() });
-        let gather = position(&plan, 1, |op| matches!(op, Op::AllGather { .. }));
+        let gather = position(&plan, 1, |op| matches!(op, Op::AllGather(_)));
         assert!(is_grouped(&plan.tasks[gather].op));
         assert_eq!(plan.tasks[gather].release, None, "released at the beginning, with the call before it");
     }
@@ -104,7 +103,7 @@ fn a_group_s_gather_that_sends_another_weight_s_shard_is_refused() {
     let mut plan = plan(true, &policy());
     let wrong = slot(&plan, Content::Shard(WeightId::new(0), Orientation::Rowwise));
     let gather = position(&plan, 0, is_grouped);
-    let Op::AllGather { parts } = &mut plan.tasks[gather].op else { unreachable!() };
+    let Op::AllGather(AllGather { parts }) = &mut plan.tasks[gather].op else { unreachable!() };
     parts[2].from = wrong;
     serialize(&mut plan);
     refused(&plan, &["PL-2", "expert0 and 3 more", "shard of `expert2`"]);
@@ -116,7 +115,7 @@ fn a_member_left_out_of_its_group_s_gather_is_missed() {
     let mut plan = plan(true, &policy());
     spread(&mut plan);
     let gather = position(&plan, 0, is_grouped);
-    let Op::AllGather { parts } = &mut plan.tasks[gather].op else { unreachable!() };
+    let Op::AllGather(AllGather { parts }) = &mut plan.tasks[gather].op else { unreachable!() };
     parts.remove(1);
     serialize(&mut plan);
     recount(&mut plan);
@@ -127,8 +126,8 @@ fn a_member_left_out_of_its_group_s_gather_is_missed() {
 #[track_caller]
 fn derived(plan: &StepPlan, name: &str) -> usize {
     position(plan, 0, |op| match op {
-        Op::Transpose { parts } => parts.len() == EXPERTS && name == op.name(),
-        Op::Dequantize { parts } => parts.len() == EXPERTS && name == op.name(),
+        Op::Transpose(Transpose { parts }) => parts.len() == EXPERTS && name == op.name(),
+        Op::Dequantize(Dequantize { parts }) => parts.len() == EXPERTS && name == op.name(),
         _ => false,
     })
 }
@@ -141,8 +140,8 @@ fn a_member_left_out_of_what_is_derived_is_missed() {
         spread(&mut plan);
         let task = derived(&plan, name);
         match &mut plan.tasks[task].op {
-            Op::Transpose { parts } => drop(parts.remove(2)),
-            Op::Dequantize { parts } => drop(parts.remove(2)),
+            Op::Transpose(Transpose { parts }) => drop(parts.remove(2)),
+            Op::Dequantize(Dequantize { parts }) => drop(parts.remove(2)),
             _ => unreachable!(),
         }
         recount(&mut plan);
@@ -157,8 +156,8 @@ fn members_that_are_derived_into_one_slot_are_a_race() {
         let mut plan = plan(true, &policy());
         let task = derived(&plan, name);
         match &mut plan.tasks[task].op {
-            Op::Transpose { parts } => parts[1] = parts[0],
-            Op::Dequantize { parts } => parts[1] = parts[0],
+            Op::Transpose(Transpose { parts }) => parts[1] = parts[0],
+            Op::Dequantize(Dequantize { parts }) => parts[1] = parts[0],
             _ => unreachable!(),
         }
         refused(&plan, &["PL-3", "expert0"]);
@@ -172,8 +171,12 @@ fn members_that_are_derived_of_each_other_s_planes_are_refused() {
         let mut plan = plan(true, &policy());
         let task = derived(&plan, name);
         match &mut plan.tasks[task].op {
-            Op::Transpose { parts } => (parts[0].from, parts[1].from) = (parts[1].from, parts[0].from),
-            Op::Dequantize { parts } => (parts[0].from, parts[1].from) = (parts[1].from, parts[0].from),
+            Op::Transpose(Transpose { parts }) => {
+                (parts[0].from, parts[1].from) = (parts[1].from, parts[0].from)
+            }
+            Op::Dequantize(Dequantize { parts }) => {
+                (parts[0].from, parts[1].from) = (parts[1].from, parts[0].from)
+            }
             _ => unreachable!(),
         }
         refused(&plan, &["PL-2", &format!("({name} of expert0 and 3 more)"), "`expert0`", "`expert1`"]);
@@ -221,7 +224,7 @@ fn gradients_in_bf16_take_half_the_bytes_on_the_wire() {
 fn a_gradient_that_was_not_rounded_does_not_travel_in_bf16() {
     let mut plan = rounded();
     spread(&mut plan);
-    let rounding = position(&plan, 0, |op| matches!(op, Op::RoundGradient { .. }));
+    let rounding = position(&plan, 0, |op| matches!(op, Op::RoundGradient(_)));
     remove(&mut plan, rounding);
     refused(&plan, &["PL-4", "rounded to bf16", "round the gradient before it is reduced"]);
 }
@@ -231,7 +234,9 @@ fn a_gradient_that_was_not_rounded_does_not_travel_in_bf16() {
 fn a_rounded_gradient_is_not_read_as_f32() {
     let mut plan = rounded();
     let reduction = position(&plan, 0, is_reduction);
-    let Op::ExchangeGradient { element, .. } = &mut plan.tasks[reduction].op else { unreachable!() };
+    let Op::ExchangeGradient(ExchangeGradient { element, .. }) = &mut plan.tasks[reduction].op else {
+        unreachable!()
+    };
     *element = ElementType::F32;
     refused(&plan, &["PL-4", "needs a call's gradient of", "rounded to bf16"]);
 }
@@ -240,9 +245,8 @@ fn a_rounded_gradient_is_not_read_as_f32() {
 #[test]
 fn a_gradient_of_another_weight_is_not_rounded() {
     let mut plan = rounded();
-    let (one, other) =
-        (reduction_of(&plan, 0), position(&plan, 1, |op| matches!(op, Op::RoundGradient { .. })));
-    let Op::RoundGradient { from, .. } = &mut plan.tasks[other].op else { unreachable!() };
+    let (one, other) = (reduction_of(&plan, 0), position(&plan, 1, |op| matches!(op, Op::RoundGradient(_))));
+    let Op::RoundGradient(RoundGradient { from, .. }) = &mut plan.tasks[other].op else { unreachable!() };
     *from = one;
     serialize(&mut plan);
     refused(&plan, &["PL-4", "(round gradient of"]);
@@ -250,8 +254,8 @@ fn a_gradient_of_another_weight_is_not_rounded() {
 
 /// The full gradient that the `nth` rounding reads.
 fn reduction_of(plan: &StepPlan, nth: usize) -> warpweft_base::id::SlotId {
-    let rounding = position(plan, nth, |op| matches!(op, Op::RoundGradient { .. }));
-    let Op::RoundGradient { from, .. } = plan.tasks[rounding].op else { unreachable!() };
+    let rounding = position(plan, nth, |op| matches!(op, Op::RoundGradient(_)));
+    let Op::RoundGradient(RoundGradient { from, .. }) = plan.tasks[rounding].op else { unreachable!() };
     from
 }
 

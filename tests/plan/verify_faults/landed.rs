@@ -4,7 +4,7 @@ use warpweft_base::id::{CallId, SlotId};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::{Content, Region, Residency, Slot};
 use warpweft_plan::model::{Mesh, Placement};
-use warpweft_plan::op::{Op, SumTarget};
+use warpweft_plan::op::{Accumulate, AddGradient, ExchangeGradient, Op, SumGradient, SumTarget};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 
@@ -24,22 +24,30 @@ fn training() -> [StepPlan; 5] {
 /// The `nth` sum of the weight called `name`.
 fn sum_of(plan: &StepPlan, name: &str, nth: usize) -> usize {
     let wanted = weight(plan, name);
-    position(plan, nth, |op| matches!(op, Op::SumGradient { parts, .. } if parts[0].weight == wanted))
+    position(
+        plan,
+        nth,
+        |op| matches!(op, Op::SumGradient(SumGradient { parts, .. }) if parts[0].weight == wanted),
+    )
 }
 
 /// The `nth` exchange of the weight called `name`.
 fn exchange_of(plan: &StepPlan, name: &str, nth: usize) -> usize {
     let wanted = weight(plan, name);
-    position(plan, nth, |op| matches!(op, Op::ExchangeGradient { parts, .. } if parts[0].weight == wanted))
+    position(
+        plan,
+        nth,
+        |op| matches!(op, Op::ExchangeGradient(ExchangeGradient { parts, .. }) if parts[0].weight == wanted),
+    )
 }
 
 /// PL-4
 #[test]
 fn no_collective_of_these_plans_sums_a_gradient() {
     for plan in training() {
-        assert!(plan.tasks.iter().all(|task| !matches!(task.op, Op::ReduceScatter { .. })));
+        assert!(plan.tasks.iter().all(|task| !matches!(task.op, Op::ReduceScatter(_))));
         let exchanged = plan.tasks.iter().filter(|task| is_reduction(&task.op)).count();
-        let sums = plan.tasks.iter().filter(|task| matches!(task.op, Op::SumGradient { .. })).count();
+        let sums = plan.tasks.iter().filter(|task| matches!(task.op, Op::SumGradient(_))).count();
         assert!(sums > 0 && exchanged == sums);
     }
 }
@@ -49,9 +57,8 @@ fn no_collective_of_these_plans_sums_a_gradient() {
 fn every_lost_step_of_a_gradient_s_way_is_missed() {
     let mut lost = 0;
     for plan in training() {
-        let carries = |op: &Op| {
-            matches!(op, Op::ExchangeGradient { .. } | Op::SumGradient { .. } | Op::Accumulate { .. })
-        };
+        let carries =
+            |op: &Op| matches!(op, Op::ExchangeGradient(_) | Op::SumGradient(_) | Op::Accumulate(_));
         for task in (0..plan.tasks.len()).filter(|task| carries(&plan.tasks[*task].op)) {
             let mut plan = plan.clone();
             remove(&mut plan, task);
@@ -273,7 +280,7 @@ fn what_travelled_in_one_type_is_not_summed_in_another() {
     let policy = Policy { reduce_dtype: ReduceDtype::Bf16, ..policy() };
     let mut plan = StepPlan::build(&accumulating_program(1), &policy, Mesh::new(4).unwrap()).unwrap();
     let sum = sum_of(&plan, "embedding", 0);
-    let Op::SumGradient { element, .. } = &mut plan.tasks[sum].op else { unreachable!() };
+    let Op::SumGradient(SumGradient { element, .. }) = &mut plan.tasks[sum].op else { unreachable!() };
     assert_eq!(std::mem::replace(element, ElementType::F32), ElementType::Bf16);
     refused(&plan, &["PL-4", "needs a call's gradient of `embedding`", "rounded to bf16"]);
 }
@@ -285,7 +292,11 @@ fn a_gradient_added_between_exchange_and_sum_is_refused() {
     let mut plan = StepPlan::build(&accumulating_program(2), &policy, Mesh::new(4).unwrap()).unwrap();
     spread(&mut plan);
     let block = weight(&plan, "block.0");
-    let added = position(&plan, 0, |op| matches!(op, Op::AddGradient { weight, .. } if *weight == block));
+    let added = position(
+        &plan,
+        0,
+        |op| matches!(op, Op::AddGradient(AddGradient { weight, .. }) if *weight == block),
+    );
     let exchange = exchange_of(&plan, "block.0", 0);
     relocate(&mut plan, added, exchange);
     refused(&plan, &["PL-4", "the other ranks' slices", "of the gradient of `block.0` from call"]);
@@ -298,7 +309,7 @@ fn rows_that_a_rank_summed_may_be_accumulated_apart() {
     spread(&mut plan);
     let sum = sum_of(&plan, "embedding", 0);
     let embedding = weight(&plan, "embedding");
-    let Op::SumGradient { parts, .. } = &plan.tasks[sum].op else { unreachable!() };
+    let Op::SumGradient(SumGradient { parts, .. }) = &plan.tasks[sum].op else { unreachable!() };
     let (of, main_grad) = (plan.arena.slot(parts[0].own).content, parts[0].into);
     let Content::Gradient(_, call) = of else { unreachable!() };
     let content = Content::ReducedGradient(embedding, call);
@@ -311,7 +322,8 @@ fn rows_that_a_rank_summed_may_be_accumulated_apart() {
     let part = &mut summed(&mut plan, sum)[0];
     (part.into, part.target) = (rows, SumTarget::Rows);
     repeat(&mut plan, sum);
-    plan.tasks[sum + 1].op = Op::Accumulate { weight: embedding, from: rows, into: main_grad, first: true };
+    plan.tasks[sum + 1].op =
+        Op::Accumulate(Accumulate { weight: embedding, from: rows, into: main_grad, first: true });
     spread(&mut plan);
     recount(&mut plan);
     verify(&plan).unwrap();
@@ -323,10 +335,13 @@ fn rows_that_a_rank_summed_may_be_accumulated_apart() {
 #[test]
 fn a_replicated_gradient_is_not_summed_in_slices() {
     let mut plan = f32_training();
-    let accumulation = position(&plan, 0, |op| matches!(op, Op::Accumulate { .. }));
-    let Op::Accumulate { weight, from, into, .. } = plan.tasks[accumulation].op else { unreachable!() };
+    let accumulation = position(&plan, 0, |op| matches!(op, Op::Accumulate(_)));
+    let Op::Accumulate(Accumulate { weight, from, into, .. }) = plan.tasks[accumulation].op else {
+        unreachable!()
+    };
     assert_eq!(plan.weights.layout(weight).placement, Placement::Replicated);
     let part = warpweft_plan::op::SumPart { weight, own: from, landed: None, into, target: SumTarget::First };
-    plan.tasks[accumulation].op = Op::SumGradient { element: ElementType::F32, parts: vec![part] };
+    plan.tasks[accumulation].op =
+        Op::SumGradient(SumGradient { element: ElementType::F32, parts: vec![part] });
     refused(&plan, &["PL-4", "of which every rank has all rows"]);
 }

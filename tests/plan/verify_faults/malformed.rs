@@ -4,7 +4,9 @@ use warpweft_base::id::{BucketId, BufferId, CallId, EventId, LaneId, SlotId, Tas
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Gradient;
-use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::op::{
+    AllGather, AllReduce, ClearFault, Compute, ExchangeGradient, Op, OperandRole, ReduceScatter, SumGradient,
+};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{call, gathered, position, refused};
@@ -21,20 +23,20 @@ fn every_name_of_something_absent_is_refused_without_a_panic() {
         ("task 9999", |plan| plan.tasks[5].waits.push(TaskId::new(FAR))),
         ("task 9999", |plan| plan.tasks[5].release = Some(TaskId::new(FAR))),
         ("task 9999", |plan| plan.bounds.live_peak = TaskId::new(FAR)),
-        ("slot 9999", |plan| plan.tasks[0].op = Op::ClearFault { fault: SlotId::new(FAR) }),
+        ("slot 9999", |plan| plan.tasks[0].op = Op::ClearFault(ClearFault { fault: SlotId::new(FAR) })),
         ("call 9999", |plan| {
             let task = call(plan, "head");
-            let Op::Compute { call, .. } = &mut plan.tasks[task].op else { unreachable!() };
+            let Op::Compute(Compute { call, .. }) = &mut plan.tasks[task].op else { unreachable!() };
             *call = CallId::new(FAR);
         }),
         ("buffer 9999", |plan| {
             let task = call(plan, "head");
-            let Op::Compute { operands, .. } = &mut plan.tasks[task].op else { unreachable!() };
+            let Op::Compute(Compute { operands, .. }) = &mut plan.tasks[task].op else { unreachable!() };
             operands[0].role = OperandRole::Buffer(BufferId::new(FAR));
         }),
         ("weight 9999", |plan| {
             let task = call(plan, "head");
-            let Op::Compute { operands, .. } = &mut plan.tasks[task].op else { unreachable!() };
+            let Op::Compute(Compute { operands, .. }) = &mut plan.tasks[task].op else { unreachable!() };
             operands[0].role = OperandRole::Gradient(WeightId::new(FAR));
         }),
         ("weight 9999", |plan| {
@@ -67,19 +69,19 @@ fn a_collective_or_sum_of_no_weight_is_refused() {
     type Empty = fn(&mut Op) -> bool;
     let emptied: [Empty; 4] = [
         |op| match op {
-            Op::AllGather { parts } => drain(parts),
+            Op::AllGather(AllGather { parts }) => drain(parts),
             _ => false,
         },
         |op| match op {
-            Op::ExchangeGradient { parts, .. } => drain(parts),
+            Op::ExchangeGradient(ExchangeGradient { parts, .. }) => drain(parts),
             _ => false,
         },
         |op| match op {
-            Op::SumGradient { parts, .. } => drain(parts),
+            Op::SumGradient(SumGradient { parts, .. }) => drain(parts),
             _ => false,
         },
         |op| match op {
-            Op::ReduceScatter { parts, .. } => drain(parts),
+            Op::ReduceScatter(ReduceScatter { parts, .. }) => drain(parts),
             _ => false,
         },
     ];
@@ -93,8 +95,8 @@ fn a_collective_or_sum_of_no_weight_is_refused() {
 #[test]
 fn an_all_reduce_of_nothing_is_refused() {
     let mut plan = nvfp4_training();
-    let task = position(&plan, 0, |op| matches!(op, Op::AllReduce { .. }));
-    let Op::AllReduce { pairs, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let task = position(&plan, 0, |op| matches!(op, Op::AllReduce(_)));
+    let Op::AllReduce(AllReduce { pairs, .. }) = &mut plan.tasks[task].op else { unreachable!() };
     pairs.clear();
     refused(&plan, &["malformed plan: ", "names no value", "at least one"]);
 }
@@ -102,7 +104,7 @@ fn an_all_reduce_of_nothing_is_refused() {
 #[test]
 fn a_weight_in_an_op_must_exist() {
     let mut plan = nvfp4_training();
-    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather { .. }));
+    let gather = position(&plan, 0, |op| matches!(op, Op::AllGather(_)));
     gathered(&mut plan, gather).weight = WeightId::new(9999);
     refused(
         &plan,

@@ -6,7 +6,7 @@ use warpweft_base::id::{BucketId, SlotId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::{Content, RoundStage, StateLayout, Weights};
 use warpweft_plan::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
-use warpweft_plan::op::{Op, PrepareOperand, UpdateOperand};
+use warpweft_plan::op::{self, ExchangeRows, Op, PrepareOperand, UpdateOperand};
 use warpweft_plan::plan::{ResidentLayout, StepPlan, Task, VerifyError, verify};
 
 use super::edit::{position, recount, refused, relocate, serialize, slot, spread, twin, weight};
@@ -83,10 +83,10 @@ pub(crate) const PARTS: [Part; 5] = [Prepare, There, Transform, Back, Update];
 pub(crate) fn task(plan: &StepPlan, part: Part, first: &str) -> usize {
     let first = weight(plan, first);
     position(plan, usize::from(part == Back), |op| match op {
-        Op::Prepare { states, .. } => part == Prepare && states[0].weight == first,
-        Op::ExchangeRows { weights, .. } => matches!(part, There | Back) && weights[0] == first,
-        Op::Transform { weights, .. } => part == Transform && weights[0] == first,
-        Op::Update { states, .. } => part == Update && states[0].weight == first,
+        Op::Prepare(op::Prepare { states, .. }) => part == Prepare && states[0].weight == first,
+        Op::ExchangeRows(ExchangeRows { weights, .. }) => matches!(part, There | Back) && weights[0] == first,
+        Op::Transform(op::Transform { weights, .. }) => part == Transform && weights[0] == first,
+        Op::Update(op::Update { states, .. }) => part == Update && states[0].weight == first,
         _ => false,
     })
 }
@@ -105,21 +105,23 @@ pub(crate) fn rows(plan: &StepPlan, first: &str, stage: RoundStage) -> SlotId {
 
 #[track_caller]
 pub(crate) fn prepared(op: &mut Op) -> &mut Vec<PrepareOperand> {
-    let Op::Prepare { states, .. } = op else { panic!("a {} prepares nothing", op.name()) };
+    let Op::Prepare(op::Prepare { states, .. }) = op else { panic!("a {} prepares nothing", op.name()) };
     states
 }
 
 #[track_caller]
 pub(crate) fn updated(op: &mut Op) -> &mut Vec<UpdateOperand> {
-    let Op::Update { states, .. } = op else { panic!("a {} updates nothing", op.name()) };
+    let Op::Update(op::Update { states, .. }) = op else { panic!("a {} updates nothing", op.name()) };
     states
 }
 
 /// Names two of the round's weights in each other's place.
 pub(crate) fn swap(op: &mut Op, one: usize, other: usize) {
     match op {
-        Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => weights.swap(one, other),
-        Op::Prepare { .. } => prepared(op).swap(one, other),
+        Op::ExchangeRows(ExchangeRows { weights, .. }) | Op::Transform(op::Transform { weights, .. }) => {
+            weights.swap(one, other)
+        }
+        Op::Prepare(_) => prepared(op).swap(one, other),
         _ => updated(op).swap(one, other),
     }
 }
@@ -127,8 +129,10 @@ pub(crate) fn swap(op: &mut Op, one: usize, other: usize) {
 /// Leaves out the last of the round's weights.
 pub(crate) fn shorten(op: &mut Op) {
     match op {
-        Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => drop(weights.pop()),
-        Op::Prepare { .. } => drop(prepared(op).pop()),
+        Op::ExchangeRows(ExchangeRows { weights, .. }) | Op::Transform(op::Transform { weights, .. }) => {
+            weights.pop();
+        }
+        Op::Prepare(_) => drop(prepared(op).pop()),
         _ => drop(updated(op).pop()),
     }
 }
@@ -144,8 +148,10 @@ pub(crate) fn join(plan: &mut StepPlan, part: Part, first: &str, joined: &str) {
     let master = plan.arena.find(Content::Master(id));
     let master = master.unwrap_or_else(|| slot(plan, Content::Shard(id, Orientation::Rowwise)));
     match op(plan, part, first) {
-        Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => weights.push(id),
-        op @ Op::Prepare { .. } => prepared(op).push(PrepareOperand { weight: id, kept, main_grad }),
+        Op::ExchangeRows(ExchangeRows { weights, .. }) | Op::Transform(op::Transform { weights, .. }) => {
+            weights.push(id)
+        }
+        op @ Op::Prepare(_) => prepared(op).push(PrepareOperand { weight: id, kept, main_grad }),
         op => updated(op).push(UpdateOperand { weight: id, master, kept, main_grad }),
     }
     serialize(plan);
@@ -155,8 +161,10 @@ pub(crate) fn join(plan: &mut StepPlan, part: Part, first: &str, joined: &str) {
 #[track_caller]
 pub(crate) fn read(op: &mut Op, slot: SlotId) {
     match op {
-        Op::ExchangeRows { from, .. } | Op::Transform { from, .. } => *from = slot,
-        Op::Update { transformed, .. } => *transformed = Some(slot),
+        Op::ExchangeRows(ExchangeRows { from, .. }) | Op::Transform(op::Transform { from, .. }) => {
+            *from = slot
+        }
+        Op::Update(op::Update { transformed, .. }) => *transformed = Some(slot),
         other => panic!("a {} reads no rows of a round", other.name()),
     }
 }
@@ -184,7 +192,9 @@ fn a_plan_with_rounds_of_matrices_is_accepted_with_no_one_or_two_lists() {
         let mut plan = by_matrices(lists);
         verify(&plan).unwrap();
         let of = |task: &Task| match &task.op {
-            Op::Prepare { states, .. } => Some(states.iter().map(|state| state.weight).collect::<Vec<_>>()),
+            Op::Prepare(op::Prepare { states, .. }) => {
+                Some(states.iter().map(|state| state.weight).collect::<Vec<_>>())
+            }
             _ => None,
         };
         let rounds: Vec<_> = plan.tasks.iter().filter_map(of).collect();
@@ -205,7 +215,7 @@ fn rounds_that_every_rank_makes_for_itself_are_accepted() {
     for mesh in [Mesh::new(1).unwrap(), Mesh::hybrid(2, 2).unwrap(), Mesh::hybrid(4, 2).unwrap()] {
         let plan = on(mesh);
         verify(&plan).unwrap();
-        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeRows { .. })).count();
+        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeRows(_))).count();
         assert_eq!(exchanges > 0, mesh.shards() > 1, "{mesh:?}");
     }
 }
@@ -245,11 +255,11 @@ fn a_round_of_weights_that_do_not_ask_for_it_is_refused() {
     // One of them, where no group is compared.
     let mut plan = by_matrices(1);
     let plain = weight(&plan, "plain");
-    let Op::ExchangeRows { weights, .. } = op(&mut plan, There, "q") else { unreachable!() };
+    let Op::ExchangeRows(ExchangeRows { weights, .. }) = op(&mut plan, There, "q") else { unreachable!() };
     weights[2] = plain;
     not_covered(&plan, &["(exchange rows of q and 3 more, whole)", says]);
     let mut plan = by_matrices(1);
-    let Op::Transform { weights, .. } = op(&mut plan, Transform, "q") else { unreachable!() };
+    let Op::Transform(op::Transform { weights, .. }) = op(&mut plan, Transform, "q") else { unreachable!() };
     *weights = vec![plain];
     not_covered(&plan, &["(transform of q and 3 more)", says]);
 }
@@ -272,7 +282,7 @@ fn shards_of_several_sizes_in_one_round_are_refused() {
     let [up, scale] = ["up", "scale"].map(|name| weight(&plan, name));
     let elements = |weight| plan.weights.layout(weight).stored_elements();
     assert_eq!(elements(up), elements(scale));
-    let Op::ExchangeRows { weights, .. } = op(&mut plan, There, "up") else { unreachable!() };
+    let Op::ExchangeRows(ExchangeRows { weights, .. }) = op(&mut plan, There, "up") else { unreachable!() };
     weights[1] = scale;
     not_covered(&plan, &["(exchange rows of up", "puts shards of several sizes into one round"]);
 }
@@ -311,7 +321,7 @@ fn an_exchange_of_rows_that_every_rank_has_whole_is_refused() {
         let mut exchange = plan.tasks[task(&plan, There, "q")].clone();
         let from = rows(&plan, "scale", stage);
         let to = twin(&mut plan, from);
-        exchange.op = Op::ExchangeRows { weights: vec![scale], from, to };
+        exchange.op = Op::ExchangeRows(ExchangeRows { weights: vec![scale], from, to });
         plan.tasks.insert(behind, exchange);
         serialize(&mut plan);
         not_covered(
@@ -368,8 +378,9 @@ fn a_round_in_the_name_of_another_bucket_is_refused() {
     for part in [Prepare, Transform, Update] {
         let mut plan = by_matrices(1);
         let other = plan.weights.layout(weight(&plan, "scale")).bucket;
-        let (Op::Prepare { bucket, .. } | Op::Transform { bucket, .. } | Op::Update { bucket, .. }) =
-            op(&mut plan, part, "q")
+        let (Op::Prepare(op::Prepare { bucket, .. })
+        | Op::Transform(op::Transform { bucket, .. })
+        | Op::Update(op::Update { bucket, .. })) = op(&mut plan, part, "q")
         else {
             unreachable!()
         };

@@ -3,7 +3,7 @@
 use warpweft_base::id::{BufferId, MicroBatchId};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Mesh;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{self, AddGradient, ExchangeGradient, Op};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceEvery};
 
@@ -20,7 +20,7 @@ fn plan(policy: &Policy) -> StepPlan {
 }
 
 fn added(plan: &StepPlan, nth: usize) -> usize {
-    position(plan, nth, |op| matches!(op, Op::AddGradient { .. }))
+    position(plan, nth, |op| matches!(op, Op::AddGradient(_)))
 }
 
 /// PL-4. Every micro-batch is a contribution of its own, however they are reduced.
@@ -62,10 +62,11 @@ fn a_sum_that_is_reduced_before_all_are_added_is_missed() {
     let reduction = position(
         &plan,
         0,
-        |op| matches!(op, Op::ExchangeGradient { parts, .. } if parts[0].weight == embedding),
+        |op| matches!(op, Op::ExchangeGradient(ExchangeGradient { parts, .. }) if parts[0].weight == embedding),
     );
-    let last = (0..plan.tasks.len())
-        .rfind(|at| matches!(plan.tasks[*at].op, Op::AddGradient { weight, .. } if weight == embedding));
+    let last = (0..plan.tasks.len()).rfind(
+        |at| matches!(plan.tasks[*at].op, Op::AddGradient(AddGradient { weight, .. }) if weight == embedding),
+    );
     let task = plan.tasks.remove(reduction);
     plan.tasks.insert(last.unwrap(), task);
     serialize(&mut plan);
@@ -77,9 +78,13 @@ fn a_sum_that_is_reduced_before_all_are_added_is_missed() {
 fn a_gradient_of_another_weight_is_not_added_on_the_rank() {
     let mut plan = step();
     let (one, block) = (added(&plan, 0), weight(&plan, "block.0"));
-    let other = position(&plan, 0, |op| matches!(op, Op::AddGradient { weight, .. } if *weight == block));
-    let Op::AddGradient { from: wrong, .. } = plan.tasks[other].op else { unreachable!() };
-    let Op::AddGradient { from, .. } = &mut plan.tasks[one].op else { unreachable!() };
+    let other = position(
+        &plan,
+        0,
+        |op| matches!(op, Op::AddGradient(AddGradient { weight, .. }) if *weight == block),
+    );
+    let Op::AddGradient(AddGradient { from: wrong, .. }) = plan.tasks[other].op else { unreachable!() };
+    let Op::AddGradient(AddGradient { from, .. }) = &mut plan.tasks[one].op else { unreachable!() };
     *from = wrong;
     serialize(&mut plan);
     refused(&plan, &["PL-4", "(add gradient of", "needs a call's gradient of"]);
@@ -106,8 +111,8 @@ fn a_call_must_not_read_what_was_staged_for_another_micro_batch() {
     let tokens = BufferId::at(plan.buffers.iter().position(|spec| spec.name == "tokens").unwrap());
     let staged = |plan: &StepPlan, number| slot(plan, Content::Staging(tokens, MicroBatchId::new(number)));
     let (first, second) = (staged(&plan, 0), staged(&plan, 1));
-    let copy = position(&plan, 0, |op| matches!(op, Op::Copy { from, .. } if *from == second));
-    let Op::Copy { from, .. } = &mut plan.tasks[copy].op else { unreachable!() };
+    let copy = position(&plan, 0, |op| matches!(op, Op::Copy(op::Copy { from, .. }) if *from == second));
+    let Op::Copy(op::Copy { from, .. }) = &mut plan.tasks[copy].op else { unreachable!() };
     *from = first;
     serialize(&mut plan);
     refused(&plan, &["PL-10", "needs buffer `tokens` as the trainer staged it for micro-batch 1"]);
@@ -119,7 +124,7 @@ fn the_output_of_every_micro_batch_must_be_staged() {
     let mut plan = step();
     let loss = BufferId::at(plan.buffers.iter().position(|spec| spec.name == "loss").unwrap());
     let staging = slot(&plan, Content::Staging(loss, MicroBatchId::new(1)));
-    let copy = position(&plan, 0, |op| matches!(op, Op::Copy { to, .. } if *to == staging));
+    let copy = position(&plan, 0, |op| matches!(op, Op::Copy(op::Copy { to, .. }) if *to == staging));
     remove(&mut plan, copy);
     refused(&plan, &["PL-10", "in the staging of output `loss`"]);
 }
@@ -128,7 +133,7 @@ fn the_output_of_every_micro_batch_must_be_staged() {
 #[test]
 fn weights_kept_across_micro_batches_are_gathered_once() {
     let gathers =
-        |plan: &StepPlan| plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather { .. })).count();
+        |plan: &StepPlan| plan.tasks.iter().filter(|task| matches!(task.op, Op::AllGather(_))).count();
     let regathered = plan(&policy());
     let kept = plan(&Policy {
         backward: Backward::Keep,

@@ -7,7 +7,7 @@ use warpweft_plan::layout::{Content, StateLayout};
 use warpweft_plan::model::{
     Access, Accumulation, Form, Model, NonNegative, ParameterGroup, Phase, StepProgram,
 };
-use warpweft_plan::op::{Op, UpdateOperand};
+use warpweft_plan::op::{Op, SumGradient, Update, UpdateOperand};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{
@@ -49,14 +49,14 @@ fn training(lists: u8) -> StepPlan {
 #[track_caller]
 fn update(plan: &StepPlan, first: &str) -> usize {
     let wanted = weight(plan, first);
-    position(plan, 0, |op| matches!(op, Op::Update { states, .. } if states[0].weight == wanted))
+    position(plan, 0, |op| matches!(op, Op::Update(Update { states, .. }) if states[0].weight == wanted))
 }
 
 #[track_caller]
 fn states<'a>(plan: &'a mut StepPlan, first: &str) -> &'a mut Vec<UpdateOperand> {
     let task = update(plan, first);
     match &mut plan.tasks[task].op {
-        Op::Update { states, .. } => states,
+        Op::Update(Update { states, .. }) => states,
         _ => unreachable!(),
     }
 }
@@ -77,10 +77,10 @@ fn a_plan_with_a_rule_of_the_trainer_s_own_is_accepted_with_no_one_or_two_lists(
     for lists in 0..=2 {
         let plan = training(lists);
         verify(&plan).unwrap();
-        assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::Adam { .. })), "{lists}");
+        assert!(!plan.tasks.iter().any(|task| matches!(task.op, Op::Adam(_))), "{lists}");
         let mut updated: Vec<(WeightId, usize)> = Vec::new();
         for task in &plan.tasks {
-            if let Op::Update { states, .. } = &task.op {
+            if let Op::Update(Update { states, .. }) = &task.op {
                 assert_eq!(task.lane, plan.compute_lane());
                 updated.extend(states.iter().map(|state| (state.weight, state.kept.len())));
             }
@@ -161,7 +161,7 @@ fn a_rule_under_no_vote_or_another_slot_is_refused() {
     let mut plan = training(1);
     let records = plan.arena.entries().find(|(_, slot)| slot.content == Content::NormRecords).unwrap().0;
     let task = update(&plan, "up");
-    let Op::Update { vote, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let Op::Update(Update { vote, .. }) = &mut plan.tasks[task].op else { unreachable!() };
     *vote = records;
     serialize(&mut plan);
     refused(&plan, &["PL-10", "(update of up and 1 more)", "the vote of this step"]);
@@ -178,7 +178,7 @@ fn a_rule_without_the_hyperparameters_is_refused() {
     let mut plan = training(1);
     let scale = slot(&plan, Content::GradientScale);
     let task = update(&plan, "bias");
-    let Op::Update { hyperparameters, .. } = &mut plan.tasks[task].op else { unreachable!() };
+    let Op::Update(Update { hyperparameters, .. }) = &mut plan.tasks[task].op else { unreachable!() };
     *hyperparameters = scale;
     serialize(&mut plan);
     refused(
@@ -196,7 +196,7 @@ fn a_rule_that_reads_a_main_grad_without_some_contribution_is_refused() {
     let begun = position(&plan, 0, |op| op.accesses().contains(&(main_grad, Access::Write)));
     let elsewhere = twin(&mut plan, main_grad);
     repeat(&mut plan, begun);
-    let Op::SumGradient { parts, .. } = &mut plan.tasks[begun + 1].op else { unreachable!() };
+    let Op::SumGradient(SumGradient { parts, .. }) = &mut plan.tasks[begun + 1].op else { unreachable!() };
     parts.retain(|part| part.into == main_grad);
     parts[0].into = elsewhere;
     recount(&mut plan);

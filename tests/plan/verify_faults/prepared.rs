@@ -4,7 +4,7 @@
 use warpweft_base::id::TaskId;
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Access;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{self, Op, SumGradient};
 use warpweft_plan::plan::VerifyError;
 
 use super::edit::{
@@ -26,8 +26,9 @@ fn a_round_under_no_vote_or_another_slot_is_refused() {
     ] {
         let mut plan = apart();
         let records = slot(&plan, Content::NormRecords);
-        let (Op::Prepare { vote, .. } | Op::Transform { vote, .. } | Op::Update { vote, .. }) =
-            op(&mut plan, part, "q")
+        let (Op::Prepare(op::Prepare { vote, .. })
+        | Op::Transform(op::Transform { vote, .. })
+        | Op::Update(op::Update { vote, .. })) = op(&mut plan, part, "q")
         else {
             unreachable!()
         };
@@ -37,7 +38,7 @@ fn a_round_under_no_vote_or_another_slot_is_refused() {
     }
     // All else that it needs is there before the vote is.
     let mut plan = apart();
-    let (early, vote) = (task(&plan, Prepare, "q"), position(&plan, 0, |op| matches!(op, Op::Vote { .. })));
+    let (early, vote) = (task(&plan, Prepare, "q"), position(&plan, 0, |op| matches!(op, Op::Vote(_))));
     relocate(&mut plan, early, vote);
     refused(&plan, &["PL-10", "(prepare of q and 3 more)", "needs the vote of this step"]);
 }
@@ -72,7 +73,7 @@ fn rows_that_are_prepared_from_a_main_grad_without_some_contribution_are_refused
     let begun = position(&plan, 0, |op| op.accesses().contains(&(main_grad, Access::Write)));
     let elsewhere = twin(&mut plan, main_grad);
     repeat(&mut plan, begun);
-    let Op::SumGradient { parts, .. } = &mut plan.tasks[begun + 1].op else { unreachable!() };
+    let Op::SumGradient(SumGradient { parts, .. }) = &mut plan.tasks[begun + 1].op else { unreachable!() };
     parts.retain(|part| part.into == main_grad);
     parts[0].into = elsewhere;
     prepared(op(&mut plan, Prepare, "up"))[0].main_grad = elsewhere;
@@ -92,7 +93,7 @@ fn a_list_too_few_or_too_many_is_refused_where_rows_are_prepared() {
                 let spare = slot(&plan, Content::MainGrad(weight(&plan, "plain")));
                 let spare = twin(&mut plan, spare);
                 let kept = match op(&mut plan, part, "q") {
-                    Op::Prepare { states, .. } => &mut states[1].kept,
+                    Op::Prepare(op::Prepare { states, .. }) => &mut states[1].kept,
                     op => &mut updated(op)[1].kept,
                 };
                 kept.push(spare);
@@ -113,7 +114,7 @@ fn a_list_of_another_weight_or_in_another_s_place_is_refused_where_rows_are_prep
             let mut plan = by_matrices(lists);
             let other = slot(&plan, Content::first_moment(weight(&plan, "plain")));
             match op(&mut plan, part, "q") {
-                Op::Prepare { states, .. } => states[1].kept[0] = other,
+                Op::Prepare(op::Prepare { states, .. }) => states[1].kept[0] = other,
                 op => updated(op)[1].kept[0] = other,
             }
             serialize(&mut plan);
@@ -122,7 +123,7 @@ fn a_list_of_another_weight_or_in_another_s_place_is_refused_where_rows_are_prep
         }
         let mut plan = by_matrices(2);
         match op(&mut plan, part, "q") {
-            Op::Prepare { states, .. } => states[1].kept.swap(0, 1),
+            Op::Prepare(op::Prepare { states, .. }) => states[1].kept.swap(0, 1),
             op => updated(op)[1].kept.swap(0, 1),
         }
         serialize(&mut plan);

@@ -6,7 +6,7 @@ use warpweft_plan::layout::{
     Delayed, OptimizerSettings, Region, Residency, Settings, Slot, StateLayout, Weights,
 };
 use warpweft_plan::model::{Accumulation, Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{AllReduce, FusedScale, Op, PartialAmax, PartialCast};
 use warpweft_plan::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, Reduce, ReduceDtype, ReduceEvery,
@@ -351,15 +351,17 @@ pub(crate) fn quantize_then_evaluate() -> StepPlan {
 fn redirect(op: &mut Op, moved: impl Fn(SlotId) -> SlotId) {
     let each = |slots: Vec<&mut SlotId>| slots.into_iter().for_each(|slot| *slot = moved(*slot));
     match op {
-        Op::PartialAmax { masters, block_amax, tensor_amax, .. } => {
+        Op::PartialAmax(PartialAmax { masters, block_amax, tensor_amax, .. }) => {
             each(masters.iter_mut().chain([block_amax, tensor_amax]).collect());
         }
-        Op::AllReduce { pairs, .. } => each(pairs.iter_mut().flat_map(|(from, to)| [from, to]).collect()),
-        Op::FusedScale { block_amax, tensor_amax, encode, tensor_scale, shards, .. } => {
+        Op::AllReduce(AllReduce { pairs, .. }) => {
+            each(pairs.iter_mut().flat_map(|(from, to)| [from, to]).collect())
+        }
+        Op::FusedScale(FusedScale { block_amax, tensor_amax, encode, tensor_scale, shards, .. }) => {
             let shards = shards.iter_mut().map(|shard| &mut shard.slot);
             each([block_amax, tensor_amax, encode, tensor_scale].into_iter().chain(shards).collect());
         }
-        Op::PartialCast { masters, encode, shards, .. } => {
+        Op::PartialCast(PartialCast { masters, encode, shards, .. }) => {
             let shards = shards.iter_mut().map(|shard| &mut shard.slot);
             each(masters.iter_mut().chain(encode).chain(shards).collect());
         }

@@ -2,7 +2,7 @@
 
 use warpweft_base::id::SlotId;
 use warpweft_plan::layout::{Region, Residency};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{AllGather, Compute, Op};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{call, is_reduction, position, refused};
@@ -65,7 +65,7 @@ fn neighbours_sharing_a_gather_buffer_are_refused() {
         .tasks
         .iter()
         .filter_map(|task| match &task.op {
-            Op::AllGather { parts } => Some(parts[0].to),
+            Op::AllGather(AllGather { parts }) => Some(parts[0].to),
             _ => None,
         })
         .collect();
@@ -100,7 +100,7 @@ fn a_gradient_overwritten_while_its_reduction_reads_it_is_refused() {
     let from = super::edit::reduced(&mut plan, reduced).from;
     let next = call(&plan, "block.1.backward");
     assert!(next > reduced || plan.tasks[next].lane != plan.tasks[reduced].lane);
-    let Op::Compute { operands, .. } = &plan.tasks[next].op else { unreachable!() };
+    let Op::Compute(Compute { operands, .. }) = &plan.tasks[next].op else { unreachable!() };
     let gradient =
         operands.iter().find(|operand| operand.access == warpweft_plan::model::Access::Write).unwrap().slot;
     plan.arena.slots[gradient.index()].region.offset = plan.arena.region(from).offset;

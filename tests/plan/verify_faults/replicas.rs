@@ -3,14 +3,14 @@
 
 use warpweft_base::id::SlotId;
 use warpweft_plan::model::{Group, Mesh, Placement};
-use warpweft_plan::op::{Op, Reduction};
+use warpweft_plan::op::{Accumulate, AllReduce, Op, ReduceScatter, Reduction, SumGradient};
 use warpweft_plan::plan::{StepPlan, VerifyError, verify};
 
 use super::edit::{is_reduction, position, recount, refused, relocate, remove, repeat, spread, summed};
 use super::programs::{accumulating_program, by_collectives, policy, replicated_training};
 
 fn is_sum(op: &Op, over: Group) -> bool {
-    matches!(op, Op::AllReduce { reduction: Reduction::Sum, group, .. } if *group == over)
+    matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, .. }) if *group == over)
 }
 
 /// The first sum over the replicas.
@@ -20,21 +20,21 @@ fn sum(plan: &StepPlan) -> usize {
 
 fn pairs(plan: &mut StepPlan, task: usize) -> &mut Vec<(SlotId, SlotId)> {
     match &mut plan.tasks[task].op {
-        Op::AllReduce { pairs, .. } => pairs,
+        Op::AllReduce(AllReduce { pairs, .. }) => pairs,
         other => panic!("a {} has no pairs", other.name()),
     }
 }
 
 fn set_group(plan: &mut StepPlan, task: usize, to: Group) {
     match &mut plan.tasks[task].op {
-        Op::AllReduce { group, .. } => *group = to,
+        Op::AllReduce(AllReduce { group, .. }) => *group = to,
         other => panic!("a {} names no group", other.name()),
     }
 }
 
 /// The accumulation of the rows in `slot`.
 fn accumulation(plan: &StepPlan, slot: SlotId) -> usize {
-    position(plan, 0, |op| matches!(op, Op::Accumulate { from, .. } if *from == slot))
+    position(plan, 0, |op| matches!(op, Op::Accumulate(Accumulate { from, .. }) if *from == slot))
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn accumulating_what_only_one_replica_reduced_is_refused() {
     let over_replicas = sum(&plan);
     let (of_replica, of_all) = pairs(&mut plan, over_replicas)[0];
     let wrong = accumulation(&plan, of_all);
-    let Op::Accumulate { from, .. } = &mut plan.tasks[wrong].op else { unreachable!() };
+    let Op::Accumulate(Accumulate { from, .. }) = &mut plan.tasks[wrong].op else { unreachable!() };
     *from = of_replica;
     refused(
         &plan,
@@ -102,7 +102,7 @@ fn a_sum_over_the_replicas_before_the_reduce_scatter_is_refused() {
     let reduction = position(
         &plan,
         0,
-        |op| matches!(op, Op::SumGradient { parts, .. } if parts.iter().any(|part| part.into == of_replica)),
+        |op| matches!(op, Op::SumGradient(SumGradient { parts, .. }) if parts.iter().any(|part| part.into == of_replica)),
     );
     let mut early = plan.clone();
     relocate(&mut early, over_replicas, reduction);
@@ -149,7 +149,7 @@ fn a_wrong_sum_of_one_replica_is_told_without_replicas() {
         training.tasks[..over_all].iter().find_map(|task| wanted(&task.op)).unwrap()
     };
     let replicated = slot(&|op| match op {
-        Op::Accumulate { weight, from, .. }
+        Op::Accumulate(Accumulate { weight, from, .. })
             if training.weights.layout(*weight).placement == Placement::Replicated =>
         {
             Some(*from)
@@ -157,11 +157,11 @@ fn a_wrong_sum_of_one_replica_is_told_without_replicas() {
         _ => None,
     });
     let full = slot(&|op| match op {
-        Op::ReduceScatter { parts, .. } => Some(parts[0].from),
+        Op::ReduceScatter(ReduceScatter { parts, .. }) => Some(parts[0].from),
         _ => None,
     });
     let reduced = slot(&|op| match op {
-        Op::ReduceScatter { parts, .. } => Some(parts[0].to),
+        Op::ReduceScatter(ReduceScatter { parts, .. }) => Some(parts[0].to),
         _ => None,
     });
     for (from, remedy) in [
@@ -189,12 +189,12 @@ fn a_sum_over_the_replicas_that_is_overwritten_is_told_where_it_was() {
         .iter()
         .filter(|task| is_sum(&task.op, Group::Replicate))
         .flat_map(|task| {
-            let Op::AllReduce { pairs, .. } = &task.op else { unreachable!() };
+            let Op::AllReduce(AllReduce { pairs, .. }) = &task.op else { unreachable!() };
             pairs.iter().map(|(_, to)| *to)
         })
         .collect();
     let is_added = |slot: SlotId| {
-        matches!(plan.tasks[accumulation(&plan, slot)].op, Op::Accumulate { first: false, .. })
+        matches!(plan.tasks[accumulation(&plan, slot)].op, Op::Accumulate(Accumulate { first: false, .. }))
     };
     let bytes = |slot: SlotId| plan.arena.region(slot).bytes;
     let mut behind =
@@ -218,7 +218,8 @@ fn a_sum_over_the_replicas_that_is_overwritten_is_told_where_it_was() {
 fn a_maximum_over_the_replicas_is_refused() {
     for wrong in [Group::Replicate, Group::World] {
         let mut plan = replicated_training();
-        let maxima = position(&plan, 0, |op| matches!(op, Op::AllReduce { reduction: Reduction::Max, .. }));
+        let maxima =
+            position(&plan, 0, |op| matches!(op, Op::AllReduce(AllReduce { reduction: Reduction::Max, .. })));
         set_group(&mut plan, maxima, wrong);
         refused(&plan, &[&format!("takes maxima over the {wrong} group"), "over the ranks of a replica"]);
     }

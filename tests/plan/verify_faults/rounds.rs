@@ -3,7 +3,7 @@
 
 use warpweft_base::id::{BucketId, CommSeq, SlotId, WeightId};
 use warpweft_plan::layout::{ALIGNMENT, Content, LaneKind, RoundStage};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{self, ExchangeRows, Op};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{position, refused, spread};
@@ -89,8 +89,7 @@ fn a_missing_fence_within_a_round_is_a_race() {
 #[test]
 fn a_missing_fence_before_the_first_round_or_behind_the_last_is_a_race() {
     let mut plan = by_matrices(1);
-    let (vote, first) =
-        (position(&plan, 0, |op| matches!(op, Op::Vote { .. })), task(&plan, Prepare, "wide"));
+    let (vote, first) = (position(&plan, 0, |op| matches!(op, Op::Vote(_))), task(&plan, Prepare, "wide"));
     plan.tasks[first].waits.retain(|wait| wait.index() != vote);
     race(&plan, &["PL-3", &format!("nothing makes task {first} (prepare of wide)"), "(vote of step)"]);
     let mut plan = by_matrices(1);
@@ -124,7 +123,8 @@ fn a_round_in_bytes_of_which_the_round_before_is_not_done_is_a_race() {
 fn a_task_of_a_round_that_writes_where_it_reads_is_refused() {
     for part in [There, Transform, Back] {
         let mut plan = apart();
-        let (Op::ExchangeRows { from, to, .. } | Op::Transform { from, to, .. }) = op(&mut plan, part, "q")
+        let (Op::ExchangeRows(ExchangeRows { from, to, .. }) | Op::Transform(op::Transform { from, to, .. })) =
+            op(&mut plan, part, "q")
         else {
             unreachable!()
         };
@@ -134,7 +134,7 @@ fn a_task_of_a_round_that_writes_where_it_reads_is_refused() {
     }
     // Nor are a weight's rows prepared twice in one task.
     let mut plan = apart();
-    let Op::Prepare { states, .. } = op(&mut plan, Prepare, "up") else { unreachable!() };
+    let Op::Prepare(op::Prepare { states, .. }) = op(&mut plan, Prepare, "up") else { unreachable!() };
     states[1] = states[0].clone();
     let error = refused(&plan, &["PL-3", "(prepare of up and 1 more) writes slot `up first state`"]);
     assert!(matches!(error, VerifyError::Overlap { .. }), "{error}");
@@ -198,59 +198,59 @@ fn a_name_of_something_absent_in_a_round_is_refused_without_a_panic() {
     type Damage = fn(&mut Op);
     let all: [(Part, &str, Damage); 14] = [
         (Prepare, "weight 9999", |op| {
-            let Op::Prepare { states, .. } = op else { unreachable!() };
+            let Op::Prepare(op::Prepare { states, .. }) = op else { unreachable!() };
             states[1].weight = WeightId::new(FAR);
         }),
         (Prepare, "slot 9999", |op| {
-            let Op::Prepare { states, .. } = op else { unreachable!() };
+            let Op::Prepare(op::Prepare { states, .. }) = op else { unreachable!() };
             states[1].kept[0] = SlotId::new(FAR);
         }),
         (Prepare, "slot 9999", |op| {
-            let Op::Prepare { states, .. } = op else { unreachable!() };
+            let Op::Prepare(op::Prepare { states, .. }) = op else { unreachable!() };
             states[1].main_grad = SlotId::new(FAR);
         }),
         (Prepare, "bucket 9999", |op| {
-            let Op::Prepare { bucket, .. } = op else { unreachable!() };
+            let Op::Prepare(op::Prepare { bucket, .. }) = op else { unreachable!() };
             *bucket = BucketId::new(FAR);
         }),
         (Prepare, "slot 9999", |op| {
-            let Op::Prepare { vote, .. } = op else { unreachable!() };
+            let Op::Prepare(op::Prepare { vote, .. }) = op else { unreachable!() };
             *vote = SlotId::new(FAR);
         }),
         (Prepare, "slot 9999", |op| {
-            let Op::Prepare { to, .. } = op else { unreachable!() };
+            let Op::Prepare(op::Prepare { to, .. }) = op else { unreachable!() };
             *to = SlotId::new(FAR);
         }),
         (There, "weight 9999", |op| {
-            let Op::ExchangeRows { weights, .. } = op else { unreachable!() };
+            let Op::ExchangeRows(ExchangeRows { weights, .. }) = op else { unreachable!() };
             weights[1] = WeightId::new(FAR);
         }),
         (There, "slot 9999", |op| {
-            let Op::ExchangeRows { from, .. } = op else { unreachable!() };
+            let Op::ExchangeRows(ExchangeRows { from, .. }) = op else { unreachable!() };
             *from = SlotId::new(FAR);
         }),
         (Back, "slot 9999", |op| {
-            let Op::ExchangeRows { to, .. } = op else { unreachable!() };
+            let Op::ExchangeRows(ExchangeRows { to, .. }) = op else { unreachable!() };
             *to = SlotId::new(FAR);
         }),
         (Transform, "weight 9999", |op| {
-            let Op::Transform { weights, .. } = op else { unreachable!() };
+            let Op::Transform(op::Transform { weights, .. }) = op else { unreachable!() };
             weights[1] = WeightId::new(FAR);
         }),
         (Transform, "bucket 9999", |op| {
-            let Op::Transform { bucket, .. } = op else { unreachable!() };
+            let Op::Transform(op::Transform { bucket, .. }) = op else { unreachable!() };
             *bucket = BucketId::new(FAR);
         }),
         (Transform, "slot 9999", |op| {
-            let Op::Transform { from, .. } = op else { unreachable!() };
+            let Op::Transform(op::Transform { from, .. }) = op else { unreachable!() };
             *from = SlotId::new(FAR);
         }),
         (Transform, "slot 9999", |op| {
-            let Op::Transform { vote, to, .. } = op else { unreachable!() };
+            let Op::Transform(op::Transform { vote, to, .. }) = op else { unreachable!() };
             (*vote, *to) = (SlotId::new(FAR), SlotId::new(FAR));
         }),
         (Update, "slot 9999", |op| {
-            let Op::Update { transformed, .. } = op else { unreachable!() };
+            let Op::Update(op::Update { transformed, .. }) = op else { unreachable!() };
             *transformed = Some(SlotId::new(FAR));
         }),
     ];
@@ -277,8 +277,9 @@ fn a_round_of_no_weight_is_refused() {
                 continue;
             }
             match op(&mut plan, part, first) {
-                Op::Prepare { states, .. } => states.clear(),
-                Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => weights.clear(),
+                Op::Prepare(op::Prepare { states, .. }) => states.clear(),
+                Op::ExchangeRows(ExchangeRows { weights, .. })
+                | Op::Transform(op::Transform { weights, .. }) => weights.clear(),
                 _ => unreachable!(),
             }
             let error = refused(&plan, &["malformed plan: ", &format!("of {first}"), "names no weight"]);

@@ -2,7 +2,7 @@
 //! as the task goes on from.
 
 use warpweft_plan::layout::RoundStage;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{self, ExchangeRows, Op};
 use warpweft_plan::plan::{VerifyError, verify};
 
 use super::edit::{refused, relocate, remove};
@@ -147,7 +147,7 @@ fn rows_of_another_stage_of_the_round_are_refused() {
 fn an_update_without_the_rows_that_its_rule_needs_is_refused() {
     for (first, says) in [("q", "(update of q and 3 more)"), ("scale", "(update of scale)")] {
         let mut plan = by_matrices(1);
-        let Op::Update { transformed, .. } = op(&mut plan, Update, first) else { unreachable!() };
+        let Op::Update(op::Update { transformed, .. }) = op(&mut plan, Update, first) else { unreachable!() };
         *transformed = None;
         not_covered(&plan, &[says, "updates weights whose rule needs whole matrices, without them"]);
     }
@@ -227,8 +227,9 @@ fn rows_in_the_slot_of_another_round_or_stage_are_refused() {
     ] {
         let mut plan = apart();
         let wrong = rows(&plan, first, stage);
-        let (Op::Prepare { to, .. } | Op::ExchangeRows { to, .. } | Op::Transform { to, .. }) =
-            op(&mut plan, part, "q")
+        let (Op::Prepare(op::Prepare { to, .. })
+        | Op::ExchangeRows(ExchangeRows { to, .. })
+        | Op::Transform(op::Transform { to, .. })) = op(&mut plan, part, "q")
         else {
             unreachable!()
         };

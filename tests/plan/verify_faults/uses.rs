@@ -4,7 +4,7 @@ use warpweft_base::id::{LaneId, SlotId};
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::Content;
 use warpweft_plan::model::Form;
-use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::op::{AllGather, Assemble, Compute, Op, OperandRole};
 use warpweft_plan::plan::{StepPlan, VerifyError};
 
 use super::edit::{
@@ -16,18 +16,18 @@ use super::programs::{
 
 fn gather(plan: &StepPlan, name: &str, nth: usize) -> usize {
     let wanted = weight(plan, name);
-    position(plan, nth, |op| matches!(op, Op::AllGather { parts } if parts[0].weight == wanted))
+    position(plan, nth, |op| matches!(op, Op::AllGather(AllGather { parts }) if parts[0].weight == wanted))
 }
 
 fn assemble(plan: &StepPlan, name: &str) -> usize {
     let wanted = weight(plan, name);
-    position(plan, 0, |op| matches!(op, Op::Assemble { parts } if parts[0].weight == wanted))
+    position(plan, 0, |op| matches!(op, Op::Assemble(Assemble { parts }) if parts[0].weight == wanted))
 }
 
 /// Lets a call read its `nth` use from another slot.
 fn redirect_use(plan: &mut StepPlan, name: &str, nth: usize, to: SlotId) {
     let position = call(plan, name);
-    let Op::Compute { operands, .. } = &mut plan.tasks[position].op else { unreachable!() };
+    let Op::Compute(Compute { operands, .. }) = &mut plan.tasks[position].op else { unreachable!() };
     operands.iter_mut().find(|operand| operand.role == OperandRole::Use(nth)).unwrap().slot = to;
     serialize(plan);
 }
@@ -55,8 +55,7 @@ fn a_gather_of_another_weight_s_shard_is_refused() {
 fn every_gather_transpose_and_dequantize_is_missed_when_it_is_dropped() {
     let mut dropped = 0;
     for (name, plan) in all() {
-        let feeds =
-            |op: &Op| matches!(op, Op::AllGather { .. } | Op::Transpose { .. } | Op::Dequantize { .. });
+        let feeds = |op: &Op| matches!(op, Op::AllGather(_) | Op::Transpose(_) | Op::Dequantize(_));
         let feeding: Vec<usize> = (0..plan.tasks.len()).filter(|task| feeds(&plan.tasks[*task].op)).collect();
         for task in feeding {
             let mut plan = plan.clone();
@@ -110,7 +109,7 @@ fn a_gather_before_the_optimizer_s_publish_brings_a_stale_version_and_is_refused
 fn a_gather_between_scale_and_cast_takes_a_torn_shard() {
     let mut plan = quantize_then_evaluate();
     let from = gather(&plan, "block.0", 0);
-    let cast = position(&plan, 0, |op| matches!(op, Op::PartialCast { .. }));
+    let cast = position(&plan, 0, |op| matches!(op, Op::PartialCast(_)));
     relocate(&mut plan, from, cast);
     refused(&plan, &["PL-2", "shard of `block.0` with data at version 0 and scales at version 1"]);
 }
@@ -135,7 +134,7 @@ fn a_tensor_scale_of_another_version_than_the_planes_is_refused() {
     // A closure that reads planes gets something else for their scales.
     let mut plan = evaluation();
     let (other, position) = (shard(&plan, "block.1"), call(&plan, "block.0"));
-    let Op::Compute { operands, .. } = &mut plan.tasks[position].op else { unreachable!() };
+    let Op::Compute(Compute { operands, .. }) = &mut plan.tasks[position].op else { unreachable!() };
     operands.iter_mut().find(|operand| operand.role == OperandRole::TensorScale(0)).unwrap().slot = other;
     refused(
         &plan,
@@ -222,7 +221,7 @@ fn planes_of_a_format_that_cannot_be_transposed_are_not() {
     let derived = position(
         &plan,
         0,
-        |op| matches!(op, Op::AllGather { parts } if (parts[0].weight, parts[0].orientation) == (embedding, Orientation::Columnwise)),
+        |op| matches!(op, Op::AllGather(AllGather { parts }) if (parts[0].weight, parts[0].orientation) == (embedding, Orientation::Columnwise)),
     );
     let to = gathered(&mut plan, derived).to;
     let from = slot(&plan, Content::Gathered(embedding, Orientation::Rowwise));

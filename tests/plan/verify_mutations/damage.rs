@@ -7,7 +7,7 @@
 use warpweft_base::id::{CommSeq, LaneId, SlotId, TaskId, Version};
 use warpweft_plan::layout::{ALIGNMENT, Content, Residency, Slot};
 use warpweft_plan::model::{Access, Accumulation};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Op, Update};
 use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::{recount, renumber_collectives, twin};
 use warpweft_testing::random_programs::Draw;
@@ -252,7 +252,7 @@ impl Edit {
             }
             // A task that updates weights, of which a plan has few: Adam's, or one of the trainer's own rule.
             Self::ChangeOptimizer => {
-                let updates = |op: &Op| matches!(op, Op::Adam { .. } | Op::Update { .. });
+                let updates = |op: &Op| matches!(op, Op::Adam(_) | Op::Update(_));
                 let all: Vec<usize> =
                     (0..plan.tasks.len()).filter(|task| updates(&plan.tasks[*task].op)).collect();
                 let task = *draw.of(&all)?;
@@ -269,7 +269,7 @@ impl Edit {
             }
             // A task in which ranks give each other a buffer: few plans have many.
             Self::ChangeExchange => {
-                let exchanges = |op: &Op| matches!(op, Op::ExchangeBuffer { .. });
+                let exchanges = |op: &Op| matches!(op, Op::ExchangeBuffer(_));
                 let all: Vec<usize> =
                     (0..plan.tasks.len()).filter(|task| exchanges(&plan.tasks[*task].op)).collect();
                 let task = *draw.of(&all)?;
@@ -313,12 +313,12 @@ pub(crate) fn change_operand(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
 
 /// Runs the trainer's own rule once more, on no weights.
 fn update_nothing(plan: &mut StepPlan, task: usize) -> Option<()> {
-    if !matches!(plan.tasks[task].op, Op::Update { .. }) {
+    if !matches!(plan.tasks[task].op, Op::Update(_)) {
         return None;
     }
     duplicate(plan, task, task + 1);
     match &mut plan.tasks[task + 1].op {
-        Op::Update { states, transformed, .. } => {
+        Op::Update(Update { states, transformed, .. }) => {
             states.clear();
             *transformed = None;
         }

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | `random_programs` of the testing crate | random programs, planned in random ways |
 //! | `damage`, `operands`, `rounds`, `books`, `plan_books` of the testing crate | one random edit of a plan |
-//! | `happens_before`, `meaning`, `part`, `harm` | is the edited plan harmful? by brute force, without the verifier |
-//! | `conservative`, `declared` | why the verifier may refuse what is harmless |
+//! | `happens_before`, `meaning`, `ops`, `part`, `harm` | is the edited plan harmful? by brute force, without the verifier |
+//! | `conservative` | why the verifier may refuse what is harmless |
 //! | `properties` | what holds of random plans, and of families of edits |
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
 //! | `peers` | no rank touches the memory of one that does not stand still |
@@ -20,13 +20,13 @@ mod books;
 mod closure;
 mod conservative;
 mod damage;
-mod declared;
 mod happens_before;
 mod harm;
 mod machine;
 mod matrix_rule;
 mod meaning;
 mod operands;
+mod ops;
 mod parameter;
 mod part;
 mod peers;
@@ -142,17 +142,17 @@ type Said<'p> = Vec<(&'p Op, LaneId, usize)>;
 
 /// Of updates by the trainer's own rule.
 fn updates(plan: &StepPlan) -> Said<'_> {
-    said(plan, |op| matches!(op, Op::Update { .. }))
+    said(plan, |op| matches!(op, Op::Update(_)))
 }
 
 /// Of exchanges of buffers.
 fn exchanges(plan: &StepPlan) -> Said<'_> {
-    said(plan, |op| matches!(op, Op::ExchangeBuffer { .. }))
+    said(plan, |op| matches!(op, Op::ExchangeBuffer(_)))
 }
 
 /// Of what rounds of matrices do, but for the updates behind it.
 fn rounds(plan: &StepPlan) -> Said<'_> {
-    said(plan, |op| matches!(op, Op::Prepare { .. } | Op::ExchangeRows { .. } | Op::Transform { .. }))
+    said(plan, |op| matches!(op, Op::Prepare(_) | Op::ExchangeRows(_) | Op::Transform(_)))
 }
 
 fn said(plan: &StepPlan, wanted: impl Fn(&Op) -> bool) -> Said<'_> {

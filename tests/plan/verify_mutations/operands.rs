@@ -7,97 +7,51 @@ use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::{ArenaLayout, Content, Slot};
 use warpweft_plan::model::{Access, ExchangeKind, Group};
 use warpweft_plan::op::{
-    DequantizePart, MasterOperand, Op, Operand, OperandRole, PrepareOperand, Reduction, SumTarget,
-    UpdateOperand,
+    Accumulate, Adam, AllGather, AllReduce, Assemble, ClearFault, Compute, DelayedScale, Dequantize,
+    DequantizePart, ExchangeBuffer, ExchangeGradient, ExchangeRows, FusedScale, GatherChunk, GradNorm, Op,
+    Operand, OperandRole, PartialAmax, PartialCast, Prepare, PrepareOperand, RecordAmax, ReduceScatter,
+    Reduction, SumGradient, SumTarget, Transform, Transpose, Update, UpdateOperand,
 };
 use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::{renumber_collectives, restate_what_is_received};
 use warpweft_testing::random_programs::Draw;
 
+use super::ops::words;
+
+/// What an op names, to be changed.
+pub(crate) struct Words<'op> {
+    /// Every slot.
+    pub(crate) slots: Vec<&'op mut SlotId>,
+    /// Weights of which it may speak as well of others: the first of parts, every one of a round.
+    pub(crate) weights: Vec<&'op mut WeightId>,
+    pub(crate) bucket: Option<&'op mut BucketId>,
+}
+
+impl<'op> Words<'op> {
+    pub(crate) fn of(slots: impl IntoIterator<Item = &'op mut SlotId>) -> Self {
+        Self { slots: slots.into_iter().collect(), weights: Vec::new(), bucket: None }
+    }
+
+    /// Of parts that each name a weight and slots.
+    pub(crate) fn of_parts<const SLOTS: usize>(
+        parts: impl IntoIterator<Item = (&'op mut WeightId, [&'op mut SlotId; SLOTS])>,
+    ) -> Self {
+        let (weights, slots): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        Self { weights: weights.into_iter().take(1).collect(), ..Self::of(slots.into_iter().flatten()) }
+    }
+
+    pub(crate) fn weights(self, weights: impl IntoIterator<Item = &'op mut WeightId>) -> Self {
+        Self { weights: weights.into_iter().collect(), ..self }
+    }
+
+    pub(crate) fn bucket(self, bucket: &'op mut BucketId) -> Self {
+        Self { bucket: Some(bucket), ..self }
+    }
+}
+
 /// Every slot an op names.
 pub(crate) fn slots_of(op: &mut Op) -> Vec<&mut SlotId> {
-    match op {
-        Op::Copy { from, to }
-        | Op::ExchangeBuffer { from, to, .. }
-        | Op::ExchangeRows { from, to, .. }
-        | Op::GatherRecords { from, to }
-        | Op::RoundGradient { from, to, .. } => vec![from, to],
-        Op::Transpose { parts } => parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect(),
-        Op::AllGather { parts } | Op::Assemble { parts } => {
-            parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
-        }
-        Op::GatherChunk { part, .. } => vec![&mut part.from, &mut part.to],
-        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
-            parts.iter_mut().flat_map(|part| [&mut part.from, &mut part.to]).collect()
-        }
-        Op::SumGradient { parts, .. } => parts
-            .iter_mut()
-            .flat_map(|part| [&mut part.own, &mut part.into].into_iter().chain(&mut part.landed))
-            .collect(),
-        Op::AddGradient { from, into, .. } | Op::Accumulate { from, into, .. } => vec![from, into],
-        Op::ClearFault { fault } => vec![fault],
-        Op::ZeroPadding { gradient, .. } => vec![gradient],
-        Op::Compute { fault, operands, .. } => {
-            std::iter::once(fault).chain(operands.iter_mut().map(|operand| &mut operand.slot)).collect()
-        }
-        Op::PartialAmax { masters, block_amax, tensor_amax, vote, .. } => {
-            masters.iter_mut().chain([block_amax, tensor_amax]).chain(vote).collect()
-        }
-        Op::AllReduce { pairs, .. } => pairs.iter_mut().flat_map(|(from, to)| [from, to]).collect(),
-        Op::FusedScale { block_amax, tensor_amax, encode, tensor_scale, shards, vote, .. } => {
-            let shards = shards.iter_mut().map(|shard| &mut shard.slot);
-            [block_amax, tensor_amax, encode, tensor_scale].into_iter().chain(shards).chain(vote).collect()
-        }
-        Op::DelayedScale { history, scale, tensor_scale, vote, .. } => {
-            [scale, tensor_scale].into_iter().chain(history).chain(vote).collect()
-        }
-        Op::RecordAmax { tensor_amax, history, vote, .. } => {
-            [tensor_amax, history].into_iter().chain(vote).collect()
-        }
-        Op::PartialCast { masters, encode, shards, vote, .. } => {
-            let shards = shards.iter_mut().map(|shard| &mut shard.slot);
-            masters.iter_mut().chain(encode).chain(shards).chain(vote).collect()
-        }
-        Op::Dequantize { parts } => parts
-            .iter_mut()
-            .flat_map(|part| {
-                [&mut part.from, &mut part.to].into_iter().chain(&mut part.own).chain(&mut part.tensor_scale)
-            })
-            .collect(),
-        Op::GradNorm { main_grads, fault, record } => {
-            main_grads.iter_mut().map(|(_, slot)| slot).chain([fault, record]).collect()
-        }
-        Op::Vote { records, optimizer_step, gradient_scale, vote } => {
-            vec![records, optimizer_step, gradient_scale, vote]
-        }
-        Op::Prepare { states, vote, hyperparameters, to, .. } => {
-            let mut slots = vec![vote, hyperparameters, to];
-            for state in states {
-                slots.extend(std::iter::once(&mut state.main_grad).chain(&mut state.kept));
-            }
-            slots
-        }
-        Op::Transform { vote, from, to, .. } => vec![vote, from, to],
-        Op::Update { states, vote, hyperparameters, transformed, .. } => {
-            let mut slots = vec![vote, hyperparameters];
-            slots.extend(transformed);
-            for state in states {
-                slots.extend([&mut state.master, &mut state.main_grad].into_iter().chain(&mut state.kept));
-            }
-            slots
-        }
-        Op::Adam { states, vote, hyperparameters, .. } => {
-            let mut slots = vec![vote, hyperparameters];
-            for state in states {
-                match &mut state.master {
-                    MasterOperand::Whole(master) => slots.push(master),
-                    MasterOperand::Split { shard, remainder } => slots.extend([shard, remainder]),
-                }
-                slots.extend([&mut state.exp_avg, &mut state.exp_avg_sq, &mut state.main_grad]);
-            }
-            slots
-        }
-    }
+    words(op).slots
 }
 
 /// Takes one of several operands away, or one that may be absent.
@@ -107,42 +61,53 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
     }
     let absent = |slot: &mut Option<SlotId>| slot.take().map(drop);
     match op {
-        Op::Compute { operands, .. } => one(operands, draw),
-        Op::PartialAmax { masters, vote, .. } => absent(vote).or_else(|| one(masters, draw)),
-        Op::AllReduce { pairs, .. } => one(pairs, draw),
-        Op::FusedScale { shards, vote, .. } if draw.one_in(2) || vote.is_none() => one(shards, draw),
-        Op::FusedScale { vote, .. } | Op::RecordAmax { vote, .. } => absent(vote),
-        Op::DelayedScale { history, vote, .. } => {
+        Op::Compute(Compute { operands, .. }) => one(operands, draw),
+        Op::PartialAmax(PartialAmax { masters, vote, .. }) => absent(vote).or_else(|| one(masters, draw)),
+        Op::AllReduce(AllReduce { pairs, .. }) => one(pairs, draw),
+        Op::FusedScale(FusedScale { shards, vote, .. }) if draw.one_in(2) || vote.is_none() => {
+            one(shards, draw)
+        }
+        Op::FusedScale(FusedScale { vote, .. }) | Op::RecordAmax(RecordAmax { vote, .. }) => absent(vote),
+        Op::DelayedScale(DelayedScale { history, vote, .. }) => {
             if draw.one_in(2) {
                 absent(history)
             } else {
                 absent(vote)
             }
         }
-        Op::PartialCast { masters, encode, shards, vote, .. } => match draw.below(4) {
+        Op::PartialCast(PartialCast { masters, encode, shards, vote, .. }) => match draw.below(4) {
             0 => one(masters, draw),
             1 => absent(encode),
             2 => absent(vote),
             _ => one(shards, draw),
         },
-        Op::Transpose { parts } if parts.len() > 1 => one(parts, draw),
-        Op::Dequantize { parts } if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
-        Op::Dequantize { parts } if draw.one_in(2) => absent(&mut parts.first_mut()?.own),
-        Op::Dequantize { parts } => absent(&mut parts.first_mut()?.tensor_scale),
-        Op::AllGather { parts } | Op::Assemble { parts } if parts.len() > 1 => one(parts, draw),
-        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } if parts.len() > 1 => {
+        Op::Transpose(Transpose { parts }) if parts.len() > 1 => one(parts, draw),
+        Op::Dequantize(Dequantize { parts }) if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
+        Op::Dequantize(Dequantize { parts }) if draw.one_in(2) => absent(&mut parts.first_mut()?.own),
+        Op::Dequantize(Dequantize { parts }) => absent(&mut parts.first_mut()?.tensor_scale),
+        Op::AllGather(AllGather { parts }) | Op::Assemble(Assemble { parts }) if parts.len() > 1 => {
             one(parts, draw)
         }
-        Op::SumGradient { parts, .. } if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
-        Op::SumGradient { parts, .. } => absent(&mut parts.first_mut()?.landed),
-        Op::GradNorm { main_grads, .. } => one(main_grads, draw),
-        Op::Adam { states, .. } => one(states, draw),
-        Op::Prepare { states, .. } if draw.one_in(2) => one(states, draw),
-        Op::Prepare { states, .. } => one(&mut states.first_mut()?.kept, draw),
-        Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => one(weights, draw),
-        Op::Update { transformed, .. } if transformed.is_some() && draw.one_in(3) => absent(transformed),
-        Op::Update { states, .. } if draw.one_in(2) => one(states, draw),
-        Op::Update { states, .. } => one(&mut states.first_mut()?.kept, draw),
+        Op::ReduceScatter(ReduceScatter { parts, .. })
+        | Op::ExchangeGradient(ExchangeGradient { parts, .. })
+            if parts.len() > 1 =>
+        {
+            one(parts, draw)
+        }
+        Op::SumGradient(SumGradient { parts, .. }) if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
+        Op::SumGradient(SumGradient { parts, .. }) => absent(&mut parts.first_mut()?.landed),
+        Op::GradNorm(GradNorm { main_grads, .. }) => one(main_grads, draw),
+        Op::Adam(Adam { states, .. }) => one(states, draw),
+        Op::Prepare(Prepare { states, .. }) if draw.one_in(2) => one(states, draw),
+        Op::Prepare(Prepare { states, .. }) => one(&mut states.first_mut()?.kept, draw),
+        Op::ExchangeRows(ExchangeRows { weights, .. }) | Op::Transform(Transform { weights, .. }) => {
+            one(weights, draw)
+        }
+        Op::Update(Update { transformed, .. }) if transformed.is_some() && draw.one_in(3) => {
+            absent(transformed)
+        }
+        Op::Update(Update { states, .. }) if draw.one_in(2) => one(states, draw),
+        Op::Update(Update { states, .. }) => one(&mut states.first_mut()?.kept, draw),
         _ => None,
     }
 }
@@ -159,8 +124,8 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
         };
     };
     match &mut plan.tasks[task].op {
-        Op::Compute { call, .. } => *call = *draw.of(&calls)?,
-        Op::ExchangeBuffer { call, kind, group, from, to } => match draw.below(4) {
+        Op::Compute(Compute { call, .. }) => *call = *draw.of(&calls)?,
+        Op::ExchangeBuffer(ExchangeBuffer { call, kind, group, from, to }) => match draw.below(4) {
             0 => *call = *draw.of(&calls)?,
             1 => {
                 *kind = draw.among(&[
@@ -173,21 +138,22 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             2 => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
             _ => std::mem::swap(from, to),
         },
-        Op::Accumulate { first, .. } => *first = !*first,
-        Op::AllGather { parts } | Op::Assemble { parts } => {
+        Op::Accumulate(Accumulate { first, .. }) => *first = !*first,
+        Op::AllGather(AllGather { parts }) | Op::Assemble(Assemble { parts }) => {
             let part = draw.below(parts.len());
             turned(&mut parts[part].orientation);
         }
-        Op::GatherChunk { part, chunk } => match draw.below(4) {
+        Op::GatherChunk(GatherChunk { part, chunk }) => match draw.below(4) {
             0 => turned(&mut part.orientation),
             1 => chunk.begin += 64,
             2 => chunk.begin = chunk.begin.saturating_sub(64),
             _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
         },
-        Op::ReduceScatter { element, .. } | Op::ExchangeGradient { element, .. } => {
+        Op::ReduceScatter(ReduceScatter { element, .. })
+        | Op::ExchangeGradient(ExchangeGradient { element, .. }) => {
             *element = other(*element);
         }
-        Op::SumGradient { element, parts } => {
+        Op::SumGradient(SumGradient { element, parts }) => {
             let part = draw.below(parts.len());
             let targets = [SumTarget::Rows, SumTarget::First, SumTarget::More];
             match draw.below(3) {
@@ -199,7 +165,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
                 }
             }
         }
-        Op::Dequantize { parts } => {
+        Op::Dequantize(Dequantize { parts }) => {
             let part = draw.below(parts.len());
             let DequantizePart { weight, orientation, own, .. } = parts[part];
             match draw.below(3) {
@@ -209,32 +175,32 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
                 _ => parts[part].own = Some(plan.arena.find(Content::Shard(weight, orientation))?),
             }
         }
-        Op::AllReduce { reduction, group, .. } => match draw.below(2) {
+        Op::AllReduce(AllReduce { reduction, group, .. }) => match draw.below(2) {
             0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
             _ => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
         },
-        Op::Prepare { states, .. } => {
+        Op::Prepare(Prepare { states, .. }) => {
             let state = draw.below(states.len());
             let PrepareOperand { kept, main_grad, .. } = &mut states[state];
             change_lists(&plan.arena, kept, *main_grad, draw)?;
         }
-        Op::ExchangeRows { weights, from, to } => match draw.below(2) {
+        Op::ExchangeRows(ExchangeRows { weights, from, to }) => match draw.below(2) {
             0 => swap_two(weights, draw)?,
             _ => std::mem::swap(from, to),
         },
-        Op::Transform { weights, from, to, .. } => match draw.below(2) {
+        Op::Transform(Transform { weights, from, to, .. }) => match draw.below(2) {
             0 => swap_two(weights, draw)?,
             _ => std::mem::swap(from, to),
         },
-        Op::Update { states, transformed: Some(_), .. } if states.len() > 1 && draw.one_in(2) => {
+        Op::Update(Update { states, transformed: Some(_), .. }) if states.len() > 1 && draw.one_in(2) => {
             swap_two(states, draw)?;
         }
-        Op::Update { states, .. } => {
+        Op::Update(Update { states, .. }) => {
             let state = draw.below(states.len());
             let UpdateOperand { master, kept, .. } = &mut states[state];
             change_lists(&plan.arena, kept, *master, draw)?;
         }
-        Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
+        Op::PartialCast(PartialCast { shards, .. }) | Op::FusedScale(FusedScale { shards, .. }) => {
             let shard = draw.below(shards.len());
             turned(&mut shards[shard].orientation);
         }
@@ -271,10 +237,10 @@ fn swap_two<T>(list: &mut [T], draw: &mut Draw) -> Option<()> {
 
 /// Lets a closure read and write what ranks would give each other, in the exchange's place.
 pub(crate) fn run_as_closure(plan: &mut StepPlan, task: usize) -> Option<()> {
-    let Op::ExchangeBuffer { call, from, to, .. } = plan.tasks[task].op else { return None };
+    let Op::ExchangeBuffer(ExchangeBuffer { call, from, to, .. }) = plan.tasks[task].op else { return None };
     let exchange = plan.calls[call.index()].exchange?;
     let fault = plan.tasks.iter().find_map(|task| match task.op {
-        Op::ClearFault { fault } => Some(fault),
+        Op::ClearFault(ClearFault { fault }) => Some(fault),
         _ => None,
     })?;
     let operand = |buffer, slot, access| Operand { role: OperandRole::Buffer(buffer), slot, access };
@@ -282,22 +248,24 @@ pub(crate) fn run_as_closure(plan: &mut StepPlan, task: usize) -> Option<()> {
     let lane = plan.compute_lane();
     let closure = &mut plan.tasks[task];
     (closure.lane, closure.collective, closure.wire_bytes) = (lane, None, 0);
-    closure.op = Op::Compute { call, fault, operands };
+    closure.op = Op::Compute(Compute { call, fault, operands });
     renumber_collectives(plan);
     Some(())
 }
 
 /// Lets ranks do once more what they do in the exchange, in place of a closure.
 pub(crate) fn run_as_exchange(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
-    let Op::ExchangeBuffer { kind, group, from, to, .. } = plan.tasks[task].op else { return None };
-    let is_closure = |other: &usize| matches!(plan.tasks[*other].op, Op::Compute { .. });
+    let Op::ExchangeBuffer(ExchangeBuffer { kind, group, from, to, .. }) = plan.tasks[task].op else {
+        return None;
+    };
+    let is_closure = |other: &usize| matches!(plan.tasks[*other].op, Op::Compute(_));
     let closures: Vec<usize> = (0..plan.tasks.len()).filter(is_closure).collect();
     let replaced = *draw.of(&closures)?;
     let call = plan.tasks[replaced].op.call()?;
     let (lane, collective) = (plan.tasks[task].lane, plan.tasks[task].collective);
     let exchange = &mut plan.tasks[replaced];
     (exchange.lane, exchange.collective) = (lane, collective);
-    exchange.op = Op::ExchangeBuffer { call, kind, group, from, to };
+    exchange.op = Op::ExchangeBuffer(ExchangeBuffer { call, kind, group, from, to });
     restate_what_is_received(plan, replaced);
     renumber_collectives(plan);
     Some(())
@@ -323,33 +291,11 @@ pub(crate) fn change_subject(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
         let fits = (mine.shard, mine.format) == (theirs.shard, theirs.format);
         fits.then(|| *weight = other)
     };
-    match &mut tasks[task].op {
-        Op::AllGather { parts } | Op::Assemble { parts } => return rename(&mut parts.first_mut()?.weight),
-        Op::GatherChunk { part, .. } => return rename(&mut part.weight),
-        Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
-            return rename(&mut parts.first_mut()?.weight);
+    match words(&mut tasks[task].op) {
+        Words { bucket: Some(bucket), weights, .. } if weights.is_empty() || !names_weight => {
+            *bucket = BucketId::at(draw.below(buckets));
+            Some(())
         }
-        Op::SumGradient { parts, .. } => return rename(&mut parts.first_mut()?.weight),
-        Op::Transpose { parts } => return rename(&mut parts.first_mut()?.weight),
-        Op::Dequantize { parts } => return rename(&mut parts.first_mut()?.weight),
-        Op::ZeroPadding { weight, .. }
-        | Op::RoundGradient { weight, .. }
-        | Op::AddGradient { weight, .. }
-        | Op::Accumulate { weight, .. } => return rename(weight),
-        Op::ExchangeRows { weights, .. } => return rename(at_place(weights, place)?),
-        Op::Transform { weights, .. } if names_weight => return rename(at_place(weights, place)?),
-        Op::Prepare { states, .. } if names_weight => return rename(&mut at_place(states, place)?.weight),
-        Op::Update { states, .. } if names_weight => return rename(&mut at_place(states, place)?.weight),
-        Op::PartialAmax { bucket, .. }
-        | Op::DelayedScale { bucket, .. }
-        | Op::RecordAmax { bucket, .. }
-        | Op::FusedScale { bucket, .. }
-        | Op::PartialCast { bucket, .. }
-        | Op::Adam { bucket, .. }
-        | Op::Prepare { bucket, .. }
-        | Op::Transform { bucket, .. }
-        | Op::Update { bucket, .. } => *bucket = BucketId::at(draw.below(buckets)),
-        _ => return None,
+        Words { mut weights, .. } => rename(at_place(&mut weights, place)?),
     }
-    Some(())
 }

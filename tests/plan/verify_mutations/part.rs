@@ -14,7 +14,7 @@ use super::meaning::sums_behind;
 
 /// Is it so?
 pub(crate) fn keeps_its_word(plan: &StepPlan, order: &[usize]) -> bool {
-    let has_optimizer = plan.tasks.iter().any(|task| matches!(task.op, Op::Adam { .. } | Op::Update { .. }));
+    let has_optimizer = plan.tasks.iter().any(|task| matches!(task.op, Op::Adam(_) | Op::Update(_)));
     let ends = match plan.accumulation {
         Accumulation::Whole => has_optimizer == plan.updates_weights,
         Accumulation::First | Accumulation::Next => !has_optimizer,

@@ -5,7 +5,7 @@
 
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_plan::layout::Content;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{ExchangeRows, Op, Prepare, Transform, Update};
 use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::twin;
 use warpweft_testing::random_programs::Draw;
@@ -36,9 +36,11 @@ pub(crate) fn rounds_of(plan: &StepPlan) -> Vec<Round> {
 /// The weights of the round of which the op is a task, in their order.
 fn weights_of_round(op: &Op) -> Option<Vec<WeightId>> {
     match op {
-        Op::Prepare { states, .. } => Some(states.iter().map(|state| state.weight).collect()),
-        Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => Some(weights.clone()),
-        Op::Update { states, transformed: Some(_), .. } => {
+        Op::Prepare(Prepare { states, .. }) => Some(states.iter().map(|state| state.weight).collect()),
+        Op::ExchangeRows(ExchangeRows { weights, .. }) | Op::Transform(Transform { weights, .. }) => {
+            Some(weights.clone())
+        }
+        Op::Update(Update { states, transformed: Some(_), .. }) => {
             Some(states.iter().map(|state| state.weight).collect())
         }
         _ => None,
@@ -78,9 +80,11 @@ fn one_of(plan: &StepPlan, draw: &mut Draw, wanted: impl Fn(&Op) -> bool) -> Opt
 /// Leaves an exchange or a transformation out: whoever takes what it makes takes what it found, and waits for what it
 /// waited for.
 fn leave_out(plan: &mut StepPlan, draw: &mut Draw) -> Option<()> {
-    let task = one_of(plan, draw, |op| matches!(op, Op::ExchangeRows { .. } | Op::Transform { .. }))?;
+    let task = one_of(plan, draw, |op| matches!(op, Op::ExchangeRows(_) | Op::Transform(_)))?;
     let (found, made) = match plan.tasks[task].op {
-        Op::ExchangeRows { from, to, .. } | Op::Transform { from, to, .. } => (from, to),
+        Op::ExchangeRows(ExchangeRows { from, to, .. }) | Op::Transform(Transform { from, to, .. }) => {
+            (from, to)
+        }
         _ => return None,
     };
     let before = plan.tasks[task].waits.clone();
@@ -145,9 +149,11 @@ fn part_ways(plan: &mut StepPlan, draw: &mut Draw) -> Option<()> {
 pub(crate) fn change_places(plan: &mut StepPlan, tasks: &[usize], one: usize, other: usize) {
     for task in tasks {
         match &mut plan.tasks[*task].op {
-            Op::Prepare { states, .. } => states.swap(one, other),
-            Op::ExchangeRows { weights, .. } | Op::Transform { weights, .. } => weights.swap(one, other),
-            Op::Update { states, .. } => states.swap(one, other),
+            Op::Prepare(Prepare { states, .. }) => states.swap(one, other),
+            Op::ExchangeRows(ExchangeRows { weights, .. }) | Op::Transform(Transform { weights, .. }) => {
+                weights.swap(one, other)
+            }
+            Op::Update(Update { states, .. }) => states.swap(one, other),
             _ => {}
         }
     }

@@ -149,8 +149,8 @@ fn what_calls_read_derived_ahead_gives_the_same_losses_issued_and_recorded_whole
                     let mut session = Trainer::new(3, format).start(config, 4).await.unwrap();
                     let plan = session.plan("train").unwrap();
                     let calls =
-                        plan.tasks.iter().find(|task| matches!(task.op, Op::Compute { .. })).unwrap().lane;
-                    let derives = |op: &Op| matches!(op, Op::Assemble { .. } | Op::Dequantize { .. });
+                        plan.tasks.iter().find(|task| matches!(task.op, Op::Compute(_))).unwrap().lane;
+                    let derives = |op: &Op| matches!(op, Op::Assemble(_) | Op::Dequantize(_));
                     assert!(plan.tasks.iter().all(|task| task.lane != calls || !derives(&task.op)));
                     let found = losses(&mut session, 4, 0..4).await;
                     assert_eq!(found, reference, "{format}, depth {depth}, chunk {chunk:?}, {capture:?}");

@@ -95,13 +95,13 @@ fn what_was_moved_over_a_boundary_is_recorded_before_the_calls_it_runs_beside() 
     });
     let dynamic = dynamic.unwrap();
     let is_moved = |task: TaskId| task < dynamic && pieces.of(task) > pieces.of(dynamic);
-    let moved = plan.entries().filter(|(id, task)| is_moved(*id) && !matches!(task.op, Op::Compute { .. }));
+    let moved = plan.entries().filter(|(id, task)| is_moved(*id) && !matches!(task.op, Op::Compute(_)));
     let moved: Vec<TaskId> = moved.map(|(id, _)| id).collect();
     assert!(!moved.is_empty());
     let recorded: Vec<usize> = (0..log.len()).filter(|at| log[*at].moment == Moment::Recorded).collect();
     let second = &log[recorded[0]..recorded[1]];
     let at = |task: TaskId| second.iter().position(|asked| asked.task == Some(task));
-    let calls = plan.entries().filter(|(_, task)| matches!(task.op, Op::Compute { .. }));
+    let calls = plan.entries().filter(|(_, task)| matches!(task.op, Op::Compute(_)));
     let first_call = calls.filter_map(|(id, _)| at(id)).min().unwrap();
     assert!(moved.iter().all(|task| at(*task).unwrap() < first_call));
 }

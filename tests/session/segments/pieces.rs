@@ -2,7 +2,7 @@
 
 use warpweft_base::id::TaskId;
 use warpweft_format::Format;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Compute, Op};
 use warpweft_plan::plan::{Piece, StepPlan};
 use warpweft_plan::policy::Reduce;
 use warpweft_session::config::Config;
@@ -29,11 +29,11 @@ fn happens_before(plan: &StepPlan) -> Vec<Vec<bool>> {
 }
 
 fn is_dynamic(plan: &StepPlan, task: usize) -> bool {
-    matches!(plan.tasks[task].op, Op::Compute { call, .. } if plan.calls[call.index()].dynamic)
+    matches!(plan.tasks[task].op, Op::Compute(Compute { call, .. }) if plan.calls[call.index()].dynamic)
 }
 
 fn is_recorded_call(plan: &StepPlan, task: usize) -> bool {
-    matches!(plan.tasks[task].op, Op::Compute { .. }) && !is_dynamic(plan, task)
+    matches!(plan.tasks[task].op, Op::Compute(_)) && !is_dynamic(plan, task)
 }
 
 /// PL-7, AC-2, PL-5. The laws of pieces, against a search of its own, on random programs.

@@ -17,7 +17,7 @@
 use warpweft_base::id::{EventId, LaneId, TaskId};
 use warpweft_plan::layout::{Binding, Region, Residency};
 use warpweft_plan::model::Access;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Compute, Op};
 
 /// One rank's step, as far as it is enqueued.
 #[derive(Debug)]
@@ -125,7 +125,7 @@ impl Ledger {
                 places[lane] - 1
             });
             let calls = binding.calls;
-            let dynamic = matches!(op, Op::Compute { call, .. } if calls.get(call.index()).is_some_and(|call| call.dynamic));
+            let dynamic = matches!(op, Op::Compute(Compute { call, .. }) if calls.get(call.index()).is_some_and(|call| call.dynamic));
             let accesses = op.accesses().into_iter().map(|(slot, access)| (slot.index(), access));
             let accesses: Vec<_> = accesses.filter(|(slot, _)| *slot < slots.len()).collect();
             Task { op: op.name(), lane: *lane, place: before, dynamic, clash: clash(&slots, &accesses), accesses }

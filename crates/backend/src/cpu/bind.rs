@@ -52,5 +52,5 @@ fn issued(binding: &Binding<'_>) -> Vec<(LaneId, usize)> {
 /// Commands one replayed step puts on any lane, at most. If all its calls are dynamic, that is each of them
 /// and a segment before and after it.
 fn replayed(binding: &Binding<'_>) -> usize {
-    2 * binding.ops.iter().filter(|(op, _)| matches!(op, Op::Compute { .. })).count() + 1
+    2 * binding.ops.iter().filter(|(op, _)| matches!(op, Op::Compute(_))).count() + 1
 }

@@ -26,53 +26,8 @@ pub use gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 pub use optimizer::{Adam, Largest, Master, State};
 pub use planes::{Dequantize, Transpose};
 pub use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
-pub use resolve::resolve;
+pub use resolve::{ComputeCall, LocalOp, resolve};
 pub use rule::Rule;
-
-use std::sync::Arc;
-
-use warpweft_plan::compute::BoundCall;
-use warpweft_plan::layout::Region;
 
 /// Why an op cannot be made local.
 type Refusal = String;
-
-/// One op, for one rank.
-#[derive(Debug)]
-pub enum LocalOp {
-    Copy {
-        from: Region,
-        to: Region,
-    },
-    Zero {
-        region: Region,
-    },
-    /// Zeroes the fault word, so that closures run again.
-    ClearFault {
-        fault: Region,
-    },
-    Compute(ComputeCall),
-    PartialAmax(PartialAmax),
-    FusedScale(FusedScale),
-    DelayedScale(DelayedScale),
-    RecordAmax(RecordAmax),
-    PartialCast(PartialCast),
-    Assemble(Assemble),
-    Transpose(Vec<Transpose>),
-    Dequantize(Vec<Dequantize>),
-    Round(Round),
-    SumGradient(SumGradient),
-    Accumulate(Accumulate),
-    GradNorm(GradNorm),
-    Vote(CastVote),
-    Adam(Adam),
-    Rule(Rule),
-    Collective(Collective),
-}
-
-/// A call of the plan, and its fault word.
-#[derive(Debug)]
-pub struct ComputeCall {
-    pub call: Arc<BoundCall>,
-    pub fault: Region,
-}

@@ -1,4 +1,7 @@
-//! From an op to what one rank does for it: the one `match` on [`Op`].
+//! An op as one rank carries it out, and the one `match` that makes it of an [`Op`].
+//!
+//! Law: what is resolved here is all that a backend looks at; a new op that does what a [`LocalOp`] does already is
+//! stated here and in no backend.
 
 use std::sync::Arc;
 
@@ -12,14 +15,53 @@ use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
 use super::quantize::{FusedScale, PartialAmax, PartialCast};
 use super::rule::Rule;
-use super::{ComputeCall, LocalOp};
 use crate::BackendError;
 use warpweft_base::id::{SlotId, TaskId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{BoundCall, BoundProgram};
 use warpweft_plan::layout::{Binding, Region};
 use warpweft_plan::model::Call;
-use warpweft_plan::op::{Op, OperandRole};
+use warpweft_plan::op::{self, Op, OperandRole};
+
+/// One op, for one rank.
+#[derive(Debug)]
+pub enum LocalOp {
+    Copy {
+        from: Region,
+        to: Region,
+    },
+    Zero {
+        region: Region,
+    },
+    /// Zeroes the fault word, so that closures run again.
+    ClearFault {
+        fault: Region,
+    },
+    Compute(ComputeCall),
+    PartialAmax(PartialAmax),
+    FusedScale(FusedScale),
+    DelayedScale(DelayedScale),
+    RecordAmax(RecordAmax),
+    PartialCast(PartialCast),
+    Assemble(Assemble),
+    Transpose(Vec<Transpose>),
+    Dequantize(Vec<Dequantize>),
+    Round(Round),
+    SumGradient(SumGradient),
+    Accumulate(Accumulate),
+    GradNorm(GradNorm),
+    Vote(CastVote),
+    Adam(Adam),
+    Rule(Rule),
+    Collective(Collective),
+}
+
+/// A call of the plan, and its fault word.
+#[derive(Debug)]
+pub struct ComputeCall {
+    pub call: Arc<BoundCall>,
+    pub fault: Region,
+}
 
 /// What this rank does for every op of a plan, in issue order, for an arena of `arena_bytes` bytes.
 ///
@@ -44,104 +86,94 @@ impl Binder<'_> {
     fn local(&self, op: &Op) -> Result<LocalOp, Refusal> {
         let settings = &self.binding.settings;
         Ok(match op {
-            Op::Copy { from, to } => {
-                let from = self.region(*from)?;
-                LocalOp::Copy { from, to: self.bytes(*to, from.bytes)? }
+            Op::Copy(op) => {
+                let from = self.region(op.from)?;
+                LocalOp::Copy { from, to: self.bytes(op.to, from.bytes)? }
             }
-            Op::ClearFault { fault } => LocalOp::ClearFault { fault: self.elements::<u32>(*fault, 1)? },
-            Op::ZeroPadding { weight, gradient } => {
-                LocalOp::Zero { region: self.padding(*weight, *gradient)? }
+            Op::ClearFault(op) => LocalOp::ClearFault { fault: self.elements::<u32>(op.fault, 1)? },
+            Op::ZeroPadding(op) => LocalOp::Zero { region: self.padding(op.weight, op.gradient)? },
+            Op::Compute(op) => LocalOp::Compute(self.call(op)?),
+            Op::PartialAmax(op) => {
+                let (blocks, tensors, vote) = (op.block_amax, op.tensor_amax, self.vote(op.vote)?);
+                let amax = PartialAmax::resolve(self, op.bucket, &op.masters, blocks, tensors, vote)?;
+                LocalOp::PartialAmax(amax)
             }
-            Op::Compute { .. } => LocalOp::Compute(self.call(op)?),
-            Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => LocalOp::PartialAmax(
-                PartialAmax::resolve(self, *bucket, masters, *block_amax, *tensor_amax, self.vote(*vote)?)?,
-            ),
-            Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
-                let slots = [*block_amax, *tensor_amax, *encode, *tensor_scale];
-                LocalOp::FusedScale(FusedScale::resolve(self, *bucket, slots, shards, self.vote(*vote)?)?)
+            Op::FusedScale(op) => {
+                let slots = [op.block_amax, op.tensor_amax, op.encode, op.tensor_scale];
+                let vote = self.vote(op.vote)?;
+                LocalOp::FusedScale(FusedScale::resolve(self, op.bucket, slots, &op.shards, vote)?)
             }
-            Op::DelayedScale { bucket, history, scale, tensor_scale, vote } => LocalOp::DelayedScale(
-                DelayedScale::resolve(self, *bucket, *history, *scale, *tensor_scale, self.vote(*vote)?)?,
-            ),
-            Op::RecordAmax { bucket, tensor_amax, history, vote } => LocalOp::RecordAmax(
-                RecordAmax::resolve(self, *bucket, *tensor_amax, *history, self.vote(*vote)?)?,
-            ),
-            Op::PartialCast { bucket, masters, encode, shards, vote } => LocalOp::PartialCast(
-                PartialCast::resolve(self, *bucket, masters, *encode, shards, self.vote(*vote)?)?,
-            ),
-            Op::AllReduce { reduction, group, pairs } => {
-                LocalOp::Collective(Collective::all_reduce(self, *reduction, *group, pairs)?)
+            Op::DelayedScale(op) => {
+                let (vote, scale, tensor_scale) = (self.vote(op.vote)?, op.scale, op.tensor_scale);
+                let scale = DelayedScale::resolve(self, op.bucket, op.history, scale, tensor_scale, vote)?;
+                LocalOp::DelayedScale(scale)
             }
-            Op::ExchangeBuffer { kind, group, from, to, .. } => {
-                LocalOp::Collective(Collective::exchange_buffer(self, (*kind, *group), *from, *to)?)
+            Op::RecordAmax(op) => {
+                let vote = self.vote(op.vote)?;
+                LocalOp::RecordAmax(RecordAmax::resolve(self, op.bucket, op.tensor_amax, op.history, vote)?)
             }
-            Op::AllGather { parts } => LocalOp::Collective(Collective::all_gather(self, parts)?),
-            Op::GatherChunk { part, chunk } => {
-                LocalOp::Collective(Collective::gather_chunk(self, part, *chunk)?)
+            Op::PartialCast(op) => {
+                let vote = self.vote(op.vote)?;
+                let cast = PartialCast::resolve(self, op.bucket, &op.masters, op.encode, &op.shards, vote)?;
+                LocalOp::PartialCast(cast)
             }
-            Op::Assemble { parts } => LocalOp::Assemble(Assemble::resolve(self, parts)?),
-            Op::ReduceScatter { element, parts } => {
-                LocalOp::Collective(Collective::reduce_scatter(self, *element, parts)?)
+            Op::AllReduce(op) => {
+                LocalOp::Collective(Collective::all_reduce(self, op.reduction, op.group, &op.pairs)?)
             }
-            Op::GatherRecords { from, to } => {
-                LocalOp::Collective(Collective::gather_records(self, *from, *to)?)
+            Op::ExchangeBuffer(op) => {
+                let what = (op.kind, op.group);
+                LocalOp::Collective(Collective::exchange_buffer(self, what, op.from, op.to)?)
             }
-            Op::Transpose { parts } => {
-                let parts = parts.iter().map(|part| Transpose::resolve(self, part));
+            Op::AllGather(op) => LocalOp::Collective(Collective::all_gather(self, &op.parts)?),
+            Op::GatherChunk(op) => LocalOp::Collective(Collective::gather_chunk(self, &op.part, op.chunk)?),
+            Op::Assemble(op) => LocalOp::Assemble(Assemble::resolve(self, &op.parts)?),
+            Op::ReduceScatter(op) => {
+                LocalOp::Collective(Collective::reduce_scatter(self, op.element, &op.parts)?)
+            }
+            Op::GatherRecords(op) => LocalOp::Collective(Collective::gather_records(self, op.from, op.to)?),
+            Op::Transpose(op) => {
+                let parts = op.parts.iter().map(|part| Transpose::resolve(self, part));
                 LocalOp::Transpose(parts.collect::<Result<_, _>>()?)
             }
-            Op::Dequantize { parts } => {
-                let mut stretches = Vec::with_capacity(parts.len());
-                for part in parts {
+            Op::Dequantize(op) => {
+                let mut stretches = Vec::with_capacity(op.parts.len());
+                for part in &op.parts {
                     stretches.extend(Dequantize::resolve(self, part)?);
                 }
                 LocalOp::Dequantize(stretches)
             }
-            Op::ExchangeGradient { element, parts } => {
-                LocalOp::Collective(Collective::exchange_gradient(self, *element, parts)?)
+            Op::ExchangeGradient(op) => {
+                LocalOp::Collective(Collective::exchange_gradient(self, op.element, &op.parts)?)
             }
-            Op::SumGradient { element, parts } => {
-                LocalOp::SumGradient(SumGradient::resolve(self, *element, parts)?)
+            Op::SumGradient(op) => LocalOp::SumGradient(SumGradient::resolve(self, op.element, &op.parts)?),
+            Op::RoundGradient(op) => LocalOp::Round(Round::resolve(self, op.weight, op.from, op.to)?),
+            Op::AddGradient(op) => LocalOp::Accumulate(Accumulate::whole(self, op.weight, op.from, op.into)?),
+            Op::Accumulate(op) => {
+                LocalOp::Accumulate(Accumulate::resolve(self, op.weight, op.from, op.into, op.first)?)
             }
-            Op::RoundGradient { weight, from, to } => {
-                LocalOp::Round(Round::resolve(self, *weight, *from, *to)?)
+            Op::GradNorm(op) => {
+                LocalOp::GradNorm(GradNorm::resolve(self, &op.main_grads, op.fault, op.record)?)
             }
-            Op::AddGradient { weight, from, into } => {
-                LocalOp::Accumulate(Accumulate::whole(self, *weight, *from, *into)?)
+            Op::Vote(op) => {
+                let (records, scale) = (op.records, op.gradient_scale);
+                LocalOp::Vote(CastVote::resolve(self, records, op.optimizer_step, scale, op.vote)?)
             }
-            Op::Accumulate { weight, from, into, first } => {
-                LocalOp::Accumulate(Accumulate::resolve(self, *weight, *from, *into, *first)?)
+            Op::Prepare(op) => {
+                let by = (op.vote, op.hyperparameters);
+                LocalOp::Rule(Rule::prepare(self, op.bucket, &op.states, by, op.to)?)
             }
-            Op::GradNorm { main_grads, fault, record } => {
-                LocalOp::GradNorm(GradNorm::resolve(self, main_grads, *fault, *record)?)
+            Op::ExchangeRows(op) => {
+                LocalOp::Collective(Collective::exchange_rows(self, &op.weights, op.from, op.to)?)
             }
-            Op::Vote { records, optimizer_step, gradient_scale, vote } => {
-                LocalOp::Vote(CastVote::resolve(self, *records, *optimizer_step, *gradient_scale, *vote)?)
+            Op::Transform(op) => LocalOp::Rule(Rule::transform(self, &op.weights, op.vote, op.from, op.to)?),
+            Op::Update(op) => {
+                let (via, by) = (settings.via, (op.vote, op.hyperparameters));
+                LocalOp::Rule(Rule::update(self, via, op.bucket, &op.states, by, op.transformed)?)
             }
-            Op::Prepare { bucket, states, vote, hyperparameters, to } => {
-                LocalOp::Rule(Rule::prepare(self, *bucket, states, (*vote, *hyperparameters), *to)?)
+            Op::Adam(op) => {
+                let settings = (settings.optimizer, settings.via);
+                LocalOp::Adam(Adam::resolve(self, settings, &op.states, op.vote, op.hyperparameters)?)
             }
-            Op::ExchangeRows { weights, from, to } => {
-                LocalOp::Collective(Collective::exchange_rows(self, weights, *from, *to)?)
-            }
-            Op::Transform { weights, vote, from, to, .. } => {
-                LocalOp::Rule(Rule::transform(self, weights, *vote, *from, *to)?)
-            }
-            Op::Update { bucket, states, vote, hyperparameters, transformed } => LocalOp::Rule(Rule::update(
-                self,
-                settings.via,
-                *bucket,
-                states,
-                (*vote, *hyperparameters),
-                *transformed,
-            )?),
-            Op::Adam { states, vote, hyperparameters, .. } => LocalOp::Adam(Adam::resolve(
-                self,
-                (settings.optimizer, settings.via),
-                states,
-                *vote,
-                *hyperparameters,
-            )?),
         })
     }
 
@@ -159,10 +191,8 @@ impl Binder<'_> {
             .ok_or_else(|| "the weight has more rows than its slot".into())
     }
 
-    fn call(&self, op: &Op) -> Result<ComputeCall, Refusal> {
-        let Op::Compute { call: id, fault, operands } = op else {
-            return Err("not a call".to_owned());
-        };
+    fn call(&self, op: &op::Compute) -> Result<ComputeCall, Refusal> {
+        let op::Compute { call: id, fault, operands } = op;
         let call = self.binding.calls.get(id.index()).ok_or_else(|| format!("{id} is not in the program"))?;
         for operand in operands {
             self.region(operand.slot)?;

@@ -21,7 +21,7 @@
 use warpweft_plan::cluster::Algorithm;
 use warpweft_plan::layout::LaneKind;
 use warpweft_plan::model::Phase;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{self, Op};
 use warpweft_plan::plan::Task;
 
 use super::figure::{Figure, middle};
@@ -92,7 +92,9 @@ fn kinds(observation: &Observation) -> Vec<Kind> {
     let shares = observation.shares(Algorithm::Direct);
     let kind = |(task, share): (&Task, Share)| {
         let phase = match &task.op {
-            Op::Compute { call, .. } => observation.plan.calls.get(call.index()).map(|call| call.phase),
+            Op::Compute(op::Compute { call, .. }) => {
+                observation.plan.calls.get(call.index()).map(|call| call.phase)
+            }
             _ => None,
         };
         Kind { op: task.op.name(), phase, share }

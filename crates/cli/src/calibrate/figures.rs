@@ -120,7 +120,7 @@ impl Known<'_> {
 pub(super) fn kernel(observation: &Observation, delays: &Delays, algorithm: Algorithm) -> Figure {
     let tasks = observation.plan.tasks.iter().zip(observation.shares(algorithm)).enumerate();
     let small = tasks.filter(|(_, (task, share))| {
-        matches!(task.op, Op::Compute { .. }) && share.kernels > 0.0 && share.flops <= 0.0
+        matches!(task.op, Op::Compute(_)) && share.kernels > 0.0 && share.flops <= 0.0
     });
     let point = |(number, (_, share)): (usize, (_, Share))| {
         let time = delays.without(lower_quartile(observation.times_apart(number))?);
@@ -156,7 +156,7 @@ pub(super) fn memory(
     known: Known<'_>,
     algorithm: Algorithm,
 ) -> Result<(Figure, Vec<Line>), MeasureError> {
-    let is_kernel = |op: &Op| !op.is_collective() && !matches!(op, Op::Compute { .. });
+    let is_kernel = |op: &Op| !op.is_collective() && !matches!(op, Op::Compute(_));
     let size = |share: &Share| (1.0, share.memory_bytes);
     let by_kind = points(observations, algorithm, is_kernel, size, lower_quartile);
     // What one number has to get right is the sum over a step whose weights are large.
@@ -200,7 +200,7 @@ pub(super) fn flops(
     whose: &str,
 ) -> Result<Figure, MeasureError> {
     let tasks = observation.plan.tasks.iter().zip(observation.shares(algorithm)).enumerate();
-    let products = tasks.filter(|(_, (task, _))| matches!(task.op, Op::Compute { .. }));
+    let products = tasks.filter(|(_, (task, _))| matches!(task.op, Op::Compute(_)));
     let speed = |(number, (_, share)): (usize, (_, Share))| {
         let time = known.without_kernels(lower_quartile(observation.times_apart(number))?, &share);
         let moved = known.hbm_bytes_per_s.map_or(0.0, |speed| share.memory_bytes / speed * 1e9);

@@ -1,21 +1,13 @@
 //! What a task takes by itself.
 //!
-//! Law: an op costs what its accesses say ([`Op::accesses`]) and the cluster charges for it. Bytes of local
-//! ops are those of their slots: read or written once, updated twice. Some ops touch a known part of a slot
-//! and cost only that: padding that is zeroed, the plane of a shard that a cast writes and the one that
-//! scales go to, gathered planes that are made whole or read together with the rank's own shard, and one slice
-//! of its own gradient. Bytes of collectives are those of the parts that ranks exchange, alignment left out. No
-//! price depends on the rank. A local op also costs one kernel. Planner and simulator both ask here, so a
-//! forecast and a simulation differ only by what they do with prices.
-
-use std::collections::{HashMap, HashSet};
+//! Law: an op costs what it moves ([`Op::moves`]) and the cluster charges for that: a collective what its links take,
+//! a local op what memory takes, and its kernels. Nothing here names an op. No price depends on the rank. Planner and
+//! simulator both ask here, so a forecast and a simulation differ only by what they do with prices.
 
 use super::{Cluster, Links, Reach};
-use crate::layout::{Slot, Weights};
-use crate::model::{Access, Call, ExchangeKind, Group, Mesh};
-use crate::op::{Division, Op, SumTarget};
-use warpweft_base::id::SlotId;
-use warpweft_format::{ElementType, PlaneSpec};
+use crate::layout::{SizesOf, Slot, Weights};
+use crate::model::{Call, Group, Mesh};
+use crate::op::{Division, Moves, Op};
 
 /// Longest price, some 30 years: sums of prices stay numbers.
 const LONGEST: f64 = 1e18;
@@ -85,167 +77,43 @@ impl Prices {
     }
 
     fn uncapped(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
-        // A call says how many kernels it has, and what a collective waits for is in the link's latency.
-        let own = if op.is_collective() || matches!(op, Op::Compute { .. }) { 0 } else { 1 };
-        Some(self.moved(work, op)? + self.cluster.kernels_ns(own))
+        let (cluster, weights) = (&self.cluster, work.weights);
+        let sizes = SizesOf { weights, slots: work.slots, bytes: |slot: &Slot| slot.region.bytes };
+        let moves = op.moves(&sizes)?;
+        match (&moves, op.group()) {
+            (Moves::Call(call), _) => Some(cluster.call_ns(&work.calls.get(call.index())?.cost)),
+            (Moves::Memory { bytes, kernels }, _) => {
+                let moved = cluster.memory_ns(*bytes as u64);
+                Some((0..*kernels).fold(moved, |sum, _| sum + cluster.kernels_ns(1)))
+            }
+            // What a collective waits for is in the link's latency.
+            (_, Some(group)) => Some(self.collective(weights, group, &moves)),
+            (_, None) => None,
+        }
     }
 
-    /// The same without the kernel of a local op.
-    fn moved(&self, work: &Work<'_>, op: &Op) -> Option<f64> {
-        let cluster = &self.cluster;
-        let of_all = |group: Group, own: u64| own.saturating_mul(u64::from(work.weights.mesh.size(group)));
+    /// Nanoseconds of what the ranks of a group give each other.
+    fn collective(&self, weights: &Weights, group: Group, moves: &Moves) -> f64 {
+        let ranks = weights.mesh.size(group);
         // What a gather takes of `own` bytes of every rank of a group, and an exchange of as many for each.
-        let gathered = |group: Group, own: u64| self.links(group).gather_ns(of_all(group, own));
-        let exchanged = |group: Group, own: u64| self.links(group).exchange_ns(of_all(group, own));
-        // Values that ranks combine: slices go to those who do and come back, or all goes to all.
-        let combined = |group: Group, values: &[usize]| {
-            let sizes = values.iter().copied();
-            let division = Division::of(sizes.clone(), work.weights.mesh.size(group));
-            if division.is_in_slices() {
-                let slices = division.combined(sizes) as u64;
-                exchanged(group, slices) + gathered(group, slices)
-            } else {
-                gathered(group, sizes.fold(0, usize::saturating_add) as u64)
-            }
-        };
-        let bytes = |slot: SlotId| Some(work.slots.get(slot.index())?.region.bytes as u64);
-        Some(match op {
-            Op::Compute { call, .. } => cluster.call_ns(&work.calls.get(call.index())?.cost),
-            Op::AllGather { parts } => {
-                let mut own = 0u64;
-                for part in parts {
-                    let layout = work.weights.layouts.get(part.weight.index())?;
-                    own = own.saturating_add(layout.shard_bytes(part.orientation) as u64);
-                }
-                gathered(Group::Shard, own)
-            }
-            Op::GatherChunk { chunk, .. } => {
-                gathered(Group::Shard, chunk.end.saturating_sub(chunk.begin) as u64)
-            }
-            // Only the library of collectives adds on the way.
-            Op::ReduceScatter { element, parts } | Op::ExchangeGradient { element, parts } => {
-                let mut own = 0u64;
-                for part in parts {
-                    let elements = work.weights.layouts.get(part.weight.index())?.stored_elements();
-                    own = own.saturating_add((elements * element.bytes()) as u64);
-                }
-                match op {
-                    Op::ReduceScatter { .. } => gathered(Group::Shard, own),
-                    _ => exchanged(Group::Shard, own),
+        let of_all = |own: usize| (own as u64).saturating_mul(u64::from(ranks));
+        let gathered = |own: usize| self.links(group).gather_ns(of_all(own));
+        let exchanged = |own: usize| self.links(group).exchange_ns(of_all(own));
+        match moves {
+            Moves::Call(_) | Moves::Memory { .. } => 0.0,
+            Moves::Gathered(own) => gathered(*own),
+            Moves::Exchanged(own) => exchanged(*own),
+            // Slices go to those who combine them and come back, or all goes to all.
+            Moves::Combined(values) => {
+                let sizes = values.iter().copied();
+                let division = Division::of(sizes.clone(), ranks);
+                if division.is_in_slices() {
+                    let slices = division.combined(sizes);
+                    exchanged(slices) + gathered(slices)
+                } else {
+                    gathered(sizes.fold(0, usize::saturating_add))
                 }
             }
-            // One slice of the rank's own gradient is read.
-            Op::SumGradient { element, parts } => {
-                let mut touched = 0u64;
-                for part in parts {
-                    let elements = work.weights.layouts.get(part.weight.index())?.stored_elements();
-                    let landed = part.landed.map_or(Some(0), bytes)?;
-                    let times = if part.target == SumTarget::More { 2 } else { 1 };
-                    let own = (elements * element.bytes()) as u64;
-                    touched = touched.saturating_add(own).saturating_add(landed);
-                    touched = touched.saturating_add(bytes(part.into)?.saturating_mul(times));
-                }
-                cluster.memory_ns(touched)
-            }
-            Op::GatherRecords { from, .. } => gathered(Group::World, bytes(*from)?),
-            Op::ExchangeBuffer { kind, group, from, .. } => {
-                let ranks = work.weights.mesh.size(*group);
-                let given = bytes(*from)? as usize;
-                let to_each = kind.given_to_each(given, ranks) as u64;
-                match kind {
-                    ExchangeKind::AllToAll => exchanged(*group, to_each),
-                    ExchangeKind::AllGather => gathered(*group, to_each),
-                    ExchangeKind::Sum | ExchangeKind::Max => combined(*group, &[given]),
-                }
-            }
-            Op::AllReduce { group, pairs, .. } => {
-                let each: Option<Vec<_>> =
-                    pairs.iter().map(|(from, _)| Some(bytes(*from)? as usize)).collect();
-                combined(*group, &each?)
-            }
-            // The rank's own shards are read and written, and what no rank sends is written.
-            Op::Assemble { parts } => {
-                let shards = work.weights.mesh.size(Group::Shard) as usize;
-                let mut touched = 0usize;
-                for part in parts {
-                    let layout = work.weights.layouts.get(part.weight.index())?;
-                    let own = layout.shard_bytes(part.orientation);
-                    let sent = own.saturating_mul(shards);
-                    let unsent = layout.gathered_bytes(part.orientation).saturating_sub(sent);
-                    touched = touched.saturating_add(own.saturating_mul(2)).saturating_add(unsent);
-                }
-                cluster.memory_ns(touched as u64)
-            }
-            // Of what arrived and of the rank's own shard together, the rows of all shards are read, as they
-            // travel.
-            Op::Dequantize { parts } => {
-                let mut touched = 0u64;
-                let owns: HashSet<SlotId> = parts.iter().filter_map(|part| part.own).collect();
-                let beside: HashMap<SlotId, _> =
-                    parts.iter().filter(|part| part.own.is_some()).map(|part| (part.from, part)).collect();
-                for (slot, _) in op.accesses() {
-                    let all = bytes(slot)?;
-                    touched = touched.saturating_add(match beside.get(&slot) {
-                        Some(part) => {
-                            let layout = work.weights.layouts.get(part.weight.index())?;
-                            let shards = u64::from(work.weights.mesh.size(Group::Shard));
-                            (layout.shard_bytes(part.orientation) as u64).saturating_mul(shards)
-                        }
-                        None if owns.contains(&slot) => 0,
-                        None => all,
-                    });
-                }
-                cluster.memory_ns(touched)
-            }
-            // Only the rows beyond the weight's own are touched.
-            Op::ZeroPadding { weight, gradient } => {
-                let shard = work.weights.layouts.get(weight.index())?.shard;
-                let rows = shard.padded_rows().saturating_sub(shard.shape.rows);
-                let content = work.slots.get(gradient.index())?.content;
-                let element = content.gradient_element().map_or(0, ElementType::bytes);
-                cluster.memory_ns(rows.saturating_mul(shard.shape.cols * element) as u64)
-            }
-            // Each writes one plane of every shard: its data or its scales.
-            Op::PartialCast { shards, .. } | Op::FusedScale { shards, .. } => {
-                let plane = usize::from(matches!(op, Op::FusedScale { .. }));
-                let mut touched = 0u64;
-                let of_shards: HashSet<SlotId> = shards.iter().map(|shard| shard.slot).collect();
-                for (slot, _) in op.accesses() {
-                    if !of_shards.contains(&slot) {
-                        touched = touched.saturating_add(bytes(slot)?);
-                    }
-                }
-                for shard in shards {
-                    let planes =
-                        work.weights.layouts.get(shard.weight.index())?.shard_planes(shard.orientation);
-                    let written = planes.get(plane).map_or(0, PlaneSpec::bytes);
-                    touched = touched.saturating_add(written as u64);
-                }
-                cluster.memory_ns(touched)
-            }
-            Op::ExchangeRows { weights, .. } => {
-                let first = work.weights.layouts.get(weights.first()?.index())?;
-                exchanged(Group::Shard, (first.stored_elements() * size_of::<f32>()) as u64)
-            }
-            // What the rule leaves is read once more, by another kernel. Its own arithmetic nobody knows.
-            Op::Update { states, transformed, .. } => {
-                let mut touched = transformed.map_or(Some(0), bytes)?;
-                for state in states {
-                    for slot in state.kept.iter().chain([&state.master]) {
-                        touched = touched.saturating_add(bytes(*slot)?.saturating_mul(3));
-                    }
-                    touched = touched.saturating_add(bytes(state.main_grad)?);
-                }
-                cluster.memory_ns(touched) + cluster.kernels_ns(1)
-            }
-            _ => {
-                let mut touched = 0u64;
-                for (slot, access) in op.accesses() {
-                    let times = if access == Access::Update { 2 } else { 1 };
-                    touched = touched.saturating_add(bytes(slot)?.saturating_mul(times));
-                }
-                cluster.memory_ns(touched)
-            }
-        })
+        }
     }
 }

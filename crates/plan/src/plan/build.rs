@@ -19,7 +19,7 @@ use super::sums::check_sums;
 use super::{Costs, GatherStart, PlanError, verify};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
 use crate::model::{Accumulation, Call, Mesh, StepProgram};
-use crate::op::Op;
+use crate::op::{AllGather, GatherChunk, Op};
 use crate::policy::{self, AcrossMicroBatches, ByteSize};
 use warpweft_base::id::{CallId, CommSeq, Version};
 
@@ -125,8 +125,8 @@ impl StepPlan {
         let mut edges = dependences(&accesses, &self.arena);
         for (to, task) in self.entries() {
             let part = match &task.op {
-                Op::AllGather { parts } => parts.first(),
-                Op::GatherChunk { part, .. } => Some(part),
+                Op::AllGather(AllGather { parts }) => parts.first(),
+                Op::GatherChunk(GatherChunk { part, .. }) => Some(part),
                 _ => None,
             };
             if let (Some(from), Some(part)) = (task.release, part) {

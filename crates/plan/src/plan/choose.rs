@@ -14,7 +14,10 @@ use super::{Costs, GatherStart, PlanError};
 use crate::cluster::Work;
 use crate::layout::{ArenaLayout, Content, LaneKind};
 use crate::model::Group;
-use crate::op::{GatherPart, Op};
+use crate::op::{
+    AddGradient, AllGather, AllReduce, Assemble, ExchangeGradient, GatherChunk, GatherPart, Op,
+    RoundGradient, Transpose,
+};
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::Orientation;
 
@@ -114,7 +117,7 @@ fn pace(
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
         match (&task.op, kinds[lane.index()]) {
-            (Op::AllGather { parts }, _) => {
+            (Op::AllGather(AllGather { parts }), _) => {
                 let bytes = |part: &GatherPart| placed.slots[part.to.index()].region.bytes as f64;
                 let all: f64 = parts.iter().map(bytes).sum();
                 for part in parts {
@@ -122,14 +125,14 @@ fn pace(
                     gathers.insert((part.weight, part.orientation), beside * share);
                 }
             }
-            (Op::GatherChunk { part, chunk }, _) => {
+            (Op::GatherChunk(GatherChunk { part, chunk }), _) => {
                 let time_of = gathers.entry((part.weight, part.orientation)).or_insert(0.0);
                 *time_of = if chunk.begin == 0 { beside } else { *time_of + beside };
             }
-            (Op::Assemble { parts }, LaneKind::Quantize) => {
+            (Op::Assemble(Assemble { parts }), LaneKind::Quantize) => {
                 assembled.extend(parts.iter().map(|part| (part.to, beside_calls(time))));
             }
-            (Op::Transpose { parts }, _) => {
+            (Op::Transpose(Transpose { parts }), _) => {
                 for part in parts {
                     let before = assembled.remove(&part.from).unwrap_or(0.0);
                     leads.insert((part.weight, true), before + beside_calls(time));
@@ -145,14 +148,14 @@ fn pace(
                     }
                 }
             }
-            (Op::ExchangeGradient { parts, .. }, _) => {
+            (Op::ExchangeGradient(ExchangeGradient { parts, .. }), _) => {
                 let made = parts.iter().filter_map(|part| completed.get(&part.from)).max();
                 pace.reductions[made.copied().unwrap_or(0)] += beside;
             }
             // Calls wait for it as they wait for each other.
-            (Op::ExchangeBuffer { .. }, _) if stage < calls => pace.calls[stage] += time,
-            (op @ Op::AllReduce { group: Group::Replicate, .. }, _) if !beside_gathers(op) => {}
-            (Op::ReduceScatter { .. } | Op::AllReduce { group: Group::Replicate, .. }, _) => {
+            (Op::ExchangeBuffer(_), _) if stage < calls => pace.calls[stage] += time,
+            (op @ Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) if !beside_gathers(op) => {}
+            (Op::ReduceScatter(_) | Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) => {
                 // Of the reference, in which reductions stand so far behind.
                 let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
@@ -160,9 +163,11 @@ fn pace(
             _ => {}
         }
         let by_call = match &task.op {
-            Op::Compute { .. } => Some(stage),
+            Op::Compute(_) => Some(stage),
             // Made of what an earlier call wrote.
-            Op::AddGradient { from, .. } | Op::RoundGradient { from, .. } => completed.get(from).copied(),
+            Op::AddGradient(AddGradient { from, .. }) | Op::RoundGradient(RoundGradient { from, .. }) => {
+                completed.get(from).copied()
+            }
             _ => None,
         };
         if let Some(call) = by_call {

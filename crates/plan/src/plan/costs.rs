@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::cluster::{Contention, Prices, Reach, Work};
 use crate::model::Group;
-use crate::op::Op;
+use crate::op::{AllGather, Assemble, Dequantize, Op, Transpose};
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_base::median::median;
 
@@ -20,11 +20,11 @@ type Kind = (&'static str, String, usize);
 /// `None` for one that names what there is not.
 fn kinds(work: &Work<'_>, op: &Op, subject: &str, wire_bytes: usize) -> Option<Vec<(Kind, f64)>> {
     let parts: Vec<(WeightId, SlotId)> = match op {
-        Op::AllGather { parts } | Op::Assemble { parts } => {
+        Op::AllGather(AllGather { parts }) | Op::Assemble(Assemble { parts }) => {
             parts.iter().map(|part| (part.weight, part.to)).collect()
         }
-        Op::Transpose { parts } => parts.iter().map(|part| (part.weight, part.to)).collect(),
-        Op::Dequantize { parts } => parts.iter().map(|part| (part.weight, part.to)).collect(),
+        Op::Transpose(Transpose { parts }) => parts.iter().map(|part| (part.weight, part.to)).collect(),
+        Op::Dequantize(Dequantize { parts }) => parts.iter().map(|part| (part.weight, part.to)).collect(),
         _ => return Some(vec![((op.name(), subject.to_owned(), wire_bytes), 1.0)]),
     };
     let kind = |(weight, to): &(WeightId, SlotId)| {
@@ -57,7 +57,7 @@ impl Measured {
     /// The same of calls alone: what no machine's numbers know, because closures are the user's.
     #[must_use]
     pub fn of_calls(plan: &super::StepPlan, nanoseconds: &[u64]) -> Self {
-        let calls = Self::of(plan, nanoseconds, |op| matches!(op, Op::Compute { .. }));
+        let calls = Self::of(plan, nanoseconds, |op| matches!(op, Op::Compute(_)));
         Self { calls_alone: true, ..calls }
     }
 

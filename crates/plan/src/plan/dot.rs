@@ -59,16 +59,11 @@ impl StepPlan {
     }
 }
 
-const fn color(op: &Op) -> &'static str {
+fn color(op: &Op) -> &'static str {
     match op {
         op if op.runs_trainers_code() => "#cfe8cf",
-        Op::AllGather { .. } | Op::GatherChunk { .. } => "#cfdcf2",
-        Op::ReduceScatter { .. }
-        | Op::ExchangeGradient { .. }
-        | Op::AllReduce { .. }
-        | Op::ExchangeBuffer { .. }
-        | Op::ExchangeRows { .. }
-        | Op::GatherRecords { .. } => "#f2d7cf",
+        op if op.is_gather() => "#cfdcf2",
+        op if op.is_collective() => "#f2d7cf",
         _ => "#eeeeee",
     }
 }

@@ -15,7 +15,7 @@
 //! Deliberately absent: segments without tasks.
 
 use super::{StepPlan, Task};
-use crate::op::Op;
+use crate::op::{Compute, Op};
 use warpweft_base::id::{PieceId, TaskId};
 
 /// One piece of a step.
@@ -69,7 +69,7 @@ impl StepPlan {
         let mut behind = 0;
         for (boundary, call) in dynamic.iter().enumerate() {
             let hides = |task: &usize| {
-                matches!(self.tasks[*task].op, Op::Compute { .. }) && !self.is_dynamic(TaskId::at(*task))
+                matches!(self.tasks[*task].op, Op::Compute(_)) && !self.is_dynamic(TaskId::at(*task))
             };
             let first = match (behind..call.index()).rev().find(hides) {
                 Some(last_call) => {
@@ -88,7 +88,7 @@ impl StepPlan {
     }
 
     fn is_dynamic(&self, task: TaskId) -> bool {
-        matches!(self.task(task).op, Op::Compute { call, .. }
+        matches!(self.task(task).op, Op::Compute(Compute { call, .. })
             if self.calls.get(call.index()).is_some_and(|call| call.dynamic))
     }
 

@@ -133,7 +133,7 @@ fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
     let mut last = None;
     for (position, task) in drafted.iter().enumerate() {
         let Some(call) = task.op.call() else { continue };
-        if matches!(task.op, Op::Compute { .. }) {
+        if matches!(task.op, Op::Compute(_)) {
             last = Some(TaskId::at(position));
         }
         compute_tasks[call.index()] = last;

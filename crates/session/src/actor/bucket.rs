@@ -10,7 +10,7 @@ use super::{Actor, Context, ExecError, Ready};
 use warpweft_backend::Backend;
 use warpweft_base::id::BucketId;
 use warpweft_plan::model::Placement;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Adam, Op, Update};
 use warpweft_plan::plan::{EdgeState, StepPlan};
 
 /// Owns the shards of one bucket.
@@ -34,9 +34,9 @@ impl BucketActor {
     /// What the bucket's weights hold once `op`, which is about them, is done.
     fn follow(&mut self, op: &Op, plan: &StepPlan) {
         match op {
-            Op::Adam { states, .. } => self.count_updated(states.len(), plan),
-            Op::Update { states, .. } => self.count_updated(states.len(), plan),
-            Op::PartialCast { .. } => self.state.shards = Some(self.state.masters),
+            Op::Adam(Adam { states, .. }) => self.count_updated(states.len(), plan),
+            Op::Update(Update { states, .. }) => self.count_updated(states.len(), plan),
+            Op::PartialCast(_) => self.state.shards = Some(self.state.masters),
             _ => {}
         }
     }

@@ -7,7 +7,7 @@
 use super::{Actor, Context, ExecError, Ready, out_of_turn};
 use warpweft_backend::Backend;
 use warpweft_base::id::{CallId, RankId};
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Compute, Op};
 use warpweft_plan::plan::StepPlan;
 
 /// Owns the compute lane.
@@ -37,7 +37,7 @@ impl<B: Backend> Actor<B> for ComputeActor {
 
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError> {
         let task = ready.task();
-        if let Op::Compute { call, .. } = context.plan().task(task).op {
+        if let Op::Compute(Compute { call, .. }) = context.plan().task(task).op {
             let calls = context.plan().calls.get(self.issued..).unwrap_or_default();
             let exchanges = calls.iter().take_while(|call| call.exchange.is_some()).count();
             if call != CallId::at(self.issued + exchanges) {

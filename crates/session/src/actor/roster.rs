@@ -8,9 +8,9 @@ use super::{
     Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Wiring, Worklist,
 };
 use warpweft_backend::Backend;
-use warpweft_base::id::{ActorId, BucketId, CommId, RankId, WeightId};
+use warpweft_base::id::{ActorId, BucketId, CommId, RankId};
 use warpweft_plan::layout::LaneKind;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{Named, Op, Part};
 use warpweft_plan::plan::StepPlan;
 
 /// What an actor is responsible for.
@@ -89,43 +89,23 @@ impl Roster {
 }
 
 fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
-    let bucket_of = |weight: WeightId| ActorKind::Bucket(plan.weights.layout(weight).bucket);
-    match op {
-        Op::Transpose { .. } => ActorKind::Transpose,
-        Op::Assemble { .. } | Op::Dequantize { .. } => match lane {
-            LaneKind::Compute => ActorKind::Compute,
-            LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => ActorKind::Transpose,
-        },
-        Op::GradNorm { .. } | Op::Vote { .. } => ActorKind::Verdict,
-        Op::RoundGradient { weight, .. } | Op::AddGradient { weight, .. } | Op::Accumulate { weight, .. } => {
-            bucket_of(*weight)
+    match (op.part(), lane) {
+        (Part::Calls, _) | (Part::Planes, LaneKind::Compute) => ActorKind::Compute,
+        (Part::Planes, LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_)) => {
+            ActorKind::Transpose
         }
-        // It belongs to the first weight's bucket, where a group's weights are in several.
-        Op::SumGradient { parts, .. } => {
-            parts.first().map_or(ActorKind::Verdict, |part| bucket_of(part.weight))
-        }
-        Op::PartialAmax { bucket, .. }
-        | Op::FusedScale { bucket, .. }
-        | Op::DelayedScale { bucket, .. }
-        | Op::RecordAmax { bucket, .. }
-        | Op::PartialCast { bucket, .. }
-        | Op::Adam { bucket, .. }
-        | Op::Prepare { bucket, .. }
-        | Op::Transform { bucket, .. }
-        | Op::Update { bucket, .. } => ActorKind::Bucket(*bucket),
-        Op::AllReduce { .. }
-        | Op::ExchangeBuffer { .. }
-        | Op::ExchangeRows { .. }
-        | Op::AllGather { .. }
-        | Op::GatherChunk { .. }
-        | Op::ReduceScatter { .. }
-        | Op::ExchangeGradient { .. }
-        | Op::GatherRecords { .. } => match lane {
-            LaneKind::Communicator(comm) => ActorKind::Communicator(comm),
-            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => ActorKind::Verdict,
-        },
-        Op::Copy { .. } | Op::ClearFault { .. } | Op::ZeroPadding { .. } | Op::Compute { .. } => {
-            ActorKind::Compute
-        }
+        (Part::Weights, _) => bucket(plan, op).map_or(ActorKind::Verdict, ActorKind::Bucket),
+        (Part::Collective(_), LaneKind::Communicator(comm)) => ActorKind::Communicator(comm),
+        (Part::Collective(_), LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum)
+        | (Part::Verdict, _) => ActorKind::Verdict,
     }
+}
+
+/// The bucket that an op names first, or that of the first weight: a group's weights are in several.
+fn bucket(plan: &StepPlan, op: &Op) -> Option<BucketId> {
+    op.named().into_iter().find_map(|named| match named {
+        Named::Bucket(bucket) => Some(bucket),
+        Named::Weight(weight) => Some(plan.weights.layout(weight).bucket),
+        Named::Call(_) | Named::Buffer(_) | Named::Nothing(_) => None,
+    })
 }

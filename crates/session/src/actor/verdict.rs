@@ -38,8 +38,8 @@ impl<B: Backend> Actor<B> for VerdictActor {
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError> {
         let task = ready.task();
         let before = match context.plan().task(task).op {
-            Op::GradNorm { .. } => std::mem::replace(&mut self.has_norm, true),
-            Op::Vote { .. } => !self.has_norm || std::mem::replace(&mut self.has_voted, true),
+            Op::GradNorm(_) => std::mem::replace(&mut self.has_norm, true),
+            Op::Vote(_) => !self.has_norm || std::mem::replace(&mut self.has_voted, true),
             _ => true,
         };
         if before {

@@ -20,7 +20,7 @@ use warpweft_backend::{Activity, Backend, BackendError, HostSplit, Meter};
 use warpweft_base::id::{BufferId, LaneId};
 use warpweft_plan::layout::{Binding, Content, Region};
 use warpweft_plan::model::Role;
-use warpweft_plan::op::Op;
+use warpweft_plan::op::{CastVote, Op};
 use warpweft_plan::plan::{EdgeState, StepPlan};
 
 /// A plan installed on a rank.
@@ -78,7 +78,7 @@ pub(super) fn install<B: Backend>(
     let ops = plan.ops();
     let bound = backend.bind(memory, &Binding { timed, ..plan.binding(backend.rank(), &ops) })?;
     let vote = plan.tasks.iter().find_map(|task| match task.op {
-        Op::Vote { vote, .. } => Some(plan.arena.region(vote)),
+        Op::Vote(CastVote { vote, .. }) => Some(plan.arena.region(vote)),
         _ => None,
     });
     Ok(Installed {

@@ -73,7 +73,7 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
             ready = ready.max(calls_end).max(needed);
             calls_end = ready + time;
         }
-        if matches!(task.op, Op::GradNorm { .. }) {
+        if matches!(task.op, Op::GradNorm(_)) {
             exposed = exposed.max(links.left_over(computed));
             ready = ready.max(links.all_over());
         }

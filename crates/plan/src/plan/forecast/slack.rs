@@ -61,7 +61,7 @@ impl Order {
             before[position] = last[task.lane.index()].replace(position);
             for (slot, access) in task.op.accesses() {
                 // A chunk behind others reads what they brought, and is no reader of planes.
-                if access.reads() && !matches!(task.op, Op::GatherChunk { .. }) {
+                if access.reads() && !matches!(task.op, Op::GatherChunk(_)) {
                     readers[slot.index()].push(position);
                 }
             }

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Place, Section, ahead_of};
 use super::{of_group, weights_of};
-use crate::op::{GatherPart, Op};
+use crate::op::{AllGather, Assemble, Dequantize, GatherChunk, GatherPart, Op};
 use warpweft_base::id::SlotId;
 
 /// A gather whose planes nobody has read so far.
@@ -51,7 +51,7 @@ pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
         let subject = parts
             .first()
             .map_or_else(String::new, |first| of_group(draft.name(first.weight), weights_of(&parts)));
-        added.push((place, DraftTask::local(Op::Assemble { parts }, subject, carrier)));
+        added.push((place, DraftTask::local(Op::Assemble(Assemble { parts }), subject, carrier)));
     }
     draft.insert(added);
 }
@@ -64,8 +64,8 @@ fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
     let mut readers = Vec::new();
     for (place, task) in draft.tasks() {
         let parts = match &task.op {
-            Op::AllGather { parts } => parts.as_slice(),
-            Op::GatherChunk { part, .. } => std::slice::from_ref(part),
+            Op::AllGather(AllGather { parts }) => parts.as_slice(),
+            Op::GatherChunk(GatherChunk { part, .. }) => std::slice::from_ref(part),
             other => {
                 let read = other.accesses().into_iter().filter(|(_, access)| access.reads());
                 for gather in read.filter_map(|(slot, _)| gather_of.get(&slot)) {
@@ -97,7 +97,7 @@ fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
 fn read_as_they_arrived(draft: &Draft<'_>) -> HashSet<SlotId> {
     let mut slots = HashSet::new();
     for (_, task) in draft.tasks() {
-        if let Op::Dequantize { parts } = &task.op {
+        if let Op::Dequantize(Dequantize { parts }) = &task.op {
             slots.extend(parts.iter().filter(|part| part.own.is_some()).map(|part| part.from));
         }
     }

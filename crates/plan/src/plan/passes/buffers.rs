@@ -9,7 +9,7 @@
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::layout::Content;
 use crate::model::{Lifetime, Role};
-use crate::op::Op;
+use crate::op::{self, Op};
 use warpweft_base::id::{BufferId, MicroBatchId, SlotId};
 
 /// Per micro-batch, the slot of every buffer, in the order of their ids; `None` for a buffer no call touches.
@@ -50,10 +50,10 @@ fn in_micro_batch(
         let staging = draft.slot(Content::Staging(buffer, micro_batch));
         let (copy, stage, section) = match spec.role {
             Role::Internal => (None, 0, Section::Inputs),
-            Role::Input => (Some(Op::Copy { from: staging, to: slot }), first, Section::Inputs),
+            Role::Input => (Some(Op::Copy(op::Copy { from: staging, to: slot })), first, Section::Inputs),
             Role::Output => {
                 let stage = copied_behind(draft, buffer, last, is_last);
-                (Some(Op::Copy { from: slot, to: staging }), stage, Section::Outputs)
+                (Some(Op::Copy(op::Copy { from: slot, to: staging })), stage, Section::Outputs)
             }
         };
         if let Some(op) = copy {

@@ -12,7 +12,7 @@ use super::joined::Joined;
 use super::latest::Latest;
 use crate::layout::Content;
 use crate::model::Placement;
-use crate::op::{Op, TransposePart};
+use crate::op::{Op, Transpose, TransposePart};
 use crate::policy::Columnwise;
 use warpweft_base::id::SlotId;
 use warpweft_format::Orientation;
@@ -50,7 +50,7 @@ pub(in super::super) fn columnwise(draft: &mut Draft<'_>) {
             });
             draft.supplies[stage][position] = Some(supply);
         }
-        for (issue, task) in joined.tasks(|parts| Op::Transpose { parts }, Carrier::Quantize) {
+        for (issue, task) in joined.tasks(|parts| Op::Transpose(Transpose { parts }), Carrier::Quantize) {
             draft.add(issue, Section::Transposes, task);
         }
     }

@@ -8,12 +8,16 @@ use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::peers;
 use crate::layout::Content;
 use crate::model::{Access, Call, Exchange, Form, Gradient};
-use crate::op::{self, Op, Operand, OperandRole};
+use crate::op::{self, ClearFault, Compute, ExchangeBuffer, Op, Operand, OperandRole, ZeroPadding};
 use warpweft_base::id::{BufferId, CallId, SlotId};
 
 pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
     let fault = draft.slot(Content::FaultWord);
-    draft.add(0, Section::Inputs, DraftTask::local(Op::ClearFault { fault }, "step", Carrier::Compute));
+    draft.add(
+        0,
+        Section::Inputs,
+        DraftTask::local(Op::ClearFault(ClearFault { fault }), "step", Carrier::Compute),
+    );
     for (stage, id, call) in draft.stages_of_calls() {
         if let Some(exchange) = call.exchange {
             let slots = &buffers[call.micro_batch.index()];
@@ -47,7 +51,7 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
             let shard = &draft.weights.layout(*weight).shard;
             if shard.padded_rows() > shard.shape.rows {
                 padded.push(DraftTask::local(
-                    Op::ZeroPadding { weight: *weight, gradient: slot },
+                    Op::ZeroPadding(ZeroPadding { weight: *weight, gradient: slot }),
                     name,
                     Carrier::Compute,
                 ));
@@ -62,7 +66,7 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
                 });
             }
         }
-        let op = Op::Compute { call: id, fault, operands };
+        let op = Op::Compute(Compute { call: id, fault, operands });
         draft.add(stage, Section::Compute, DraftTask::local(op, call.label(), Carrier::Compute));
         for task in padded {
             draft.add(stage, Section::Compute, task);
@@ -83,6 +87,6 @@ fn exchanged(
     let given = draft.buffers[from.index()].bytes();
     let bytes = op::exchange_given_to_each(kind, given, draft.weights.mesh.size(group))
         .saturating_mul(peers(draft.weights.mesh, group));
-    let op = Op::ExchangeBuffer { call: id, kind, group, from: slot(from), to: slot(to) };
+    let op = Op::ExchangeBuffer(ExchangeBuffer { call: id, kind, group, from: slot(from), to: slot(to) });
     DraftTask::collective(op, call.label(), Carrier::Reduce, bytes)
 }

@@ -14,7 +14,7 @@ use super::joined::Joined;
 use super::latest::Latest;
 use crate::layout::Content;
 use crate::model::Placement;
-use crate::op::{DequantizePart, Op};
+use crate::op::{Dequantize, DequantizePart, Op, Transpose};
 use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
 
@@ -59,7 +59,7 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
             });
             draft.supplies[stage][position] = Some(supply);
         }
-        for (issue, task) in joined.tasks(|parts| Op::Dequantize { parts }, carrier) {
+        for (issue, task) in joined.tasks(|parts| Op::Dequantize(Dequantize { parts }), carrier) {
             draft.add(issue, Section::Dequantize, task);
         }
     }
@@ -69,7 +69,7 @@ pub(in super::super) fn dense(draft: &mut Draft<'_>) {
 fn read_whole(draft: &Draft<'_>) -> HashSet<SlotId> {
     let mut whole = HashSet::new();
     for (_, task) in draft.tasks() {
-        if let Op::Transpose { parts } = &task.op {
+        if let Op::Transpose(Transpose { parts }) = &task.op {
             whole.extend(parts.iter().map(|part| part.from));
         }
     }

@@ -16,7 +16,7 @@ use super::latest::Latest;
 use super::{of_group, peers, weights_of};
 use crate::layout::{ALIGNMENT, Content};
 use crate::model::{Group, Placement};
-use crate::op::{Chunk, GatherPart, Op};
+use crate::op::{AllGather, Chunk, GatherChunk, GatherPart, Op};
 use warpweft_base::id::{CallId, GroupId, WeightId};
 use warpweft_format::Orientation;
 
@@ -147,7 +147,7 @@ fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
     let release = issue.checked_sub(1).map(CallId::at);
     if let (Some(cut), [part]) = (cut, parts.as_slice()) {
         for (stage, chunk) in cut.chunks() {
-            let (op, bytes) = (Op::GatherChunk { part: *part, chunk }, chunk.end - chunk.begin);
+            let (op, bytes) = (Op::GatherChunk(GatherChunk { part: *part, chunk }), chunk.end - chunk.begin);
             let mut task = DraftTask::collective(op, name, Carrier::Gather, bytes.saturating_mul(peers));
             task.release = release;
             draft.add(stage, Section::Gathers, task);
@@ -155,7 +155,7 @@ fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
         return;
     }
     let subject = of_group(name, weights_of(&parts));
-    let op = Op::AllGather { parts };
+    let op = Op::AllGather(AllGather { parts });
     let mut task = DraftTask::collective(op, subject, Carrier::Gather, given.saturating_mul(peers));
     task.release = release;
     draft.add(issue, Section::Gathers, task);

@@ -13,7 +13,7 @@ use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, wire_bytes};
 use crate::layout::{Content, RoundStage};
 use crate::model::Group;
-use crate::op::{Op, PrepareOperand};
+use crate::op::{ExchangeRows, Op, Prepare, PrepareOperand, Transform};
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_format::ElementType;
 
@@ -89,7 +89,7 @@ fn gather(draft: &mut Draft<'_>, round: &Round, vote: SlotId) -> SlotId {
     };
     let states = round.weights().map(operand).collect();
     let hyperparameters = draft.slot(Content::Hyperparameters);
-    let op = Op::Prepare { bucket, states, vote, hyperparameters, to };
+    let op = Op::Prepare(Prepare { bucket, states, vote, hyperparameters, to });
     let task = DraftTask::local(op, subject(draft, round), Carrier::Compute);
     draft.add(draft.tail(), Section::Tail, task);
     exchanged(draft, round, to, RoundStage::Gathered)
@@ -99,7 +99,7 @@ fn gather(draft: &mut Draft<'_>, round: &Round, vote: SlotId) -> SlotId {
 fn transform(draft: &mut Draft<'_>, round: &Round, vote: SlotId, from: SlotId) -> SlotId {
     let stage = if is_shared(draft, round) { RoundStage::Transformed } else { RoundStage::Returned };
     let (bucket, weights, to) = (round.bucket, round.weights().collect(), slot(draft, round, stage));
-    let op = Op::Transform { bucket, weights, vote, from, to };
+    let op = Op::Transform(Transform { bucket, weights, vote, from, to });
     let task = DraftTask::local(op, subject(draft, round), Carrier::Compute);
     draft.add(draft.tail(), Section::Tail, task);
     exchanged(draft, round, to, RoundStage::Returned)
@@ -116,7 +116,7 @@ fn exchanged(draft: &mut Draft<'_>, round: &Round, from: SlotId, stage: RoundSta
     // What is measured of a task goes by its name, so the two ways have two.
     let way = if stage == RoundStage::Returned { "back" } else { "whole" };
     let subject = format!("{}, {way}", subject(draft, round));
-    let op = Op::ExchangeRows { weights, from, to };
+    let op = Op::ExchangeRows(ExchangeRows { weights, from, to });
     draft.add(draft.tail(), Section::Tail, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
     to
 }

@@ -12,7 +12,10 @@ use super::matrices::{self, Round};
 use super::{of_group, peers};
 use crate::layout::Content;
 use crate::model::{Group, ParameterGroup};
-use crate::op::{AdamOperand, MasterOperand, NormRecord, Op, UpdateOperand};
+use crate::op::{
+    Adam, AdamOperand, CastVote, GatherRecords, GradNorm, MasterOperand, NormRecord, Op, Update,
+    UpdateOperand,
+};
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_format::Orientation;
 
@@ -28,14 +31,14 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
         .map(|weight| (weight, draft.slot(Content::MainGrad(weight))))
         .collect();
     let fault = draft.slot(Content::FaultWord);
-    let norm = Op::GradNorm { main_grads, fault, record };
+    let norm = Op::GradNorm(GradNorm { main_grads, fault, record });
     draft.add(tail, Section::Tail, DraftTask::local(norm, "main grads", Carrier::Quantize));
     let bytes = size_of::<NormRecord>() * peers(draft.weights.mesh, Group::World);
-    let gathered = Op::GatherRecords { from: record, to: records };
+    let gathered = Op::GatherRecords(GatherRecords { from: record, to: records });
     draft.add(tail, Section::Tail, DraftTask::collective(gathered, "norm records", Carrier::Reduce, bytes));
     let optimizer_step = draft.slot(Content::OptimizerStep);
     let gradient_scale = draft.slot(Content::GradientScale);
-    let cast = Op::Vote { records, optimizer_step, gradient_scale, vote };
+    let cast = Op::Vote(CastVote { records, optimizer_step, gradient_scale, vote });
     draft.add(tail, Section::Tail, DraftTask::local(cast, "step", Carrier::Quantize));
     update(draft, vote);
     vote
@@ -64,10 +67,13 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
             };
             let (op, carrier) = if draft.weights.state.own_states.is_some() {
                 let states = weights.into_iter().map(|weight| own(draft, weight)).collect();
-                (Op::Update { bucket, states, vote, hyperparameters, transformed: None }, Carrier::Compute)
+                (
+                    Op::Update(Update { bucket, states, vote, hyperparameters, transformed: None }),
+                    Carrier::Compute,
+                )
             } else {
                 let states = weights.into_iter().map(|weight| adam(draft, bucket, weight)).collect();
-                (Op::Adam { bucket, states, vote, hyperparameters }, Carrier::Quantize)
+                (Op::Adam(Adam { bucket, states, vote, hyperparameters }), Carrier::Quantize)
             };
             others.push(DraftTask::local(op, subject, carrier));
         }
@@ -75,7 +81,7 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
     matrices::by_rounds(draft, &rounds, others, vote, |draft, round, transformed| {
         let (bucket, transformed) = (round.bucket, Some(transformed));
         let states = round.weights().map(|weight| own(draft, weight)).collect();
-        let op = Op::Update { bucket, states, vote, hyperparameters, transformed };
+        let op = Op::Update(Update { bucket, states, vote, hyperparameters, transformed });
         DraftTask::local(op, matrices::subject(draft, round), Carrier::Compute)
     });
 }

@@ -10,7 +10,9 @@ use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::combined_bytes;
 use crate::layout::Content;
 use crate::model::Placement;
-use crate::op::{Op, Reduction, ShardOperand};
+use crate::op::{
+    AllReduce, DelayedScale, FusedScale, Op, PartialAmax, PartialCast, RecordAmax, Reduction, ShardOperand,
+};
 use warpweft_base::id::{BucketId, SlotId};
 
 /// The amaxes of a bucket: of its blocks, and of its weights over all ranks.
@@ -49,7 +51,7 @@ pub(in super::super) fn quantize(draft: &mut Draft<'_>, vote: Option<SlotId>) {
     for amaxes in recorded.iter().filter_map(|bucket| amaxes_of(*bucket)) {
         let bucket = amaxes.bucket;
         let history = draft.slot(Content::AmaxHistory(bucket));
-        add(draft, bucket, Op::RecordAmax { bucket, tensor_amax: amaxes.tensors, history, vote });
+        add(draft, bucket, Op::RecordAmax(RecordAmax { bucket, tensor_amax: amaxes.tensors, history, vote }));
     }
 }
 
@@ -57,7 +59,11 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
     let blocks = draft.transient(format!("{bucket} block amaxes"), Content::BlockAmax(bucket));
     let tensors = draft.transient(format!("{bucket} local amaxes"), Content::LocalAmax(bucket));
     let masters = masters(draft, bucket);
-    add(draft, bucket, Op::PartialAmax { bucket, masters, block_amax: blocks, tensor_amax: tensors, vote });
+    add(
+        draft,
+        bucket,
+        Op::PartialAmax(PartialAmax { bucket, masters, block_amax: blocks, tensor_amax: tensors, vote }),
+    );
     Amaxes { bucket, blocks, tensors }
 }
 
@@ -79,7 +85,7 @@ fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
         let mesh = draft.weights.mesh;
         let group = mesh.replica_group();
         let bytes = combined_bytes(values.into_iter(), mesh, group);
-        let op = Op::AllReduce { reduction: Reduction::Max, group, pairs };
+        let op = Op::AllReduce(AllReduce { reduction: Reduction::Max, group, pairs });
         let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);
         draft.add(draft.tail(), Section::Tail, task);
     }
@@ -91,7 +97,8 @@ fn fused_scale(draft: &mut Draft<'_>, amaxes: &Amaxes, vote: Option<SlotId>) -> 
     let encode = draft.transient(format!("{bucket} encode factors"), Content::Encode(bucket));
     let tensor_scale = draft.slot(Content::TensorScale(bucket));
     let shards = shards(draft, bucket);
-    let op = Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote };
+    let op =
+        Op::FusedScale(FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote });
     add(draft, bucket, op);
     encode
 }
@@ -100,12 +107,12 @@ fn delayed_scale(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) 
     let history = vote.map(|_| draft.slot(Content::AmaxHistory(bucket)));
     let scale = draft.slot(Content::DelayedScale(bucket));
     let tensor_scale = draft.slot(Content::TensorScale(bucket));
-    add(draft, bucket, Op::DelayedScale { bucket, history, scale, tensor_scale, vote });
+    add(draft, bucket, Op::DelayedScale(DelayedScale { bucket, history, scale, tensor_scale, vote }));
 }
 
 fn cast(draft: &mut Draft<'_>, bucket: BucketId, encode: Option<SlotId>, vote: Option<SlotId>) {
     let (masters, shards) = (masters(draft, bucket), shards(draft, bucket));
-    add(draft, bucket, Op::PartialCast { bucket, masters, encode, shards, vote });
+    add(draft, bucket, Op::PartialCast(PartialCast { bucket, masters, encode, shards, vote }));
 }
 
 fn add(draft: &mut Draft<'_>, bucket: BucketId, op: Op) {

@@ -25,7 +25,10 @@ use super::super::prefetch::Reductions;
 use super::{combined_bytes, of_group, wire_bytes};
 use crate::layout::Content;
 use crate::model::{Call, Gradient, Group, Placement};
-use crate::op::{Op, ReducePart, Reduction, SumPart, SumTarget};
+use crate::op::{
+    Accumulate, AddGradient, AllReduce, ExchangeGradient, Op, ReducePart, ReduceScatter, Reduction,
+    RoundGradient, SumGradient, SumPart, SumTarget,
+};
 use crate::policy::{Reduce, ReduceEvery};
 use warpweft_base::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
 use warpweft_format::ElementType;
@@ -138,22 +141,22 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
     if !parts.is_empty() {
         let bytes = wire_bytes(elements, element, mesh, Group::Shard);
         let op = match collective {
-            true => Op::ReduceScatter { element, parts },
-            false => Op::ExchangeGradient { element, parts },
+            true => Op::ReduceScatter(ReduceScatter { element, parts }),
+            false => Op::ExchangeGradient(ExchangeGradient { element, parts }),
         };
         let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
         let before = early && travels == stage + 1 && !collective && !completed_behind;
         draft.add(travels, if before { Section::Exchange } else { Section::Reduce }, task);
     }
     if !collective {
-        let op = Op::SumGradient { element, parts: sums };
+        let op = Op::SumGradient(SumGradient { element, parts: sums });
         draft.add(summed, section, DraftTask::local(op, subject.clone(), Carrier::Sum));
     }
     if !over_replicas.is_empty() {
         let group = Group::Replicate;
         let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
         let bytes = combined_bytes(values, mesh, group);
-        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas };
+        let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas });
         let section = if collective { Section::Reduce } else { over };
         draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Replicas, bytes));
     }
@@ -165,7 +168,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
 
 fn accumulate(draft: &mut Draft<'_>, rows: Rows, into: SlotId, stage: usize) {
     let Rows { weight, from, first } = rows;
-    let op = Op::Accumulate { weight, from, into, first };
+    let op = Op::Accumulate(Accumulate { weight, from, into, first });
     let task = DraftTask::local(op, draft.name(weight), Carrier::Sum);
     draft.add(stage, Section::Accumulate, task);
 }
@@ -175,7 +178,7 @@ fn add_to(draft: &mut Draft<'_>, weight: WeightId, first: CallId, call: CallId, 
     if first != call {
         let from = draft.slot(Content::Gradient(weight, call));
         let into = draft.slot(Content::Gradient(weight, first));
-        let op = Op::AddGradient { weight, from, into };
+        let op = Op::AddGradient(AddGradient { weight, from, into });
         let task = DraftTask::local(op, draft.name(weight), Carrier::Sum);
         draft.add(stage + 1, Section::AddGradients, task);
     }
@@ -198,7 +201,7 @@ fn collect(
     if element != written {
         let to = draft
             .transient(format!("{name} gradient of {call} in bf16"), Content::WireGradient(weight, first));
-        let op = Op::RoundGradient { weight, from, to };
+        let op = Op::RoundGradient(RoundGradient { weight, from, to });
         let task = DraftTask::local(op, name, Carrier::Sum);
         draft.add(stage + 1, Section::AddGradients, task);
         from = to;
@@ -308,7 +311,7 @@ fn all_reduce(draft: &mut Draft<'_>) {
             })
             .collect();
         let group = Group::World;
-        let op = Op::AllReduce { reduction: Reduction::Sum, group, pairs };
+        let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs });
         let values = replicated.iter().map(|(_, elements)| *elements);
         let bytes = combined_bytes(values, draft.weights.mesh, group);
         let task = DraftTask::collective(op, "gradients of replicated weights", Carrier::Reduce, bytes);

@@ -6,7 +6,7 @@
 use super::{Verdict, VerifyError};
 use crate::layout::Content;
 use crate::model::Call;
-use crate::op::{Op, OperandRole, ShardOperand};
+use crate::op::Named;
 use crate::plan::{StepPlan, Task};
 use warpweft_base::id::{BucketId, BufferId, CallId, SlotId, TaskId, WeightId};
 
@@ -200,101 +200,28 @@ impl Ids<'_> {
         for (slot, _) in task.op.accesses() {
             self.slot(slot, &place)?;
         }
-        self.op(&task.op, &place)
+        task.op.named().into_iter().try_for_each(|named| self.named(named, &place))
     }
 
-    /// Names of an op beside its slots.
-    fn op(&self, op: &Op, place: Place<'_>) -> Verdict<()> {
-        let shards =
-            |shards: &[ShardOperand]| shards.iter().try_for_each(|shard| self.weight(shard.weight, place));
-        match op {
-            Op::Copy { .. } | Op::ClearFault { .. } | Op::GatherRecords { .. } | Op::Vote { .. } => Ok(()),
-            Op::ZeroPadding { weight, .. }
-            | Op::RoundGradient { weight, .. }
-            | Op::AddGradient { weight, .. }
-            | Op::Accumulate { weight, .. } => self.weight(*weight, place),
-            Op::AllReduce { pairs, .. } => some(pairs.len(), "value", place),
-            Op::AllGather { parts } => {
-                some(parts.len(), "weight", place)?;
-                parts.iter().try_for_each(|part| self.weight(part.weight, place))
-            }
-            Op::GatherChunk { part, .. } => self.weight(part.weight, place),
-            Op::Assemble { parts } => {
-                some(parts.len(), "weight", place)?;
-                parts.iter().try_for_each(|part| self.weight(part.weight, place))
-            }
-            Op::Transpose { parts } => {
-                some(parts.len(), "weight", place)?;
-                parts.iter().try_for_each(|part| self.weight(part.weight, place))
-            }
-            Op::Dequantize { parts } => {
-                some(parts.len(), "weight", place)?;
-                parts.iter().try_for_each(|part| self.weight(part.weight, place))
-            }
-            Op::ReduceScatter { parts, .. } | Op::ExchangeGradient { parts, .. } => {
-                some(parts.len(), "weight", place)?;
-                parts.iter().try_for_each(|part| self.weight(part.weight, place))
-            }
-            Op::SumGradient { parts, .. } => {
-                some(parts.len(), "weight", place)?;
-                parts.iter().try_for_each(|part| self.weight(part.weight, place))
-            }
-            Op::PartialAmax { bucket, .. }
-            | Op::DelayedScale { bucket, .. }
-            | Op::RecordAmax { bucket, .. } => self.bucket(*bucket, place),
-            Op::FusedScale { bucket, shards: list, .. } | Op::PartialCast { bucket, shards: list, .. } => {
-                self.bucket(*bucket, place)?;
-                shards(list)
-            }
-            Op::GradNorm { main_grads, .. } => {
-                main_grads.iter().try_for_each(|(weight, _)| self.weight(*weight, place))
-            }
-            Op::Adam { bucket, states, .. } => {
-                self.bucket(*bucket, place)?;
-                states.iter().try_for_each(|state| self.weight(state.weight, place))
-            }
-            Op::Prepare { bucket, states, .. } => {
-                self.bucket(*bucket, place)?;
-                some(states.len(), "weight", place)?;
-                states.iter().try_for_each(|state| self.weight(state.weight, place))
-            }
-            Op::ExchangeRows { weights, .. } => {
-                some(weights.len(), "weight", place)?;
-                weights.iter().try_for_each(|weight| self.weight(*weight, place))
-            }
-            Op::Transform { bucket, weights, .. } => {
-                self.bucket(*bucket, place)?;
-                some(weights.len(), "weight", place)?;
-                weights.iter().try_for_each(|weight| self.weight(*weight, place))
-            }
-            Op::Update { bucket, states, .. } => {
-                self.bucket(*bucket, place)?;
-                some(states.len(), "weight", place)?;
-                states.iter().try_for_each(|state| self.weight(state.weight, place))
-            }
-            Op::ExchangeBuffer { call, .. } => self.call_id(*call, place),
-            Op::Compute { call, operands, .. } => {
-                self.call_id(*call, place)?;
-                operands.iter().try_for_each(|operand| match operand.role {
-                    OperandRole::Gradient(weight) => self.weight(weight, place),
-                    OperandRole::Buffer(buffer) => self.buffer(buffer, place),
-                    OperandRole::Use(_) | OperandRole::TensorScale(_) => Ok(()),
-                })
-            }
+    /// What an op names besides slots.
+    fn named(&self, named: Named, place: Place<'_>) -> Verdict<()> {
+        match named {
+            Named::Weight(weight) => self.weight(weight, place),
+            Named::Bucket(bucket) => self.bucket(bucket, place),
+            Named::Call(call) => self.call_id(call, place),
+            Named::Buffer(buffer) => self.buffer(buffer, place),
+            Named::Nothing(what) => Err(moves_nothing(what, place)),
         }
     }
 }
 
-/// Refuses a task that moves nothing: a collective would meet peers who may not come, a sum of nothing belongs
+/// A task that moves nothing: a collective would meet peers who may not come, a sum of nothing belongs
 /// to nobody, and a rule would run once more than its weights say.
-fn some(parts: usize, what: &str, place: Place<'_>) -> Verdict<()> {
-    if parts > 0 {
-        return Ok(());
-    }
+fn moves_nothing(what: &str, place: Place<'_>) -> Box<VerifyError> {
     let (named, present) = (
         format!("no {what}"),
         "every collective, every task that goes on with what one brought, and every part of a rule has at least one"
             .to_owned(),
     );
-    Err(VerifyError::Malformed { place: place(), named, present }.into())
+    VerifyError::Malformed { place: place(), named, present }.into()
 }

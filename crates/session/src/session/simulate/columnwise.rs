@@ -23,7 +23,7 @@ pub fn columnwise_saving(
     config: &Config,
     costs: Option<&Costs>,
 ) -> Result<Option<usize>, SessionError> {
-    let derives = plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose { .. }));
+    let derives = plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose(_)));
     if !derives || plan.policy.columnwise == Columnwise::Keep {
         return Ok(Some(0));
     }

@@ -108,72 +108,61 @@ impl<'p> Run<'p> {
 
     fn execute(&mut self, task: TaskId, op: &Op) -> Verdict<()> {
         match op {
-            Op::Copy { from, to } => self.copy(task, *from, *to),
-            Op::ClearFault { fault } => self.fill(task, *fault, Held::FaultWord { calls: 0 }),
-            Op::ZeroPadding { weight, gradient } => self.zero_padding(task, *weight, *gradient),
-            Op::Compute { call, fault, operands } => self.compute(task, *call, *fault, operands),
-            Op::ExchangeBuffer { call, kind, group, from, to } => {
-                self.exchange_buffer(task, *call, (*kind, *group), *from, *to)
+            Op::Copy(op) => self.copy(task, op.from, op.to),
+            Op::ClearFault(op) => self.fill(task, op.fault, Held::FaultWord { calls: 0 }),
+            Op::ZeroPadding(op) => self.zero_padding(task, op.weight, op.gradient),
+            Op::Compute(op) => self.compute(task, op.call, op.fault, &op.operands),
+            Op::ExchangeBuffer(op) => {
+                self.exchange_buffer(task, op.call, (op.kind, op.group), op.from, op.to)
             }
-            Op::PartialAmax { bucket, masters, block_amax, tensor_amax, vote } => {
-                self.partial_amax(task, *bucket, masters, (*block_amax, *tensor_amax), *vote)
+            Op::PartialAmax(op) => {
+                let amaxes = (op.block_amax, op.tensor_amax);
+                self.partial_amax(task, op.bucket, &op.masters, amaxes, op.vote)
             }
-            Op::AllReduce { reduction: Reduction::Max, group, pairs } => {
-                self.reduce_amaxes(task, *group, pairs)
+            Op::AllReduce(op) => match op.reduction {
+                Reduction::Max => self.reduce_amaxes(task, op.group, &op.pairs),
+                Reduction::Sum => self.reduce_sums(task, op.group, &op.pairs),
+            },
+            Op::FusedScale(op) => {
+                let (amaxes, factors) = ((op.block_amax, op.tensor_amax), (op.encode, op.tensor_scale));
+                self.fused_scale(task, op.bucket, amaxes, factors, &op.shards, op.vote)
             }
-            Op::AllReduce { reduction: Reduction::Sum, group, pairs } => {
-                self.reduce_sums(task, *group, pairs)
+            Op::DelayedScale(op) => {
+                self.delayed_scale(task, op.bucket, op.history, (op.scale, op.tensor_scale), op.vote)
             }
-            Op::FusedScale { bucket, block_amax, tensor_amax, encode, tensor_scale, shards, vote } => {
-                let (amaxes, factors) = ((*block_amax, *tensor_amax), (*encode, *tensor_scale));
-                self.fused_scale(task, *bucket, amaxes, factors, shards, *vote)
+            Op::RecordAmax(op) => self.record_amax(task, op.bucket, op.tensor_amax, op.history, op.vote),
+            Op::PartialCast(op) => {
+                self.partial_cast(task, op.bucket, &op.masters, op.encode, &op.shards, op.vote)
             }
-            Op::DelayedScale { bucket, history, scale, tensor_scale, vote } => {
-                self.delayed_scale(task, *bucket, *history, (*scale, *tensor_scale), *vote)
+            Op::AllGather(op) => op.parts.iter().try_for_each(|part| self.gather(task, *part)),
+            Op::GatherChunk(op) => self.gather_chunk(task, op.part, op.chunk),
+            Op::Assemble(op) => op.parts.iter().try_for_each(|part| self.assemble(task, *part)),
+            Op::Transpose(op) => op.parts.iter().try_for_each(|part| self.transpose(task, *part)),
+            Op::Dequantize(op) => op.parts.iter().try_for_each(|part| self.dequantize(task, *part)),
+            Op::ReduceScatter(op) => {
+                op.parts.iter().try_for_each(|part| self.reduce_scatter(task, op.element, *part))
             }
-            Op::RecordAmax { bucket, tensor_amax, history, vote } => {
-                self.record_amax(task, *bucket, *tensor_amax, *history, *vote)
+            Op::ExchangeGradient(op) => {
+                op.parts.iter().try_for_each(|part| self.exchange_gradient(task, op.element, *part))
             }
-            Op::PartialCast { bucket, masters, encode, shards, vote } => {
-                self.partial_cast(task, *bucket, masters, *encode, shards, *vote)
+            Op::SumGradient(op) => {
+                op.parts.iter().try_for_each(|part| self.sum_gradient(task, op.element, *part))
             }
-            Op::AllGather { parts } => parts.iter().try_for_each(|part| self.gather(task, *part)),
-            Op::GatherChunk { part, chunk } => self.gather_chunk(task, *part, *chunk),
-            Op::Assemble { parts } => parts.iter().try_for_each(|part| self.assemble(task, *part)),
-            Op::Transpose { parts } => parts.iter().try_for_each(|part| self.transpose(task, *part)),
-            Op::Dequantize { parts } => parts.iter().try_for_each(|part| self.dequantize(task, *part)),
-            Op::ReduceScatter { element, parts } => {
-                parts.iter().try_for_each(|part| self.reduce_scatter(task, *element, *part))
+            Op::RoundGradient(op) => self.round_gradient(task, op.weight, op.from, op.to),
+            Op::AddGradient(op) => self.add_gradient(task, op.weight, op.from, op.into),
+            Op::Accumulate(op) => self.accumulate(task, op.weight, op.from, op.into, op.first),
+            Op::GradNorm(op) => self.grad_norm(task, &op.main_grads, op.fault, op.record),
+            Op::GatherRecords(op) => self.gather_records(task, op.from, op.to),
+            Op::Vote(op) => self.vote(task, op.records, op.optimizer_step, op.gradient_scale, op.vote),
+            Op::Prepare(op) => {
+                self.prepare(task, op.bucket, &op.states, (op.vote, op.hyperparameters), op.to)
             }
-            Op::ExchangeGradient { element, parts } => {
-                parts.iter().try_for_each(|part| self.exchange_gradient(task, *element, *part))
+            Op::ExchangeRows(op) => self.exchange_rows(task, &op.weights, op.from, op.to),
+            Op::Transform(op) => self.transform(task, op.bucket, &op.weights, op.vote, (op.from, op.to)),
+            Op::Update(op) => {
+                self.update(task, op.bucket, &op.states, (op.vote, op.hyperparameters), op.transformed)
             }
-            Op::SumGradient { element, parts } => {
-                parts.iter().try_for_each(|part| self.sum_gradient(task, *element, *part))
-            }
-            Op::RoundGradient { weight, from, to } => self.round_gradient(task, *weight, *from, *to),
-            Op::AddGradient { weight, from, into } => self.add_gradient(task, *weight, *from, *into),
-            Op::Accumulate { weight, from, into, first } => {
-                self.accumulate(task, *weight, *from, *into, *first)
-            }
-            Op::GradNorm { main_grads, fault, record } => self.grad_norm(task, main_grads, *fault, *record),
-            Op::GatherRecords { from, to } => self.gather_records(task, *from, *to),
-            Op::Vote { records, optimizer_step, gradient_scale, vote } => {
-                self.vote(task, *records, *optimizer_step, *gradient_scale, *vote)
-            }
-            Op::Prepare { bucket, states, vote, hyperparameters, to } => {
-                self.prepare(task, *bucket, states, (*vote, *hyperparameters), *to)
-            }
-            Op::ExchangeRows { weights, from, to } => self.exchange_rows(task, weights, *from, *to),
-            Op::Transform { bucket, weights, vote, from, to } => {
-                self.transform(task, *bucket, weights, *vote, (*from, *to))
-            }
-            Op::Update { bucket, states, vote, hyperparameters, transformed } => {
-                self.update(task, *bucket, states, (*vote, *hyperparameters), *transformed)
-            }
-            Op::Adam { bucket, states, vote, hyperparameters } => {
-                self.adam(task, *bucket, states, *vote, *hyperparameters)
-            }
+            Op::Adam(op) => self.adam(task, op.bucket, &op.states, op.vote, op.hyperparameters),
         }
     }
 

@@ -1,22 +1,53 @@
-//! What ranks tell each other at the end of a step, and what follows from it.
+//! The verdict over a step, and how it is taken.
 //!
-//! Law: both types are plain old data whose bytes are the same on the CPU and on a device: fields, order and size
-//! are part of every backend's kernels. No byte is padding.
+//! Law: a vote is plain old data whose bytes are the same on the CPU and on a device: fields, order and size are
+//! part of every backend's kernels. No byte is padding.
 
 use bytemuck::{Pod, Zeroable};
+use serde::Serialize;
 
-/// What each rank tells the others before the vote. 16 bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
-#[repr(C)]
-pub struct NormRecord {
-    /// Sum of squares of the rank's main grads. Replicated weights are counted by rank 0 alone, and ranks of
-    /// replicas other than the first count nothing. In f64, so that neither small loss scales nor many ranks
-    /// cost the norm any precision.
-    pub squares: f64,
-    /// The rank's fault word: number of the faulted call + 1, or 0.
-    pub fault: u32,
-    /// Zero; keeps records 16 bytes long.
-    pub reserved: u32,
+use super::operation::{Moves, Named, Operation, Part, Sizes};
+use crate::model::Access::{self, Read, Update, Write};
+use warpweft_base::id::SlotId;
+
+/// Sums the records in rank order into clip factor and verdict, and counts the step if it is kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct CastVote {
+    /// All ranks' records.
+    pub records: SlotId,
+    /// Step count of the optimizer.
+    pub optimizer_step: SlotId,
+    /// What main grads are a multiple of.
+    pub gradient_scale: SlotId,
+    /// The vote.
+    pub vote: SlotId,
+}
+
+impl Operation for CastVote {
+    fn name(&self) -> &'static str {
+        "vote"
+    }
+
+    fn part(&self) -> Part {
+        Part::Verdict
+    }
+
+    fn accesses(&self) -> Vec<(SlotId, Access)> {
+        vec![
+            (self.records, Read),
+            (self.optimizer_step, Update),
+            (self.gradient_scale, Read),
+            (self.vote, Write),
+        ]
+    }
+
+    fn named(&self) -> Vec<Named> {
+        Vec::new()
+    }
+
+    fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
+        Moves::of_slots(self, sizes)
+    }
 }
 
 /// The verdict over a step, equal on all ranks. 32 bytes.

@@ -1,0 +1,107 @@
+//! How gradients come to the ranks that own their rows, summed on the way or not.
+
+use serde::Serialize;
+
+use super::Op;
+use super::operation::{Moves, Named, Operation, Part, Sizes, sum};
+use crate::model::{Access, Group};
+use warpweft_base::id::{SlotId, WeightId};
+use warpweft_format::ElementType;
+
+/// Sums the gradient of one weight, or those of several of a group as one collective, over the ranks of a
+/// replica, in rank order in f32; each rank keeps its rows. For a collective library that sums by itself:
+/// it does what [`Op::ExchangeGradient`] and [`Op::SumGradient`] do in two tasks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ReduceScatter {
+    /// The type in which the gradients travel: f32 or bf16.
+    pub element: ElementType,
+    /// What is reduced; at least one.
+    pub parts: Vec<ReducePart>,
+}
+
+/// Gives every rank of a replica its slices of the others' gradients of one weight, or of several of a
+/// group as one collective. They are not summed; the peers' slices come one after the other in rank
+/// order. A rank's slice of its own gradient stays where it is. Nothing is computed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ExchangeGradient {
+    /// The type in which the gradients travel: f32 or bf16.
+    pub element: ElementType,
+    /// What is exchanged; at least one.
+    pub parts: Vec<ReducePart>,
+}
+
+/// One weight of a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ReducePart {
+    /// The weight.
+    pub weight: WeightId,
+    /// The rank's full gradient, in the element type that travels.
+    pub from: SlotId,
+    /// The summed rows of this rank, f32; for an exchange, the peers' slices of these rows, as they travel.
+    pub to: SlotId,
+}
+
+impl ReducePart {
+    fn accesses(parts: &[Self]) -> Vec<(SlotId, Access)> {
+        parts.iter().flat_map(|part| [(part.from, Access::Read), (part.to, Access::Write)]).collect()
+    }
+
+    /// Bytes of a rank's rows of all of them, in the type that travels.
+    fn rows(parts: &[Self], element: ElementType, sizes: &dyn Sizes) -> Option<usize> {
+        sum(parts.iter().map(|part| Some(sizes.rows(part.weight)?.saturating_mul(element.bytes()))))
+    }
+}
+
+impl Op {
+    /// The reduction of one gradient, in f32.
+    #[must_use]
+    pub fn reduce_scatter(weight: WeightId, from: SlotId, to: SlotId) -> Self {
+        let parts = vec![ReducePart { weight, from, to }];
+        Self::ReduceScatter(ReduceScatter { element: ElementType::F32, parts })
+    }
+}
+
+impl Operation for ReduceScatter {
+    fn name(&self) -> &'static str {
+        "reduce-scatter"
+    }
+
+    fn part(&self) -> Part {
+        Part::Collective(Group::Shard)
+    }
+
+    fn accesses(&self) -> Vec<(SlotId, Access)> {
+        ReducePart::accesses(&self.parts)
+    }
+
+    fn named(&self) -> Vec<Named> {
+        Named::some(self.parts.iter().map(|part| part.weight))
+    }
+
+    fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
+        // The library of collectives adds on the way.
+        ReducePart::rows(&self.parts, self.element, sizes).map(Moves::Gathered)
+    }
+}
+
+impl Operation for ExchangeGradient {
+    fn name(&self) -> &'static str {
+        "exchange gradient"
+    }
+
+    fn part(&self) -> Part {
+        Part::Collective(Group::Shard)
+    }
+
+    fn accesses(&self) -> Vec<(SlotId, Access)> {
+        ReducePart::accesses(&self.parts)
+    }
+
+    fn named(&self) -> Vec<Named> {
+        Named::some(self.parts.iter().map(|part| part.weight))
+    }
+
+    fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
+        ReducePart::rows(&self.parts, self.element, sizes).map(Moves::Exchanged)
+    }
+}

@@ -1,0 +1,80 @@
+//! The sum of gradients that ranks exchanged.
+
+use serde::Serialize;
+
+use super::operation::{Moves, Named, Operation, Part, Sizes, sum};
+use crate::model::Access::{self, Read, Update, Write};
+use warpweft_base::id::{SlotId, WeightId};
+use warpweft_format::ElementType;
+
+/// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32. If
+/// nothing is to be done in between, the same pass over memory accumulates the sums as
+/// [`Op::Accumulate`](super::Op::Accumulate) does.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct SumGradient {
+    /// The type in which the gradients travelled: f32 or bf16.
+    pub element: ElementType,
+    /// What is summed; at least one.
+    pub parts: Vec<SumPart>,
+}
+
+/// One weight of a sum over what was exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct SumPart {
+    /// The weight.
+    pub weight: WeightId,
+    /// The rank's full gradient, in the element type that travelled: its own slice is read there.
+    pub own: SlotId,
+    /// The peers' slices; absent where a replica is one rank, which has none.
+    pub landed: Option<SlotId>,
+    /// Where the sum goes, f32.
+    pub into: SlotId,
+    /// What goes there.
+    pub target: SumTarget,
+}
+
+/// What becomes of a rank's rows of a gradient once they are summed over the ranks of its replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub enum SumTarget {
+    /// Reduced rows: the sum as it is, to be summed over the replicas.
+    Rows,
+    /// The main grad, begun: the sum divided by the number of ranks and of micro-batches.
+    First,
+    /// The main grad, continued: the same, added to the contributions before it.
+    More,
+}
+
+impl Operation for SumGradient {
+    fn name(&self) -> &'static str {
+        "sum gradient"
+    }
+
+    fn part(&self) -> Part {
+        Part::Weights
+    }
+
+    fn accesses(&self) -> Vec<(SlotId, Access)> {
+        let mut all = Vec::with_capacity(3 * self.parts.len());
+        for part in &self.parts {
+            all.push((part.own, Read));
+            all.extend(part.landed.map(|slot| (slot, Read)));
+            all.push((part.into, if part.target == SumTarget::More { Update } else { Write }));
+        }
+        all
+    }
+
+    fn named(&self) -> Vec<Named> {
+        Named::some(self.parts.iter().map(|part| part.weight))
+    }
+
+    fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
+        // One slice of the rank's own gradient is read.
+        let touched = self.parts.iter().map(|part| {
+            let own = sizes.rows(part.weight)?.saturating_mul(self.element.bytes());
+            let landed = part.landed.map_or(Some(0), |slot| sizes.slot(slot))?;
+            let times = if part.target == SumTarget::More { 2 } else { 1 };
+            Some(own.saturating_add(landed).saturating_add(sizes.slot(part.into)?.saturating_mul(times)))
+        });
+        sum(touched).map(Moves::memory)
+    }
+}
