@@ -2,7 +2,7 @@
 //!
 //! The pump drives the actors of a real plan over a backend that does nothing, so what is left is flow
 //! control itself: mailboxes, rights, worklists, the checks at issue. A message is a right or a turn;
-//! both numbers divide the same step. Tracing is off, as in a run that is not looked at.
+//! both numbers divide the same step. Tracing is off, as in a run that is not observed.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
 

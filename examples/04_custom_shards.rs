@@ -78,7 +78,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // The gather: fragments into one plane; bytes shared by two ranks are merged, not overwritten.
     let whole = quantize(format, Directions::Rowwise, Via::None, shape, &weight)?;
-    let expected = whole.rowwise.ok_or("rowwise planes were asked for")?;
+    let expected = whole.rowwise.ok_or("rowwise planes were requested")?;
     let mut data = vec![0; expected.data.len()];
     for rank in &fragments {
         let (shard, fragment, scale, amax) = rank.as_ref().map_err(Clone::clone)?;

@@ -83,7 +83,7 @@ impl Own {
     fn new(gpu: DeviceOrdinal) -> Result<Self, Box<dyn Error>> {
         // The primary context of the device, which is the session's too.
         let context = CudaContext::new(gpu.number() as usize)?;
-        // SAFETY: streams are ordered here by events; cudarc's own would be waited for in a recording.
+        // SAFETY: streams are ordered here by events; cudarc's own would be waited for in a capture.
         unsafe { context.disable_event_tracking() };
         let beside = context.new_stream()?;
         let errors = beside.alloc_zeros::<f32>(SIZE)?;
@@ -115,7 +115,7 @@ impl Own {
         let mut launch = lane.launch_builder(&self.take_errors);
         launch.arg(&weight).arg(&x).arg(&self.errors).arg(&size);
         // SAFETY: the arguments are the kernel's, and each address has as many elements as it touches: the first
-        // two were lent to this call, the third is ours. Calls run one behind the other, so nobody reads it.
+        // two were lent to this call, the third is ours. Calls run one after the other, so nobody reads it.
         unsafe { launch.launch(block) }?;
 
         self.errors_are_there.record(&lane)?;

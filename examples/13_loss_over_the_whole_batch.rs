@@ -29,18 +29,18 @@ fn declare(ranks: usize) -> Result<StepProgram, DeclareError> {
     let (own, all) = (SIZE * BATCH / ranks, SIZE * BATCH);
     let [x, y] = [program.input("x", own, ElementType::F32)?, program.input("y", own, ElementType::F32)?];
     let loss = program.output("loss", 1, ElementType::F32)?;
-    let asked = program.activation("asked", own)?;
+    let requested = program.activation("asked", own)?;
     let answers = program.activation("answers", own)?;
     let all_answers = program.activation("all_answers", all)?;
     let asked_gradient = program.activation("asked_gradient", own)?;
     let gradients_given = program.activation("gradients_given", all)?;
     let gradients_got = program.activation("gradients_got", all)?;
 
-    let maps = program.call("map", Phase::Forward).reads(x).reads(y).writes(asked).writes(answers);
+    let maps = program.call("map", Phase::Forward).reads(x).reads(y).writes(requested).writes(answers);
     maps.uses_dense(ask).uses_dense(answer).add()?;
     let gather = Exchange::new(ExchangeKind::AllGather, answers, all_answers);
     program.exchange("gather answers", Phase::Forward, gather)?;
-    let compare = program.call("compare", Phase::Backward).reads(asked).reads(all_answers);
+    let compare = program.call("compare", Phase::Backward).reads(requested).reads(all_answers);
     compare.writes(asked_gradient).writes(gradients_given).writes(loss).add()?;
     // Back through a gather: every rank gets what all ranks found for its answers, and adds it up.
     let give_back = Exchange::new(ExchangeKind::AllToAll, gradients_given, gradients_got);
@@ -88,17 +88,18 @@ fn map(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
 
 /// Cross entropy of each own question over all answers, and its gradients.
 fn compare(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-    let asked = context.read_named::<f32>("asked")?;
+    let requested = context.read_named::<f32>("asked")?;
     let answers = context.read_named::<f32>("all_answers")?;
     let mut to_asked = context.write_named::<f32>("asked_gradient")?;
     let mut to_answers = context.write_named::<f32>("gradients_given")?;
     to_asked.fill(0.0);
     to_answers.fill(0.0);
-    let own = asked.len() / SIZE;
+    let own = requested.len() / SIZE;
     let mut sum = 0.0;
     for question in 0..own {
         let partner = context.rank().index() * own + question;
-        let scores: Vec<f32> = (0..BATCH).map(|at| dot(row(&asked, question), row(&answers, at))).collect();
+        let scores: Vec<f32> =
+            (0..BATCH).map(|at| dot(row(&requested, question), row(&answers, at))).collect();
         let highest = scores.iter().copied().fold(f32::MIN, f32::max);
         let total: f32 = scores.iter().map(|score| (score - highest).exp()).sum();
         sum += total.ln() + highest - scores[partner];
@@ -106,7 +107,7 @@ fn compare(context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError>
             let chance = (score - highest).exp() / total;
             let slope = (chance - f32::from(at == partner)) / own as f32; // of the mean over the rank's samples
             add(&mut to_asked[SIZE * question..][..SIZE], slope, row(&answers, at));
-            add(&mut to_answers[SIZE * at..][..SIZE], slope, row(&asked, question));
+            add(&mut to_answers[SIZE * at..][..SIZE], slope, row(&requested, question));
         }
     }
     context.write_named::<f32>("loss")?[0] = sum / own as f32;

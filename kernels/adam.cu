@@ -246,12 +246,12 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
             m[i] = Moment::load(t.exp_avg, at);
             v[i] = Moment::load(t.exp_avg_sq, at);
         }
-        // Asked for after the state, which is on its way meanwhile.
+        // Requested after the state, which is on its way meanwhile.
         if (skips(all.vote)) return;
         // Read again, twice, so that meanwhile registers held only the state.
         const Step& step = scalars(all, tensor_of<AdamTensor>(all, place).hyperparameters);
         const AdamTensor to = tensor_of<AdamTensor>(all, place);
-        bool sound = true;
+        bool valid = true;
 #pragma unroll
         for (u32 i = 0; i < GROUPS; ++i) {
             u64 at = own + i * 4 * THREADS;
@@ -259,13 +259,13 @@ __device__ __forceinline__ void adam(const AdamArguments& all) {
             update<DECOUPLED>(step, p[i].y, m[i].y, v[i].y, g[i].y);
             update<DECOUPLED>(step, p[i].z, m[i].z, v[i].z, g[i].z);
             update<DECOUPLED>(step, p[i].w, m[i].w, v[i].w, g[i].w);
-            sound &= goes_on(all, p[i].x, m[i].x, v[i].x) & goes_on(all, p[i].y, m[i].y, v[i].y) &
+            valid &= goes_on(all, p[i].x, m[i].x, v[i].x) & goes_on(all, p[i].y, m[i].y, v[i].y) &
                      goes_on(all, p[i].z, m[i].z, v[i].z) & goes_on(all, p[i].w, m[i].w, v[i].w);
             Master::store(to, at, p[i]);
             Moment::store(to.exp_avg, at, m[i]);
             Moment::store(to.exp_avg_sq, at, v[i]);
         }
-        if (!sound) diverge(all);
+        if (!valid) diverge(all);
         return;
     }
     if (skips(all.vote)) return;

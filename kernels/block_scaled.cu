@@ -3,7 +3,7 @@
 // a source says so; NVFP4 in 1x16 blocks along the rows.
 //
 // Laws, besides those of activation.cuh:
-// - Codes and scales are those of `format`: MXFP8 of the matrix and of its transpose, with rows of zeros behind the
+// - Codes and scales are those of `format`: MXFP8 of the matrix and of its transpose, with rows of zeros after the
 //   last one where a block of 32 is not full; NVFP4 of the matrix, whose amax `turned_scale` holds.
 // - Scales are written in the layout that products read (`format::swizzle`): a tile of 128 lines by four blocks is
 //   512 bytes one after the other. The tile of a thread block is such a tile in either direction, or two of NVFP4,

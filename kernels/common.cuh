@@ -6,8 +6,8 @@
 //   number of tensor t's first tile, `first[tensors]` the number of all. A block finds its tensor by
 //   searching `first`, so a tensor without tiles costs nothing and no tile belongs to two tensors.
 // - The descriptor of a launch's only tensor comes with the arguments, as `only`: no block waits for a table
-//   before it can ask for its data. A block copies its descriptor, so that no store may seem to change it.
-// - Arithmetic is IEEE binary32: no contraction, no flushing, no approximate division. The compiler is told
+//   before it can request its data. A block copies its descriptor, so that no store may seem to change it.
+// - Arithmetic is IEEE binary32: no contraction, no flushing, no approximate division. The compiler gets
 //   so (-fmad=false), and every order of operations below is that of the CPU reference. GELU alone is
 //   approximate (gelu.cuh).
 // - A kernel that carries a vote writes nothing when the vote skips the step; it may have read by then.
@@ -110,7 +110,7 @@ __device__ __forceinline__ u32 tiles_of(const Tiles& tiles, u32 tensor) {
 __device__ __forceinline__ u32 divide_up(u32 n, u32 by) { return n / by + (n % by != 0); }
 
 // Counts this thread's block at `counter` when it starts, and returns how many of the `blocks` blocks that count
-// there started before it. The last one leaves zero. The answer is waited for where it is first looked at,
+// there started before it. The last one leaves zero. The answer is waited for where it is first read,
 // and orders nothing.
 __device__ __forceinline__ u32 started_before(u32* counter, u32 blocks) {
     u32 before;

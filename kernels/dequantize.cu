@@ -4,7 +4,7 @@
 // - `y = code * scale` in the format's order of operations, rounded once more only for a bfloat16 output.
 // - The planes are those of the stored matrix, which is the transposed weight for columnwise planes; only
 //   MXFP8 stores its columnwise planes untransposed, and they are transposed on the way out.
-// - Padding of the planes is never looked at. A row of codes may be longer than a row of values, by columns that
+// - Padding of the planes is never read. A row of codes may be longer than a row of values, by columns that
 //   complete its last block.
 
 #include "common.cuh"

@@ -232,7 +232,7 @@ struct E8m0 {
 };
 
 // The scale of an amax for FP8 whose largest code is `largest`: largest / amax, at most FMAX, as a power of two if
-// asked for; 1 for an amax without a scale.
+// requested; 1 for an amax without a scale.
 __device__ __forceinline__ float fp8_scale(float amax, float epsilon, float largest, bool power_of_two) {
     amax = amax < epsilon ? epsilon : amax;
     if (amax == 0.0f || !(fabsf(amax) <= LARGEST_F32)) return 1.0f;

@@ -161,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) grad_norm(const __grid_
     sum = over_block(sum);
     if (threadIdx.x == 0) store_partial(all.partial + blockIdx.x, sum);
     if (!is_last) return;
-    // Asked for together with the partial sums.
+    // Requested together with the partial sums.
     u32 fault = *all.fault;
     __syncthreads();
     sum = over_block(partial_sums(all));

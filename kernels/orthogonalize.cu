@@ -1,11 +1,11 @@
-// What a matrix goes through before and behind the products that orthogonalize it: f32 divided by its Frobenius norm
+// What a matrix goes through before and after the products that orthogonalize it: f32 divided by its Frobenius norm
 // into bf16, and bf16 into f32.
 //
 // Laws:
 // - The norm is taken in f64, in one written order and without atomics: it neither overflows nor vanishes, and is the
 //   same in every run.
 // - A quotient is taken in f64, then rounded to f32 and to bf16, to nearest even. Zeros stay zeros; a matrix with a
-//   value that is not finite has such values behind it.
+//   value that is not finite has such values after it.
 // - Matrices begin at multiples of 16 bytes; any count will do.
 
 #include "block_sum.cuh"

@@ -135,7 +135,7 @@ __device__ __forceinline__ void expand(const ExpandTensor& t, u32 tile) {
 constexpr u32 FETCHED = THREADS * sizeof(uint4) / sizeof(ExpandTensor);
 static_assert(2 * 32 == FETCHED, "a lane looks at two tensors");
 
-// The tables of a launch of up to FETCHED tensors, asked for before a block knows its number, so that it waits once.
+// The tables of a launch of up to FETCHED tensors, requested before a block knows its number, so that it waits once.
 class Fetched {
     uint4 unit;
     u32 first;

@@ -1,4 +1,4 @@
-//! The names that a trainer needs: `use warpweft::prelude::*;`.
+//! The names that a user needs: `use warpweft::prelude::*;`.
 //!
 //! Law: a name is here if most programs that declare a model, plug in a closure, step and keep checkpoints write it.
 //! Names for plans, traces, matrix products, optimizers of whole matrices and the details of formats are imported from

@@ -3,8 +3,8 @@
 use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
-    DequantizeOperand, ExpandOperand, KernelLaunch, LookOperand, MasterFragment, MasterState, NormOperand,
-    ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
+    DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, MasterFragment, MasterState,
+    NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
 };
 use warpweft_format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use warpweft_plan::layout::OptimizerSettings;
@@ -99,7 +99,7 @@ pub(crate) const CASES: &[Case] = &[
     case("grad norm", [4.0, 0.0], &[], norm),
     case("zero", [0.0, 4.0], &[], zero),
     case("copy kernel", [4.0, 4.0], &[], copy),
-    case("look for values that are not finite", [4.0, 0.0], &[], look),
+    case("look for values that are not finite", [4.0, 0.0], &[], finite_check),
     case("adamw", [16.0, 12.0], &[64, 82, 76, 0], |d, s| adam(d, s, false, Moments::F32)),
     case("adamw, bf16 moments", [12.0, 8.0], &[], |d, s| adam(d, s, false, Moments::Bf16)),
     case("adamw, split masters", [16.0, 12.0], &[], |d, s| adam(d, s, true, Moments::F32)),
@@ -322,14 +322,14 @@ fn norm(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     Some(vec![device.kernels.grad_norm(&operands, fault, record).unwrap()])
 }
 
-fn look(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
+fn finite_check(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     let operands = operands(size, |shape| {
         let (values, elements) = (device.take(shape.elements() * 4)?, shape.elements());
-        Some(LookOperand { values, elements, largest: f32::MAX })
+        Some(FiniteCheckOperand { values, elements, largest: f32::MAX })
     })?;
     let (vote, diverged) = (device.take(size_of::<Vote>())?, device.take(4)?);
     device.put(vote, Vote::default());
-    Some(vec![device.kernels.look(ElementType::F32, &operands, vote, (diverged, 1)).unwrap()])
+    Some(vec![device.kernels.finite_check(ElementType::F32, &operands, vote, (diverged, 1)).unwrap()])
 }
 
 fn zero(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {

@@ -120,7 +120,7 @@ impl Device {
         unsafe { result::memcpy_htod_sync(address.number(), &[value]) }.unwrap();
     }
 
-    /// Median microseconds of the launches one behind the other.
+    /// Median microseconds of the launches one after the other.
     pub(crate) fn time(&self, launches: &[KernelLaunch], runs: usize) -> f64 {
         self.median(runs, || {
             for launch in launches {
@@ -153,8 +153,8 @@ impl Device {
     /// Median microseconds of a kernel that reads and writes so many bytes and does nothing else. Where the pool has
     /// no room for both, it writes over the end of what it reads.
     pub(crate) fn time_of_plain(&self, reads: usize, writes: usize, runs: usize) -> f64 {
-        let behind = reads.min(self.bytes.saturating_sub(writes + 256)).next_multiple_of(256);
-        let to = self.base + behind as u64;
+        let after = reads.min(self.bytes.saturating_sub(writes + 256)).next_multiple_of(256);
+        let to = self.base + after as u64;
         let median = |enqueue: &mut dyn FnMut()| self.median(runs, enqueue);
         self.plain.time((self.base, reads), (to, writes), self.stream, median)
     }

@@ -44,11 +44,11 @@ impl Backend for Null {
         Instant::now()
     }
 
-    fn landing_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
+    fn receive_buffer_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
         Ok(0)
     }
 
-    fn reserve(&self, _bytes: usize, _landing: usize) -> Result<(), BackendError> {
+    fn reserve(&self, _bytes: usize, _receive_buffer: usize) -> Result<(), BackendError> {
         Ok(())
     }
 

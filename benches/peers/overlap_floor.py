@@ -202,7 +202,7 @@ def main():
     times = {kind: [] for kind in kinds}
     for turn in range(options.rounds + 1):
         for kind in kinds:
-            # The first turn warms the GPUs up; behind each change the limiter needs a moment.
+            # The first turn warms the GPUs up; after each change the limiter needs a moment.
             end, half = time.time() + options.seconds, time.time() + options.seconds / 3
             while time.time() < end:
                 taken = step(gpus, kind)

@@ -6,7 +6,7 @@ const TEXT: &[u8] = include_bytes!("../../LICENSE-APACHE");
 /// The end of the text is kept for the evaluation.
 const HELD_OUT: usize = 2048;
 
-/// Windows of bytes and the byte behind each.
+/// Windows of bytes and the byte after each.
 pub(crate) struct Batch {
     pub(crate) windows: Vec<u32>,
     pub(crate) targets: Vec<u32>,
@@ -15,7 +15,7 @@ pub(crate) struct Batch {
 /// The part of step `step`'s batch that is rank `rank`'s: `samples` windows from anywhere in the text.
 pub(crate) fn batch(step: usize, rank: usize, samples: usize) -> Batch {
     let last = TEXT.len() - HELD_OUT - WINDOW - 1;
-    // The ranks' parts, one behind the other, are the same batch for any number of ranks.
+    // The ranks' parts, one after the other, are the same batch for any number of ranks.
     let place = |sample: usize| {
         let number = (step * 1_000_003 + rank * samples + sample) as u64;
         (number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24) as usize % last

@@ -1,6 +1,6 @@
 //! The flags of the main job, and the configuration they come to.
 //!
-//! Law: a flag stands above the configuration file, and what either asks for is refused here, before anything
+//! Law: a flag stands above the configuration file, and what either requests is refused here, before anything
 //! starts, if no run could follow it.
 
 use std::error::Error;
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     /// for each up to 4]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     pub(crate) ranks: Option<u32>,
-    /// Copies of the model, each sharded over its share of all ranks. [default: from --config]
+    /// Replicas of the model, each sharded over its share of all ranks. [default: from --config]
     #[arg(long)]
     pub(crate) replicate: Option<u32>,
     /// Format of all matrices: f32, bf16, nvfp4_2d, fp8_block128_pow2, mxfp8, fp8_tensor_e4m3, …
@@ -58,7 +58,7 @@ pub(crate) struct Arguments {
     /// Training steps, at least one.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
-    /// Batches whose gradients are added up for each step of the optimizer, one session step each.
+    /// Batches whose gradients are accumulated for each step of the optimizer, one session step each.
     #[arg(long, value_name = "BATCHES", default_value_t = 1, conflicts_with_all = ["tune", "cluster"],
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) accumulate: u32,
@@ -73,7 +73,7 @@ pub(crate) struct Arguments {
     /// Take the scales of per-tensor FP8 weights from the amaxes of earlier steps (quantize.scaling).
     #[arg(long)]
     pub(crate) delayed: bool,
-    /// Record the step once and replay it.
+    /// Capture the step once and replay it.
     #[arg(long)]
     pub(crate) capture: bool,
     /// Keep gathered weights for backward instead of gathering them again.
@@ -94,7 +94,7 @@ pub(crate) struct Arguments {
     /// Write the loss of every step to this file, one a line, with all its digits.
     #[arg(long)]
     pub(crate) losses: Option<PathBuf>,
-    /// Keep checkpoints in parts below this folder: `step-<N>` after the last step. A run that is interrupted keeps
+    /// Keep sharded checkpoints below this folder: `step-<N>` after the last step. A run that is interrupted keeps
     /// those of --save-every. [default: none]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) save: Option<PathBuf>,

@@ -6,7 +6,7 @@
 //! other lanes took from them, so contention is not charged on top. A cluster that cannot hold the ranks is
 //! refused before they train; after that a forecast that cannot be made is a line, and takes no result away.
 //!
-//! What the planner counts with stands in crates behind `warpweft`, which promise nothing.
+//! What the planner counts with stands in crates after `warpweft`, which promise nothing.
 
 use std::error::Error;
 
@@ -16,7 +16,7 @@ use warpweft::session::{Session, StepReport};
 use warpweft_plan::plan::{Costs, Measured};
 use warpweft_session::session::costs_of;
 
-/// Steps that are left out altogether: kernels are cold and recordings made.
+/// Steps that are left out altogether: kernels are cold and captures made.
 const COLD: usize = 2;
 
 /// Steps after them of which calls are measured.

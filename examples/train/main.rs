@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
     }
     if let Some(reason) = say::unsaid() {
         complain!(
-            "train: stdout could not be written ({reason}), so what was told there is incomplete; send it where there is room"
+            "train: stdout could not be written ({reason}), so what was printed there is incomplete; send it where there is room"
         );
     }
     match ended {
@@ -279,9 +279,9 @@ async fn train(
                 let why = report.non_finite.as_ref().map_or_else(String::new, |made| format!(": {made}"));
                 bar.suspend(|| say!("note      step {} was skipped{why}", report.step));
             }
-            for refusal in report.not_recorded.iter().filter(|_| reports) {
+            for refusal in report.not_captured.iter().filter(|_| reports) {
                 bar.suspend(|| {
-                    say!("note      steps are not recorded: {}: {}", refusal.rank, refusal.reason)
+                    say!("note      steps are not captured: {}: {}", refusal.rank, refusal.reason)
                 });
             }
             if is_last {

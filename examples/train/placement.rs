@@ -22,7 +22,7 @@ pub(crate) enum DeviceKind {
     Cuda,
 }
 
-/// What the flags ask for.
+/// What the flags request.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
     /// `--device`.
@@ -61,7 +61,7 @@ pub(crate) enum PlacementError {
     /// GPUs cannot be used at all.
     #[error("{flag} cannot be followed: {reason}")]
     NoCuda {
-        /// The flag that asks for them.
+        /// The flag that requests them.
         flag: &'static str,
         /// Why none can be used.
         reason: String,
@@ -74,16 +74,16 @@ pub(crate) enum PlacementError {
         "--ranks {ranks}: each rank on the CPU has threads and memory of its own, and at most {MOST_RANKS} train; lower it, or see the plan alone with --plan"
     )]
     TooManyRanks {
-        /// Ranks asked for.
+        /// Ranks requested.
         ranks: u32,
     },
     /// A GPU this machine has not.
     #[error(
-        "GPU {asked} was asked for, but this machine shows {found}; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
+        "GPU {requested} was requested, but this machine shows {found}; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
     )]
     NoGpu {
-        /// The number asked for.
-        asked: u32,
+        /// The number requested.
+        requested: u32,
         /// How many there are.
         found: u32,
     },
@@ -92,7 +92,7 @@ pub(crate) enum PlacementError {
         "{ranks} ranks need {ranks} GPUs, but this machine shows {found}; lower --ranks, or let ranks share GPUs, as in --devices 0,0"
     )]
     TooFew {
-        /// Ranks asked for.
+        /// Ranks requested.
         ranks: u32,
         /// GPUs there are.
         found: u32,
@@ -149,7 +149,7 @@ pub(crate) fn place(
             (Err(reason), _) => on_cpu(Some(reason)),
             (Ok(0), _) => on_cpu(Some("this machine shows no GPU".into())),
             (Ok(found), Some(ranks)) if ranks > found => {
-                on_cpu(Some(format!("{ranks} ranks were asked for, and this machine shows {found} GPUs")))
+                on_cpu(Some(format!("{ranks} ranks were requested, and this machine shows {found} GPUs")))
             }
             (found, _) => on_gpus(wish, found),
         },
@@ -175,7 +175,7 @@ fn on_gpus(wish: &Wish, found: Result<u32, String>) -> Result<Placement, Placeme
         }
     };
     match gpus.iter().find(|gpu| **gpu >= found) {
-        Some(&asked) => Err(PlacementError::NoGpu { asked, found }),
+        Some(&requested) => Err(PlacementError::NoGpu { requested, found }),
         None => Ok(Placement::Cuda { gpus }),
     }
 }
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(named(DeviceKind::Cuda, &[0, 0], Ok(1)), cuda(&[0, 0]), "ranks may share a GPU");
         assert_eq!(
             named(DeviceKind::Auto, &[0, 4], Ok(4)),
-            Err(PlacementError::NoGpu { asked: 4, found: 4 })
+            Err(PlacementError::NoGpu { requested: 4, found: 4 })
         );
         assert_eq!(named(DeviceKind::Cpu, &[0], Ok(4)), Err(PlacementError::GpusOnCpu));
         let missing = || Err("no libcuda".to_owned());
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_among_several_takes_the_gpus_behind_those_of_the_ones_before_it() {
+    fn a_process_among_several_takes_the_gpus_after_those_of_the_ones_before_it() {
         let of = |process, ranks, gpus: Option<&[u32]>, found| {
             let process = Some(process);
             place(&Wish { process, ..wish(DeviceKind::Cuda, ranks, gpus) }, || found)
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(of(3, None, None, Ok(4)), cuda(&[3]));
         assert_eq!(of(1, Some(2), None, Ok(4)), cuda(&[2, 3]));
         assert_eq!(of(1, None, Some(&[0, 2]), Ok(4)), cuda(&[0, 2]));
-        assert_eq!(of(1, None, None, Ok(1)), Err(PlacementError::NoGpu { asked: 1, found: 1 }));
+        assert_eq!(of(1, None, None, Ok(1)), Err(PlacementError::NoGpu { requested: 1, found: 1 }));
         for (device, word) in [(DeviceKind::Cpu, "says cpu"), (DeviceKind::Auto, "no GPU")] {
             let process = Some(0);
             let refused = place(&Wish { process, ..wish(device, None, None) }, || Ok(0)).unwrap_err();

@@ -53,7 +53,7 @@ pub(crate) fn steps_before(arguments: &Arguments) -> Result<u32, String> {
     match steps {
         Some(steps) if steps < arguments.steps => Ok(steps),
         Some(steps) => Err(format!(
-            "--resume: {} is of step {steps}, so nothing is left of --steps {}; ask for more steps",
+            "--resume: {} is of step {steps}, so nothing is left of --steps {}; request more steps",
             folder.display(),
             arguments.steps
         )),

@@ -1,6 +1,6 @@
-//! What people are told on stdout and stderr.
+//! What is printed on stdout and stderr.
 //!
-//! Law: whoever closes them (`train | head`), or a full disk behind them, ends what is told and nothing else:
+//! Law: whoever closes them (`train | head`), or a full disk after them, ends what is printed and nothing else:
 //! training goes on, and its files are written. `println!` and `eprintln!` would panic there. That stdout could
 //! not be written is said on stderr at the end, and the exit status shows it; but a reader who closed a pipe
 //! has what they wanted.
@@ -39,11 +39,11 @@ pub(crate) fn tell(text: Arguments<'_>) {
 
 /// Writes one line to stderr, if it can be written.
 pub(crate) fn warn(text: Arguments<'_>) {
-    // Nobody is left to be told of a failure.
+    // Nobody is left to report a failure to.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// Why not everything that was told reached stdout, if somebody still waits for it.
+/// Why not everything that was printed reached stdout, if somebody still waits for it.
 pub(crate) fn unsaid() -> Option<&'static str> {
     FAILURE.get().map(String::as_str)
 }

@@ -1,4 +1,4 @@
-//! Learning rate over the run, and the loss people are told.
+//! Learning rate over the run, and the loss that is printed.
 
 /// Steps over which the learning rate rises.
 const WARM_UP: u32 = 20;
@@ -14,7 +14,7 @@ pub(crate) fn factor(step: u32, steps: u32) -> f32 {
     rise.min(1.0) * (1.0 - (1.0 - FLOOR) * progress)
 }
 
-/// Mean of the last losses, and of how many: of a short run the last quarter, lest its beginning is told as its
+/// Mean of the last losses, and of how many: of a short run the last quarter, lest its beginning is reported as its
 /// end.
 pub(crate) fn recent(losses: &[f32]) -> (f32, usize) {
     let steps = (losses.len() / 4).clamp(1, WINDOW).min(losses.len());

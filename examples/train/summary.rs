@@ -1,4 +1,4 @@
-//! What people are told of a run: before it what is about to run, after it how it went and where its files
+//! What is printed of a run: before it what is about to run, after it how it went and where its files
 //! are.
 //!
 //! Law: nothing is decided here; a summary only tells, and writes what [`Outputs`] was prepared for.
@@ -82,8 +82,8 @@ pub(crate) fn introduce(
         }
     }
     say!("device    {}", session.device());
-    if session.landing_bytes() > 0 {
-        say!("landing   {} beside each arena, for what peers send", size(session.landing_bytes()));
+    if session.receive_buffer_bytes() > 0 {
+        say!("receive   {} beside each arena, for what peers send", size(session.receive_buffer_bytes()));
     }
     match placement {
         Placement::Cpu { instead: Some(reason), .. } => say!("          on the CPU, because {reason}"),
@@ -114,9 +114,9 @@ pub(crate) fn note_short_trace(arguments: &Arguments, settings: &Settings, steps
         let steps = (arguments.steps - steps_before) as usize * arguments.accumulate as usize;
         let Window { first, wanted } = Window::of(settings);
         if steps < first + wanted {
-            let asked = count(wanted, "step");
+            let requested = count(wanted, "step");
             say!(
-                "note      the trace will lack steps: {asked} from step {first} on were asked for, counted from 0, and training has {steps}; take more --steps, or lower trace.first_step"
+                "note      the trace will lack steps: {requested} from step {first} on were requested, counted from 0, and training has {steps}; take more --steps, or lower trace.first_step"
             );
         }
     }
@@ -220,15 +220,15 @@ pub(crate) fn leave(
             true => " before it was interrupted",
             false => "; take more --steps, or lower trace.first_step",
         };
-        let asked = count(wanted, "step");
+        let requested = count(wanted, "step");
         say!(
-            "          holds {holds}: {asked} from step {first} on were asked for, counted from 0, and training had {steps}{why}"
+            "          holds {holds}: {requested} from step {first} on were requested, counted from 0, and training had {steps}{why}"
         );
     }
     written
 }
 
-/// The picture of the losses of the steps behind `before`.
+/// The picture of the losses of the steps after `before`.
 pub(crate) fn picture(
     arguments: &Arguments,
     ranks: u32,

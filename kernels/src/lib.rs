@@ -82,7 +82,7 @@ pub enum Family {
     /// Adam and AdamW.
     Adam,
     /// Looking for values that are too large or no numbers.
-    Look,
+    FiniteCheck,
     /// Copies and zeroes.
     Memory,
     /// Bytes to peers, with meetings.
@@ -110,7 +110,7 @@ impl Family {
         Self::Sum,
         Self::Norm,
         Self::Adam,
-        Self::Look,
+        Self::FiniteCheck,
         Self::Memory,
         Self::Exchange,
         Self::Activation,
@@ -133,7 +133,7 @@ impl Family {
             Self::Sum => source!("sum.cu"),
             Self::Norm => source!("norm.cu"),
             Self::Adam => source!("adam.cu"),
-            Self::Look => source!("look.cu"),
+            Self::FiniteCheck => source!("finite_check.cu"),
             Self::Memory => source!("memory.cu"),
             Self::Exchange => source!("exchange.cu"),
             Self::Activation => source!("activation.cu"),

@@ -17,7 +17,7 @@ macro_rules! alone {
     };
 }
 
-/// Runs those that the arguments ask for, and ends the process with an error if one fails.
+/// Runs those that the arguments request, and ends the process with an error if one fails.
 pub fn run(tests: &[Test]) {
     let (flags, wanted): (Vec<String>, Vec<String>) =
         std::env::args().skip(1).partition(|word| word.starts_with('-'));

@@ -1,6 +1,6 @@
 //! Custom optimizers made of closures.
 //!
-//! Law: their states are called `first`, `second`, `third`, as many as a test asks for.
+//! Law: their states are called `first`, `second`, `third`, as many as a test requests.
 
 use warpweft_plan::compute::{
     ComputeError, Optimizer, PrepareContext, Surface, TransformContext, UpdateContext,

@@ -7,11 +7,11 @@
 
 mod allocator;
 pub mod alone;
+pub mod custom_adamw;
 pub mod custom_optimizer;
 pub mod golden_file;
 pub mod meddler;
 pub mod of_thread;
-pub mod own_adamw;
 pub mod peak;
 pub mod plan_books;
 pub mod polled;

@@ -8,7 +8,7 @@ use warpweft_backend::{Backend, BackendError};
 use warpweft_base::id::RankId;
 use warpweft_plan::model::Mesh;
 
-use crate::wrapped::{Asked, Moment, Wrapped};
+use crate::wrapped::{Moment, Request, Wrapped};
 
 /// The backends of one world of `ranks` ranks.
 pub fn backends(ranks: u32) -> Vec<CpuBackend> {
@@ -64,7 +64,7 @@ pub fn hooked(
 ) -> Vec<Wrapped<CpuBackend>> {
     let meddle = |inner: CpuBackend| {
         let (rank, hook) = (inner.rank(), hook.clone());
-        Wrapped::new(inner, move |Asked { moment, .. }| hook(rank, moment))
+        Wrapped::new(inner, move |Request { moment, .. }| hook(rank, moment))
     };
     backends(ranks).into_iter().map(meddle).collect()
 }

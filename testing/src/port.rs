@@ -1,6 +1,6 @@
 //! A TCP port of this machine that no other test takes, in this program or in another.
 //!
-//! Whoever asks for a free port and lets it go again may see it taken by a test that asked at the same time.
+//! Whoever requests a free port and lets it go again may see it taken by a test that asked at the same time.
 //! So a port is claimed by a UDP socket of its number, which is in nobody's way, for as long as the test
 //! needs it. Taken are ports that the system gives to no client, if it leaves any.
 
@@ -18,7 +18,7 @@ impl Port {
     /// A port nobody listens on.
     pub fn claim() -> Self {
         let ports = ports_of_no_client();
-        // Programs begin at different places, so that they seldom ask for what another one has.
+        // Programs begin at different places, so that they seldom request what another one has.
         let begin = ports.start + (std::process::id() % u32::from(ports.end - ports.start)) as u16;
         let claim = |number: u16| {
             let _claim = UdpSocket::bind(("127.0.0.1", number)).ok()?;

@@ -116,7 +116,7 @@ pub struct Reducing {
     pub ranks: u32,
     /// How many there are.
     pub replicas: u32,
-    /// Of how many steps the gradients are added up for one of the optimizer.
+    /// Of how many steps the gradients are accumulated for one of the optimizer.
     pub steps: u32,
 }
 

@@ -24,12 +24,12 @@ static COUNTS: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    static EMBEDDER: Cell<bool> = const { Cell::new(false) };
+    static USER: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Of an allocation.
 pub(crate) fn count() {
-    if COUNTS.load(Ordering::Relaxed) && !EMBEDDER.try_with(Cell::get).unwrap_or(true) {
+    if COUNTS.load(Ordering::Relaxed) && !USER.try_with(Cell::get).unwrap_or(true) {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -67,7 +67,7 @@ pub trait Place: Clone + Send + Sync + 'static {
     fn free(&self) -> Vec<usize>;
 }
 
-/// What a session is asked for.
+/// What a session is requested.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     format: Format,
@@ -98,17 +98,17 @@ const CASES: [Case; 9] = {
     ]
 };
 
-/// Steps before anything is counted, behind trials.
+/// Steps before anything is counted, after trials.
 const WARM: u32 = 10;
 const STEPS: u32 = 200;
 
 /// Runs all cases.
 pub fn nothing_is_allocated_and_nothing_moves<P: Place>(place: &P) {
-    EMBEDDER.set(true);
+    USER.set(true);
     for case in CASES {
         let place = place.clone();
         within_a_minute(async move {
-            EMBEDDER.set(true);
+            USER.set(true);
             run(&place, case).await;
         });
     }
@@ -147,7 +147,7 @@ async fn run<P: Place>(place: &P, case: Case) {
     for step in 0..WARM {
         feed(&mut session, "train", ranks, step);
         let report = session.step("train").await.unwrap();
-        assert!(report.not_recorded.is_empty(), "{case:?}: {:?}", report.not_recorded);
+        assert!(report.not_captured.is_empty(), "{case:?}: {:?}", report.not_captured);
     }
     assert!(session.tuning().is_none_or(Tuning::is_frozen));
     let free = place.free();

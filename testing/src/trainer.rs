@@ -22,7 +22,7 @@ use warpweft_session::session::{Session, SessionBuilder, SessionError};
 /// Rows and columns of every weight, and elements of every activation.
 pub const SIZE: usize = 96;
 
-/// What a closure of the trainer is told to do wrong.
+/// What a closure of the trainer does wrong.
 #[derive(Clone, Debug, Default)]
 pub struct Mischief {
     /// 0 nothing, 1 error, 2 panic, 3 NaN gradient; acted on by rank 1 in the last backward call.
@@ -43,11 +43,11 @@ impl Mischief {
 /// What a step of the trainer is made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Shaped {
-    /// Layers, one behind the other.
+    /// Layers, one after the other.
     pub layers: usize,
     /// Weights; layers beyond their number replay them in turn.
     pub weights: usize,
-    /// Is every layer's input computed again before its backward?
+    /// Is every layer's input recomputed before its backward?
     pub recomputes: bool,
     /// Micro-batches of a training step.
     pub micro_batches: u32,
@@ -131,7 +131,7 @@ impl Trainer {
     }
 
     /// The same with a custom optimizer that keeps as many states as the configuration says.
-    pub fn builder_updating<R>(
+    pub fn builder_with_optimizer<R>(
         &self,
         config: Config,
         mischief: &Mischief,

@@ -1,4 +1,4 @@
-//! Any backend, with a hook that is told what is asked of it.
+//! Any backend, with a hook on every call.
 //!
 //! The one place in the tests that writes out the whole trait: what a test wants to see or to spoil is a hook.
 
@@ -25,9 +25,9 @@ pub enum Moment {
     Record,
     /// A lane is about to be made to wait for an event.
     Wait,
-    /// A recording has ended.
-    Recorded,
-    /// A recorded step is about to run.
+    /// A capture has ended.
+    Captured,
+    /// A captured step is about to run.
     Launch,
     /// The host is about to wait for a lane.
     Synchronize,
@@ -43,7 +43,7 @@ pub enum Moment {
 
 /// One request: when, and of what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct Request {
     /// When.
     pub moment: Moment,
     /// Of which lane.
@@ -57,7 +57,7 @@ pub struct Asked {
 }
 
 /// Decides whether the backend goes on.
-type Hook = Box<dyn Fn(Asked) -> Result<(), BackendError> + Send>;
+type Hook = Box<dyn Fn(Request) -> Result<(), BackendError> + Send>;
 
 /// Does something to the arena before bytes are uploaded.
 type Residue<B> = Box<dyn Fn(&B, &<B as Backend>::Memory) + Send>;
@@ -97,7 +97,7 @@ pub struct WrappedBound<T> {
 
 impl<B: Backend> Wrapped<B> {
     /// A backend that asks `hook` of everything.
-    pub fn new(inner: B, hook: impl Fn(Asked) -> Result<(), BackendError> + Send + 'static) -> Self {
+    pub fn new(inner: B, hook: impl Fn(Request) -> Result<(), BackendError> + Send + 'static) -> Self {
         let (hook, bound) = (Box::new(hook), Arc::new(()));
         Self { inner, hook, residue: None, times: None, meter: None, issues_inspected: false, bound }
     }
@@ -130,7 +130,7 @@ impl<B: Backend> Wrapped<B> {
 
     /// Asks the hook about something that belongs to no lane.
     fn ask(&self, moment: Moment) -> Result<(), BackendError> {
-        (self.hook)(Asked { moment, lane: None, task: None, event: None, bytes: None })
+        (self.hook)(Request { moment, lane: None, task: None, event: None, bytes: None })
     }
 
     /// Asks the hook about something on a lane.
@@ -141,7 +141,7 @@ impl<B: Backend> Wrapped<B> {
         task: Option<TaskId>,
         event: Option<EventId>,
     ) -> Result<(), BackendError> {
-        (self.hook)(Asked { moment, lane: Some(self.inner.lane(stream)), task, event, bytes: None })
+        (self.hook)(Request { moment, lane: Some(self.inner.lane(stream)), task, event, bytes: None })
     }
 }
 
@@ -172,15 +172,15 @@ impl<B: Backend> Backend for Wrapped<B> {
         self.inner.origin()
     }
 
-    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
-        self.inner.landing_bytes(binding)
+    fn receive_buffer_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        self.inner.receive_buffer_bytes(binding)
     }
 
-    fn reserve(&self, bytes: usize, landing: usize) -> Result<B::Memory, BackendError> {
-        let bytes_asked = Some(bytes);
+    fn reserve(&self, bytes: usize, receive_buffer: usize) -> Result<B::Memory, BackendError> {
+        let requested_bytes = Some(bytes);
         let moment = Moment::Reserve;
-        (self.hook)(Asked { moment, lane: None, task: None, event: None, bytes: bytes_asked })?;
-        self.inner.reserve(bytes, landing)
+        (self.hook)(Request { moment, lane: None, task: None, event: None, bytes: requested_bytes })?;
+        self.inner.reserve(bytes, receive_buffer)
     }
 
     fn open(
@@ -242,7 +242,7 @@ impl<B: Backend> Backend for Wrapped<B> {
 
     fn end_capture(&self, streams: &mut [B::Stream], bound: &Self::Bound) -> Result<B::Graph, BackendError> {
         let graph = self.inner.end_capture(streams, &bound.inner)?;
-        self.ask(Moment::Recorded)?;
+        self.ask(Moment::Captured)?;
         Ok(graph)
     }
 

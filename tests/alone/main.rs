@@ -1,8 +1,8 @@
-//! Tests that need the process for themselves: they count what it allocates, or hear all that is traced in
+//! Tests that need the process for themselves: they count what it allocates, or see all that is traced in
 //! it.
 //!
 //! A program with a runner of its own, and with an allocator that counts. One test runs at a time, in the
-//! order below: the last is heard by a subscriber that stays. `cargo test --test alone -- PART` runs those
+//! order below: the last is seen by a subscriber that stays. `cargo test --test alone -- PART` runs those
 //! whose names have PART.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]

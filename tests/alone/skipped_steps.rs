@@ -28,7 +28,7 @@ warpweft_testing::alone! {
     a_sum_over_steps_names_the_step_whose_call_wrote_it,
     a_run_of_skipped_steps_without_a_loss_scale_is_an_error_and_the_session_goes_on,
     every_process_names_the_same_rank_and_call,
-    a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_recording_and_the_recording_stays,
+    a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_capture_and_the_capture_stays,
     every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank,
 }
 
@@ -36,7 +36,7 @@ const SIZE: usize = 32;
 const MICRO_BATCHES: u32 = 2;
 
 /// Which of its gradients a call spoils, as the input says.
-const SOUND: f32 = 0.0;
+const VALID: f32 = 0.0;
 const NAN_UP: f32 = 1.0;
 const INFINITE_DOWN: f32 = 2.0;
 const INFINITE_NORM: f32 = 3.0;
@@ -107,7 +107,7 @@ async fn start(config: Config, ranks: u32) -> Session {
 /// Has these ranks spoil gradients in these micro-batches of the coming step, and no other.
 fn spoil(session: &mut Session, spoilt: &[(u32, usize, f32)]) {
     for rank in session.own_ranks().collect::<Vec<_>>() {
-        let mut values = [SOUND; MICRO_BATCHES as usize];
+        let mut values = [VALID; MICRO_BATCHES as usize];
         for (_, micro_batch, kind) in spoilt.iter().filter(|(other, ..)| *other == rank.number()) {
             values[*micro_batch] = *kind;
         }
@@ -151,9 +151,9 @@ fn a_skipped_step_names_the_weight_and_the_rank_and_the_call_that_wrote_it() {
             let last = ranks - 1;
             for round in 0..3 {
                 let at = round * 5;
-                let sound = step(&mut session, &[]).await;
-                assert!(matches!(sound.outcome, Outcome::Updated { .. }), "{:?}", sound.outcome);
-                assert_eq!(sound.non_finite, None);
+                let valid = step(&mut session, &[]).await;
+                assert!(matches!(valid.outcome, Outcome::Updated { .. }), "{:?}", valid.outcome);
+                assert_eq!(valid.non_finite, None);
                 for (number, kind, micro_batch, weight, call) in [
                     (1, NAN_UP, 0, "up", "back up"),
                     (2, INFINITE_DOWN, 1, "down", "back down in micro-batch 1"),
@@ -197,8 +197,8 @@ fn no_rank_copies_main_grads_to_the_host_where_one_knows_the_call() {
     let (told, counted) = (mischief.clone(), Arc::clone(&downloads));
     let wrap = move |backend| {
         let counted = Arc::clone(&counted);
-        Wrapped::new(backend, move |asked| {
-            counted.fetch_add(usize::from(asked.moment == Moment::Download), Ordering::Relaxed);
+        Wrapped::new(backend, move |requested| {
+            counted.fetch_add(usize::from(requested.moment == Moment::Download), Ordering::Relaxed);
             Ok(())
         })
     };
@@ -303,8 +303,8 @@ fn every_process_names_the_same_rank_and_call() {
     }
 }
 
-/// EX-1. On a GPU no recording inspects gradients, so a step behind one that was skipped is issued.
-fn a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_recording_and_the_recording_stays() {
+/// EX-1. On a GPU no capture inspects gradients, so a step after one that was skipped is issued.
+fn a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_capture_and_the_capture_stays() {
     let trainer = Trainer::new(2, Format::NVFP4_2D);
     let trained = |capture| {
         let mischief = Mischief::default();
@@ -328,9 +328,9 @@ fn a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_recording_and_th
         all.remove(0)
     };
     let (none, issued) = trained(Capture::Off);
-    let (segments, recorded) = trained(Capture::Step);
+    let (segments, captured) = trained(Capture::Step);
     assert_eq!((none, segments), (vec![0; 8], vec![0, 1, 1, 1, 0, 0, 1, 1]));
-    assert!(issued == recorded, "masters, moments and planes");
+    assert!(issued == captured, "masters, moments and planes");
 }
 
 /// What one event or span says: its level, its name or message, and its fields in words.

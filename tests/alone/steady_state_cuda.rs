@@ -1,5 +1,5 @@
 //! 200 steps on GPUs allocate nothing on rank threads nor on a device, and move nothing (`steady`): issued,
-//! recorded, and recorded in segments.
+//! captured, and captured in segments.
 //!
 //! One rank on each GPU, four at most. Without a GPU it says on stderr that it was skipped.
 
@@ -82,12 +82,12 @@ impl Place for Gpus {
         Ok(())
     }
 
-    /// A closure runs while it is enqueued: in every issued step, once for a recording, and between segments
+    /// A closure runs while it is enqueued: in every issued step, once for a capture, and between segments
     /// in every step.
     fn calls(capture: Capture, steps: usize) -> usize {
         match capture {
             Capture::Step => 2,
-            // The call is dynamic there, so it is in no recording.
+            // The call is dynamic there, so it is in no capture.
             Capture::Off | Capture::Segments => steps,
         }
     }

@@ -10,7 +10,7 @@ use warpweft_session::session::{Outcome, Session, StepReport};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_with, formats, initial};
 use super::harness::{noise, within_limit};
-use crate::device::most_recorded_ranks;
+use crate::device::most_captured_ranks;
 use crate::products::{Layers, Surface, settled, start};
 
 const STEPS: u32 = 4;
@@ -29,12 +29,12 @@ async fn session(capture: Capture, micro_batches: u32) -> Session {
         }
     };
     let program = program.accumulating().unwrap();
-    start(Session::builder(config, factory).program(program).initialize(initial), most_recorded_ranks()).await
+    start(Session::builder(config, factory).program(program).initialize(initial), most_captured_ranks()).await
 }
 
 /// Every rank's and expert's tokens of these batches of a step.
 fn feed(session: &mut Session, step: u32, batches: std::ops::Range<u32>) {
-    for rank in 0..most_recorded_ranks() {
+    for rank in 0..most_captured_ranks() {
         for expert in 0..EXPERTS as u32 {
             let seed = |batch| ((step * BATCHES + batch) * 16 + rank) * EXPERTS as u32 + expert;
             let values = batches.clone().flat_map(|batch| noise(ELEMENTS, seed(batch)));
@@ -75,7 +75,7 @@ async fn in_parts(capture: Capture) -> (Checkpoint, Vec<u16>) {
             } else {
                 session.step("train").await.unwrap()
             };
-            assert_eq!(report.not_recorded, [], "{capture:?}, step {step}, batch {batch}");
+            assert_eq!(report.not_captured, [], "{capture:?}, step {step}, batch {batch}");
             let is_replayed = capture != Capture::Off && (step > 0 || batch == 2);
             assert_eq!(report.segments, usize::from(is_replayed), "{capture:?}, step {step}, batch {batch}");
             let updates = matches!(report.outcome, Outcome::Updated { .. });
@@ -88,7 +88,7 @@ async fn in_parts(capture: Capture) -> (Checkpoint, Vec<u16>) {
     (checkpoint, outputs)
 }
 
-/// PL-4 and EX-1, of every format, issued and recorded.
+/// PL-4 and EX-1, of every format, issued and captured.
 fn gradients_added_up_over_steps_are_those_of_one_step_with_as_many_micro_batches() {
     within_limit(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -21,7 +21,7 @@ fn gather(ranks: u32, rows: usize, cols: usize, format: Format, orientation: Ori
     gather_by(ranks, (rows, cols), format, orientation, |plan, part| plan.gather(&[part]));
 }
 
-/// What `gathers` asks for leaves the shards of all ranks one after the other, and zeroes behind them.
+/// What `gathers` requests leaves the shards of all ranks one after the other, and zeroes after them.
 fn gather_by(
     ranks: u32,
     (rows, cols): (usize, usize),

@@ -1,6 +1,6 @@
 //! Conformance cases of the ops that follow a step's gradients: D3, G5, H2, H4, H13, H15.
 //!
-//! H12 asks for Adam on 2 359 332 864 elements and is skipped below 60 GiB of free memory. What that size can
+//! H12 requests Adam on 2 359 332 864 elements and is skipped below 60 GiB of free memory. What that size can
 //! break is the arithmetic of sizes and offsets; that is tested at full size, without the memory, in
 //! `tests/plan/plans`, and with slices of masters in `tests/plan/sizes.rs`.
 
@@ -103,8 +103,8 @@ fn d3_contributions_of_any_size_and_precision_are_scaled_and_no_fault_is_raised(
     }
 }
 
-/// Conformance G5: behind a vote that skips, amax, scale and cast leave every byte of every format as it was;
-/// behind a clean one they do not.
+/// Conformance G5: after a vote that skips, amax, scale and cast leave every byte of every format as it was;
+/// after a clean one they do not.
 fn g5_a_skipped_step_leaves_every_output_of_the_quantizer_untouched() {
     for format in Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok()) {
         let mut plan = Plan::new(1, &[sharded(128, 160, format)]);
@@ -352,7 +352,7 @@ fn h13_the_norm_is_close_to_the_one_in_f64_for_one_tensor_and_for_many() {
     }
 }
 
-/// Conformance H15: the bf16 weight is the cast of its master behind every one of seven steps.
+/// Conformance H15: the bf16 weight is the cast of its master after every one of seven steps.
 fn h15_a_bf16_weight_follows_its_master_and_the_textbook() {
     const RATE: f32 = 1e-2;
     for mode in [AdamMode::AdamW, AdamMode::Adam] {

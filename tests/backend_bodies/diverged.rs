@@ -1,5 +1,5 @@
 //! AD-4 of the optimizer alone, and EX-5 of whole sessions: masters and moments from which no training goes on are
-//! told by the step that makes them, whatever the format, and an import heals.
+//! reported by the step that makes them, whatever the format, and an import heals.
 
 use half::bf16;
 use warpweft_backend::Backend;
@@ -19,7 +19,7 @@ use warpweft_testing::polled::polled_once;
 
 use super::experts::{ELEMENTS, Product, WEIGHT, formats, initial};
 use super::harness::{BY, LINK, Plan, QUANTIZE, Rank, W, noise, run, sharded, within_limit};
-use crate::device::{Device, most_recorded_ranks};
+use crate::device::{Device, most_captured_ranks};
 use crate::products::{Layers, Surface, form, settled, start, turned};
 
 /// The largest f32 that bf16 does not round to infinity, and the next one.
@@ -86,7 +86,7 @@ fn a_master_or_a_moment_that_is_too_large_is_told_once_and_the_largest_is_not() 
         run(plan, move |rank| {
             rank.put(hyperparameters, &[still]);
             rank.step().unwrap();
-            let graph = rank.record_graph().unwrap();
+            let graph = rank.capture_graph().unwrap();
             let clean = Vote { clip: 1.0, unscale: 1.0, step: 1, ..Vote::default() };
             let rounded = via.round(format, TOO_LARGE).is_infinite();
             for (at, which) in
@@ -117,7 +117,7 @@ fn a_master_or_a_moment_that_is_too_large_is_told_once_and_the_largest_is_not() 
                     put(rank, clean);
                     rank.step().unwrap();
                     assert_eq!(rank.backend.take_diverged(), diverged, "{what}, issued");
-                    assert!(!rank.backend.take_diverged(), "{what}: it is told once");
+                    assert!(!rank.backend.take_diverged(), "{what}: it is reported once");
                     put(rank, clean);
                     rank.replay(&graph).unwrap();
                     assert_eq!(rank.backend.take_diverged(), diverged, "{what}, replayed");
@@ -183,7 +183,7 @@ impl Case {
     }
 }
 
-/// Every format, state in fewer bytes and scales that are delayed, each issued and recorded.
+/// Every format, state in fewer bytes and scales that are delayed, each issued and captured.
 fn cases() -> Vec<Case> {
     let (masters, moments, scaling) = (Masters::Bf16Remainder, Moments::Bf16, Scaling::Delayed);
     let is_of_tensors = |format: &Format| matches!(format, Format::Fp8Tensor(_));
@@ -200,7 +200,7 @@ fn cases() -> Vec<Case> {
 /// One call of one weight, whose gradient does not depend on the weight.
 async fn session(case: Case) -> Session {
     let Case { format, masters, moments, scaling, capture } = case;
-    let ranks = most_recorded_ranks();
+    let ranks = most_captured_ranks();
     let mut config = settled(Config { capture, ..Config::default() });
     (config.optimizer.masters, config.optimizer.moments) = (masters, moments);
     config.quantize.scaling = scaling;
@@ -240,7 +240,7 @@ async fn steps(session: &mut Session, count: usize) -> Vec<u16> {
     for _ in 0..count {
         let report = session.step("train").await.unwrap();
         assert!(matches!(report.outcome, Outcome::Updated { .. }), "{:?}", report.outcome);
-        assert_eq!(report.not_recorded, []);
+        assert_eq!(report.not_captured, []);
         for rank in (0..session.ranks()).map(RankId::new) {
             all.extend(report.output::<bf16>(rank, "dx").unwrap().into_iter().map(bf16::to_bits));
         }
@@ -261,7 +261,7 @@ async fn diverge(session: &mut Session, case: Case) -> (u64, RankId, StrayValue)
     (step, rank, value)
 }
 
-/// Neither trains nor saves, and says why; what its gradients were can still be looked at.
+/// Neither trains nor saves, and says why; what its gradients were can still be read.
 async fn assert_it_waits(session: &mut Session, told: u64) {
     for _ in 0..2 {
         let of = |error| matches!(error, SessionError::Diverged { step, .. } if step == told);
@@ -355,7 +355,7 @@ fn one_master_that_overflows_is_named_by_its_rank_row_and_column() {
     }
 }
 
-/// EX-5: of a step whose future was dropped, whoever asks next hears it.
+/// EX-5: of a step whose future was dropped, the next caller gets it.
 fn what_a_dropped_step_left_is_told_to_whoever_asks_next() {
     let case = Case::plain(Format::Bf16);
     within_limit(move || {

@@ -1,4 +1,4 @@
-//! Exchanges of buffers in whole sessions: programs of nothing else, issued and recorded.
+//! Exchanges of buffers in whole sessions: programs of nothing else, issued and captured.
 //!
 //! Law: what is expected is computed from what ranks give, as where exchanges are driven by hand. No closure runs.
 
@@ -11,7 +11,7 @@ use warpweft_session::session::{Outcome, Session};
 
 use super::exchanges::{GROUPS, given, received};
 use super::harness::within_limit;
-use crate::device::most_recorded_ranks;
+use crate::device::most_captured_ranks;
 use crate::products::{Surface, settled, start};
 
 /// Elements that ranks of a session give each other in an all-to-all.
@@ -108,10 +108,10 @@ async fn check_session(mesh: Mesh, micro_batches: u32, capture: Capture) {
 }
 
 /// EX-1. No closure runs, with one micro-batch and with several.
-fn sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_recorded() {
+fn sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_captured() {
     within_limit(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        let most = most_recorded_ranks();
+        let most = most_captured_ranks();
         let mut worlds = vec![Mesh::new(1).unwrap(), Mesh::new(most).unwrap()];
         worlds.extend(Mesh::hybrid(most, 2).ok());
         for (mesh, micro_batches) in worlds.into_iter().flat_map(|mesh| [(mesh, 1), (mesh, 3)]) {
@@ -123,5 +123,5 @@ fn sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_re
 }
 
 bodies! {
-    sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_recorded,
+    sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_captured,
 }

@@ -1,7 +1,7 @@
-//! Exchanges of buffers: what every rank has behind one of each kind, over every group, issued and recorded.
+//! Exchanges of buffers: what every rank has after one of each kind, over every group, issued and captured.
 //!
 //! Law: what is expected is computed here, from what ranks give and a few lines for each kind. All bytes of every
-//! arena are looked at: what no exchange writes stays as it was.
+//! arena are checked: what no exchange writes stays as it was.
 
 use warpweft_backend::Backend;
 use warpweft_base::id::{BufferId, CallId, SlotId};
@@ -11,7 +11,7 @@ use warpweft_plan::model::{BufferSpec, ExchangeKind, Group, Lifetime, Mesh, Role
 use warpweft_plan::op::{self, ExchangeBuffer, Op};
 
 use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
-use crate::device::{Device, meshes, most_recorded_ranks};
+use crate::device::{Device, meshes, most_captured_ranks};
 
 pub(crate) const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
 const KINDS: [ExchangeKind; 4] =
@@ -30,7 +30,7 @@ const COMBINED: [(ElementType, usize); 3] =
 
 /// Flat worlds from one rank on, and meshes of replicas: as many ranks as there are GPUs, and two on one.
 fn worlds() -> Vec<Mesh> {
-    let most = most_recorded_ranks();
+    let most = most_captured_ranks();
     let flat = (1..=most.max(2)).map(|ranks| Mesh::new(ranks).unwrap());
     flat.chain(meshes().into_iter().filter(|mesh| most == 4 || mesh.ranks() <= most.max(2))).collect()
 }
@@ -168,7 +168,7 @@ fn check_arenas(plan: &Plan, exchanges: &[Planned], round: usize, found: &[Vec<V
 fn an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_and_all_else_alone() {
     for mesh in worlds() {
         let (plan, exchanges) = every_exchange(mesh);
-        let is_recorded = mesh.ranks() <= most_recorded_ranks();
+        let is_recorded = mesh.ranks() <= most_captured_ranks();
         let planned = exchanges.clone();
         let found = run(plan.clone(), move |rank: &mut Rank<Device>| {
             let all = Region { offset: 0, bytes: rank.plan.arena.bytes() };
@@ -187,7 +187,7 @@ fn an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_a
                 rank.step().unwrap();
                 rounds.push(look(rank));
             }
-            let graph = is_recorded.then(|| rank.record_graph().unwrap());
+            let graph = is_recorded.then(|| rank.capture_graph().unwrap());
             for (round, graph) in (2..4).zip(graph.iter().cycle()) {
                 put(rank, round);
                 rank.replay(graph).unwrap();
@@ -209,10 +209,10 @@ enum Turn {
     Exchange(ExchangeKind, usize, usize),
 }
 
-/// The second half of them recorded.
+/// The second half of them captured.
 const STEPS: usize = 8;
 
-/// Two buffers that go back and forth, each overwritten right behind what peers read of it, and read right before
+/// Two buffers that go back and forth, each overwritten right after what peers read of it, and read right before
 /// what peers bring next.
 const BACK_AND_FORTH: [Turn; 17] = {
     use ExchangeKind::{AllGather, AllToAll, Max, Sum};
@@ -244,7 +244,7 @@ fn written(number: usize, elements: usize, rank: usize, step: usize) -> Vec<u8> 
 
 /// EX-1, PL-8: a rank that is done with an exchange overwrites at once what it gave, and peers what it got.
 fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
-    let ranks = most_recorded_ranks();
+    let ranks = most_captured_ranks();
     let mesh = Mesh::new(ranks).unwrap();
     let part = 5003;
     let elements = move |number: usize| if number < 2 { part } else { part * ranks as usize };
@@ -271,7 +271,7 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
         let mut steps = Vec::new();
         for step in 0..STEPS {
             if step == STEPS / 2 {
-                graph = Some(rank.record_graph().unwrap());
+                graph = Some(rank.capture_graph().unwrap());
             }
             for (number, slot) in slots.iter().enumerate().take(5) {
                 rank.put(*slot, &written(number, elements(number), rank.number(), step));

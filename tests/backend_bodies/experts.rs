@@ -1,7 +1,7 @@
 //! A model of experts and a training step of it, for sessions on every backend.
 //!
-//! A block of experts for each format, one behind the other. Every expert has tokens of its own; its block is
-//! a group that is gathered and reduced as one. What a block gave in forward is computed again in backward,
+//! A block of experts for each format, one after the other. Every expert has tokens of its own; its block is
+//! a group that is gathered and reduced as one. What a block gave in forward is recomputed in backward,
 //! and a step has two micro-batches. The loss is half the squared length of what the last block gives, so its
 //! gradient is that, and a device brings products alone: `crate::products`.
 
@@ -71,7 +71,7 @@ pub(crate) fn declare_with(dynamic: &[&str], micro_batches: u32) -> Declared {
     declared(dynamic, micro_batches, ParameterGroup::default())
 }
 
-/// The program of one micro-batch whose weights' matrices a rule gets whole.
+/// The program of one micro-batch whose weights' matrices a custom optimizer gets whole.
 pub(crate) fn declare_by_matrices() -> Declared {
     declared(&[], 1, ParameterGroup { whole_matrix: true, ..ParameterGroup::default() })
 }

@@ -1,4 +1,4 @@
-//! EX-3 and EX-4 of whole sessions: what a closure forgets is told by name, and the plan it failed in is cold.
+//! EX-3 and EX-4 of whole sessions: what a closure forgets is reported by name, and the plan it failed in is cold.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,7 +13,7 @@ use warpweft_session::session::{MadeBy, Outcome, Session, SessionError, StepRepo
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, Product, declare, formats, initial};
 use super::harness::{noise, within_limit};
-use crate::device::{HOST_SEES_MEMORY, most_recorded_ranks};
+use crate::device::{HOST_SEES_MEMORY, most_captured_ranks};
 use crate::products::{Layers, Surface, settled, start};
 
 /// How the last rank carries out the backward of the first block.
@@ -37,14 +37,14 @@ impl Orders {
 
     fn of(&self, call: &Call, rank: RankId) -> Work {
         let told = [Work::Whole, Work::Forgotten, Work::Unwritten];
-        let last = rank.number() + 1 == most_recorded_ranks();
+        let last = rank.number() + 1 == most_captured_ranks();
         if last && call.name == "b0" { told[usize::from(self.0.load(Ordering::SeqCst))] } else { Work::Whole }
     }
 }
 
 /// Under the checking layer, whose memory holds no numbers until it is written.
 async fn session(capture: Capture, orders: &Orders) -> Session {
-    let ranks = most_recorded_ranks();
+    let ranks = most_captured_ranks();
     let config = settled(Config { capture, check: true, ..Config::default() });
     let Declared { program, products } = declare(&[]);
     let (orders, products) = (orders.clone(), Arc::new(products));
@@ -108,7 +108,7 @@ fn a_gradient_that_is_forgotten_ends_the_step_by_name_and_an_unwritten_one_shows
             orders.give(Work::Forgotten);
             let error = session.step("train").await.unwrap_err();
             let SessionError::Closure { rank, call, message, .. } = &error else { panic!("{error}") };
-            assert_eq!((rank.number() + 1, call.as_str()), (most_recorded_ranks(), "b0"));
+            assert_eq!((rank.number() + 1, call.as_str()), (most_captured_ranks(), "b0"));
             assert!(message.contains("declares to write the gradient of `"), "{message}");
             orders.give(Work::Unwritten);
             let step = session.step("train").await;
@@ -133,32 +133,32 @@ async fn after_a_failure(capture: Capture) -> (Checkpoint, Vec<usize>) {
     let mut segments = Vec::new();
     for _ in 0..4 {
         let report = session.step("train").await.unwrap();
-        assert_eq!(report.not_recorded, []);
+        assert_eq!(report.not_captured, []);
         segments.push(report.segments);
     }
     (session.export().await.unwrap(), segments)
 }
 
 /// EX-3
-fn a_plan_that_failed_first_is_issued_until_a_step_is_through_and_recorded_then() {
+fn a_plan_that_failed_first_is_issued_until_a_step_is_through_and_captured_then() {
     within_limit(|| {
         let runtime = runtime();
         let (issued, none) = runtime.block_on(after_a_failure(Capture::Off));
-        let (recorded, segments) = runtime.block_on(after_a_failure(Capture::Step));
+        let (captured, segments) = runtime.block_on(after_a_failure(Capture::Step));
         assert_eq!((none, segments), (vec![0; 4], vec![0, 1, 1, 1]));
-        assert!(issued == recorded, "masters, moments, planes and scales");
+        assert!(issued == captured, "masters, moments, planes and scales");
     });
 }
 
-/// What fills memory under the checking layer is recorded with the step. Behind a step that was skipped gradients are
+/// What fills memory under the checking layer is captured with the step. After a step that was skipped gradients are
 /// inspected, and the call is known.
-fn a_gradient_that_is_not_written_shows_in_a_recorded_step_too() {
+fn a_gradient_that_is_not_written_shows_in_a_captured_step_too() {
     within_limit(|| {
         runtime().block_on(async {
             let orders = Orders::default();
             let mut session = session(Capture::Step, &orders).await;
             assert_eq!(session.step("train").await.unwrap().segments, 0);
-            // A replay calls closures on the CPU alone; elsewhere it is the recording that leaves it out.
+            // A replay calls closures on the CPU alone; elsewhere it is the capture that leaves it out.
             if HOST_SEES_MEMORY {
                 assert_eq!(session.step("train").await.unwrap().segments, 1);
             }
@@ -169,11 +169,11 @@ fn a_gradient_that_is_not_written_shows_in_a_recorded_step_too() {
                 let Ok(report) = step else { continue };
                 let made_by = report.non_finite.unwrap().made_by;
                 if number == 0 {
-                    assert!(matches!(made_by, MadeBy::Unknown { .. }), "no recording inspects: {made_by:?}");
+                    assert!(matches!(made_by, MadeBy::Unknown { .. }), "no capture inspects: {made_by:?}");
                     assert_eq!(report.segments, 1);
                 } else {
                     let MadeBy::Call { rank, call, .. } = made_by else { panic!("{made_by:?}") };
-                    assert_eq!((rank.number() + 1, call.as_str()), (most_recorded_ranks(), "b0"));
+                    assert_eq!((rank.number() + 1, call.as_str()), (most_captured_ranks(), "b0"));
                     assert_eq!(report.segments, 0, "it was issued, to be inspected");
                 }
             }
@@ -183,6 +183,6 @@ fn a_gradient_that_is_not_written_shows_in_a_recorded_step_too() {
 
 bodies! {
     a_gradient_that_is_forgotten_ends_the_step_by_name_and_an_unwritten_one_shows,
-    a_plan_that_failed_first_is_issued_until_a_step_is_through_and_recorded_then,
-    a_gradient_that_is_not_written_shows_in_a_recorded_step_too,
+    a_plan_that_failed_first_is_issued_until_a_step_is_through_and_captured_then,
+    a_gradient_that_is_not_written_shows_in_a_captured_step_too,
 }

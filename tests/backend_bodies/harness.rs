@@ -209,7 +209,7 @@ impl<B: Backend> Rank<B> {
             timed: false,
             spoiled: false,
         };
-        let memory = backend.reserve(plan.arena.bytes(), backend.landing_bytes(&binding)?)?;
+        let memory = backend.reserve(plan.arena.bytes(), backend.receive_buffer_bytes(&binding)?)?;
         let mut streams = Vec::new();
         for lane in LANES {
             let closures = closures.clone().filter(|_| lane.kind == LaneKind::Compute);
@@ -256,15 +256,15 @@ impl<B: Backend> Rank<B> {
         self.synchronize()
     }
 
-    /// Records the plan's script.
-    pub(crate) fn record_graph(&mut self) -> Result<B::Graph, BackendError> {
+    /// Captures the plan's script.
+    pub(crate) fn capture_graph(&mut self) -> Result<B::Graph, BackendError> {
         let plan = Arc::clone(&self.plan);
         self.begin()?;
-        self.record_segment(&plan.script)
+        self.capture_segment(&plan.script)
     }
 
-    /// Records a part of a step.
-    pub(crate) fn record_segment(&mut self, script: &[Do]) -> Result<B::Graph, BackendError> {
+    /// Captures a part of a step.
+    pub(crate) fn capture_segment(&mut self, script: &[Do]) -> Result<B::Graph, BackendError> {
         self.backend.begin_capture(&mut self.streams, &self.bound)?;
         script.iter().try_for_each(|entry| self.obey(*entry))?;
         self.backend.end_capture(&mut self.streams, &self.bound)
@@ -275,7 +275,7 @@ impl<B: Backend> Rank<B> {
         self.backend.launch(&mut self.streams, &self.bound, graph)
     }
 
-    /// One recorded step.
+    /// One captured step.
     pub(crate) fn replay(&mut self, graph: &B::Graph) -> Result<(), BackendError> {
         self.begin()?;
         self.launch(graph)?;

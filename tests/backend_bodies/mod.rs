@@ -1,7 +1,7 @@
 //! What every backend must do, as bodies without a device. A test program names its device in
-//! `crate::device`: `Device`, `DeviceOptions`, `on_every_rank`, `most_recorded_ranks`, `HOST_SEES_MEMORY` and the
-//! `meshes` of replicas it is asked for; and in `crate::products` what whole sessions compute on it, and how they are
-//! started: `Surface`, `Layers`, `Rule`, `form`, `turned`, `settled` and `start`.
+//! `crate::device`: `Device`, `DeviceOptions`, `on_every_rank`, `most_captured_ranks`, `HOST_SEES_MEMORY` and the
+//! `meshes` of replicas it is requested; and in `crate::products` what whole sessions compute on it, and how they are
+//! started: `Surface`, `Layers`, `CustomOptimizer`, `form`, `turned`, `settled` and `start`.
 
 /// Lists the bodies of a file, for programs with a runner of their own, and makes each a test for the others.
 macro_rules! bodies {
@@ -20,8 +20,10 @@ macro_rules! bodies {
 }
 
 pub(crate) mod accumulated;
+pub(crate) mod captured;
 pub(crate) mod collectives;
 pub(crate) mod conformance;
+pub(crate) mod custom_optimizer;
 pub(crate) mod delayed;
 pub(crate) mod diverged;
 pub(crate) mod exchange_sessions;
@@ -31,9 +33,7 @@ pub(crate) mod forgotten;
 pub(crate) mod harness;
 pub(crate) mod ops;
 pub(crate) mod optimizer;
-pub(crate) mod own_rule;
 pub(crate) mod parts;
-pub(crate) mod recorded;
 pub(crate) mod replay;
 pub(crate) mod replicas;
 pub(crate) mod scales;

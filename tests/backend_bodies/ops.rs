@@ -203,7 +203,7 @@ fn check_flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) {
     }
 }
 
-/// `expected` first, and nothing but padding behind it.
+/// `expected` first, and nothing but padding after it.
 fn assert_prefix(what: &str, actual: &[u8], expected: &[u8]) {
     assert!(actual.starts_with(expected), "{what}");
     assert!(actual[expected.len()..].iter().all(|byte| *byte == 0), "{what}: padding");
@@ -315,7 +315,7 @@ fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let votes = run(plan, move |rank| {
         let mut votes = Vec::new();
         for (gradient, word) in [(1.0, 0), (f32::NAN, 0), (1.0, 3)] {
-            // Rank 1 holds one real row; the row behind it is padding and must not count.
+            // Rank 1 holds one real row; the row after it is padding and must not count.
             rank.put(main_grads[0].1, &[[1.0, 1.0, 1.0, 1.0], [gradient, 1.0, 9.0, 9.0]][rank.number()]);
             rank.put(main_grads[1].1, &[1.0_f32; 6]);
             rank.put(gradient_scale, &[1.0_f32]);

@@ -14,7 +14,7 @@ use warpweft_session::session::Session;
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};
-use crate::device::most_recorded_ranks;
+use crate::device::most_captured_ranks;
 use crate::products::{Layers, Surface, settled, start};
 
 fn config(scaling: Scaling, moments: Moments) -> Config {
@@ -66,7 +66,7 @@ fn steps_go_on_from_parts_bit_for_bit_and_one_rank_reads_what_all_saved() {
     within_limit(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
-            let ranks = most_recorded_ranks();
+            let ranks = most_captured_ranks();
             for (scaling, moments) in [(Scaling::Current, Moments::Bf16), (Scaling::Delayed, Moments::F32)] {
                 let folder = tempfile::tempdir().unwrap();
                 let files = PartFiles::new(folder.path());

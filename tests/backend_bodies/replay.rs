@@ -1,4 +1,4 @@
-//! A recorded step is the step: EX-1.
+//! A captured step is the step: EX-1.
 
 use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format};
@@ -8,7 +8,7 @@ use warpweft_plan::op::{
     ZeroPadding,
 };
 
-use crate::device::most_recorded_ranks;
+use crate::device::most_captured_ranks;
 
 use super::harness::{COMPUTE, Do, LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
 
@@ -37,16 +37,16 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
 }
 
 fn a_replayed_step_gives_the_bits_of_an_eager_one_without_closures() {
-    for ranks in 1..=most_recorded_ranks() {
-        let results = |recorded: bool| {
+    for ranks in 1..=most_captured_ranks() {
+        let results = |captured: bool| {
             let (plan, shard, main_grad) = pipeline(ranks);
             run(plan, move |rank| {
                 let elements = rank.plan.region(shard).bytes / 4;
-                // As the executor does it: what is made when it is first needed is made outside of a recording.
+                // As the executor does it: what is made when it is first needed is made outside of a capture.
                 rank.step().unwrap();
-                let graph = recorded.then(|| rank.record_graph().unwrap());
+                let graph = captured.then(|| rank.capture_graph().unwrap());
                 let untouched = rank.get::<f32>(main_grad);
-                assert!(untouched.iter().all(|value| *value == 0.0), "recording runs nothing");
+                assert!(untouched.iter().all(|value| *value == 0.0), "capturing runs nothing");
                 for step in 0..5 {
                     rank.put(shard, &noise(elements, step * 10 + rank.number() as u32));
                     match &graph {
@@ -64,12 +64,12 @@ fn a_replayed_step_gives_the_bits_of_an_eager_one_without_closures() {
 }
 
 fn eager_steps_and_replays_of_one_plan_may_alternate() {
-    let (plan, shard, main_grad) = pipeline(most_recorded_ranks().min(2));
+    let (plan, shard, main_grad) = pipeline(most_captured_ranks().min(2));
     run(plan, move |rank| {
         let elements = rank.plan.region(shard).bytes / 4;
         rank.put(shard, &vec![2.0_f32; elements]);
         rank.step().unwrap();
-        let graph = rank.record_graph().unwrap();
+        let graph = rank.capture_graph().unwrap();
         rank.replay(&graph).unwrap();
         rank.step().unwrap();
         rank.replay(&graph).unwrap();
@@ -78,12 +78,12 @@ fn eager_steps_and_replays_of_one_plan_may_alternate() {
 }
 
 /// The pipeline in two segments, and the copy between them enqueued anew. Fences that cross a segment's end
-/// are left out: a recording begins and ends on the first lane, which is all that orders the two and the
+/// are left out: a capture begins and ends on the first lane, which is all that orders the two and the
 /// copy.
 fn two_segments_and_a_task_between_them_give_the_bits_of_an_eager_step() {
     let copy = TaskId::new(2);
-    for ranks in 1..=most_recorded_ranks() {
-        let results = |recorded: bool| {
+    for ranks in 1..=most_captured_ranks() {
+        let results = |captured: bool| {
             let (plan, shard, main_grad) = pipeline(ranks);
             run(plan, move |rank| {
                 let elements = rank.plan.region(shard).bytes / 4;
@@ -95,12 +95,12 @@ fn two_segments_and_a_task_between_them_give_the_bits_of_an_eager_step() {
                     script[..between].iter().copied().filter(|entry| !crosses(entry)).collect(),
                     &script[between + 1..],
                 );
-                let segments = recorded.then(|| {
+                let segments = captured.then(|| {
                     rank.begin().unwrap();
-                    [rank.record_segment(&first).unwrap(), rank.record_segment(second).unwrap()]
+                    [rank.capture_segment(&first).unwrap(), rank.capture_segment(second).unwrap()]
                 });
                 let untouched = rank.get::<f32>(main_grad);
-                assert!(untouched.iter().all(|value| *value == 0.0), "recording runs nothing");
+                assert!(untouched.iter().all(|value| *value == 0.0), "capturing runs nothing");
                 for step in 0..5 {
                     rank.put(shard, &noise(elements, step * 10 + rank.number() as u32));
                     match &segments {
@@ -138,7 +138,7 @@ fn a_replayed_step_is_timed_like_an_issued_one() {
     let mut steps = run(plan, |rank| {
         rank.step().unwrap();
         let issued = rank.intervals();
-        let graph = rank.record_graph().unwrap();
+        let graph = rank.capture_graph().unwrap();
         let replays = (0..3).map(|_| {
             rank.replay(&graph).unwrap();
             rank.intervals()

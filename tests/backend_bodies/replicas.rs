@@ -11,7 +11,7 @@ use warpweft_plan::op::{
 };
 
 use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
-use crate::device::{meshes, most_recorded_ranks};
+use crate::device::{meshes, most_captured_ranks};
 
 /// Values of which another order of addition makes other bits.
 fn values(rank: usize, number: usize, elements: usize) -> Vec<f32> {
@@ -21,7 +21,7 @@ fn values(rank: usize, number: usize, elements: usize) -> Vec<f32> {
 
 /// Gradients that few bytes, and that many copies, carry to the other ranks: by the ranks of a replica, then
 /// by the replicas.
-fn sums(mesh: Mesh, recorded: bool) -> Vec<Vec<Vec<f32>>> {
+fn sums(mesh: Mesh, captured: bool) -> Vec<Vec<Vec<f32>>> {
     let specs = [(12, 5), (96, 130)].map(|(rows, cols)| sharded(rows, cols, Format::F32));
     let mut plan = Plan::over(mesh, &specs);
     let (call, element) = (CallId::new(0), ElementType::F32);
@@ -54,8 +54,8 @@ fn sums(mesh: Mesh, recorded: bool) -> Vec<Vec<Vec<f32>>> {
         };
         put(rank);
         rank.step().unwrap();
-        if recorded {
-            let graph = rank.record_graph().unwrap();
+        if captured {
+            let graph = rank.capture_graph().unwrap();
             for _ in 0..3 {
                 for (_, summed) in &pairs {
                     rank.put(*summed, &vec![f32::NAN; rank.plan.region(*summed).bytes / 4]);
@@ -95,8 +95,8 @@ fn a_gradient_is_summed_over_a_replica_and_then_over_the_replicas() {
 }
 
 /// EX-1, with ranks that meet others in every collective.
-fn a_recorded_sum_over_replicas_is_the_sum() {
-    let most = most_recorded_ranks();
+fn a_captured_sum_over_replicas_is_the_sum() {
+    let most = most_captured_ranks();
     for mesh in meshes().into_iter().filter(|mesh| mesh.ranks() <= most) {
         check_sums(mesh, &sums(mesh, true));
     }
@@ -116,7 +116,7 @@ fn many_values_are_combined_in_rank_order_whoever_combines_them() {
 }
 
 fn check_combined(mesh: Mesh, group: Group, reduction: Reduction, elements: [usize; 4]) {
-    let recorded = mesh.ranks() <= most_recorded_ranks();
+    let captured = mesh.ranks() <= most_captured_ranks();
     let mut plan = Plan::over(mesh, &[]);
     let pairs = elements.map(|elements| {
         let (_, from) = plan.buffer(&format!("{elements} values"), elements, Residency::Resident);
@@ -144,10 +144,10 @@ fn check_combined(mesh: Mesh, group: Group, reduction: Reduction, elements: [usi
             rank.step().unwrap();
         }
         let issued = pairs.map(|(_, to)| rank.get::<f32>(to));
-        if !recorded {
+        if !captured {
             return (issued, None);
         }
-        let graph = rank.record_graph().unwrap();
+        let graph = rank.capture_graph().unwrap();
         for turn in [0, 2] {
             put(rank, turn);
             rank.replay(&graph).unwrap();
@@ -189,7 +189,7 @@ fn a_gather_takes_the_shards_of_the_rank_s_own_replica() {
         }
         let elements = 60 / mesh.shards() as usize;
         let gathered = run(plan, move |rank| {
-            // Replicas that were told different things would show it.
+            // Replicas that got different things would show it.
             rank.put(from, &noise(elements, rank.number() as u32));
             rank.step().unwrap();
             rank.get::<f32>(to)
@@ -242,7 +242,7 @@ fn every_group_combines_its_own_ranks_and_records_come_from_all() {
 
 bodies! {
     a_gradient_is_summed_over_a_replica_and_then_over_the_replicas,
-    a_recorded_sum_over_replicas_is_the_sum,
+    a_captured_sum_over_replicas_is_the_sum,
     many_values_are_combined_in_rank_order_whoever_combines_them,
     a_gather_takes_the_shards_of_the_rank_s_own_replica,
     every_group_combines_its_own_ranks_and_records_come_from_all,

@@ -55,7 +55,7 @@ fn scaled(weights: &[WeightSpec]) -> Scaled {
     Scaled { plan, block_amax, tensor_amax, encode, tensor_scale, shards }
 }
 
-/// The stored rows of a shard's scale plane, without what lies behind them.
+/// The stored rows of a shard's scale plane, without what lies after them.
 fn scale_plane(rank: &Rank<Device>, shard: &ShardOperand) -> Vec<u8> {
     let planes = rank.plan.weights.layout(shard.weight).shard_planes(shard.orientation);
     let region = PlaneRegions::within(rank.plan.region(shard.slot), &planes).scale;

@@ -93,7 +93,7 @@ fn what_a_hostile_checkpoint_says_of_itself_is_shown_escaped_and_cut() {
         for changed in [
             ("warpweft_checkpoint", name.clone()),
             ("optimizer_step", name.clone()),
-            ("updated_by", name.clone()),
+            ("optimizer_identity", name.clone()),
             ("weights", name.clone()),
             ("weights", text.clone()),
             ("weights", listed(&[(&name, "f32")])),

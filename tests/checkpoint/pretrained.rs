@@ -273,7 +273,7 @@ fn a_hostile_file_is_refused_with_what_is_wrong_with_it() {
         std::fs::write(&path, &bytes).unwrap();
         let error = PretrainedFiles::open([&path]).unwrap_err();
         let said = error.to_string();
-        assert!(matches!(error, CheckpointError::Unsound { .. }), "{said}");
+        assert!(matches!(error, CheckpointError::Invalid { .. }), "{said}");
         assert!(said.contains(expected), "{expected}: {said}");
         assert!(said.contains("hostile.safetensors") && said.contains("fetch it again"), "{said}");
         assert!(said.len() < 1000 && !said.contains('\u{1b}'), "{said:?}");

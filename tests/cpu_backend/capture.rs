@@ -1,4 +1,4 @@
-//! A recorded step is the step: EX-1.
+//! A captured step is the step: EX-1.
 
 use warpweft_backend::{Backend, BackendError};
 use warpweft_base::id::{CallId, EventId, SlotId, TaskId};
@@ -59,15 +59,15 @@ fn grow() -> Option<warpweft_plan::compute::ComputeFactory<warpweft_backend::cpu
 #[test]
 fn a_replayed_step_gives_the_bits_of_an_eager_one() {
     for ranks in 1..=4 {
-        let results = |recorded: bool| {
+        let results = |captured: bool| {
             let (plan, shard, main_grad) = pipeline(ranks);
             on_every_rank(plan, Default::default(), move |backend, plan| {
                 let mut rank = Rank::start(backend, plan, grow()).unwrap();
                 let elements = rank.plan.region(shard).bytes / 4;
-                let graph = recorded.then(|| rank.record_graph().unwrap());
+                let graph = captured.then(|| rank.capture_graph().unwrap());
                 assert!(
                     rank.get::<f32>(main_grad).iter().all(|value| *value == 0.0),
-                    "recording runs nothing"
+                    "capturing runs nothing"
                 );
                 for step in 0..5 {
                     rank.put(shard, &noise(elements, step * 10 + rank.number() as u32));
@@ -92,7 +92,7 @@ fn eager_and_replayed_steps_may_alternate() {
         let mut rank = Rank::start(backend, plan, grow()).unwrap();
         rank.put(shard, &[2.0_f32; 15]);
         rank.step().unwrap();
-        let graph = rank.record_graph().unwrap();
+        let graph = rank.capture_graph().unwrap();
         rank.replay(&graph).unwrap();
         rank.step().unwrap();
         rank.replay(&graph).unwrap();
@@ -114,9 +114,9 @@ fn captures_that_do_not_begin_or_end_are_refused() {
     run(plan, |rank| {
         rank.begin().unwrap();
         let (streams, bound) = (&mut rank.streams, &rank.bound);
-        assert!(is_lane_error(rank.backend.end_capture(streams, bound), "does not record"));
+        assert!(is_lane_error(rank.backend.end_capture(streams, bound), "does not capture"));
         rank.backend.begin_capture(streams, bound).unwrap();
-        assert!(is_lane_error(rank.backend.begin_capture(streams, bound), "records already"));
+        assert!(is_lane_error(rank.backend.begin_capture(streams, bound), "captures already"));
         let graph = rank.backend.end_capture(streams, bound).unwrap();
         rank.backend.launch(streams, bound, &graph).unwrap();
         assert!(is_lane_error(rank.backend.launch(&mut streams[..1], bound, &graph), "other lanes"));

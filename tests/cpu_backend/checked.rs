@@ -37,11 +37,11 @@ fn chain() -> Chain {
     Chain { plan, slots, tasks: [first, second, third] }
 }
 
-/// Runs one step under the checker, three times, once of them recorded; all must agree.
+/// Runs one step under the checker, three times, once of them captured; all must agree.
 fn verdict(plan: Plan) -> Result<(), String> {
     let verdicts = on_every_rank(plan, CpuOptions::default(), |backend, plan| {
         let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
-        let steps = [rank.step(), rank.step(), rank.record_graph().map(drop)];
+        let steps = [rank.step(), rank.step(), rank.capture_graph().map(drop)];
         if steps[2].is_err() {
             drop(end_capture(&mut rank));
         }
@@ -51,9 +51,9 @@ fn verdict(plan: Plan) -> Result<(), String> {
             Err(other) => panic!("{other}"),
         })
     });
-    let [first, second, recorded] = verdicts.into_iter().next().unwrap();
+    let [first, second, captured] = verdicts.into_iter().next().unwrap();
     assert_eq!(first, second);
-    assert_eq!(first, recorded);
+    assert_eq!(first, captured);
     first
 }
 
@@ -74,7 +74,7 @@ fn an_ordered_step_passes_and_does_what_it_does_unchecked() {
     let Chain { plan, slots, .. } = chain();
     on_every_rank(plan.clone(), CpuOptions::default(), move |backend, plan| {
         let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
-        let graph = rank.record_graph().unwrap();
+        let graph = rank.capture_graph().unwrap();
         for step in 0..3 {
             rank.put(slots[0], &[step as f32; 64]);
             rank.step().unwrap();
@@ -99,7 +99,7 @@ fn a_dropped_fence_is_a_hazard_that_names_both_tasks_the_slot_and_the_missing_or
             "task 1 (copy) reads `a` on lane 1",
             "task 0 (copy) writes `a` on lane 0",
             "wait for an event",
-            "behind task 0",
+            "after task 0",
         ],
     );
 }
@@ -144,7 +144,7 @@ fn a_wait_for_an_event_nothing_recorded_is_a_hazard() {
 fn an_event_recorded_twice_is_a_hazard() {
     let Chain { mut plan, .. } = chain();
     plan.script.push(Do::Record(COMPUTE, EventId::new(0)));
-    assert_parts(verdict(plan), &["lane 0 records event 0", "recorded before"]);
+    assert_parts(verdict(plan), &["lane 0 records event 0", "captured before"]);
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn a_lane_that_gets_its_tasks_out_of_order_is_a_hazard() {
     plan.op(COMPUTE, Op::Copy(op::Copy { from: one, to: two }));
     plan.op(COMPUTE, Op::Copy(op::Copy { from: one, to: three }));
     plan.script.swap(0, 1);
-    assert_parts(verdict(plan), &["task 0 (copy) is enqueued on lane 0 behind task 1 (copy)"]);
+    assert_parts(verdict(plan), &["task 0 (copy) is enqueued on lane 0 after task 1 (copy)"]);
 }
 
 #[test]
@@ -255,12 +255,12 @@ fn a_refused_task_never_reaches_the_backend() {
 
 /// PL-7: what the first lane does not wait for is noted; the backend itself joins it.
 #[test]
-fn a_recording_notes_the_lanes_the_first_does_not_wait_for() {
+fn a_capture_notes_the_lanes_the_first_does_not_wait_for() {
     let unjoined = |plan: Plan| {
         let mut lanes = on_every_rank(plan, CpuOptions::default(), |backend, plan| {
             Rank::start(Checked::new(backend), plan, None)
                 .unwrap()
-                .record_graph()
+                .capture_graph()
                 .unwrap()
                 .unjoined()
                 .to_vec()
@@ -276,7 +276,7 @@ fn a_recording_notes_the_lanes_the_first_does_not_wait_for() {
     assert_eq!(unjoined(plan), [QUANTIZE]);
 }
 
-/// PL-7. *Un-joined fork in a captured step*: the recording ends without a lane it began on.
+/// PL-7. *Un-joined fork in a captured step*: the capture ends without a lane it began on.
 #[test]
 fn an_un_joined_fork_in_a_captured_step_is_refused() {
     on_every_rank(chain().plan, CpuOptions::default(), |backend, plan| {
@@ -292,21 +292,21 @@ fn an_un_joined_fork_in_a_captured_step_is_refused() {
     });
 }
 
-/// PL-7. A recording is the whole plan, or its replays would miss the rest in every step.
+/// PL-7. A capture is the whole plan, or its replays would miss the rest in every step.
 #[test]
-fn a_recording_that_lacks_a_task_is_refused() {
+fn a_capture_that_lacks_a_task_is_refused() {
     let Chain { mut plan, tasks, .. } = chain();
     plan.script.truncate(4);
     on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
-        let error = Rank::start(Checked::new(backend), plan, None).unwrap().record_graph().unwrap_err();
+        let error = Rank::start(Checked::new(backend), plan, None).unwrap().capture_graph().unwrap_err();
         let missing = format!("ends before {} (copy) is enqueued on {COMPUTE}", tasks[2]);
         assert_hazard(&error, &[&missing, "every replay would leave it out"]);
     });
 }
 
-/// PL-7. What the host does while a step is recorded is in no replay of it.
+/// PL-7. What the host does while a step is captured is in no replay of it.
 #[test]
-fn what_the_host_does_beside_a_recording_is_refused() {
+fn what_the_host_does_beside_a_capture_is_refused() {
     let Chain { plan, slots, .. } = chain();
     on_every_rank(plan, CpuOptions::default(), move |backend, plan| {
         let mut rank = Rank::start(Checked::new(backend), plan, None).unwrap();
@@ -315,11 +315,11 @@ fn what_the_host_does_beside_a_recording_is_refused() {
         rank.backend.begin_capture(&mut rank.streams, &rank.bound).unwrap();
         rank.enqueue_all().unwrap();
         let error = rank.backend.upload(&rank.memory, region, &vec![1; region.bytes]).unwrap_err();
-        assert_hazard(&error, &["the host copies into the arena while a step is recorded", "in no replay"]);
+        assert_hazard(&error, &["the host copies into the arena while a step is captured", "in no replay"]);
         let error = rank.backend.download(&rank.memory, region, &mut vec![0; region.bytes]).unwrap_err();
         assert_hazard(&error, &["copies out of the arena"]);
-        assert_hazard(&rank.synchronize().unwrap_err(), &["waits for a lane while a step is recorded"]);
-        assert_hazard(&rank.begin().unwrap_err(), &["begins a step while a step is recorded"]);
+        assert_hazard(&rank.synchronize().unwrap_err(), &["waits for a lane while a step is captured"]);
+        assert_hazard(&rank.begin().unwrap_err(), &["begins a step while a step is captured"]);
         let graph = rank.backend.end_capture(&mut rank.streams, &rank.bound).unwrap();
         rank.replay(&graph).unwrap();
     });
@@ -367,7 +367,8 @@ fn on_the_chain(work: impl Fn(&mut Rank<Checked<CpuBackend>>) + Send + Sync + 's
 #[test]
 fn segments_in_the_order_of_the_plan_with_the_dynamic_call_between_them_pass() {
     on_the_chain(|rank| {
-        let (first, second) = (rank.record_segment(&[FILL]).unwrap(), rank.record_segment(&[DRAIN]).unwrap());
+        let (first, second) =
+            (rank.capture_segment(&[FILL]).unwrap(), rank.capture_segment(&[DRAIN]).unwrap());
         for step in 0..3 {
             rank.put(SlotId::new(0), &[step as f32; 64]);
             rank.begin().unwrap();
@@ -380,12 +381,12 @@ fn segments_in_the_order_of_the_plan_with_the_dynamic_call_between_them_pass() {
     });
 }
 
-/// PL-7. What cannot be recorded is not, whatever an executor tries.
+/// PL-7. What cannot be captured is not, whatever an executor tries.
 #[test]
-fn a_dynamic_call_is_refused_in_a_recording() {
+fn a_dynamic_call_is_refused_in_a_capture() {
     on_the_chain(|rank| {
-        let error = rank.record_segment(&[FILL, DECIDE]).map(drop).unwrap_err();
-        assert_hazard(&error, &["task 1", "is a dynamic call", "while a segment is recorded", "PL-7"]);
+        let error = rank.capture_segment(&[FILL, DECIDE]).map(drop).unwrap_err();
+        assert_hazard(&error, &["task 1", "is a dynamic call", "while a segment is captured", "PL-7"]);
         drop(end_capture(rank));
     });
 }
@@ -395,18 +396,18 @@ fn a_dynamic_call_is_refused_in_a_recording() {
 fn a_segment_that_waits_for_an_event_of_another_is_refused() {
     on_the_chain(|rank| {
         let event = EventId::new(0);
-        rank.record_segment(&[FILL, Do::Record(QUANTIZE, event)]).unwrap();
-        let error = rank.record_segment(&[Do::Wait(QUANTIZE, event), DRAIN]).map(drop).unwrap_err();
+        rank.capture_segment(&[FILL, Do::Record(QUANTIZE, event)]).unwrap();
+        let error = rank.capture_segment(&[Do::Wait(QUANTIZE, event), DRAIN]).map(drop).unwrap_err();
         assert_hazard(&error, &["waits for event 0", "in this segment of it"]);
         drop(end_capture(rank));
     });
 }
 
-/// PL-7. A recording waits for its first lane and for no other.
+/// PL-7. A capture waits for its first lane and for no other.
 #[test]
 fn a_segment_launched_beside_work_of_another_lane_is_refused() {
     on_the_chain(|rank| {
-        let second = rank.record_segment(&[DRAIN]).unwrap();
+        let second = rank.capture_segment(&[DRAIN]).unwrap();
         rank.begin().unwrap();
         rank.obey(FILL).unwrap();
         let error = rank.launch(&second).unwrap_err();
@@ -420,21 +421,21 @@ fn a_segment_launched_beside_work_of_another_lane_is_refused() {
 
 /// PL-7, AC-2. Out of order, twice, or with the call between them left out.
 #[test]
-fn segments_that_are_not_launched_one_behind_the_other_are_refused() {
+fn segments_that_are_not_launched_one_after_the_other_are_refused() {
     on_the_chain(|rank| {
-        let second = rank.record_segment(&[DRAIN]).unwrap();
+        let second = rank.capture_segment(&[DRAIN]).unwrap();
         rank.begin().unwrap();
         let error = rank.launch(&second).unwrap_err();
         assert_hazard(&error, &["task 2 (copy) is launched on lane 1, where task 0 (copy) comes next"]);
     });
     on_the_chain(|rank| {
-        let first = rank.record_segment(&[FILL]).unwrap();
+        let first = rank.capture_segment(&[FILL]).unwrap();
         rank.begin().unwrap();
         rank.launch(&first).unwrap();
         assert_hazard(&rank.launch(&first).unwrap_err(), &["task 0 (copy) is launched", "each once"]);
     });
     on_the_chain(|rank| {
-        let first = rank.record_segment(&[FILL]).unwrap();
+        let first = rank.capture_segment(&[FILL]).unwrap();
         rank.begin().unwrap();
         let error = rank.obey(DECIDE).unwrap_err();
         assert_hazard(&error, &["updates `a`, which nothing has written in this step"]);

@@ -49,7 +49,7 @@ fn a_failed_closure_faults_the_step_and_later_steps_are_unharmed() {
         });
         let mut rank = Rank::start(backend, plan, count).unwrap();
         rank.step().unwrap();
-        assert_eq!(rank.get::<f32>(counts), [1.0, 1.0, 0.0], "no closure runs behind a fault");
+        assert_eq!(rank.get::<f32>(counts), [1.0, 1.0, 0.0], "no closure runs after a fault");
         assert_eq!(rank.get::<u32>(fault), [2]);
         let told = rank.backend.take_fault(&mut rank.streams[0]);
         let expected = ClosureFault { call: CallId::new(1), message: "out of data".into(), panicked: false };
@@ -139,11 +139,11 @@ fn a_buffer_is_lent_in_the_element_type_it_is_declared_in_or_as_bytes() {
                 let read = context.read::<bf16>(BUFFER).unwrap_err();
                 let written = context.write::<u8>(BUFFER).unwrap_err();
                 let (call, buffer, declared) = ("first".to_owned(), "counts".to_owned(), ElementType::F32);
-                let refused = |asked| ComputeError::BufferElement {
+                let refused = |requested| ComputeError::BufferElement {
                     call: call.clone(),
                     buffer: buffer.clone(),
                     declared,
-                    asked,
+                    requested,
                 };
                 assert_eq!([read, written], [refused(ElementType::Bf16), refused(ElementType::U8)]);
                 context.write::<f32>(BUFFER)?.copy_from_slice(&[1.0, 2.0, 3.0]);
@@ -162,7 +162,7 @@ fn a_buffer_is_lent_in_the_element_type_it_is_declared_in_or_as_bytes() {
         rank.step().unwrap();
         let told = rank.backend.take_fault(&mut rank.streams[0]).unwrap();
         assert_eq!((told.call, told.panicked), (CallId::new(1), false));
-        let said = "call `second` asked for `counts` in bf16, which is declared in f32";
+        let said = "call `second` requested `counts` in bf16, which is declared in f32";
         assert!(told.message.contains(said), "{}", told.message);
         assert_eq!(rank.get::<u32>(fault), [2]);
     });

@@ -11,8 +11,8 @@ use crate::bodies::harness::{Plan, RankWork, made_by_ranks, within_limit};
 /// Whether the checking layer can look at what a closure wrote.
 pub(crate) const HOST_SEES_MEMORY: bool = true;
 
-/// Ranks whose steps can be recorded together.
-pub(crate) fn most_recorded_ranks() -> u32 {
+/// Ranks whose steps can be captured together.
+pub(crate) fn most_captured_ranks() -> u32 {
     4
 }
 

@@ -1,4 +1,4 @@
-//! A paced link takes the time it is told to.
+//! A paced link takes the time that it is set to.
 
 use std::time::Duration;
 

@@ -8,10 +8,10 @@ use warpweft_plan::compute::{ComputeContext, ComputeError, PrepareContext, Trans
 use warpweft_plan::model::Form;
 use warpweft_session::config::Config;
 use warpweft_session::session::{Session, SessionBuilder};
-use warpweft_testing::own_adamw::adamw;
+use warpweft_testing::custom_adamw::adamw;
 
+use crate::bodies::captured::Addresses;
 use crate::bodies::experts::{Product, WEIGHT};
-use crate::bodies::recorded::Addresses;
 
 pub(crate) type Surface = CpuSurface;
 
@@ -76,9 +76,9 @@ impl Layers {
 }
 
 /// A custom optimizer, which needs nothing either.
-pub(crate) struct Rule;
+pub(crate) struct CustomOptimizer;
 
-impl Rule {
+impl CustomOptimizer {
     pub(crate) fn new() -> Self {
         Self
     }

@@ -1,4 +1,4 @@
-//! Reductions that a collective sums by itself: what a collective library is asked for, and what the CPU does
+//! Reductions that a collective sums by itself: what a collective library is requested, and what the CPU does
 //! in its place.
 
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn sums(ranks: u32, element: ElementType, reduce: impl FnOnce(&mut Plan, SlotId)
     })
 }
 
-/// Both ways, bit for bit: one collective that sums, accumulated behind it, and an exchange whose sum is
+/// Both ways, bit for bit: one collective that sums, accumulated after it, and an exchange whose sum is
 /// accumulated in one pass.
 #[test]
 fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {

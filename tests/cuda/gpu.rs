@@ -82,7 +82,7 @@ impl Gpu {
         self.buffer_at(values, 0)
     }
 
-    /// The same, `shift` bytes behind a multiple of 256.
+    /// The same, `shift` bytes after a multiple of 256.
     pub(crate) fn buffer_at<T: Pod>(&self, values: &[T], shift: usize) -> Buffer<T> {
         let bytes: &[u8] = bytemuck::cast_slice(values);
         let mut all = vec![GUARD; GUARD_BYTES + shift];
@@ -136,7 +136,7 @@ impl<T: Pod> Buffer<T> {
             assert_eq!(*byte, GUARD, "{} bytes before a buffer of {} bytes", place + 1, end - begin);
         }
         for (place, byte) in all[end..].iter().enumerate() {
-            assert_eq!(*byte, GUARD, "{place} bytes behind a buffer of {} bytes", end - begin);
+            assert_eq!(*byte, GUARD, "{place} bytes after a buffer of {} bytes", end - begin);
         }
         bytemuck::pod_collect_to_vec(&all[begin..end])
     }

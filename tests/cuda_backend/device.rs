@@ -1,5 +1,5 @@
 //! GPUs as devices. Ranks beyond the number of GPUs share them, where the way bytes go allows it; elsewhere the body
-//! that asks for them ends there.
+//! that requests them ends there.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};
@@ -53,7 +53,7 @@ impl Way {
 
 /// What ends a body whose ranks would share GPUs, where each must have its own.
 pub(crate) struct Crowded {
-    /// Ranks of the world it asked for.
+    /// Ranks of the world it requested.
     pub(crate) ranks: usize,
     /// GPUs of this machine.
     pub(crate) gpus: usize,
@@ -75,8 +75,8 @@ pub(crate) fn way() -> Way {
 /// Whether the checking layer can look at what a closure wrote.
 pub(crate) const HOST_SEES_MEMORY: bool = false;
 
-/// Ranks whose steps can be recorded together: one on each GPU.
-pub(crate) fn most_recorded_ranks() -> u32 {
+/// Ranks whose steps can be captured together: one on each GPU.
+pub(crate) fn most_captured_ranks() -> u32 {
     u32::try_from(gpus().len().clamp(1, 4)).unwrap()
 }
 

@@ -24,8 +24,8 @@ use warpweft_plan::policy::{AdamMode, ByteSize, Moments};
 use warpweft_session::config::Config;
 use warpweft_session::session::{Session, SessionBuilder};
 
+use crate::bodies::captured::Addresses;
 use crate::bodies::experts::{Product, TOKENS, WEIGHT};
-use crate::bodies::recorded::Addresses;
 use crate::device::{Way, way};
 
 pub(crate) type Surface = CudaSurface;
@@ -115,13 +115,13 @@ impl Layers {
 
 /// AdamW by the library's kernel, as a user's own rule enqueues it: one launch for the weights of an update, made
 /// when they first come.
-pub(crate) struct Rule {
+pub(crate) struct CustomOptimizer {
     kernels: Option<Kernels>,
     /// By the first weight of an update and the vote of its plan.
     launches: BTreeMap<(WeightId, u64), KernelLaunch>,
 }
 
-impl Rule {
+impl CustomOptimizer {
     pub(crate) fn new() -> Self {
         Self { kernels: None, launches: BTreeMap::new() }
     }

@@ -1,4 +1,4 @@
-//! The numbered examples and the main job run, and say what their readers are told they say.
+//! The numbered examples and the main job run, and print what their readers expect.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -46,7 +46,7 @@ fn the_numbered_examples_run() {
     std::fs::remove_file(picture).unwrap();
     says("06_evaluate_beside_training", &[], "after all");
     says("07_export_and_import", &[], "one rank goes on");
-    says("12_own_update_rule", &[], "of AdamW's");
+    says("12_custom_optimizer", &[], "of AdamW's");
     says("15_adamw_with_ema", &[], "of their average 0.0");
 }
 
@@ -149,7 +149,7 @@ fn the_main_job_trains_traces_and_explains_itself() {
 }
 
 #[test]
-fn the_main_job_adds_up_gradients_with_the_same_losses_issued_and_recorded() {
+fn the_main_job_adds_up_gradients_with_the_same_losses_issued_and_captured() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (out, losses) = (path("out"), path("losses"));
@@ -185,7 +185,7 @@ fn the_main_job_goes_on_from_parts_with_the_losses_of_a_run_that_was_not_interru
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let said = refusal(&["--resume", &format!("{runs}/step-6")]);
-    assert!(said.contains("--resume: ") && said.contains("ask for more steps"), "{said}");
+    assert!(said.contains("--resume: ") && said.contains("request more steps"), "{said}");
     let said = refusal(&["--resume", &format!("{runs}/step-4"), "--seed", "99"]);
     assert!(said.contains("go on with the same, or batches"), "{said}");
     let said = refusal(&["--resume", &runs]);

@@ -169,7 +169,7 @@ fn values_dequantized_to_bf16_are_the_f32_ones_rounded_to_nearest_even() {
     }
 }
 
-/// AM-3: rounding to bf16 is monotone, so it may come behind the maximum.
+/// AM-3: rounding to bf16 is monotone, so it may come after the maximum.
 #[test]
 fn am3_the_amax_of_rounded_values_is_the_rounded_amax() {
     let shape = Shape::new(64, 128);

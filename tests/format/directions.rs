@@ -1,4 +1,4 @@
-//! One orientation alone, and the other one when it is asked for: conformance A5, A6, B3, B4, and round trips
+//! One orientation alone, and the other one when it is requested: conformance A5, A6, B3, B4, and round trips
 //! of columnwise planes alone.
 
 use warpweft_format::{
@@ -92,18 +92,18 @@ fn check_refused(format: Format, hint: &str) {
         let rowwise = quantize(format, Directions::Rowwise, Via::Bf16, shape, &weight).unwrap();
         let values = rowwise.dequantize(Orientation::Rowwise).unwrap();
 
-        let mut asked = rowwise.clone();
-        let error = asked.derive_columnwise().unwrap_err();
+        let mut requested = rowwise.clone();
+        let error = requested.derive_columnwise().unwrap_err();
         assert!(matches!(error, FormatError::CannotDeriveColumnwise { .. }), "{error}");
         let text = error.to_string();
         let begin = format!("columnwise planes of {format} cannot be derived from rowwise planes: its 1×");
         assert!(text.starts_with(&begin) && text.ends_with(hint), "{text}");
-        assert_eq!(asked, rowwise, "what refuses changes nothing");
-        assert_eq!(asked.dequantize(Orientation::Rowwise).unwrap(), values);
+        assert_eq!(requested, rowwise, "what refuses changes nothing");
+        assert_eq!(requested.dequantize(Orientation::Rowwise).unwrap(), values);
 
         let missing = FormatError::MissingPlanes { orientation: Orientation::Columnwise };
-        assert_eq!(asked.dequantize(Orientation::Columnwise).unwrap_err(), missing);
-        assert_eq!(asked.sent_planes(Orientation::Columnwise).unwrap_err(), missing);
+        assert_eq!(requested.dequantize(Orientation::Columnwise).unwrap_err(), missing);
+        assert_eq!(requested.sent_planes(Orientation::Columnwise).unwrap_err(), missing);
 
         let mut target = OwnedPlanes::zeroed(format, Orientation::Columnwise, shape);
         target.data.fill(0xEE);

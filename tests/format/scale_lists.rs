@@ -96,7 +96,7 @@ fn d1_scales_of_one_to_599_thousand_blocks_equal_the_reference_in_one_call() {
     }
 }
 
-/// The reciprocals of a weight of a list, and padding of zeros behind them.
+/// The reciprocals of a weight of a list, and padding of zeros after them.
 fn check_scales(known: &Known, weight: usize, size: usize, plane: &[u8]) {
     assert_eq!(plane.len(), size.next_multiple_of(4) * 4);
     for (at, found) in plane.as_chunks::<4>().0.iter().enumerate() {

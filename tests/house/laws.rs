@@ -1,4 +1,4 @@
-//! Laws: listed in ARCHITECTURE.md, stated in one room, cited in the test that guards them.
+//! Laws: listed in ARCHITECTURE.md, stated in one module, cited in the test that guards them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,17 +9,17 @@ use crate::sources::{CRATES, module, root, sources};
 const NOT_CITED: [(&str, &str); 4] = [
     (
         "FL-1",
-        "by the types: `Point::behind` is private to `actor::issue`, which a `compile_fail` example of `Point` shows",
+        "by the types: `Point::after` is private to `actor::issue`, which a `compile_fail` example of `Point` shows",
     ),
     ("SK-2", "only on GPUs: how `bench stack` takes times"),
     ("SK-3", "only on GPUs: what `bench stack` prints beside its times"),
     ("SK-4", "only on GPUs: a variant of `bench stack` that cannot run"),
 ];
 
-/// Laws that several rooms keep together. Any other label stated in two rooms would be two laws of one name.
-const OF_SEVERAL_ROOMS: [&str; 7] = ["AC-2", "CO-1", "EX-1", "PL-1", "PL-3", "PL-7", "PL-9"];
+/// Laws that several modules keep together. Any other label stated in two modules would be two laws of one name.
+const OF_SEVERAL_MODULES: [&str; 7] = ["AC-2", "CO-1", "EX-1", "PL-1", "PL-3", "PL-7", "PL-9"];
 
-/// A law's label, such as `PL-10`: two letters and a number, so that `PL-10` comes behind `PL-9`.
+/// A law's label, such as `PL-10`: two letters and a number, so that `PL-10` comes after `PL-9`.
 type Label = (String, u32);
 
 fn label(text: &str) -> Label {
@@ -54,7 +54,7 @@ fn labels_of_names(text: &str) -> BTreeSet<Label> {
     names.filter_map(label).collect()
 }
 
-/// The laws that a line of a module's head states: in bold, behind `Law`, or as what the head begins with.
+/// The laws that a line of a module's head states: in bold, after `Law`, or as what the head begins with.
 fn stated(line: &str) -> BTreeSet<Label> {
     let mut found: BTreeSet<Label> =
         line.split("**").skip(1).step_by(2).filter(|bold| !bold.contains(' ')).flat_map(labels).collect();
@@ -78,8 +78,8 @@ fn split_off_tests(path: &Path) -> (String, String) {
     (code.to_owned(), tests.to_owned())
 }
 
-/// The room that a file belongs to: a crate, or a module of a crate that has several.
-fn room(owner: &str, folder: &str, file: &Path) -> String {
+/// The module that a file belongs to: a crate, or a module of a crate that has several.
+fn module_of(owner: &str, folder: &str, file: &Path) -> String {
     let own = module(folder, file);
     match owner {
         "session" | "base" | "plan" => own,
@@ -91,7 +91,7 @@ fn room(owner: &str, folder: &str, file: &Path) -> String {
 }
 
 struct Laws {
-    /// Label by label, the rooms whose modules state it.
+    /// Label by label, the modules whose modules state it.
     stated: BTreeMap<Label, BTreeSet<String>>,
     /// What tests cite: by label, or by a name that begins with it.
     cited: BTreeSet<Label>,
@@ -107,7 +107,7 @@ fn laws() -> Laws {
         for file in files {
             let (code, own) = split_off_tests(&file);
             for label in code.lines().filter_map(|line| line.strip_prefix("//!")).flat_map(stated) {
-                laws.stated.entry(label).or_default().insert(room(owner, folder, &file));
+                laws.stated.entry(label).or_default().insert(module_of(owner, folder, &file));
             }
             laws.named.extend(labels(&own));
             laws.cited.extend(labels_of_names(&own));
@@ -145,8 +145,8 @@ fn a_test_cites_only_laws_that_are_stated() {
 
 #[test]
 fn a_label_names_one_law() {
-    let several: BTreeSet<Label> = OF_SEVERAL_ROOMS.into_iter().map(label).collect();
-    let stated = laws().stated.into_iter().filter(|(_, rooms)| rooms.len() > 1);
+    let several: BTreeSet<Label> = OF_SEVERAL_MODULES.into_iter().map(label).collect();
+    let stated = laws().stated.into_iter().filter(|(_, modules)| modules.len() > 1);
     let found: BTreeMap<Label, BTreeSet<String>> = stated.collect();
     assert_eq!(found.keys().cloned().collect::<BTreeSet<_>>(), several, "{found:?}");
 }

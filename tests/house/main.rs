@@ -1,5 +1,5 @@
 //! ARCHITECTURE.md against the sources: the picture of the crates is what cargo knows (`crates`), a module imports only
-//! from a lower row (`rows`), and every law is listed there, stated in one room, and cited in the test that guards it
+//! from a lower row (`rows`), and every law is listed there, stated in one module, and cited in the test that guards it
 //! (`laws`). No comment is wider than a screen, and the front page has the crate's own first program. Errors end a
 //! program readably (`errors`), and no message of theirs is lost (`messages`). What users find is a short list
 //! (`surface`). Links of the documents lead somewhere, and the terms of the field to their pages (`documents`).

@@ -14,7 +14,7 @@ use crate::sources::{CRATES, root, sources};
 /// The list, one text a line, as it stands in the source.
 const LIST: &str = "tests/house/messages.txt";
 
-/// The string literals of an attribute that begins behind its opening bracket, as written, without the line breaks
+/// The string literals of an attribute that begins after its opening bracket, as written, without the line breaks
 /// that a backslash takes out.
 fn literals(attribute: &str) -> Vec<String> {
     let (mut found, mut depth) = (Vec::new(), 1);

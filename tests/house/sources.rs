@@ -1,4 +1,4 @@
-//! Where the sources are, and which room a file belongs to.
+//! Where the sources are, and which module a file belongs to.
 
 use std::path::{Path, PathBuf};
 

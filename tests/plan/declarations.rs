@@ -288,7 +288,7 @@ fn a_group_has_members_and_each_of_them_once() {
     assert_eq!(model.build().groups(), ["pair"]);
 }
 
-/// It would be asked for before every step, and nothing would ever look at it.
+/// It would be requested before every step, and nothing would ever look at it.
 #[test]
 fn an_input_that_no_call_reads_is_refused_when_the_program_is_built() {
     let (_, _, mut program) = begin();
@@ -441,9 +441,9 @@ fn experts_of_a_decoder_give_one_sum_for_each_token_and_cost_what_is_computed() 
 #[test]
 fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
     type Damage = fn(&mut Decoder);
-    let sound = Decoder::from_toml(DECODER, "small.toml").unwrap();
-    let model = sound.model().unwrap();
-    assert_eq!(sound.check(), Ok(()));
+    let valid = Decoder::from_toml(DECODER, "small.toml").unwrap();
+    let model = valid.model().unwrap();
+    assert_eq!(valid.check(), Ok(()));
     let damages: [(&str, Damage); 14] = [
         ("`heads` of decoder `small` is 3; set it to a number that divides 64", |sizes| sizes.heads = 3),
         ("`heads` of decoder `small` is 0; set it to at least 1", |sizes| sizes.heads = 0),
@@ -478,7 +478,7 @@ fn sizes_of_a_decoder_that_do_not_fit_each_other_declare_nothing() {
         }),
     ];
     for (says, damage) in damages {
-        let mut sizes = sound.clone();
+        let mut sizes = valid.clone();
         damage(&mut sizes);
         for refused in [sizes.check().err(), sizes.model().err(), sizes.program(&model).err()] {
             let error = refused.unwrap().to_string();

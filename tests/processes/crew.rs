@@ -49,7 +49,7 @@ impl Crew {
         Self { deadline: BRIEF, ..Self::new(role, processes) }
     }
 
-    /// Starts the child that is told to be `process`, with `ranks` ranks.
+    /// Starts the child that is to be `process`, with `ranks` ranks.
     pub(crate) fn start(&self, process: u32, ranks: u32) -> Member {
         self.start_with(process, ranks, &[])
     }

@@ -183,7 +183,7 @@ fn contradiction() {
     let mut host = crew.start(0, 1);
     let mut member = Crew { processes: 3, ..crew }.start(1, 1);
     for member in [&mut host, &mut member] {
-        says(&member.fails(), &["told of 3 processes and process 0 of 2", "WORLD_SIZE"]);
+        says(&member.fails(), &["given 3 processes and process 0 of 2", "WORLD_SIZE"]);
     }
 }
 
@@ -195,7 +195,7 @@ fn died_early() {
     dies.hear("begins");
     dies.kill();
     says(&members[0].fails(), &["process 2"]);
-    // The other may come when the host has heard of it and is about to go, or gone.
+    // The other may come when the host has got word of it and is about to go, or gone.
     let heard = members[1].fails();
     let late = ["rank 0 did not answer", "it hung up"].iter().any(|words| heard.contains(words));
     assert!(heard.contains("process 2") || late, "{heard}");

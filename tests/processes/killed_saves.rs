@@ -67,7 +67,7 @@ fn save(kind: Kind, folder: &Path, times: usize) {
         let checkpoint = session.export().await.unwrap();
         for _ in 0..times {
             let files = PartFiles::new(folder);
-            // A child is told when, so that it is killed in a save or behind one.
+            // A child gets the moment, so that it is killed in a save or after one.
             if times > 1 {
                 std::io::stdin().read_line(&mut String::new()).unwrap();
             }

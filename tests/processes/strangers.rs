@@ -1,6 +1,6 @@
 //! Strangers who say nothing and come again as soon as they are hung up on, while a world starts.
 //!
-//! A few hundred of them and one world in the suite. `WARPWEFT_STRANGERS` and `WARPWEFT_WORLDS` ask for more, and then
+//! A few hundred of them and one world in the suite. `WARPWEFT_STRANGERS` and `WARPWEFT_WORLDS` request more, and then
 //! the figures are printed and judged:
 //! `WARPWEFT_STRANGERS=1000 WARPWEFT_WORLDS=20 cargo test --test processes -- silent_strangers`.
 //! All of it stays on the loopback and ends with the worlds.
@@ -88,8 +88,8 @@ fn stay(mut stream: TcpStream, ends: &AtomicBool) {
 
 /// RV-4.
 pub(crate) fn silent() {
-    let asked = |name| std::env::var(name).ok().map(|number| number.parse().unwrap());
-    let (strangers, worlds) = (asked("WARPWEFT_STRANGERS"), asked("WARPWEFT_WORLDS"));
+    let requested = |name| std::env::var(name).ok().map(|number| number.parse().unwrap());
+    let (strangers, worlds) = (requested("WARPWEFT_STRANGERS"), requested("WARPWEFT_WORLDS"));
     let is_judged = strangers.is_some() || worlds.is_some();
     let (strangers, worlds) = (strangers.unwrap_or(STRANGERS), worlds.unwrap_or(1));
     for world in 0..worlds {

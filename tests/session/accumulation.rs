@@ -1,4 +1,4 @@
-//! Gradients added up over several steps, for one step of the optimizer.
+//! Gradient accumulation.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,7 +9,7 @@ use warpweft_base::id::RankId;
 use warpweft_format::Format;
 use warpweft_plan::policy::{Backward, ReduceDtype};
 use warpweft_session::checkpoint::{Checkpoint, PartFiles};
-use warpweft_session::config::{Capture, Config, Optimizer, Prefetch};
+use warpweft_session::config::{Capture, Config, OptimizerConfig, Prefetch};
 use warpweft_session::session::{Outcome, Session, SessionError, StepReport};
 use warpweft_testing::trainer::{self, Mischief, Shaped, Trainer, input, within_a_minute};
 
@@ -85,7 +85,7 @@ fn bits(checkpoint: &Checkpoint) -> Vec<u32> {
 fn a_sum_over_steps_has_the_bits_of_one_step_with_as_many_micro_batches() {
     within_a_minute(async {
         let plain = || Config { check: true, ..Config::default() };
-        let clipping = Optimizer { max_norm: 0.5, ..Optimizer::default() };
+        let clipping = OptimizerConfig { max_norm: 0.5, ..OptimizerConfig::default() };
         let mut replicated = plain();
         replicated.mesh.replicate = 2;
         let cases = [
@@ -116,9 +116,9 @@ fn a_sum_over_steps_has_the_bits_of_one_step_with_as_many_micro_batches() {
     });
 }
 
-/// Steps recorded and replayed: the first of each part is issued, the others are launched.
+/// Steps captured and replayed: the first of each part is issued, the others are launched.
 #[test]
-fn every_part_of_an_accumulation_is_recorded_by_itself() {
+fn every_part_of_an_accumulation_is_captured_by_itself() {
     within_a_minute(async {
         let config = Config { capture: Capture::Step, check: true, ..Config::default() };
         let mut session = start(config, Format::NVFP4_2D, RANKS, 1, &Mischief::default()).await;

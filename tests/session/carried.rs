@@ -17,12 +17,12 @@ use warpweft_testing::trainer::within_a_minute;
 /// What goes wrong in the last call on rank 1: 0 nothing, 1 its gradient is NaN, 2 it fails.
 type Trouble = Arc<AtomicU32>;
 
-/// One weight, and two programs that count into one carried buffer: before the gradient, and behind it.
+/// One weight, and two programs that count into one carried buffer: before the gradient, and after it.
 struct Counter {
     weight: WeightId,
     programs: [StepProgram; 2],
     before: BufferId,
-    behind: BufferId,
+    after: BufferId,
     outputs: [BufferId; 2],
 }
 
@@ -67,12 +67,12 @@ impl Counter {
         let mut ids = None;
         let programs = ["train", "evaluate"].map(|name| {
             let mut program = StepProgram::builder(name, &model);
-            let (before, behind) = (carried(&mut program, "before"), carried(&mut program, "behind"));
+            let (before, after) = (carried(&mut program, "before"), carried(&mut program, "after"));
             let outputs =
-                ["seen before", "seen behind"].map(|name| program.output(name, 3, ElementType::F32).unwrap());
-            ids = Some((before, behind, outputs));
+                ["seen before", "seen after"].map(|name| program.output(name, 3, ElementType::F32).unwrap());
+            ids = Some((before, after, outputs));
             program.call("count", Phase::Forward).updates(before).writes(outputs[0]).add().unwrap();
-            let call = program.call("fit", Phase::Backward).updates(behind).writes(outputs[1]);
+            let call = program.call("fit", Phase::Backward).updates(after).writes(outputs[1]);
             if name == "evaluate" {
                 call.add().unwrap();
                 return program.build_evaluation().unwrap();
@@ -80,8 +80,8 @@ impl Counter {
             call.gradient(weight).add().unwrap();
             program.build_training().unwrap()
         });
-        let (before, behind, outputs) = ids.unwrap();
-        Self { weight, programs, before, behind, outputs }
+        let (before, after, outputs) = ids.unwrap();
+        Self { weight, programs, before, after, outputs }
     }
 
     async fn start(self, depth: u32, capture: Capture, ranks: u32, trouble: &Trouble) -> Session {
@@ -108,7 +108,7 @@ impl Counter {
         let (counts, output) = match call.name.as_str() {
             "count" => (self.before, self.outputs[0]),
             _ if trouble == 2 => return Err(ComputeError::closure("no fit today")),
-            _ => (self.behind, self.outputs[1]),
+            _ => (self.after, self.outputs[1]),
         };
         let mut counts = context.write::<f32>(counts)?;
         counts.iter_mut().for_each(|count| *count += 1.0 + context.rank().number() as f32);
@@ -128,7 +128,7 @@ async fn start(depth: u32, capture: Capture, ranks: u32) -> Session {
 async fn counts(session: &mut Session, program: &str, ranks: u32) -> Vec<[f32; 2]> {
     let report = session.step(program).await.unwrap();
     let of = |rank| {
-        ["seen before", "seen behind"].map(|name| report.output::<f32>(RankId::new(rank), name).unwrap()[0])
+        ["seen before", "seen after"].map(|name| report.output::<f32>(RankId::new(rank), name).unwrap()[0])
     };
     (0..ranks).map(of).collect()
 }
@@ -136,7 +136,7 @@ async fn counts(session: &mut Session, program: &str, ranks: u32) -> Vec<[f32; 2
 /// The first count of both buffers on every rank, as a checkpoint holds them.
 fn held(checkpoint: &Checkpoint) -> Vec<Vec<f32>> {
     let Carried::Buffers(buffers) = &checkpoint.carried else { panic!("an export holds values") };
-    assert_eq!(buffers.iter().map(|buffer| buffer.name.as_str()).collect::<Vec<_>>(), ["before", "behind"]);
+    assert_eq!(buffers.iter().map(|buffer| buffer.name.as_str()).collect::<Vec<_>>(), ["before", "after"]);
     let first = |rank: &Vec<u8>| f32::from_ne_bytes(rank[..4].try_into().unwrap());
     buffers.iter().map(|buffer| buffer.ranks.iter().map(first).collect()).collect()
 }
@@ -210,7 +210,7 @@ fn carried_buffers_that_do_not_fit_are_refused_until_zeros_are_asked_for_through
             (&checkpoint, "`before` is of 2 ranks and the session has 3"),
             (&none, "no carried buffer `before`"),
             (&unknown, "no program carries buffer `elsewhere`"),
-            (&twice, "the checkpoint has carried buffer `behind` twice"),
+            (&twice, "the checkpoint has carried buffer `after` twice"),
         ] {
             let error = three.import(given).await.unwrap_err();
             let said = error.to_string();
@@ -218,7 +218,7 @@ fn carried_buffers_that_do_not_fit_are_refused_until_zeros_are_asked_for_through
             assert!(said.contains(expected) && said.contains("Carried::Zeros"), "{said}");
         }
         let said = two.import(&short).await.unwrap_err().to_string();
-        assert!(said.contains("`behind` does not hold 12 bytes on every rank"), "{said}");
+        assert!(said.contains("`after` does not hold 12 bytes on every rank"), "{said}");
         assert_eq!(three.export().await.unwrap(), before);
         let anew = Checkpoint { carried: Carried::Zeros, ..checkpoint.clone() };
         let folder = tempfile::tempdir().unwrap();

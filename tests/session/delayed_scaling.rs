@@ -1,4 +1,4 @@
-//! Delayed scaling of per-tensor FP8, end to end: what a trainer may rely on.
+//! Delayed scaling of per-tensor FP8, end to end: what a user may rely on.
 
 use safetensors::SafeTensors;
 use warpweft_format::{AmaxChoice, Format, Fp8Scale};
@@ -193,10 +193,10 @@ fn a_checkpoint_of_another_scaling_is_taken_with_what_it_has() {
         let mut broken = with;
         for amax in [-1.0, f32::NAN, f32::INFINITY] {
             let history = &mut broken.weights[1].delayed.as_mut().unwrap().history;
-            let sound = std::mem::replace(&mut history[1], amax);
+            let valid = std::mem::replace(&mut history[1], amax);
             let error = session.import(&broken).await.unwrap_err().to_string();
             assert!(error.contains(&format!("amax history of `layer1` has {amax}")), "{error}");
-            broken.weights[1].delayed.as_mut().unwrap().history[1] = sound;
+            broken.weights[1].delayed.as_mut().unwrap().history[1] = valid;
         }
         for scale in [0.0, -1.0, 1e-39, f32::NAN, f32::INFINITY] {
             broken.weights[1].delayed.as_mut().unwrap().scale = scale;

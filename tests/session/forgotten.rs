@@ -1,4 +1,4 @@
-//! What closures and trainers forget or overdo: told by name, before it is trained on.
+//! What closures and trainers forget or overdo: reported by name, before it is trained on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -43,7 +43,7 @@ impl Work {
     ];
 }
 
-/// What rank 1 is told.
+/// The orders of rank 1.
 #[derive(Clone, Default)]
 struct Orders(Arc<AtomicU8>);
 
@@ -155,13 +155,13 @@ fn a_gradient_that_is_lent_twice_at_once_is_refused_by_name() {
         let mut session = builder.start_cpu(1).await.unwrap();
         session.write_input("train", RankId::new(0), "x", &[0.5_f32; SIZE]).unwrap();
         let said = session.step("train").await.unwrap_err().to_string();
-        let twice = "asked for the gradient of `map` while it holds the gradient of `map`";
+        let twice = "requested the gradient of `map` while it holds the gradient of `map`";
         assert!(said.contains(twice) && said.contains("drop what it holds first"), "{said}");
     });
 }
 
-/// EX-4: what is left as it was filled is told by name, on all ranks, and is no skipped step, which would look like a
-/// gradient that overflowed.
+/// EX-4: what is left as it was filled is reported by name, on all ranks, and is no skipped step, which would look like
+/// a gradient that overflowed.
 #[test]
 fn under_the_checking_layer_what_is_half_written_or_added_to_fails_the_step_by_name_and_place() {
     block_on(async {

@@ -27,10 +27,10 @@ fn charging(ranks: u32) -> Vec<Wrapped<CpuBackend>> {
         let takes = if inner.rank().number() + 1 == ranks { SLOW_CALL } else { CALL };
         let meter = Arc::new(Meter::default());
         let charged = Arc::clone(&meter);
-        let hook = move |asked: wrapped::Asked| {
+        let hook = move |requested: wrapped::Request| {
             if matches!(
-                asked.moment,
-                Moment::Enqueue | Moment::Launch | Moment::Upload | Moment::Download | Moment::Recorded
+                requested.moment,
+                Moment::Enqueue | Moment::Launch | Moment::Upload | Moment::Download | Moment::Captured
             ) {
                 charged.driver(|| {
                     let begun = Instant::now();
@@ -113,7 +113,7 @@ fn a_learning_rate_is_written_when_it_has_changed_and_not_before() {
 }
 
 #[test]
-fn ht_1_a_recorded_step_is_one_call_and_recording_it_is_charged_to_no_step() {
+fn ht_1_a_captured_step_is_one_call_and_capture_it_is_charged_to_no_step() {
     within_a_minute(async {
         let mut session = session(Config { capture: Capture::Step, ..Config::default() }, 2).await;
         let mut edges = Vec::new();
@@ -130,7 +130,7 @@ fn ht_1_a_recorded_step_is_one_call_and_recording_it_is_charged_to_no_step() {
             }
             edges.push(host.edges.calls);
         }
-        assert_eq!(edges[1..], [edges[1]; 3], "the step that was recorded has the copies of any other");
+        assert_eq!(edges[1..], [edges[1]; 3], "the step that was captured has the copies of any other");
         session.close().await.unwrap();
     });
 }

@@ -5,7 +5,7 @@ use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::policy::Moments;
 use warpweft_session::config::{Capture, Config};
 use warpweft_session::session::{Session, SessionError};
-use warpweft_testing::own_adamw::adamw;
+use warpweft_testing::custom_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, Trainer, losses, within_a_minute};
 
 const STEPS: u32 = 6;
@@ -43,7 +43,7 @@ async fn scheduled(session: &mut Session) -> Vec<u32> {
     all
 }
 
-/// EX-1: a captured step reads what was set behind its capture, and a custom optimizer what Adam does.
+/// EX-1: a captured step reads what was set after its capture, and a custom optimizer what Adam does.
 #[test]
 fn a_schedule_is_seen_by_steps_that_were_captured_and_by_custom_optimizers() {
     within_a_minute(async {
@@ -55,7 +55,7 @@ fn a_schedule_is_seen_by_steps_that_were_captured_and_by_custom_optimizers() {
         assert!(captured.export().await.unwrap().weights == left);
         let mut own = config(Capture::Step);
         own.optimizer.custom_states = Some(2);
-        let builder = Trainer::new(3, Format::Bf16).builder_updating(own, &Mischief::default(), adamw);
+        let builder = Trainer::new(3, Format::Bf16).builder_with_optimizer(own, &Mischief::default(), adamw);
         let mut own = builder.start_cpu(2).await.unwrap();
         assert_eq!(scheduled(&mut own).await, told);
         assert!(own.export().await.unwrap().weights == left);
@@ -85,7 +85,7 @@ fn what_is_set_for_all_and_for_some_is_what_configuration_and_rules_would_have_b
         assert_eq!(losses(&mut session, 2, 0..3).await, told);
         assert!(session.export().await.unwrap().weights == left);
 
-        // Rules hold for what is set for all, also behind what was set for weights themselves.
+        // Rules hold for what is set for all, also after what was set for weights themselves.
         let mut config = config;
         config.optimizer = Config::default().optimizer;
         let mut session = start(&config).await;

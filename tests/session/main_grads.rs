@@ -117,7 +117,7 @@ fn check(found: &[MainGrad], times: f32) {
     assert!(rows("replicated").all(|rows| rows == 1));
 }
 
-/// PL-4, as the trainer sees it.
+/// PL-4, as the user sees it.
 #[test]
 fn main_grads_are_the_means_that_the_last_step_with_gradients_left() {
     block_on(async {
@@ -216,10 +216,10 @@ fn main_grads_that_nobody_waits_for_disturb_nothing() {
         let mut session = start(Arc::default()).await;
         session.step("train").await.unwrap();
         for _ in 0..20 {
-            let mut asked = Box::pin(session.main_grads());
+            let mut requested = Box::pin(session.main_grads());
             let waker = std::task::Waker::noop();
-            let _ = asked.as_mut().poll(&mut std::task::Context::from_waker(waker));
-            drop(asked);
+            let _ = requested.as_mut().poll(&mut std::task::Context::from_waker(waker));
+            drop(requested);
             session.step("reduce").await.unwrap();
             check(&session.main_grads().await.unwrap(), 2.0);
         }
@@ -227,9 +227,9 @@ fn main_grads_that_nobody_waits_for_disturb_nothing() {
     });
 }
 
-/// A recorded step leaves what an issued one does, and a skipped one shows what was not finite.
+/// A captured step leaves what an issued one does, and a skipped one shows what was not finite.
 #[test]
-fn recorded_and_skipped_steps_leave_main_grads() {
+fn captured_and_skipped_steps_leave_main_grads() {
     block_on(async {
         let mut session = start_with(Capture::Step, Arc::default()).await;
         for _ in 0..4 {

@@ -163,7 +163,7 @@ fn values(format: Format, rows: usize, master: &[f32]) -> [Vec<f32>; 2] {
     [rowwise, columnwise]
 }
 
-/// Losses, and the master behind the last, of whole weights in one place.
+/// Losses, and the master after the last, of whole weights in one place.
 fn unsharded(rows: usize, format: Format, ranks: u32, replicas: u32) -> (Vec<u32>, Vec<f32>) {
     let [mut embedding, base] = WEIGHTS.map(|name| Parameter::new(name, WIDTH, rows * WIDTH));
     let base = values(format, rows, &base.master);

@@ -1,8 +1,8 @@
 //! Adam through whole sessions, at settings where a step moves a weight by about 1: conformance H5 and H6, and what
 //! lies beside them.
 //!
-//! H6 also asks for f16 masters, f16 moments and FP8 moments. This library stores masters as f32 or as bf16 and
-//! remainder, and moments as f32 or bf16, so those rows cannot be asked for.
+//! H6 also requests f16 masters, f16 moments and FP8 moments. This library stores masters as f32 or as bf16 and
+//! remainder, and moments as f32 or bf16, so those rows cannot be requested.
 
 use half::bf16;
 use warpweft_backend::cpu::CpuSurface;

@@ -1,4 +1,4 @@
-//! Sessions whose model is copied on several groups of ranks: the copies stay one model.
+//! Sessions with several replicas: the replicas stay one model.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -108,13 +108,13 @@ fn a_gradient_that_is_not_finite_on_one_rank_of_one_replica_skips_the_step_every
     within_a_minute(async {
         let (ranks, replicate) = (6, 3);
         let mut session = showing(config(replicate), Format::NVFP4_2D).start_cpu(ranks).await.unwrap();
-        let sound: Vec<f32> = (0..ranks).map(|rank| rank as f32).collect();
-        step(&mut session, &sound).await.unwrap();
-        let before = found(&step(&mut session, &sound).await.unwrap(), 6);
+        let valid: Vec<f32> = (0..ranks).map(|rank| rank as f32).collect();
+        step(&mut session, &valid).await.unwrap();
+        let before = found(&step(&mut session, &valid).await.unwrap(), 6);
         for broken in 0..ranks as usize {
-            let known = found(&step(&mut session, &sound).await.unwrap(), 6);
+            let known = found(&step(&mut session, &valid).await.unwrap(), 6);
             assert_ne!(known, before);
-            let mut inputs = sound.clone();
+            let mut inputs = valid.clone();
             inputs[broken] = f32::NAN;
             let skipped = step(&mut session, &inputs).await.unwrap();
             assert!(matches!(skipped.outcome, Outcome::Skipped { .. }), "rank {broken}");
@@ -212,9 +212,9 @@ fn backends_of_another_mesh_than_the_configuration_s_are_refused() {
 #[test]
 fn an_initializer_that_gives_replicas_different_values_is_found_out() {
     within_a_minute(async {
-        let asked = Arc::new(AtomicU32::new(0));
+        let requested = Arc::new(AtomicU32::new(0));
         let drifting = move |_: MasterRows<'_>, values: &mut [f32]| {
-            values.fill(asked.fetch_add(1, Ordering::SeqCst) as f32);
+            values.fill(requested.fetch_add(1, Ordering::SeqCst) as f32);
         };
         let builder = showing(config(2), Format::F32).initialize(drifting);
         let error = builder.start_cpu(4).await.unwrap_err();
@@ -228,11 +228,11 @@ fn an_initializer_that_gives_replicas_different_values_is_found_out() {
 fn an_initializer_that_gives_ranks_different_values_of_a_replicated_weight_is_found_out() {
     within_a_minute(async {
         for replicas in [1, 2] {
-            let asked = Arc::new(AtomicU32::new(0));
+            let requested = Arc::new(AtomicU32::new(0));
             let drifting = move |rows: MasterRows<'_>, values: &mut [f32]| {
                 trainer::initial(rows, values);
                 if rows.weight == "bias" {
-                    values.fill(asked.fetch_add(1, Ordering::SeqCst) as f32);
+                    values.fill(requested.fetch_add(1, Ordering::SeqCst) as f32);
                 }
             };
             let builder = showing(config(replicas), Format::F32).initialize(drifting);

@@ -102,7 +102,7 @@ fn different_checkpoints_are_refused_by_every_process_and_change_nothing() {
             given.optimizer_step += process as u32;
             let error = session.import(&given).await.unwrap_err();
             assert!(error.to_string().contains("different checkpoints"), "{error}");
-            // One process has a checkpoint that fits nobody: the other hears of it.
+            // One process has a checkpoint that fits nobody: the other gets word of it.
             if process == 1 {
                 given.weights.pop();
             }
@@ -140,7 +140,7 @@ fn an_import_whose_future_was_dropped_tells_its_refusal_to_whoever_asks_next() {
                 } else {
                     let polled = std::future::poll_fn(|context| {
                         let mut import = std::pin::pin!(session.import(&given));
-                        // The other process may have been quicker, and then it is told at once.
+                        // The other process may have been quicker, and then it gets the error at once.
                         std::task::Poll::Ready(match import.as_mut().poll(context) {
                             std::task::Poll::Ready(told) => told,
                             std::task::Poll::Pending => Ok(()),
@@ -314,9 +314,9 @@ fn replicas_may_be_processes_or_lie_across_them() {
     }
 }
 
-/// EX-2: every process hears the same of copies, wherever they lie, and who does something else is named.
+/// EX-2: every process gets the same verdict on replicas, wherever they lie, and who does something else is named.
 #[test]
-fn copies_are_compared_across_processes() {
+fn replicas_are_compared_across_processes() {
     let mut replicated = config();
     replicated.mesh.replicate = 2;
     let folder = tempfile::tempdir().unwrap();
@@ -326,10 +326,10 @@ fn copies_are_compared_across_processes() {
             let files = files.clone();
             async move {
                 train(&mut session, 0..2).await;
-                session.compare_copies().await.unwrap();
+                session.compare_replicas().await.unwrap();
                 train(&mut session, 2..3).await;
                 let ended = match process {
-                    0 => session.compare_copies().await,
+                    0 => session.compare_replicas().await,
                     _ => session.save_parts(&files, &Default::default()).await.map(drop),
                 };
                 ended.unwrap_err().to_string()
@@ -337,11 +337,11 @@ fn copies_are_compared_across_processes() {
         };
         let found = in_processes_with(&replicated, &trainer(), ranks, &Mischief::default(), work);
         assert!(found.iter().all(|error| error.contains("call the same in every process")), "{found:?}");
-        assert!(found[0].contains("saves parts where another rank compares copies"), "{found:?}");
+        assert!(found[0].contains("saves parts where another rank compares replicas"), "{found:?}");
     }
 }
 
-/// RV-2: who has nothing to copy waits for who has, and whoever asked for something else is named.
+/// RV-2: who has nothing to copy waits for who has, and whoever requested something else is named.
 #[test]
 fn an_export_that_other_processes_did_not_ask_for_ends_with_the_names_of_both() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Gradients added up over several steps, in sessions that own a part of the ranks, as processes have them.
+//! Gradient accumulation, in sessions that own a part of the ranks, as processes have them.
 
 use warpweft_format::Format;
 use warpweft_session::config::{Capture, Config};
@@ -53,7 +53,8 @@ fn a_closure_that_fails_in_one_process_drops_the_sum_in_all() {
             feed(&mut session, 9);
             session.accumulate("train").await.unwrap();
             session.accumulate("train").await.unwrap();
-            // Rank 1 alone does as told. A step has ended here when it has ended there, so it is told between steps.
+            // Rank 1 alone does as told. A step has ended here when it has ended there, so it gets its orders between
+            // steps.
             mischief.set(1);
             let failed = session.accumulate("train").await.unwrap_err();
             assert!(matches!(failed, SessionError::Closure { .. }), "{failed}");
@@ -65,7 +66,7 @@ fn a_closure_that_fails_in_one_process_drops_the_sum_in_all() {
     });
 }
 
-/// Two processes that are asked for different steps, under a configuration that does not record.
+/// Two processes that are asked for different steps, under a configuration that does not capture.
 fn differ(work: impl Fn(usize, &mut Session) -> bool + Clone + Send + 'static) -> Vec<String> {
     let config = Config { capture: Capture::Off, ..config() };
     in_processes_with(&config, &trainer(), &[1, 1], &Mischief::default(), move |process, mut session| {

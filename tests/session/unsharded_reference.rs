@@ -5,7 +5,7 @@
 //! format. The reference below shares nothing with planner, actors and backend but the quantizer's
 //! whole-tensor entry point, which has golden vectors of its own.
 //!
-//! The numbers of steps are those of the cases: 100, and 500 in NVFP4. The rest is a stand-in: C4 asks for
+//! The numbers of steps are those of the cases: 100, and 500 in NVFP4. The rest is a stand-in: C4 requests
 //! layers 128→288→768→128 under SGD on two ranks, C6 for 128→320→768→128 at batch 2048. Here the layers are
 //! square, the batch is one row a rank, there are three ranks, and the optimizer is AdamW. Batch 2048 would
 //! take 500 steps of 5 GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the
@@ -70,7 +70,7 @@ fn reference(format: Format, delayed: Option<(AmaxChoice, u32)>, steps: u32) -> 
     repeated_reference(format, delayed, steps, Shaped::default(), Reducing::default())
 }
 
-/// The same with weights replayed, calls repeated and gradients added up over steps.
+/// The same with weights replayed, calls repeated and gradients accumulated over steps.
 fn repeated_reference(
     format: Format,
     delayed: Option<(AmaxChoice, u32)>,
@@ -98,7 +98,7 @@ fn repeated_reference(
         }
         let replay = |all: &[Vec<f32>]| all.iter().cycle().take(depth).cloned().collect::<Vec<_>>();
         let (weights, transposed) = (replay(&weights), replay(&transposed));
-        // Per rank, per step whose gradients are added up, per micro-batch.
+        // Per rank, per step whose gradients are accumulated, per micro-batch.
         let added = step * reducing.steps..(step + 1) * reducing.steps;
         let ranks: Vec<Vec<Vec<_>>> = (0..reducing.ranks)
             .map(|rank| {

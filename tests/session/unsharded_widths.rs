@@ -65,7 +65,7 @@ fn learn(rows: &[&[f32]], columns: &[&[f32]], input: &[f32]) -> (f32, Vec<Vec<f3
     (loss, gradients)
 }
 
-/// Losses of every step and masters behind the last, of whole weights in one place.
+/// Losses of every step and masters after the last, of whole weights in one place.
 fn unsharded(widths: Widths, format: Format, delayed: bool) -> (Vec<u32>, Vec<Vec<f32>>) {
     let parameter = |layer| {
         let shape = shape(widths, layer);

@@ -1,10 +1,10 @@
-//! Waiting on the host for what another thread will do, and waking the waiters.
+//! A wake-up between threads: wait for a condition, and ring when it may hold.
 //!
 //! Laws:
 //! - A wait never sleeps through what it waits for: the waker changes the state first and rings second, the
 //!   sleeper announces itself first and looks second, with a fence between the two steps on both sides.
 //! - Ringing a bell at which no thread waits costs one fence and one load; nothing here allocates.
-//! - Every condition that is waited for also asks for poison, so no wait outlives its world.
+//! - Every condition that is waited for also requests poison, so no wait outlives its world.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

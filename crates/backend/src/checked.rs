@@ -6,11 +6,11 @@
 //!   runs them.
 //! - It is deterministic: a missing order is reported whether or not the lanes happened to collide.
 //! - A hazard is refused before it reaches the backend.
-//! - Recording is checked like running. A launch repeats what was checked, as if all of it were enqueued then
+//! - Capturing is checked like running. A launch repeats what was checked, as if all of it were enqueued then
 //!   between two joins of all lanes with the first. So the parts of a step are judged together, as one step.
-//! - **PL-7** A recording ends on the lanes it began on, or a fork would never join. It holds every task of
+//! - **PL-7** A capture ends on the lanes it began on, or a fork would never join. It holds every task of
 //!   the plan, or each replay would leave one out. Nothing else happens while it is made, because that would
-//!   happen once and in no replay. Where the plan has dynamic calls, a recording is a segment and holds none
+//!   happen once and in no replay. Where the plan has dynamic calls, a capture is a segment and holds none
 //!   of them. Whatever a segment waits for is in it. Segments and calls reach each lane one after the other,
 //!   without a gap, up to its end.
 //!
@@ -39,8 +39,8 @@ pub struct Checked<B> {
     inner: B,
     /// Whether it does.
     is_on: bool,
-    /// Whether something is being recorded.
-    records: AtomicBool,
+    /// Whether something is being captured.
+    captures: AtomicBool,
 }
 
 /// A bound plan, and what has been enqueued of it in this step.
@@ -51,7 +51,7 @@ pub struct CheckedBound<T> {
     ledger: Option<Mutex<Ledger>>,
 }
 
-/// A recording, what is in it, and the lanes it leaves open.
+/// A capture, what is in it, and the lanes it leaves open.
 #[derive(Debug)]
 pub struct CheckedGraph<T> {
     inner: T,
@@ -60,7 +60,7 @@ pub struct CheckedGraph<T> {
 }
 
 impl<T> CheckedGraph<T> {
-    /// Lanes whose work the first lane does not wait for before the recording ends. A device that captures
+    /// Lanes whose work the first lane does not wait for before the capture ends. A device that captures
     /// forks and joins refuses such a graph; backends join these lanes themselves.
     #[must_use]
     pub fn unjoined(&self) -> &[LaneId] {
@@ -78,17 +78,17 @@ impl<B: Backend> Checked<B> {
     /// Puts the layer around `inner`, to check if `is_on` says so.
     #[must_use]
     pub fn when(is_on: bool, inner: B) -> Self {
-        Self { inner, is_on, records: AtomicBool::new(false) }
+        Self { inner, is_on, captures: AtomicBool::new(false) }
     }
 
     /// PL-7: refuses what no replay would repeat.
-    fn outside_of_recordings(&self, what: &str) -> Result<(), BackendError> {
-        if !self.records.load(Ordering::SeqCst) {
+    fn outside_of_captures(&self, what: &str) -> Result<(), BackendError> {
+        if !self.captures.load(Ordering::SeqCst) {
             return Ok(());
         }
         self.judge(Err(format!(
-            "the host {what} while a step is recorded; it would happen this once and in no replay, so do it before the recording \
-             or behind it (PL-7)"
+            "the host {what} while a step is captured; it would happen this once and in no replay, so do it before the capture \
+             or after it (PL-7)"
         )))
     }
 
@@ -133,16 +133,16 @@ impl<B: Backend> Backend for Checked<B> {
         self.inner.origin()
     }
 
-    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
-        self.inner.landing_bytes(binding)
+    fn receive_buffer_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+        self.inner.receive_buffer_bytes(binding)
     }
 
     fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), BackendError> {
         self.inner.admit(ranks, lanes, bytes)
     }
 
-    fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError> {
-        self.inner.reserve(bytes, landing)
+    fn reserve(&self, bytes: usize, receive_buffer: usize) -> Result<Self::Memory, BackendError> {
+        self.inner.reserve(bytes, receive_buffer)
     }
 
     fn open(
@@ -165,7 +165,7 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn begin_step(&self, bound: &mut Self::Bound) -> Result<(), BackendError> {
-        self.outside_of_recordings("begins a step")?;
+        self.outside_of_captures("begins a step")?;
         if let Some(ledger) = bound.ledger() {
             self.judge(ledger.end())?;
         }
@@ -223,7 +223,7 @@ impl<B: Backend> Backend for Checked<B> {
     fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError> {
         self.inner.begin_capture(streams, &bound.inner)?;
         if let Some(mut ledger) = bound.ledger() {
-            self.records.store(true, Ordering::SeqCst);
+            self.captures.store(true, Ordering::SeqCst);
             ledger.fork(streams.iter().map(|stream| self.inner.lane(stream)).collect());
         }
         Ok(())
@@ -241,10 +241,10 @@ impl<B: Backend> Backend for Checked<B> {
         let lanes: Vec<LaneId> = streams.iter().map(|stream| self.inner.lane(stream)).collect();
         let joined = ledger.join(&lanes);
         let unjoined = lanes.first().map_or_else(Vec::new, |first| ledger.unjoined(*first));
-        // Nothing has run: whatever comes next starts from the edge of the step again.
+        // Nothing has run: whatever comes next starts from the step boundary again.
         ledger.begin();
-        self.records.store(false, Ordering::SeqCst);
-        // The recording ends whatever is wrong with it.
+        self.captures.store(false, Ordering::SeqCst);
+        // The capture ends whatever is wrong with it.
         let inner = self.inner.end_capture(streams, &bound.inner);
         let tasks = self.judge(joined)?;
         Ok(CheckedGraph { inner: inner?, tasks, unjoined })
@@ -256,7 +256,7 @@ impl<B: Backend> Backend for Checked<B> {
         bound: &Self::Bound,
         graph: &Self::Graph,
     ) -> Result<(), BackendError> {
-        self.outside_of_recordings("launches a recorded step")?;
+        self.outside_of_captures("launches a captured step")?;
         if let (Some(first), Some(mut ledger)) = (streams.first(), bound.ledger()) {
             self.judge(ledger.launch(self.inner.lane(first), &graph.tasks))?;
         }
@@ -264,7 +264,7 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError> {
-        self.outside_of_recordings("waits for a lane")?;
+        self.outside_of_captures("waits for a lane")?;
         self.inner.synchronize(stream)
     }
 
@@ -285,12 +285,12 @@ impl<B: Backend> Backend for Checked<B> {
     }
 
     fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError> {
-        self.outside_of_recordings("copies into the arena")?;
+        self.outside_of_captures("copies into the arena")?;
         self.inner.upload(memory, region, bytes)
     }
 
     fn download(&self, memory: &Self::Memory, region: Region, bytes: &mut [u8]) -> Result<(), BackendError> {
-        self.outside_of_recordings("copies out of the arena")?;
+        self.outside_of_captures("copies out of the arena")?;
         self.inner.download(memory, region, bytes)
     }
 

@@ -26,7 +26,7 @@ pub enum SignalBy {
     Auto,
     /// A memory operation of the stream. From CUDA 13.1 on they write to no other GPU.
     Stream,
-    /// A copy of four bytes, with any driver. It is a call more for every peer and meeting, in recordings too.
+    /// A copy of four bytes, with any driver. It is a call more for every peer and meeting, in captures too.
     Copy,
 }
 
@@ -39,8 +39,8 @@ pub enum DeviceTimes {
     /// CUPTI, which sees kernels, copies and memory sets, and not what a lane waits between them. A session
     /// does not start without it. On H200, a step of 14 ms took 14 to 19 % longer under it.
     Cupti,
-    /// An event behind every task, which is taken to begin when what it comes behind has ended and the host
-    /// has begun to enqueue it. In a recorded step each event is a node of its own.
+    /// An event after every task, which is taken to begin when what it comes after has ended and the host
+    /// has begun to enqueue it. In a captured step each event is a node of its own.
     /// Such a step took 0.5 to 1.8 % longer with them.
     #[default]
     Events,

@@ -2,12 +2,12 @@
 //!
 //! Laws:
 //! - Closures are made, run and dropped on one thread.
-//! - EX-4: a closure that returns without having asked for everything that its call overwrites has failed.
+//! - EX-4: a closure that returns without having requested everything that its call overwrites has failed.
 //! - After a panic a closure's state is not trusted: none runs again, and neither does the optimizer. Every later
 //!   call faults, and every later update fails, with the name of what panicked and its words.
 //!
-//! The caller sees to it that no closure runs while the fault word is set, and no rule in a step that is skipped as far
-//! as the host knows, because backends keep fault word and vote in different places.
+//! The caller sees to it that no closure runs while the fault word is set, and no custom optimizer in a step that is
+//! skipped as far as the host knows, because backends keep fault word and vote in different places.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -71,7 +71,12 @@ impl<S: Surface> Closures<S> {
 
 impl<S: Surface> Closures<S> {
     /// Carries out one task of the custom optimizer.
-    pub fn rule(&mut self, rank: RankId, task: &OptimizerTask, surface: &S) -> Result<(), BackendError> {
+    pub fn custom_optimizer(
+        &mut self,
+        rank: RankId,
+        task: &OptimizerTask,
+        surface: &S,
+    ) -> Result<(), BackendError> {
         let closures = match self {
             Self::None => return Err(BackendError::NoClosures),
             Self::Broken(message) => return Err(BackendError::Optimizer(message.clone())),

@@ -19,7 +19,7 @@ pub enum BackendError {
     Memory {
         /// The rank.
         rank: RankId,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: usize,
         /// The allocator's words.
         reason: String,
@@ -129,7 +129,7 @@ pub enum BackendError {
     /// A rank outside the mesh.
     #[error("{rank} is not in a world of {ranks} ranks; ranks are counted from 0")]
     NoSuchRank {
-        /// The rank asked for.
+        /// The rank requested.
         rank: RankId,
         /// The number of ranks.
         ranks: u32,
@@ -137,7 +137,7 @@ pub enum BackendError {
     /// A second backend for one rank.
     #[error("the backend of {rank} was taken before; there is one for each rank")]
     Taken {
-        /// The rank asked for.
+        /// The rank requested.
         rank: RankId,
     },
     /// More ranks than one node has GPUs, and no links between nodes.
@@ -145,7 +145,7 @@ pub enum BackendError {
         "{ranks} ranks need more than one node of `{cluster}`, which has {gpus} GPUs a node and no links between nodes; use at most {gpus} ranks, or give the cluster a table `between`"
     )]
     NoLinks {
-        /// Ranks asked for.
+        /// Ranks requested.
         ranks: u32,
         /// The cluster.
         cluster: String,

@@ -1,6 +1,6 @@
-//! What a backend says of the gradients that calls wrote in a step.
+//! Results of inspecting gradients: what is not finite, and which call wrote it.
 //!
-//! Law: a gradient is inspected once, right behind the call that wrote it and before anything reads it, so
+//! Law: a gradient is inspected once, right after the call that wrote it and before anything reads it, so
 //! the call that is named is the one that made the value. The first in program order stands.
 
 use warpweft_base::id::{CallId, WeightId};

@@ -1,7 +1,7 @@
 //! Backends: what runs a plan. One narrow trait, its laws, threads of the CPU, virtual time, and how ranks meet.
 //!
 //! It is not a planner: a backend obeys. GPUs are `warpweft-cuda`'s. No version number promises anything of this crate:
-//! use `warpweft`, which exports what a trainer needs.
+//! use `warpweft`, which exports what a user needs.
 //!
 //! ```
 //! use warpweft_backend::cpu::{CpuOptions, CpuWorld};
@@ -20,10 +20,10 @@
 //! - **BK-2** `enqueue`, `record`, `wait` and `launch` neither allocate nor synchronize once warm, except to enqueue a
 //!   collective where ranks share a GPU.
 //! - A lane runs in order. Nothing orders two lanes but `record` and `wait`.
-//! - A recording begins and ends on the first of the lanes it was made on. All of it runs after what that
-//!   lane was told before, and what that lane is told next runs after all of it. A step may be several
-//!   recordings, with tasks enqueued on that lane between them; none waits for an event of another.
-//! - Otherwise `synchronize` is the only host wait, and only the edge of a step calls it. A backend may wait in
+//! - A capture begins and ends on the first of the lanes it was made on. All of it runs after what that
+//!   lane got before, and what that lane gets next runs after all of it. A step may be several
+//!   captures, with tasks enqueued on that lane between them; none waits for an event of another.
+//! - Otherwise `synchronize` is the only host wait, and only a step boundary calls it. A backend may wait in
 //!   the first step of a plan, before it is warm.
 //!
 //! A backend value speaks for one rank; ranks of one world find each other through what the value
@@ -76,7 +76,7 @@ pub trait Backend: Send + 'static {
     type Stream;
     /// A plan bound to the arena: per op, everything a launch needs.
     type Bound;
-    /// A recording: a step, or a segment of one.
+    /// A capture: a step, or a segment of one.
     type Graph;
 
     /// The rank this value speaks for.
@@ -100,7 +100,7 @@ pub trait Backend: Send + 'static {
     /// # Errors
     /// [`BackendError::Unsupported`] for an op this backend cannot run, [`BackendError::Mesh`] for a plan of
     /// another mesh than the world's.
-    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
+    fn receive_buffer_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError>;
 
     /// Refuses `ranks` ranks of this process, of `lanes` lanes and `bytes` bytes each, if the system would. Called
     /// before anything is reserved for any of them.
@@ -112,16 +112,16 @@ pub trait Backend: Send + 'static {
         Ok(())
     }
 
-    /// Reserves the arena, zeroed, for moments and counts begin with that; and `landing` bytes besides it: what
-    /// [`Backend::landing_bytes`] says for the most demanding plan. Called once.
+    /// Reserves the arena, zeroed, for moments and counts begin with that; and `receive_buffer` bytes besides it: what
+    /// [`Backend::receive_buffer_bytes`] says for the most demanding plan. Called once.
     ///
     /// # Errors
     /// [`BackendError::Memory`] when there is not enough memory.
-    fn reserve(&self, bytes: usize, landing: usize) -> Result<Self::Memory, BackendError>;
+    fn reserve(&self, bytes: usize, receive_buffer: usize) -> Result<Self::Memory, BackendError>;
 
     /// Opens a lane. The compute lane gets the factory of the rank's closures; it is called on
     /// the thread that will run them. They are run by [`BoundCall::run`](warpweft_plan::compute::BoundCall::run), which
-    /// sees to it that a closure asks for what its call overwrites (EX-4).
+    /// sees to it that a closure requests what its call overwrites (EX-4).
     ///
     /// # Errors
     /// [`BackendError::Lane`] when the lane or the closures cannot be made.
@@ -138,7 +138,7 @@ pub trait Backend: Send + 'static {
     /// Binds a plan: resolves regions, lengths of this rank's shards, tables. May allocate.
     ///
     /// # Errors
-    /// As [`Backend::landing_bytes`]; [`BackendError::Mesh`] for a plan of another mesh.
+    /// As [`Backend::receive_buffer_bytes`]; [`BackendError::Mesh`] for a plan of another mesh.
     fn bind(&self, memory: &Self::Memory, binding: &Binding<'_>) -> Result<Self::Bound, BackendError>;
 
     /// Opens a step of a bound plan: every event counts as not yet recorded.
@@ -152,7 +152,7 @@ pub trait Backend: Send + 'static {
 
     /// A step of the bound plan has completed on all ranks, and no closure failed in it. So whatever is
     /// loaded or made when a plan runs for the first time is there. Called once, on all ranks after the same
-    /// step, if [`Backend::has_cold_steps`] says so or steps of the plan are recorded.
+    /// step, if [`Backend::has_cold_steps`] says so or steps of the plan are captured.
     fn warmed(&self, bound: &mut Self::Bound);
 
     /// Enqueues task `task` of the bound plan on its lane.
@@ -188,23 +188,23 @@ pub trait Backend: Send + 'static {
         event: EventId,
     ) -> Result<(), BackendError>;
 
-    /// From now on the lanes record instead of running.
+    /// From now on the lanes capture instead of running.
     ///
     /// # Errors
-    /// [`BackendError::Lane`] when a lane already records.
+    /// [`BackendError::Lane`] when a lane already captures.
     fn begin_capture(&self, streams: &mut [Self::Stream], bound: &Self::Bound) -> Result<(), BackendError>;
 
-    /// Ends recording; nothing has run.
+    /// Ends capturing; nothing has run.
     ///
     /// # Errors
-    /// [`BackendError::Lane`] when a lane does not record.
+    /// [`BackendError::Lane`] when a lane does not capture.
     fn end_capture(
         &self,
         streams: &mut [Self::Stream],
         bound: &Self::Bound,
     ) -> Result<Self::Graph, BackendError>;
 
-    /// Runs a recording once more, in place of enqueuing what is in it; at most once per step.
+    /// Runs a capture once more, in place of enqueuing what is in it; at most once per step.
     ///
     /// # Errors
     /// As [`Backend::enqueue`].
@@ -221,7 +221,7 @@ pub trait Backend: Send + 'static {
     /// Whatever went wrong on the lane.
     fn synchronize(&self, stream: &mut Self::Stream) -> Result<(), BackendError>;
 
-    /// The fault of this step's closures, if one failed. Asked of the compute lane after
+    /// The fault of this step's closures, if one failed. Read from the compute lane after
     /// [`Backend::synchronize`]. Asking clears it, and closures run again.
     fn take_fault(&self, stream: &mut Self::Stream) -> Option<ClosureFault>;
 
@@ -231,8 +231,8 @@ pub trait Backend: Send + 'static {
     fn take_diverged(&self) -> bool;
 
     /// Whether the gradients of the coming steps are inspected where that costs a pass over memory. Returns whether
-    /// those steps must be issued for it, because their recordings have no inspection. A backend that inspects the
-    /// gradients of every step, recorded or not, has nothing to change, which is the default.
+    /// those steps must be issued for it, because their captures have no inspection. A backend that inspects the
+    /// gradients of every step, captured or not, has nothing to change, which is the default.
     fn inspect(&self, _on: bool) -> bool {
         false
     }
@@ -240,13 +240,13 @@ pub trait Backend: Send + 'static {
     /// What inspecting the gradients of a step of the bound plan found. The lanes are drained. Asking clears it.
     fn take_inspection(&self, bound: &Self::Bound) -> Inspection;
 
-    /// Copies bytes into the arena, at the edge of a step.
+    /// Copies bytes into the arena, at a step boundary.
     ///
     /// # Errors
     /// [`BackendError::Host`] when lengths differ or the memory is in use.
     fn upload(&self, memory: &Self::Memory, region: Region, bytes: &[u8]) -> Result<(), BackendError>;
 
-    /// Copies bytes out of the arena, at the edge of a step.
+    /// Copies bytes out of the arena, at a step boundary.
     ///
     /// # Errors
     /// As [`Backend::upload`].

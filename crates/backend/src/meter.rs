@@ -1,4 +1,4 @@
-//! What a rank's thread spends its time on while it puts a step on its lanes.
+//! A profile of the host: what a rank's thread spends its time on while it issues a step.
 //!
 //! Laws:
 //! - **HT-1** While a meter is on, every nanosecond between two laps is charged to exactly one [`Activity`]:
@@ -12,7 +12,7 @@
 //!   because backends must be `Send`. It locks and allocates nothing.
 //! - A meter that is off costs a load and a branch for each call. One that is on reads the clock twice for
 //!   each change of activity, about 50 ns together. Beside a launch of 2 µs that is noticeable, so it is on
-//!   only in steps that asked for it. What it takes is the least of several trials with nothing inside. In a
+//!   only in steps that requested it. What it takes is the least of several trials with nothing inside. In a
 //!   step, with other things in the caches, it is rather more, and the rest stays with the activities.
 
 use std::ops::AddAssign;

@@ -1,4 +1,4 @@
-//! How an error looks where a program ends by it.
+//! Text of errors: messages with causes, and names and paths made safe to print.
 //!
 //! Law: `Debug` of a public error is its message, followed by what its causes add. What `main` returns is printed
 //! by `Debug`, and so is what `unwrap` panics with. A derived one would show names of fields there, and never the
@@ -6,15 +6,15 @@
 //! need not be an error, `MasterWeightsError` of the formats, prints its message alone.
 //!
 //! Text of others (out of a file, off the command line or from another process) comes into a message escaped and cut,
-//! by what is here alone: a name by [`shown`], a path by [`shown_path`], a sentence by [`told`], a list of names by
-//! [`listed`]. A declaration takes no name that [`shown`] would change, so names of a model stand in messages as they
-//! are.
+//! by what is here alone: a name by [`shown`], a path by [`shown_path`], a sentence by [`shown_text`], a list of names
+//! by [`listed`]. A declaration takes no name that [`shown`] would change, so names of a model stand in messages as
+//! they are.
 
 use std::error::Error;
 use std::fmt::{self, Display, Write};
 use std::path::Path;
 
-/// The message of `error`, and behind it those of its causes that what is said so far does not contain.
+/// The message of `error`, and after it those of its causes that what is said so far does not contain.
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut words = error.to_string();
     for cause in std::iter::successors(error.source(), |&error| error.source()) {
@@ -46,7 +46,7 @@ pub fn shown(name: impl Display) -> String {
 }
 
 /// What others say, such as a parser of their file or another process, fit for a terminal.
-pub fn told(text: impl Display) -> String {
+pub fn shown_text(text: impl Display) -> String {
     cut(text, LONGEST_TEXT)
 }
 
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(shown("\u{1b}[2J\n"), "\\u{1b}[2J\\n");
         assert_eq!(shown("x".repeat(1 << 20)).chars().count(), LONGEST_NAME + 1);
         assert_eq!(shown("x".repeat(LONGEST_NAME)), "x".repeat(LONGEST_NAME));
-        assert_eq!(told("\r".repeat(1 << 20)).chars().count(), 2 * LONGEST_TEXT + 1);
+        assert_eq!(shown_text("\r".repeat(1 << 20)).chars().count(), 2 * LONGEST_TEXT + 1);
     }
 
     #[test]

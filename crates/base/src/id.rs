@@ -106,7 +106,7 @@ index!(
     TaskId, "task "
 );
 index!(
-    /// One piece of a step: a segment that is recorded as one, or a dynamic call between two of them.
+    /// One piece of a step: a segment that is captured as one, or a dynamic call between two of them.
     PieceId, "piece "
 );
 index!(

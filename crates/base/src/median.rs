@@ -1,4 +1,4 @@
-//! What counts of several measurements.
+//! The median of several measurements.
 //!
 //! Law: the median, so that of three or more one late step or rank decides nothing; of an even number the
 //! later of the two in the middle, but for the steps of one trial ([`lower_median`]): of two ranks the slower

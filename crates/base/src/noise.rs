@@ -1,4 +1,4 @@
-//! Numbers that look drawn, and follow from what they are asked for alone.
+//! Pseudo-random numbers by hashing: stateless, the same on every rank.
 //!
 //! Law: there is no state. Whoever hashes the same gets the same, on every rank and in any order.
 

@@ -1,4 +1,4 @@
-//! What a panic said.
+//! The message of a panic.
 //!
 //! Law: whoever catches a panic keeps its words; an error that says only that something died helps
 //! nobody.

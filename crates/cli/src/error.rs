@@ -4,12 +4,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use warpweft_base::debug_in_words;
-use warpweft_base::errors::{listed as names, shown, shown_path, told};
+use warpweft_base::errors::{listed as names, shown, shown_path, shown_text};
 use warpweft_base::whole_file::next_step;
 use warpweft_format::{Format, FormatError};
 use warpweft_session::checkpoint::CheckpointError;
 use warpweft_session::checkpoint::manifest::KEY;
-use warpweft_session::checkpoint::safetensors::Unsound;
+use warpweft_session::checkpoint::safetensors::Invalid;
 
 use super::formats::quantizing_names;
 use super::report::{Copied, CopyReason};
@@ -52,13 +52,13 @@ pub enum ToolError {
         path: PathBuf,
     },
 
-    /// The input is no sound safetensors file.
+    /// The input is not a valid safetensors file.
     #[error("`{}` cannot be read as safetensors: {source}", shown_path(path))]
     Checkpoint {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: Unsound,
+        source: Invalid,
     },
 
     /// Input and output are the same file.
@@ -95,7 +95,7 @@ pub enum ToolError {
     #[error(
         "`{}`: the metadata `{KEY}` {}; the file is damaged, or newer than this program",
         shown_path(path),
-        told(problem)
+        shown_text(problem)
     )]
     Manifest {
         /// The input.
@@ -108,7 +108,7 @@ pub enum ToolError {
     #[error(
         "`{}` was saved by a session and {}; the file is damaged, or newer than this program",
         shown_path(path),
-        told(problem)
+        shown_text(problem)
     )]
     Saved {
         /// The input.
@@ -118,7 +118,12 @@ pub enum ToolError {
     },
 
     /// A part of a quantized tensor is absent or of another shape.
-    #[error("`{}`: tensor `{}` {}; the file is damaged", shown_path(path), shown(tensor), told(problem))]
+    #[error(
+        "`{}`: tensor `{}` {}; the file is damaged",
+        shown_path(path),
+        shown(tensor),
+        shown_text(problem)
+    )]
     Part {
         /// The input.
         path: PathBuf,
@@ -200,7 +205,7 @@ pub enum ToolError {
         value: f32,
     },
 
-    /// A value of a tensor is infinite once it is rounded to the dtype that was asked for.
+    /// A value of a tensor is infinite once it is rounded to the dtype that was requested.
     #[error(
         "tensor `{}` holds {value:e} at [{row}, {column}], which --via rounds to {back}, and {format} has no scale for that; leave --via out, or the tensor: --only names those that are quantized",
         shown(tensor)
@@ -255,7 +260,7 @@ pub enum ToolError {
     Memory {
         /// The tensor.
         tensor: String,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
     },
 

@@ -40,11 +40,11 @@ pub(crate) fn manifest_of(header: &Header, path: &Path) -> Result<Option<Manifes
 }
 
 impl Input {
-    /// Opens a checkpoint and reads its header. What is none is told by how it begins.
+    /// Opens a checkpoint and reads its header. What is none is recognized by how it begins.
     pub(crate) fn open(path: &Path) -> Result<(Header, Self), ToolError> {
         Self::of_checkpoint(path).map_err(|error| {
-            let unsound = matches!(error, ToolError::Checkpoint { .. } | ToolError::NotAFile { .. });
-            match of_start(path).filter(|_| unsound) {
+            let invalid = matches!(error, ToolError::Checkpoint { .. } | ToolError::NotAFile { .. });
+            match of_start(path).filter(|_| invalid) {
                 Some(what) => ToolError::NotWeights { path: path.to_owned(), what: what.to_owned() },
                 None => error,
             }
@@ -57,7 +57,7 @@ impl Input {
                 ToolError::NotAFile { path: path.to_owned() }
             }
             TensorFileError::File(error) => ToolError::file("read", path)(error),
-            TensorFileError::Unsound(source) => ToolError::Checkpoint { path: path.to_owned(), source },
+            TensorFileError::Invalid(source) => ToolError::Checkpoint { path: path.to_owned(), source },
         })?;
         Ok((header, Self { path: path.to_owned(), file, piece: vec![0; PIECE] }))
     }

@@ -1,7 +1,7 @@
 //! `warpweft inspect`: what a checkpoint is, ours or an engine's.
 //!
 //! Law: what is said of a file comes from its headers, its metadata and its scales of tensors; digests are compared
-//! only where that is asked for, since it reads every byte.
+//! only where that is requested, since it reads every byte.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -190,7 +190,7 @@ fn file(
     }
     let source = Source::of(&header, path)?;
     found.what = format!("a checkpoint that a session saved, of {} weights", source.tensors.len());
-    for key in ["optimizer_step", "updated_by"] {
+    for key in ["optimizer_step", "optimizer_identity"] {
         if let Some(said) = header.metadata().get(key) {
             found.about.insert(key.replace('_', " "), shown(said));
         }

@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 
 use warpweft_base::debug_in_words;
-use warpweft_base::errors::{MOST_NAMES, shown, shown_path, told};
+use warpweft_base::errors::{MOST_NAMES, shown, shown_path, shown_text};
 use warpweft_base::id::RankId;
 use warpweft_base::time::Nanoseconds;
 use warpweft_base::whole_file::next_step;
@@ -87,13 +87,13 @@ pub enum MeasureError {
     #[error("{}", match of {
         Measuring::Machine => format!(
             "{ranks} ranks need {ranks} GPUs, and this machine shows {found}; lower --ranks, or use --device cpu",
-            ranks = asked
+            ranks = requested
         ),
-        Measuring::Stack => format!("{asked} GPUs were asked for and {found} are here; pass --gpus"),
+        Measuring::Stack => format!("{requested} GPUs were requested and {found} are here; pass --gpus"),
     })]
     Gpus {
         /// As asked, one for each rank.
-        asked: usize,
+        requested: usize,
         /// As the driver says.
         found: usize,
         /// What is measured.
@@ -140,7 +140,7 @@ pub enum MeasureError {
     #[error(
         "`{}` holds no slice, so there is nothing to sum up; `warpweft simulate --trace` and sessions with trace.enabled write traces{}",
         shown_path(path),
-        notes.iter().take(MOST_NAMES).map(|note| format!("\nnote: {}", told(note))).collect::<String>()
+        notes.iter().take(MOST_NAMES).map(|note| format!("\nnote: {}", shown_text(note))).collect::<String>()
     )]
     Empty {
         /// The trace.
@@ -153,7 +153,7 @@ pub enum MeasureError {
     NoStep {
         /// The trace.
         path: PathBuf,
-        /// The step asked for.
+        /// The step requested.
         step: u64,
         /// The steps there are.
         has: String,
@@ -163,7 +163,7 @@ pub enum MeasureError {
     NoRank {
         /// The trace.
         path: PathBuf,
-        /// The rank asked for.
+        /// The rank requested.
         rank: RankId,
         /// The ranks there are.
         has: String,
@@ -204,7 +204,7 @@ pub enum MeasureError {
         "no task of the plan is `{wanted}`; `warpweft plan --tasks` lists their numbers, ops and subjects"
     )]
     NoTask {
-        /// What was asked for.
+        /// What was requested.
         wanted: String,
     },
     /// Every policy needs more than there may be.
@@ -240,7 +240,7 @@ pub enum MeasureError {
     /// Too few ranks to communicate.
     #[error("{ranks} ranks have nothing to send each other; measure at least 2")]
     Ranks {
-        /// Ranks asked for.
+        /// Ranks requested.
         ranks: u32,
     },
     /// More ranks than a node of the simulated cluster has.
@@ -251,7 +251,7 @@ pub enum MeasureError {
     Node {
         /// The cluster.
         cluster: String,
-        /// Ranks asked for.
+        /// Ranks requested.
         ranks: u32,
         /// GPUs of a node.
         found: u32,
@@ -279,7 +279,7 @@ pub enum MeasureError {
     // A stack of layers that is measured.
     /// Gradients written in bf16 that were to travel in f32.
     #[error(
-        "gradients written in bf16 travel in bf16, and f32 was asked for; say --gradients f32 with --reduce-dtype f32"
+        "gradients written in bf16 travel in bf16, and f32 was requested; say --gradients f32 with --reduce-dtype f32"
     )]
     Gradients,
     /// Patterns that no variant has.

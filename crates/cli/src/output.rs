@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use warpweft_base::whole_file::WholeFile;
 use warpweft_session::checkpoint::safetensors::{
-    Layout, Outline, TensorFileError, TensorId, Unsound, Writer,
+    Invalid, Layout, Outline, TensorFileError, TensorId, Writer,
 };
 
 use super::ToolError;
@@ -42,11 +42,11 @@ impl Output {
         path: &Path,
     ) -> Result<Layout, ToolError> {
         outline.lay_out(metadata).map_err(|error| match error {
-            TensorFileError::Unsound(Unsound::DuplicateTensor { tensor }) => ToolError::NameTaken { tensor },
-            TensorFileError::Unsound(Unsound::HeaderTooLarge { bytes, limit }) => {
+            TensorFileError::Invalid(Invalid::DuplicateTensor { tensor }) => ToolError::NameTaken { tensor },
+            TensorFileError::Invalid(Invalid::HeaderTooLarge { bytes, limit }) => {
                 ToolError::HeaderTooLarge { bytes, limit }
             }
-            TensorFileError::Unsound(source) => ToolError::Checkpoint { path: path.to_owned(), source },
+            TensorFileError::Invalid(source) => ToolError::Checkpoint { path: path.to_owned(), source },
             TensorFileError::File(source) => ToolError::file("write the header of", path)(source),
         })
     }

@@ -31,7 +31,7 @@ const OF_A_SESSION: [&str; 11] = [
     SAVED,
     WEIGHTS,
     "optimizer_step",
-    "updated_by",
+    "optimizer_identity",
     "carried",
     "frozen",
     "one_state",
@@ -109,7 +109,7 @@ impl<'header> Source<'header> {
             return Err(damaged(format!("has no tensor `{}`", shown(missing))));
         }
         metadata.retain(|key, _| !OF_A_SESSION.contains(&key.as_str()));
-        // Readers of the Hugging Face hub's files ask for it.
+        // Readers of the Hugging Face hub's files request it.
         metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
         let saved = Some(Saved { path: path.to_owned(), masters, digests });
         let (tensors, left_out, absent) = (Cow::Owned(tensors), Some(left_out), absent.into_keys().collect());

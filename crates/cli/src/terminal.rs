@@ -8,7 +8,7 @@ use warpweft_base::errors::shown;
 
 use super::progress::Progress;
 
-/// Shows how far the work is, and ends it when told to.
+/// Shows how far the work is, and ends it on request.
 pub(super) struct Terminal<'a> {
     bar: ProgressBar,
     stop: &'a AtomicBool,

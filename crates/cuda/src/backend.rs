@@ -12,7 +12,7 @@ use super::device::ipc::PAGE;
 use super::device::memory::DeviceMemory;
 use super::device::stream::{Event, Priority, Stream};
 use super::failure::CudaFailure;
-use super::graph::capture::{self, CudaGraph, Recordings};
+use super::graph::capture::{self, CapturedGraphs, CudaGraph};
 use super::graph::keep_alive::KeepAlive;
 use super::kernels::Kernels;
 use super::shutdown::progress::{LANES, Progress};
@@ -48,7 +48,7 @@ pub struct CudaBackend {
     rank: RankId,
     context: Arc<Context>,
     kernels: Arc<Kernels>,
-    /// Copies between host and device at the edge of a step.
+    /// Copies between host and device at a step boundary.
     transfers: Stream,
     /// What this rank's calls are charged to.
     meter: Arc<Meter>,
@@ -56,7 +56,7 @@ pub struct CudaBackend {
     /// The events of the plan under way, if its tasks are timed by events.
     task_events: Mutex<Weak<TaskEvents>>,
     lanes: Mutex<BTreeMap<LaneId, Option<LaneCommunicators>>>,
-    recordings: Recordings,
+    captures: CapturedGraphs,
     release: Release,
 }
 
@@ -66,7 +66,7 @@ pub struct CudaBackend {
 pub struct CudaMemory {
     memory: Arc<DeviceMemory>,
     arena_bytes: usize,
-    landing_bytes: usize,
+    receive_buffer_bytes: usize,
 }
 
 impl CudaBackend {
@@ -79,7 +79,7 @@ impl CudaBackend {
         let transfers = Stream::metered(Arc::clone(&context), Priority::Least, Arc::clone(&meter))?;
         let progress = Progress::new(&context)?;
         let (task_events, lanes) = (Mutex::default(), Mutex::default());
-        let recordings = Recordings::new(KeepAlive::new(Arc::clone(&context)));
+        let captures = CapturedGraphs::new(KeepAlive::new(Arc::clone(&context)));
         let release = Release::new(world.signals());
         let backend = Self {
             world,
@@ -91,7 +91,7 @@ impl CudaBackend {
             progress,
             task_events,
             lanes,
-            recordings,
+            captures,
             release,
         };
         Ok(backend)
@@ -141,7 +141,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    fn reserve_zeroed(&self, bytes: usize, landing: usize) -> Result<CudaMemory, CudaFailure> {
+    fn reserve_zeroed(&self, bytes: usize, receive_buffer: usize) -> Result<CudaMemory, CudaFailure> {
         let words = self.world.signals().bytes();
         let too_much = || CudaFailure::Refused("more bytes than there are addresses".to_owned());
         let after = |start: usize, bytes: usize| {
@@ -152,15 +152,15 @@ impl CudaBackend {
         };
         let arena_bytes = after(0, bytes)?;
         let signals_end = after(arena_bytes, words)?;
-        let all = after(signals_end, landing)?;
+        let all = after(signals_end, receive_buffer)?;
         // Whole pages, so that what is lent to other processes is this memory and nothing else.
         let pages = all.checked_next_multiple_of(PAGE).ok_or_else(too_much)?;
         let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.transfers, pages)?);
         let arena = memory.address();
-        let home = Home { arena, signals: arena.plus(arena_bytes), landing: arena.plus(signals_end) };
+        let home = Home { arena, signals: arena.plus(arena_bytes), receive_buffer: arena.plus(signals_end) };
         self.transfers.upload(bytemuck::bytes_of(&1u32), self.world.signals().one(home.signals))?;
         self.world.settle(self.rank, home, Arc::clone(&memory))?;
-        Ok(CudaMemory { memory, arena_bytes, landing_bytes: all - signals_end })
+        Ok(CudaMemory { memory, arena_bytes, receive_buffer_bytes: all - signals_end })
     }
 
     fn open_lane(
@@ -191,23 +191,23 @@ impl CudaBackend {
             world: Arc::clone(&self.world),
             rank: self.rank,
             lane,
-            handles: CudaHandles::of(&stream, self.recordings.keep_alive()),
+            handles: CudaHandles::of(&stream, self.captures.keep_alive()),
             arena: memory.memory.address(),
             stream,
             closures,
             fault: None,
             faulted: false,
             usual_wait: Duration::ZERO,
-            records: false,
+            captures: false,
             join: Event::order(Arc::clone(&self.context))?,
         })
     }
 
-    fn begin_recording(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
+    fn start_capture(&self, streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
         self.context.make_current()?;
-        self.world.recordable()?;
+        self.world.can_capture()?;
         capture::begin(streams)?;
-        self.recordings.begin();
+        self.captures.begin();
         Ok(())
     }
 
@@ -259,17 +259,18 @@ impl Backend for CudaBackend {
         self.world.clock.origin()
     }
 
-    fn landing_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
+    fn receive_buffer_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
         within(binding, self.world.mesh)?;
         let ops = resolve(binding, binding.arena.bytes())?;
         let hosts = |group| self.world.team(self.rank, group).map(|team| team.hosts());
-        let landing = ReceiveBuffers::of(binding, &ops, hosts).map_err(self.failed("measuring a plan"))?;
-        Ok(landing.bytes())
+        let receive_buffer =
+            ReceiveBuffers::of(binding, &ops, hosts).map_err(self.failed("measuring a plan"))?;
+        Ok(receive_buffer.bytes())
     }
 
-    fn reserve(&self, bytes: usize, landing: usize) -> Result<CudaMemory, BackendError> {
+    fn reserve(&self, bytes: usize, receive_buffer: usize) -> Result<CudaMemory, BackendError> {
         let rank = self.rank;
-        self.reserve_zeroed(bytes, landing).map_err(|failure| BackendError::Memory {
+        self.reserve_zeroed(bytes, receive_buffer).map_err(|failure| BackendError::Memory {
             rank,
             bytes,
             reason: failure.to_string(),
@@ -310,7 +311,7 @@ impl Backend for CudaBackend {
             progress: &self.progress,
             arena: memory.memory.address(),
         };
-        let bound = bind(&binder, binding, (memory.arena_bytes, memory.landing_bytes))
+        let bound = bind(&binder, binding, (memory.arena_bytes, memory.receive_buffer_bytes))
             .inspect_err(|error| drop(self.world.poison(error.to_string())))?;
         // Loading code and allocating may wait for a device, hence for a rank that waits on it: no rank steps
         // before all have bound.
@@ -341,13 +342,13 @@ impl Backend for CudaBackend {
 
     fn enqueue(&self, stream: &mut CudaStream, bound: &CudaBound, task: TaskId) -> Result<(), BackendError> {
         self.world.check()?;
-        let meets = bound.is_cold && stream.communicates() && !stream.records;
+        let meets = bound.is_cold && stream.communicates() && !stream.captures;
         if meets {
             let met = self.meter.within(Activity::Waiting, || self.world.gather(self.rank));
             self.enqueued(bound, task, met)?;
         }
         // Cold steps inspect too, so that no kernel is first needed, and loaded, in a later one.
-        let inspects = (bound.is_cold || self.progress.inspects()) && !stream.records;
+        let inspects = (bound.is_cold || self.progress.inspects()) && !stream.captures;
         if self.enqueued(bound, task, stream.enqueue(bound, task, inspects))? {
             self.progress.inspected();
         }
@@ -363,13 +364,13 @@ impl Backend for CudaBackend {
     }
 
     fn begin_capture(&self, streams: &mut [CudaStream], bound: &CudaBound) -> Result<(), BackendError> {
-        bound.timeline.iter().for_each(Timeline::begin_recording);
-        self.begin_recording(streams).map_err(self.failed("recording a step"))
+        bound.timeline.iter().for_each(Timeline::start_capture);
+        self.start_capture(streams).map_err(self.failed("capturing a step"))
     }
 
     fn end_capture(&self, streams: &mut [CudaStream], _: &CudaBound) -> Result<CudaGraph, BackendError> {
-        let graph = self.recordings.end_one(capture::end(streams), self.communicators());
-        graph.map_err(self.failed("recording a step"))
+        let graph = self.captures.end_one(capture::end(streams), self.communicators());
+        graph.map_err(self.failed("capturing a step"))
     }
 
     fn launch(
@@ -445,11 +446,11 @@ impl Backend for CudaBackend {
         self.poison(reason);
         // The lanes are not held while NCCL is waited for.
         let communicators = self.communicators();
-        // Waits end first. Recordings are taken away while NCCL aborts, which waits until none of its transfers
+        // Waits end first. Captures are taken away while NCCL aborts, which waits until none of its transfers
         // is left.
         self.end_waits();
-        self.recordings.end();
-        // No recording of an abandoned GPU is given back, so aborts may not end; waiting for them would show
+        self.captures.end();
+        // No capture of an abandoned GPU is given back, so aborts may not end; waiting for them would show
         // nothing new.
         if !self.context.is_abandoned() && !Communicator::abort(communicators.iter().map(AsRef::as_ref)) {
             self.world.abandon();

@@ -1,6 +1,6 @@
 //! The generation of a GPU.
 //!
-//! Law: nothing is asked of a driver here; [`context`](crate::device::context) reads it.
+//! Law: no driver is queried here; [`context`](crate::device::context) reads it.
 
 use std::fmt;
 

@@ -53,7 +53,7 @@ pub enum CudaFailure {
     Refused(String),
 
     // Products of `linear` that cannot be computed: a layer cannot be made, or a product not enqueued.
-    /// The GPU has no products of this format, or this room does not use them.
+    /// The GPU has no products of this format, or this module does not use them.
     #[error(
         "no products of {format} on a GPU of compute capability {capability} ({needs}); declare the weight's uses as Form::DenseBf16 and compute by Recipe::Bf16"
     )]
@@ -117,9 +117,9 @@ pub enum CudaFailure {
         largest: usize,
     },
     /// Results come in f32 or bf16.
-    #[error("results are f32 or bf16, not {element}; ask for one of them in the LinearSpec")]
+    #[error("results are f32 or bf16, not {element}; request one of them in the LinearSpec")]
     Result {
-        /// The element type asked for.
+        /// The element type requested.
         element: ElementType,
     },
     /// The recipe's data gradient reads another orientation.
@@ -131,7 +131,7 @@ pub enum CudaFailure {
         recipe: String,
         /// What it reads.
         expected: Orientation,
-        /// What was asked for.
+        /// What was requested.
         actual: Orientation,
     },
     /// Gradients in an element that the recipe does not quantize to.
@@ -141,7 +141,7 @@ pub enum CudaFailure {
     Gradients {
         /// The recipe's name.
         recipe: String,
-        /// What was asked for.
+        /// What was requested.
         element: Fp8Element,
     },
     /// A weight that is not what the layer was made for.

@@ -22,25 +22,25 @@ pub enum Transport {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaOptions {
     /// The GPU of every rank of this process, in rank order. Ranks may share one, to try things out: all ranks then
-    /// also meet on the host, twice in every turn of a collective, and steps are not recorded.
+    /// also meet on the host, twice in every turn of a collective, and steps are not captured.
     pub devices: Vec<DeviceOrdinal>,
     /// `None` takes [`Transport::Peer`] where all GPUs of a host reach each other, and over several hosts if
     /// these have the same number of ranks and more than one; NCCL elsewhere.
     pub transport: Option<Transport>,
     /// How gradients are summed; [`Reduce::Nccl`] needs [`Transport::Nccl`].
     pub reduce: Reduce,
-    /// Copies of the model: the world is a mesh of that many replicas. Over several hosts with
+    /// Replicas of the model: the world is a mesh of that many replicas. Over several hosts with
     /// [`Transport::Peer`], replicas fill hosts or hosts fill replicas.
     pub replicas: u32,
     /// Up to this many bytes per neighbour, a collective of [`Transport::Peer`] goes by one kernel instead of
     /// copy engines. A kernel waits for a multiprocessor, and takes some from the products beside it. It
-    /// costs the host one launch, where engines cost a call per word and copy, and in a recording they do so
+    /// costs the host one launch, where engines cost a call per word and copy, and in a capture they do so
     /// at every launch of it.
     pub kernel_bytes: usize,
     /// What sets the words by which ranks meet that push with copy engines. Ranks need not agree.
     pub signal_by: SignalBy,
     /// What measures begin and end of every task on the device; `None` for nothing, except events in plans
-    /// that ask for it.
+    /// that request it.
     pub timeline: Option<DeviceTimes>,
     /// How long a rank waits for the others, and for a lane to make progress, before it gives up the world.
     pub deadline: Duration,

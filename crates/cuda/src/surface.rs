@@ -2,7 +2,7 @@
 //!
 //! Law: a closure enqueues on the stream it is given and nothing else: once warm it never waits and never
 //! allocates, and it touches only what its context lent and memory of its own. So the same call can be
-//! recorded and replayed. Only a dynamic call is never recorded. Users read this at
+//! captured and replayed. Only a dynamic call is never captured. Users read this at
 //! [`Compute`](warpweft_plan::compute::Compute) and [`CudaHandles`].
 
 use std::marker::PhantomData;
@@ -39,7 +39,7 @@ macro_rules! lent {
     ($name:ident) => {
         impl<T> $name<'_, T> {
             /// Where the first element is. A multiple of 256 bytes for whole operands; of 4 for the rows that an
-            /// update rule prepares, or gets back, of a round of whole matrices.
+            /// custom optimizer prepares, or gets back, of a round of whole matrices.
             #[must_use]
             pub const fn address(&self) -> DeviceAddress {
                 self.address
@@ -115,16 +115,16 @@ impl<'a, T> DeviceSliceMut<'a, T> {
 /// primary context is current.
 ///
 /// The stream is the session's. A closure enqueues on it and does nothing else with it: it does not wait for
-/// it, destroy it, or begin to record on it. Work on the legacy default stream is in no order with it. Once
+/// it, destroy it, or begin to capture on it. Work on the legacy default stream is in no order with it. Once
 /// its plan is warm, after the first step, a closure neither waits nor allocates; a table in
-/// [`Compute`](warpweft_plan::compute::Compute#on-a-gpu) says what that means for recorded steps and dynamic calls.
+/// [`Compute`](warpweft_plan::compute::Compute#on-a-gpu) says what that means for captured steps and dynamic calls.
 #[derive(Clone, Debug)]
 pub struct CudaHandles {
     stream: sys::CUstream,
     device: DeviceOrdinal,
     /// Keeps the stream, and says what the driver's calls are charged to; handles for work outside a call have none.
     lane: Option<Arc<Stream>>,
-    /// Keeps what recordings of the rank may use; work outside a call is not recorded.
+    /// Keeps what captures of the rank may use; work outside a call is not captured.
     keep_alive: Option<Arc<KeepAlive>>,
 }
 
@@ -145,7 +145,7 @@ impl CudaHandles {
         Self { stream: stream.handle(), device: stream.context().ordinal(), lane, keep_alive }
     }
 
-    /// What is held for recordings of the rank.
+    /// What is held for captures of the rank.
     pub(super) const fn keep_alive(&self) -> Option<&Arc<KeepAlive>> {
         self.keep_alive.as_ref()
     }
@@ -159,7 +159,7 @@ impl CudaHandles {
         }
     }
 
-    /// The stream the call's work belongs on, created with `CU_STREAM_NON_BLOCKING`. It may be recording.
+    /// The stream the call's work belongs on, created with `CU_STREAM_NON_BLOCKING`. It may be capturing.
     #[must_use]
     pub const fn stream(&self) -> sys::CUstream {
         self.stream

@@ -77,7 +77,7 @@ pub enum FormatError {
     OrientationNotStored {
         /// The format.
         format: Format,
-        /// The orientation asked for.
+        /// The orientation requested.
         orientation: Orientation,
         /// How to get them.
         hint: &'static str,
@@ -151,7 +151,7 @@ pub enum FormatError {
     /// The planes of an orientation are absent.
     #[error("the weight has no {orientation} planes; quantize or derive them first")]
     MissingPlanes {
-        /// The orientation asked for.
+        /// The orientation requested.
         orientation: Orientation,
     },
 

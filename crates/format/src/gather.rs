@@ -17,7 +17,7 @@ impl Quantized {
     /// The planes this shard contributes to a gather of `orientation` (GA-1).
     ///
     /// # Errors
-    /// [`FormatError::Swizzled`], before anything else is looked at; a format that cannot be sharded; rows
+    /// [`FormatError::Swizzled`], before anything else is checked; a format that cannot be sharded; rows
     /// that are no multiple of [`super::Format::row_tile`]; planes that are absent or not of this shape.
     pub fn sent_planes(&self, orientation: Orientation) -> Result<Planes<'_>, FormatError> {
         let planes = self.row_major(orientation, "gathered")?;

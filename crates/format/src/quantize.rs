@@ -122,7 +122,7 @@ pub fn tensor_amax(format: Format, via: Via, shape: Shape, master: &[f32]) -> Re
     Strips::of(format, orientation, via, shape, master).amaxes().map(|(_, amax)| amax)
 }
 
-/// `values` with zeros behind them, `length` in all.
+/// `values` with zeros after them, `length` in all.
 fn filled(values: &[f32], length: usize) -> Cow<'_, [f32]> {
     if values.len() == length {
         return Cow::Borrowed(values);

@@ -58,9 +58,9 @@ pub struct Quantized {
     pub tensor_scale: f32,
     /// How the scale planes are laid out.
     pub scale_layout: ScaleLayout,
-    /// Rowwise planes, if asked for.
+    /// Rowwise planes, if requested.
     pub rowwise: Option<OwnedPlanes>,
-    /// Columnwise planes, if asked for.
+    /// Columnwise planes, if requested.
     pub columnwise: Option<OwnedPlanes>,
 }
 

@@ -45,7 +45,7 @@ impl Quantized {
     /// keep the last two; f32, bf16 and per-tensor FP8 take any.
     ///
     /// # Errors
-    /// [`FormatError::ViewRefused`]; [`FormatError::Swizzled`], before anything else is looked at.
+    /// [`FormatError::ViewRefused`]; [`FormatError::Swizzled`], before anything else is checked.
     pub fn view(&self, dimensions: &[usize]) -> Result<View<'_>, FormatError> {
         if self.scale_layout == ScaleLayout::Swizzled {
             return Err(FormatError::Swizzled { format: self.format, what: "viewed" });

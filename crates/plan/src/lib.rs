@@ -19,7 +19,7 @@
 //!
 //! Law: nothing here starts a thread, reads a file or touches a device. A module imports only from those in earlier
 //! lines of the table. No version number promises anything of this crate: use `warpweft`, which exports what a
-//! trainer needs.
+//! user needs.
 //!
 //! | module | idea |
 //! |---|---|

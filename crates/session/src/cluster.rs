@@ -146,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_cluster_file_is_told_with_its_line() {
-        let sound = PRESETS[0].1;
-        let line = 1 + sound.lines().position(|line| line.starts_with("hbm_bytes_per_s")).unwrap();
+    fn what_is_wrong_with_a_cluster_file_is_reported_with_its_line() {
+        let valid = PRESETS[0].1;
+        let line = 1 + valid.lines().position(|line| line.starts_with("hbm_bytes_per_s")).unwrap();
         for (from, to, complaint) in [
             (
                 "hbm_bytes_per_s",
@@ -190,8 +190,8 @@ mod tests {
             ),
             ("[inside]", "[inside", "bad.toml:".to_owned()),
         ] {
-            let text = sound.replace(from, to);
-            assert_ne!(text, sound, "{from}");
+            let text = valid.replace(from, to);
+            assert_ne!(text, valid, "{from}");
             let error = Cluster::from_toml(&text, "bad.toml").unwrap_err().to_string();
             assert!(error.contains(&complaint), "{error}\n{complaint}");
         }

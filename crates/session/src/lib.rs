@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Law: a module imports only from those in earlier lines of the table. No version number promises anything of this
-//! crate: use `warpweft`, which exports what a trainer needs.
+//! crate: use `warpweft`, which exports what a user needs.
 //!
 //! | module | idea |
 //! |---|---|

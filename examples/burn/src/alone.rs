@@ -6,7 +6,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::{Device, Tensor};
 use warpweft::checkpoint::Checkpoint;
-use warpweft::config::Optimizer;
+use warpweft::config::OptimizerConfig;
 
 use crate::compare::Losses;
 use crate::model::{Input, Layer, Part};
@@ -33,7 +33,7 @@ fn value(loss: &Tensor<1>) -> Result<f32, Box<dyn Error>> {
 pub(crate) fn train(
     mut parts: Vec<Part>,
     (steps, samples): (usize, usize),
-    settings: &Optimizer,
+    settings: &OptimizerConfig,
     device: &Device,
 ) -> Result<Losses, Box<dyn Error>> {
     let adam = AdamWConfig::new().with_beta_1(settings.beta1 as f32).with_beta_2(settings.beta2 as f32);

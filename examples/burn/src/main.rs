@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 
 use burn::tensor::Device;
-use warpweft::config::Optimizer;
+use warpweft::config::OptimizerConfig;
 use warpweft::prelude::*;
 use warpweft::session::initial::MasterRows;
 
@@ -50,8 +50,8 @@ type Values = BTreeMap<String, Vec<f32>>;
 
 /// The optimizer of both trainers. warpweft's AdamW and burn's are the same formula: decay of the weight before the
 /// update, times the learning rate, and `eps` beside the root of the corrected second moment.
-fn optimizer() -> Optimizer {
-    Optimizer { lr: 2e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01, ..Optimizer::default() }
+fn optimizer() -> OptimizerConfig {
+    OptimizerConfig { lr: 2e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01, ..OptimizerConfig::default() }
 }
 
 /// The values of all parameters.

@@ -75,7 +75,7 @@ pub(crate) struct Layer {
     pub(crate) weights: Vec<Weight>,
 }
 
-/// All layers, first to last. Parameters have no values before they are asked for.
+/// All layers, first to last. Parameters have no values before they are requested.
 pub(crate) fn layers(device: &Device) -> Vec<Layer> {
     let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
     let norm = || RmsNormConfig::new(WIDTH).init(device);

@@ -1,7 +1,7 @@
 //! What a call does: candle's forward, or forward once more and candle's autograd.
 //!
 //! Tensors live for one call, unless the step keeps its graphs. Then forward leaves its tensors with the closure, and
-//! backward takes them. Otherwise backward computes its layer again from the input, as with activation recompute. Both
+//! backward takes them. Otherwise backward recomputes its layer from the input, as with activation recompute. Both
 //! take the gradient of `sum(output × output's gradient)`: by the chain rule these are the gradients of the loss.
 
 use std::collections::HashMap;
@@ -21,11 +21,11 @@ use crate::sizes::{WIDTH, WINDOW};
 ///
 /// Everything that candle does to lent memory is enqueued between `enter` and `leave` of its call.
 pub(crate) trait Bridge<S: Surface> {
-    /// Work of candle is from now on behind the session's.
+    /// Work of candle is from now on after the session's.
     fn enter(&self, handles: &S::Handles) -> candle_core::Result<()>;
-    /// Work of the session is from now on behind candle's.
+    /// Work of the session is from now on after candle's.
     fn leave(&self, handles: &S::Handles) -> candle_core::Result<()>;
-    /// A copy of lent values, as a variable if gradients of it will be asked for.
+    /// A copy of lent values, as a variable if gradients of it will be requested.
     fn values(
         &self,
         lent: S::Read<'_, f32>,
@@ -123,7 +123,7 @@ impl<B> Closure<B> {
         Ok(())
     }
 
-    /// Runs a layer on what the call was lent; with `tracks`, gradients of it can be asked for.
+    /// Runs a layer on what the call was lent; with `tracks`, gradients of it can be requested.
     fn apply<S: Surface>(
         &self,
         context: &ComputeContext<'_, S>,

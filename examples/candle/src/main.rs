@@ -108,7 +108,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     if let (Some(format), Some(recomputed)) = (formats.last(), runs.last()) {
         let kept = train(&place, *format, true).await?;
         if kept.losses != recomputed.losses || kept.trained != recomputed.trained {
-            return Err("a graph that was kept gives other bits than one that was computed again".into());
+            return Err("a graph that was kept gives other bits than one that was recomputed".into());
         }
         println!(
             "with graphs kept from forward to backward: the same bits, and {} in place of {} bytes from other ranks",

@@ -1,9 +1,9 @@
 //! Lent device memory and candle's tensors on a GPU: values are copied on candle's stream, and nothing is waited for
 //! on the host.
 //!
-//! candle has a stream of its own. Two events order it with the session's: candle begins behind what the session has
-//! enqueued, and the session goes on behind candle. Tensors own their memory, so lent memory never becomes one.
-//! candle allocates within calls, on its stream, so steps are issued and not recorded (`capture = "off"`, the default).
+//! candle has a stream of its own. Two events order it with the session's: candle begins after what the session has
+//! enqueued, and the session goes on after candle. Tensors own their memory, so lent memory never becomes one.
+//! candle allocates within calls, on its stream, so steps are issued and not captured (`capture = "off"`, the default).
 
 #![allow(
     unsafe_code,

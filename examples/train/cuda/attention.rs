@@ -1,6 +1,6 @@
 //! `y = x + output(attention(qkv(norm(x))))` on the GPU; see [`crate::attention`].
 //!
-//! Law: what is kept and what is computed again is as on the CPU. Backward keeps the probabilities of all heads in
+//! Law: what is kept and what is recomputed is as on the CPU. Backward keeps the probabilities of all heads in
 //! scratch between the kernel that goes along the queries and the one that goes along the keys.
 
 use super::device::Device;

@@ -1,6 +1,6 @@
 //! The kernels, compiled by NVRTC for one architecture. Needs no GPU.
 //!
-//! Law: what comes out is machine code for exactly the architecture asked for, so the driver translates nothing.
+//! Law: what comes out is machine code for exactly the architecture requested, so the driver translates nothing.
 #![allow(unsafe_code, reason = "NVRTC is a C library")]
 
 use std::ffi::{CStr, CString, c_char};
@@ -80,7 +80,7 @@ impl Program {
             .result()
             .map_err(refused("nvrtcGetCUBINSize"))?;
         let mut code = vec![0u8; size];
-        // SAFETY: `code` has as many bytes as the library just asked for.
+        // SAFETY: `code` has as many bytes as the library just requested.
         unsafe { sys::nvrtcGetCUBIN(self.0, code.as_mut_ptr().cast()) }
             .result()
             .map_err(refused("nvrtcGetCUBIN"))?;

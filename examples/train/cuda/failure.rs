@@ -13,10 +13,10 @@ pub(crate) enum Failure {
     },
     /// There is no such GPU.
     #[error(
-        "GPU {ordinal} was asked for, but this machine shows {found}; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
+        "GPU {ordinal} was requested, but this machine shows {found}; see nvidia-smi -L and CUDA_VISIBLE_DEVICES"
     )]
     NoDevice {
-        /// The GPU asked for.
+        /// The GPU requested.
         ordinal: u32,
         /// How many there are.
         found: u32,

@@ -1,6 +1,6 @@
 //! The CUDA libraries and GPUs of this machine.
 //!
-//! Law: nothing calls a library before it was asked for here.
+//! Law: nothing calls a library before it was requested here.
 #![allow(unsafe_code, reason = "the CUDA libraries are opened at run time")]
 
 use std::panic::catch_unwind;

@@ -20,7 +20,7 @@ use crate::start::{Job, start};
 
 const STEPS: usize = 20;
 
-/// The losses of the first steps, and that of an evaluation behind them.
+/// The losses of the first steps, and that of an evaluation after them.
 fn losses(format: Format, settings: &Settings, placement: &Placement) -> Vec<f32> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(run(format, settings, placement))
@@ -37,7 +37,7 @@ async fn run(format: Format, settings: &Settings, placement: &Placement) -> Vec<
     for step in 0..STEPS {
         write(&mut session, &config, "train", step, ranks);
         let report = session.step("train").await.unwrap();
-        assert_eq!(report.not_recorded, []);
+        assert_eq!(report.not_captured, []);
         losses.push(report.mean_output("loss").unwrap());
     }
     write(&mut session, &config, "evaluate", STEPS, ranks);
@@ -92,9 +92,9 @@ fn the_first_losses_are_those_of_the_cpu() {
 }
 
 #[test]
-fn recorded_steps_have_the_bits_of_eager_ones() {
-    let Some((found, _alone)) = turn("recorded steps") else { return };
-    // Ranks that share a GPU are not recorded.
+fn captured_steps_have_the_bits_of_eager_ones() {
+    let Some((found, _alone)) = turn("captured steps") else { return };
+    // Ranks that share a GPU are not captured.
     let on_gpus = placement(&found, found.count().min(4));
     let with = |capture, transport| {
         let settings = Settings { transport, ..settings(capture) };

@@ -3,7 +3,7 @@
 //! Laws:
 //! - The calls, their buffers and their formulas are those of the CPU; only sums run in another order.
 //! - A call only enqueues on the stream it is given. Whatever is allocated, compiled or uploaded is so before the
-//!   first step, so a step can be recorded.
+//!   first step, so a step can be captured.
 //! - A run is repeated bit for bit: no atomics, one stream and one workspace per cuBLAS handle.
 //! - `unsafe` lives in `library.rs` (what this machine has), `compile.rs` (NVRTC) and `device.rs` (driver and
 //!   cuBLAS) alone. Libraries are opened at run time; one that is missing is a [`Failure`] that names it.

@@ -1,8 +1,8 @@
 //! Exchanges between the calls of a random program.
 //!
 //! Law: all that was drawn of a program stays; some calls write and read a buffer more. What an exchange gives is
-//! written in every micro-batch, or staged, or left by an earlier step, and a call behind the exchange reads what came
-//! of it: so none is for nothing. Buffers have the sizes that a mesh asks for, so a program fits no other.
+//! written in every micro-batch, or staged, or left by an earlier step, and a call after the exchange reads what came
+//! of it: so none is for nothing. Buffers have the sizes that a mesh requests, so a program fits no other.
 
 use warpweft_base::id::BufferId;
 use warpweft_format::ElementType;
@@ -32,7 +32,7 @@ struct Between {
 /// What is added to a program.
 struct Additions<'p> {
     calls: &'p [Call],
-    /// Those of the program and, behind them, those of exchanges.
+    /// Those of the program and, after them, those of exchanges.
     buffers: Vec<BufferSpec>,
     /// Call, buffer, access.
     accesses: Vec<(usize, usize, Access)>,

@@ -40,7 +40,7 @@ pub fn features() -> Vec<Feature> {
         sample.program.model().entries().any(|(weight, _)| gradients(weight) > 1)
     });
     add("a replayed call", |sample, _| repeats(sample, Phase::Forward));
-    add("a call computed again in backward", |sample, _| repeats(sample, Phase::Backward));
+    add("a call recomputed in backward", |sample, _| repeats(sample, Phase::Backward));
     add("a dynamic call", |sample, _| sample.program.calls().iter().any(|call| call.dynamic));
     add("several micro-batches", |sample, _| sample.program.micro_batches() > 1);
     add("a gather of several weights", |_, plan| {
@@ -144,21 +144,21 @@ pub fn features() -> Vec<Feature> {
     });
     for lists in 0..=2 {
         let has = move |_: &Sample, plan: &StepPlan| updates(plan, |kept| kept == lists);
-        all.push((format!("a rule of its own with {lists} lists"), Box::new(has)));
+        all.push((format!("a custom optimizer with {lists} lists"), Box::new(has)));
     }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
-    add("a bucket of several parameter groups that a rule of its own updates", |_, plan| {
+    add("a bucket of several parameter groups that a custom optimizer updates", |_, plan| {
         let rows = |op: &Op| matches!(op, Op::Update(Update { transformed: None, .. }));
         plan.tasks.iter().filter(|task| rows(&task.op)).count() > plan.weights.buckets.len()
     });
-    add("a rule of its own at the end of a sum, with replicas", |_, plan| {
+    add("a custom optimizer at the end of a sum, with replicas", |_, plan| {
         let is_last = plan.accumulation == Accumulation::Last && plan.weights.mesh.replicas() > 1;
         is_last && updates(plan, |_| true)
     });
-    add("a rule of its own whose masters are cast by delayed scales", |sample, plan| {
+    add("a custom optimizer whose masters are cast by delayed scales", |sample, plan| {
         sample.config.quantize.scaling == Scaling::Delayed && updates(plan, |_| true)
     });
-    add("a rule of its own beside a frozen weight", |_, plan| {
+    add("a custom optimizer beside a frozen weight", |_, plan| {
         plan.weights.layouts.iter().any(|layout| layout.frozen) && updates(plan, |_| true)
     });
     add("a frozen weight that a step leaves as it is, sharded and not", |sample, plan| {
@@ -302,7 +302,7 @@ pub fn features() -> Vec<Feature> {
         };
         gives(|spec| spec.role == Role::Input) && gives(|spec| spec.lifetime == Lifetime::Carried)
     });
-    add("an exchange behind a call whose planes are gathered ahead", |_, plan| {
+    add("an exchange after a call whose planes are gathered ahead", |_, plan| {
         let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeBuffer(_)));
         exchanges.count() > 0 && plan.tasks.iter().any(|task| task.release.is_some())
     });
@@ -332,7 +332,7 @@ fn continues(plan: &StepPlan, placement: Placement) -> bool {
     plan.accumulation.continues() && plan.tasks.iter().any(|task| adds(&task.op))
 }
 
-/// Does a rule of the program's own update a weight beside which so many lists are kept?
+/// Does a custom optimizer update a weight beside which so many lists are kept?
 fn updates(plan: &StepPlan, wanted: impl Fn(usize) -> bool) -> bool {
     let states = plan.tasks.iter().flat_map(|task| match &task.op {
         Op::Update(Update { states, .. }) => states.as_slice(),

@@ -40,7 +40,7 @@ const FORMATS: [Format; 6] = [
 /// Tells the draw of how far rows end within a block from the others of a seed.
 const ROWS: u64 = 1 << 58;
 
-/// Tells the draw of which matrices a rule gets whole from the others of a seed.
+/// Tells the draw of which matrices a custom optimizer gets whole from the others of a seed.
 const MATRICES: u64 = 1 << 59;
 
 /// Tells the draw of what is frozen from the others of a seed.
@@ -149,7 +149,7 @@ impl Sample {
         Weights::new(self.program.model().weights(), self.mesh()).with_state(StateLayout::from(&self.config))
     }
 
-    /// What casts the masters, and the step. Fails only where the policy asks for what the program cannot have.
+    /// What casts the masters, and the step. Fails only where the policy requests what the program cannot have.
     pub fn plans(&self) -> Result<(StepPlan, StepPlan), PlanError> {
         let weights = self.weights();
         let resident = ResidentLayout::new(&weights, &[&self.program])?;
@@ -307,7 +307,7 @@ fn program(draw: &mut Draw, dynamic: &mut Draw, model: &Model, ending: Ending) -
         let phase = if number * 2 < calls && !is_last { Phase::Forward } else { Phase::Backward };
         let mut call = program.call(&format!("c{number}"), phase);
         let uses = match draw.of(&done) {
-            // A call replayed, or computed again in backward.
+            // A call replayed, or recomputed in backward.
             Some(again) if draw.one_in(4) => again.clone(),
             _ => (0..draw.below(4)).map(|_| a_use(draw, model)).collect(),
         };

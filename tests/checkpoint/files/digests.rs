@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use sha2::{Digest as _, Sha256};
 use warpweft_format::{Format, Shape};
 use warpweft_session::checkpoint::{
-    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, UpdatedBy, WeightState,
+    Carried, CarriedBuffer, Checkpoint, CheckpointStore, FileStore, OptimizerIdentity, WeightState,
 };
 use warpweft_session::config::Config;
 use warpweft_session::session::block_on;
@@ -32,7 +32,7 @@ fn checkpoint() -> Checkpoint {
     };
     Checkpoint {
         optimizer_step: 7,
-        updated_by: Some(UpdatedBy::Unnamed),
+        optimizer_identity: Some(OptimizerIdentity::Unnamed),
         weights: vec![weight("a", 2), weight("b", 0), weight("c", 1)],
         carried: Carried::Buffers(vec![CarriedBuffer {
             name: "d".into(),
@@ -91,10 +91,10 @@ fn every_bit_that_changes_in_the_file_is_refused() {
     let store = FileStore::new(&path);
     block_on(store.save(&checkpoint())).unwrap();
     assert_eq!(block_on(store.load()).unwrap(), checkpoint());
-    let sound = std::fs::read(&path).unwrap();
-    for at in 0..sound.len() {
+    let valid = std::fs::read(&path).unwrap();
+    for at in 0..valid.len() {
         for bit in 0..8 {
-            let mut damaged = sound.clone();
+            let mut damaged = valid.clone();
             damaged[at] ^= 1 << bit;
             std::fs::write(&path, &damaged).unwrap();
             let read = block_on(store.load());
@@ -105,21 +105,21 @@ fn every_bit_that_changes_in_the_file_is_refused() {
 
 /// Of planes too, which nobody reads back.
 #[test]
-fn a_byte_that_changed_in_a_tensor_is_told_with_its_name() {
+fn a_byte_that_changed_in_a_tensor_is_reported_with_its_name() {
     within_a_minute(async {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.safetensors");
         let mut session = Trainer::new(1, Format::NVFP4_2D).start(Config::default(), 2).await.unwrap();
         let store = FileStore::new(&path);
         store.save(&session.export().await.unwrap()).await.unwrap();
-        let sound = std::fs::read(&path).unwrap();
-        let (length, header) = SafeTensors::read_metadata(&sound).unwrap();
+        let valid = std::fs::read(&path).unwrap();
+        let (length, header) = SafeTensors::read_metadata(&valid).unwrap();
         let tensors: Vec<_> =
             header.tensors().into_iter().map(|(name, info)| (name, info.data_offsets)).collect();
         assert!(tensors.len() >= 4, "{tensors:?}");
         for (name, (begin, end)) in tensors {
             for place in [begin, end - 1] {
-                let mut damaged = sound.clone();
+                let mut damaged = valid.clone();
                 damaged[8 + length + place] ^= 1;
                 std::fs::write(&path, damaged).unwrap();
                 let error = store.load().await.unwrap_err().to_string();
@@ -137,7 +137,7 @@ fn what_a_file_says_of_itself_is_refused_when_it_is_not_what_was_saved() {
     let sets = [
         ("optimizer_step", "8"),
         ("notes", r#"{"seed":"18"}"#),
-        ("updated_by", "adam"),
+        ("optimizer_identity", "adam"),
         ("carried", "zeros"),
         ("frozen", "[]"),
         ("one_state", "[]"),
@@ -154,7 +154,7 @@ fn what_a_file_says_of_itself_is_refused_when_it_is_not_what_was_saved() {
         });
         assert!(said.contains(other), "{key}: {said}");
     }
-    for key in ["notes", "updated_by", "frozen", "one_state", "digests"] {
+    for key in ["notes", "optimizer_identity", "frozen", "one_state", "digests"] {
         let said = refused(&path, |content| drop(content.about.remove(key).unwrap()));
         assert!(said.contains(other), "{key}: {said}");
     }

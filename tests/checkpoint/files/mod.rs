@@ -202,7 +202,7 @@ fn an_import_that_does_not_fit_names_the_weight() {
 fn a_save_over_no_plain_file_is_refused_and_one_over_a_link_follows_it() {
     let empty = Checkpoint {
         optimizer_step: 0,
-        updated_by: None,
+        optimizer_identity: None,
         weights: Vec::new(),
         carried: Carried::Zeros,
         notes: BTreeMap::new(),
@@ -283,7 +283,7 @@ fn saves_at_the_same_time_all_succeed_and_one_is_kept_whole() {
     let save = &|step: u32| {
         let checkpoint = Checkpoint {
             optimizer_step: step,
-            updated_by: None,
+            optimizer_identity: None,
             weights: Vec::new(),
             carried: Carried::Buffers(vec![CarriedBuffer {
                 name: "c".into(),

@@ -217,7 +217,7 @@ fn of_two_jobs_that_save_into_one_folder_at_a_time_one_is_kept_whole() {
     }
 }
 
-/// A future that is dropped takes nothing back, and a failure is heard by whoever asks next.
+/// A future that is dropped takes nothing back, and a failure is reported to the next caller.
 #[test]
 fn a_save_whose_future_was_dropped_is_whole_or_told_to_whoever_asks_next() {
     within_a_minute(async {

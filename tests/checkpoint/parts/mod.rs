@@ -1,4 +1,4 @@
-//! Checkpoints in parts: every rank writes what it owns, any number of ranks reads it, and nothing half-done is
+//! Sharded checkpoints: every rank writes what it owns, any number of ranks reads it, and nothing half-done is
 //! ever taken for a checkpoint.
 
 mod by_hand;

@@ -100,7 +100,7 @@ fn replicas_of_several_processes_read_what_one_replica_saved_and_the_other_way_r
     }
 }
 
-/// CK-2. A process that refuses is heard by the others, and so is a folder that not all hosts share.
+/// CK-2. A process that refuses reaches the others, and so is a folder that not all hosts share.
 #[test]
 fn a_process_that_cannot_save_or_import_is_named_in_all_and_training_goes_on() {
     let expected = alone(1, 2, 4);
@@ -118,7 +118,7 @@ fn a_process_that_cannot_save_or_import_is_named_in_all_and_training_goes_on() {
                 let SessionError::Parts { source, .. } = &error else { panic!("{said}") };
                 match process {
                     0 => assert!(matches!(source, CheckpointError::NotShared { .. }), "{said}"),
-                    _ => assert!(matches!(source, CheckpointError::Told { .. }), "{said}"),
+                    _ => assert!(matches!(source, CheckpointError::OtherRank { .. }), "{said}"),
                 }
                 assert!(
                     said.contains("the part that rank 1 wrote is not where rank 0 looks for it"),
@@ -171,7 +171,7 @@ fn a_value_that_one_process_reads_is_refused_in_all_by_its_rank() {
                 let said = error.to_string();
                 let SessionError::Import { source: Some(source), .. } = &error else { panic!("{said}") };
                 match process {
-                    0 => assert!(matches!(source, CheckpointError::Told { .. }), "{said}"),
+                    0 => assert!(matches!(source, CheckpointError::OtherRank { .. }), "{said}"),
                     _ => assert!(matches!(source, CheckpointError::Damaged { .. }), "{said}"),
                 }
                 assert!(

@@ -1,4 +1,4 @@
-//! Ranks that save and import through a keeper of parts that fails at one of them: all do the same, and hear why.
+//! Ranks that save and import through a keeper of parts that fails at one of them: all do the same, and get the reason.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter};
@@ -56,16 +56,16 @@ fn said(refusal: Refusal) -> (RankId, String, Option<Fails>) {
     (rank, error.to_string(), kind)
 }
 
-/// What all ranks say that hear of one that fails.
+/// What all ranks say that get word of one that fails.
 fn heard(named: Option<(RankId, Fails)>) -> Vec<Option<(RankId, String, Option<Fails>)>> {
     let of_rank =
         |rank| named.map(|(at, fails)| (at, Closed(fails).to_string(), (at == rank).then_some(fails)));
     (0..RANKS).map(RankId::new).map(of_rank).collect()
 }
 
-/// What a keeper was asked, in any order.
+/// The calls that a keeper got, in any order.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Asked {
+struct Request {
     written: Vec<RankId>,
     completed: Vec<RankId>,
     kept: Vec<RankId>,
@@ -75,7 +75,7 @@ struct Asked {
 #[derive(Debug)]
 struct Keeper {
     fails: Fails,
-    asked: Mutex<Asked>,
+    requested: Mutex<Request>,
 }
 
 impl Keeper {
@@ -85,8 +85,8 @@ impl Keeper {
         if (self.fails, rank) == (fails, at) { Err(CheckpointError::other(Closed(fails))) } else { Ok(()) }
     }
 
-    fn note(&self, note: impl FnOnce(&mut Asked)) {
-        note(&mut self.asked.lock().unwrap());
+    fn note(&self, note: impl FnOnce(&mut Request)) {
+        note(&mut self.requested.lock().unwrap());
     }
 }
 
@@ -105,7 +105,7 @@ impl PartWriter for Keeper {
         assert_eq!((state.optimizer_step().unwrap(), state.delayed(weight).unwrap()), (0, None));
         assert!(state.carried(CarriedId::new(9)).unwrap().is_empty());
         state.alive().unwrap();
-        self.note(|asked| asked.written.push(state.rank()));
+        self.note(|requested| requested.written.push(state.rank()));
         Ok(u64::from(10 + state.rank().number()))
     }
 
@@ -113,16 +113,16 @@ impl PartWriter for Keeper {
         assert_eq!(parts, [10, 11, 12], "what writing each of them gave");
         self.refuses(Fails::Complete, state.rank()).map_err(Incomplete::Refused)?;
         self.refuses(Fails::Doubt, state.rank()).map_err(Incomplete::Uncertain)?;
-        self.note(|asked| asked.completed.push(state.rank()));
+        self.note(|requested| requested.completed.push(state.rank()));
         Ok(())
     }
 
     fn keep(&self, _: SaveId, rank: RankId) {
-        self.note(|asked| asked.kept.push(rank));
+        self.note(|requested| requested.kept.push(rank));
     }
 
     fn withdraw(&self, _: SaveId, rank: RankId) {
-        self.note(|asked| asked.withdrawn.push(rank));
+        self.note(|requested| requested.withdrawn.push(rank));
     }
 }
 
@@ -145,13 +145,13 @@ fn closures() -> ComputeFactory<CpuSurface> {
 }
 
 /// What every rank's handover has after `ask`, and what the keeper was asked.
-fn asked<T: Send + 'static>(
+fn requested<T: Send + 'static>(
     fails: Fails,
     ask: impl Fn(&mut Rank<warpweft_backend::cpu::CpuBackend>, &mut Handover, Arc<Keeper>) -> T
     + Copy
     + Send
     + 'static,
-) -> (Vec<T>, Asked) {
+) -> (Vec<T>, Request) {
     ended(move || {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         let mesh = Mesh::new(RANKS).unwrap();
@@ -162,7 +162,7 @@ fn asked<T: Send + 'static>(
         let plan = Arc::new(StepPlan::within(&trainer.train, &weights, &resident, &policy).unwrap());
         let device = CpuWorld::new(mesh, CpuOptions::default()).unwrap();
         let world = Arc::new(World::new(RANKS, Duration::from_secs(60)));
-        let keeper = Arc::new(Keeper { fails, asked: Mutex::default() });
+        let keeper = Arc::new(Keeper { fails, requested: Mutex::default() });
         let told = std::thread::scope(|scope| {
             let ranks = mesh.iter().map(|rank| {
                 let (backend, world, keeper) =
@@ -184,11 +184,13 @@ fn asked<T: Send + 'static>(
             let ranks: Vec<_> = ranks.collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
-        let mut asked = keeper.asked.lock().unwrap().clone();
-        for list in [&mut asked.written, &mut asked.completed, &mut asked.kept, &mut asked.withdrawn] {
+        let mut requested = keeper.requested.lock().unwrap().clone();
+        for list in
+            [&mut requested.written, &mut requested.completed, &mut requested.kept, &mut requested.withdrawn]
+        {
             list.sort();
         }
-        (told, asked)
+        (told, requested)
     })
 }
 
@@ -204,7 +206,7 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
         (Fails::Complete, all.clone(), all.clone(), Some((first, Fails::Complete))),
         (Fails::Doubt, all.clone(), vec![], Some((first, Fails::Doubt))),
     ] {
-        let (told, found) = asked(fails, |rank, handover, keeper| {
+        let (told, found) = requested(fails, |rank, handover, keeper| {
             handover.part.writer = Some(keeper);
             rank.save_part(handover).unwrap();
             handover.part.refusal.take().map(said)
@@ -212,14 +214,14 @@ fn a_rank_that_fails_at_any_moment_of_a_save_is_named_to_all_and_parts_are_left_
         assert_eq!(told, heard(named), "{fails:?}");
         let completed = if fails == Fails::Never { vec![first] } else { vec![] };
         let kept = if [Fails::Never, Fails::Doubt].contains(&fails) { all.clone() } else { vec![] };
-        assert_eq!(found, Asked { written, completed, kept, withdrawn }, "{fails:?}");
+        assert_eq!(found, Request { written, completed, kept, withdrawn }, "{fails:?}");
     }
 }
 
 /// CK-2: the others, who could, import nothing either.
 #[test]
 fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
-    let (told, _) = asked(Fails::Read, |rank, handover, keeper| {
+    let (told, _) = requested(Fails::Read, |rank, handover, keeper| {
         handover.part.reader = Some(keeper);
         rank.import_part(handover).unwrap();
         let refused = handover.part.refusal.take().map(said);
@@ -236,7 +238,7 @@ fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
         refused
     });
     assert_eq!(told, heard(Some((RankId::new(1), Fails::Read))));
-    let (told, _) = asked(Fails::Never, |rank, handover, keeper| {
+    let (told, _) = requested(Fails::Never, |rank, handover, keeper| {
         handover.part.reader = Some(keeper);
         rank.import_part(handover).unwrap_err().to_string()
     });
@@ -246,7 +248,7 @@ fn a_rank_that_refuses_what_it_read_is_named_to_all_and_none_imports() {
 /// A save that never happened is no success.
 #[test]
 fn a_rank_that_nobody_keeps_parts_for_says_so() {
-    let (told, _) = asked(Fails::Never, |rank, handover, _| {
+    let (told, _) = requested(Fails::Never, |rank, handover, _| {
         [rank.save_part(handover), rank.import_part(handover)].map(|told| told.unwrap_err().to_string())
     });
     for [saved, imported] in told {

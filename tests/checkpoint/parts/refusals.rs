@@ -167,7 +167,7 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
         true,
     ),
     (
-        "a part with more behind it",
+        "a part with more after it",
         |folder, _| {
             let bytes = std::fs::read(part(folder, 0)).unwrap();
             std::fs::write(part(folder, 0), [bytes, vec![0]].concat()).unwrap();
@@ -244,7 +244,7 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
         true,
     ),
     (
-        "a header that is sound and was not saved",
+        "a header that is valid and was not saved",
         |folder, _| {
             let path = part(folder, 1);
             let bytes = std::fs::read(&path).unwrap();

@@ -69,7 +69,7 @@ fn delayed_scales_and_their_history_come_back_on_any_number_of_ranks_and_in_anot
                 "{ranks} ranks"
             );
         }
-        // What was saved without begins anew where it is asked for.
+        // What was saved without begins anew where it is requested.
         let (_, current, _folder) = saved(&one, config(), 2).await;
         let mut session = one.start(delayed, 2).await.unwrap();
         session.import_parts(&current).await.unwrap();

@@ -167,7 +167,7 @@ fn check(gpu: &Gpu, settings: &OptimizerSettings, split: bool, moments: Moments,
     assert_eq!(all + some, told, "a word that no launch was given");
 }
 
-/// One value of many, wherever it is, in whole tiles and behind them: as large as may be, larger, no number.
+/// One value of many, wherever it is, in whole tiles and after them: as large as may be, larger, no number.
 #[test]
 fn one_value_from_which_no_training_goes_on_sets_the_word_and_the_largest_allowed_does_not() {
     let Some(gpu) = Gpu::open("Adam that diverges") else { return };

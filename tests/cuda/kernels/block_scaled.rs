@@ -29,7 +29,7 @@ const SHAPES: [(usize, usize); 10] = [
 /// What nothing may have written.
 const UNWRITTEN: u8 = 0x5A;
 
-/// Rows of `shape` and zeros behind them, up to a multiple of 32; then the transpose of the same.
+/// Rows of `shape` and zeros after them, up to a multiple of 32; then the transpose of the same.
 fn padded(shape: Shape, values: &[f32]) -> [(Shape, Vec<f32>); 2] {
     let whole = Shape::new(shape.rows.next_multiple_of(32), shape.cols);
     let mut rows = values.to_vec();
@@ -135,8 +135,8 @@ fn rows_may_lie_further_apart_than_they_are_long() {
     let quantizer = gpu.kernels.activation_quantizer(Format::Mxfp8).unwrap();
     let (shape, pitch) = (Shape::new(131, 96), 112);
     let values = drawn(shape, Kind::Wide, 5);
-    let behind = [bf16::NAN; 16];
-    let spread: Vec<bf16> = values.chunks(shape.cols).flat_map(|row| [row, &behind].concat()).collect();
+    let after = [bf16::NAN; 16];
+    let spread: Vec<bf16> = values.chunks(shape.cols).flat_map(|row| [row, &after].concat()).collect();
     let (dense, wide) = (Found::of(&gpu, shape), Found::of(&gpu, shape));
     let (values, spread) = (gpu.buffer(&values), gpu.buffer(&spread));
     let operand = dense.operand(shape, values.address(), Directions::Both);

@@ -136,7 +136,7 @@ fn pl8_nothing_is_written_before_the_partner_is_ready_and_the_launch_ends_when_t
     for run in 0..RUNS {
         ranges.empty();
         stream.enqueue(&launch);
-        // Looked at while the kernel runs, judged when it has ended.
+        // Read while the kernel runs, judged when it has ended.
         let was_ready = in_time(|| ready_there.read() == SIGNALLED);
         // Time enough for any block that would not wait.
         std::thread::sleep(Duration::from_millis(20));

@@ -63,7 +63,7 @@ fn quantize(gpu: &Gpu, format: Format, orientation: Orientation, shape: Shape, v
         columnwise_data: columns,
     };
     gpu.run(gpu.kernels.partial_cast(format, Via::None, &[operand], NULL));
-    // The guards of what is dropped here are looked at, too.
+    // The guards of what is dropped here are checked, too.
     blocks.read();
     encode.read();
     master.read();

@@ -182,15 +182,15 @@ fn record(gpu: &Gpu, gradients: &[Vec<f32>], fault: u32, runs: usize) -> Vec<Nor
     record_at(gpu, gradients, |at| at % 2 * 4, fault, runs)
 }
 
-/// The same, each gradient so many bytes behind a multiple of 16.
+/// The same, each gradient so many bytes after a multiple of 16.
 fn record_at(
     gpu: &Gpu,
     gradients: &[Vec<f32>],
-    behind: impl Fn(usize) -> usize,
+    after: impl Fn(usize) -> usize,
     fault: u32,
     runs: usize,
 ) -> Vec<NormRecord> {
-    let buffers: Vec<_> = gradients.iter().enumerate().map(|(at, g)| gpu.buffer_at(g, behind(at))).collect();
+    let buffers: Vec<_> = gradients.iter().enumerate().map(|(at, g)| gpu.buffer_at(g, after(at))).collect();
     let operands: Vec<_> = buffers
         .iter()
         .zip(gradients)

@@ -1,4 +1,4 @@
-//! RH-1: what a recorded step uses outlives the closure's own hold on it.
+//! RH-1: what a captured step uses outlives the closure's own hold on it.
 
 use half::bf16;
 use warpweft_base::id::RankId;
@@ -39,11 +39,11 @@ fn program(name: &str) -> StepProgram {
     program.build_evaluation().unwrap()
 }
 
-/// The first program is recorded; the second drops all that the closure had, and fills as much memory and
+/// The first program is captured; the second drops all that the closure had, and fills as much memory and
 /// more with other values.
 #[test]
-fn a_recorded_step_shows_what_it_was_recorded_with_after_its_closure_dropped_that() {
-    let Some(_gpu) = Gpu::open("a closure that drops what a recording uses") else { return };
+fn a_captured_step_shows_what_it_was_captured_with_after_its_closure_dropped_that() {
+    let Some(_gpu) = Gpu::open("a closure that drops what a capture uses") else { return };
     let gpu = DeviceOrdinal::all().unwrap()[0];
     let closures = move |_: RankId| {
         let mut own: Option<Own> = None;

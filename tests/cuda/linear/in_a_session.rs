@@ -1,5 +1,5 @@
 //! A layer in the closure of a session: gathered planes, columnwise ones made on demand, dense slots,
-//! recorded steps.
+//! captured steps.
 
 use half::bf16;
 use warpweft_base::id::{BufferId, RankId, WeightId};
@@ -164,7 +164,7 @@ async fn run_keeping(
     for step in 0..4 {
         let report = session.step("train").await.unwrap();
         let launched = if capture == Capture::Segments { 2 } else { usize::from(capture == Capture::Step) };
-        assert_eq!(report.not_recorded, [], "{format} {capture:?}");
+        assert_eq!(report.not_captured, [], "{format} {capture:?}");
         assert_eq!(
             report.segments,
             if step == 0 { 0 } else { launched },
@@ -225,7 +225,7 @@ fn check(format: Format, (recipe, element): Computed, (y, dx, dw): &Found) {
 
 /// LI-1, EX-1
 #[test]
-fn forward_and_backward_of_a_plan_are_right_recorded_whole_in_segments_or_not_on_one_gpu_or_two() {
+fn forward_and_backward_of_a_plan_are_right_captured_whole_in_segments_or_not_on_one_gpu_or_two() {
     let Some(_turn) = Gpu::open("layers in a session") else { return };
     let all = DeviceOrdinal::all().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -242,8 +242,8 @@ fn forward_and_backward_of_a_plan_are_right_recorded_whole_in_segments_or_not_on
         for computed in recipes.iter().flat_map(|recipe| elements.map(|element| (*recipe, element))) {
             let eager = runtime.block_on(run(format, computed, Capture::Off, &all[..1]));
             check(format, computed, &eager);
-            let recorded = runtime.block_on(run(format, computed, Capture::Step, &all[..1]));
-            assert_eq!(recorded, eager, "{format}: a recorded step has the bits of an eager one");
+            let captured = runtime.block_on(run(format, computed, Capture::Step, &all[..1]));
+            assert_eq!(captured, eager, "{format}: a captured step has the bits of an eager one");
             let segments = runtime.block_on(run(format, computed, Capture::Segments, &all[..1]));
             assert_eq!(
                 segments, eager,
@@ -261,7 +261,7 @@ fn forward_and_backward_of_a_plan_are_right_recorded_whole_in_segments_or_not_on
 
 /// LI-5, EX-1
 #[test]
-fn what_forward_keeps_in_a_buffer_of_the_plan_gives_backward_the_same_bits_recorded_or_not() {
+fn what_forward_keeps_in_a_buffer_of_the_plan_gives_backward_the_same_bits_captured_or_not() {
     let Some(_turn) = Gpu::open("kept codes in a session") else { return };
     let all = DeviceOrdinal::all().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

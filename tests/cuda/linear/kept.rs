@@ -150,7 +150,7 @@ fn li5_codes_kept_from_forward_give_the_bits_of_quantizing_anew() {
                 );
                 assert!(anew.2.iter().all(|dw| f32::from_bits(*dw).is_finite()), "{what}");
                 assert_eq!(bench.run(x, dy, true), anew, "{what}");
-                // The guards around what is kept are looked at here; the bytes between codes and scales are
+                // The guards around what is kept are checked here; the bytes between codes and scales are
                 // theirs too.
                 let kept = bench.kept.read();
                 let codes = ins * tokens.next_multiple_of(if recipe == Recipe::Mxfp8 { 32 } else { 16 });

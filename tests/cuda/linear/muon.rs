@@ -104,7 +104,7 @@ fn matrices_of_a_session_are_transformed_as_they_are_outside_of_one() {
     let Some(gpu) = Gpu::open("matrices of a session") else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let first = DeviceOrdinal::new(0);
-    // Only ranks with a GPU of their own are recorded.
+    // Only ranks with a GPU of their own are captured.
     let all = DeviceOrdinal::all().unwrap();
     let own = |ranks: usize| all.iter().copied().take(ranks).collect::<Vec<_>>();
     let mut cases: Vec<_> = [1, 2, 4].map(|ranks| (Capture::Off, vec![first; ranks])).into();

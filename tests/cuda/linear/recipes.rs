@@ -38,7 +38,7 @@ fn each_generation_has_the_products_its_hardware_scales() {
     }
 }
 
-/// Whoever wants what has never run asks for it.
+/// Whoever wants what has never run requests it.
 #[test]
 fn the_best_recipe_for_a_format_is_one_that_has_been_seen_running() {
     for capability in [HOPPER, BLACKWELL, BLACKWELL_ULTRA, BLACKWELL_OF_DESKTOPS] {

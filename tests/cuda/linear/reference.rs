@@ -62,7 +62,7 @@ fn unit_of(recipe: Recipe, inner: usize) -> f64 {
     match recipe {
         // bf16 products are exact in f32, whose sums round `inner` times at most.
         Recipe::Bf16 => inner as f64 * 2f64.powi(-24),
-        // Hopper's FP8 units align the terms of a group to its largest and keep about 13 bits behind it
+        // Hopper's FP8 units align the terms of a group to its largest and keep about 13 bits after it
         // before groups are added in f32. Small terms lose more than their share, hence four times that;
         // 2^-12 was seen to be too little by 3 % in one of 100,000 sums.
         _ => 2f64.powi(-11) + inner as f64 * 2f64.powi(-24),

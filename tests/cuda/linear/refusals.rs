@@ -33,7 +33,7 @@ fn shapes_a_recipe_does_not_take_are_refused_with_what_to_do() {
     if let Ok(block) = Recipe::native(Format::FP8_BLOCK128_POW2, device.capability()) {
         dimension(refused(block, 33, 128, 128), "tokens", 4);
     }
-    // LI-4: neither does a layer fall back that asks for products of another GPU.
+    // LI-4: neither does a layer fall back that requests products of another GPU.
     for (format, recipe) in [(Format::Mxfp8, Recipe::Mxfp8), (Format::NVFP4_2D, Recipe::Nvfp4)] {
         if let Err(error) = Recipe::native(format, device.capability()) {
             assert_eq!(refused(recipe, 32, 64, 64), error);

@@ -20,7 +20,7 @@ fn rounded(values: &[f32]) -> Vec<bf16> {
     values.iter().copied().map(bf16::from_f32).collect()
 }
 
-/// The same rows in lines of `PITCH` elements; what is behind a row is NaN.
+/// The same rows in lines of `PITCH` elements; what is after a row is NaN.
 fn spread(rows: &[bf16], columns: usize) -> Vec<bf16> {
     let padded = |row: &[bf16]| [row, &vec![bf16::NAN; PITCH - columns][..]].concat();
     rows.chunks(columns).flat_map(padded).collect()

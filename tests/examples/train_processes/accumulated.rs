@@ -3,7 +3,7 @@
 use super::run::{Gpus, Run};
 use super::{gpus, has_nccl, skipped};
 
-/// EX-1 and EX-2: each part of a sum is one step in all processes, issued or recorded.
+/// EX-1 and EX-2: each part of a sum is one step in all processes, issued or captured.
 #[test]
 fn gradients_added_up_over_steps_give_the_same_losses_in_one_process_and_in_several() {
     let Some((count, _alone)) = gpus("gradients of several steps") else { return };
@@ -20,10 +20,10 @@ fn gradients_added_up_over_steps_give_the_same_losses_in_one_process_and_in_seve
         skipped("gradients of several steps over hosts", "NCCL is missing");
     }
     let expected = run(1, 1, false);
-    assert_eq!(run(1, 1, true), expected, "recorded");
+    assert_eq!(run(1, 1, true), expected, "captured");
     for host in hosts {
         for capture in [false, true] {
-            assert_eq!(run(2, host, capture), expected, "{host} hosts, recorded: {capture}");
+            assert_eq!(run(2, host, capture), expected, "{host} hosts, captured: {capture}");
         }
     }
 }

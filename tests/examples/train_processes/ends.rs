@@ -73,9 +73,7 @@ fn named_by_the_other(folder: &Path, count: u32, place: Place, end: End) {
     processes[end.victim].signal(end.signal);
     let (code, said) = processes[1 - end.victim].ends(END);
     let ended = told.elapsed();
-    eprintln!(
-        "{place:?}, {end:?}: worked after {started:.1?}, the other ended {ended:.1?} behind the signal"
-    );
+    eprintln!("{place:?}, {end:?}: worked after {started:.1?}, the other ended {ended:.1?} after the signal");
     let named = said.contains(&format!("process {} (rank", end.victim)) && said.contains(end.words);
     assert!(code == Some(1) && named, "{place:?}, {end:?}: {code:?}, {said}");
 }
@@ -96,11 +94,11 @@ fn a_process_that_is_killed_or_stopped_in_a_step_is_named_by_the_others() {
     }
 }
 
-/// RV-3 where nobody on the host could help: a recorded step is one launch, in which kernels spin for a
+/// RV-3 where nobody on the host could help: a captured step is one launch, in which kernels spin for a
 /// peer's words, or streams wait for them, or kernels of NCCL for its bytes.
 #[test]
-fn a_process_that_is_killed_or_stopped_in_a_recorded_step_is_named_by_the_others() {
-    let Some((count, _alone)) = gpus("killed and stopped processes, recorded") else { return };
+fn a_process_that_is_killed_or_stopped_in_a_captured_step_is_named_by_the_others() {
+    let Some((count, _alone)) = gpus("killed and stopped processes, captured") else { return };
     let folder = tempfile::tempdir().unwrap();
     let end = |transport, hosts, by_kernel, end| {
         let place = Place { transport, hosts, capture: true, by_kernel, by_cupti: false };
@@ -111,7 +109,7 @@ fn a_process_that_is_killed_or_stopped_in_a_recorded_step_is_named_by_the_others
     end("peer", 1, None, STOPPED);
     end("peer", 1, Some("0 B"), KILLED);
     if !has_nccl() {
-        skipped("recorded steps with NCCL", "it is missing");
+        skipped("captured steps with NCCL", "it is missing");
         return;
     }
     end("nccl", 1, None, KILLED);

@@ -50,7 +50,7 @@ fn ranks_that_share_a_gpu_have_the_same_losses_however_they_are_split() {
     }
 }
 
-/// `reduce = "ordered"`: the same bits by peers inside of each host and NCCL between them, recorded or not,
+/// `reduce = "ordered"`: the same bits by peers inside of each host and NCCL between them, captured or not,
 /// and by NCCL alone, which is what hosts of one rank each take.
 #[test]
 fn processes_on_several_hosts_have_the_losses_of_one() {
@@ -70,7 +70,7 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
     let check = |gpus, expected: &str, (processes, hosts, transport, capture): Split, by| {
         let begun = Instant::now();
         let outcome = run(gpus, processes, hosts, transport, capture);
-        let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
+        let way = format!("{processes} processes, {hosts} hosts, {transport}, captured: {capture}");
         eprintln!("{way}: {} in {:.1?}", outcome.device, begun.elapsed());
         assert_eq!(outcome.losses, expected, "{way}");
         assert!(outcome.device.contains(by), "{way}: {}", outcome.device);
@@ -93,7 +93,7 @@ fn processes_on_several_hosts_have_the_losses_of_one() {
     check(own(4), &expected, (4, 2, "auto", true), inside);
 }
 
-/// Processes, hosts that they claim to be on, transport, recorded.
+/// Processes, hosts that they claim to be on, transport, captured.
 type Split = (u32, u32, &'static str, bool);
 
 /// The losses of ten steps with these arguments and variables, however ranks are split.
@@ -117,7 +117,7 @@ fn losses_of_steps(
         let (folder, gpus, variables) = (folder.path(), Gpus::Own(count / processes), &variables[..]);
         let run = Run { folder, processes, gpus, steps, variables, hosts, capture, arguments };
         all.push(run.train().losses);
-        let way = format!("{processes} processes, {hosts} hosts, {transport}, recorded: {capture}");
+        let way = format!("{processes} processes, {hosts} hosts, {transport}, captured: {capture}");
         eprintln!("{arguments:?}, {way}: {:.1?}", begun.elapsed());
     }
     all
@@ -134,7 +134,7 @@ fn splits(count: u32) -> Vec<Split> {
     splits
 }
 
-/// As drivers want it that write to no other GPU: with peers in the same process, in others, and recorded. Kernels,
+/// As drivers want it that write to no other GPU: with peers in the same process, in others, and captured. Kernels,
 /// which signal by themselves, carry nothing here.
 #[test]
 fn signals_by_copies_have_the_losses_of_signals_as_the_driver_wants_them() {

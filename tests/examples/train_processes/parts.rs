@@ -7,7 +7,7 @@ use super::{gpus, has_nccl, skipped};
 /// the files; planes are made again. Once with processes that NCCL sees as two hosts.
 #[test]
 fn processes_go_on_from_the_parts_of_others_with_the_losses_of_a_run_that_was_not_interrupted() {
-    let Some((count, _alone)) = gpus("checkpoints in parts") else { return };
+    let Some((count, _alone)) = gpus("sharded checkpoints") else { return };
     let folder = tempfile::tempdir().unwrap();
     let run = |processes: u32, hosts, capture, arguments: &[&str]| {
         let (folder, gpus, steps) = (folder.path(), Gpus::Own(count / processes), 12);
@@ -34,12 +34,12 @@ fn processes_go_on_from_the_parts_of_others_with_the_losses_of_a_run_that_was_no
             assert_eq!(
                 run(1, 1, capture, &["--resume", &of_two]),
                 tail(5),
-                "{host} hosts, recorded: {capture}"
+                "{host} hosts, captured: {capture}"
             );
             assert_eq!(
                 run(2, host, capture, &["--resume", &of_one]),
                 tail(10),
-                "{host} hosts, recorded: {capture}"
+                "{host} hosts, captured: {capture}"
             );
         }
     }

@@ -175,7 +175,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Waits until it has made steps, all of them as they were asked for: recorded from the second on, if
+    /// Waits until it has made steps, all of them as they were requested: captured from the second on, if
     /// they are to be. Returns what it said until then.
     pub(crate) fn works(&mut self) -> String {
         let out = BufReader::new(self.child.stdout.take().unwrap());
@@ -186,7 +186,7 @@ impl Process {
             line.starts_with("step")
         });
         assert!(works, "it ended: {}", self.ends(LIMIT).1);
-        assert!(!said.contains("not recorded"), "{said}");
+        assert!(!said.contains("not captured"), "{said}");
         // It goes on printing, and must not be held up by a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         said

@@ -33,10 +33,10 @@ fn calls_between(plan: &StepPlan) -> Vec<usize> {
     for (made, task) in plan.tasks.iter().enumerate().filter(|(_, task)| makes(&task.op)) {
         let written = task.op.accesses().into_iter().filter(|(_, access)| access.writes());
         for slot in written.map(|(slot, _)| slot) {
-            let behind = &plan.tasks[made + 1..];
-            let next = behind.iter().position(|task| touches(&task.op, slot, true));
-            if let Some(next) = next.filter(|next| is_call(&behind[*next].op)) {
-                between.push(behind[..next].iter().filter(|task| is_call(&task.op)).count());
+            let after = &plan.tasks[made + 1..];
+            let next = after.iter().position(|task| touches(&task.op, slot, true));
+            if let Some(next) = next.filter(|next| is_call(&after[*next].op)) {
+                between.push(after[..next].iter().filter(|task| is_call(&task.op)).count());
             }
         }
     }

@@ -50,7 +50,7 @@ fn plan(program: &StepProgram, policy: &Policy) -> StepPlan {
     StepPlan::build(program, policy, Mesh::new(2).unwrap()).unwrap()
 }
 
-/// Every gather: its weights, and the call behind which it may begin.
+/// Every gather: its weights, and the call after which it may begin.
 fn gathers(plan: &StepPlan) -> Vec<(String, &str)> {
     let names = |parts: &mut dyn Iterator<Item = WeightId>| -> String {
         parts.map(|weight| plan.weights.layout(weight).name.clone()).collect::<Vec<_>>().join(" ")
@@ -70,7 +70,7 @@ fn gathers(plan: &StepPlan) -> Vec<(String, &str)> {
     found
 }
 
-/// The layers of the calls that use sharded weights, and behind which call begins what is asked for at each.
+/// The layers of the calls that use sharded weights, and after which call begins what is requested at each.
 const CALLS: [(usize, &str); 2 * LAYERS] = [
     (0, "the beginning"),
     (1, "nothing0"),
@@ -90,7 +90,7 @@ fn all_weights_of_a_call_are_one_gather_so_many_calls_ahead_whatever_their_forma
     for depth in 0..5 {
         let mut expected = Vec::new();
         for (number, (layer, _)) in CALLS.iter().enumerate() {
-            // Asked for no later than forward used them, planes are still there in backward.
+            // Requested no later than forward used them, planes are still there in backward.
             let forward = 2 * LAYERS - 1 - number;
             let issue = number.saturating_sub(depth);
             if number < LAYERS || issue > forward {

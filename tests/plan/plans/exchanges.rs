@@ -17,7 +17,7 @@ const KINDS: [ExchangeKind; 4] =
 
 /// Elements of the features of a rank.
 const OWN: usize = 24;
-/// Layers before the exchange, and as many behind it.
+/// Layers before the exchange, and as many after it.
 const LAYERS: usize = 4;
 
 /// Layers in a chain; between the two halves all ranks' features are gathered.
@@ -110,7 +110,7 @@ fn an_exchange_takes_its_turn_among_reductions_between_its_writer_and_its_reader
     }
 }
 
-/// Weights of calls behind an exchange come while it waits for the slowest rank.
+/// Weights of calls after an exchange come while it waits for the slowest rank.
 #[test]
 fn gathers_ahead_wait_for_the_call_before_an_exchange_and_not_for_the_exchange() {
     for depth in 0..4 {
@@ -169,7 +169,7 @@ fn a_call_that_touches_neither_buffer_of_an_exchange_does_not_wait_for_it() {
 /// next.
 #[test]
 fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
-    for (lifetime, micro_batches, copies_behind) in
+    for (lifetime, micro_batches, copies_after) in
         [(Lifetime::Carried, 2, 1), (Lifetime::Step, 2, 2), (Lifetime::Carried, 1, 1)]
     {
         let mut program = StepProgram::builder("evaluate", &Model::builder().build());
@@ -187,7 +187,7 @@ fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
         assert!(!before(&plan, call)[plan.tasks.iter().rposition(|task| is_exchange(&task.op)).unwrap()]);
         let last = plan.tasks.iter().rposition(|task| is_exchange(&task.op)).unwrap();
         let copies = plan.tasks[last..].iter().filter(|task| matches!(task.op, Op::Copy(_))).count();
-        assert_eq!(copies, copies_behind, "{lifetime:?}");
+        assert_eq!(copies, copies_after, "{lifetime:?}");
     }
 }
 
@@ -351,7 +351,7 @@ fn a_buffer_that_exchanges_alone_touch_has_the_lifetime_that_it_is_declared_with
     }
 }
 
-/// An exchange counts as one call: scratch of it is an input that it reads, or what nobody reads behind it.
+/// An exchange counts as one call: scratch of it is an input that it reads, or what nobody reads after it.
 #[test]
 fn a_buffer_of_one_call_is_on_one_side_of_one_exchange_and_no_other_call_s() {
     let begin = || StepProgram::builder("evaluate", &Model::builder().build());

@@ -8,7 +8,7 @@ use warpweft_plan::plan::{Policy, StepPlan};
 
 use super::policy;
 
-/// A call that uses three weights of `rows` rows in NVFP4 and one in FP8, and a weight of no group, behind two that use
+/// A call that uses three weights of `rows` rows in NVFP4 and one in FP8, and a weight of no group, after two that use
 /// none of them. The four are in groups of so many, or in none.
 fn layered(rows: usize, groups_of: Option<usize>) -> StepProgram {
     let mut model = Model::builder();
@@ -124,7 +124,7 @@ fn of_a_gather_only_what_somebody_reads_whole_is_made_whole() {
     let call = call.uses(values, Orientation::Rowwise, Form::DenseBf16);
     call.uses(both, Orientation::Rowwise, Form::Planes).add().unwrap();
     let program = program.build_evaluation().unwrap();
-    // Two calls that use the same weights one behind the other share a gather.
+    // Two calls that use the same weights one after the other share a gather.
     let plan = StepPlan::build(&program, &policy(2), Mesh::new(2).unwrap()).unwrap();
     let gathers: Vec<_> = plan.tasks.iter().filter(|task| task.op.is_gather()).collect();
     assert_eq!(gathers.len(), 1);

@@ -222,7 +222,7 @@ fn matrices_of_two_shapes_and_one_size_share_a_round() {
     assert_eq!(rounds, [vec!["taller"], vec!["tall", "flat", "uneven"]]);
 }
 
-/// PL-4. By what came back, if and only if its rule asks for that.
+/// PL-4. By what came back, if and only if its optimizer requests that.
 #[test]
 fn every_weight_that_trains_is_updated_once() {
     for mesh in [ranks(1), ranks(4), Mesh::hybrid(4, 2).unwrap()] {
@@ -297,7 +297,7 @@ fn weights_that_every_rank_has_whole_are_rounds_of_one_and_nothing_is_exchanged(
 
 /// CO-1, PL-5. Where gradients are reduced, among the ranks of a replica.
 #[test]
-fn parts_of_a_rule_run_where_calls_do_and_rows_are_exchanged_within_a_replica() {
+fn parts_of_a_custom_optimizer_run_where_calls_do_and_rows_are_exchanged_within_a_replica() {
     for (mesh, communicators) in [(ranks(3), 1), (ranks(3), 2), (Mesh::hybrid(6, 2).unwrap(), 3)] {
         let plan = planned(&program(&squares(4, 64)), &Policy { communicators, ..policy(1) }, mesh);
         let reduction = position(&plan, |op, _| matches!(op, Op::ExchangeGradient(_)));

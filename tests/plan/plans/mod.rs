@@ -2,11 +2,11 @@
 
 mod ahead;
 mod calls_ahead;
+mod custom_optimizer;
 mod exchanges;
 mod joined;
 mod matrices;
 mod matrix_costs;
-mod own_rule;
 mod parts;
 mod replicas;
 mod states;
@@ -137,7 +137,7 @@ fn gathered_planes_are_made_whole_right_before_their_first_reader_on_its_lane() 
             let Op::Assemble(Assemble { parts }) = &task.op else { continue };
             let reader = &plan.tasks[position + 1];
             let reads = |(slot, access): &(SlotId, Access)| *slot == parts[0].to && access.reads();
-            assert!(reader.op.accesses().iter().any(reads), "{} behind {}", reader.op.name(), task.subject);
+            assert!(reader.op.accesses().iter().any(reads), "{} after {}", reader.op.name(), task.subject);
             assert_eq!(task.lane, reader.lane);
             assert!(task.release.is_none() && task.wire_bytes == 0 && task.collective.is_none());
             on[task.lane.index()] += 1;
@@ -362,7 +362,7 @@ fn a_plan_notes_every_gather_whose_memory_comes_late() {
 }
 
 #[test]
-fn an_input_comes_right_before_its_first_reader_and_an_output_goes_right_behind_its_last_writer() {
+fn an_input_comes_right_before_its_first_reader_and_an_output_goes_right_after_its_last_writer() {
     let mut model = Model::builder();
     let weight = model.sharded("w", 64, 64, Format::F32).unwrap();
     let model = model.build();
@@ -396,7 +396,7 @@ fn h12_a_weight_of_more_than_two_to_the_thirty_one_elements_is_planned_with_exac
     assert_eq!(ROWS * COLS, ELEMENTS);
     let mut model = Model::builder();
     let large = model.sharded("large", ROWS, COLS, Format::Bf16).unwrap();
-    let small = model.replicated("behind", 1, 7).unwrap();
+    let small = model.replicated("after", 1, 7).unwrap();
     let mut program = StepProgram::builder("train", &model.build());
     let call = program.call("fit", Phase::Backward).uses(large, Orientation::Rowwise, Form::Dense);
     call.gradient(large).gradient(small).add().unwrap();
@@ -414,7 +414,7 @@ fn h12_a_weight_of_more_than_two_to_the_thirty_one_elements_is_planned_with_exac
         assert_eq!(region(content).bytes, ELEMENTS * 4, "{content:?}");
     }
     assert_eq!(region(Content::Shard(large, Orientation::Rowwise)).bytes, ELEMENTS * 2);
-    assert!(region(Content::Master(small)).offset > ELEMENTS * 18, "it lies behind all of them");
+    assert!(region(Content::Master(small)).offset > ELEMENTS * 18, "it lies after all of them");
     assert_eq!(plan.bounds.resident_bytes, plan.arena.resident_bytes);
     assert!(plan.bounds.live_bytes > ELEMENTS * 8);
 }

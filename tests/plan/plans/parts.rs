@@ -63,7 +63,7 @@ fn the_parts_of_an_accumulation_do_what_a_whole_step_does_but_for_the_optimizer(
     }
 }
 
-/// PL-1. Ranks that run another part of a program under its name are told apart.
+/// PL-1. Ranks that run another part of a program under its name are distinguished.
 #[test]
 fn every_part_of_an_accumulation_has_a_fingerprint_of_its_own() {
     let all = plans(&policy(2), Mesh::new(2).unwrap());

@@ -49,7 +49,7 @@ fn summed_over_replicas(plan: &StepPlan) -> Vec<Vec<SlotId>> {
     pairs.map(|pairs| pairs.iter().map(|(from, _)| *from).collect()).collect()
 }
 
-/// PL-4. A group's gradients are summed over the replicas as one collective too, and each once: right behind
+/// PL-4. A group's gradients are summed over the replicas as one collective too, and each once: right after
 /// the collective that summed them, or in the order in which ranks did.
 #[test]
 fn every_reduction_is_followed_by_its_sum_over_the_replicas() {
@@ -77,8 +77,8 @@ fn every_reduction_is_followed_by_its_sum_over_the_replicas() {
             assert_eq!(summed_over_replicas(plan), *reduced);
         }
         for pair in plans[0].tasks.windows(2) {
-            let behind = matches!(pair[1].op, Op::AllReduce(AllReduce { group: Group::Replicate, .. }));
-            assert_eq!(matches!(pair[0].op, Op::ReduceScatter(_)), behind);
+            let after = matches!(pair[1].op, Op::AllReduce(AllReduce { group: Group::Replicate, .. }));
+            assert_eq!(matches!(pair[0].op, Op::ReduceScatter(_)), after);
         }
     }
 }

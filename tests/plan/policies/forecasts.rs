@@ -19,7 +19,7 @@ fn plain() -> Cluster {
     cluster
 }
 
-/// The law of the room: without contention and delays a forecast is a simulated step, to the nanosecond.
+/// The law of the module: without contention and delays a forecast is a simulated step, to the nanosecond.
 #[test]
 fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_other() {
     for (name, _, sizes) in [SHAPES[0], SHAPES[4]] {
@@ -36,7 +36,7 @@ fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_othe
                 let mut config =
                     Config { prefetch: prefetch.clone(), capture, communicators, ..Config::default() };
                 config.mesh.replicate = replicate;
-                // A step that is recorded is issued once first.
+                // A step that is captured is issued once first.
                 let simulated = simulate_program(&program, &config, &plain(), 4, 2).unwrap();
                 let costs = costs_of(&config, &plain(), 4).unwrap();
                 let forecast = simulated.plan.forecast(&costs);
@@ -201,7 +201,7 @@ fn on_a_slow_link_the_bound_is_the_link() {
     let plan = plan_program_on(&program, &config, &cluster, 4).unwrap();
     let forecast = plan.forecast(&costs_of(&config, &cluster, 4).unwrap());
     let wire = plan.bounds.wire_bytes as f64 / 1e6 * 1e9;
-    // The optimizer's records and amaxes come behind everything and hide nothing.
+    // The optimizer's records and amaxes come after everything and hide nothing.
     assert!((forecast.step_bound as f64 / wire - 1.0).abs() < 0.01, "{} of {wire}", forecast.step_bound);
     assert!(
         (forecast.exposed_bound as f64 / wire - 1.0).abs() < 0.01,

@@ -22,7 +22,7 @@ fn by_bytes(bytes: u64) -> Config {
     Config { prefetch: Prefetch::bytes(ByteSize::new(bytes)), ..Config::default() }
 }
 
-/// The most bytes of gathered planes that are asked for and not yet used for the last time, counted by calls.
+/// The most bytes of gathered planes that are requested and not yet used for the last time, counted by calls.
 fn most_in_flight(plan: &StepPlan) -> usize {
     let stage_of =
         |task: usize| plan.tasks[..task].iter().filter(|task| matches!(task.op, Op::Compute(_))).count();
@@ -93,7 +93,7 @@ fn bytes_below_the_largest_adjacent_pair_name_the_uses_and_what_they_need() {
         panic!("a megabyte is too little");
     };
     assert_eq!(limit, 1 << 20);
-    // The bf16 embedding beside the planes of the block behind it.
+    // The bf16 embedding beside the planes of the block after it.
     assert!(needs.contains("which uses `embedding`"), "{needs}");
     assert!(needs.contains("and beside it `blocks.0.qkv.weight` for call"), "{needs}");
     plan_program(&small(), &by_bytes(needed as u64), 4).unwrap();
@@ -234,7 +234,7 @@ fn a_hand_schedule_is_taken_as_it_is_or_refused_with_what_is_wrong() {
     assert!(gathers.clone().count() > 0 && gathers.clone().all(|task| task.release.is_none()));
 }
 
-/// PL-6. Who raises the budget to what a refusal asks for gives no byte more than is needed.
+/// PL-6. Who raises the budget to what a refusal requests gives no byte more than is needed.
 #[test]
 fn the_budget_that_a_refusal_asks_for_is_the_least_that_is_accepted() {
     let (program, mut squeezed) = (small(), 0);

@@ -184,7 +184,7 @@ fn contention_is_charged_for_the_time_both_lanes_run() {
     assert_eq!(slice(&simulated, "compute call 0"), (GATHER, GATHER + 45_000));
 }
 
-/// On one communicator a small reduction is ready early and stands behind a gather ten times as long that
+/// On one communicator a small reduction is ready early and stands after a gather ten times as long that
 /// nobody needs yet.
 #[test]
 fn chunks_of_a_long_gather_let_a_reduction_in_between() {
@@ -195,7 +195,7 @@ fn chunks_of_a_long_gather_let_a_reduction_in_between() {
         let simulated = simulate_program(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
         slice(&simulated, "exchange gradient").0
     };
-    // Whole: a million bytes, of which three quarters travel. In four chunks, of which two are asked for
+    // Whole: a million bytes, of which three quarters travel. In four chunks, of which two are requested
     // before the reduction is.
     assert_eq!(begin_of_reduction(None), GATHER + 3 * 2000 + 750_000);
     let each = 1_000_000u64.div_ceil(4) / 4 / 256 * 256 + 256;

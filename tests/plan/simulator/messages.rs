@@ -13,7 +13,7 @@ use warpweft_plan::plan::Piece;
 use warpweft_plan::policy::Reduce;
 use warpweft_session::config::{Capture, Config};
 use warpweft_session::session::{Session, simulate_program};
-use warpweft_testing::wrapped::{Asked, Moment, Wrapped};
+use warpweft_testing::wrapped::{Moment, Request, Wrapped};
 
 use super::programs::{depth, plain, training, training_with};
 
@@ -26,7 +26,7 @@ fn simulated() -> impl Backend {
     world.backend().unwrap()
 }
 
-/// Asks for everything that the call writes, and writes nothing.
+/// Requests everything that the call writes, and writes nothing.
 fn write_all<S: Surface>(call: &Call, context: &ComputeContext<'_, S>) -> Result<(), ComputeError> {
     for access in call.buffers.iter().filter(|access| access.access.writes()) {
         context.write_bytes(access.buffer)?;
@@ -34,15 +34,15 @@ fn write_all<S: Surface>(call: &Call, context: &ComputeContext<'_, S>) -> Result
     call.gradients.iter().try_for_each(|gradient| context.gradient(gradient.weight).map(drop))
 }
 
-/// What a session of three steps asks of `backend`.
-fn asked<B: Backend>(backend: B, program: &StepProgram, config: &Config) -> Vec<Asked>
+/// The calls that `backend` gets in a session of three steps.
+fn requested<B: Backend>(backend: B, program: &StepProgram, config: &Config) -> Vec<Request>
 where
     B::Surface: Surface + 'static,
 {
     let log = Arc::new(Mutex::new(Vec::new()));
     let book = Arc::clone(&log);
-    let logged = Wrapped::new(backend, move |asked| {
-        book.lock().unwrap().push(asked);
+    let logged = Wrapped::new(backend, move |requested| {
+        book.lock().unwrap().push(requested);
         Ok(())
     });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -79,30 +79,33 @@ fn ex1_the_simulator_and_the_cpu_are_asked_the_same_in_the_same_order() {
     ] {
         let config = Config { capture, ..depth(2) };
         let cpu = CpuWorld::new(one(), CpuOptions::default()).unwrap().backend(RankId::new(0)).unwrap();
-        let on_cpu = asked(cpu, program, &config);
-        assert!(on_cpu.iter().any(|asked| asked.moment == Moment::Wait));
-        assert_eq!(on_cpu.iter().any(|asked| asked.moment == Moment::Launch), capture != Capture::Off);
-        assert_eq!(asked(simulated(), program, &config), on_cpu, "{capture:?}");
+        let on_cpu = requested(cpu, program, &config);
+        assert!(on_cpu.iter().any(|requested| requested.moment == Moment::Wait));
+        assert_eq!(
+            on_cpu.iter().any(|requested| requested.moment == Moment::Launch),
+            capture != Capture::Off
+        );
+        assert_eq!(requested(simulated(), program, &config), on_cpu, "{capture:?}");
     }
 }
 
-/// AC-3: the actors ask for the same tasks, events and waits whether a step is issued, recorded or neither (a
-/// replay asks for none).
+/// AC-3: the actors request the same tasks, events and waits whether a step is issued, captured or neither (a
+/// replay requests none).
 #[test]
-fn actors_ask_the_same_of_a_step_that_is_recorded_as_of_one_that_is_not() {
+fn actors_ask_the_same_of_a_step_that_is_captured_as_of_one_that_is_not() {
     let program = training(3, 8, 1000);
-    let of_steps = |capture| -> Vec<Asked> {
-        let all = asked(simulated(), &program, &Config { capture, ..depth(2) });
+    let of_steps = |capture| -> Vec<Request> {
+        let all = requested(simulated(), &program, &Config { capture, ..depth(2) });
         let actors = [Moment::Enqueue, Moment::Record, Moment::Wait];
-        all.into_iter().filter(|asked| actors.contains(&asked.moment)).collect()
+        all.into_iter().filter(|requested| actors.contains(&requested.moment)).collect()
     };
-    // A prologue and three steps; of those that are recorded one is issued, one recorded, one replayed.
-    let (issued, recorded) = (of_steps(Capture::Off), of_steps(Capture::Step));
-    let step = issued.len() - recorded.len();
+    // A prologue and three steps; of those that are captured one is issued, one captured, one replayed.
+    let (issued, captured) = (of_steps(Capture::Off), of_steps(Capture::Step));
+    let step = issued.len() - captured.len();
     assert!(step > 40, "{step}");
-    assert_eq!(recorded, issued[..recorded.len()]);
-    let (before, last) = recorded.split_at(recorded.len() - step);
-    assert!(before.ends_with(last), "the recorded step asks for what the one before it asked for");
+    assert_eq!(captured, issued[..captured.len()]);
+    let (before, last) = captured.split_at(captured.len() - step);
+    assert!(before.ends_with(last), "the captured step requests what the one before it requested");
 }
 
 /// PL-7. Boundaries cost time in the simulator as they do on a device: a dynamic call begins when everything
@@ -133,6 +136,8 @@ fn a_dynamic_call_runs_alone_between_two_segments() {
 fn the_checking_layer_finds_nothing_wrong_with_a_simulated_step() {
     for dynamic in [&[][..], &["forward 0", "forward 1", "backward 0"]] {
         let config = Config { capture: Capture::Segments, ..depth(2) };
-        assert!(!asked(Checked::new(simulated()), &training_with(dynamic, 3, 8, 1000), &config).is_empty());
+        assert!(
+            !requested(Checked::new(simulated()), &training_with(dynamic, 3, 8, 1000), &config).is_empty()
+        );
     }
 }

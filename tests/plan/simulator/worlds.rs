@@ -23,7 +23,7 @@ fn a_collective_waits_for_the_last_of_all_ranks() {
     let late = simulate_program(&program, &depth(0), &cluster, ranks, 400).unwrap();
     let alike = simulate_program(&program, &depth(0), &plain(), ranks, 1).unwrap();
     let harmonic: f64 = (1..=ranks).map(|rank| 1.0 / f64::from(rank)).sum();
-    // Both calls end in a wait for all: in the next gather, and in the edge of the step, which the slowest
+    // Both calls end in a wait for all: in the next gather, and at the step boundary, which the slowest
     // rank sets.
     let delay = (late.step - alike.step).as_nanos() as f64;
     let expected = 2.0 * 0.1 * length as f64 * harmonic;

@@ -138,7 +138,7 @@ fn a_first_step_that_adds_to_what_was_there_is_refused() {
     }
 }
 
-/// PL-4. No norm asks for the gradients of such a step: its end does.
+/// PL-4. No norm requests the gradients of such a step: its end does.
 #[test]
 fn a_step_whose_sum_stays_open_and_that_loses_a_contribution_is_refused() {
     for of in [First, Next] {
@@ -155,7 +155,7 @@ fn a_step_whose_sum_stays_open_and_that_loses_a_contribution_is_refused() {
                 let name = format!("`{}`", plan.weights.layout(weight).name);
                 let error = refused(&plan, &["PL-4", &name]);
                 if is_begun && matches!(error, VerifyError::Gradient { .. }) {
-                    continue; // What came behind it has nothing to be added to.
+                    continue; // What came after it has nothing to be added to.
                 }
                 let VerifyError::LostGradient { task, .. } = &error else { panic!("{error}") };
                 assert_eq!(*task, format!("the end of plan `train` (the {of} step of an accumulation)"));
@@ -175,7 +175,7 @@ fn a_next_step_that_does_not_sum_a_replicated_weight_over_the_ranks_is_refused()
             let error = refused(&plan, &["PL-4", "main grad of `norm`"]);
             if of == Next {
                 let says =
-                    "it was added to slot `norm local grad`, and no all-reduce behind that brings it further";
+                    "it was added to slot `norm local grad`, and no all-reduce after that brings it further";
                 assert!(error.to_string().contains(says), "{error}");
             }
         }
@@ -194,7 +194,7 @@ fn a_rank_s_own_sum_that_lies_where_the_next_step_does_not_look_is_refused() {
             "needs this rank's gradient sum of `norm` over call `block.1.backward`, call `block.0.backward`";
         let holds = "slot `norm local grad` holds what an earlier step left";
         refused(&plan, &["PL-4", end, sum, holds, "the next step of the accumulation adds to it"]);
-        // Nobody goes on from it behind a step with an optimizer.
+        // Nobody goes on from it after a step with an optimizer.
         let mut plan = nvfp4_training();
         let local = slot(&plan, Content::LocalGrad(weight(&plan, "norm")));
         let elsewhere = twin(&mut plan, local);
@@ -212,7 +212,7 @@ fn a_rank_s_own_sum_that_lies_where_the_next_step_does_not_look_is_refused() {
     }
 }
 
-/// PL-4. The session copies main grads out behind every step that writes some, and the next step adds to them.
+/// PL-4. The session copies main grads out after every step that writes some, and the next step adds to them.
 #[test]
 fn a_complete_main_grad_that_lies_elsewhere_is_refused() {
     let lost = "is not in it: it was added up in slot `embedding main grad elsewhere`";
@@ -259,7 +259,7 @@ fn a_rank_s_own_sum_that_the_sum_over_all_overwrites_is_refused() {
     }
 }
 
-/// PL-9. A sum that is looked for behind the step has a slot that stays.
+/// PL-9. A sum that is looked for after the step has a slot that stays.
 #[test]
 fn a_sum_without_a_resident_slot_is_refused() {
     let cases = [

@@ -107,11 +107,11 @@ fn values_before_their_gather_or_its_last_chunk_are_refused() {
         let brings = |op: &Op| matches!(op, Op::AllGather(_) | Op::GatherChunk(_));
         let begins = |op: &Op| matches!(op, Op::GatherChunk(GatherChunk { chunk, .. }) if chunk.begin == 0);
         let first = position(&plan, 0, brings);
-        let behind = first + usize::from(plan.tasks.iter().any(|task| begins(&task.op)));
+        let after = first + usize::from(plan.tasks.iter().any(|task| begins(&task.op)));
         let task = position(&plan, 0, is_dequantize);
-        relocate(&mut plan, task, behind);
+        relocate(&mut plan, task, after);
         recount(&mut plan);
-        refused(&plan, &["PL-2", "(dequantize of one)", holds, "behind the gather, or the last chunk"]);
+        refused(&plan, &["PL-2", "(dequantize of one)", holds, "after the gather, or the last chunk"]);
     }
 }
 

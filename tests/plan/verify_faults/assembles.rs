@@ -157,7 +157,7 @@ fn an_assemble_that_does_not_wait_for_its_gather_is_a_race() {
     assert!(matches!(error, VerifyError::Race { .. }));
 }
 
-/// PL-5. On a communicator's lane it would wait for a multiprocessor and hold up the collectives behind it.
+/// PL-5. On a communicator's lane it would wait for a multiprocessor and hold up the collectives after it.
 #[test]
 fn an_assemble_on_a_communicator_is_refused() {
     let mut plan = nvfp4_training();

@@ -45,7 +45,7 @@ fn reduction(plan: &StepPlan, name: &str) -> usize {
     )
 }
 
-/// Puts `op` on the quantize lane right before task `at`, behind a fence.
+/// Puts `op` on the quantize lane right before task `at`, after a fence.
 fn insert(plan: &mut StepPlan, at: usize, op: Op) {
     let mut task = plan.tasks[position(plan, 0, |op| matches!(op, Op::SumGradient(_)))].clone();
     task.op = op;

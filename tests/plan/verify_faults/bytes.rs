@@ -102,9 +102,9 @@ fn every_wrong_count_is_refused() {
 #[test]
 fn a_task_that_says_it_receives_other_bytes_than_its_op_does_is_refused() {
     let mut seen = std::collections::BTreeSet::new();
-    for (name, sound) in super::programs::all() {
-        for task in 0..sound.tasks.len() {
-            let mut plan = sound.clone();
+    for (name, valid) in super::programs::all() {
+        for task in 0..valid.tasks.len() {
+            let mut plan = valid.clone();
             let received = plan.tasks[task].wire_bytes;
             plan.tasks[task].wire_bytes += 4;
             plan.bounds.wire_bytes += 4;

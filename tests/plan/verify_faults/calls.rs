@@ -75,7 +75,7 @@ fn a_buffer_read_before_its_writer_names_the_value_it_misses() {
     remove(&mut plan, copy);
     refused(
         &plan,
-        &["PL-10", "(compute of up.forward) needs buffer `tokens` as the trainer staged it", "holds nothing"],
+        &["PL-10", "(compute of up.forward) needs buffer `tokens` as the user staged it", "holds nothing"],
     );
 }
 
@@ -162,7 +162,7 @@ fn a_buffer_overwritten_before_its_last_reader_is_refused_even_when_ordered() {
         &plan,
         &[
             "PL-10",
-            "(compute of embed.backward) needs buffer `tokens` as the trainer staged it",
+            "(compute of embed.backward) needs buffer `tokens` as the user staged it",
             "(compute of head) overwrote it through slot `loss`",
         ],
     );
@@ -188,7 +188,7 @@ fn a_fault_word_of_another_step_or_of_half_the_calls_is_refused() {
     plan.tasks.insert(loss, again);
     serialize(&mut plan);
     refused(&plan, &["PL-10", "(compute of loss)", "seen the 2 calls before it", "has seen 0 calls"]);
-    // Cleared behind the last call, where no norm would notice.
+    // Cleared after the last call, where no norm would notice.
     let mut plan = evaluation();
     let clear = plan.tasks[position(&plan, 0, |op| matches!(op, Op::ClearFault(_)))].clone();
     plan.tasks.push(clear);

@@ -111,7 +111,7 @@ fn planes_that_are_assembled_before_their_last_chunk_are_refused() {
     serialize(&mut plan);
     recount(&mut plan);
     let says =
-        ["PL-2", "(assemble of expert0)", "holds the first", "behind their gather or the last chunk of one"];
+        ["PL-2", "(assemble of expert0)", "holds the first", "after their gather or the last chunk of one"];
     refused(&plan, &says);
 }
 

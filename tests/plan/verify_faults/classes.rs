@@ -13,7 +13,7 @@ use super::programs::{all, evaluation, nvfp4_training, policy};
 
 use Orientation::{Columnwise as Cols, Rowwise as Rows};
 
-/// Two blocks whose activations are computed again in backward: each forward call runs twice, with a gather
+/// Two blocks whose activations are recomputed in backward: each forward call runs twice, with a gather
 /// of its own each time.
 fn recompute() -> StepPlan {
     let mut model = Model::builder();
@@ -47,15 +47,15 @@ fn gathered_for(plan: &StepPlan, name: &str) -> SlotId {
     operands[0].slot
 }
 
-/// PL-2, PL-3. *Recompute gathers on one address*: the gather of a recomputed forward and the one behind it,
+/// PL-2, PL-3. *Recompute gathers on one address*: the gather of a recomputed forward and the one after it,
 /// which is on its way while the recomputed call still reads.
 #[test]
 fn recompute_gathers_on_one_address_are_refused() {
     let mut plan = recompute();
     spread(&mut plan);
-    let (again, behind) = (gathered_for(&plan, "forward.0 again"), gathered_for(&plan, "backward.0"));
-    assert_ne!(again, behind, "the recomputed call has a gather of its own");
-    plan.arena.slots[behind.index()].region.offset = plan.arena.region(again).offset;
+    let (again, after) = (gathered_for(&plan, "forward.0 again"), gathered_for(&plan, "backward.0"));
+    assert_ne!(again, after, "the recomputed call has a gather of its own");
+    plan.arena.slots[after.index()].region.offset = plan.arena.region(again).offset;
     let error =
         refused(&plan, &["PL-3", "block.0", "which shares bytes", "give their slots bytes of their own"]);
     assert!(matches!(error, VerifyError::Race { .. }));
@@ -73,7 +73,7 @@ fn recompute_gathers_on_one_address_are_refused() {
     );
 }
 
-/// PL-3. *Buffer freed for a stream that still uses it*: bytes are given to the next tenant behind their last
+/// PL-3. *Buffer freed for a stream that still uses it*: bytes are given to the next tenant after their last
 /// user in T, and nothing makes the tenant's lane wait for the user's.
 #[test]
 fn a_buffer_freed_for_a_stream_that_still_uses_it_is_refused() {

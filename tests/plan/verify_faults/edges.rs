@@ -64,7 +64,7 @@ fn a_weight_that_adam_skips_stays_a_version_behind() {
         &plan,
         &["PL-9", "needs the master of `down` at version 1, like its bucket's others", "at version 0"],
     );
-    // Without a cast behind it, the edge itself finds out: the replicated bias has none.
+    // Without a cast after it, the edge itself finds out: the replicated bias has none.
     let mut plan = f32_training();
     let adam = position(&plan, 1, |op| matches!(op, Op::Adam(_)));
     remove(&mut plan, adam);
@@ -230,7 +230,7 @@ fn quantizing_before_the_optimizer_leaves_old_shards() {
 
 /// PL-9, PL-10. A cast that ignores the vote would publish weights the optimizer did not make.
 #[test]
-fn quantizing_behind_the_optimizer_must_obey_the_vote() {
+fn quantizing_after_the_optimizer_must_obey_the_vote() {
     for name in ["partial amax", "fused scale", "partial cast"] {
         let mut plan = nvfp4_training();
         let task = quantizing(&plan, name);
@@ -261,15 +261,15 @@ fn a_plan_must_have_a_slot_for_everything_that_stays() {
 #[test]
 fn what_is_looked_for_by_its_content_has_one_slot_that_stays() {
     let mut kinds = BTreeSet::new();
-    for (name, sound) in all() {
+    for (name, valid) in all() {
         let looked_for: Vec<_> =
-            (sound.arena.entries()).filter_map(|(id, slot)| Some((id, kind(&sound, slot)?))).collect();
+            (valid.arena.entries()).filter_map(|(id, slot)| Some((id, kind(&valid, slot)?))).collect();
         for (id, kind) in looked_for {
             kinds.insert(kind);
-            let mut plan = sound.clone();
+            let mut plan = valid.clone();
             twin(&mut plan, id);
             refused(&plan, &["PL-9", "one slot for", "has 2 of them, 1 transient"]);
-            let mut plan = sound.clone();
+            let mut plan = valid.clone();
             plan.arena.slots[id.index()].residency = Residency::Transient;
             assert!(verify(&plan).is_err(), "{name}: {kind} in passing");
         }
@@ -281,7 +281,7 @@ fn kind(plan: &StepPlan, slot: &Slot) -> Option<&'static str> {
     match slot.content {
         Content::FaultWord => Some("fault word"),
         Content::OptimizerStep => Some("optimizer step"),
-        Content::Hyperparameters | Content::LossScale => Some("what the trainer says"),
+        Content::Hyperparameters | Content::LossScale => Some("what the user says"),
         Content::GradientScale => Some("gradient scale"),
         Content::TensorScale(_) => Some("tensor scales"),
         Content::Staging(..) => Some("staging"),

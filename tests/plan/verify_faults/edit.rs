@@ -1,7 +1,7 @@
 //! Tools for damaging a plan.
 //!
-//! An edit that moves or removes a task renumbers the tasks behind it. [`serialize`] then puts
-//! every task behind the one before it in T and renumbers the communicators, so that the fault a
+//! An edit that moves or removes a task renumbers the tasks after it. [`serialize`] then puts
+//! every task after the one before it in T and renumbers the communicators, so that the fault a
 //! test wants to show is the only one left. [`spread`] keeps memory out of the way likewise.
 
 use warpweft_base::id::SlotId;
@@ -106,7 +106,7 @@ pub(crate) fn remove(plan: &mut StepPlan, position: usize) {
     serialize(plan);
 }
 
-/// Inserts a copy of the task at `position` right behind it.
+/// Inserts a copy of the task at `position` right after it.
 pub(crate) fn repeat(plan: &mut StepPlan, position: usize) {
     let task = plan.tasks[position].clone();
     plan.tasks.insert(position + 1, task);

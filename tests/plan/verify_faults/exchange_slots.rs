@@ -93,7 +93,7 @@ fn an_exchange_that_says_it_receives_other_bytes_is_refused() {
 }
 
 /// PL-10. Elements that the ranks' number does not fit, types that are not added, and slots with room for more: what
-/// is cut into parts, or set behind each other, is all bytes of the slot.
+/// is cut into parts, or set after each other, is all bytes of the slot.
 #[test]
 fn an_exchange_of_buffers_that_its_ranks_do_not_fit_is_refused() {
     type Damage = fn(&mut StepPlan);

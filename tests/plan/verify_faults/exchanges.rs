@@ -14,7 +14,7 @@ use super::programs::policy;
 use ExchangeKind::{AllGather, AllToAll, Max, Sum};
 
 /// All kinds, on 2 shards × 2 replicas: rows go to the experts' ranks and back, what is summed over a replica is
-/// gathered from both, and the worst loss comes behind the last closure.
+/// gathered from both, and the worst loss comes after the last closure.
 pub(crate) fn exchanging_training() -> StepPlan {
     planned(Mesh::hybrid(4, 2).unwrap())
 }
@@ -239,18 +239,18 @@ fn an_exchange_in_a_closure_s_place_is_refused() {
 
 /// PL-10. A fault word counts closures: exchanges between them have none.
 #[test]
-fn a_fault_word_that_is_cleared_behind_an_exchange_is_refused() {
+fn a_fault_word_that_is_cleared_after_an_exchange_is_refused() {
     let mut plan = exchanging_training();
     let clear = position(&plan, 0, |op| matches!(op, Op::ClearFault(_)));
-    let (again, behind) = (plan.tasks[clear].clone(), call(&plan, "expert"));
-    plan.tasks.insert(behind, again);
+    let (again, after) = (plan.tasks[clear].clone(), call(&plan, "expert"));
+    plan.tasks.insert(after, again);
     serialize(&mut plan);
     recount(&mut plan);
     refused(&plan, &["PL-10", "(compute of expert) needs a fault word that has seen the 1 calls before it"]);
-    // Behind the last closure, where the norm notices.
+    // After the last closure, where the norm notices.
     let mut plan = exchanging_training();
-    let (again, behind) = (plan.tasks[clear].clone(), call(&plan, "backward") + 1);
-    plan.tasks.insert(behind, again);
+    let (again, after) = (plan.tasks[clear].clone(), call(&plan, "backward") + 1);
+    plan.tasks.insert(after, again);
     serialize(&mut plan);
     recount(&mut plan);
     refused(

@@ -187,12 +187,7 @@ fn a_replicated_sum_must_be_complete_before_it_is_all_reduced() {
     relocate(&mut plan, all_reduce, second);
     refused(
         &plan,
-        &[
-            "PL-4",
-            "main grad of `bias`",
-            "call `down.backward` is not in it",
-            "and no all-reduce behind that",
-        ],
+        &["PL-4", "main grad of `bias`", "call `down.backward` is not in it", "and no all-reduce after that"],
     );
 }
 
@@ -238,7 +233,7 @@ fn the_norm_counts_every_main_grad_once() {
 
 /// PL-4
 #[test]
-fn a_contribution_behind_the_norm_is_too_late() {
+fn a_contribution_after_the_norm_is_too_late() {
     let mut plan = nvfp4_training();
     let (late, norm) =
         (accumulate(&plan, "embedding", 1), position(&plan, 0, |op| matches!(op, Op::GradNorm(_))));
@@ -258,8 +253,8 @@ fn a_gradient_overwritten_before_its_reduction_is_refused_even_when_ordered() {
     let (early, late) = (gradient("head.backward"), gradient("embed.backward"));
     plan.arena.slots[late.index()].region.offset = plan.arena.region(early).offset;
     let reduction = position(&plan, 0, |op| matches!(op, Op::ReduceScatter(_)));
-    let behind = call(&plan, "embed.backward");
-    relocate(&mut plan, reduction, behind);
+    let after = call(&plan, "embed.backward");
+    relocate(&mut plan, reduction, after);
     refused(
         &plan,
         &[
@@ -271,7 +266,7 @@ fn a_gradient_overwritten_before_its_reduction_is_refused_even_when_ordered() {
     );
 }
 
-/// PL-4. Seen at the plan's end, since no norm asks for the gradients.
+/// PL-4. Seen at the plan's end, since no norm requests the gradients.
 #[test]
 fn a_plan_without_an_optimizer_must_end_with_complete_main_grads() {
     let mut plan = f32_training();

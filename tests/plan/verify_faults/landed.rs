@@ -87,7 +87,7 @@ fn a_sum_before_its_exchange_is_refused() {
     assert!(matches!(error, VerifyError::Gradient { .. }));
 }
 
-/// PL-4. *The own slice overwritten* behind the exchange, with every fence in place: peers have theirs, the
+/// PL-4. *The own slice overwritten* after the exchange, with every fence in place: peers have theirs, the
 /// rank has lost its own.
 #[test]
 fn an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ordered() {
@@ -100,9 +100,9 @@ fn an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ord
     let (early, late) = (gradient("head.backward"), gradient("embed.backward"));
     plan.arena.slots[late.index()].region.offset = plan.arena.region(early).offset;
     let (exchange, sum) = (exchange_of(&plan, "embedding", 0), sum_of(&plan, "embedding", 0));
-    let behind = call(&plan, "embed.backward");
-    assert!(exchange < behind);
-    relocate(&mut plan, sum, behind.max(sum));
+    let after = call(&plan, "embed.backward");
+    assert!(exchange < after);
+    relocate(&mut plan, sum, after.max(sum));
     refused(
         &plan,
         &[
@@ -285,7 +285,7 @@ fn what_travelled_in_one_type_is_not_summed_in_another() {
     refused(&plan, &["PL-4", "needs a call's gradient of `embedding`", "rounded to bf16"]);
 }
 
-/// PL-4. A sum of several calls' gradients is exchanged when it is complete, and may not grow behind that.
+/// PL-4. A sum of several calls' gradients is exchanged when it is complete, and may not grow after that.
 #[test]
 fn a_gradient_added_between_exchange_and_sum_is_refused() {
     let policy = Policy { reduce_every: ReduceEvery::Step, ..policy() };

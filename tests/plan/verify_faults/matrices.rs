@@ -51,12 +51,12 @@ fn keeping(own_states: Option<u8>) -> StateLayout {
     StateLayout { own_states, ..StateLayout::default() }
 }
 
-/// Its step on four ranks, by a rule that keeps so many lists.
+/// Its step on four ranks, by a custom optimizer that keeps so many lists.
 pub(crate) fn by_matrices(lists: u8) -> StepPlan {
     plan_of_state(&program(), keeping(Some(lists)))
 }
 
-/// The same, every transient slot in bytes of its own and every task behind the one before it.
+/// The same, every transient slot in bytes of its own and every task after the one before it.
 pub(crate) fn apart() -> StepPlan {
     let mut plan = by_matrices(1);
     spread(&mut plan);
@@ -137,7 +137,7 @@ pub(crate) fn shorten(op: &mut Op) {
     }
 }
 
-/// Names one more weight behind those of the round.
+/// Names one more weight after those of the round.
 #[track_caller]
 pub(crate) fn join(plan: &mut StepPlan, part: Part, first: &str, joined: &str) {
     let id = weight(plan, joined);
@@ -245,7 +245,7 @@ fn a_round_under_adam_is_refused() {
 /// PL-4
 #[test]
 fn a_round_of_weights_that_do_not_ask_for_it_is_refused() {
-    let says = "makes matrices whole whose rule does not ask for it";
+    let says = "makes matrices whole whose optimizer does not request it";
     let mut plan = by_matrices(1);
     for name in ["q", "k", "v", "o"] {
         let weight = weight(&plan, name);
@@ -317,12 +317,12 @@ fn more_matrices_than_ranks_in_one_round_are_refused() {
 fn an_exchange_of_rows_that_every_rank_has_whole_is_refused() {
     for (of, stage) in [(Transform, Prepared), (Update, Returned)] {
         let mut plan = apart();
-        let (behind, scale) = (task(&plan, of, "scale"), weight(&plan, "scale"));
+        let (after, scale) = (task(&plan, of, "scale"), weight(&plan, "scale"));
         let mut exchange = plan.tasks[task(&plan, There, "q")].clone();
         let from = rows(&plan, "scale", stage);
         let to = twin(&mut plan, from);
         exchange.op = Op::ExchangeRows(ExchangeRows { weights: vec![scale], from, to });
-        plan.tasks.insert(behind, exchange);
+        plan.tasks.insert(after, exchange);
         serialize(&mut plan);
         not_covered(
             &plan,
@@ -337,17 +337,17 @@ fn an_exchange_of_rows_that_every_rank_has_whole_is_refused() {
 
 /// PL-4
 #[test]
-fn an_update_by_rows_that_its_rule_does_not_ask_for_is_refused() {
+fn an_update_by_rows_that_its_optimizer_does_not_ask_for_is_refused() {
     for first in ["plain", "bias"] {
         let mut plan = apart();
         let (last, update) = (task(&plan, Update, "shift"), task(&plan, Update, first));
         let returned = rows(&plan, "wide", Returned);
         read(&mut plan.tasks[update].op, returned);
-        // Behind all rounds, so that the rows are there.
+        // After all rounds, so that the rows are there.
         relocate(&mut plan, update, last);
         not_covered(
             &plan,
-            &["(update of ", "updates weights by transformed rows that their rule does not ask for"],
+            &["(update of ", "updates weights by transformed rows that their optimizer does not request"],
         );
     }
 }
@@ -406,5 +406,5 @@ fn a_frozen_weight_in_a_round_is_refused() {
 fn weights_that_are_to_be_whole_matrices_are_not_updated_by_adam() {
     let mut plan = super::programs::nvfp4_training();
     plan.weights.layouts.iter_mut().for_each(|layout| layout.parameters.whole_matrix = true);
-    refused(&plan, &["PL-4", "(adam of", "lets Adam update weights whose rule needs whole matrices"]);
+    refused(&plan, &["PL-4", "(adam of", "lets Adam update weights whose optimizer needs whole matrices"]);
 }

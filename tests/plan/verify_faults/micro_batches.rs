@@ -115,7 +115,7 @@ fn a_call_must_not_read_what_was_staged_for_another_micro_batch() {
     let Op::Copy(op::Copy { from, .. }) = &mut plan.tasks[copy].op else { unreachable!() };
     *from = first;
     serialize(&mut plan);
-    refused(&plan, &["PL-10", "needs buffer `tokens` as the trainer staged it for micro-batch 1"]);
+    refused(&plan, &["PL-10", "needs buffer `tokens` as the user staged it for micro-batch 1"]);
 }
 
 /// PL-10

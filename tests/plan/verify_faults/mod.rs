@@ -20,7 +20,7 @@
 //! | format silently falling back to BF16 | PL-2, PL-6 | `plan/verify_faults/classes.rs` | `a_format_that_silently_falls_back_to_bf16_is_refused` |
 //! | ranks disagreeing on order | PL-1, PL-5 | `session/ranks/mod.rs` | `ranks_that_disagree_on_order_are_refused_before_anything_runs` |
 //!
-//! A fork that does not join is no property of a plan: `Checked` catches it when the recording ends. A
+//! A fork that does not join is no property of a plan: `Checked` catches it when the capture ends. A
 //! warm-up that ran as a step is caught by the rank's count of steps; a plan that would let it reach main
 //! grads is refused (`gradients`). Ranks that disagree are caught by fingerprints before anything is
 //! reserved, and on the CPU by what they bring to a collective (`cpu_backend/poison.rs`).
@@ -33,6 +33,7 @@ mod bytes;
 mod calls;
 mod chunks;
 mod classes;
+mod custom_optimizer;
 mod delayed;
 mod edges;
 mod edit;
@@ -46,7 +47,6 @@ mod malformed;
 mod matrices;
 mod micro_batches;
 mod order;
-mod own_rule;
 mod prepared;
 mod programs;
 mod races;

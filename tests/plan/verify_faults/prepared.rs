@@ -159,11 +159,11 @@ fn a_part_of_a_round_that_runs_twice_is_refused() {
             if part == Prepare && lists > 0 {
                 continue;
             }
-            // Right behind itself, and at the end of the round, where what it goes on from is still there.
-            for behind in [part, Update] {
+            // Right after itself, and at the end of the round, where what it goes on from is still there.
+            for after in [part, Update] {
                 let mut plan = by_matrices(lists);
                 spread(&mut plan);
-                let (again, last) = (task(&plan, part, first), task(&plan, behind, first));
+                let (again, last) = (task(&plan, part, first), task(&plan, after, first));
                 repeat(&mut plan, again);
                 relocate(&mut plan, again + 1, last + 1);
                 recount(&mut plan);
@@ -229,7 +229,7 @@ fn a_round_that_is_left_out_or_stays_without_its_update_leaves_weights_behind() 
             let needs = "needs the master of `q` at version 1, like its bucket's others";
             wrong_state(&plan, &["(partial amax of", needs, "at version 0"]);
         }
-        // The edge finds out where nothing is cast behind it: lists may be on, masters are not.
+        // The edge finds out where nothing is cast after it: lists may be on, masters are not.
         let mut plan = by_matrices(lists);
         let lost = task(&plan, Update, "shift");
         remove(&mut plan, lost);
@@ -240,7 +240,7 @@ fn a_round_that_is_left_out_or_stays_without_its_update_leaves_weights_behind() 
     }
 }
 
-/// PL-9. Each step of the chain reads what the rule leaves.
+/// PL-9. Each step of the chain reads what the optimizer leaves.
 #[test]
 fn quantizing_before_the_last_round_leaves_old_shards() {
     let mut plan = by_matrices(1);

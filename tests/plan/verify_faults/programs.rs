@@ -7,7 +7,7 @@ use warpweft_plan::layout::{
 };
 use warpweft_plan::model::{Accumulation, Form, Mesh, Model, Phase, ProgramBuilder, StepProgram};
 use warpweft_plan::op::{AllReduce, FusedScale, Op, PartialAmax, PartialCast};
-use warpweft_plan::plan::{EdgeState, GatherStart, Policy, ResidentLayout, StepPlan};
+use warpweft_plan::plan::{BoundaryState, GatherStart, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, Reduce, ReduceDtype, ReduceEvery,
 };
@@ -119,7 +119,7 @@ pub(crate) fn mxfp8_training() -> StepPlan {
     plan(&training_program(Format::Mxfp8), 4)
 }
 
-/// The training step in NVFP4 as one of several whose gradients are added up.
+/// The training step in NVFP4 as one of several whose gradients are accumulated.
 pub(crate) fn part(part: Accumulation) -> StepPlan {
     plan(&training_part(part), 4)
 }
@@ -163,7 +163,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("split training", split_training()),
         ("delayed training", delayed_training()),
         ("delayed prologue", delayed_prologue()),
-        ("training by a rule of its own", own_training()),
+        ("training by a custom optimizer", own_training()),
         ("training by a rule of whole matrices", by_matrices(1)),
         ("evaluation", evaluation()),
         ("prologue", prologue()),
@@ -340,8 +340,8 @@ pub(crate) fn quantize_then_evaluate() -> StepPlan {
     }
     plan.tasks.splice(0..0, tasks);
     let version = plan.entry.masters.next();
-    plan.entry = EdgeState { masters: version, shards: Some(plan.entry.masters) };
-    plan.exit = EdgeState { masters: version, shards: Some(version) };
+    plan.entry = BoundaryState { masters: version, shards: Some(plan.entry.masters) };
+    plan.exit = BoundaryState { masters: version, shards: Some(version) };
     serialize(&mut plan);
     recount(&mut plan);
     plan

@@ -140,7 +140,7 @@ fn fences(plan: &StepPlan) -> Vec<(usize, usize)> {
 }
 
 /// Pairs of transient slots alive at the same time. Those that are read only where the other one's
-/// content is dead already would not show a fault, so both must be read behind the other's birth.
+/// content is dead already would not show a fault, so both must be read after the other's birth.
 fn neighbours(plan: &StepPlan) -> Vec<(SlotId, SlotId)> {
     let lives: Vec<(SlotId, usize, usize)> = plan
         .arena

@@ -139,8 +139,8 @@ fn a_sum_over_the_wrong_group_is_refused() {
     }
 }
 
-/// PL-4. With one replica nobody is told of others: a sharded weight's gradient is summed by its
-/// reduce-scatter, a replicated one's behind its accumulation.
+/// PL-4. With one replica there are no others: a sharded weight's gradient is summed by its
+/// reduce-scatter, a replicated one's after its accumulation.
 #[test]
 fn a_wrong_sum_of_one_replica_is_told_without_replicas() {
     let training = by_collectives::nvfp4_training();
@@ -197,11 +197,11 @@ fn a_sum_over_the_replicas_that_is_overwritten_is_told_where_it_was() {
         matches!(plan.tasks[accumulation(&plan, slot)].op, Op::Accumulate(Accumulate { first: false, .. }))
     };
     let bytes = |slot: SlotId| plan.arena.region(slot).bytes;
-    let mut behind =
+    let mut after =
         sums.iter().enumerate().filter(|(_, slot)| is_added(**slot)).filter_map(|(number, slot)| {
             Some((*slot, *sums[number + 1..].iter().find(|later| bytes(**later) == bytes(*slot))?))
         });
-    let (lost, later) = behind.next().unwrap();
+    let (lost, later) = after.next().unwrap();
     plan.arena.slots[lost.index()].region = plan.arena.region(later);
     let accumulation = accumulation(&plan, lost);
     remove(&mut plan, accumulation);

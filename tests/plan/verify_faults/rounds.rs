@@ -43,7 +43,7 @@ fn an_exchange_of_rows_that_receives_other_bytes_than_it_says_is_refused() {
 
 /// PL-6
 #[test]
-fn a_part_of_a_rule_that_says_that_it_receives_bytes_is_refused() {
+fn a_part_of_a_custom_optimizer_that_says_that_it_receives_bytes_is_refused() {
     for part in [Prepare, Transform, Update] {
         let mut plan = by_matrices(1);
         let of = task(&plan, part, "q");
@@ -76,7 +76,7 @@ fn a_missing_fence_within_a_round_is_a_race() {
             let waits = &mut plan.tasks[late].waits;
             let count = waits.len();
             waits.retain(|wait| wait.index() != early);
-            assert_eq!(waits.len(), count - 1, "task {late} has a fence of its own behind task {early}");
+            assert_eq!(waits.len(), count - 1, "task {late} has a fence of its own after task {early}");
             race(
                 &plan,
                 &["PL-3", &format!("nothing makes task {late} ("), &format!("wait for task {early} (")],
@@ -87,7 +87,7 @@ fn a_missing_fence_within_a_round_is_a_race() {
 
 /// PL-3
 #[test]
-fn a_missing_fence_before_the_first_round_or_behind_the_last_is_a_race() {
+fn a_missing_fence_before_the_first_round_or_after_the_last_is_a_race() {
     let mut plan = by_matrices(1);
     let (vote, first) = (position(&plan, 0, |op| matches!(op, Op::Vote(_))), task(&plan, Prepare, "wide"));
     plan.tasks[first].waits.retain(|wait| wait.index() != vote);
@@ -142,7 +142,7 @@ fn a_task_of_a_round_that_writes_where_it_reads_is_refused() {
 
 /// PL-5: parts of a rule enqueue like a call, on the stream that calls get.
 #[test]
-fn a_part_of_a_rule_on_another_lane_than_that_of_calls_is_refused() {
+fn a_part_of_a_custom_optimizer_on_another_lane_than_that_of_calls_is_refused() {
     let plan = by_matrices(1);
     for (part, name) in [(Prepare, "prepare"), (Transform, "transform"), (Update, "update")] {
         for lane in plan.lanes.iter().filter(|lane| lane.id != plan.compute_lane()) {

@@ -144,12 +144,12 @@ fn rows_of_another_stage_of_the_round_are_refused() {
 
 /// PL-4
 #[test]
-fn an_update_without_the_rows_that_its_rule_needs_is_refused() {
+fn an_update_without_the_rows_that_its_optimizer_needs_is_refused() {
     for (first, says) in [("q", "(update of q and 3 more)"), ("scale", "(update of scale)")] {
         let mut plan = by_matrices(1);
         let Op::Update(op::Update { transformed, .. }) = op(&mut plan, Update, first) else { unreachable!() };
         *transformed = None;
-        not_covered(&plan, &[says, "updates weights whose rule needs whole matrices, without them"]);
+        not_covered(&plan, &[says, "updates weights whose optimizer needs whole matrices, without them"]);
     }
 }
 
@@ -184,7 +184,7 @@ fn a_part_of_a_round_before_the_one_that_it_goes_on_from_is_refused() {
     }
 }
 
-/// PL-9, behind every fence there could be: an order is no help where the bytes are gone.
+/// PL-9, after every fence there could be: an order is no help where the bytes are gone.
 #[test]
 fn rows_that_another_round_overwrote_are_refused() {
     for (stage, overwriting, says) in [

@@ -72,11 +72,11 @@ fn every_gather_transpose_and_dequantize_is_missed_when_it_is_dropped() {
 #[test]
 fn shards_one_version_behind_the_masters_are_refused() {
     for mut plan in [f32_training(), nvfp4_training(), evaluation()] {
-        let behind = plan.entry.masters;
-        let (entry, exit) = (behind.next(), plan.exit.masters.next());
+        let after = plan.entry.masters;
+        let (entry, exit) = (after.next(), plan.exit.masters.next());
         plan.entry.masters = entry;
         plan.exit.masters = exit;
-        plan.exit.shards = Some(if plan.updates_weights { exit } else { behind });
+        plan.exit.shards = Some(if plan.updates_weights { exit } else { after });
         refused(&plan, &["PL-2", "at version 1 for call", "at version 0"]);
     }
 }

@@ -28,7 +28,7 @@ pub(crate) fn drop_task(plan: &mut StepPlan, dropped: usize) {
     renumber_collectives(plan);
 }
 
-/// A copy of `task` at place `at` behind it. It waits for what the task waits for and signals nothing.
+/// A copy of `task` at place `at` after it. It waits for what the task waits for and signals nothing.
 pub(crate) fn duplicate(plan: &mut StepPlan, task: usize, at: usize) {
     let mut copy = plan.tasks[task].clone();
     copy.signals = None;

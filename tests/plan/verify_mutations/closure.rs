@@ -1,7 +1,7 @@
 //! What the calls of a random program compute: numbers that depend on every bit they read.
 //!
 //! Law: a call folds all that it reads into one number and writes noise made of it, so one wrong bit anywhere
-//! changes everything behind it. Machine and reference share this arithmetic and nothing else: each has its
+//! changes everything after it. Machine and reference share this arithmetic and nothing else: each has its
 //! own way to what a call reads.
 
 use half::bf16;

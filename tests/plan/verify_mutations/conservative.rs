@@ -166,7 +166,7 @@ fn numbers(plan: &StepPlan) -> Vec<Option<(CommId, CommSeq)>> {
 /// Closures and rules run on the compute lane, collectives and nothing else on a communicator's.
 fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     let (op, kind) = (&plan.tasks[task].op, plan.lanes[plan.tasks[task].lane.index()].kind);
-    let (collective, trainers_own) = (op.is_collective(), op.runs_trainers_code());
+    let (collective, trainers_own) = (op.is_collective(), op.runs_user_code());
     match kind {
         LaneKind::Communicator(_) => collective,
         LaneKind::Compute => !collective,
@@ -257,7 +257,7 @@ fn name_unused_scales(plan: &StepPlan) -> Vec<Place> {
     places
 }
 
-/// Has a full gradient rows behind those of its weight?
+/// Has a full gradient rows after those of its weight?
 fn is_padded(plan: &StepPlan, weight: WeightId) -> bool {
     let shard = &plan.weights.layout(weight).shard;
     shard.padded_rows() != shard.shape.rows
@@ -267,7 +267,7 @@ fn is_padded(plan: &StepPlan, weight: WeightId) -> bool {
 fn reads_through_other_slots(plan: &StepPlan) -> Vec<Place> {
     let mut memory = Memory::before_the_step(plan);
     let mut places = Vec::new();
-    // Gradients of which rows, or zeros behind them, were put there through another slot before a part was
+    // Gradients of which rows, or zeros after them, were put there through another slot before a part was
     // written through their own.
     let (mut rows, mut padding) = (BTreeSet::new(), BTreeSet::new());
     for task in Before::of(plan).order() {
@@ -311,7 +311,7 @@ fn reads_through_other_slots(plan: &StepPlan) -> Vec<Place> {
 }
 
 /// The law of this file: no class is so wide that a plan of the builder's is of it. Two slots that share
-/// bytes may happen to hold the same, zeros behind a gradient or planes gathered twice, and then the second
+/// bytes may happen to hold the same, zeros after a gradient or planes gathered twice, and then the second
 /// writer would not be missed; where no bytes are shared none is idle.
 #[test]
 fn no_plan_that_the_builder_makes_is_of_a_conservative_class() {

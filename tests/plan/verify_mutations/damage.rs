@@ -232,7 +232,7 @@ impl Edit {
             Self::UseTwin => {
                 let is_sum =
                     |slot: &Slot| matches!(slot.content, Content::MainGrad(_) | Content::LocalGrad(_));
-                // Half of them where gradients are added up.
+                // Half of them where gradients are accumulated.
                 let wanted = draw.one_in(2);
                 let of =
                     |slot: &Slot| if wanted { is_sum(slot) } else { slot.residency == Residency::Transient };
@@ -250,7 +250,7 @@ impl Edit {
                         .for_each(|named| *named = twin);
                 }
             }
-            // A task that updates weights, of which a plan has few: Adam's, or one of the trainer's own rule.
+            // A task that updates weights, of which a plan has few: Adam's, or one of the custom optimizer.
             Self::ChangeOptimizer => {
                 let updates = |op: &Op| matches!(op, Op::Adam(_) | Op::Update(_));
                 let all: Vec<usize> =
@@ -281,7 +281,7 @@ impl Edit {
                     }
                     2 => move_task(&mut plan, task, near(task, draw, original)),
                     3 => move_task(&mut plan, task, before_what_it_gives(original, task)?),
-                    4 => move_task(&mut plan, task, behind_who_takes_it(original, task)?),
+                    4 => move_task(&mut plan, task, after_who_takes_it(original, task)?),
                     5 => change_operand(&mut plan, task, draw)?,
                     6 => run_as_closure(&mut plan, task)?,
                     7 => run_as_exchange(&mut plan, task, draw)?,
@@ -311,7 +311,7 @@ pub(crate) fn change_operand(plan: &mut StepPlan, task: usize, draw: &mut Draw) 
     Some(())
 }
 
-/// Runs the trainer's own rule once more, on no weights.
+/// Runs the custom optimizer once more, on no weights.
 fn update_nothing(plan: &mut StepPlan, task: usize) -> Option<()> {
     if !matches!(plan.tasks[task].op, Op::Update(_)) {
         return None;
@@ -336,8 +336,8 @@ fn before_what_it_gives(plan: &StepPlan, task: usize) -> Option<usize> {
     (0..task).rev().find(writes)
 }
 
-/// The place of the first task behind `task` that reads what this writes.
-fn behind_who_takes_it(plan: &StepPlan, task: usize) -> Option<usize> {
+/// The place of the first task after `task` that reads what this writes.
+fn after_who_takes_it(plan: &StepPlan, task: usize) -> Option<usize> {
     let written: Vec<SlotId> = accessed(plan, task, |access| access.writes());
     let reads = |other: &usize| {
         accessed(plan, *other, |access| access.reads()).iter().any(|slot| written.contains(slot))

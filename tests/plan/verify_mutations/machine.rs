@@ -2,7 +2,7 @@
 //!
 //! Law: the driver knows no actor and no executor. One task runs at a time; which one is drawn among those
 //! whose predecessors are over, each rank by itself, and a collective once all ranks of its group are there.
-//! So ranks run far ahead of each other, and a lane that nothing holds back runs before, between or behind
+//! So ranks run far ahead of each other, and a lane that nothing holds back runs before, between or after
 //! the others: every schedule that could break an unordered pair comes up.
 
 use std::sync::Arc;
@@ -20,8 +20,8 @@ use warpweft_testing::random_programs::Draw;
 use warpweft_testing::random_programs::Sample;
 
 use super::closure;
+use super::custom_optimizer::Closures;
 use super::happens_before::Before;
-use super::rule::Closures;
 
 struct Rank {
     backend: CpuBackend,
@@ -29,7 +29,7 @@ struct Rank {
     streams: Vec<<CpuBackend as Backend>::Stream>,
 }
 
-/// What stays behind a run: per rank, the bytes of each resident slot, but of no input and of no sum of gradients
+/// What stays after a run: per rank, the bytes of each resident slot, but of no input and of no sum of gradients
 /// that the plan leaves alone.
 pub(crate) type Left = Vec<Vec<Vec<u8>>>;
 
@@ -63,7 +63,7 @@ pub(crate) fn run(
         })
         .collect();
     drive(&mut ranks, prologue, &Before::of(prologue), draw)?;
-    // Of how many steps main grads hold the gradients behind the coming one.
+    // Of how many steps main grads hold the gradients after the coming one.
     let mut steps = 1.0f32;
     for (step, plan) in (0..).zip(plans) {
         steps = if plan.accumulation.continues() { steps + 1.0 } else { 1.0 };
@@ -163,8 +163,8 @@ fn put(rank: &Rank, region: Region, bytes: &[u8]) {
     rank.backend.upload(&rank.memory, region, bytes).unwrap();
 }
 
-/// What earlier programs, or a warm-up of a recording, may have left: anything, in all transient bytes and where
-/// gradients are added up, unless the plan goes on with such a sum. The arena has so many bytes.
+/// What earlier programs, or a warm-up of a capture, may have left: anything, in all transient bytes and where
+/// gradients are accumulated, unless the plan goes on with such a sum. The arena has so many bytes.
 fn litter(rank: &Rank, plan: &StepPlan, bytes: usize, draw: &mut Draw) {
     let offset = plan.arena.resident_bytes;
     let transient = Region { offset, bytes: bytes - offset };
@@ -262,7 +262,7 @@ fn stage(rank: &Rank, plan: &StepPlan, step: u32) {
     }
 }
 
-/// Slots that somebody reads behind the step.
+/// Slots that somebody reads after the step.
 fn kept(plan: &StepPlan) -> impl Iterator<Item = &Slot> {
     let is_read = |content| match content {
         Content::Buffer(buffer) => plan.buffers[buffer.index()].role != Role::Input,
@@ -286,7 +286,7 @@ fn left(rank: &Rank, plan: &StepPlan) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Bits of every weight's master, whole: of what ranks of the first replica left behind `plan`. None of a weight
+/// Bits of every weight's master, whole: of what ranks of the first replica left after `plan`. None of a weight
 /// that is its planes alone.
 pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
     let weights =

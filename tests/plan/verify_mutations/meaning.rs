@@ -2,12 +2,12 @@
 //!
 //! Law: memory is bytes, and every byte knows the term that was written over it. A task reads its operands'
 //! terms and writes new ones made of its op and of all that it read, so two plans that leave equal terms
-//! compute equal bits, and a byte of another content makes every term behind it another one. Nothing is
+//! compute equal bits, and a byte of another content makes every term after it another one. Nothing is
 //! expected anywhere: what a plan means is what its closures read, those of calls in order and parts of a
 //! rule each as often as it runs, and what lies in memory at the end. This file knows no version, no
 //! phase and no rule of PL-2, PL-4 or PL-9.
 //!
-//! What is told apart beside the bytes: in a shard the codes and the scales, which different ops write, and
+//! What is distinguished beside the bytes: in a shard the codes and the scales, which different ops write, and
 //! in a gradient its rows and its padding rows, because a closure writes the rows alone. What is known beside
 //! the operands: a sum or maximum over one rank is the value itself, and groups of the same ranks give the
 //! same one; scales matter to formats that have some; and nobody reads what a step leaves in an input, which
@@ -87,8 +87,8 @@ impl Meaning {
     }
 }
 
-/// What lies in each slot of a sum of gradients behind a step that found this in all of them.
-pub(crate) fn sums_behind(plan: &StepPlan, order: &[usize], found: &str) -> BTreeMap<SlotId, Term> {
+/// What lies in each slot of a sum of gradients after a step that found this in all of them.
+pub(crate) fn sums_after(plan: &StepPlan, order: &[usize], found: &str) -> BTreeMap<SlotId, Term> {
     let mut memory = Memory::before_the_step(plan);
     for slot in sums(plan) {
         memory.write(slot, Cell::of((found, plan.arena.slot(slot).content)));
@@ -97,7 +97,8 @@ pub(crate) fn sums_behind(plan: &StepPlan, order: &[usize], found: &str) -> BTre
     sums(plan).map(|slot| (slot, term(memory.read(slot)))).collect()
 }
 
-/// The slots in which gradients are added up, beyond a step: main grads, and what a rank adds up of replicated weights.
+/// The slots in which gradients are accumulated, beyond a step: main grads, and what a rank adds up of replicated
+/// weights.
 fn sums(plan: &StepPlan) -> impl Iterator<Item = SlotId> {
     let is_sum = |content| matches!(content, Content::MainGrad(_) | Content::LocalGrad(_));
     let stays = plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident);
@@ -287,7 +288,7 @@ impl<'p> Memory<'p> {
         if alone { cell } else { Cell::of((made, &members, cell)) }
     }
 
-    /// The rows of a full gradient, and whether what lies behind them is zero.
+    /// The rows of a full gradient, and whether what lies after them is zero.
     pub(crate) fn gradient(&self, weight: WeightId, slot: SlotId) -> (Term, bool) {
         let read = self.read(slot);
         let shard = &self.plan.weights.layout(weight).shard;

@@ -10,7 +10,7 @@
 //! | `machine`, `schedules` | what is accepted runs on the CPU in adversarial orders and leaves the same bits |
 //! | `peers` | no rank touches the memory of one that does not stand still |
 //! | `reference`, `parameter`, `sessions` | what the builder makes gives the bits of an unsharded trainer |
-//! | `rule`, `matrix_rule` | what updates weights where Adam does not |
+//! | `custom_optimizer`, `whole_matrix_optimizer` | what updates weights where Adam does not |
 //!
 //! `cargo test` runs a share of seconds.
 //! `WARPWEFT_MUTANTS=10000 cargo test --test plan verify_mutations:: -- --nocapture` runs as many harmful mutants
@@ -19,11 +19,11 @@
 mod books;
 mod closure;
 mod conservative;
+mod custom_optimizer;
 mod damage;
 mod happens_before;
 mod harm;
 mod machine;
-mod matrix_rule;
 mod meaning;
 mod operands;
 mod ops;
@@ -33,9 +33,9 @@ mod peers;
 mod properties;
 mod reference;
 mod rounds;
-mod rule;
 mod schedules;
 mod sessions;
+mod whole_matrix_optimizer;
 
 use std::collections::BTreeMap;
 
@@ -91,7 +91,7 @@ fn every_harmful_mutant_is_refused() {
         plans += 1;
         let original = Original::new(&plan);
         let draw = &mut Draw::new(!seed);
-        // A rule's tasks and exchanges are few among many, and each of their operands is to be hit.
+        // Tasks and exchanges of a custom optimizer are few among many, and each of their operands is to be hit.
         let more = |tasks: Said<'_>| if tasks.is_empty() { 0 } else { 10 };
         let more = std::iter::repeat_n(Edit::ChangeOptimizer, more(updates(&plan)))
             .chain(std::iter::repeat_n(Edit::ChangeExchange, more(exchanges(&plan))))
@@ -140,7 +140,7 @@ fn every_harmful_mutant_is_refused() {
 /// What a plan says of some tasks: each with its lane and how many fences it waits for.
 type Said<'p> = Vec<(&'p Op, LaneId, usize)>;
 
-/// Of updates by the trainer's own rule.
+/// Of updates by the custom optimizer.
 fn updates(plan: &StepPlan) -> Said<'_> {
     said(plan, |op| matches!(op, Op::Update(_)))
 }
@@ -150,7 +150,7 @@ fn exchanges(plan: &StepPlan) -> Said<'_> {
     said(plan, |op| matches!(op, Op::ExchangeBuffer(_)))
 }
 
-/// Of what rounds of matrices do, but for the updates behind it.
+/// Of what rounds of matrices do, but for the updates after it.
 fn rounds(plan: &StepPlan) -> Said<'_> {
     said(plan, |op| matches!(op, Op::Prepare(_) | Op::ExchangeRows(_) | Op::Transform(_)))
 }

@@ -215,7 +215,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
     Some(())
 }
 
-/// Both lists in each other's place, or one more than the rule keeps, in any slot as large as this one.
+/// Both lists in each other's place, or one more than the optimizer keeps, in any slot as large as this one.
 fn change_lists(arena: &ArenaLayout, kept: &mut Vec<SlotId>, like: SlotId, draw: &mut Draw) -> Option<()> {
     let bytes = arena.region(like).bytes;
     let is_alike = |(slot, found): &(SlotId, &Slot)| found.region.bytes == bytes && *slot != like;

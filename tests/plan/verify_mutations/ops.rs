@@ -217,7 +217,7 @@ impl Memory<'_> {
                     self.put(part.to, Content::Gathered(part.weight, part.orientation), made);
                 }
             }
-            // The order is part of the op's meaning: each chunk goes behind those before it.
+            // The order is part of the op's meaning: each chunk goes after those before it.
             Op::GatherChunk(op) => {
                 let (part, before) = (op.part, (op.chunk.begin > 0).then(|| self.read(op.part.to)));
                 let made = (name, part.weight, part.orientation, self.read(part.from), op.chunk, before);

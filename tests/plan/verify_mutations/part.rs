@@ -10,7 +10,7 @@ use warpweft_plan::model::{Accumulation, Placement};
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::StepPlan;
 
-use super::meaning::sums_behind;
+use super::meaning::sums_after;
 
 /// Is it so?
 pub(crate) fn keeps_its_word(plan: &StepPlan, order: &[usize]) -> bool {
@@ -20,7 +20,7 @@ pub(crate) fn keeps_its_word(plan: &StepPlan, order: &[usize]) -> bool {
         Accumulation::First | Accumulation::Next => !has_optimizer,
         Accumulation::Last => has_optimizer,
     };
-    let (one, other) = (sums_behind(plan, order, "one sum"), sums_behind(plan, order, "another"));
+    let (one, other) = (sums_after(plan, order, "one sum"), sums_after(plan, order, "another"));
     let stays = |content: Content| {
         let mut slots = plan.arena.entries().filter(|(_, slot)| slot.residency == Residency::Resident);
         slots.find(|(_, slot)| slot.content == content).map(|(id, _)| id)

@@ -2,7 +2,7 @@
 //!
 //! Law: what a collective does to another rank's memory happens between two meetings of the ranks of its
 //! group and at no other known time. So every access of the rank that owns the memory, and every other
-//! collective, must be over before the first meeting or begin behind the second. Two ranks speak for any
+//! collective, must be over before the first meeting or begin after the second. Two ranks speak for any
 //! number: a third one adds waits and takes none away. They are of one replica, or hold the same shard of
 //! two, or meet with all others alone; collectives of groups that have but one of them are each one's own
 //! affair.

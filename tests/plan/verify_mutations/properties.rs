@@ -90,7 +90,7 @@ fn swapped_tasks_are_refused_unless_they_commute() {
 }
 
 /// PL-9. A round is the same weights in the same order in all of its tasks: where two of them change places in all
-/// tasks up to some, or behind it, the plan is refused.
+/// tasks up to some, or after it, the plan is refused.
 #[test]
 fn a_round_whose_weights_change_places_on_their_way_is_refused() {
     let (mut rounds, mut longest) = (0, 0);

@@ -25,7 +25,7 @@ use super::parameter::{Parameter, transformed};
 pub(crate) struct Outcome {
     /// Bits of every weight's master.
     pub(crate) masters: Vec<Vec<u32>>,
-    /// Bits of what is kept beside each: two moments, or as many lists as the rule has.
+    /// Bits of what is kept beside each: two moments, or as many lists as the optimizer has.
     pub(crate) lists: Vec<[Vec<u32>; 2]>,
     /// Bytes of every carried buffer that calls write, by name, per rank.
     pub(crate) carried: HashMap<String, Vec<Vec<u8>>>,

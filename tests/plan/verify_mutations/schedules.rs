@@ -38,7 +38,7 @@ fn a_valid_plan_leaves_the_same_bits_in_adversarial_schedules() {
     println!("{plans} valid plans, {} schedules each: the same bits", schedules());
 }
 
-/// PL-3, PL-4, EX-1. The plans of a sum of gradients, one behind the other, leave the masters of an unsharded trainer
+/// PL-3, PL-4, EX-1. The plans of a sum of gradients, one after the other, leave the masters of an unsharded trainer
 /// that adds the same gradients, whatever runs first.
 #[test]
 fn the_parts_of_a_sum_leave_the_masters_of_a_trainer_that_adds_the_same_gradients() {
@@ -91,7 +91,7 @@ fn accepted_mutants_leave_the_same_bits_in_adversarial_schedules() {
         let expected = bits(&sample, &prologue, &plan, 0);
         for (edit, mut mutant) in mutants.into_iter().take(left) {
             assert_eq!(original.harm(&mutant), None, "seed {seed}: {edit:?}");
-            // What a plan is called decides what the driver lets it find and looks for behind it, not what it does.
+            // What a plan is called decides what the driver lets it find and looks for after it, not what it does.
             mutant.accumulation = plan.accumulation;
             for schedule in 0..schedules() as u64 {
                 let found = bits(&sample, &prologue, &mutant, schedule);

@@ -12,12 +12,12 @@ use warpweft_testing::random_programs::Sample;
 use warpweft_testing::random_programs::samples;
 use warpweft_testing::trainer::within_a_minute;
 
+use super::custom_optimizer::Closures;
 use super::reference::{self, Outcome, is_plain};
-use super::rule::Closures;
 use super::{closure, wanted};
 
 /// For each step of the optimizer, of how many steps the gradients are: enough for a step that is issued, one that is
-/// recorded and one that is replayed.
+/// captured and one that is replayed.
 fn sums(sample: &Sample) -> &'static [u32] {
     if sample.program.is_accumulating() { &[2, 3, 3, 1] } else { &[1; 3] }
 }
@@ -72,7 +72,7 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
     outcome
 }
 
-/// EX-1, PL-2, PL-4, PL-9, PL-10. Issued, recorded and replayed under the checker, the bits are those of a
+/// EX-1, PL-2, PL-4, PL-9, PL-10. Issued, captured and replayed under the checker, the bits are those of a
 /// trainer that knows neither ranks nor plans; sums of gradients over several steps too. Programs that this trainer
 /// cannot run are passed over here.
 #[test]
@@ -102,7 +102,7 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
         assert_eq!(found, expected, "seed {seed}, {capture:?}");
     }
     println!(
-        "{programs} random programs, {accumulating} of which add gradients of several steps, {by_rules} of which are trained by a rule of their own, {whole} of these by whole matrices, and {exchanging} of which exchange buffers: the bits of an unsharded trainer"
+        "{programs} random programs, {accumulating} of which add gradients of several steps, {by_rules} of which are trained by a custom optimizer, {whole} of these by whole matrices, and {exchanging} of which exchange buffers: the bits of an unsharded trainer"
     );
     assert!(accumulating > programs / 20, "{accumulating}");
     assert!(by_rules > programs / 20, "{by_rules}");

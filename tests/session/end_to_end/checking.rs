@@ -30,7 +30,7 @@ fn looks<B: Backend<Surface = CpuSurface>>(check: bool, backends: Vec<B>) -> (St
 }
 
 #[test]
-fn a_session_on_backends_of_the_embedder_is_checked_once_if_it_is_to_be_or_they_are() {
+fn a_session_on_backends_of_the_user_is_checked_once_if_it_is_to_be_or_they_are() {
     let backends = || {
         let world = CpuWorld::new(Mesh::new(2).unwrap(), CpuOptions::default()).unwrap();
         (0..2).map(|rank| world.backend(RankId::new(rank)).unwrap()).collect::<Vec<_>>()

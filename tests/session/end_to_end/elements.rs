@@ -18,12 +18,12 @@ fn inputs_and_outputs_are_refused_in_another_element_type_than_declared_and_take
         let mut session = trainer.start(Config::default(), 2).await.unwrap();
         let doubled = vec![bf16::ONE; 2 * trainer::SIZE];
         let error = session.write_input("train", first, "input", &doubled).unwrap_err();
-        let (declared, asked) = (ElementType::F32, ElementType::Bf16);
+        let (declared, requested) = (ElementType::F32, ElementType::Bf16);
         let refused = |error: &SessionError, name: &str| {
-            let SessionError::Element { buffer, declared: one, asked: other, .. } = error else {
+            let SessionError::Element { buffer, declared: one, requested: other, .. } = error else {
                 return false;
             };
-            (buffer.as_str(), *one, *other) == (name, declared, asked)
+            (buffer.as_str(), *one, *other) == (name, declared, requested)
         };
         assert!(refused(&error, "input"), "{error}");
         let said = "`input` of program `train` is declared in f32, not in bf16";
@@ -76,7 +76,7 @@ fn a_mean_is_taken_of_outputs_of_one_f32_alone() {
         assert!(matches!(&error, SessionError::NoMean { elements: 3, .. }), "{error}");
         assert!(error.to_string().contains("StepReport::output"), "{error}");
         let error = report.mean_output("rounded").unwrap_err();
-        assert!(matches!(&error, SessionError::Element { asked: ElementType::F32, .. }), "{error}");
+        assert!(matches!(&error, SessionError::Element { requested: ElementType::F32, .. }), "{error}");
         let error = report.mean_output("none").unwrap_err();
         assert!(matches!(&error, SessionError::NoOutput { .. }), "{error}");
     });
@@ -94,8 +94,8 @@ fn token_ids_go_in_and_out_as_u32() {
         program.call("shift", Phase::Forward).reads(tokens).updates(kept).writes(before).add().unwrap();
         let closures = move |_: RankId| {
             move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
-                let asked = context.read::<f32>(tokens).unwrap_err().to_string();
-                assert!(asked.contains("`tokens` in f32, which is declared in u32"), "{asked}");
+                let requested = context.read::<f32>(tokens).unwrap_err().to_string();
+                assert!(requested.contains("`tokens` in f32, which is declared in u32"), "{requested}");
                 let mut kept = context.write::<u32>(kept)?;
                 context.write::<u32>(before)?.copy_from_slice(&kept);
                 kept.copy_from_slice(&context.read::<u32>(tokens)?);
@@ -106,7 +106,10 @@ fn token_ids_go_in_and_out_as_u32() {
         let mut session = builder.program(program.build_evaluation().unwrap()).start_cpu(1).await.unwrap();
         let (rank, ids) = (RankId::new(0), [128_255, 0, u32::MAX]);
         let floats = session.write_input("evaluate", rank, "tokens", &[0_f32; 3]);
-        assert!(matches!(floats, Err(SessionError::Element { asked: ElementType::F32, .. })), "{floats:?}");
+        assert!(
+            matches!(floats, Err(SessionError::Element { requested: ElementType::F32, .. })),
+            "{floats:?}"
+        );
         session.write_input("evaluate", rank, "tokens", &ids).unwrap();
         let first = session.step("evaluate").await.unwrap();
         assert_eq!(first.output::<u32>(rank, "before").unwrap(), [0; 3]);

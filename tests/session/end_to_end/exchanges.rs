@@ -2,7 +2,7 @@
 //! shares of the loss are summed.
 //!
 //! All sums here are of whole numbers that f32 holds exactly, so any number of ranks makes the same bits of them: what
-//! pulls at a feature is rounded, by the same rank for all, and everything behind that is multiplied and added only.
+//! pulls at a feature is rounded, by the same rank for all, and everything after that is multiplied and added only.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +26,7 @@ const WIDTH: usize = 5;
 const FEATURES: usize = 6;
 const STEPS: u32 = 5;
 
-/// Recorded in segments, it has a call that is issued anew in every step, between two exchanges.
+/// Captured in segments, it has a call that is issued anew in every step, between two exchanges.
 fn program(ranks: u32, micro_batches: u32, capture: Capture) -> (StepProgram, WeightId) {
     let own_examples = EXAMPLES / ranks as usize;
     let mut model = Model::builder();
@@ -290,7 +290,7 @@ fn steps_with_exchanges_that_are_added_up_are_one_of_as_many_micro_batches() {
     });
 }
 
-/// CO-2: the rank whose closure failed takes part in the exchanges behind it, or its peers would wait past the
+/// CO-2: the rank whose closure failed takes part in the exchanges after it, or its peers would wait past the
 /// minute.
 #[test]
 fn a_closure_that_fails_before_an_exchange_changes_no_weight_on_any_rank_and_the_next_step_is_right() {

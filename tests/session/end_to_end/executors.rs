@@ -11,7 +11,7 @@ use warpweft_testing::trainer::{Mischief, Trainer, ended, feed};
 
 const fn is_send<T: Send>(_: &T) {}
 
-/// Compiling it is the test: what a trainer awaits may live in a task of a runtime of several threads.
+/// Compiling it is the test: what a user awaits may live in a task of a runtime of several threads.
 #[test]
 fn a_session_its_builder_and_all_their_futures_are_send() {
     fn builders<S: Surface + 'static>(builder: &SessionBuilder<S>) {
@@ -32,7 +32,7 @@ fn a_session_its_builder_and_all_their_futures_are_send() {
     is_send(&builder().start(Vec::<warpweft_backend::cpu::CpuBackend>::new()));
     let checkpoint = Checkpoint {
         optimizer_step: 0,
-        updated_by: None,
+        optimizer_identity: None,
         weights: Vec::new(),
         carried: Carried::Zeros,
         notes: BTreeMap::new(),

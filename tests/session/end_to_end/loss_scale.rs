@@ -24,7 +24,7 @@ fn programs() -> (WeightId, StepProgram, StepProgram) {
 
 /// A gradient of ones times the scale has the norm of ones, whatever the scale is.
 #[test]
-fn closures_read_the_scale_of_the_step_without_declaring_it_in_issued_and_recorded_steps() {
+fn closures_read_the_scale_of_the_step_without_declaring_it_in_issued_and_captured_steps() {
     for capture in [Capture::Off, Capture::Step] {
         let (weight, train, look) = programs();
         let closure = move |call: &Call, context: &ComputeContext<'_, CpuSurface>| {

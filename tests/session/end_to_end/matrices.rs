@@ -1,4 +1,4 @@
-//! Rules that need whole matrices: who gets which, what comes back, and what becomes of a rule that fails.
+//! Whole-matrix optimizers: who gets which, what comes back, and what becomes of one that fails.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -35,14 +35,14 @@ fn momentum(context: Prepare<'_, '_>) -> Done {
     Ok(())
 }
 
-/// Each row by the norm of the matrix and by that of the row behind it: every row depends on its place and on all.
+/// Each row by the norm of the matrix and by that of the row after it: every row depends on its place and on all.
 fn mix(context: Transform<'_, '_>) -> Done {
     let (matrix, mut transformed) = (context.matrix()?, context.transformed()?);
     let columns = context.weight().columns;
     let norm = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>().sqrt() + 1e-12;
     let (all, rows) = (norm(&matrix), matrix.chunks_exact(columns));
-    let behind = rows.clone().cycle().skip(1);
-    for ((to, row), next) in transformed.chunks_exact_mut(columns).zip(rows).zip(behind) {
+    let after = rows.clone().cycle().skip(1);
+    for ((to, row), next) in transformed.chunks_exact_mut(columns).zip(rows).zip(after) {
         for ((to, value), next) in to.iter_mut().zip(row).zip(next) {
             *to = (value + 0.125 * next) / all;
         }
@@ -173,7 +173,7 @@ fn sharded_weights_are_updated_with_the_bits_of_replicated_ones() {
                 let losses = losses(&mut session, ranks, 0..5).await;
                 assert!(f32::from_bits(losses[4]) < f32::from_bits(losses[0]), "it learns");
                 let checkpoint = session.export().await.unwrap();
-                session.compare_copies().await.unwrap();
+                session.compare_replicas().await.unwrap();
                 let values = checkpoint.weights.into_iter().map(|weight| (weight.master, weight.states));
                 left.push((losses, values.collect::<Vec<_>>()));
             }
@@ -184,7 +184,7 @@ fn sharded_weights_are_updated_with_the_bits_of_replicated_ones() {
 
 /// EX-1, PL-7.
 #[test]
-fn a_rule_by_matrices_gives_the_same_bits_for_every_depth_capture_and_number_of_communicators() {
+fn a_custom_optimizer_by_matrices_gives_the_same_bits_for_every_depth_capture_and_number_of_communicators() {
     within_a_minute(async {
         let mut all = Vec::new();
         for (depth, capture, communicators) in
@@ -231,7 +231,7 @@ fn training_by_matrices_goes_on_from_its_checkpoint_bit_for_bit() {
 
 /// A step that is skipped calls no part of a rule, on no rank.
 #[test]
-fn a_skipped_step_changes_nothing_that_a_rule_by_matrices_keeps() {
+fn a_skipped_step_changes_nothing_that_a_custom_optimizer_by_matrices_keeps() {
     within_a_minute(async {
         for capture in [Capture::Off, Capture::Step] {
             let config = by_matrices(1, "", config(1, capture, false));
@@ -270,9 +270,10 @@ fn a_skipped_step_changes_nothing_that_a_rule_by_matrices_keeps() {
     });
 }
 
-/// EX-4. Every kind of failure ends with its cause, whichever part of the rule it is in.
+/// EX-4. Every kind of failure ends with its cause, whichever part of the optimizer it is in.
 #[test]
-fn a_part_of_a_rule_that_fails_or_panics_or_leaves_something_out_ends_the_session_with_its_words() {
+fn a_part_of_a_custom_optimizer_that_fails_or_panics_or_leaves_something_out_ends_the_session_with_its_words()
+{
     within_a_minute(async {
         type Parts = (fn(Prepare<'_, '_>) -> Done, fn(Transform<'_, '_>) -> Done);
         let cases: [(Parts, &[&str]); 9] = [
@@ -284,7 +285,7 @@ fn a_part_of_a_rule_that_fails_or_panics_or_leaves_something_out_ends_the_sessio
                 (|_| panic!("over the edge"), mix),
                 &["preparation of `layer0` and 1 more", "panicked: over the edge"],
             ),
-            ((|_| Ok(()), mix), &["without asking for the prepared rows of `layer0`"]),
+            ((|_| Ok(()), mix), &["without requesting the prepared rows of `layer0`"]),
             (
                 (momentum, |_| Err(ComputeError::closure("too flat"))),
                 &["too flat", "import the last checkpoint"],
@@ -293,7 +294,7 @@ fn a_part_of_a_rule_that_fails_or_panics_or_leaves_something_out_ends_the_sessio
                 (momentum, |context| panic!("no root on {}", context.rank())),
                 &["transformation of `layer", "panicked: no root on rank"],
             ),
-            ((momentum, |_| Ok(())), &["without asking for the transformed matrix of `layer"]),
+            ((momentum, |_| Ok(())), &["without requesting the transformed matrix of `layer"]),
             // What lay there before is in none of them.
             (
                 (
@@ -352,7 +353,7 @@ fn a_part_of_a_rule_that_fails_or_panics_or_leaves_something_out_ends_the_sessio
     });
 }
 
-/// EX-5. What came of a matrix is looked at where it is put into a master.
+/// EX-5. What came of a matrix is checked where it is put into a master.
 #[test]
 fn a_matrix_that_is_not_finite_is_told_by_weight_row_and_column_of_the_master() {
     within_a_minute(async {
@@ -380,11 +381,11 @@ fn a_matrix_that_is_not_finite_is_told_by_weight_row_and_column_of_the_master() 
 }
 
 #[test]
-fn whole_matrices_without_a_rule_for_them_are_refused_before_the_start() {
+fn whole_matrices_without_a_custom_optimizer_for_them_are_refused_before_the_start() {
     within_a_minute(async {
         let config = by_matrices(1, "", config(1, Capture::Off, true));
         let trainer = Trainer::refined(2, Format::Bf16, &config);
-        let builder = trainer.builder_updating(config.clone(), &Mischief::default(), descend);
+        let builder = trainer.builder_with_optimizer(config.clone(), &Mischief::default(), descend);
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
         assert!(error.contains("`layer0` is to be updated as a whole matrix"), "{error}");
         assert!(error.contains("Optimizer::takes_whole_matrices"), "{error}");

@@ -1,14 +1,14 @@
-//! Sessions end to end on the CPU backend: what a trainer may rely on.
+//! Sessions end to end on the CPU backend: what a user may rely on.
 
 mod checking;
-mod copies;
+mod compare_replicas;
+mod custom_optimizer;
 mod elements;
 mod exchanges;
 mod executors;
 mod frozen;
 mod loss_scale;
 mod matrices;
-mod own_rule;
 mod programs;
 mod states;
 mod virtual_time;
@@ -136,7 +136,7 @@ fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
 
 /// EX-1: where what a call reads is made changes when it is made, and no bit of it.
 #[test]
-fn what_calls_read_derived_ahead_gives_the_same_losses_issued_and_recorded_whole_and_in_chunks() {
+fn what_calls_read_derived_ahead_gives_the_same_losses_issued_and_captured_whole_and_in_chunks() {
     use warpweft_plan::op::Op;
     use warpweft_plan::policy::ByteSize;
     within_a_minute(async {
@@ -211,7 +211,7 @@ fn a_step_of_gradients_alone_has_the_losses_of_a_training_step_and_leaves_no_tra
     });
 }
 
-/// CO-2: the rank whose closure failed takes part in every collective behind it, or its peers would wait past
+/// CO-2: the rank whose closure failed takes part in every collective after it, or its peers would wait past
 /// the minute.
 #[test]
 fn a_closure_error_on_one_rank_is_named_changes_nothing_and_the_session_goes_on() {

@@ -3,14 +3,17 @@
 use warpweft_format::{Format, Via};
 use warpweft_plan::policy::{Masters, Moments};
 use warpweft_session::checkpoint::Checkpoint;
-use warpweft_session::config::{Capture, Config, Optimizer};
+use warpweft_session::config::{Capture, Config, OptimizerConfig};
 use warpweft_session::session::Session;
 use warpweft_testing::trainer::{Trainer, losses, within_a_minute};
 
 use super::{config, run};
 
 fn with_bf16_moments(config: Config) -> Config {
-    Config { optimizer: Optimizer { moments: Moments::Bf16, beta2: 0.99, ..config.optimizer }, ..config }
+    Config {
+        optimizer: OptimizerConfig { moments: Moments::Bf16, beta2: 0.99, ..config.optimizer },
+        ..config
+    }
 }
 
 /// Conformance H6, and EX-1 for moments stored as bf16.
@@ -58,7 +61,7 @@ fn bf16_moments_are_exported_as_f32_and_imported_without_loss() {
 }
 
 fn with_split_masters(config: Config) -> Config {
-    Config { optimizer: Optimizer { masters: Masters::Bf16Remainder, ..config.optimizer }, ..config }
+    Config { optimizer: OptimizerConfig { masters: Masters::Bf16Remainder, ..config.optimizer }, ..config }
 }
 
 /// EX-1 for masters of bf16 shard and remainder.
@@ -115,7 +118,7 @@ fn split_masters_are_exported_joined_and_imported_without_loss_on_any_number_of_
 }
 
 /// Conformance H11: a block-quantized weight needs masters of its own. (The row's other half, a refusal of such
-/// weights in a recorded step, is a limit of other kernels: here they are recorded, see EX-1 above.)
+/// weights in a captured step, is a limit of other kernels: here they are captured, see EX-1 above.)
 #[test]
 fn h11_splitting_the_masters_of_a_quantized_weight_is_refused_before_anything_runs() {
     within_a_minute(async {

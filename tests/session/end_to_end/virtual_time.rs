@@ -31,7 +31,7 @@ fn weights_are_neither_taken_out_of_virtual_time_nor_put_into_it() {
             ("exports", session.export().await.unwrap_err()),
             ("exports", session.export_to_first().await.unwrap_err()),
             ("saves", session.save_parts(&files, &BTreeMap::new()).await.unwrap_err()),
-            ("compares", session.compare_copies().await.unwrap_err()),
+            ("compares", session.compare_replicas().await.unwrap_err()),
             ("imports", session.import(&real).await.unwrap_err()),
             ("imports", session.import_parts(&files).await.unwrap_err()),
         ] {

@@ -119,7 +119,7 @@ fn a_dropped_step_in_which_one_rank_fails_and_another_panics_is_told_without_a_w
     });
 }
 
-/// A program that is to be recorded: behind its first step ranks agree that none failed. RV-2.
+/// A program that is to be captured: after its first step ranks agree that none failed. RV-2.
 #[test]
 fn a_closure_on_the_cpu_may_take_longer_than_the_deadline_in_a_first_step_too() {
     within_a_minute(async {
@@ -141,7 +141,7 @@ fn a_closure_on_the_cpu_may_take_longer_than_the_deadline_in_a_first_step_too() 
     });
 }
 
-/// RV-3. A rank that is done waits for one that fails or panics while it waits for its lanes, and hears why.
+/// RV-3. A rank that is done waits for one that fails or panics while it waits for its lanes, and gets the reason.
 #[test]
 fn a_rank_that_fails_while_it_waits_for_its_lanes_ends_the_wait_of_the_others() {
     within_a_minute(async {

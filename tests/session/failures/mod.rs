@@ -1,4 +1,4 @@
-//! Sessions in which something fails: the cause is told, and nobody hangs.
+//! Sessions in which something fails: the cause is reported, and nobody hangs.
 
 mod closures;
 mod starts;
@@ -95,7 +95,7 @@ fn a_session_that_is_dropped_in_the_middle_of_a_failing_step_ends() {
 }
 
 /// Rank 0 waits in a collective of the prologue for rank 1, which failed without a word to its peers and
-/// waits for orders: all ranks must be told to close before any is waited for.
+/// waits for orders: all ranks must get the command to close before any is waited for.
 #[test]
 fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
     within_a_minute(async {
@@ -120,9 +120,9 @@ fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
 fn a_step_that_could_not_be_issued_whole_is_drained_before_it_is_told() {
     within_a_minute(async {
         for panics in [false, true] {
-            let (asked, lanes) = issued_in_part(panics).await;
-            let failed = asked.iter().rposition(|moment| *moment == Moment::Enqueue).unwrap();
-            let rest = &asked[failed..];
+            let (requested, lanes) = issued_in_part(panics).await;
+            let failed = requested.iter().rposition(|moment| *moment == Moment::Enqueue).unwrap();
+            let rest = &requested[failed..];
             assert_eq!(rest[1], Moment::Poison, "peers are let go first");
             let abort = rest.iter().position(|moment| *moment == Moment::Abort).unwrap();
             let drained = rest.iter().filter(|moment| **moment == Moment::Synchronize).count();
@@ -138,8 +138,8 @@ fn a_step_that_could_not_be_issued_whole_is_drained_before_it_is_told() {
 async fn issued_in_part(panics: bool) -> (Vec<Moment>, usize) {
     let switch = Switch::default();
     let failing = switch.clone();
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&asked);
+    let requested = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&requested);
     let ranks = hooked(2, move |rank, moment| {
         if rank != RankId::new(0) || !failing.is_on() {
             return Ok(());
@@ -163,8 +163,8 @@ async fn issued_in_part(panics: bool) -> (Vec<Moment>, usize) {
     assert!(error.to_string().contains("the cable is out"), "{error}");
     let lanes = session.plan("train").unwrap().lanes.len();
     // A thread that panicked gives up before it replies.
-    let asked = asked.lock().unwrap();
-    (asked.clone(), lanes)
+    let requested = requested.lock().unwrap();
+    (requested.clone(), lanes)
 }
 
 /// One reply each, whatever happens on the way out.
@@ -252,7 +252,7 @@ fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
     });
 }
 
-/// The session runs no more, so nobody is told to ask again, but for what is still to be had.
+/// The session runs no more, so no message says to ask again, but for what is still to be had.
 #[test]
 fn a_closure_panic_in_a_dropped_step_is_told_once_and_then_the_weights_are_exported() {
     within_a_minute(async {
@@ -305,22 +305,22 @@ fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
 }
 
 #[test]
-fn a_recording_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
+fn a_capture_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
     within_a_minute(async {
         let mut plain = trainer().start(Config::default(), 2).await.unwrap();
         let expected = losses(&mut plain, 2, 0..4).await;
         let switch = Switch::default();
         switch.on();
-        let ranks = failing_at(Moment::Recorded, RankId::new(1), 2, &switch);
+        let ranks = failing_at(Moment::Captured, RankId::new(1), 2, &switch);
         let config = Config { capture: Capture::Step, ..Config::default() };
         let mut session = trainer().builder(config, &Mischief::default()).start(ranks).await.unwrap();
         for (step, expected) in (0..4).zip(expected) {
             feed(&mut session, "train", 2, step);
             let report = session.step("train").await.unwrap();
             assert_eq!(report.mean_output("loss").unwrap().to_bits(), expected);
-            match &report.not_recorded[..] {
+            match &report.not_captured[..] {
                 [failure] => {
-                    assert_eq!((step, failure.rank), (1, RankId::new(1)), "the second step is recorded");
+                    assert_eq!((step, failure.rank), (1, RankId::new(1)), "the second step is captured");
                     assert_eq!(failure.program, "train");
                     assert!(failure.reason.contains("the cable is out"), "{}", failure.reason);
                 }
@@ -330,15 +330,15 @@ fn a_recording_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
     });
 }
 
-/// It is said once, so it may not be lost with a step that nobody looked at.
+/// It is said once, so it may not be lost with a step that nobody awaited.
 #[test]
-fn a_recording_that_fails_in_a_dropped_step_is_told_by_the_next_report() {
+fn a_capture_that_fails_in_a_dropped_step_is_told_by_the_next_report() {
     within_a_minute(async {
         let gate = Gate::default();
         let held = gate.clone();
         let ranks = hooked(2, move |rank, moment| {
             held.pass(moment);
-            if moment == Moment::Recorded && rank == RankId::new(1) { cut(rank) } else { Ok(()) }
+            if moment == Moment::Captured && rank == RankId::new(1) { cut(rank) } else { Ok(()) }
         });
         let config = Config { capture: Capture::Step, ..Config::default() };
         let mut session = trainer().builder(config, &Mischief::default()).start(ranks).await.unwrap();
@@ -348,21 +348,21 @@ fn a_recording_that_fails_in_a_dropped_step_is_told_by_the_next_report() {
         feed(&mut session, "train", 2, 2);
         let report = session.step("train").await.unwrap();
         assert_eq!(report.unobserved.len(), 1);
-        assert_eq!(report.not_recorded.len(), 1, "the step that was dropped could not be recorded");
-        let reason = &report.not_recorded[0].reason;
+        assert_eq!(report.not_captured.len(), 1, "the step that was dropped could not be captured");
+        let reason = &report.not_captured[0].reason;
         assert!(reason.contains("the cable is out"), "{reason}");
         feed(&mut session, "train", 2, 3);
-        assert_eq!(session.step("train").await.unwrap().not_recorded, []);
+        assert_eq!(session.step("train").await.unwrap().not_captured, []);
     });
 }
 
 /// A step whose closure fails has no report.
 #[test]
-fn a_recording_given_up_in_a_step_whose_closure_failed_is_told_by_the_next_report() {
+fn a_capture_given_up_in_a_step_whose_closure_failed_is_told_by_the_next_report() {
     within_a_minute(async {
         let (mischief, switch) = (Mischief::default(), Switch::default());
         switch.on();
-        let ranks = failing_at(Moment::Recorded, RankId::new(1), 2, &switch);
+        let ranks = failing_at(Moment::Captured, RankId::new(1), 2, &switch);
         let config = Config { capture: Capture::Step, ..Config::default() };
         let mut session = trainer().builder(config, &mischief).start(ranks).await.unwrap();
         losses(&mut session, 2, 0..1).await;
@@ -373,14 +373,14 @@ fn a_recording_given_up_in_a_step_whose_closure_failed_is_told_by_the_next_repor
         mischief.set(0);
         for told in [1, 0] {
             let report = session.step("train").await.unwrap();
-            assert_eq!((report.not_recorded.len(), report.segments), (told, 0));
+            assert_eq!((report.not_captured.len(), report.segments), (told, 0));
         }
     });
 }
 
-/// EX-3. Closures behind the one that failed did not run, and what they make when they first run cannot be recorded.
+/// EX-3. Closures after the one that failed did not run, and what they make when they first run cannot be captured.
 #[test]
-fn a_plan_whose_first_steps_failed_on_one_rank_is_issued_until_one_is_through_and_recorded_then() {
+fn a_plan_whose_first_steps_failed_on_one_rank_is_issued_until_one_is_through_and_captured_then() {
     within_a_minute(async {
         let mischief = Mischief::default();
         let config = Config { capture: Capture::Step, ..Config::default() };
@@ -395,7 +395,7 @@ fn a_plan_whose_first_steps_failed_on_one_rank_is_issued_until_one_is_through_an
         for segments in [0, 1, 1] {
             assert_eq!(session.step("train").await.unwrap().segments, segments);
         }
-        // From then on it stays recorded, whatever fails.
+        // From then on it stays captured, whatever fails.
         mischief.set(1);
         session.step("train").await.unwrap_err();
         mischief.set(0);

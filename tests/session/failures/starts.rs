@@ -1,4 +1,4 @@
-//! Sessions that do not start: the cause is told with its rank, or with the key that is at fault.
+//! Sessions that do not start: the cause is reported with its rank, or with the key that is at fault.
 
 use super::{traced, trainer};
 use warpweft_backend::BackendError;
@@ -42,7 +42,7 @@ fn too_few_too_many_or_mixed_backends_are_refused() {
 }
 
 #[test]
-fn a_rank_that_cannot_be_set_up_is_told_with_its_own_words_whoever_replies_first() {
+fn a_rank_that_cannot_be_set_up_is_reported_with_its_own_words_whoever_replies_first() {
     within_a_minute(async {
         for victim in [0, 2] {
             let switch = Switch::default();
@@ -60,7 +60,7 @@ fn a_rank_that_cannot_be_set_up_is_told_with_its_own_words_whoever_replies_first
     });
 }
 
-/// RV-2. Whoever reads it knows which key to raise, and is told once what to do.
+/// RV-2. Whoever reads it knows which key to raise, and gets once what to do.
 #[test]
 fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice() {
     within_a_minute(async {
@@ -78,7 +78,7 @@ fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice(
         assert!(!error.contains("import"), "there is nothing to import at the start: {error}");
 
         let ranks = hooked(2, |rank, moment| {
-            if moment == Moment::Recorded && rank == RankId::new(1) {
+            if moment == Moment::Captured && rank == RankId::new(1) {
                 std::thread::sleep(std::time::Duration::from_secs(5));
             }
             Ok(())

@@ -65,7 +65,7 @@ fn step(
                 let (world, adopted) = (Arc::clone(&world), &adopted);
                 scope.spawn(move || {
                     let (prologue, programs) = (Arc::clone(&plans.prologue), vec![Arc::clone(own)]);
-                    let capture = CaptureMode::Recorded;
+                    let capture = CaptureMode::Captured;
                     let mut owner =
                         Rank::with_room(backend, world, prologue, programs, later, capture, &closures())
                             .unwrap();

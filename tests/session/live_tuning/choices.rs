@@ -128,7 +128,7 @@ fn an_evaluation_between_two_steps_of_a_trial_counts_for_nothing() {
     });
 }
 
-/// TU-9: of the two steps behind the first the faster counts; with the first, the middle of three would be
+/// TU-9: of the two steps after the first the faster counts; with the first, the middle of three would be
 /// another.
 #[test]
 fn the_first_step_of_a_trial_warms_up_and_is_not_measured() {

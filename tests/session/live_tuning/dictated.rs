@@ -10,7 +10,7 @@ use warpweft_session::config::{Capture, Config, Tune};
 use warpweft_session::session::Session;
 use warpweft_testing::meddler::backends;
 use warpweft_testing::trainer::{Mischief, Trainer};
-use warpweft_testing::wrapped::{Asked, Moment, Seen, Wrapped};
+use warpweft_testing::wrapped::{Moment, Request, Seen, Wrapped};
 
 /// Nanoseconds of a step on rank 0 by the transient bytes of its plan.
 pub(crate) type Machine = fn(usize) -> u64;
@@ -30,15 +30,15 @@ pub(crate) fn hates_memory(transient: usize) -> u64 {
 pub(crate) struct Watch {
     /// The largest arena that was reserved.
     pub(crate) reserved: Arc<AtomicUsize>,
-    /// Recordings made, on all ranks.
-    pub(crate) recordings: Arc<AtomicUsize>,
+    /// Captures made, on all ranks.
+    pub(crate) captures: Arc<AtomicUsize>,
     /// Counts the plans that are bound, rank by rank.
     pub(crate) bound: Arc<Mutex<Vec<Arc<()>>>>,
 }
 
 impl Watch {
-    pub(crate) fn recordings(&self) -> usize {
-        self.recordings.load(Ordering::SeqCst)
+    pub(crate) fn captures(&self) -> usize {
+        self.captures.load(Ordering::SeqCst)
     }
 
     /// Plans that are bound, of every rank.
@@ -51,10 +51,10 @@ impl Watch {
 pub(crate) fn dictated(inner: CpuBackend, machine: Machine, watch: &Watch) -> Wrapped<CpuBackend> {
     let skew = 1 + u64::from(inner.rank().number());
     let noted = watch.clone();
-    let wrapped = Wrapped::new(inner, move |Asked { moment, bytes, .. }| {
+    let wrapped = Wrapped::new(inner, move |Request { moment, bytes, .. }| {
         match moment {
             Moment::Reserve => drop(noted.reserved.fetch_max(bytes.unwrap_or(0), Ordering::SeqCst)),
-            Moment::Recorded => drop(noted.recordings.fetch_add(1, Ordering::SeqCst)),
+            Moment::Captured => drop(noted.captures.fetch_add(1, Ordering::SeqCst)),
             _ => {}
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Never more memory, never more steps, and nothing changes behind the last trial.
+//! Never more memory, never more steps, and nothing changes after the last trial.
 
 use std::sync::atomic::Ordering;
 
@@ -50,24 +50,24 @@ fn no_trial_takes_more_than_the_budget_nor_more_steps_than_there_are() {
     });
 }
 
-/// TU-10: recorded once, behind the last trial; plans that were tried are given back.
+/// TU-10: captured once, after the last trial; plans that were tried are given back.
 #[test]
-fn a_recording_is_made_of_the_choice_alone_and_nothing_is_left_of_the_trials() {
+fn a_capture_is_made_of_the_choice_alone_and_nothing_is_left_of_the_trials() {
     within_a_minute(async {
         let trainer = Trainer::new(3, Format::F32);
         let faster = |bytes| 20_000_000_000 / bytes as u64;
         let (mut session, watch) = start(&trainer, config(1, None), 2, faster, &Mischief::default()).await;
         let mut step = 0;
         while !session.tuning().unwrap().is_frozen() {
-            assert_eq!(watch.recordings(), 0, "step {step}");
+            assert_eq!(watch.captures(), 0, "step {step}");
             feed(&mut session, "train", 2, step);
-            assert_eq!(session.step("train").await.unwrap().not_recorded, []);
+            assert_eq!(session.step("train").await.unwrap().not_captured, []);
             step += 1;
         }
         assert!((Tune::PER_TRIAL..=Tune::MOST_STEPS + 1).contains(&step), "{step}");
         let (plan, log) = (session.plan("train").unwrap().clone(), session.tuning().unwrap().log().to_vec());
         losses(&mut session, 2, step..step + 6).await;
-        assert_eq!(watch.recordings(), 2, "one a rank");
+        assert_eq!(watch.captures(), 2, "one a rank");
         assert!(std::sync::Arc::ptr_eq(&plan, session.plan("train").unwrap()));
         assert_eq!(session.tuning().unwrap().log(), log);
         // The prologue, training and evaluation.

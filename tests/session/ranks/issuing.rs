@@ -23,15 +23,17 @@ thread_local! {
     static MARK: RefCell<Option<Poison>> = const { RefCell::new(None) };
 }
 
-/// FL-4: poison is looked at before a step and behind it.
+/// FL-4: poison is checked before a step and after it.
 #[test]
 fn a_poisoned_rank_enqueues_nothing_and_one_poisoned_on_the_way_does_not_end_its_step_well() {
     let (_, plan) = plans(1, 1);
     for (poisoned_at, enqueued) in [(None, 0), (Some(4), plan.tasks.len())] {
         let seen = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&seen);
-        let backend = Wrapped::new(backends(1).remove(0), move |asked| {
-            if asked.moment == Moment::Enqueue && Some(count.fetch_add(1, Ordering::SeqCst)) == poisoned_at {
+        let backend = Wrapped::new(backends(1).remove(0), move |requested| {
+            if requested.moment == Moment::Enqueue
+                && Some(count.fetch_add(1, Ordering::SeqCst)) == poisoned_at
+            {
                 MARK.with_borrow(|mark| mark.as_ref().unwrap().set("a right was lost, as the test wants"));
             }
             Ok(())
@@ -89,15 +91,15 @@ fn a_step_is_issued_to_its_end_while_the_device_stands_still() {
             Ok(Box::new(waits) as Box<dyn Compute<CpuSurface>>)
         })
     };
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let book = Arc::clone(&asked);
-    let backend = Wrapped::new(backends(1).remove(0), move |asked| {
-        book.lock().unwrap().push(asked.moment);
+    let requested = Arc::new(Mutex::new(Vec::new()));
+    let book = Arc::clone(&requested);
+    let backend = Wrapped::new(backends(1).remove(0), move |requested| {
+        book.lock().unwrap().push(requested.moment);
         Ok(())
     });
     let mut rank = ByHand::new(&plan, backend, &held);
     rank.pump().unwrap();
-    let count = |moment| asked.lock().unwrap().iter().filter(|asked| **asked == moment).count();
+    let count = |moment| requested.lock().unwrap().iter().filter(|requested| **requested == moment).count();
     assert_eq!(count(Moment::Enqueue), plan.tasks.len());
     assert_eq!(count(Moment::Wait), plan.tasks.iter().map(|task| task.waits.len()).sum::<usize>());
     assert_eq!(count(Moment::Synchronize), 0);
@@ -114,14 +116,14 @@ fn a_slot_is_not_written_while_a_lease_on_it_is_open() {
     let mut rank = ByHand::new(&plan, backends(1).remove(0), &closures());
     // The first task grants a lease on what it writes; the second, which has no part in it, is wired to write
     // the same slot.
-    let sound = Wiring::new(&plan);
-    let leases = &sound.grants[sound.tasks[0].grants.clone()];
+    let valid = Wiring::new(&plan);
+    let leases = &valid.grants[valid.tasks[0].grants.clone()];
     let lease = leases.iter().find(|edge| edge.kind == EdgeKind::Lease).unwrap();
     let (first, second) = (TaskId::new(0), TaskId::new(1));
-    assert!(lease.to != second && sound.tasks[1].incoming == 0);
-    let mut wired = sound.clone();
+    assert!(lease.to != second && valid.tasks[1].incoming == 0);
+    let mut wired = valid.clone();
     wired.writes.push(lease.slot);
-    wired.tasks[1].writes = sound.writes.len()..sound.writes.len() + 1;
+    wired.tasks[1].writes = valid.writes.len()..valid.writes.len() + 1;
     let mut issuer = rank.begin(wired);
     rank.issue(&mut issuer, first, None).unwrap();
     let error = rank.issue(&mut issuer, second, None).unwrap_err();

@@ -154,7 +154,7 @@ fn a_plan_that_needs_other_weights_than_the_rank_holds_is_refused_before_it_runs
     assert!(matches!(&error, ExecError::Entry { .. }), "{error}");
     assert!(error.to_string().contains("shards at version 1"), "{error}");
 
-    // A plan that leaves other weights than it promises is caught behind its own step.
+    // A plan that leaves other weights than it promises is caught after its own step.
     let mut liar = (*plan).clone();
     liar.exit.shards = Some(Version::new(0));
     let error = made(liar).step(ProgramId::new(0), &mut handover()).unwrap_err();
@@ -171,7 +171,7 @@ fn a_plan_that_needs_other_weights_than_the_rank_holds_is_refused_before_it_runs
 
 /// PL-7, PL-4. *Captured step whose warm-up pollutes main grads*. What a warm-up left in main grads reaches
 /// no step, because the first contribution of a step overwrites; and the step it counted is missed, eager,
-/// recorded and replayed.
+/// captured and replayed.
 #[test]
 fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() {
     let (prologue, plan) = plans(1, 1);
@@ -197,7 +197,7 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
         let world = Arc::new(World::new(1, Duration::from_secs(60)));
         let programs = vec![Arc::clone(&plan)];
         let mut rank =
-            Rank::new(backend, world, Arc::clone(&prologue), programs, CaptureMode::Recorded, &closures())
+            Rank::new(backend, world, Arc::clone(&prologue), programs, CaptureMode::Captured, &closures())
                 .unwrap();
         let staged = |spec: &BufferSpec| {
             if spec.role == Role::Internal { Vec::new() } else { vec![0; spec.bytes()] }
@@ -229,7 +229,7 @@ fn a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused() 
         assert!(matches!(&error, ExecError::Steps { .. }), "{error}");
         let words = format!("counts {} steps after `train`, but {} were issued", step + 2, step + 1);
         assert!(error.to_string().contains(&words), "{error}");
-        assert!(error.to_string().contains("a warm-up of a recording"), "{error}");
+        assert!(error.to_string().contains("a warm-up of a capture"), "{error}");
     }
 }
 
@@ -242,8 +242,8 @@ fn a_rank_thread_that_dies_in_a_step_ends_the_step_on_every_rank_and_is_named() 
                 .into_iter()
                 .map(|inner| {
                     let left = Cell::new((inner.rank() == RankId::new(2)).then_some(fatal));
-                    Wrapped::new(inner, move |asked| {
-                        if let (Moment::Enqueue, Some(tasks)) = (asked.moment, left.get()) {
+                    Wrapped::new(inner, move |requested| {
+                        if let (Moment::Enqueue, Some(tasks)) = (requested.moment, left.get()) {
                             assert!(tasks > 0, "this rank's thread dies here, as the test wants");
                             left.set(Some(tasks - 1));
                         }

@@ -1,4 +1,4 @@
-//! EX-1: segments give the bits of steps that are issued, and of those recorded whole.
+//! EX-1: segments give the bits of steps that are issued, and of those captured whole.
 
 use warpweft_format::Format;
 use warpweft_plan::policy::Backward;
@@ -21,7 +21,7 @@ const DYNAMIC: [&[&str]; 7] = [
     &["input", "f0", "f1", "f2", "loss", "b2", "b1", "b0"],
 ];
 
-/// Bits of losses and of what is exported behind them.
+/// Bits of losses and of what is exported after them.
 async fn run(trainer: &Trainer, config: Config, ranks: u32) -> (Vec<u32>, Vec<u32>) {
     let mut session = trainer.start(config, ranks).await.unwrap();
     let losses = losses(&mut session, ranks, 0..STEPS).await;
@@ -55,7 +55,7 @@ fn issued_whole_and_segmented_steps_give_the_same_losses_and_weights() {
     });
 }
 
-/// AC-2, PL-7. What is made ahead of a recorded call stands before a dynamic one in T and is moved over it:
+/// AC-2, PL-7. What is made ahead of a captured call stands before a dynamic one in T and is moved over it:
 /// whoever issues it must not hold the dynamic one back.
 #[test]
 fn what_is_derived_ahead_over_a_dynamic_call_does_not_hold_it_back() {
@@ -102,7 +102,7 @@ fn a_report_says_how_many_segments_were_launched() {
             for step in 0..3 {
                 feed(&mut session, "train", 2, step);
                 let report = session.step("train").await.unwrap();
-                assert_eq!(report.not_recorded, []);
+                assert_eq!(report.not_captured, []);
                 assert_eq!(report.segments, if step == 0 { 0 } else { segments }, "{dynamic:?}, {capture:?}");
             }
         }
@@ -111,7 +111,7 @@ fn a_report_says_how_many_segments_were_launched() {
 
 /// Refused before anything runs, and with words on what to do.
 #[test]
-fn a_step_with_a_dynamic_call_cannot_be_recorded_whole() {
+fn a_step_with_a_dynamic_call_cannot_be_captured_whole() {
     within_a_minute(async {
         let trainer = trainer(&["f1", "b1"], 1, Format::Bf16);
         let builder = trainer.builder(config(1, Capture::Step), &Mischief::default());

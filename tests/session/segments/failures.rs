@@ -14,7 +14,7 @@ use warpweft_testing::wrapped::{Moment, Wrapped};
 
 use super::{config, trainer};
 
-/// EX-2, CO-2. The step is skipped on all ranks, segments behind the call run on whatever the slots hold, and
+/// EX-2, CO-2. The step is skipped on all ranks, segments after the call run on whatever the slots hold, and
 /// the next step is as if it had not been.
 #[test]
 fn a_dynamic_call_that_fails_skips_the_step_everywhere_and_the_next_one_goes_on() {
@@ -47,7 +47,7 @@ fn a_dynamic_call_that_fails_skips_the_step_everywhere_and_the_next_one_goes_on(
     });
 }
 
-/// One rank cannot record its second segment: all drop what they recorded, and say so once.
+/// One rank cannot capture its second segment: all drop what they captured, and say so once.
 #[test]
 fn a_segment_that_one_rank_cannot_record_is_told_and_the_losses_stay_the_same() {
     within_a_minute(async {
@@ -55,10 +55,10 @@ fn a_segment_that_one_rank_cannot_record_is_told_and_the_losses_stay_the_same() 
         let mut plain = trainer.start(config(1, Capture::Off), 2).await.unwrap();
         let expected = losses(&mut plain, 2, 0..5).await;
         let ranks = backends(2).into_iter().map(|inner| {
-            let (rank, recorded) = (inner.rank(), Arc::new(AtomicUsize::new(0)));
-            Wrapped::new(inner, move |asked| match asked.moment {
-                Moment::Recorded
-                    if rank == RankId::new(1) && recorded.fetch_add(1, Ordering::SeqCst) == 1 =>
+            let (rank, captured) = (inner.rank(), Arc::new(AtomicUsize::new(0)));
+            Wrapped::new(inner, move |requested| match requested.moment {
+                Moment::Captured
+                    if rank == RankId::new(1) && captured.fetch_add(1, Ordering::SeqCst) == 1 =>
                 {
                     Err(BackendError::Host { rank, bytes: 0, reason: "the cable is out".into() })
                 }
@@ -72,7 +72,7 @@ fn a_segment_that_one_rank_cannot_record_is_told_and_the_losses_stay_the_same() 
             let report = session.step("train").await.unwrap();
             assert_eq!(report.mean_output("loss").unwrap().to_bits(), expected);
             assert_eq!(report.segments, 0, "issued anew");
-            let told: Vec<_> = report.not_recorded.iter().map(|failure| failure.rank).collect();
+            let told: Vec<_> = report.not_captured.iter().map(|failure| failure.rank).collect();
             assert_eq!(told, if step == 1 { vec![RankId::new(1)] } else { vec![] });
         }
     });

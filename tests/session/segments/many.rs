@@ -37,7 +37,7 @@ impl Host {
     }
 }
 
-/// Adds one to a number, so many calls one behind the other, all of them dynamic. Each uses another weight than
+/// Adds one to a number, so many calls one after the other, all of them dynamic. Each uses another weight than
 /// the one before, so what dequantizes it lies between them, in a segment of its own.
 fn chain() -> (Model, StepProgram) {
     let mut model = Model::builder();
@@ -92,7 +92,7 @@ fn a_step_of_more_segments_than_a_queue_begins_with_is_replayed() {
                 "{}",
                 report.segments
             );
-            assert_eq!(report.not_recorded, []);
+            assert_eq!(report.not_captured, []);
         }
     });
 }

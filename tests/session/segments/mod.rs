@@ -1,4 +1,4 @@
-//! Steps in segments: dynamic calls issued anew between recordings.
+//! Steps in segments: dynamic calls issued anew between captures.
 
 mod bits;
 mod failures;

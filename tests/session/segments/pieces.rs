@@ -32,7 +32,7 @@ fn is_dynamic(plan: &StepPlan, task: usize) -> bool {
     matches!(plan.tasks[task].op, Op::Compute(Compute { call, .. }) if plan.calls[call.index()].dynamic)
 }
 
-fn is_recorded_call(plan: &StepPlan, task: usize) -> bool {
+fn is_captured_call(plan: &StepPlan, task: usize) -> bool {
     matches!(plan.tasks[task].op, Op::Compute(_)) && !is_dynamic(plan, task)
 }
 
@@ -70,7 +70,7 @@ fn pieces_hold_every_task_once_keep_every_order_and_leave_no_boundary_waiting_fo
             plans += 1;
             for task in (0..call).filter(|task| !before[call][*task]) {
                 // A call that hides it, in its own segment.
-                let hides = |other: usize| is_recorded_call(&plan, other) && of(other) == of(task);
+                let hides = |other: usize| is_captured_call(&plan, other) && of(other) == of(task);
                 if of(task).index() < number {
                     assert!((task + 1..call).any(hides), "seed {seed}: {task} holds up {call}");
                 } else {
@@ -89,11 +89,11 @@ fn a_plan_without_dynamic_calls_is_one_segment() {
     assert_eq!((pieces.segments(), pieces.entries().count()), (1, 1));
 }
 
-/// The two-stage drain on a plan that can be looked at: a dynamic call that writes no gradient, so takes no
+/// The two-stage drain on a plan that can be read: a dynamic call that writes no gradient, so takes no
 /// bytes of one that is still to be reduced. Of the reductions that stand before it in T, the last one has no
 /// call to hide behind.
 #[test]
-fn a_reduction_behind_the_last_call_of_a_segment_goes_to_the_next_one() {
+fn a_reduction_after_the_last_call_of_a_segment_goes_to_the_next_one() {
     let shaped = Shaped { layers: 6, weights: 6, recomputes: true, micro_batches: 1 };
     let program = Trainer::with_dynamic(&["f0 again"], shaped, Format::Bf16, &Config::default()).train;
     // Of an exchange every one has a call: it stands one call before its sum.

@@ -6,12 +6,12 @@
 //! - **PL-3** Two accesses to one byte, at least one of which is not a read, are ordered, or the second is a
 //!   hazard. Bytes are compared, not slots: two slots may share them.
 //! - **AC-2** A lane gets its tasks in the order of their ids.
-//! - A transient slot is read only while it holds what was written to it in this step. What a recorded
+//! - A transient slot is read only while it holds what was written to it in this step. What a captured
 //!   segment reads and others write is judged when the segment is launched.
-//! - A recording is entered by itself. A launch is entered as if its tasks were enqueued then: they run after
+//! - A capture is entered by itself. A launch is entered as if its tasks were enqueued then: they run after
 //!   what the first lane runs after, and when the launch is over, the first lane knows so and no other.
 //! - Of each lane only the last read and the last write of a slot are kept: lanes run in order, so what runs
-//!   after the last runs after all. Nothing is allocated after the plan is bound, except for what a recording
+//!   after the last runs after all. Nothing is allocated after the plan is bound, except for what a capture
 //!   holds.
 
 use warpweft_base::id::{EventId, LaneId, TaskId};
@@ -26,10 +26,10 @@ pub(super) struct Ledger {
     slots: Vec<Slot>,
     lanes: Vec<LaneProgress>,
     events: Vec<Event>,
-    /// The lanes that record, while something is recorded.
+    /// The lanes that are captured, while something is captured.
     forked: Vec<LaneId>,
-    /// The tasks recorded since.
-    recorded: Vec<TaskId>,
+    /// The tasks captured since.
+    captured: Vec<TaskId>,
     /// Whether a part of this step was launched.
     launched: bool,
 }
@@ -41,7 +41,7 @@ struct Task {
     lane: LaneId,
     /// Tasks of the plan before it on its lane.
     place: usize,
-    /// Whether it is a call that no recording may hold.
+    /// Whether it is a call that no capture may hold.
     dynamic: bool,
     accesses: Vec<(usize, Access)>,
     /// Two accesses of the task to slots that share bytes, at least one of which is not a read.
@@ -84,7 +84,7 @@ enum Content {
     Own,
     /// What this task wrote to a slot that shares its bytes.
     Foreign(TaskId, usize),
-    /// Whatever it will hold when the segment being recorded runs.
+    /// Whatever it will hold when the segment being captured runs.
     Later,
 }
 
@@ -141,7 +141,7 @@ impl Ledger {
                 .map(|id| LaneProgress { id, last: None, clock: zeros.clone() })
                 .collect(),
             forked: Vec::new(),
-            recorded: Vec::new(),
+            captured: Vec::new(),
             launched: false,
         }
     }
@@ -167,28 +167,28 @@ impl Ledger {
         match self.left_out().filter(|_| self.launched) {
             None => Ok(()),
             Some((id, lane)) => Err(format!(
-                "the step was launched in segments and ended before {} reached {lane}: it is in no recording, so record it (PL-7)",
+                "the step was launched in segments and ended before {} reached {lane}: it is in no capture, so capture it (PL-7)",
                 self.named(id)
             )),
         }
     }
 
-    /// A recording begins on these lanes.
+    /// A capture begins on these lanes.
     pub(super) fn fork(&mut self, lanes: Vec<LaneId>) {
         self.begin();
         self.forked = lanes;
-        self.recorded.clear();
+        self.captured.clear();
         if self.is_in_segments() {
             self.slots.iter_mut().for_each(|slot| slot.content = Content::Later);
         }
     }
 
-    /// A recording of these tasks is launched, on lanes of which this is the first.
+    /// A capture of these tasks is launched, on lanes of which this is the first.
     pub(super) fn launch(&mut self, first: LaneId, tasks: &[TaskId]) -> Result<(), String> {
         self.launched = true;
         if let Some(open) = self.unjoined(first).first() {
             return Err(format!(
-                "a recording is launched while {open} has work that {first} does not wait for; recordings begin and end on {first}, so \
+                "a capture is launched while {open} has work that {first} does not wait for; captures begin and end on {first}, so \
                  enqueue there what runs between them (PL-7)"
             ));
         }
@@ -220,7 +220,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Whether the plan has calls that no recording may hold.
+    /// Whether the plan has calls that no capture may hold.
     fn is_in_segments(&self) -> bool {
         self.tasks.iter().any(|task| task.dynamic)
     }
@@ -234,24 +234,24 @@ impl Ledger {
         self.tasks.iter().enumerate().find(is_left_out).map(|(number, task)| (TaskId::at(number), task.lane))
     }
 
-    /// PL-7: judges a recording that ends on these lanes. Returns what is in it.
+    /// PL-7: judges a capture that ends on these lanes. Returns what is in it.
     pub(super) fn join(&mut self, lanes: &[LaneId]) -> Result<Vec<TaskId>, String> {
         let forked = std::mem::take(&mut self.forked);
         if let Some(open) = forked.iter().find(|lane| !lanes.contains(lane)) {
             let progress = self.lanes.iter().find(|lane| lane.id == *open);
-            let behind = progress
+            let after = progress
                 .and_then(|lane| lane.last)
                 .map_or_else(String::new, |last| format!(", though {} was enqueued there", self.named(last)));
             return Err(format!(
-                "the recording began on {open} too and ends without it{behind}: a fork that does not join. What that lane does is no \
-                 part of the recording, so replays leave it out or run beside it; end the recording on all lanes it began on (PL-7)"
+                "the capture began on {open} too and ends without it{after}: a fork that does not join. What that lane does is no \
+                 part of the capture, so replays leave it out or run beside it; end the capture on all lanes it began on (PL-7)"
             ));
         }
         match self.left_out().filter(|_| !self.is_in_segments()) {
-            None => Ok(std::mem::take(&mut self.recorded)),
+            None => Ok(std::mem::take(&mut self.captured)),
             Some((id, lane)) => Err(format!(
-                "the recording ends before {} is enqueued on {lane}; every replay would leave it out, so enqueue the whole plan \
-                 before the recording ends (PL-7)",
+                "the capture ends before {} is enqueued on {lane}; every replay would leave it out, so enqueue the whole plan \
+                 before the capture ends (PL-7)",
                 self.named(id)
             )),
         }
@@ -265,8 +265,8 @@ impl Ledger {
         }
         if task.dynamic && !self.forked.is_empty() {
             return Err(format!(
-                "{} is a dynamic call and is enqueued while a segment is recorded; end the recording before it, enqueue it in every \
-                 step, and begin another behind it (PL-7)",
+                "{} is a dynamic call and is enqueued while a segment is captured; end the capture before it, enqueue it in every \
+                 step, and begin another after it (PL-7)",
                 self.named(id)
             ));
         }
@@ -276,7 +276,7 @@ impl Ledger {
         {
             let (late, last) = (self.named(id), self.named(last));
             return Err(format!(
-                "{late} is enqueued on {lane} behind {last}; a lane gets its tasks in plan order"
+                "{late} is enqueued on {lane} after {last}; a lane gets its tasks in plan order"
             ));
         }
         if let Some([(one, first), (two, second)]) = task.clash {
@@ -289,7 +289,7 @@ impl Ledger {
         }
         self.enter(id, own);
         if !self.forked.is_empty() {
-            self.recorded.push(id);
+            self.captured.push(id);
         }
         Ok(())
     }
@@ -346,7 +346,7 @@ impl Ledger {
                 if let Some(earlier) = clash {
                     return Err(format!(
                         "{} {access} `{}` on {}, but {} {} `{}` on {}, and nothing orders the two: {} must first \
-                         wait for an event recorded on {} behind {}",
+                         wait for an event recorded on {} after {}",
                         self.named(id),
                         self.slots[slot].name,
                         self.lanes[own].id,

@@ -1,7 +1,7 @@
-//! What a lane does, one thing at a time.
+//! Actions of a lane: run a task, record an event, wait for one.
 //!
 //! Law: an action is a number and what to do with it, so it makes no difference to it whether it is done at
-//! once or recorded.
+//! once or captured.
 
 use std::fmt;
 

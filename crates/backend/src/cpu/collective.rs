@@ -103,7 +103,7 @@ fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError>
     let given = Region { offset: part.given(taker), bytes: part.bytes };
     for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| part.with_own || *giver != taker) {
         let source = arena?.read::<u8>(given)?;
-        let landed = Region { offset: part.landing(giver, taker), bytes: part.bytes };
+        let landed = Region { offset: part.received_at(giver, taker), bytes: part.bytes };
         own.write::<u8>(landed)?.copy_from_slice(&source);
     }
     Ok(())

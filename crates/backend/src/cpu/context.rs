@@ -1,4 +1,4 @@
-//! What a lane runs its tasks with.
+//! The context of a lane: arena, closures, peers.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Delayed scaling: factors from the history, amaxes into it.
 //!
-//! Law: the format room defines the numbers. A vote that skips leaves factors and history as they are.
+//! Law: the format crate defines the numbers. A vote that skips leaves factors and history as they are.
 
 use super::memory::Arena;
 use super::op_error::OpError;

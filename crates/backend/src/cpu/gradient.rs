@@ -53,7 +53,7 @@ pub(super) fn accumulate(op: &Accumulate, arena: &Arena) -> Result<(), OpError> 
     Ok(())
 }
 
-/// Sums the rank's slices of gradients in rank order, and accumulates the sums where that is asked for.
+/// Sums the rank's slices of gradients in rank order, and accumulates the sums where that is requested.
 pub(super) fn sum_gradient(op: &SumGradient, arena: &Arena) -> Result<(), OpError> {
     const BLOCK: usize = 4096;
     let bytes = op.element.bytes();

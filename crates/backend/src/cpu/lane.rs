@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex};
 
 use super::action::Action;
 use super::bound::{BoundPlan, BoundTask, Event};
+use super::captured::Captured;
 use super::context::LaneContext;
 use super::op_error::OpError;
 use super::ops;
-use super::recorded::Recorded;
 use super::world::Presence;
 use crate::bell::{Bell, lock};
 use crate::closures::Closures;
@@ -26,13 +26,13 @@ use warpweft_base::panics::kept_words;
 use warpweft_base::queue::Receiver;
 use warpweft_plan::layout::Lane;
 
-/// What a lane is told.
+/// A command to a lane.
 #[derive(Debug)]
 pub(super) enum Command {
     /// One action of an eager step.
     Act { plan: Arc<BoundPlan>, epoch: u64, action: Action },
-    /// The part of a recording for its lane number `position`.
-    Replay { recorded: Arc<Recorded>, position: usize, epoch: u64 },
+    /// The part of a capture for its lane number `position`.
+    Replay { captured: Arc<Captured>, position: usize, epoch: u64 },
     /// Commands come from a larger queue from now on.
     Continue(Receiver<Command>),
 }
@@ -105,8 +105,8 @@ impl LaneThread {
             match command {
                 Command::Continue(larger) => queue = larger,
                 Command::Act { plan, epoch, action } => self.guarded(|lane| lane.act(&plan, epoch, action)),
-                Command::Replay { recorded, position, epoch } => {
-                    self.guarded(|lane| lane.replay(&recorded, position, epoch));
+                Command::Replay { captured, position, epoch } => {
+                    self.guarded(|lane| lane.replay(&captured, position, epoch));
                 }
             }
             self.state.count();
@@ -127,18 +127,18 @@ impl LaneThread {
         }
     }
 
-    /// Runs its part of a recording, which begins and ends on the first lane.
-    pub(super) fn replay(&mut self, recorded: &Recorded, position: usize, epoch: u64) {
-        let Some((first, others)) = recorded.lanes.split_first() else { return };
+    /// Runs its part of a capture, which begins and ends on the first lane.
+    pub(super) fn replay(&mut self, captured: &Captured, position: usize, epoch: u64) {
+        let Some((first, others)) = captured.lanes.split_first() else { return };
         let is_first = position == 0;
         if is_first {
-            recorded.begun.record(epoch);
+            captured.begun.record(epoch);
         } else {
-            self.wait(&recorded.begun, epoch);
+            self.wait(&captured.begun, epoch);
         }
         let own = if is_first { first } else { &others[position - 1] };
         for action in &own.actions {
-            self.act(&recorded.plan, epoch, *action);
+            self.act(&captured.plan, epoch, *action);
         }
         if is_first {
             others.iter().for_each(|other| self.wait(&other.ended, epoch));

@@ -1,4 +1,4 @@
-//! What the threads and the memory of a world take, against what the system lets this process have.
+//! Limits of the system: threads and memory of a world, checked before anything is reserved.
 //!
 //! Law: ranks that take more than the system says it has are refused before anything is reserved for them. A
 //! thread that the system starts and then denies its stack ends the process, and so does memory that was

@@ -34,7 +34,7 @@ pub(super) enum BorrowError {
     /// The region lies outside the arena.
     #[error("{0} lie outside of the arena of {1} bytes", Bytes(*.region), .arena)]
     Outside {
-        /// What was asked for.
+        /// What was requested.
         region: Region,
         /// Size of the arena.
         arena: usize,
@@ -42,7 +42,7 @@ pub(super) enum BorrowError {
     /// The region is not a slice of such elements.
     #[error("{0} are no whole number of aligned elements of {1} bytes", Bytes(*.region), .element)]
     Element {
-        /// What was asked for.
+        /// What was requested.
         region: Region,
         /// Size of the element.
         element: usize,
@@ -50,7 +50,7 @@ pub(super) enum BorrowError {
     /// Another borrower holds part of it, and one of the two writes.
     #[error("race: {} are {} while {} are still being {}", Bytes(*.wanted), verb(*.writes), Bytes(*.held), verb(*.held_writes))]
     Race {
-        /// What was asked for.
+        /// What was requested.
         wanted: Region,
         /// Whether it was asked for writing.
         writes: bool,

@@ -2,12 +2,12 @@
 //!
 //! Laws:
 //! - Ranks are threads of one process; a [`CpuWorld`] is all they share. Nothing is global.
-//! - What runs here is what runs on a device: lanes in order, fences between them, steps recorded and
+//! - What runs here is what runs on a device: lanes in order, fences between them, steps captured and
 //!   replayed through the same interface. Reductions add in rank order, so results do not depend on timing.
 //! - Nothing hangs: a rank that dies, leaves or is aborted ends every wait of its peers with the reason.
 //!
 //! One idea per file: `memory` lends the arena and holds the only `unsafe`, `stream` and `lane` are the two
-//! ends of a queue, `recorded` is what a queue replays, `bound` is a plan ready to run, `bind` makes it,
+//! ends of a queue, `captured` is what a queue replays, `bound` is a plan ready to run, `bind` makes it,
 //! `limits` refuses ranks that the system has no room for, `roll` finds ranks that disagree, `rendezvous` is
 //! where ranks meet, `collective` is what they pull; the
 //! rest is arithmetic.
@@ -16,6 +16,7 @@ mod action;
 mod adam;
 mod bind;
 mod bound;
+mod captured;
 mod collective;
 mod context;
 mod delayed;
@@ -29,7 +30,6 @@ mod optimizer;
 mod pace;
 mod planes;
 mod quantize;
-mod recorded;
 mod rendezvous;
 mod roll;
 mod skip;
@@ -130,7 +130,7 @@ impl Backend for CpuBackend {
         self.presence.world.clock.origin()
     }
 
-    fn landing_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
+    fn receive_buffer_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
         Ok(0)
     }
 
@@ -138,7 +138,7 @@ impl Backend for CpuBackend {
         Limits::of_this_process().admit(ranks, lanes, bytes)
     }
 
-    fn reserve(&self, bytes: usize, _landing: usize) -> Result<CpuMemory, BackendError> {
+    fn reserve(&self, bytes: usize, _receive_buffer: usize) -> Result<CpuMemory, BackendError> {
         let Presence { world, rank, .. } = &*self.presence;
         let refusal = |reason| BackendError::Memory { rank: *rank, bytes, reason };
         let arena = Arc::new(Arena::reserve(bytes).map_err(refusal)?);

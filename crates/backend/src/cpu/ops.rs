@@ -1,4 +1,4 @@
-//! What a lane runs: the one `match` on an op as one rank carries it out.
+//! Runs ops on the CPU: the one `match` on [`LocalOp`].
 //!
 //! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do
 //! nothing when it skips the step, on every rank alike. An op that meets a master or a moment from which no training
@@ -15,7 +15,7 @@ use super::{collective, delayed, gradient, optimizer, planes, quantize};
 use crate::ClosureFault;
 use crate::bell::lock;
 use crate::closures::fault_word;
-use crate::local::{ComputeCall, LocalOp, Rule};
+use crate::local::{ComputeCall, CustomOptimizer, LocalOp};
 use warpweft_plan::compute::BoundCall;
 use warpweft_plan::op::Vote;
 
@@ -51,7 +51,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         LocalOp::GradNorm(op) => gradient::grad_norm(op, arena)?,
         LocalOp::Vote(op) => gradient::vote(op, arena)?,
         LocalOp::Adam(op) => optimizer::adam(op, arena, &context.presence.diverged)?,
-        LocalOp::Rule(op) => rule(op, context)?,
+        LocalOp::CustomOptimizer(op) => custom_optimizer(op, context)?,
         LocalOp::Collective(op) => {
             let joined = collective::collective(op, task, context)?;
             return Ok(Done { joined: Some(joined), ..Done::default() });
@@ -88,15 +88,18 @@ fn inspect(call: &BoundCall, context: &LaneContext) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Runs a part of the trainer's own rule, unless the vote skips the step, and looks at what it left.
-fn rule(op: &Rule, context: &mut LaneContext) -> Result<(), OpError> {
+/// Runs a part of the custom optimizer, unless the vote skips the step, and checks what it left.
+fn custom_optimizer(op: &CustomOptimizer, context: &mut LaneContext) -> Result<(), OpError> {
     let arena = &context.arena;
     if arena.read::<Vote>(op.vote)?.iter().any(Vote::skips) {
         return Ok(());
     }
     let surface = CpuSurface::new(Arc::clone(arena), op.task.clone());
-    context.closures.rule(context.presence.rank, &op.task, &surface).map_err(OpError::Closures)?;
-    for (values, largest) in &op.looked_at {
+    context
+        .closures
+        .custom_optimizer(context.presence.rank, &op.task, &surface)
+        .map_err(OpError::Closures)?;
+    for (values, largest) in &op.checked {
         if !arena.read::<f32>(*values)?.iter().all(|value| value.abs() <= *largest) {
             context.presence.diverged.store(true, Ordering::SeqCst);
         }

@@ -13,7 +13,7 @@ use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
 use warpweft_plan::policy::Moments;
 
-/// Adam over the weights of one bucket and parameter group. `diverged` is told of masters and moments from which no
+/// Adam over the weights of one bucket and parameter group. `diverged` gets masters and moments from which no
 /// training goes on.
 pub(super) fn adam(op: &Adam, arena: &Arena, diverged: &AtomicBool) -> Result<(), OpError> {
     let vote = arena.read::<Vote>(op.vote)?.first().copied().unwrap_or_default();

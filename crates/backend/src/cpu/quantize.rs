@@ -1,6 +1,6 @@
 //! Masters into quantized shards: amax, scale, cast.
 //!
-//! Law: the format room defines the numbers. A format without blocks or without a tensor amax passes through
+//! Law: the format crate defines the numbers. A format without blocks or without a tensor amax passes through
 //! with empty slices; nothing here distinguishes formats.
 
 use std::sync::atomic::{AtomicBool, Ordering};

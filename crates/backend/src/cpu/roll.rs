@@ -1,4 +1,4 @@
-//! What each rank of a communicator brought last, so that ranks that disagree learn it before they wait.
+//! The last collective of every rank of a communicator, so that a mismatch is found before ranks wait.
 //!
 //! Laws:
 //! - **CO-1** Every rank brings a communicator the same collectives in the same order. Groups have their own

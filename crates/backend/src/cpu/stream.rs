@@ -3,7 +3,7 @@
 //! Laws:
 //! - **BK-2** A command is a small message into a queue that has room for a whole step: pushing it neither
 //!   allocates nor waits. A queue grows when it first meets a plan that needs more; a full one is an error.
-//! - While a stream records, nothing reaches the lane. A recording is replayed by one message per lane, with
+//! - While a stream captures, nothing reaches the lane. A capture is replayed by one message per lane, with
 //!   the same events in a new epoch.
 //! - A stream that is dropped at rest closes its lane. One that is dropped before its lane is done poisons
 //!   the world, because peers and sister lanes may wait for what will never come.
@@ -13,10 +13,10 @@ use std::thread::JoinHandle;
 
 use super::action::Action;
 use super::bound::{BoundPlan, CpuBound};
+use super::captured::Captured;
 use super::context::LaneContext;
 use super::lane::{Command, LaneState, LaneThread};
 use super::memory::Arena;
-use super::recorded::Recorded;
 use super::surface::CpuSurface;
 use super::world::Presence;
 use crate::closures::Closures;
@@ -42,20 +42,20 @@ pub struct CpuStream {
     queue: Option<Sender<Command>>,
     /// Commands sent since the lane was opened.
     sent: u64,
-    recording: Option<Recording>,
+    capture: Option<CaptureInProgress>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Recording {
+struct CaptureInProgress {
     plan: Arc<BoundPlan>,
     actions: Vec<Action>,
 }
 
-/// A recording: what each lane does, once in a step.
+/// A capture: what each lane does, once in a step.
 #[derive(Debug)]
 pub struct CpuGraph {
-    recorded: Arc<Recorded>,
+    captured: Arc<Captured>,
 }
 
 impl CpuStream {
@@ -103,7 +103,7 @@ impl CpuStream {
                 state,
                 queue: Some(queue),
                 sent: 0,
-                recording: None,
+                capture: None,
                 thread: Some(thread),
             }),
             Err(reason) => {
@@ -118,16 +118,16 @@ impl CpuStream {
         self.lane.id
     }
 
-    /// Hands one action to the lane, or to the recording.
+    /// Hands one action to the lane, or to the capture.
     pub(super) fn submit(&mut self, bound: &CpuBound, action: Action) -> Result<(), BackendError> {
         self.presence.world.poison.check()?;
-        match &mut self.recording {
-            Some(recording) if Arc::ptr_eq(&recording.plan, &bound.plan) => {
-                recording.actions.push(action);
+        match &mut self.capture {
+            Some(capture) if Arc::ptr_eq(&capture.plan, &bound.plan) => {
+                capture.actions.push(action);
                 Ok(())
             }
             Some(_) => {
-                Err(self.refusal("it records a step of another plan; end the capture first".to_owned()))
+                Err(self.refusal("it captures a step of another plan; end the capture first".to_owned()))
             }
             None => {
                 self.make_room(&bound.plan)?;
@@ -176,53 +176,53 @@ impl CpuStream {
     }
 }
 
-/// From now on `streams` record.
+/// From now on `streams` capture.
 pub(super) fn begin_capture(streams: &mut [CpuStream], bound: &CpuBound) -> Result<(), BackendError> {
-    if let Some(stream) = streams.iter().find(|stream| stream.recording.is_some()) {
-        return Err(stream.refusal("it records already; end that capture first".to_owned()));
+    if let Some(stream) = streams.iter().find(|stream| stream.capture.is_some()) {
+        return Err(stream.refusal("it captures already; end that capture first".to_owned()));
     }
     for stream in streams {
-        stream.recording = Some(Recording { plan: Arc::clone(&bound.plan), actions: Vec::new() });
+        stream.capture = Some(CaptureInProgress { plan: Arc::clone(&bound.plan), actions: Vec::new() });
     }
     Ok(())
 }
 
-/// What `streams` have recorded.
+/// What `streams` have captured.
 pub(super) fn end_capture(streams: &mut [CpuStream], bound: &CpuBound) -> Result<CpuGraph, BackendError> {
     for stream in streams.iter() {
-        match &stream.recording {
-            Some(recording) if Arc::ptr_eq(&recording.plan, &bound.plan) => {}
-            Some(_) => return Err(stream.refusal("it records a step of another plan".to_owned())),
-            None => return Err(stream.refusal("it does not record; begin a capture first".to_owned())),
+        match &stream.capture {
+            Some(capture) if Arc::ptr_eq(&capture.plan, &bound.plan) => {}
+            Some(_) => return Err(stream.refusal("it captures a step of another plan".to_owned())),
+            None => return Err(stream.refusal("it does not capture; begin a capture first".to_owned())),
         }
     }
     let lanes = streams.iter_mut().map(|stream| {
-        let actions = stream.recording.take().map_or_else(Vec::new, |recording| recording.actions);
+        let actions = stream.capture.take().map_or_else(Vec::new, |capture| capture.actions);
         (stream.lane.id, actions)
     });
-    let recorded = Arc::new(Recorded::new(Arc::clone(&bound.plan), lanes));
+    let captured = Arc::new(Captured::new(Arc::clone(&bound.plan), lanes));
     if let Some(first) = streams.first() {
-        first.presence.world.poison.watch(Arc::<Recorded>::downgrade(&recorded));
+        first.presence.world.poison.watch(Arc::<Captured>::downgrade(&captured));
     }
-    Ok(CpuGraph { recorded })
+    Ok(CpuGraph { captured })
 }
 
-/// Sends each lane its part of a recording.
+/// Sends each lane its part of a capture.
 pub(super) fn launch(
     streams: &mut [CpuStream],
     bound: &CpuBound,
     graph: &CpuGraph,
 ) -> Result<(), BackendError> {
-    let recorded = &graph.recorded;
+    let captured = &graph.captured;
     let lanes = streams.len();
     for (position, stream) in streams.iter_mut().enumerate() {
         stream.presence.world.poison.check()?;
-        if stream.recording.is_some() {
-            return Err(stream.refusal("it records; end the capture before launching its graph".to_owned()));
+        if stream.capture.is_some() {
+            return Err(stream.refusal("it captures; end the capture before launching its graph".to_owned()));
         }
-        let same_lane = recorded.lanes.get(position).is_some_and(|part| part.lane == stream.lane.id);
-        if lanes != recorded.lanes.len() || !same_lane || !Arc::ptr_eq(&recorded.plan, &bound.plan) {
-            return Err(stream.refusal("the graph was recorded from other lanes or another plan".to_owned()));
+        let same_lane = captured.lanes.get(position).is_some_and(|part| part.lane == stream.lane.id);
+        if lanes != captured.lanes.len() || !same_lane || !Arc::ptr_eq(&captured.plan, &bound.plan) {
+            return Err(stream.refusal("the graph was captured from other lanes or another plan".to_owned()));
         }
         stream.make_room(&bound.plan)?;
         if stream.queue.as_ref().is_none_or(Sender::is_full) {
@@ -230,7 +230,7 @@ pub(super) fn launch(
         }
     }
     for (position, stream) in streams.iter_mut().enumerate() {
-        stream.send(Command::Replay { recorded: Arc::clone(recorded), position, epoch: bound.epoch })?;
+        stream.send(Command::Replay { captured: Arc::clone(captured), position, epoch: bound.epoch })?;
     }
     Ok(())
 }

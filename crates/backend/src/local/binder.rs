@@ -1,6 +1,6 @@
 //! Looks up what ops name: slots, weights, buckets.
 //!
-//! Law: an answer fits. A region returned here lies inside the arena and is as long as was asked for;
+//! Law: an answer fits. A region returned here lies inside the arena and is as long as was requested;
 //! anything else is a refusal that says what does not fit.
 
 use std::sync::Arc;

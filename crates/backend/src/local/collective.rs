@@ -92,7 +92,7 @@ impl Slices {
     }
 
     /// Where in the arena of `taker` the slice of `giver` lands, which is another rank unless own slices have a place.
-    pub const fn landing(&self, giver: usize, taker: usize) -> usize {
+    pub const fn received_at(&self, giver: usize, taker: usize) -> usize {
         let place = if self.with_own || giver < taker { giver } else { giver - 1 };
         self.landed.offset + self.bytes * place
     }

@@ -9,25 +9,25 @@
 mod assemble;
 mod binder;
 mod collective;
+mod custom_optimizer;
 mod delayed;
 mod gradient;
 mod optimizer;
 mod planes;
 mod quantize;
 mod resolve;
-mod rule;
 
 pub use assemble::Assemble;
 pub use assemble::Spread;
 pub use collective::Scatter;
 pub use collective::{Collective, Move, PlanePiece, Pull, Slices};
+pub use custom_optimizer::CustomOptimizer;
 pub use delayed::{DelayedScale, RecordAmax};
 pub use gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 pub use optimizer::{Adam, Largest, Master, State};
 pub use planes::{Dequantize, Transpose};
 pub use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
 pub use resolve::{ComputeCall, LocalOp, resolve};
-pub use rule::Rule;
 
 /// Why an op cannot be made local.
 type Refusal = String;

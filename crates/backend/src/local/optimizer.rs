@@ -1,8 +1,8 @@
 //! The optimizer on a rank's slices: one multi-tensor launch per bucket and parameter group.
 //!
 //! Law: only real rows are touched. Hyperparameters, step count and clip factor are regions, read when the
-//! launch runs and never when it is made, so a recorded launch sees the values of its step. Of how large masters
-//! and moments may become, all backends hear here.
+//! launch runs and never when it is made, so a captured launch sees the values of its step. Of how large masters
+//! and moments may become, all backends get here.
 
 use super::Refusal;
 use super::binder::Binder;

@@ -1,7 +1,7 @@
 //! Planes turned into other planes and into values: transpose and dequantize, one weight at a time.
 //!
 //! Law: planes are those of the weight's own shape, at the start of slots that may be laid out for a padded
-//! one; the padding of a gather is never looked at. Rows that arrived and were not assembled are dequantized
+//! one; the padding of a gather is never read. Rows that arrived and were not assembled are dequantized
 //! where they are: up to three stretches of rows, of which the rank's own one is in its shard.
 
 use super::Refusal;

@@ -9,12 +9,12 @@ use super::Refusal;
 use super::assemble::Assemble;
 use super::binder::Binder;
 use super::collective::Collective;
+use super::custom_optimizer::CustomOptimizer;
 use super::delayed::{DelayedScale, RecordAmax};
 use super::gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
 use super::quantize::{FusedScale, PartialAmax, PartialCast};
-use super::rule::Rule;
 use crate::BackendError;
 use warpweft_base::id::{SlotId, TaskId, WeightId};
 use warpweft_format::ElementType;
@@ -52,7 +52,7 @@ pub enum LocalOp {
     GradNorm(GradNorm),
     Vote(CastVote),
     Adam(Adam),
-    Rule(Rule),
+    CustomOptimizer(CustomOptimizer),
     Collective(Collective),
 }
 
@@ -160,15 +160,28 @@ impl Binder<'_> {
             }
             Op::Prepare(op) => {
                 let by = (op.vote, op.hyperparameters);
-                LocalOp::Rule(Rule::prepare(self, op.bucket, &op.states, by, op.to)?)
+                LocalOp::CustomOptimizer(CustomOptimizer::prepare(self, op.bucket, &op.states, by, op.to)?)
             }
             Op::ExchangeRows(op) => {
                 LocalOp::Collective(Collective::exchange_rows(self, &op.weights, op.from, op.to)?)
             }
-            Op::Transform(op) => LocalOp::Rule(Rule::transform(self, &op.weights, op.vote, op.from, op.to)?),
+            Op::Transform(op) => LocalOp::CustomOptimizer(CustomOptimizer::transform(
+                self,
+                &op.weights,
+                op.vote,
+                op.from,
+                op.to,
+            )?),
             Op::Update(op) => {
                 let (via, by) = (settings.via, (op.vote, op.hyperparameters));
-                LocalOp::Rule(Rule::update(self, via, op.bucket, &op.states, by, op.transformed)?)
+                LocalOp::CustomOptimizer(CustomOptimizer::update(
+                    self,
+                    via,
+                    op.bucket,
+                    &op.states,
+                    by,
+                    op.transformed,
+                )?)
             }
             Op::Adam(op) => {
                 let settings = (settings.optimizer, settings.via);

@@ -1,4 +1,4 @@
-//! What ranks contributed and what has not been collected yet.
+//! Contributions of ranks to host collectives that are not collected yet.
 //!
 //! Law: plain state, no waiting. A rank contributes to a round of a topic only after it has collected the
 //! round before, so nobody is more than two contributions ahead of a rank of this process; more is refused. A
@@ -174,9 +174,9 @@ impl Board {
     pub(super) fn missing(&mut self, topic: Topic, rank: RankId) -> impl Iterator<Item = RankId> + '_ {
         let columns = self.columns(topic);
         let round = columns.get(rank.index()).map_or(0, |column| column.collected);
-        let is_behind = move |column: &Column| column.contributions() <= round;
+        let is_late = move |column: &Column| column.contributions() <= round;
         (columns.iter().enumerate())
-            .filter(move |(_, column)| is_behind(column))
+            .filter(move |(_, column)| is_late(column))
             .map(|(rank, _)| RankId::at(rank))
     }
 
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(board.post(TOPIC, rank(0), bytes(2)), Ok(true));
     }
 
-    /// RV-4: a peer cannot fill the memory with rounds nobody asked for.
+    /// RV-4: a peer cannot fill the memory with rounds nobody requested.
     #[test]
     fn a_rank_that_runs_ahead_is_refused() {
         let mut board = Board::new(2, 0..1);

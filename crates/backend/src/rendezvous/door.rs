@@ -1,8 +1,8 @@
-//! Who is let in: the handshakes of the process that listens.
+//! Accepts connections: the handshakes of the process that listens.
 //!
 //! Laws:
 //! - **RV-4** a silent connection costs a stranger more than it costs the world. All who knock are accepted at the next
-//!   look, and heard as far as they have spoken, by the thread that looks. [`AT_ONCE`] are unproven at a time; the
+//!   look, and read as far as they have spoken, by the thread that looks. [`AT_ONCE`] are unproven at a time; the
 //!   others wait in the system's queue. Then the place of one who has had [`FIRST_WORD`] for its first message, or
 //!   [`GRACE`] for its proof, is given away: from the address that has wasted the most places, and there of the oldest.
 //! - Nobody is unproven for longer than [`PATIENCE`], or outlives the door: it hangs up on them.
@@ -111,7 +111,7 @@ impl Door {
                 }
                 Err(error) => match error.kind() {
                     io::ErrorKind::WouldBlock => return guests,
-                    // Somebody who hung up before it was looked at.
+                    // Somebody who hung up before it was handled.
                     io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => {}
                     _ => {
                         // What is missing may be what strangers hold; the next look tries again.

@@ -83,7 +83,7 @@ const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
-/// Every variable that is looked at.
+/// Every variable that is checked.
 const READ: [&str; 15] = [
     TORCHRUN.process,
     TORCHRUN.processes,
@@ -115,7 +115,7 @@ pub(super) fn refuse_noise(name: &'static str, value: Option<&OsStr>) -> Result<
 }
 
 impl ProcessEnvironment {
-    /// What this process was told; `None` if no launcher started it.
+    /// What this process was given; `None` if no launcher started it.
     ///
     /// # Errors
     /// [`RendezvousError::Missing`] and [`RendezvousError::Variable`], with the variable's name; the latter
@@ -128,7 +128,7 @@ impl ProcessEnvironment {
     /// As [`ProcessEnvironment::of_this_process`], with variables looked up by `variable`.
     ///
     /// The port is WARPWEFT_PORT, or MASTER_PORT (29500 if not set). Under torchrun whose agent keeps its own
-    /// store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE is True) it is the port behind that.
+    /// store at MASTER_PORT (TORCHELASTIC_USE_AGENT_STORE is True) it is the port after that.
     ///
     /// # Errors
     /// As [`ProcessEnvironment::of_this_process`].
@@ -291,10 +291,10 @@ mod tests {
 
     #[test]
     fn every_variable_that_is_looked_at_is_checked_for_text() {
-        let asked = std::cell::RefCell::new(std::collections::BTreeSet::new());
+        let requested = std::cell::RefCell::new(std::collections::BTreeSet::new());
         for launcher in [TORCHRUN, MPIRUN, SRUN] {
             let found = ProcessEnvironment::from_variables(|name| {
-                asked.borrow_mut().insert(name.to_owned());
+                requested.borrow_mut().insert(name.to_owned());
                 let names =
                     [Some(launcher.process), Some(launcher.processes), Some(launcher.local), launcher.locals];
                 let is_number = names.contains(&Some(name));
@@ -306,7 +306,7 @@ mod tests {
             });
             assert_eq!(found.unwrap().unwrap().launcher, launcher.launcher);
         }
-        assert_eq!(asked.into_inner(), READ.map(str::to_owned).into());
+        assert_eq!(requested.into_inner(), READ.map(str::to_owned).into());
     }
 
     /// A process that took such a RANK for none would train alone.

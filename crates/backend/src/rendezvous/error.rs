@@ -114,7 +114,7 @@ pub enum RendezvousError {
     },
     /// The process of rank 0 gave up the beginning of the world.
     #[error("the process of rank 0 says: {reason}")]
-    Told {
+    OtherProcess {
         /// Its words.
         reason: String,
     },
@@ -151,7 +151,7 @@ pub enum RendezvousError {
     /// The system refused a thread or a connection.
     #[error("the system refused {what}: {reason}")]
     System {
-        /// What was asked for.
+        /// What was requested.
         what: &'static str,
         /// The system's words.
         reason: String,

@@ -1,4 +1,4 @@
-//! How two processes come to trust each other.
+//! The authenticated handshake of two processes.
 //!
 //! Laws:
 //! - Three messages of fixed size: the member says who it is, the host proves that it holds the secret, the
@@ -85,7 +85,7 @@ pub(super) fn greet(
         return Err(RendezvousError::Version { address: address.to_owned(), theirs, ours: VERSION });
     }
     if !secret.admits(&proof, "host", &[&hello, &nonce]) {
-        // Whether it hears this changes nothing here.
+        // Whether it receives this changes nothing here.
         let _ = connection.write_all(&[0; PROOF]);
         return Err(RendezvousError::WrongSecret { address: address.to_owned() });
     }

@@ -3,7 +3,7 @@
 //! Laws:
 //! - **RV-2** a process that is missing at the deadline is named on every process that came, and so is
 //!   whoever was refused.
-//! - A process that came is never left without a word: it is told that the world begins, and with whom, or
+//! - A process that came is never left without a word: it gets word that the world begins, and with whom, or
 //!   why it does not.
 //! - Processes that came and contradict each other (another number of processes, one process twice) end the
 //!   beginning at once.

@@ -4,12 +4,12 @@
 //! - **RV-3** a connection that closes without a good-bye, or is silent for half the deadline, ends the
 //!   world, with the name of the process at its other end. So does a peer that takes nothing for the length
 //!   of the deadline. Who has nothing to say says so.
-//! - The process of rank 0 passes on what it hears to all others before it takes it itself; so whatever made
+//! - The process of rank 0 passes on what it receives to all others before it takes it itself; so whatever made
 //!   a rank of it go on is on its way to everybody.
 //! - What was said before a good-bye arrives: a connection is closed when both ends have said good-bye, or
 //!   after a short while.
 //! - A peer that has said good-bye does not end the world any more, whatever becomes of its connection.
-//! - All connections are served, or none: then everybody hears why, and no thread is left.
+//! - All connections are served, or none: then everybody gets the reason, and no thread is left.
 
 use std::io;
 use std::net::{Shutdown, TcpStream};
@@ -26,7 +26,7 @@ use super::outgoing::{LINGER, Left, Outgoing};
 use super::sealed::{self, Seal};
 use super::shared::Shared;
 use super::timed::Timed;
-use warpweft_base::errors::told;
+use warpweft_base::errors::shown_text;
 use warpweft_base::id::{ProcessId, RankId};
 
 /// Messages that wait to be written to one process.
@@ -41,7 +41,7 @@ pub(super) struct Connection {
     pub(super) name: String,
     /// The ranks that speak through it.
     pub(super) speakers: Vec<Range<usize>>,
-    /// Is this the process of rank 0, which passes on what it hears?
+    /// Is this the process of rank 0, which passes on what it receives?
     pub(super) relays: bool,
     pub(super) out: Seal,
     pub(super) into: Seal,
@@ -99,7 +99,7 @@ impl Links {
             let farewell = Message::Ended { reason: shared.end(&error.to_string()) };
             for Connection { stream, out, .. } in &mut connections {
                 let timed = Timed::new(stream, Instant::now() + LINGER);
-                // Whether one hears it changes nothing for the others.
+                // Whether one receives it changes nothing for the others.
                 drop(sealed::write(timed, out, &farewell));
             }
         })?;
@@ -232,14 +232,14 @@ impl Reader {
                 Message::Beat => {}
                 Message::Part { topic, rank, last, bytes } => {
                     if !self.shared.arrive(topic, rank, last, &bytes) {
-                        self.shared.end(&format!("{} says more of {rank} than was asked for", self.name));
+                        self.shared.end(&format!("{} says more of {rank} than was requested", self.name));
                         return;
                     }
                 }
-                Message::Left { rank, reason } => self.shared.left(rank, &told(reason)),
-                Message::Standing { rank, text } => self.shared.stands(rank, &told(text)),
+                Message::Left { rank, reason } => self.shared.left(rank, &shown_text(reason)),
+                Message::Standing { rank, text } => self.shared.stands(rank, &shown_text(text)),
                 Message::Ended { reason } => {
-                    self.shared.end(&told(reason));
+                    self.shared.end(&shown_text(reason));
                     return;
                 }
                 Message::Bye => {
@@ -298,7 +298,7 @@ mod tests {
             sealed::write(&self.stream, &mut self.out, message).unwrap();
         }
 
-        /// What it hears until the end of the connection.
+        /// What it receives until the end of the connection.
         fn hears(&mut self) -> Vec<Message> {
             std::iter::from_fn(|| sealed::read(&self.stream, &mut self.into).ok()).collect()
         }

@@ -1,4 +1,4 @@
-//! What two processes say to each other once they trust each other.
+//! Messages between two processes, after the handshake.
 //!
 //! Law: every message fits into [`MOST_PAYLOAD`] bytes, whatever it is about; longer contributions go in
 //! parts. Decoding takes any bytes: it gives the one message they stand for, or refuses them, and keeps no

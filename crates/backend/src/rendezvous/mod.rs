@@ -2,7 +2,7 @@
 //!
 //! Laws:
 //! - **RV-1** what ranks of one process and ranks of many processes do is the same: every rank contributes
-//!   bytes to a topic and gets everybody's, in rank order. Only this room knows which ranks are elsewhere.
+//!   bytes to a topic and gets everybody's, in rank order. Only this module knows which ranks are elsewhere.
 //! - **RV-2** nobody waits past the deadline, however slowly bytes come, and an error names who is missing,
 //!   or what ended the world. While a world begins, a process that was let in waits for the deadline of the
 //!   process of rank 0, which may have begun later than it. Within a process, the deadline for a rank that is
@@ -17,12 +17,12 @@
 //! Processes form a star: the process of rank 0 listens, the others connect, and what one says is passed on.
 //! Connections are kept for the life of the world. What travels here is small (agreement, names, reports) but
 //! for checkpoints; weights and gradients go from device to device. What the bytes mean is the business of
-//! the rooms above; there is no encryption.
+//! the modules above; there is no encryption.
 //!
 //! Plain threads and sockets of std, not the async runtime: ranks are threads that block, a world has few
 //! connections, and a runtime that a user keeps busy must not silence a heartbeat.
 //!
-//! One idea per file: `environment` and `secret` are what a process is told, `handshake` lets two processes
+//! One idea per file: `environment` and `secret` are what a process is given, `handshake` lets two processes
 //! trust each other, `host_name` tells hosts apart, `wire` writes numbers, `sealed` carries `message`s,
 //! `timed` ends what takes too long, `door` lets processes in and strangers not, `join` makes a world of
 //! connections, `link` serves one of them and `outgoing` is the way through it, `board` keeps contributions,
@@ -64,7 +64,7 @@ use link::Links;
 use shared::Shared;
 use warpweft_base::id::RankId;
 
-/// Our variables by which a launch speaks to this room; they are no keys of a configuration.
+/// Our variables by which a launch speaks to this module; they are no keys of a configuration.
 #[doc(hidden)]
 pub const VARIABLES: [&str; 4] =
     [secret::SECRET, secret::SECRET_FILE, environment::OWN_PORT, host_name::OWN_HOST];
@@ -183,7 +183,7 @@ impl Rendezvous {
         Busy { shared: &self.shared, rank }
     }
 
-    /// A rank comes to no meeting any more, in good order: who needs it from now on is told `reason`.
+    /// A rank comes to no meeting any more, in good order: who needs it from now on gets `reason`.
     pub fn leave(&self, rank: RankId, reason: &str) {
         self.shared.leave(rank, reason);
     }

@@ -1,4 +1,4 @@
-//! What the processes of a world share and nobody else knows.
+//! The shared secret of the processes of a world.
 //!
 //! Law: the secret never travels. Each end proves that it holds it by a keyed hash (HMAC-SHA256) over both
 //! ends' fresh random bytes.

@@ -1,4 +1,4 @@
-//! Where the ranks of one process wait, and what its connections change.
+//! Rendezvous state of one process: where its ranks wait, and what its connections change.
 //!
 //! Law: whoever changes what is waited for rings, and nobody else: of the contributions to a round that is the last, or
 //! n ranks would wake each other n² times. Every wait also ends with the world, and at the deadline,

@@ -3,7 +3,7 @@
 //! Law: numbers are little-endian. A reader takes a length only after it has seen that so many bytes are
 //! there, so what it allocates is bounded by what it was given.
 
-/// Bytes that end before what they should hold, or go on behind it.
+/// Bytes that end before what they should hold, or go on after it.
 #[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the bytes end too early or too late")]
 pub struct Truncated;
@@ -38,7 +38,7 @@ impl Writer {
         self
     }
 
-    /// Bytes behind their number.
+    /// Bytes after their number.
     pub fn list(&mut self, bytes: &[u8]) -> &mut Self {
         self.long(bytes.len() as u64).raw(bytes)
     }
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Bytes behind their number.
+    /// Bytes after their number.
     ///
     /// # Errors
     /// [`Truncated`].
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
         self.raw(usize::try_from(count).map_err(|_| Truncated)?)
     }
 
-    /// A text behind its number of bytes; what is no UTF-8 is replaced.
+    /// A text after its number of bytes; what is no UTF-8 is replaced.
     ///
     /// # Errors
     /// [`Truncated`].

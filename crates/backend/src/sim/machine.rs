@@ -30,7 +30,7 @@ pub const MAX_CLOCKS: u32 = 4096;
 #[doc(hidden)]
 pub const END: u64 = 1_000_000_000_000_000_000;
 
-/// What a lane is told.
+/// A command to a lane.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Action {
     Run { lane: LaneId, task: TaskId },
@@ -87,7 +87,7 @@ pub(super) struct Machine {
     /// What ran in this step, on rank 0.
     charges: Charges,
     step: u64,
-    pub(super) recording: Option<Vec<Action>>,
+    pub(super) capture: Option<Vec<Action>>,
 }
 
 impl Machine {
@@ -104,7 +104,7 @@ impl Machine {
             lanes: Vec::new(),
             charges: Charges::new(cluster.contention),
             step: 0,
-            recording: None,
+            capture: None,
         }
     }
 
@@ -133,7 +133,7 @@ impl Machine {
         }
     }
 
-    /// Notes that the host launches a recording.
+    /// Notes that the host launches a capture.
     pub(super) fn replay(&mut self) {
         self.host.iter_mut().for_each(|clock| *clock = clock.saturating_add(self.replay));
     }

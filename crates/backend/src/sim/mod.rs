@@ -82,7 +82,7 @@ pub struct SimBound {
     progress: Mutex<Progress>,
 }
 
-/// A recording: what was enqueued, in that order.
+/// A capture: what was enqueued, in that order.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct SimGraph {
@@ -96,8 +96,8 @@ impl SimBackend {
 
     fn submit(&self, stream: &SimStream, bound: &SimBound, action: Action) -> Result<(), BackendError> {
         let mut machine = lock(&self.shared.machine);
-        if let Some(recording) = &mut machine.recording {
-            recording.push(action);
+        if let Some(capture) = &mut machine.capture {
+            capture.push(action);
             return Ok(());
         }
         machine.issue(matches!(action, Action::Run { .. }));
@@ -145,11 +145,11 @@ impl Backend for SimBackend {
         self.shared.origin
     }
 
-    fn landing_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
+    fn receive_buffer_bytes(&self, _binding: &Binding<'_>) -> Result<usize, BackendError> {
         Ok(0)
     }
 
-    fn reserve(&self, bytes: usize, _landing: usize) -> Result<SimMemory, BackendError> {
+    fn reserve(&self, bytes: usize, _receive_buffer: usize) -> Result<SimMemory, BackendError> {
         let memory = self.shared.prices.cluster().gpu.memory_bytes;
         if bytes as u64 > memory {
             let name = shown(&self.shared.prices.cluster().name);
@@ -210,19 +210,19 @@ impl Backend for SimBackend {
 
     fn begin_capture(&self, streams: &mut [SimStream], bound: &SimBound) -> Result<(), BackendError> {
         let mut machine = lock(&self.shared.machine);
-        if machine.recording.is_some() {
+        if machine.capture.is_some() {
             let lane = streams.first().map_or(LaneId::new(0), |stream| stream.lane);
-            return Err(self.lane_error(lane, "a step is being recorded already"));
+            return Err(self.lane_error(lane, "a step is being captured already"));
         }
         // A task is at most a run, a record, and a few waits; more grow the list.
-        machine.recording = Some(Vec::with_capacity(bound.tasks.len() * 4));
+        machine.capture = Some(Vec::with_capacity(bound.tasks.len() * 4));
         Ok(())
     }
 
     fn end_capture(&self, streams: &mut [SimStream], _bound: &SimBound) -> Result<SimGraph, BackendError> {
-        let actions = lock(&self.shared.machine).recording.take().ok_or_else(|| {
+        let actions = lock(&self.shared.machine).capture.take().ok_or_else(|| {
             let lane = streams.first().map_or(LaneId::new(0), |stream| stream.lane);
-            self.lane_error(lane, "no step is being recorded")
+            self.lane_error(lane, "no step is being captured")
         })?;
         Ok(SimGraph { actions })
     }

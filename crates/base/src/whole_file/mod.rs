@@ -192,7 +192,7 @@ fn folder_of(path: &Path) -> io::Result<Option<File>> {
 
 /// Waits until a name that was given is on the disk.
 fn settled(folder: Option<File>) -> io::Result<()> {
-    settle_names(folder).map_err(|error| io::Error::new(error.kind(), Told::Unsettled(error)))
+    settle_names(folder).map_err(|error| io::Error::new(error.kind(), Failure::Unsettled(error)))
 }
 
 /// Waits until names that were given or taken in the folder are on the disk.
@@ -249,7 +249,7 @@ fn claim(beside: &Path, target: &Path) -> io::Result<()> {
 
 /// What is said of a file here, and not by the system; errors hold it.
 #[derive(Debug, thiserror::Error)]
-enum Told {
+enum Failure {
     #[error("it is the name of a folder and of no file; name a file")]
     Folder,
     #[error("it exists and is no plain file, and only plain files are replaced; name another file")]
@@ -262,11 +262,11 @@ enum Told {
 /// What the user who named a file does about what the system says of it.
 pub fn next_step(source: &io::Error) -> &'static str {
     match source.get_ref().and_then(|told| told.downcast_ref()) {
-        Some(Told::Unsettled(_)) => {
+        Some(Failure::Unsettled(_)) => {
             return "the file is in place, but its name may not survive a loss of power";
         }
         // They come with advice of their own.
-        Some(Told::Folder | Told::NoPlainFile) => return "nothing was changed",
+        Some(Failure::Folder | Failure::NoPlainFile) => return "nothing was changed",
         None => {}
     }
     match source.kind() {
@@ -284,7 +284,7 @@ fn place(path: &Path) -> io::Result<PathBuf> {
     let is_folder =
         path.as_os_str().as_encoded_bytes().last().is_some_and(|last| is_separator(char::from(*last)));
     if is_folder || path.file_name().is_none() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, Told::Folder));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, Failure::Folder));
     }
     let about = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(path.to_owned()),
@@ -295,7 +295,7 @@ fn place(path: &Path) -> io::Result<PathBuf> {
     if if is_link { target.is_file() } else { about.is_file() } {
         return Ok(target);
     }
-    Err(io::Error::new(io::ErrorKind::InvalidInput, Told::NoPlainFile))
+    Err(io::Error::new(io::ErrorKind::InvalidInput, Failure::NoPlainFile))
 }
 
 #[cfg(all(test, unix))]
@@ -397,7 +397,7 @@ mod tests {
         let failed = io::Error::from_raw_os_error(EIO);
         assert!(!syncs_no_folders(&failed));
         let words = failed.to_string();
-        let told = io::Error::new(failed.kind(), Told::Unsettled(failed));
+        let told = io::Error::new(failed.kind(), Failure::Unsettled(failed));
         assert_eq!(told.to_string(), words);
         assert!(next_step(&told).starts_with("the file is in place"), "{}", next_step(&told));
     }

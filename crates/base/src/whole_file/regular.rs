@@ -13,7 +13,7 @@ const MOST_TEXT: u64 = 1 << 26;
 
 /// What is said of a file here, and not by the system.
 #[derive(Debug, thiserror::Error)]
-enum Told {
+enum Failure {
     #[error("it is no plain file (a folder, a device or a pipe)")]
     NoPlainFile,
     #[error("it has more than {} MiB", .0 >> 20)]
@@ -25,7 +25,7 @@ enum Told {
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for what is no regular file; what the system refuses.
 pub fn open(path: &Path) -> io::Result<File> {
-    let refused = || io::Error::new(io::ErrorKind::InvalidInput, Told::NoPlainFile);
+    let refused = || io::Error::new(io::ErrorKind::InvalidInput, Failure::NoPlainFile);
     if !std::fs::metadata(path)?.is_file() {
         return Err(refused());
     }
@@ -40,7 +40,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// As [`open`]; [`io::ErrorKind::FileTooLarge`].
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
-    let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, Told::TooLarge(most));
+    let too_large = || io::Error::new(io::ErrorKind::FileTooLarge, Failure::TooLarge(most));
     let length = file.metadata()?.len();
     if length > most {
         return Err(too_large());
@@ -59,7 +59,7 @@ pub fn short(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(MOST_TEXT + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MOST_TEXT {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, Told::TooLarge(MOST_TEXT)));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, Failure::TooLarge(MOST_TEXT)));
     }
     Ok(bytes)
 }

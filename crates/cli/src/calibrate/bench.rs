@@ -2,7 +2,7 @@
 //!
 //! Law: a number is measured before those that are read with its help: kernels and delays before memory,
 //! memory before products, products before what lanes take from each other. Every program is run once and
-//! told of before.
+//! foreseen.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -169,12 +169,12 @@ impl<'a, 'w> Bench<'a, 'w> {
         let products = self.flops(known)?;
         let flops = of_all(&products);
         let [few, many] = CALLS;
-        let mut launches = |calls, recorded| {
-            let experiment = programs::launches(calls, Format::Bf16, recorded)?;
+        let mut launches = |calls, captured| {
+            let experiment = programs::launches(calls, Format::Bf16, captured)?;
             self.observe(&format!("{calls} small calls"), &experiment)
         };
-        let (few, many, recorded) = (launches(few, false)?, launches(many, false)?, launches(few, true)?);
-        let (launch_us, replay_us) = figures::host(&few, &many, &recorded);
+        let (few, many, captured) = (launches(few, false)?, launches(many, false)?, launches(few, true)?);
+        let (launch_us, replay_us) = figures::host(&few, &many, &captured);
         let contention = self.contention(&flops, &delays)?;
         let memory_bytes = match options.memory {
             Some(bytes) => (bytes, "as declared by --memory".to_owned()),
@@ -294,7 +294,7 @@ impl<'a, 'w> Bench<'a, 'w> {
         let steady = run(programs::steady(2 * BESIDE, shape, arithmetic, tokens)?)?;
         let beside = match alone {
             true => run(programs::beside(BESIDE, shape, arithmetic, tokens, 1)?)?,
-            false => run(programs::behind(BESIDE, shape, arithmetic, tokens)?)?,
+            false => run(programs::after(BESIDE, shape, arithmetic, tokens)?)?,
         };
         Ok((beside, Alone::of(&[&steady])))
     }

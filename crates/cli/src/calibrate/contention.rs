@@ -1,4 +1,4 @@
-//! What lanes take from each other, as ratios from one run.
+//! Contention between lanes, as ratios from one run.
 //!
 //! Laws:
 //! - A task that takes `d` by itself and `m` here, `o` of it beside another lane, did `d − (m − o)` of its

@@ -23,7 +23,7 @@ pub(super) struct Cpu {
     pub(super) largest: Option<u64>,
 }
 
-/// Bytes of the ladder's largest gradient, unless told otherwise.
+/// Bytes of the ladder's largest gradient, unless set otherwise.
 const LARGEST: u64 = 4 << 20;
 
 fn cores() -> usize {
@@ -111,7 +111,7 @@ impl Compute<CpuSurface> for Products {
         let Some(part) = parts.get(context.call().index()) else { return Ok(()) };
         let (tokens, Shape { rows, cols }) = (part.tokens(), part.shape);
         match part.work {
-            // A thread has no kernels: what a call does it does one behind the other.
+            // A thread has no kernels: what a call does it does one after the other.
             Work::Nothing | Work::Kernels(_) => {}
             Work::Product(_) | Work::Layer(_) => {
                 let products = if matches!(part.work, Work::Layer(_)) { 3 } else { 1 };

@@ -29,7 +29,7 @@ use super::world::{configuration, observe};
 use super::{MeasureError, Measuring};
 use crate::stack::values;
 
-/// Bytes of the ladder's largest gradient, unless told otherwise.
+/// Bytes of the ladder's largest gradient, unless set otherwise.
 const LARGEST: u64 = 256 << 20;
 
 /// One rank on each GPU.
@@ -55,7 +55,7 @@ impl Cuda {
         let found = DeviceOrdinal::all().map_err(|error| failed(&error))?;
         let Some(gpus) = found.get(..ranks as usize) else {
             return Err(MeasureError::Gpus {
-                asked: ranks as usize,
+                requested: ranks as usize,
                 found: found.len(),
                 of: Measuring::Machine,
             });
@@ -103,7 +103,7 @@ impl Subject for Cuda {
 
     fn observe(&mut self, experiment: &Experiment, steps: usize) -> Result<Observation, MeasureError> {
         let gpus = if experiment.alone { &self.gpus[..1] } else { &self.gpus[..] };
-        // Tasks are timed on the devices where a trace is asked for; nobody reads it. By events, which also
+        // Tasks are timed on the devices where a trace is requested; nobody reads it. By events, which also
         // see what a lane waits for peers: that is part of what a collective takes.
         let folder = tempfile::tempdir().map_err(|source| MeasureError::File {
             action: "make",

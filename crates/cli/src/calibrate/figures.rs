@@ -132,7 +132,7 @@ pub(super) fn kernel(observation: &Observation, delays: &Delays, algorithm: Algo
             let counts = || points.iter().map(|point| point.y);
             let (least, most) = (counts().fold(f64::INFINITY, f64::min), counts().fold(0.0, f64::max));
             let how = format!(
-                "measured: calls of {least} to {most} small kernels one behind the other, for each; median {} off the line, at most {}",
+                "measured: calls of {least} to {most} small kernels one after the other, for each; median {} off the line, at most {}",
                 percent(found.residual),
                 percent(found.worst)
             );
@@ -187,7 +187,7 @@ pub(super) fn memory(
 }
 
 /// Operations per second of one kind of products: operations over what is left of their calls when kernels
-/// and the bytes that are moved behind no product are taken away, the middle of all sizes. No line through them: what
+/// and the bytes that are moved after no product are taken away, the middle of all sizes. No line through them: what
 /// a product takes beyond its operations, such as tiles that fill the device badly, belongs to its speed.
 ///
 /// # Errors
@@ -221,8 +221,8 @@ pub(super) fn flops(
 }
 
 /// What the host takes: for a task, from two steps of many small ones that differ in their number; for a
-/// recorded step, from what is left of it when its tasks are taken away.
-pub(super) fn host(few: &Observation, many: &Observation, recorded: &Observation) -> (Figure, Figure) {
+/// captured step, from what is left of it when its tasks are taken away.
+pub(super) fn host(few: &Observation, many: &Observation, captured: &Observation) -> (Figure, Figure) {
     let step = |observation: &Observation| {
         middle(observation.steps.iter().map(|step| step.duration as f64).collect()).unwrap_or(0.0)
     };
@@ -242,8 +242,8 @@ pub(super) fn host(few: &Observation, many: &Observation, recorded: &Observation
             _ => step.issue.unwrap_or(0),
         }
     };
-    let replay = middle(recorded.steps.iter().map(|step| rest(step) as f64).collect()).unwrap_or(0.0);
+    let replay = middle(captured.steps.iter().map(|step| rest(step) as f64).collect()).unwrap_or(0.0);
     let replayed =
-        format!("measured: a recorded step of {} tasks, less the time in which they ran", tasks(recorded));
+        format!("measured: a captured step of {} tasks, less the time in which they ran", tasks(captured));
     (Figure::new(launch * 1e-3, how), Figure::new(replay * 1e-3, replayed))
 }

@@ -122,7 +122,7 @@ impl Figures {
         row("products", format!("{} GFLOP/s", products.collect::<Vec<_>>().join(", ")));
         row(
             "host",
-            format!("{:.1} µs a task, {:.1} µs a recorded step", self.launch_us.value, self.replay_us.value),
+            format!("{:.1} µs a task, {:.1} µs a captured step", self.launch_us.value, self.replay_us.value),
         );
         row("kernels", format!("{:.1} µs each beside what they do", self.kernel_us.value));
         let factors = self.contention.iter().map(|(key, figure)| {

@@ -1,4 +1,4 @@
-//! By how much local tasks are late.
+//! Jitter of local tasks, measured.
 //!
 //! Law: the model is [`Jitter`](warpweft_plan::cluster::Jitter)'s, `time = d · (1 + mean · E)` with E exponential of
 //! mean 1.
@@ -13,7 +13,7 @@ use super::subject::Observation;
 /// Fewest times of one task that quartiles are taken of.
 const FEWEST: usize = 8;
 
-/// Shortest task whose delays are told from those of the clock, nanoseconds.
+/// Shortest task whose delays are distinguished from those of the clock, nanoseconds.
 const SHORTEST: f64 = 2e4;
 
 /// How late local tasks are.

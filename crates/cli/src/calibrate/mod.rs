@@ -95,7 +95,7 @@ pub struct CalibrateOptions {
     pub flops: Vec<(Math, f64)>,
     /// Memory of one rank, bytes, in place of what the device says.
     pub memory: Option<u64>,
-    /// What was asked for, in words, for the head of the file.
+    /// What was requested, in words, for the head of the file.
     pub command: String,
 }
 

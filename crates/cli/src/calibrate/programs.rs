@@ -2,7 +2,7 @@
 //!
 //! Law: a program is the same on every device; what differs is how a product multiplies ([`Arithmetic`]).
 //! Every program has one shape of weights, so that a task of one kind takes one time, and what it takes by
-//! itself can be read from a *chain* of the same shape, alone or behind products: one weight, gathered on
+//! itself can be read from a *chain* of the same shape, alone or after products: one weight, gathered on
 //! demand, in whose step nothing runs beside anything else.
 
 use std::sync::Arc;
@@ -120,8 +120,8 @@ pub(super) struct Experiment {
     pub(super) depth: u32,
     /// 1 or 2.
     pub(super) communicators: u32,
-    /// Recorded once and replayed, or issued task by task.
-    pub(super) recorded: bool,
+    /// Captured once and replayed, or issued task by task.
+    pub(super) captured: bool,
     /// On one rank alone, whose collectives take no time.
     pub(super) alone: bool,
 }
@@ -196,7 +196,7 @@ impl Draft {
             Ending::Training => self.program.build_training()?,
         };
         let parts = self.parts.into();
-        Ok(Experiment { program, parts, depth: 0, communicators: 1, recorded: false, alone: false })
+        Ok(Experiment { program, parts, depth: 0, communicators: 1, captured: false, alone: false })
     }
 }
 
@@ -206,7 +206,7 @@ enum Ending {
     Training,
 }
 
-/// The backward of one weight: gather, transposition, call, reduction and accumulation, one behind the other.
+/// The backward of one weight: gather, transposition, call, reduction and accumulation, one after the other.
 pub(super) fn chain(shape: Shape, arithmetic: Arithmetic, tokens: usize) -> Result<Experiment, DeclareError> {
     let mut draft = Draft::new("chain", 1, shape, arithmetic)?;
     draft.back(tokens)?;
@@ -226,7 +226,7 @@ pub(super) fn ladder(shape: Shape, format: Format) -> Result<Experiment, Declare
     draft.experiment(Ending::Training)
 }
 
-/// A chain behind so many products of the same weight: what tasks take by themselves on a device that has
+/// A chain after so many products of the same weight: what tasks take by themselves on a device that has
 /// been at work.
 pub(super) fn steady(
     products: usize,
@@ -255,7 +255,7 @@ pub(super) fn layers(
     draft.experiment(Ending::Forward)
 }
 
-/// Calls of so many small kernels, behind a product over `tokens`, which lasts until the host has issued them all.
+/// Calls of so many small kernels, after a product over `tokens`, which lasts until the host has issued them all.
 pub(super) fn kernels(
     shape: Shape,
     arithmetic: Arithmetic,
@@ -275,14 +275,14 @@ const fn plain(format: Format, backward: Orientation) -> Arithmetic {
     Arithmetic { format, math: Math::F32, form: Form::Dense, backward, activations: None }
 }
 
-/// So many calls that do nothing, each behind a small dequantization: a step of many small tasks on one lane.
-pub(super) fn launches(calls: usize, format: Format, recorded: bool) -> Result<Experiment, DeclareError> {
+/// So many calls that do nothing, each after a small dequantization: a step of many small tasks on one lane.
+pub(super) fn launches(calls: usize, format: Format, captured: bool) -> Result<Experiment, DeclareError> {
     let arithmetic = plain(format, Orientation::Rowwise);
     let mut draft = Draft::new("launches", 1, Shape { rows: 128, cols: 128 }, arithmetic)?;
     for number in 0..calls {
         draft.call(&format!("call{number}"), 0, Work::Nothing, true)?;
     }
-    Ok(Experiment { recorded, ..draft.experiment(Ending::Forward)? })
+    Ok(Experiment { captured, ..draft.experiment(Ending::Forward)? })
 }
 
 /// Several weights, gathered ahead: tasks of one lane beside those of another.
@@ -299,16 +299,16 @@ pub(super) fn beside(
     Ok(Experiment { depth: 1, communicators, ..draft.experiment(Ending::Gradients)? })
 }
 
-/// The same with one communicator and, behind every call backward, a call whose planes are kept. It waits for
-/// no gather, so the host issues it before the reduction that stands behind one, and the reduction runs
+/// The same with one communicator and, after every call backward, a call whose planes are kept. It waits for
+/// no gather, so the host issues it before the reduction that stands after one, and the reduction runs
 /// beside it: what a collective is slowed by.
-pub(super) fn behind(
+pub(super) fn after(
     weights: usize,
     shape: Shape,
     arithmetic: Arithmetic,
     tokens: usize,
 ) -> Result<Experiment, DeclareError> {
-    let mut draft = Draft::new("behind", weights, shape, arithmetic)?;
+    let mut draft = Draft::new("after", weights, shape, arithmetic)?;
     draft.there(tokens)?;
     for number in (0..weights).rev() {
         draft.call(&format!("backward{number}"), number, Work::Gradient(tokens), false)?;
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_behind_products_has_the_ops_of_a_chain() {
+    fn a_chain_after_products_has_the_ops_of_a_chain() {
         for arithmetic in [FP8, plain(Format::NVFP4_2D, Orientation::Columnwise)] {
             let ops = |experiment: Experiment| {
                 let plan = plan_program(&experiment.program, &Config::default(), 2).unwrap();

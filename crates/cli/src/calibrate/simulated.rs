@@ -26,7 +26,7 @@ pub(super) struct Simulated {
     pub(super) largest: Option<u64>,
 }
 
-/// Bytes of the ladder's largest gradient, unless told otherwise.
+/// Bytes of the ladder's largest gradient, unless set otherwise.
 const LARGEST: u64 = 256 << 20;
 
 impl Subject for Simulated {

@@ -39,7 +39,7 @@ pub(super) trait Subject {
     /// Ranks of one node.
     fn ranks(&self) -> u32;
 
-    /// Memory of one rank, and where the number comes from, if it can be told.
+    /// Memory of one rank, and where the number comes from, if it is known.
     fn memory(&self) -> Option<(u64, String)>;
 
     /// How products of weights in `format` multiply.

@@ -10,7 +10,7 @@ use super::MeasureError;
 use super::programs::Experiment;
 use super::subject::{Observation, Step, nanoseconds};
 
-/// Steps before those that count: a prologue, cold kernels, and a recording are in them.
+/// Steps before those that count: a prologue, cold kernels, and a capture are in them.
 const WARM: usize = 3;
 
 /// How an experiment is run: `base` says what belongs to the machine (pacing, transport, order of sums,
@@ -24,7 +24,7 @@ pub(super) fn configuration(base: &Config, experiment: &Experiment) -> Config {
         deadline_s: base.deadline_s,
         communicators: experiment.communicators,
         prefetch: Prefetch::depth(experiment.depth),
-        capture: if experiment.recorded { Capture::Step } else { Capture::Off },
+        capture: if experiment.captured { Capture::Step } else { Capture::Off },
         ..Config::default()
     }
 }
@@ -46,7 +46,7 @@ pub(super) async fn observe(
         let ranks = session.own_ranks().map(|rank| session.intervals(rank));
         let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
         let timed = ranks.iter().all(|tasks| tasks.len() == plan.tasks.len());
-        if !timed && !experiment.recorded {
+        if !timed && !experiment.captured {
             return Err(MeasureError::Untimed { program: name.to_owned() });
         }
         kept.push(Step {

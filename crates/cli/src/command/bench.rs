@@ -52,10 +52,10 @@ enum What {
 ///               their order, are the same
 ///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By
 ///               weights depth3 has at most one block in flight, depth7 at most two; by blocks depth1
-///               has at most two. Gradients are reduced as many calls behind, but no fewer than three
+///               has at most two. Gradients are reduced as many calls later, but no fewer than three
 ///               and than the configuration's reduce_behind, unless --behind says how many; auto
 ///               finds the number itself, whatever either says
-///   mode        eager issues every task in every step, graph replays a recording
+///   mode        eager issues every task in every step, graph replays a capture
 ///   transport   peer pushes by copy engines, nccl uses NCCL
 ///   ending      gradients ends with reduced gradients in f32 main grads; training goes on with the
 ///               optimizer (at a learning rate of 0, so that all steps compute the same) and
@@ -101,7 +101,7 @@ struct Stack {
     #[arg(long, value_name = "N", default_value = "10", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
 
-    /// Steps before them that are not counted; recordings are made among them
+    /// Steps before them that are not counted; captures are made among them
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(3..=100_000))]
     warm: u32,
 
@@ -117,7 +117,7 @@ struct Stack {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "0,1,2,7,auto", value_parser = parse_ahead)]
     depths: Vec<Ahead>,
 
-    /// Issued in every step, or recorded once
+    /// Issued in every step, or captured once
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "eager,graph")]
     modes: Vec<ModeName>,
 
@@ -142,7 +142,8 @@ struct Stack {
     #[arg(long, value_name = "DTYPE", default_value = "bf16")]
     reduce_dtype: DtypeName,
 
-    /// How many calls behind its own a gradient is reduced, 1 to 16, at any depth; auto finds its own. More evens out late sums, and costs a call's gradients of memory each
+    /// How many calls after its own a gradient is reduced, 1 to 16, at any depth; auto finds its own. More evens out
+    /// late sums, and costs a call's gradients of memory each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
     behind: Option<u32>,
 
@@ -213,7 +214,7 @@ Examples:
   The whole table for four GPUs, which takes a while:
     warpweft bench stack --gpus 4 --json stack.json
 
-  How deep to prefetch, in bf16, recorded:
+  How deep to prefetch, in bf16, captured:
     warpweft bench stack --formats bf16 --modes graph --transports peer --endings gradients
 
   What gathering small layers by blocks saves, against weight by weight:
@@ -357,7 +358,7 @@ mod tests {
         what: What,
     }
 
-    /// What a line of arguments asks for.
+    /// What a line of arguments requests.
     fn options(arguments: &str) -> (Option<PathBuf>, StackOptions) {
         let words = ["bench", "stack"].into_iter().chain(arguments.split_whitespace());
         let What::Stack(stack) = Line::try_parse_from(words).unwrap().what;

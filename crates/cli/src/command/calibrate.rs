@@ -31,7 +31,7 @@ use super::super::{CalibrateDevice, CalibrateOptions, MeasureError, Measuring, c
 ///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, on GPUs linear layers,
 ///                 forward and both gradients. What your closures reach is yours to say: --flops
 ///   kernel_us     what one more small kernel takes in a call
-///   launch_us     what one more small task costs a step; replay_us what a recorded step takes beside
+///   launch_us     what one more small task costs a step; replay_us what a captured step takes beside
 ///                 its tasks
 ///   contention    how much longer tasks take beside another lane, read task by task from one run
 ///   jitter        how late local tasks are, from the quartiles of their times
@@ -213,7 +213,7 @@ impl Calibrate {
 }
 
 impl Calibrate {
-    /// What was asked for, but for the file it is written to.
+    /// What was requested, but for the file it is written to.
     fn command(&self, source: &str) -> String {
         let Self { ranks, repeats, name, largest, config, between, flops, memory, .. } = self;
         let mut command = format!("warpweft calibrate {source} --ranks {ranks} --repeats {repeats}");

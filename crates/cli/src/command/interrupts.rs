@@ -9,24 +9,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The interrupts of one process.
 #[derive(Debug, Default)]
 pub struct Interrupts {
-    asked: AtomicBool,
+    requested: AtomicBool,
     watched: AtomicBool,
 }
 
 impl Interrupts {
-    /// What a process that is told to end exits with.
+    /// What a process that is asked to end exits with.
     pub const EXIT_CODE: u8 = 130;
 
     /// An interrupt came. Does the process have to end at once?
     pub fn came(&self) -> bool {
-        let again = self.asked.swap(true, Ordering::SeqCst);
+        let again = self.requested.swap(true, Ordering::SeqCst);
         again || !self.watched.load(Ordering::SeqCst)
     }
 
     /// The flag of whoever looks at it from now on, and ends by itself once it is set.
     pub(super) fn watch(&self) -> &AtomicBool {
         self.watched.store(true, Ordering::SeqCst);
-        &self.asked
+        &self.requested
     }
 }
 
@@ -38,9 +38,9 @@ mod tests {
     fn the_first_interrupt_is_left_to_whoever_looks_and_every_other_ends_the_process() {
         assert!(Interrupts::default().came());
         let interrupts = Interrupts::default();
-        let asked = interrupts.watch();
-        assert!(!asked.load(Ordering::Relaxed));
-        assert!(!interrupts.came() && asked.load(Ordering::Relaxed));
+        let requested = interrupts.watch();
+        assert!(!requested.load(Ordering::Relaxed));
+        assert!(!interrupts.came() && requested.load(Ordering::Relaxed));
         assert!(interrupts.came() && interrupts.came());
     }
 }

@@ -130,7 +130,7 @@ impl Failure {
     }
 }
 
-/// Prints what was asked for. Whoever stops reading has read enough.
+/// Prints what was requested. Whoever stops reading has read enough.
 fn print(text: &str) -> ExitCode {
     let mut output = io::stdout().lock();
     match output.write_all(text.as_bytes()).and_then(|()| output.flush()) {

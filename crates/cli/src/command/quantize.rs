@@ -74,7 +74,7 @@ pub(super) struct Quantize {
     #[arg(long)]
     strict: bool,
 
-    /// Round the values first, as a model kept in that dtype does. Sessions do so unless told otherwise
+    /// Round the values first, as a model kept in that dtype does. Sessions do so unless set otherwise
     /// (quantize.via = "bf16"): for the bytes that one makes of the same masters add --via bf16
     #[arg(long, value_name = "DTYPE", default_value = "none")]
     via: Rounding,

@@ -71,7 +71,7 @@ pub(super) struct Plan {
     #[command(flatten)]
     model: ModelArguments,
 
-    /// Ranks, in all copies of the model
+    /// Ranks, in all replicas
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
 
@@ -120,7 +120,7 @@ pub(super) struct Simulate {
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 
-    /// Ranks, in all copies of the model; node after node
+    /// Ranks, in all replicas; node after node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
 
@@ -168,7 +168,7 @@ pub(super) struct ModelArguments {
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
 
-    /// Copies of the model, over the configuration's mesh.replicate; they divide the ranks
+    /// Replicas of the model, over the configuration's mesh.replicate; they divide the ranks
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     replicate: Option<u32>,
 
@@ -201,7 +201,7 @@ pub(super) struct Tune {
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
 
-    /// Ranks, in all copies of the model; node after node
+    /// Ranks, in all replicas; node after node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
 

@@ -1,7 +1,7 @@
 //! Plans, simulations and traces, for people.
 //!
 //! Law: nothing is planned or timed here. The plan is the session's, the times are the simulator's or the
-//! plan's forecast, the summary is the trace room's; this folder reads files, lays out numbers and writes
+//! plan's forecast, the summary is the trace module's; this folder reads files, lays out numbers and writes
 //! files.
 //!
 //! | file | idea |
@@ -197,7 +197,7 @@ pub fn plan_model(
     })
 }
 
-/// That there are more tasks than were told, if so.
+/// That there are more tasks than were shown, if so.
 fn more(wanted: &str, untold: usize) -> String {
     if untold == 0 {
         return String::new();

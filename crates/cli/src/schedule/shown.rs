@@ -28,7 +28,7 @@ pub struct TracePart {
     pub to: Option<Nanoseconds>,
 }
 
-/// Sums up a trace; draws a part of it if a picture is asked for.
+/// Sums up a trace; draws a part of it if a picture is requested.
 ///
 /// # Errors
 /// [`MeasureError::File`], [`MeasureError::Exists`], [`MeasureError::Trace`], [`MeasureError::Empty`],
@@ -103,11 +103,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace.json");
         let timeline =
-            Timeline { notes: vec!["asked for steps 500 to 503\u{1b}[2J".to_owned()], ..Default::default() };
+            Timeline { notes: vec!["requested steps 500 to 503\u{1b}[2J".to_owned()], ..Default::default() };
         write_trace(&timeline, None, File::create(&path).unwrap()).unwrap();
         let said = show_trace(&path, &Outputs::default(), &TracePart::default()).unwrap_err().to_string();
         assert!(
-            said.contains("holds no slice") && said.contains("note: asked for steps 500 to 503\\u{1b}[2J"),
+            said.contains("holds no slice") && said.contains("note: requested steps 500 to 503\\u{1b}[2J"),
             "{said}"
         );
         let timeline = Timeline { notes: vec!["x".repeat(1 << 16); 1 << 8], ..Default::default() };

@@ -1,8 +1,8 @@
 //! The mathematics of a block, on lent memory.
 //!
 //! Law: eight parts, each one weight forward or backward, write whole what they say they write. Residuals are
-//! added by the products, the queries are read where qkv left them. GELU is a kernel of its own behind fc1,
-//! and behind the data gradient of fc2; or, where products quantize what they read, it is taken on the way:
+//! added by the products, the queries are read where qkv left them. GELU is a kernel of its own after fc1,
+//! and after the data gradient of fc2; or, where products quantize what they read, it is taken on the way:
 //! by fc2 forward and by fc1 backward. Then forward keeps of every input what the weight's gradient reads.
 
 use half::bf16;

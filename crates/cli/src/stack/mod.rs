@@ -15,11 +15,11 @@
 //! - **SK-1** every variant computes the same products of the same shapes on the same numbers: weights, input
 //!   and the order of products are those of the resident stack. What differs is where weights come from, how
 //!   many of them a call takes and a gather brings (the *unit*: a weight, or a block), and what they are
-//!   rounded to. With gathers N units ahead, gradients are reduced as many calls behind, no fewer than three
+//!   rounded to. With gathers N units ahead, gradients are reduced as many calls later, no fewer than three
 //!   and than the configuration's `reduce_behind`, unless a number is given; `auto` finds the number itself,
 //!   whatever is given.
 //! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace
-//!   is asked for, a session of its own is traced, of one ending.
+//!   is requested, a session of its own is traced, of one ending.
 //! - **SK-3** the loss of every variant stands beside that of the resident stack, so that a variant that
 //!   computes something else is seen; with the ending `training` the gradient norm too. The ending
 //!   `gradients` has no norm: its plan computes none, and one beside it would be timed with it. Its calls and
@@ -89,7 +89,7 @@ pub struct StackOptions {
     pub units: Vec<Unit>,
     /// How far ahead gathers start.
     pub ahead: Vec<Ahead>,
-    /// Issued or recorded.
+    /// Issued or captured.
     pub modes: Vec<Mode>,
     /// How bytes travel.
     pub transports: Vec<Transport>,
@@ -101,7 +101,7 @@ pub struct StackOptions {
     pub gradients: ElementType,
     /// In what gradients travel that were written in f32; those in bf16 travel as they are.
     pub reduce_dtype: ReduceDtype,
-    /// How many calls behind its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead,
+    /// How many calls after its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead,
     /// at least as many as the configuration says, and three at least. `auto` finds the number itself.
     pub behind: Option<u32>,
     /// The configuration the variants change.
@@ -120,7 +120,7 @@ impl StackOptions {
 }
 
 /// Measures the resident stack, then every variant, then the resident stack again, which shows how far the
-/// GPUs' clocks moved meanwhile. `say` is told what is measured; `stop` ends it between two steps.
+/// GPUs' clocks moved meanwhile. `say` gets what is measured; `stop` ends it between two steps.
 ///
 /// # Errors
 /// [`MeasureError`] when nothing can be measured: gradients in bf16 that were to travel in f32, no such GPUs, a
@@ -141,7 +141,7 @@ pub fn bench_stack(
     }
     let found = DeviceOrdinal::all().map_err(no_gpus)?;
     let Some(gpus) = found.get(..options.gpus).filter(|gpus| !gpus.is_empty()) else {
-        return Err(MeasureError::Gpus { asked: options.gpus, found: found.len(), of: Measuring::Stack });
+        return Err(MeasureError::Gpus { requested: options.gpus, found: found.len(), of: Measuring::Stack });
     };
     let pace = Pace { warm: options.warm, steps: options.steps };
     let setting = Setting { options, base, machine, gpus, pace, stop };

@@ -1,7 +1,7 @@
 //! What the stack computes, part by part, and which memory a part touches.
 //!
 //! Law (SK-1): the parts of a step and their order follow from the number of blocks alone. A call is a run of
-//! them, and carries them out one behind the other; its declaration is that of its parts together.
+//! them, and carries them out one after the other; its declaration is that of its parts together.
 
 use warpweft_base::id::{BufferId, WeightId};
 use warpweft_plan::model::{Access, BufferAccess, Phase};
@@ -110,8 +110,8 @@ impl Block {
     pub(super) fn forward(&self, projection: Projection) -> Vec<BufferAccess> {
         let Self { x, qkv, middle, hidden, saved, output, .. } = *self;
         let mut buffers = match (projection, saved) {
-            (Projection::Qkv, _) => behind(x, &[writes(qkv)]),
-            (Projection::Proj, _) => behind(x, &[reads(qkv), writes(middle)]),
+            (Projection::Qkv, _) => after(x, &[writes(qkv)]),
+            (Projection::Proj, _) => after(x, &[reads(qkv), writes(middle)]),
             (Projection::Fc1, Saved::Values { activated }) => {
                 vec![reads(middle), writes(hidden), writes(activated)]
             }
@@ -129,8 +129,8 @@ impl Block {
     pub(super) fn backward(&self, projection: Projection, qkv_gradient: BufferId) -> Vec<BufferAccess> {
         let Self { hidden, saved, dy, hidden_gradient, middle_gradient, dx, .. } = *self;
         let mut buffers = match projection {
-            Projection::Fc2 => behind(dy, &[writes(hidden_gradient)]),
-            Projection::Fc1 => behind(dy, &[reads(hidden_gradient), writes(middle_gradient)]),
+            Projection::Fc2 => after(dy, &[writes(hidden_gradient)]),
+            Projection::Fc1 => after(dy, &[reads(hidden_gradient), writes(middle_gradient)]),
             Projection::Proj => {
                 let updated = BufferAccess { buffer: qkv_gradient, access: Access::Update };
                 vec![reads(middle_gradient), updated]
@@ -177,7 +177,7 @@ pub(super) const fn writes(buffer: BufferId) -> BufferAccess {
 }
 
 /// What is read where there is such a buffer, then the others.
-pub(super) fn behind(read: Option<BufferId>, others: &[BufferAccess]) -> Vec<BufferAccess> {
+pub(super) fn after(read: Option<BufferId>, others: &[BufferAccess]) -> Vec<BufferAccess> {
     read.map(reads).into_iter().chain(others.iter().copied()).collect()
 }
 

@@ -15,7 +15,7 @@ use warpweft_plan::model::{
 };
 
 use super::layers::{Computed, kept_bytes};
-use super::parts::{Block, Part, Saved, behind, together, writes};
+use super::parts::{Block, Part, Saved, after, together, writes};
 use super::shape::{Projection, StackShape};
 use super::variant::{Ending, Unit};
 
@@ -187,7 +187,7 @@ impl Declaration {
     fn accesses(&self, part: Part) -> Vec<BufferAccess> {
         match part {
             Part::Forward(block, projection) => self.blocks[block].forward(projection),
-            Part::Loss => behind(self.blocks.last().map(|last| last.output), &[writes(self.loss)]),
+            Part::Loss => after(self.blocks.last().map(|last| last.output), &[writes(self.loss)]),
             Part::Backward(block, projection) => self.blocks[block].backward(projection, self.qkv_gradient),
         }
     }
@@ -339,7 +339,7 @@ mod tests {
                     assert_eq!(count(&plan, "assemble"), assembles, "{what}");
                     assert_eq!(count(&plan, "exchange gradient"), exchanges, "{what}");
                     assert_eq!(count(&plan, "sum gradient"), exchanges, "{what}");
-                    // f32 was asked for: what travels in bf16 was written so.
+                    // f32 was requested: what travels in bf16 was written so.
                     let halves = |op: &Op| {
                         matches!(
                             op,

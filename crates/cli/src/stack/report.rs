@@ -35,9 +35,9 @@ pub struct Measured {
     pub closures_ms: Option<f64>,
     /// This library's own code, milliseconds.
     pub own_ms: Option<f64>,
-    /// The same for each task, or of a recorded step for all of it, microseconds.
+    /// The same for each task, or of a captured step for all of it, microseconds.
     pub own_each_us: Option<f64>,
-    /// Before and behind issuing: the driver's copies in and out, and this library's own code, milliseconds.
+    /// Before and after issuing: the driver's copies in and out, and this library's own code, milliseconds.
     pub edges_ms: Option<f64>,
     /// Step over the resident stack's of the same mode, without optimizer.
     pub ratio: Option<f64>,
@@ -58,7 +58,7 @@ pub struct Measured {
     /// Every step of a session in order, those of the warm-up among them, milliseconds: do they still change?
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub all_steps_ms: Vec<f64>,
-    /// What went otherwise than asked for; several things with a semicolon between them.
+    /// What went otherwise than requested; several things with a semicolon between them.
     pub note: Option<String>,
 }
 
@@ -229,7 +229,7 @@ impl fmt::Display for StackReport {
         writeln!(
             formatter,
             "hidden {hidden}, ffn {ffn}, {layers} layers, {tokens} tokens per rank, {gpus} GPUs; medians of {steps} steps \
-             behind {warm}; weight gradients are written in {gradients} and travel in {reduce_dtype}"
+             after {warm}; weight gradients are written in {gradients} and travel in {reduce_dtype}"
         )?;
         if let Some(Measured { loss: Some(loss), norm: Some(norm), .. }) = rows.first() {
             writeln!(
@@ -289,7 +289,7 @@ impl fmt::Display for StackReport {
             writeln!(
                 formatter,
                 "of the host's ms: in calls of the driver (how many), in closures but for these, in this library (µs for each task; for all of \
-                 a recorded step); beside it, what copying in and out takes before and behind"
+                 a captured step); beside it, what copying in and out takes before and after"
             )?;
         }
         for row in rows {
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!((row.own_ms, row.own_each_us, row.edges_ms), (Some(0.6), Some(0.5), Some(0.1)));
         host.segments = 1;
         row.split(&host);
-        assert_eq!(row.own_each_us, Some(600.0), "a recorded step is launched at once");
+        assert_eq!(row.own_each_us, Some(600.0), "a captured step is launched at once");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use half::bf16;
 use warpweft_cuda::CudaFailure;
-use warpweft_cuda::linear::{Device, DeviceBuffer, Output, Queue, Recipe, Recording, Weight};
+use warpweft_cuda::linear::{CapturedGraph, Device, DeviceBuffer, Output, Queue, Recipe, Weight};
 use warpweft_cuda::{CudaHandles, DeviceOrdinal, DeviceSlice, DeviceSliceMut};
 use warpweft_format::{ElementType, Orientation};
 
@@ -188,9 +188,9 @@ impl Resident {
     }
 
     /// One step as one graph.
-    fn record(&mut self) -> Result<Recording, CudaFailure> {
+    fn capture(&mut self) -> Result<CapturedGraph, CudaFailure> {
         let queue = Rc::clone(&self.queue);
-        queue.record(|handles| self.enqueue(handles))
+        queue.capture(|handles| self.enqueue(handles))
     }
 
     fn first_sum(&self) -> Result<f32, CudaFailure> {
@@ -275,8 +275,8 @@ impl Meeting<'_> {
     fn rank(&self, gpu: DeviceOrdinal, sizes: Sizes<'_>, pace: Pace) -> Option<Ranked> {
         let mut stack = self.agreed(Resident::new(gpu, sizes))?;
         let eager = self.time(pace, &mut stack, Resident::issue)?;
-        let recording = self.agreed(stack.record())?;
-        let graph = self.time(pace, &mut stack, |stack| stack.queue.replay(&recording))?;
+        let capture = self.agreed(stack.capture())?;
+        let graph = self.time(pace, &mut stack, |stack| stack.queue.replay(&capture))?;
         let (loss, norm) = self.agreed(stack.outcome())?;
         Some(Ranked { eager, graph, loss, norm })
     }

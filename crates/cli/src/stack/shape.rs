@@ -69,7 +69,7 @@ impl StackShape {
         6 * self.tokens as u64 * self.parameters() as u64
     }
 
-    /// What one weight costs forward: its layer, and behind fc1 a pass of GELU where fc2 does not take it on
+    /// What one weight costs forward: its layer, and after fc1 a pass of GELU where fc2 does not take it on
     /// the way.
     pub(super) fn forward_cost(&self, projection: Projection, recipe: Recipe) -> Vec<CostHint> {
         let layer = self.layer(projection, recipe, ElementType::F32);
@@ -85,7 +85,7 @@ impl StackShape {
     }
 
     /// What one weight costs backward, whose gradient has elements of that type: its layer, and GELU's
-    /// gradient, behind fc2 or on the way to what fc1 multiplies.
+    /// gradient, after fc2 or on the way to what fc1 multiplies.
     pub(super) fn backward_cost(
         &self,
         projection: Projection,

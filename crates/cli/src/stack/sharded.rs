@@ -25,7 +25,7 @@ use super::{MeasureError, Measuring, Setting, middle, values};
 /// Steps that are simulated, so that their delays even out.
 const SIMULATED: u32 = 8;
 
-/// Measures the endings in turn; rows come as they are measured. If traces are asked for, each ending has one
+/// Measures the endings in turn; rows come as they are measured. If traces are requested, each ending has one
 /// more session, of its steps alone, that is traced: what timing its tasks costs stands beside the step
 /// without.
 pub(super) fn measure(
@@ -66,7 +66,7 @@ fn run(
         let shape = options.shape;
         let format = variant.format.format();
         let Some(first) = gpus.first() else {
-            return Err(MeasureError::Gpus { asked: options.gpus, found: 0, of: Measuring::Stack });
+            return Err(MeasureError::Gpus { requested: options.gpus, found: 0, of: Measuring::Stack });
         };
         let recipe = Recipe::best_for(format, first.compute_capability()?);
         let computed = (recipe, options.gradients);
@@ -88,7 +88,7 @@ fn run(
                 if stop.load(Ordering::Relaxed) {
                     return Err(MeasureError::Interrupted(Measuring::Stack));
                 }
-                // Behind the first step and the one that records.
+                // After the first step and the one that captures.
                 session.split_host_time((2..pace.warm).contains(&step));
                 let begin = Instant::now();
                 let report = session.step(ending.name()).await?;
@@ -147,13 +147,13 @@ struct Times {
     exposed: Vec<f64>,
     splits: Vec<HostTime>,
     last: Option<(StepReport, f32)>,
-    unrecorded: Option<String>,
+    uncaptured: Option<String>,
 }
 
 impl Times {
     fn add(&mut self, time: Duration, warms: bool, report: StepReport) -> Result<(), MeasureError> {
-        for not in &report.not_recorded {
-            self.unrecorded = Some(format!("issued anew: {}", not.reason));
+        for not in &report.not_captured {
+            self.uncaptured = Some(format!("issued anew: {}", not.reason));
         }
         self.splits.extend(report.host);
         self.all_ms.push(time.as_secs_f64() * 1e3);
@@ -177,7 +177,7 @@ impl Times {
         if let Some(host) = self.splits.get(self.splits.len() / 2) {
             row.split(host);
         }
-        if let Some(reason) = self.unrecorded {
+        if let Some(reason) = self.uncaptured {
             row.remark(reason);
         }
         if let Some((report, loss)) = self.last {

@@ -86,7 +86,7 @@ impl fmt::Display for Ahead {
 pub enum Mode {
     /// Task by task.
     Eager,
-    /// By replaying a recording of the whole step.
+    /// By replaying a capture of the whole step.
     Graph,
 }
 
@@ -143,7 +143,7 @@ impl fmt::Display for Variant {
     }
 }
 
-/// The fewest calls that reductions stand behind where a depth is given.
+/// The fewest calls that reductions come later where a depth is given.
 const LEAST_BEHIND: u32 = 3;
 
 impl Variant {
@@ -151,9 +151,9 @@ impl Variant {
         format!("{self}/{}", ending.name())
     }
 
-    /// Unless asked otherwise, reductions may be as far behind as gathers are ahead: a stack this deep into
-    /// the future has the memory. With three an exchange begins with the call behind its own. They are at
-    /// least as far behind as the configuration says.
+    /// Unless asked otherwise, reductions may come as many calls later as gathers come ahead: a stack this deep into
+    /// the future has the memory. With three an exchange begins with the call after its own. They are at
+    /// least as late as the configuration says.
     fn behind(&self, base: &Config, options: &StackOptions) -> u32 {
         match (options.behind, self.ahead) {
             (Some(behind), _) => behind,
@@ -162,13 +162,13 @@ impl Variant {
         }
     }
 
-    /// The file of an ending's trace, if traces are asked for.
+    /// The file of an ending's trace, if traces are requested.
     pub(super) fn trace_file(&self, options: &StackOptions, ending: Ending) -> Option<PathBuf> {
         let folder = options.traces.as_ref()?;
         Some(folder.join(format!("{}.json", self.name(ending).replace('/', "-"))))
     }
 
-    /// The trace of a session of this ending alone, if one is asked for: of the first two steps that count,
+    /// The trace of a session of this ending alone, if one is requested: of the first two steps that count,
     /// or the one there is.
     pub(super) fn trace(&self, base: &Config, options: &StackOptions, ending: Ending) -> Option<TraceOutput> {
         let path = self.trace_file(options, ending)?.to_string_lossy().into_owned();
@@ -213,7 +213,7 @@ pub(super) struct Selected {
     pub(super) endings: Vec<Ending>,
 }
 
-/// What the options ask for and the patterns let through. What a list names twice is measured once.
+/// What the options request and the patterns let through. What a list names twice is measured once.
 pub(super) fn select(options: &StackOptions) -> Vec<Selected> {
     let mut selected = Vec::new();
     let endings = once(&options.endings);

@@ -27,7 +27,7 @@ fn file_with(contention: [f64; 5], jitter: f64, kernel_us: f64) -> String {
     )
 }
 
-/// What is told, and what calibration makes of it.
+/// What is given, and what calibration makes of it.
 fn again(text: &str, change: impl FnOnce(&mut CalibrateOptions)) -> (Cluster, Calibration) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("told.toml");
@@ -57,7 +57,7 @@ fn factors(contention: &Contention) -> [f64; 5] {
     ]
 }
 
-/// Are speeds, latencies and factors those that were told, within `share`?
+/// Are speeds, latencies and factors those that were given, within `share`?
 fn assert_told(told: &Cluster, found: &Calibration, share: f64) {
     let of = |cluster: &Cluster| {
         let (gpu, flops) = (&cluster.gpu, cluster.gpu.flops_per_s);

@@ -1,4 +1,4 @@
-//! The numbered example that quantizes a file runs, and says what its readers are told it says.
+//! The numbered example that quantizes a file runs, and prints what its readers expect.
 
 use std::process::Command;
 

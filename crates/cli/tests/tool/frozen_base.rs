@@ -134,7 +134,7 @@ fn a_frozen_base_has_the_planes_of_a_quantized_file_on_any_number_of_ranks() {
                 config.mesh.replicate = replicate;
                 let mut session = start_with(config.clone(), &file, format, 0, ranks).await;
                 steps(&mut session, 2).await;
-                session.compare_copies().await.unwrap();
+                session.compare_replicas().await.unwrap();
                 let found = session.export().await.unwrap().weights.swap_remove(0);
                 let (first, digest) = seen.get_or_insert((found.planes.clone(), found.frozen));
                 assert!(found.planes == *first && found.frozen == *digest, "{format}, {ranks} ranks");

@@ -15,7 +15,7 @@ use warpweft_format::Format;
 use warpweft_session::checkpoint::{CheckpointStore, FileStore, PretrainedFiles};
 use warpweft_session::config::Config;
 
-/// Any bytes as a checkpoint: each reader takes them or refuses them. A file that is written is sound and
+/// Any bytes as a checkpoint: each reader takes them or refuses them. A file that is written is valid and
 /// whole, and otherwise nothing is left behind. `folder` is an empty folder, and empty again afterwards.
 /// Whether any conversion succeeded is returned.
 pub fn checkpoint(bytes: &[u8], folder: &Path) -> bool {

@@ -163,7 +163,7 @@ fn a_cluster_file_and_a_preset_are_read_alike() {
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_file_and_line_and_nothing_is_written() {
+fn what_is_wrong_is_reported_with_its_file_and_line_and_nothing_is_written() {
     let folder = folder();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("typo.toml", &MODEL.replace("layers", "layer"));
@@ -293,7 +293,7 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
     let why = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --depth 1 --why 12");
     assert!(why.starts_with("task 12 (") && why.contains("  lane ") && why.contains("  runs "), "{why}");
     let named = said(folder.path(), "plan model.toml --ranks 4 --depth 1 --why blocks.1.up");
-    for word in ["all-gather of blocks.1.up.weight", "asked for behind", "a fence of its own", "before it:"] {
+    for word in ["all-gather of blocks.1.up.weight", "requested after", "a fence of its own", "before it:"] {
         assert!(named.contains(word), "{word}: {named}");
     }
     let every = said(folder.path(), "plan model.toml --ranks 4 --depth 1 --why of");
@@ -309,7 +309,7 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
 }
 
 #[test]
-fn a_plan_that_does_not_fit_the_machine_is_told_with_both_sizes_and_what_to_do() {
+fn a_plan_that_does_not_fit_the_machine_is_reported_with_both_sizes_and_what_to_do() {
     let folder = folder();
     let file = include_str!("../../../plan/src/cluster/presets/h200x4.toml");
     let memory = file.lines().find(|line| line.trim_start().starts_with("memory_bytes")).unwrap();

@@ -1,7 +1,7 @@
 //! A plan bound to one rank: commands, events, clocks.
 //!
 //! Law: everything a step enqueues was made here, once. What it needs on the device (tables) lives as long as
-//! this value, and so does what a recorded step refers to. On an abandoned GPU it is left where it is,
+//! this value, and so does what a captured step refers to. On an abandoned GPU it is left where it is,
 //! because giving it back would wait for a stream that waits for ever.
 
 use std::sync::Arc;
@@ -49,8 +49,8 @@ pub(crate) enum Work {
     Commands(Vec<Command>),
     /// Runs a closure, which enqueues; then, in a step in which gradients are inspected, what inspects those it wrote.
     Call(ComputeCall, Vec<Command>),
-    /// Runs a part of the trainer's own rule, which enqueues, and then looks at what an update left.
-    Rule(Arc<OptimizerTask>, Option<Command>),
+    /// Runs a part of the custom optimizer, which enqueues, and then checks what an update left.
+    CustomOptimizer(Arc<OptimizerTask>, Option<Command>),
     /// Sets the fault word, and what the host knows of it, to no fault.
     ClearFault(Vec<Command>),
 }

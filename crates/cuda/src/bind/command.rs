@@ -1,4 +1,4 @@
-//! What a task enqueues: a short list of commands, made when the plan is bound.
+//! Commands: what a bound task enqueues.
 //!
 //! Law: **BK-2** A command holds addresses, lengths and prepared launches; [`Command::enqueue`] decides
 //! nothing, allocates nothing and waits for nothing. [`Command::MeetOnHost`] does both, and exists only in worlds

@@ -2,10 +2,10 @@
 //!
 //! Laws:
 //! - **BK-2** Enqueuing neither allocates nor waits, unless ranks share a GPU ([`crate::world::HostMeeting`]).
-//! - A closure that fails leaves its call in the fault word, and no closure runs again in this step, nor the rule of
-//!   updates. The host knows of a fault as soon as the closure returns, because closures run while they are enqueued.
-//!   Of another rank's fault, or of a gradient that is not finite, only the device knows: the rule's kernels read the
-//!   vote, as the library's own do.
+//! - A closure that fails leaves its call in the fault word, and no closure runs again in this step, nor the custom
+//!   optimizer of updates. The host knows of a fault as soon as the closure returns, because closures run while they
+//!   are enqueued. Of another rank's fault, or of a gradient that is not finite, only the device knows: the optimizer's
+//!   kernels read the vote, as the library's own do.
 //! - A collective leaves the number of its task, counted from 1, in the lane's word of pinned memory once it
 //!   is done; so a lane that makes no progress can be reported by task.
 
@@ -46,9 +46,9 @@ pub struct CudaStream {
     pub(crate) faulted: bool,
     /// How long the host last waited for the lane.
     pub(crate) usual_wait: Duration,
-    /// Whether the lane records.
-    pub(crate) records: bool,
-    /// Joins a recording at its end.
+    /// Whether the lane captures.
+    pub(crate) captures: bool,
+    /// Joins a capture at its end.
     pub(crate) join: Event,
 }
 
@@ -85,7 +85,7 @@ impl CudaStream {
     ) -> Result<bool, CudaFailure> {
         let missing = || CudaFailure::Refused(format!("the bound plan has no {task}"));
         let work = &bound.task(task).ok_or_else(missing)?.work;
-        let Self { stream, lane, records, rank, arena, handles, closures, fault, faulted, .. } = self;
+        let Self { stream, lane, captures, rank, arena, handles, closures, fault, faulted, .. } = self;
         // The driver's time from the first command to the last: between them there is only this loop, and a look
         // at the clock around each would take longer.
         let all = |commands: &[Command]| {
@@ -100,7 +100,7 @@ impl CudaStream {
                 all(commands)
             }
             // The vote will skip the step, so a custom optimizer has nothing to do either.
-            Work::Call(..) | Work::Rule(..) if *faulted => Ok(()),
+            Work::Call(..) | Work::CustomOptimizer(..) if *faulted => Ok(()),
             Work::Call(call, inspections) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), call.call.clone());
                 let run = || closures.run(*rank, &call.call, &surface);
@@ -118,17 +118,17 @@ impl CudaStream {
                 }
                 Ok(())
             }
-            Work::Rule(task, look) => {
+            Work::CustomOptimizer(task, check) => {
                 let surface = CudaSurface::new(*arena, handles.clone(), task.clone());
-                let run = || closures.rule(*rank, task, &surface);
+                let run = || closures.custom_optimizer(*rank, task, &surface);
                 let done = stream.meter().within(Activity::Closure, run);
                 done.map_err(|error| CudaFailure::Refused(error.to_string()))?;
-                all(look.as_slice())
+                all(check.as_slice())
             }
         };
         match &bound.timeline {
             None => enqueue(),
-            Some(timeline) => timeline.timed(task, (lane.id, stream, *records), enqueue),
+            Some(timeline) => timeline.timed(task, (lane.id, stream, *captures), enqueue),
         }?;
         Ok(inspected)
     }
@@ -138,7 +138,7 @@ impl CudaStream {
         let own = bound.event(event).ok_or_else(missing)?;
         let stands_in =
             bound.timeline.as_ref().and_then(|timeline| timeline.event_recorded(self.lane(), event));
-        if stands_in.is_some() && !self.records { Ok(()) } else { self.stream.record(own) }
+        if stands_in.is_some() && !self.captures { Ok(()) } else { self.stream.record(own) }
     }
 
     pub(crate) fn wait(&self, bound: &CudaBound, event: EventId) -> Result<(), CudaFailure> {
@@ -146,6 +146,6 @@ impl CudaStream {
         let own = bound.event(event).ok_or_else(missing)?;
         let stands_in =
             bound.timeline.as_ref().and_then(|timeline| timeline.event_waited(self.lane(), event));
-        self.stream.wait(stands_in.filter(|_| !self.records).unwrap_or(own))
+        self.stream.wait(stands_in.filter(|_| !self.captures).unwrap_or(own))
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct Binder<'a> {
 pub(super) fn bind(
     binder: &Binder<'_>,
     binding: &Binding<'_>,
-    (arena_bytes, landing_bytes): (usize, usize),
+    (arena_bytes, receive_buffer_bytes): (usize, usize),
 ) -> Result<CudaBound, BackendError> {
     let ops = resolve(binding, arena_bytes)?;
     let failed = |failure: CudaFailure| BackendError::Device {
@@ -62,9 +62,9 @@ pub(super) fn bind(
         reason: failure.to_string(),
     };
     let hosts = |group| binder.world.team(binding.rank, group).map(|team| team.hosts());
-    let landing = ReceiveBuffers::of(binding, &ops, hosts).map_err(failed)?;
-    if landing.bytes() > landing_bytes {
-        let (needed, there) = (landing.bytes(), landing_bytes);
+    let receive_buffer = ReceiveBuffers::of(binding, &ops, hosts).map_err(failed)?;
+    if receive_buffer.bytes() > receive_buffer_bytes {
+        let (needed, there) = (receive_buffer.bytes(), receive_buffer_bytes);
         let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
         return Err(failed(CudaFailure::Refused(reason)));
     }
@@ -74,7 +74,7 @@ pub(super) fn bind(
     let mut gradients = Vec::new();
     for (position, (op, (named, lane))) in ops.into_iter().zip(binding.ops).enumerate() {
         let task = TaskId::at(position);
-        let work = binder.work(binding, &landing, (task, *lane), op, &mut gradients);
+        let work = binder.work(binding, &receive_buffer, (task, *lane), op, &mut gradients);
         let work = work.map_err(|failure| BackendError::Unsupported {
             rank: binding.rank,
             task,
@@ -109,7 +109,7 @@ impl Binder<'_> {
     fn work(
         &self,
         binding: &Binding<'_>,
-        landing: &ReceiveBuffers,
+        receive_buffer: &ReceiveBuffers,
         (task, lane): (TaskId, LaneId),
         op: LocalOp,
         gradients: &mut Vec<(CallId, WeightId)>,
@@ -127,9 +127,9 @@ impl Binder<'_> {
                 }
                 return Ok(Work::Call(call, inspections));
             }
-            LocalOp::Rule(op) => {
-                let look = prepare.look(&op)?.map(Command::kernel);
-                return Ok(Work::Rule(op.task, look));
+            LocalOp::CustomOptimizer(op) => {
+                let check = prepare.finite_check(&op)?.map(Command::kernel);
+                return Ok(Work::CustomOptimizer(op.task, check));
             }
             LocalOp::ClearFault { fault } => {
                 return Ok(Work::ClearFault(Command::zero(self.arena, fault).into_iter().collect()));
@@ -139,7 +139,7 @@ impl Binder<'_> {
                 Command::copy(from, target, to.bytes).into_iter().collect()
             }
             LocalOp::Zero { region } => Command::zero(self.arena, region).into_iter().collect(),
-            LocalOp::Collective(op) => self.collective(binding, landing, task, lane, &op)?,
+            LocalOp::Collective(op) => self.collective(binding, receive_buffer, task, lane, &op)?,
             LocalOp::PartialAmax(op) => kernel(prepare.partial_amax(&op)?),
             LocalOp::FusedScale(op) => kernel(prepare.fused_scale(&op)?),
             LocalOp::DelayedScale(op) => kernel(prepare.delayed_scale(&op)?),
@@ -160,7 +160,7 @@ impl Binder<'_> {
     fn collective(
         &self,
         binding: &Binding<'_>,
-        landing: &ReceiveBuffers,
+        receive_buffer: &ReceiveBuffers,
         task: TaskId,
         lane: LaneId,
         op: &Collective,
@@ -175,7 +175,12 @@ impl Binder<'_> {
         let homes =
             homes.ok_or_else(|| CudaFailure::Refused("a rank of the mesh has no arena".to_owned()))?;
         let route = Route {
-            view: View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: landing.place(lane) },
+            view: View {
+                rank: team.own(),
+                homes: &homes,
+                hosts: team.hosts(),
+                receive_buffer: receive_buffer.place(lane),
+            },
             team,
             group: op.group,
             homes: self.homes,

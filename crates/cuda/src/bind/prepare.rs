@@ -9,13 +9,13 @@ use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
 use crate::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
-    DequantizeOperand, ExpandOperand, KernelLaunch, Kernels, LookOperand, MasterFragment, MasterState,
+    DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, Kernels, MasterFragment, MasterState,
     NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
     ZeroOperand,
 };
 use warpweft_backend::local::{
-    Accumulate, Adam, Assemble, CastVote, DelayedScale, Dequantize, FusedScale, GradNorm, Largest, Master,
-    Move, PartialAmax, PartialCast, RecordAmax, Round, Rule, Spread, SumGradient, Transpose,
+    Accumulate, Adam, Assemble, CastVote, CustomOptimizer, DelayedScale, Dequantize, FusedScale, GradNorm,
+    Largest, Master, Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose,
 };
 use warpweft_format::{ElementType, Format, Orientation, Shape, Via};
 use warpweft_plan::layout::Region;
@@ -252,18 +252,18 @@ impl Preparation<'_> {
         })
     }
 
-    /// What is looked at behind a custom optimizer.
-    pub(super) fn look(&self, op: &Rule) -> Result<Option<KernelLaunch>, CudaFailure> {
-        if op.looked_at.is_empty() {
+    /// What is checked after a custom optimizer.
+    pub(super) fn finite_check(&self, op: &CustomOptimizer) -> Result<Option<KernelLaunch>, CudaFailure> {
+        if op.checked.is_empty() {
             return Ok(None);
         }
-        let operand = |(values, largest): &(Region, f32)| LookOperand {
+        let operand = |(values, largest): &(Region, f32)| FiniteCheckOperand {
             values: self.at(*values),
             elements: values.bytes / size_of::<f32>(),
             largest: *largest,
         };
-        let operands: Vec<_> = op.looked_at.iter().map(operand).collect();
-        self.kernels.look(ElementType::F32, &operands, self.at(op.vote), (self.diverged, 1)).map(Some)
+        let operands: Vec<_> = op.checked.iter().map(operand).collect();
+        self.kernels.finite_check(ElementType::F32, &operands, self.at(op.vote), (self.diverged, 1)).map(Some)
     }
 
     /// Inspects a gradient as a call wrote it; `word` gets `number` if it is not finite and no other number is there.
@@ -273,8 +273,8 @@ impl Preparation<'_> {
         (word, number): (DeviceAddress, u32),
     ) -> Result<KernelLaunch, CudaFailure> {
         let elements = region.bytes / gradient.element.bytes();
-        let operand = LookOperand { values: self.at(region), elements, largest: f32::MAX };
-        self.kernels.look(gradient.element, &[operand], DeviceAddress::NULL, (word, number))
+        let operand = FiniteCheckOperand { values: self.at(region), elements, largest: f32::MAX };
+        self.kernels.finite_check(gradient.element, &[operand], DeviceAddress::NULL, (word, number))
     }
 
     pub(super) fn adam(&self, op: &Adam) -> Result<KernelLaunch, CudaFailure> {

@@ -1,6 +1,6 @@
 //! Which CUDA libraries this machine has.
 //!
-//! Law: nothing calls a library before it was asked for here; the binding panics on one that is missing.
+//! Law: nothing calls a library before it was requested here; the binding panics on one that is missing.
 //! Where another crate of the graph makes the binding link the libraries (`dynamic-linking`), a program starts only
 //! with all of them, so none is missing here.
 
@@ -95,7 +95,7 @@ mod tests {
     #[test]
     fn where_libraries_are_opened_the_binding_is_asked_whether_they_are_there() {
         // SAFETY: as in `is_present`.
-        let asked = unsafe {
+        let requested = unsafe {
             [
                 (Library::Driver, cudarc::driver::sys::is_culib_present()),
                 (Library::Compiler, cudarc::nvrtc::sys::is_culib_present()),
@@ -104,7 +104,7 @@ mod tests {
                 (Library::Profiler, cudarc::cupti::sys::is_culib_present()),
             ]
         };
-        for (library, present) in asked {
+        for (library, present) in requested {
             assert_eq!(library.is_present(), present, "{library:?}");
             assert_eq!(library.open().is_ok(), present, "{library:?}");
         }

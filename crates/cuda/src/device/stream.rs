@@ -204,7 +204,7 @@ impl Stream {
             .map_err(CudaFailure::driver("cuStreamSynchronize"))
     }
 
-    /// From now on this thread's work on the stream is recorded.
+    /// From now on this thread's work on the stream is captured.
     pub(crate) fn begin_capture(&self) -> Result<(), CudaFailure> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the handle is alive.
@@ -212,13 +212,13 @@ impl Stream {
             .map_err(CudaFailure::driver("cuStreamBeginCapture"))
     }
 
-    /// What was recorded.
+    /// What was captured.
     pub(crate) fn end_capture(&self) -> Result<Graph, CudaFailure> {
-        // SAFETY: the handle is alive and records.
+        // SAFETY: the handle is alive and captures.
         let graph = unsafe { result::stream::end_capture(self.handle) }
             .map_err(CudaFailure::driver("cuStreamEndCapture"))?;
         if graph.is_null() {
-            return Err(CudaFailure::Refused("the recording was invalidated and holds nothing".to_owned()));
+            return Err(CudaFailure::Refused("the capture was invalidated and holds nothing".to_owned()));
         }
         // Without this every kernel runs at the priority of the stream that the graph is launched on.
         let priorities = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
@@ -230,7 +230,7 @@ impl Stream {
         Ok(Graph { context: Arc::clone(&self.context), executable: executable? })
     }
 
-    /// Brings a recorded step to the device, so that its first launch need not do it.
+    /// Brings a captured step to the device, so that its first launch need not do it.
     pub(crate) fn upload_graph(&self, graph: &Graph) -> Result<(), CudaFailure> {
         // SAFETY: both handles are alive.
         unsafe { result::graph::upload(graph.executable, self.handle) }
@@ -307,7 +307,7 @@ impl Drop for Event {
     }
 }
 
-/// A recorded step, ready to be launched.
+/// A captured step, ready to be launched.
 #[derive(Debug)]
 pub(crate) struct Graph {
     context: Arc<Context>,

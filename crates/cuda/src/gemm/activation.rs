@@ -223,6 +223,6 @@ fn enqueue(handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailu
     // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. The sizes
     // of the values and of what is kept were checked; everything else is memory of the activation, made for
     // its shape. A launch without a table need not outlive its enqueuing: its arguments are copied. The
-    // activation keeps the module, and what is recorded outlives neither it nor that memory (RH-1).
+    // activation keeps the module, and what is captured outlives neither it nor that memory (RH-1).
     handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
 }

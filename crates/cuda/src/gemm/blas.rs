@@ -39,7 +39,7 @@ pub(crate) struct Blas {
     session: Session,
 }
 
-/// What products and recordings of them use.
+/// What products and captures of them use.
 #[derive(Debug)]
 struct Tools {
     handle: Handle,
@@ -63,9 +63,9 @@ type Session = Arc<OnceLock<Served>>;
 
 #[derive(Debug)]
 struct Served {
-    /// What is held for its recordings.
+    /// What is held for its captures.
     keep_alive: Arc<KeepAlive>,
-    /// The number of recordings that began before the first work.
+    /// The number of captures that began before the first work.
     too_early: u64,
 }
 
@@ -116,7 +116,7 @@ impl Blas {
         self.memory(bytes).map(Scratch)
     }
 
-    /// Zeroed memory, which recordings of the lane outlive.
+    /// Zeroed memory, which captures of the lane outlive.
     pub(super) fn memory(&self, bytes: usize) -> Result<LaneMemory, CudaFailure> {
         let memory = Arc::new(DeviceMemory::zeroed(&self.context, &self.setup, bytes)?);
         let too_early = self.session.get().map(|served| served.keep_alive.too_early());
@@ -177,7 +177,7 @@ impl Blas {
             && !Arc::ptr_eq(&self.session.get_or_init(|| Served::by(keep_alive)).keep_alive, keep_alive)
         {
             return Err(CudaFailure::Refused(format!(
-                "a layer of {} was given handles of another rank or session than before, whose recordings may \
+                "a layer of {} was given handles of another rank or session than before, whose captures may \
                  still use its memory; open a device for each in its closure's factory",
                 self.context.ordinal()
             )));
@@ -208,11 +208,11 @@ impl Drop for Tools {
     }
 }
 
-/// Memory that a lane's work uses, and recordings of that work (RH-1).
+/// Memory that a lane's work uses, and captures of that work (RH-1).
 #[derive(Debug)]
 pub(super) struct LaneMemory {
     memory: Arc<DeviceMemory>,
-    /// The number of recordings that began before it was made, if its lane was known then.
+    /// The number of captures that began before it was made, if its lane was known then.
     too_early: Option<u64>,
     session: Session,
 }

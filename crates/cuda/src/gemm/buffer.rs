@@ -1,7 +1,7 @@
 //! Memory of a closure's own.
 //!
 //! Law: it is zeroed when it is made. When it is dropped it is freed after the work that uses it; if a
-//! recorded step may use it, once no such recording is left (RH-1). That is known of a device whose layers have
+//! captured step may use it, once no such capture is left (RH-1). That is known of a device whose layers have
 //! worked in a call.
 
 use std::marker::PhantomData;

@@ -88,7 +88,7 @@ impl Elementwise {
         // SAFETY: the handles' context is current, and they are of the GPU the kernels were loaded for. Every
         // vector was lent with its length, which is the launch's, and the parts are this value's own. A
         // launch without a table need not outlive its enqueuing: its arguments are copied. `kernels` keeps
-        // the module, and what is recorded outlives neither it nor the parts (RH-1).
+        // the module, and what is captured outlives neither it nor the parts (RH-1).
         handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
     }
 }

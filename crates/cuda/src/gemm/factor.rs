@@ -1,4 +1,4 @@
-//! Of what a product is made: elements, scales and shapes of its factors, and the bytes it touches.
+//! Operands of a matrix product: elements, scales, shapes, and the bytes it touches.
 //!
 //! Law: sizes are those that cuBLASLt reads and writes, so that what is shorter is refused (GE-2).
 

@@ -1,4 +1,4 @@
-//! What is kept of a quantized matrix when its rows have been multiplied: the codes of its transpose and
+//! Activations kept for backward: of a quantized matrix, the codes of its transpose and
 //! their scales, in one piece of memory.
 //!
 //! Law: places follow from format and shape alone. Both parts begin at multiples of 256 bytes, as products

@@ -4,7 +4,7 @@
 //! - **GE-1** The algorithm of a product is chosen once, when the product is made, with its workspace. So its
 //!   bits are the same in every run, and enqueuing asks no heuristics and allocates nothing.
 //! - **GE-2** Every operand is lent with its length, and is refused if the product would touch more. What
-//!   users reach is safe to call: what a session records keeps alive what it may use (RH-1). A recording
+//!   users reach is safe to call: what a session captures keeps alive what it may use (RH-1). A capture
 //!   of a queue keeps nothing, so queues stand behind the feature `internals`.
 //! - A product works on the stream of the handles it is given, whose device must be its own.
 //!
@@ -38,5 +38,5 @@ pub(crate) use product::{Product, Scaled};
 #[cfg(all(test, not(feature = "internals")))]
 pub(crate) use queue::Queue;
 #[cfg(feature = "internals")]
-pub use queue::{Queue, Recording};
+pub use queue::{CapturedGraph, Queue};
 pub(crate) use swizzled::Swizzled;

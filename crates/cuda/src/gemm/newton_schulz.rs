@@ -135,7 +135,7 @@ const fn plain(values: Lent<'_>) -> Scaled<'_> {
 fn enqueue(handles: &CudaHandles, launch: &KernelLaunch) -> Result<(), CudaFailure> {
     // SAFETY: the handles were checked: their context is current, and they are of the GPU the kernels were loaded for.
     // Every matrix was lent with its length or is the caller's own, and a launch without a table need not outlive its
-    // enqueuing: its arguments are copied. The kernels keep their module, and what is recorded outlives neither it
+    // enqueuing: its arguments are copied. The kernels keep their module, and what is captured outlives neither it
     // nor the scratch (RH-1).
     handles.driver(|| unsafe { launch.enqueue(handles.stream()) })
 }

@@ -156,8 +156,8 @@ impl Product {
         let pointer = |address: DeviceAddress| address.number() as *mut c_void;
         let workspace = self.blas.workspace().address();
         // SAFETY: handle, description and layouts live as long as `self`. Every operand was checked above
-        // against what the layouts touch; the workspace is this lane's and as large as the algorithm asked
-        // for. Alpha and beta are where the pointer mode says: on the host, read before the call returns, or
+        // against what the layouts touch; the workspace is this lane's and as large as the algorithm requested
+        // . Alpha and beta are where the pointer mode says: on the host, read before the call returns, or
         // words of this product on the device, written before on the same stream.
         let multiply = || unsafe {
             result::matmul(
@@ -243,7 +243,7 @@ impl Description {
     fn scale_mode(&self, attribute: Attribute, scale: Scale) -> Result<(), CudaFailure> {
         use sys::cublasLtMatmulMatrixScale_t as Mode;
         match scale {
-            // cuBLASLt assumes one scale unless told otherwise, and so where it knows no other.
+            // cuBLASLt assumes one scale unless set otherwise, and so where it knows no other.
             Scale::None | Scale::Whole => Ok(()),
             Scale::Lines128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F),
             Scale::Tiles128 => self.set(attribute, Mode::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F),
@@ -337,7 +337,7 @@ fn choose(
     }
     let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
     let mut count = 0;
-    // SAFETY: all objects live; there is room for the one result that is asked for.
+    // SAFETY: all objects live; there is room for the one result that is requested.
     let status = unsafe {
         sys::cublasLtMatmulAlgoGetHeuristic(
             blas.handle(),

@@ -1,6 +1,6 @@
 //! One in-order queue of a GPU, for work outside a session.
 //!
-//! Law: what a recording touches outlives the recording's last replay, and handles do not outlive the queue.
+//! Law: what a capture touches outlives the capture's last replay, and handles do not outlive the queue.
 //! Nothing here enforces this, so it is for the benchmarks of this repository alone.
 
 use std::rc::Rc;
@@ -22,9 +22,9 @@ pub struct Queue {
     blas: Rc<Blas>,
 }
 
-/// Work of a queue, recorded once, to be enqueued by one launch.
+/// Work of a queue, captured once, to be enqueued by one launch.
 #[derive(Debug)]
-pub struct Recording(Graph);
+pub struct CapturedGraph(Graph);
 
 impl Queue {
     pub(crate) fn new(blas: &Rc<Blas>) -> Result<Self, CudaFailure> {
@@ -49,14 +49,14 @@ impl Queue {
         self.stream.synchronize()
     }
 
-    /// Records what `work` enqueues, instead of running it. What it launches must have run once before.
+    /// Captures what `work` enqueues, instead of running it. What it launches must have run once before.
     ///
     /// # Errors
-    /// Those of `work`, and of the recording.
-    pub fn record<E: From<CudaFailure>>(
+    /// Those of `work`, and of the capture.
+    pub fn capture<E: From<CudaFailure>>(
         &self,
         work: impl FnOnce(&CudaHandles) -> Result<(), E>,
-    ) -> Result<Recording, E> {
+    ) -> Result<CapturedGraph, E> {
         self.blas.make_current()?;
         self.stream.begin_capture()?;
         let worked = work(&self.handles);
@@ -64,15 +64,15 @@ impl Queue {
         worked?;
         let graph = graph?;
         self.stream.upload_graph(&graph)?;
-        Ok(Recording(graph))
+        Ok(CapturedGraph(graph))
     }
 
-    /// Enqueues what was recorded.
+    /// Enqueues what was captured.
     ///
     /// # Errors
     /// [`CudaFailure::Call`].
-    pub fn replay(&self, recording: &Recording) -> Result<(), CudaFailure> {
-        self.stream.launch(&recording.0)
+    pub fn replay(&self, capture: &CapturedGraph) -> Result<(), CudaFailure> {
+        self.stream.launch(&capture.0)
     }
 
     /// Copies a buffer to the host, after everything enqueued so far.

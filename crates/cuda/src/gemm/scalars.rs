@@ -43,7 +43,7 @@ impl Scalars {
         let launch = self.kernel.launch(&operand, adds)?;
         // SAFETY: the handles' context is current, and they are of the GPU the kernel was loaded for. The amaxes
         // were lent with their length, and the words are this value's own. A launch without a table need not
-        // outlive its enqueuing: its arguments are copied. The kernel keeps its module, and what is recorded
+        // outlive its enqueuing: its arguments are copied. The kernel keeps its module, and what is captured
         // outlives neither it nor the words (RH-1).
         handles.driver(|| unsafe { launch.enqueue(handles.stream()) })?;
         Ok([alpha, beta])

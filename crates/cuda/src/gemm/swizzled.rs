@@ -60,7 +60,7 @@ impl Swizzled {
         // SAFETY: the handles' context is current, and they are of the GPU the kernel was loaded for. The scales
         // were lent with their length, and the copy is this value's own and as long. A launch without a table
         // need not outlive its enqueuing: its arguments are copied. The swizzler keeps the module, and what is
-        // recorded outlives neither it nor the copy (RH-1).
+        // captured outlives neither it nor the copy (RH-1).
         handles.driver(|| unsafe { launch.enqueue(handles.stream()) })?;
         Ok(Scaled { scale: Some(self.scale.read()), ..weight })
     }

@@ -1,25 +1,25 @@
 //! Captured CUDA graphs of one rank: how its lanes capture, what holds a graph, and how it ends with its world.
 //!
 //! Laws:
-//! - A recording forks from the first lane to all others and joins them again at its end (PL-7). Recording
+//! - A capture forks from the first lane to all others and joins them again at its end (PL-7). Capturing
 //!   ends whatever happened, or the first lane would never run anything again; where a closure failed, or a
 //!   lane was not joined, nothing of it is kept.
-//! - A recording holds the communicators whose transfers are in it and is dropped before them: NCCL destroys
-//!   a communicator, and finishes aborting one, only when no recording of it is left.
-//! - A world that ends takes the recordings away from their holders, if NCCL is in them; they are never
+//! - A capture holds the communicators whose transfers are in it and is dropped before them: NCCL destroys
+//!   a communicator, and finishes aborting one, only when no capture of it is left.
+//! - A world that ends takes the captures away from their holders, if NCCL is in them; they are never
 //!   launched again. So aborts end, and memory is given back instead of abandoned. Others stay with their
 //!   holders.
 
 use std::sync::{Arc, Mutex, Weak};
 
-use super::keep_alive::{KeepAlive, Recording};
+use super::keep_alive::{CapturedGraph, KeepAlive};
 use crate::bind::lane::CudaStream;
 use crate::device::stream::{Graph, Stream};
 use crate::failure::CudaFailure;
 use crate::transport::communicator::Communicator;
 use warpweft_backend::bell::lock;
 
-/// A recording of one rank: a step, or a segment of one.
+/// A capture of one rank: a step, or a segment of one.
 #[derive(Debug)]
 pub struct CudaGraph {
     /// Dropped before the communicators, and before what it may use.
@@ -27,29 +27,29 @@ pub struct CudaGraph {
     #[expect(dead_code, reason = "held, not read")]
     communicators: Vec<Arc<Communicator>>,
     #[expect(dead_code, reason = "held, not read")]
-    recording: Recording,
+    capture: CapturedGraph,
 }
 
 impl CudaGraph {
-    /// Puts the recording on a stream.
+    /// Puts the capture on a stream.
     pub(crate) fn launch(&self, stream: &Stream) -> Result<(), CudaFailure> {
         let ended =
-            || CudaFailure::Refused("the recording ended with its world; make a new session".to_owned());
+            || CudaFailure::Refused("the capture ended with its world; make a new session".to_owned());
         stream.launch(lock(&self.graph).as_ref().ok_or_else(ended)?)
     }
 }
 
-/// Begins to record what is enqueued on these lanes. Their context is current.
+/// Begins to capture what is enqueued on these lanes. Their context is current.
 pub(crate) fn begin(streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
     let [first, others @ ..] = streams else {
-        return Err(CudaFailure::Refused("there is no lane to record".to_owned()));
+        return Err(CudaFailure::Refused("there is no lane to capture".to_owned()));
     };
     first.stream.begin_capture()?;
-    first.records = true;
-    // A lane that waits for an event of a recording stream records too.
+    first.captures = true;
+    // A lane that waits for an event of a captured stream is captured too.
     let forked = first.stream.record(&first.join).and_then(|()| {
         others.iter_mut().try_for_each(|other| {
-            other.records = true;
+            other.captures = true;
             other.stream.wait(&first.join)
         })
     });
@@ -60,27 +60,27 @@ pub(crate) fn begin(streams: &mut [CudaStream]) -> Result<(), CudaFailure> {
     forked
 }
 
-/// Ends what [`begin`] began, and brings the recording to the device.
+/// Ends what [`begin`] began, and brings the capture to the device.
 pub(crate) fn end(streams: &mut [CudaStream]) -> Result<Graph, CudaFailure> {
     let mut faults = Vec::new();
     for stream in streams.iter_mut() {
-        stream.records = false;
+        stream.captures = false;
         // Nothing has run, so there is nothing to report of this step yet.
         faults.extend(stream.fault.take());
     }
     let [first, others @ ..] = streams else {
-        return Err(CudaFailure::Refused("there is no lane that records".to_owned()));
+        return Err(CudaFailure::Refused("there is no lane that captures".to_owned()));
     };
     let joined = others.iter().try_for_each(|other| {
         other.stream.record(&other.join)?;
         first.stream.wait(&other.join)
     });
-    // Recording ends whatever happened, or the stream would never run anything again.
+    // Capturing ends whatever happened, or the stream would never run anything again.
     let graph = first.stream.end_capture();
     joined?;
     if let Some(fault) = faults.first() {
         return Err(CudaFailure::Refused(format!(
-            "a closure failed while it was recorded: {}",
+            "a closure failed while it was captured: {}",
             fault.message
         )));
     }
@@ -89,17 +89,17 @@ pub(crate) fn end(streams: &mut [CudaStream]) -> Result<Graph, CudaFailure> {
     Ok(graph)
 }
 
-/// The recordings of one rank.
+/// The captures of one rank.
 #[derive(Debug)]
-pub(crate) struct Recordings {
+pub(crate) struct CapturedGraphs {
     /// Those that contain NCCL transfers.
     all: Mutex<Vec<Weak<Mutex<Option<Graph>>>>>,
     keep_alive: Arc<KeepAlive>,
     /// The one being made.
-    begun: Mutex<Option<Recording>>,
+    begun: Mutex<Option<CapturedGraph>>,
 }
 
-impl Recordings {
+impl CapturedGraphs {
     pub(crate) fn new(keep_alive: KeepAlive) -> Self {
         Self { all: Mutex::default(), keep_alive: Arc::new(keep_alive), begun: Mutex::default() }
     }
@@ -109,12 +109,12 @@ impl Recordings {
         &self.keep_alive
     }
 
-    /// Before the first task of a recording is enqueued.
+    /// Before the first task of a capture is enqueued.
     pub(crate) fn begin(&self) {
         *lock(&self.begun) = Some(self.keep_alive.begin());
     }
 
-    /// Makes one from what was recorded, with transfers of these communicators; after a failure, none.
+    /// Makes one from what was captured, with transfers of these communicators; after a failure, none.
     ///
     /// # Errors
     /// Those of `graph`.
@@ -123,19 +123,19 @@ impl Recordings {
         graph: Result<Graph, CudaFailure>,
         communicators: Vec<Arc<Communicator>>,
     ) -> Result<CudaGraph, CudaFailure> {
-        let recording = lock(&self.begun).take().unwrap_or_else(|| self.keep_alive.begin());
+        let capture = lock(&self.begun).take().unwrap_or_else(|| self.keep_alive.begin());
         self.keep_alive.end();
-        Ok(self.keep(graph?, communicators, recording))
+        Ok(self.keep(graph?, communicators, capture))
     }
 
-    fn keep(&self, graph: Graph, communicators: Vec<Arc<Communicator>>, recording: Recording) -> CudaGraph {
+    fn keep(&self, graph: Graph, communicators: Vec<Arc<Communicator>>, capture: CapturedGraph) -> CudaGraph {
         let graph = Arc::new(Mutex::new(Some(graph)));
         let mut all = lock(&self.all);
         all.retain(|one| one.strong_count() > 0);
         if !communicators.is_empty() {
             all.push(Arc::downgrade(&graph));
         }
-        CudaGraph { graph, communicators, recording }
+        CudaGraph { graph, communicators, capture }
     }
 
     /// Takes them all away.

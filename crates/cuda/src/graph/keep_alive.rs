@@ -1,10 +1,10 @@
 //! Keeps alive what captured graphs of a rank may use although its owner gave it back.
 //!
 //! Laws:
-//! - **RH-1** Memory and code of a device that layers of a closure worked with stay until no recording is left
+//! - **RH-1** Memory and code of a device that layers of a closure worked with stay until no capture is left
 //!   that began after that: a replay runs no closure, so a closure that drops a buffer or a layer (in another
 //!   program, in a dynamic call) does not know what still uses it.
-//! - What was made, or first used, after the last recording is given back at once: a dynamic call may make and
+//! - What was made, or first used, after the last capture is given back at once: a dynamic call may make and
 //!   drop a buffer, or a whole device, in every step.
 //! - A device that no layer worked with is unknown here: its buffers are their owner's to keep.
 //! - On an abandoned GPU nothing is given back, as everywhere.
@@ -18,7 +18,7 @@ use warpweft_backend::bell::lock;
 /// Things, whatever they are.
 type Thing = Arc<dyn Any + Send + Sync>;
 
-/// What is held for the recordings of one rank.
+/// What is held for the captures of one rank.
 #[derive(Debug)]
 pub(crate) struct KeepAlive {
     context: Arc<Context>,
@@ -27,45 +27,45 @@ pub(crate) struct KeepAlive {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Recordings begun so far.
+    /// Captures begun so far.
     begun: u64,
     /// Is the last of them still being made?
-    is_recording: bool,
+    is_capturing: bool,
     /// The number of them that are left.
     left: usize,
     held: Vec<Thing>,
 }
 
-/// One recording, for as long as it may be replayed.
+/// One capture, for as long as it may be replayed.
 #[derive(Debug)]
-pub(crate) struct Recording(Arc<KeepAlive>);
+pub(crate) struct CapturedGraph(Arc<KeepAlive>);
 
 impl KeepAlive {
     pub(crate) fn new(context: Arc<Context>) -> Self {
         Self { context, state: Mutex::default() }
     }
 
-    /// A recording begins.
-    pub(crate) fn begin(self: &Arc<Self>) -> Recording {
+    /// A capture begins.
+    pub(crate) fn begin(self: &Arc<Self>) -> CapturedGraph {
         let mut state = lock(&self.state);
         state.begun += 1;
         state.left += 1;
-        state.is_recording = true;
-        Recording(Arc::clone(self))
+        state.is_capturing = true;
+        CapturedGraph(Arc::clone(self))
     }
 
-    /// Nothing more is recorded.
+    /// Nothing more is captured.
     pub(crate) fn end(&self) {
-        lock(&self.state).is_recording = false;
+        lock(&self.state).is_capturing = false;
     }
 
-    /// How many recordings cannot use what is made, or first used, now.
+    /// How many captures cannot use what is made, or first used, now.
     pub(crate) fn too_early(&self) -> u64 {
         let state = lock(&self.state);
-        state.begun - u64::from(state.is_recording)
+        state.begun - u64::from(state.is_capturing)
     }
 
-    /// Holds what its owner drops, if a recording is left and one may use it that began after the first
+    /// Holds what its owner drops, if a capture is left and one may use it that began after the first
     /// `too_early` of them.
     pub(crate) fn outlive(&self, thing: &Thing, too_early: u64) {
         let mut state = lock(&self.state);
@@ -75,7 +75,7 @@ impl KeepAlive {
     }
 }
 
-impl Drop for Recording {
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         let held = {
             let mut state = lock(&self.0.state);

@@ -21,7 +21,7 @@ use warpweft_format::{Epsilon, Format, Fp8Element, Fp8Tile, Nvfp4Block, ScaleRul
 /// [`Format::planes`] gives for the matrix and for its transpose. For FP8 with one scale, `scale` is one f32,
 /// written, and `columnwise_scale` the word [`ActivationQuantizer::amax`] filled, read. For MXFP8 they are the
 /// planes of the matrix and of its transpose as [`swizzle_scale`](warpweft_format::swizzle_scale) leaves them;
-/// rows count as if rounded up to 32, with zeros behind the last one. For NVFP4 `scale` is such a plane of the
+/// rows count as if rounded up to 32, with zeros after the last one. For NVFP4 `scale` is such a plane of the
 /// matrix, there are no columnwise codes, and `columnwise_scale` is the amax, read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ActivationOperand {

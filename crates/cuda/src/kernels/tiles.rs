@@ -2,7 +2,7 @@
 //!
 //! Law: the tiles of the tensors are numbered one after the other. The table holds the tensors' descriptors,
 //! the number of each tensor's first tile followed by the number of all tiles, and the workspace a kernel
-//! asked for, zeroed. The descriptor of a launch's only tensor also goes with the arguments (`only`). Mirrors
+//! requested, zeroed. The descriptor of a launch's only tensor also goes with the arguments (`only`). Mirrors
 //! `Tiles` of `kernels/common.cuh`.
 
 use bytemuck::{NoUninit, Pod, Zeroable};

@@ -2,7 +2,7 @@
 //!
 //! Laws:
 //! - **LI-1** whatever a layer needs is made when the layer is: algorithms, workspace, scratch. A product
-//!   enqueues on the stream of its call, allocates nothing and waits for nothing; so a step can be recorded.
+//!   enqueues on the stream of its call, allocates nothing and waits for nothing; so a step can be captured.
 //! - **LI-2** the algorithm of a shape is chosen once: the same operands give the same bits in every step.
 //! - **LI-3** sums are taken in f32, whatever the operands and the result are.
 //! - **LI-4** nothing falls back silently. A GPU without products of a format is a
@@ -21,7 +21,7 @@
 //! gradient reads of x ([`Linear::forward_keeping`]). What comes between products is [`Elementwise`], or is
 //! computed on the way to codes ([`Activations`]); a residual is added by the product itself
 //! ([`Output::Sum`]). [`DeviceBuffer`]s hold what closures keep. A [`LinearSpec`] says what a call that uses
-//! a layer costs. [`NewtonSchulz`] makes matrices nearly orthogonal, for rules that update by such. Biases and
+//! a layer costs. [`NewtonSchulz`] makes matrices nearly orthogonal, for optimizers that update by such. Biases and
 //! products of several weights at a time are deliberately absent.
 
 mod activations;
@@ -38,7 +38,7 @@ mod weight;
 pub use crate::gemm::DeviceBuffer;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
-pub use crate::gemm::{Queue, Recording};
+pub use crate::gemm::{CapturedGraph, Queue};
 pub use activations::{Activations, Input};
 pub use device::Device;
 pub use elementwise::Elementwise;

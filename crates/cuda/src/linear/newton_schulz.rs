@@ -1,4 +1,4 @@
-//! Matrices made nearly orthogonal, for update rules that want them so.
+//! Matrices made nearly orthogonal, for optimizers that want them so.
 
 use super::device::Device;
 use crate::CudaFailure;
@@ -47,7 +47,7 @@ impl NewtonSchulz {
     }
 
     /// Enqueues all steps on the stream of `handles`: `result` becomes the nearly orthogonal matrix of `matrix`, both
-    /// f32 `[rows, columns]`. Zeros stay zeros. What of a matrix is not finite, is not finite behind it.
+    /// f32 `[rows, columns]`. Zeros stay zeros. What of a matrix is not finite, is not finite after it.
     ///
     /// # Errors
     /// [`CudaFailure::Operand`] and [`CudaFailure::Misaligned`] before anything is enqueued; [`CudaFailure::Call`].

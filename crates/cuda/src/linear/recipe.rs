@@ -1,4 +1,4 @@
-//! In what numbers the products of a layer are computed.
+//! Recipes: the number formats of the three products of a linear layer.
 //!
 //! Law: [`Recipe::best_for`] gives only recipes that have been seen running on some GPU. [`Recipe::native`] also
 //! gives those that NVIDIA documents for a GPU and that no such GPU was at hand for: who wants them says so.
@@ -131,7 +131,7 @@ impl Recipe {
     }
 
     /// The format activations or their gradients are quantized to, in `element`, which MXFP8 and NVFP4 do
-    /// not ask for; `None` where they stay in bf16.
+    /// not request; `None` where they stay in bf16.
     #[must_use]
     pub const fn activation_format(self, element: Fp8Element) -> Option<Format> {
         match self {

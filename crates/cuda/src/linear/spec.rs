@@ -1,4 +1,4 @@
-//! What a layer computes.
+//! The specification of a linear layer.
 //!
 //! Law: a specification is plain data; what no product takes is refused when a layer is made from it.
 

@@ -11,7 +11,7 @@ use warpweft_format::{ElementType, Format, Orientation, Shape};
 use warpweft_plan::compute::{ComputeContext, ComputeError, PlanesOf, PlanesView};
 use warpweft_plan::model::Form;
 
-/// A weight lent to one call, in the form a [`Recipe`](super::Recipe) asks for.
+/// A weight lent to one call, in the form a [`Recipe`](super::Recipe) requests.
 #[derive(Debug)]
 pub struct Weight<'a> {
     orientation: Orientation,

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Whether `condition` came true in time; it is looked at again after every `pause`.
+/// Whether `condition` came true in time; it is checked again after every `pause`.
 pub(crate) fn wait_until(patience: Duration, pause: Duration, condition: impl Fn() -> bool) -> bool {
     let begun = Instant::now();
     while !condition() {

@@ -1,6 +1,6 @@
 //! Names of the collectives of a plan, for the messages of a world that stalled.
 //!
-//! Law: made when a plan is bound, looked at when something has gone wrong. Names are those of the plan's
+//! Law: made when a plan is bound, read when something has gone wrong. Names are those of the plan's
 //! slots, which name the weight.
 
 use warpweft_base::id::{LaneId, TaskId};

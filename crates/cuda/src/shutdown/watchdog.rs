@@ -55,7 +55,7 @@ pub(crate) fn wait(
     end_waits: impl Fn(),
 ) -> Result<(), BackendError> {
     let started = Instant::now();
-    let (mut begun, mut asked) = (started, started);
+    let (mut begun, mut requested) = (started, started);
     let mut moved = progress.moved();
     let mut standing = Standing { world, rank, told: None };
     loop {
@@ -71,11 +71,11 @@ pub(crate) fn wait(
             }
         }
         // A process that was stopped for a while has not waited, and nor have its peers.
-        let since = asked.elapsed();
+        let since = requested.elapsed();
         if since > STOPPED {
             begun += since;
         }
-        asked = Instant::now();
+        requested = Instant::now();
         let waited = begun.elapsed();
         if let Err(poisoned) = world.check() {
             drain(world, stream, &end_waits);

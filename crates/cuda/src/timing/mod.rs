@@ -40,22 +40,22 @@ impl Timeline {
         }
     }
 
-    /// From now on lanes record.
-    pub(super) fn begin_recording(&self) {
+    /// From now on lanes capture.
+    pub(super) fn start_capture(&self) {
         match self {
             Self::Events(events) => events.begin_anew(),
-            Self::Activities(book) => book.begin_recording(),
+            Self::Activities(book) => book.start_capture(),
         }
     }
 
-    /// A recording was launched, and what lanes are told next runs after it.
+    /// A capture was launched, and what lanes get next runs after it.
     pub(super) fn launched(&self) {
         if let Self::Events(events) = self {
             events.begin_anew();
         }
     }
 
-    /// `event` is to be recorded on `lane`. Where the lane does not record, returns what is already at this
+    /// `event` is to be recorded on `lane`. Where the lane does not capture, returns what is already at this
     /// point of it, which will do.
     pub(super) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         match self {
@@ -64,7 +64,7 @@ impl Timeline {
         }
     }
 
-    /// `lane` is to wait for `event`. Where it does not record, returns what replaced it
+    /// `lane` is to wait for `event`. Where it does not capture, returns what replaced it
     /// ([`Timeline::event_recorded`]).
     pub(super) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
         match self {
@@ -81,18 +81,18 @@ impl Timeline {
         }
     }
 
-    /// Has a lane run a task by `work`, or record it if it `records`.
+    /// Has a lane run a task by `work`, or record it if it `captures`.
     pub(super) fn timed(
         &self,
         task: TaskId,
-        (lane, stream, records): (LaneId, &Stream, bool),
+        (lane, stream, captures): (LaneId, &Stream, bool),
         work: impl FnOnce() -> Result<(), CudaFailure>,
     ) -> Result<(), CudaFailure> {
         match self {
-            Self::Events(events) => events.timed(task, (lane, stream, records), work),
-            Self::Activities(book) if records => {
+            Self::Events(events) => events.timed(task, (lane, stream, captures), work),
+            Self::Activities(book) if captures => {
                 work()?;
-                book.recorded(task, stream);
+                book.captured(task, stream);
                 Ok(())
             }
             Self::Activities(book) => book.issued(task, work),

@@ -1,7 +1,7 @@
 //! The source of task times of a world: CUPTI, or CUDA events.
 //!
 //! Law: it is settled once, when a world is made. Where CUPTI is wished for and cannot be had, the reason is
-//! kept, and told wherever the world describes itself. The description, and so every trace, also says what is
+//! kept, and printed wherever the world describes itself. The description, and so every trace, also says what is
 //! inferred: events tell ends, and begins follow from them.
 
 use std::fmt;
@@ -49,7 +49,7 @@ impl Times {
 
 /// What a reader of such times must know.
 const INFERRED: &str =
-    "a task is taken to begin when what it comes behind has ended and the host has begun to enqueue it";
+    "a task is taken to begin when what it comes after has ended and the host has begun to enqueue it";
 
 impl fmt::Display for Times {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn who_asks_for_events_does_not_touch_cupti() {
-        let times = Times::choose(DeviceTimes::Events, || panic!("asked for CUPTI")).unwrap();
+        let times = Times::choose(DeviceTimes::Events, || panic!("requested CUPTI")).unwrap();
         assert_eq!(times.to_string(), format!("tasks timed by events ({INFERRED})"));
     }
 }

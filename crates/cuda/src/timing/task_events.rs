@@ -2,11 +2,11 @@
 //!
 //! Laws:
 //! - A task has one event, after all that was enqueued for it; when it began is inferred
-//!   ([`super::task_start_times`]). Where that cannot be done, it has one before it too. In a recording every
+//!   ([`super::task_start_times`]). Where that cannot be done, it has one before it too. In a capture every
 //!   event is a node that takes time.
 //! - Where one of the plan's own events is recorded right after an issued task, the task's event is used in
 //!   its place: the same point of the same lane, passed once. Otherwise these events order nothing. In a
-//!   recording they order nothing at all: there the plan's events are edges.
+//!   capture they order nothing at all: there the plan's events are edges.
 //! - All events are made when a plan is bound and serve every step; telling allocates nothing once
 //!   warm (BK-2).
 //! - They are read as they are passed while the rank waits for its lanes, where that delays nothing, and the
@@ -35,7 +35,7 @@ const SOME: usize = 16;
 /// busy.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// The events of a bound plan. Those of a recorded step are part of the recording.
+/// The events of a bound plan. Those of a captured step are part of the capture.
 #[derive(Debug)]
 pub(crate) struct TaskEvents {
     clock: Clock,
@@ -76,7 +76,7 @@ impl TaskEvents {
         Ok(())
     }
 
-    /// A recording begins, or was launched.
+    /// A capture begins, or was launched.
     pub(crate) fn begin_anew(&self) {
         lock(&self.start_times).begin_anew();
     }
@@ -101,22 +101,22 @@ impl TaskEvents {
     /// `event` is to be recorded on `lane`. Returns what is there already, if the lane passed the clock of
     /// its last task just before.
     pub(crate) fn event_recorded(&self, lane: LaneId, event: EventId) -> Option<&Event> {
-        self.behind(lock(&self.start_times).precedence.recorded(lane, event)?)
+        self.after(lock(&self.start_times).precedence.recorded(lane, event)?)
     }
 
     /// `lane` is to wait for `event`. Returns what is where that was recorded, as [`TaskEvents::event_recorded`]
     /// said.
     pub(crate) fn event_waited(&self, lane: LaneId, event: EventId) -> Option<&Event> {
-        self.behind(lock(&self.start_times).precedence.waited(lane, event)?)
+        self.after(lock(&self.start_times).precedence.waited(lane, event)?)
     }
 
-    fn behind(&self, task: TaskId) -> Option<&Event> {
+    fn after(&self, task: TaskId) -> Option<&Event> {
         self.tasks.get(task.index()).map(|events| &events.end)
     }
 
     /// How many nanoseconds after the step's start a task had ended; `None` if its lane has not come there.
     fn ended(&self, task: TaskId) -> Option<f64> {
-        self.behind(task)?.since(&self.start)
+        self.after(task)?.since(&self.start)
     }
 
     /// Reads some of the events that were passed. Says whether there was one.

@@ -4,12 +4,12 @@
 //! - A task begins when the last of the tasks it comes after has ended, and no sooner than the host began to
 //!   enqueue it, if it was issued. This is an inference, and as exact as the assumption that a lane which may
 //!   run does run: a lane that waits for a peer's word is within its task.
-//! - A task that comes after nothing that was told (at the beginning of a step or of a recording, or after a
+//! - A task that comes after nothing that was noted (at the beginning of a step or of a capture, or after a
 //!   launch) cannot be inferred: the code that enqueues it notes when its lane came to it.
 //! - While a step runs, an end belongs to it only if it is after the step's start; so what a clock still says
 //!   of an earlier step is not taken for this one's. When all lanes are over, every task has passed its
 //!   clock, and an end before the start was passed a little sooner, on another lane.
-//! - This file knows no device. **BK-2** A step that tells what the last one told allocates nothing.
+//! - This file knows no device. **BK-2** A step that notes what the last one noted allocates nothing.
 
 use super::precedence::Precedence;
 use warpweft_backend::TaskInterval;
@@ -29,8 +29,8 @@ pub(super) struct TaskStartTimes {
 /// What is known of one task.
 #[derive(Clone, Debug, Default)]
 struct Known {
-    behind: Vec<TaskId>,
-    /// When the host began to enqueue it; 0 if it was recorded.
+    after: Vec<TaskId>,
+    /// When the host began to enqueue it; 0 if it was captured.
     enqueued: u64,
     end: Option<u64>,
 }
@@ -50,18 +50,18 @@ impl TaskStartTimes {
         self.precedence.reset();
     }
 
-    /// Lanes begin anew: a recording begins, or was launched.
+    /// Lanes begin anew: a capture begins, or was launched.
     pub(super) fn begin_anew(&mut self) {
         self.precedence.reset();
     }
 
-    /// A task is put on a lane, by a host that began at `enqueued` if it is issued and not recorded. Says
+    /// A task is put on a lane, by a host that began at `enqueued` if it is issued and not captured. Says
     /// whether it comes after nothing.
     pub(super) fn put(&mut self, lane: LaneId, task: TaskId, enqueued: Option<u64>) -> bool {
         let Some(known) = self.tasks.get_mut(task.index()) else { return false };
         known.enqueued = enqueued.unwrap_or(0);
-        self.precedence.put(lane, task, &mut known.behind);
-        known.behind.is_empty()
+        self.precedence.put(lane, task, &mut known.after);
+        known.after.is_empty()
     }
 
     /// Notes ends in task order, at most `most` of them, as far as `passed` knows how many nanoseconds after
@@ -71,7 +71,7 @@ impl TaskStartTimes {
         for _ in 0..most {
             let Some(known) = self.tasks.get_mut(self.next) else { break };
             let Some(after) = passed(TaskId::at(self.next)).filter(|after| *after > 0.0) else { break };
-            known.end = Some(behind(self.started, after));
+            known.end = Some(later(self.started, after));
             self.next += 1;
         }
         self.next > first
@@ -82,7 +82,7 @@ impl TaskStartTimes {
     pub(super) fn note_all_ends(&mut self, passed: impl Fn(TaskId) -> Option<f64>) {
         let started = self.started;
         for (position, known) in self.tasks.iter_mut().enumerate().skip(self.next) {
-            known.end = passed(TaskId::at(position)).map(|after| behind(started, after));
+            known.end = passed(TaskId::at(position)).map(|after| later(started, after));
         }
         self.next = self.tasks.len();
     }
@@ -92,10 +92,10 @@ impl TaskStartTimes {
     pub(super) fn intervals(&self, entered: impl Fn(TaskId) -> Option<f64>, into: &mut Vec<TaskInterval>) {
         let ended = |task: &TaskId| self.tasks.get(task.index()).and_then(|known| known.end);
         into.extend(self.tasks.iter().enumerate().map(|(position, known)| {
-            let begin = if known.behind.is_empty() {
-                entered(TaskId::at(position)).map(|after| behind(self.started, after))
+            let begin = if known.after.is_empty() {
+                entered(TaskId::at(position)).map(|after| later(self.started, after))
             } else {
-                known.behind.iter().filter_map(ended).max().map(|begin| begin.max(known.enqueued))
+                known.after.iter().filter_map(ended).max().map(|begin| begin.max(known.enqueued))
             };
             begin.zip(known.end).map_or_else(TaskInterval::default, |(begin, end)| {
                 let begin = begin.min(end);
@@ -107,7 +107,7 @@ impl TaskStartTimes {
 
 /// The instant that many nanoseconds after the step's start. An event that was passed a little sooner, on
 /// another lane, is at the start.
-fn behind(started: u64, after: f64) -> u64 {
+fn later(started: u64, after: f64) -> u64 {
     started + after.max(0.0) as u64
 }
 
@@ -147,11 +147,11 @@ mod tests {
     }
 
     #[test]
-    fn a_recorded_task_begins_where_the_last_it_comes_behind_ended_and_the_first_where_its_lane_came_to_it() {
+    fn a_captured_task_begins_where_the_last_it_comes_after_ended_and_the_first_where_its_lane_came_to_it() {
         let mut start_times = TaskStartTimes::new(3);
         step(&mut start_times, [None; 3]);
         for (begun, shift) in [(START, 0.0), (50_000, 3.0)] {
-            // Replays: what was recorded stays.
+            // Replays: what was captured stays.
             start_times.begin_step(begun);
             start_times.begin_anew();
             start_times.note_all_ends(ends(&[10.0 + shift, 30.0, 45.0]));
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_issued_behind_a_launch_comes_behind_nothing_that_was_told() {
+    fn a_task_issued_after_a_launch_comes_after_nothing_that_was_told() {
         let mut start_times = TaskStartTimes::new(3);
         start_times.begin_step(START);
         assert!(start_times.put(COMPUTE, task(0), Some(START)));

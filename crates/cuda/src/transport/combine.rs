@@ -5,9 +5,9 @@
 //!   do not depend on which.
 //! - Slices of a value land in its target, each where its giver's own slice would be; the rank's own is read where it
 //!   was. So the kernel writes the only slice of the target that it does not read, and of such values nothing waits in
-//!   the landing to be combined.
-//! - The string of what is left over is copied into the landing, lands beside that, and is copied to its targets from
-//!   there. What its pads hold does not matter.
+//!   the receive buffer to be combined.
+//! - The string of what is left over is copied into the receive buffer, lands beside that, and is copied to its targets
+//!   from there. What its pads hold does not matter.
 //! - Outcomes reach another rank when it has read what its target held before: neighbours write them after a meeting
 //!   that follows that rank's kernel, and what it receives by NCCL follows the kernel in its stream.
 
@@ -35,15 +35,15 @@ pub(super) fn all_reduce(
     }
     let mut slices: Vec<_> = moves.iter().filter_map(|part| of_value(division, *part)).collect();
     let (of_string, into, out) = strung(view, division, moves);
-    // Whatever is passed on for neighbours waits behind the string.
-    let behind = View { landing: view.landing + string(division, moves), ..*view };
+    // Whatever is passed on for neighbours waits after the string.
+    let after = View { receive_buffer: view.receive_buffer + string(division, moves), ..*view };
     slices.extend(of_string);
     let combined = slices.iter().map(|part| own_slice(view, part)).collect();
     let given = slices.iter().map(|part| given(view, part)).collect();
     let mut all = vec![Stage::Place(into)];
-    all.extend(stages(&behind, transport, &Pull::ExchangeGradient(slices)));
+    all.extend(stages(&after, transport, &Pull::ExchangeGradient(slices)));
     all.push(Stage::Combine(reduction, combined));
-    all.extend(stages(&behind, transport, &Pull::Gather(given)));
+    all.extend(stages(&after, transport, &Pull::Gather(given)));
     all.push(Stage::Place(out));
     all
 }
@@ -56,7 +56,7 @@ fn of_value(division: Division, part: Move) -> Option<Slices> {
     (bytes > 0).then_some(slices)
 }
 
-/// The slices of the string, from one place in the landing to another, and the copies into and out of it.
+/// The slices of the string, from one place in the receive buffer to another, and the copies into and out of it.
 fn strung(
     view: &View<'_>,
     division: Division,
@@ -64,7 +64,7 @@ fn strung(
 ) -> (Option<Slices>, Vec<CopyOperand>, Vec<CopyOperand>) {
     let bytes = division.slice_of_string(moves.iter().map(|part| part.from.bytes));
     let all = bytes * view.hosts.ranks();
-    let source = Region { offset: view.landing_from_arena(), bytes: all };
+    let source = Region { offset: view.receive_buffer_from_arena(), bytes: all };
     let landed = Region { offset: source.offset + stride(all), bytes: all };
     let (own, mut at) = (view.own(), 0);
     let (mut into, mut out) = (Vec::new(), Vec::new());
@@ -86,17 +86,17 @@ fn own_slice(view: &View<'_>, part: &Slices) -> CombineOperand {
     let (own, rank) = (view.own(), view.rank.index());
     let source = |giver: usize| match giver == rank {
         true => own.plus(part.given(rank)),
-        false => own.plus(part.landing(giver, rank)),
+        false => own.plus(part.received_at(giver, rank)),
     };
     CombineOperand {
         sources: view.ranks().map(|giver| source(giver.index())).collect(),
-        to: own.plus(part.landing(rank, rank)),
+        to: own.plus(part.received_at(rank, rank)),
         elements: part.bytes / ElementType::F32.bytes(),
     }
 }
 
 /// From this rank's slice of the target to its place in every target.
 const fn given(view: &View<'_>, part: &Slices) -> Move {
-    let offset = part.landing(view.rank.index(), view.rank.index());
+    let offset = part.received_at(view.rank.index(), view.rank.index());
     Move { from: Region { offset, bytes: part.bytes }, to: part.landed }
 }

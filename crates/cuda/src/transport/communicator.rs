@@ -51,7 +51,7 @@ pub(crate) struct Communicator {
     members: Members,
     context: Arc<Context>,
     world: Arc<World>,
-    /// Whether a thread was told to abort.
+    /// Whether a thread got the command to abort.
     aborting: AtomicBool,
     /// Whether it has done so.
     aborted: Arc<AtomicBool>,
@@ -208,7 +208,7 @@ impl Communicator {
         })
     }
 
-    /// Lets a thread abort, if none was told to before.
+    /// Lets a thread abort, if none did before.
     pub(crate) fn begin_abort(&self) {
         if self.aborting.swap(true, Ordering::SeqCst) {
             return;

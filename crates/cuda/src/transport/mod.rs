@@ -289,7 +289,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Peer, Pull::Concatenate(part)) => peer::concatenate(view, *part),
         (Transport::Peer, Pull::ExchangeGradient(parts)) => peer::exchange(view, parts),
         (Transport::Peer, Pull::AllToAll(slices)) => with_own(view, *slices, peer::exchange),
-        // With several ranks the library sums, or it is refused before its stages are asked for.
+        // With several ranks the library sums, or it is refused before its stages are requested.
         (Transport::Peer, Pull::ReduceScatter(_, parts)) => alone(view, parts),
         (Transport::Nccl, Pull::Gather(moves)) => nccl::gather(view, moves),
         (Transport::Nccl, Pull::Chunk(pieces)) => nccl::gather_pieces(view, pieces),
@@ -312,7 +312,7 @@ fn whole(moves: &[Move]) -> Vec<PlanePiece> {
 /// An exchange in which the rank's own slice has a place among the others, and gets there by a kernel.
 fn with_own(view: &View<'_>, slices: Slices, exchange: fn(&View<'_>, &[Slices]) -> Vec<Stage>) -> Vec<Stage> {
     let (own, rank) = (view.own(), view.rank.index());
-    let (from, to) = (own.plus(slices.given(rank)), own.plus(slices.landing(rank, rank)));
+    let (from, to) = (own.plus(slices.given(rank)), own.plus(slices.received_at(rank, rank)));
     let mut stages = vec![Stage::Place(vec![CopyOperand { from, to, bytes: slices.bytes }])];
     stages.extend(exchange(view, &[slices]));
     stages

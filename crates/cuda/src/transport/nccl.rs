@@ -57,7 +57,11 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
         let bytes = part.bytes;
         for peer in view.others() {
             transfers.push(Transfer::Send { from: own.plus(part.given(peer.index())), bytes, peer });
-            transfers.push(Transfer::Receive { to: own.plus(part.landing(peer.index(), rank)), bytes, peer });
+            transfers.push(Transfer::Receive {
+                to: own.plus(part.received_at(peer.index(), rank)),
+                bytes,
+                peer,
+            });
         }
     }
     vec![Stage::Exchange(transfers)]

@@ -5,9 +5,9 @@
 //!   rank to its counterpart. What is gathered is spread on each host by neighbours. What is to be summed
 //!   first comes together at the counterpart of its owner, each contribution by itself (no sums on the way,
 //!   which would round in another order).
-//! - In the landing of an all-reduce, the value of rank r waits at number r. The landing of an exchange holds
-//!   what neighbours gave for other hosts, host by host, starting with the next one (the *relay*). No number
-//!   is written twice in one collective.
+//! - In the receive buffer of an all-reduce, the value of rank r waits at number r. The receive buffer of an exchange
+//!   holds what neighbours gave for other hosts, host by host, starting with the next one (the *relay*). No number is
+//!   written twice in one collective.
 //! - A rank sends what neighbours pushed after the meeting that follows their pushes. It says that it may be
 //!   written again only in the next collective, whose first meeting comes after its sends in the stream.
 
@@ -70,8 +70,9 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
     for part in parts.iter().filter(|part| part.bytes > 0) {
         let bytes = part.bytes;
         let slice = |taker: RankId| own.plus(part.given(taker.index()));
-        let slot =
-            |giver: RankId, taker: RankId| view.arena(taker).plus(part.landing(giver.index(), taker.index()));
+        let slot = |giver: RankId, taker: RankId| {
+            view.arena(taker).plus(part.received_at(giver.index(), taker.index()))
+        };
         // Where `holder`, of this host, has what rank `giver` of this host has for rank `taker` of the
         // holder's column.
         let given = |holder: RankId, giver: RankId, taker: RankId| match hosts.distance(holder, taker) {
@@ -103,7 +104,7 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
 /// that a program compares over ranks may be larger.
 const FEW_BYTES: usize = 64 << 10;
 
-/// All ranks' values, combined by every rank: gathered into the landing.
+/// All ranks' values, combined by every rank: gathered into the receive buffer.
 pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
     let (mut exchange, mut pushes, mut reductions) = (Vec::new(), Vec::new(), Vec::new());
@@ -139,7 +140,7 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
     vec![Stage::Exchange(exchange), Stage::Push(carrier, pushes), Stage::Combine(reduction, reductions)]
 }
 
-/// All ranks' values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its landing.
+/// All ranks' values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its receive buffer.
 fn arrived(view: &View<'_>, own: DeviceAddress, ahead: usize, bytes: usize) -> Vec<DeviceAddress> {
     let landed = |rank: RankId| view.landed(view.rank, ahead, bytes, rank.index());
     view.ranks().map(|rank| if rank == view.rank { own } else { landed(rank) }).collect()

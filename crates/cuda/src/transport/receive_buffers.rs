@@ -49,12 +49,12 @@ impl ReceiveBuffers {
     }
 
     fn stacked(needs: BTreeMap<LaneId, usize>) -> Self {
-        let mut landing = Self::default();
+        let mut receive_buffer = Self::default();
         for (lane, bytes) in needs {
-            landing.places.insert(lane, landing.bytes);
-            landing.bytes = landing.bytes.saturating_add(bytes);
+            receive_buffer.places.insert(lane, receive_buffer.bytes);
+            receive_buffer.bytes = receive_buffer.bytes.saturating_add(bytes);
         }
-        landing
+        receive_buffer
     }
 
     /// Bytes of all parts.
@@ -112,9 +112,9 @@ mod tests {
     #[test]
     fn lanes_land_side_by_side_and_a_lane_without_collectives_needs_nothing() {
         let needs = BTreeMap::from([(LaneId::new(2), 512), (LaneId::new(3), 256)]);
-        let landing = ReceiveBuffers::stacked(needs);
-        assert_eq!((landing.place(LaneId::new(2)), landing.place(LaneId::new(3))), (0, 512));
-        assert_eq!(landing.bytes(), 768);
+        let receive_buffer = ReceiveBuffers::stacked(needs);
+        assert_eq!((receive_buffer.place(LaneId::new(2)), receive_buffer.place(LaneId::new(3))), (0, 512));
+        assert_eq!(receive_buffer.bytes(), 768);
         assert_eq!(ReceiveBuffers::stacked(BTreeMap::new()), ReceiveBuffers::default());
     }
 }

@@ -1,4 +1,4 @@
-//! How ranks meet on their devices without the host: words in each other's memory, set and waited for by streams.
+//! Device-side barriers without the host: words in each other's memory, set and waited for by streams.
 //! No kernel takes part. Where ranks share a GPU, the host does
 //! ([`HostMeeting`](crate::world::HostMeeting)), and kernels copy.
 //!
@@ -13,7 +13,7 @@
 //! - A peer's word is set by the stream itself where its driver can ([`SignalBy`]),
 //!   otherwise by copying a one. Own words are always cleared, and waited for, by the stream.
 //! - A word has two halves of 32 bits. The first is 1 from the peer's signal until this rank has waited for
-//!   it and cleared it, so the same commands work in every step and in every replay of a recorded one. A peer
+//!   it and cleared it, so the same commands work in every step and in every replay of a captured one. A peer
 //!   signals a word again only after the other meeting of the pair, which needs this rank's signal, sent after
 //!   the word was cleared: no signal is lost. This holds for each pair of ranks, which meet in the same order
 //!   on both, and so for whatever teams they meet in.
@@ -32,7 +32,7 @@ use warpweft_backend::SignalBy;
 use warpweft_base::id::{CommId, RankId};
 
 /// The most communicators of one rank: each has words after the arena, whose size must be known before plans
-/// are. A configuration asks for two; a plan made by hand with more is refused when its collectives are
+/// are. A configuration requests two; a plan made by hand with more is refused when its collectives are
 /// bound.
 const COMMUNICATORS: usize = 8;
 
@@ -68,7 +68,7 @@ pub(crate) struct Home {
     /// The words after it, with which ranks signal each other.
     pub(crate) signals: DeviceAddress,
     /// Where what peers send waits, after the words (see [`super::receive_buffers`]).
-    pub(crate) landing: DeviceAddress,
+    pub(crate) receive_buffer: DeviceAddress,
 }
 
 /// The two meetings around bytes that ranks write into each other's memory: once in most collectives.
@@ -80,7 +80,7 @@ pub(crate) enum Meeting {
     Done,
 }
 
-/// Where the words are: after each arena, in the order communicator, meeting, peer. Behind them is a one, which
+/// Where the words are: after each arena, in the order communicator, meeting, peer. After them is a one, which
 /// is copied where words are set by copies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Signals {
@@ -92,23 +92,23 @@ impl Signals {
         Self { ranks }
     }
 
-    /// Bytes of the words of one rank, and of the one behind them.
+    /// Bytes of the words of one rank, and of the one after them.
     pub(crate) const fn bytes(self) -> usize {
         self.place_of_one() + WORD
     }
 
-    /// How far behind the first word the one is: the bytes of all words.
+    /// How far after the first word the one is: the bytes of all words.
     const fn place_of_one(self) -> usize {
         COMMUNICATORS * 2 * self.ranks * WORD
     }
 
-    /// Where the one is behind the words that begin at `words`.
+    /// Where the one is after the words that begin at `words`.
     pub(crate) fn one(self, words: DeviceAddress) -> DeviceAddress {
         words.plus(self.place_of_one())
     }
 
     /// What is in the words of one rank once all are open for good. First halves are set too: a copy writes
-    /// whole words. So the one behind them stays one.
+    /// whole words. So the one after them stays one.
     pub(crate) fn open(self) -> Vec<u32> {
         vec![1; self.bytes() / size_of::<u32>()]
     }
@@ -269,7 +269,7 @@ mod tests {
             }
         }
         let one = signals.one(DeviceAddress::new(0));
-        assert_eq!(words.len() * WORD, usize::try_from(one.number()).unwrap(), "behind all words");
+        assert_eq!(words.len() * WORD, usize::try_from(one.number()).unwrap(), "after all words");
         assert_eq!(signals.bytes(), words.len() * WORD + WORD);
         assert_eq!(
             signals.open().iter().sum::<u32>() as usize,
@@ -286,7 +286,7 @@ mod tests {
         let home = |at: u64| Home {
             arena: DeviceAddress::NULL,
             signals: DeviceAddress::new(at),
-            landing: DeviceAddress::NULL,
+            receive_buffer: DeviceAddress::NULL,
         };
         let homes = [home(0x1000), home(0x2000), home(0x3000)];
         let meet = |rank: u32, neighbours: &[u32]| {
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn drivers_behind_cuda_13_0_signal_by_copies_unless_they_are_told_otherwise() {
+    fn drivers_behind_cuda_13_0_signal_by_copies_unless_set_otherwise() {
         let by = [12_080, 13_000, 13_010, 14_000].map(|driver| settled(SignalBy::Auto, driver));
         assert_eq!(by, [SignalBy::Stream, SignalBy::Stream, SignalBy::Copy, SignalBy::Copy]);
         assert_eq!(settled(SignalBy::Copy, 12_080), SignalBy::Copy);

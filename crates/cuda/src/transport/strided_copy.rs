@@ -1,11 +1,11 @@
 //! Merges equal-stride copies into one 2-D memcpy.
 //!
 //! Law: rows are what the copies they stand for are, byte for byte. All sources are in one allocation and all
-//! targets in another, which the driver asks of a copy of rows. None of the copies touches what another writes, so
+//! targets in another, which the driver requires of a copy of rows. None of the copies touches what another writes, so
 //! they need no order.
 //!
 //! Weights of one shape lie at even distances wherever a plan puts them one after the other: those of a group, whose
-//! parts travel together, or experts. A command for each would cost the host 1.5 µs, in a recorded step too, and the
+//! parts travel together, or experts. A command for each would cost the host 1.5 µs, in a captured step too, and the
 //! engine 2 to 3 µs.
 
 use crate::device::address::DeviceAddress;
@@ -81,14 +81,14 @@ impl StridedCopy {
         true
     }
 
-    /// How far a copy is behind the last row, at its source and at its target.
+    /// How far a copy is from the last row, at its source and at its target.
     fn distance(&self, from: DeviceAddress, to: DeviceAddress) -> Option<(usize, usize)> {
         let before = self.count - 1;
-        let behind = |at: DeviceAddress, first: DeviceAddress, pitch: usize| {
+        let after = |at: DeviceAddress, first: DeviceAddress, pitch: usize| {
             let distance = at.number().checked_sub(first.plus(pitch * before).number())?;
             usize::try_from(distance).ok()
         };
-        Some((behind(from, self.from, self.from_pitch)?, behind(to, self.to, self.to_pitch)?))
+        Some((after(from, self.from, self.from_pitch)?, after(to, self.to, self.to_pitch)?))
     }
 }
 

@@ -1,6 +1,6 @@
-//! What a rank knows of where every rank's memory is.
+//! Addresses of every rank's memory, as one rank sees them.
 //!
-//! Law: arena, words and landing are laid out alike on every rank, so a place is an offset and the rank whose
+//! Law: arena, words and receive buffer are laid out alike on every rank, so a place is an offset and the rank whose
 //! memory it is in. Ranks are those of a team, numbered in it. Homes of ranks whose memory is not reached are
 //! null, and no transport writes there.
 
@@ -17,8 +17,8 @@ pub(crate) struct View<'a> {
     /// The memory of the team, in rank order.
     pub(crate) homes: &'a [Home],
     pub(crate) hosts: Hosts,
-    /// Where this lane's part of every rank's landing begins.
-    pub(crate) landing: usize,
+    /// Where this lane's part of every rank's receive buffer begins.
+    pub(crate) receive_buffer: usize,
 }
 
 impl View<'_> {
@@ -36,15 +36,16 @@ impl View<'_> {
         self.homes[self.rank.index()].signals
     }
 
-    /// In the landing of `holder`, `ahead` bytes into the lane's part: the `number`th of values of `bytes` bytes.
+    /// In the receive buffer of `holder`, `ahead` bytes into the lane's part: the `number`th of values of `bytes`
+    /// bytes.
     pub(super) fn landed(&self, holder: RankId, ahead: usize, bytes: usize, number: usize) -> DeviceAddress {
-        self.homes[holder.index()].landing.plus(self.landing + ahead + stride(bytes) * number)
+        self.homes[holder.index()].receive_buffer.plus(self.receive_buffer + ahead + stride(bytes) * number)
     }
 
-    /// Where the lane's part of every rank's landing begins, counted from its arena.
-    pub(super) fn landing_from_arena(&self) -> usize {
+    /// Where the lane's part of every rank's receive buffer begins, counted from its arena.
+    pub(super) fn receive_buffer_from_arena(&self) -> usize {
         let own = self.homes[self.rank.index()];
-        self.landing + (own.landing.number() - own.arena.number()) as usize
+        self.receive_buffer + (own.receive_buffer.number() - own.arena.number()) as usize
     }
 
     /// Whose memory it is. That of a rank is one allocation, which begins with its arena.

@@ -13,7 +13,7 @@ impl World {
             replicas => format!(" in {replicas} replicas"),
         };
         let by_copies = match self.options.signal_by {
-            SignalBy::Copy => ", told of it by copies",
+            SignalBy::Copy => ", signalled by copies",
             SignalBy::Auto | SignalBy::Stream => "",
         };
         let transport = match (ranks, self.network.transport) {

@@ -62,7 +62,7 @@ pub(super) struct World {
     pub(super) released: Released,
     homes: Mutex<Homes>,
     /// Held while memory of other processes is opened: two ranks of one context that open the same at once were
-    /// told that it is mapped already.
+    /// an error that it is mapped already.
     opening: Mutex<()>,
 }
 
@@ -127,12 +127,12 @@ impl World {
         self.taken.get(self.place(rank)?).map(|taken| taken.swap(true, Ordering::SeqCst))
     }
 
-    /// Whether steps may be recorded. Recordings in which ranks of one GPU wait for each other were seen to
+    /// Whether steps may be captured. Captures in which ranks of one GPU wait for each other were seen to
     /// stand still.
-    pub(super) fn recordable(&self) -> Result<(), CudaFailure> {
+    pub(super) fn can_capture(&self) -> Result<(), CudaFailure> {
         if self.shares_gpus {
             return Err(CudaFailure::Refused(
-                "a world whose ranks share a GPU is not recorded, and its steps are issued anew each time; give \
+                "a world whose ranks share a GPU is not captured, and its steps are issued anew each time; give \
                  each rank a GPU of its own, or set capture = \"off\""
                     .to_owned(),
             ));
@@ -184,9 +184,9 @@ impl World {
         if self.rendezvous.is_whole() || self.network.transport == Transport::Nccl {
             return Ok(Vec::new());
         }
-        let behind = |address: crate::DeviceAddress| address.number() - home.arena.number();
+        let after = |address: crate::DeviceAddress| address.number() - home.arena.number();
         let mut writer = Writer::default();
-        writer.raw(&lend(memory)?).long(behind(home.signals)).long(behind(home.landing));
+        writer.raw(&lend(memory)?).long(after(home.signals)).long(after(home.receive_buffer));
         Ok(writer.take())
     }
 
@@ -204,9 +204,9 @@ impl World {
         }
         if self.network.transport == Transport::Nccl || !self.network.hosts.share_host(rank, other) {
             let null = crate::DeviceAddress::NULL;
-            return Ok(Home { arena: null, signals: null, landing: null });
+            return Ok(Home { arena: null, signals: null, receive_buffer: null });
         }
-        let (handle, signals, landing) = read(lent).map_err(|_| missing(other))?;
+        let (handle, signals, receive_buffer) = read(lent).map_err(|_| missing(other))?;
         let context = self.context(rank).ok_or_else(|| missing(rank))?;
         let one_at_a_time = lock(&self.opening);
         let opened = ForeignMemory::open(context, handle);
@@ -219,7 +219,7 @@ impl World {
         })?;
         let arena = opened.address();
         foreign.push(opened);
-        Ok(Home { arena, signals: arena.plus(signals), landing: arena.plus(landing) })
+        Ok(Home { arena, signals: arena.plus(signals), receive_buffer: arena.plus(receive_buffer) })
     }
 
     /// Waits until every rank has come here as often as this one.
@@ -280,9 +280,9 @@ impl World {
 /// Where one rank of a world whose ranks share GPUs meets the others on the host: between the signals of every
 /// meeting and the waits for them.
 ///
-/// Streams of one GPU share its hardware queues, and a wait at the head of a queue holds up what is behind it. If
+/// Streams of one GPU share its hardware queues, and a wait at the head of a queue holds up what is after it. If
 /// that is the signal waited for, neither ends. But if every wait is enqueued after its signal, then of all work
-/// that is left the earliest can always run: what it is queued behind came earlier, and so did what it waits for.
+/// that is left the earliest can always run: what it is queued after came earlier, and so did what it waits for.
 /// This holds as long as all waits of ranks for each other are those of meetings. No kernel may wait for a peer here.
 #[derive(Clone, Debug)]
 pub(super) struct HostMeeting {
@@ -322,12 +322,12 @@ impl Drop for World {
     }
 }
 
-/// The handle, and the offsets of the words and the landing.
+/// The handle, and the offsets of the words and the receive buffer.
 fn read(lent: &[u8]) -> Result<([u8; HANDLE], usize, usize), Truncated> {
     let mut reader = Reader::new(lent);
     let handle = reader.fixed()?;
-    let mut behind = || reader.long().and_then(|bytes| usize::try_from(bytes).map_err(|_| Truncated));
-    let places = (handle, behind()?, behind()?);
+    let mut after = || reader.long().and_then(|bytes| usize::try_from(bytes).map_err(|_| Truncated));
+    let places = (handle, after()?, after()?);
     reader.end()?;
     Ok(places)
 }

@@ -1,7 +1,7 @@
 //! Placement of ranks on devices, and the transport between them: decided alike in every process.
 //!
 //! Laws:
-//! - Every rank reports its host, its GPU and what its process was asked for; the decision is a function of
+//! - Every rank reports its host, its GPU and what its process was requested; the decision is a function of
 //!   all these reports.
 //! - Peers' memory is written only within a host; what goes from host to host goes by NCCL.
 //! - Peers inside and NCCL between needs hosts with the same number of ranks each, one after the other, and
@@ -138,7 +138,7 @@ pub(crate) fn network(
             ),
             Some(hosts) => installed().and_then(|()| peers(hosts)),
             None => refused(
-                "transport = \"peer\" needs equally many ranks on each host, numbered host by host; start the processes so, or set transport = \"auto\" or \"nccl\" (hosts are told apart by name and boot, or by WARPWEFT_HOSTID or NCCL_HOSTID)",
+                "transport = \"peer\" needs equally many ranks on each host, numbered host by host; start the processes so, or set transport = \"auto\" or \"nccl\" (hosts are distinguished by name and boot, or by WARPWEFT_HOSTID or NCCL_HOSTID)",
             ),
         },
         (None, _) if !one_host => match hosts.filter(|hosts| hosts.each() > 1 && even(hosts)) {

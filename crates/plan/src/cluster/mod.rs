@@ -1,7 +1,7 @@
 //! A machine by its numbers: what a simulation is charged.
 //!
 //! Law: a [`Cluster`] is data that was checked when its file was read, by the configuration. Every number
-//! can be measured by itself. Every formula that combines them is in this room and says where it comes from. Nothing
+//! can be measured by itself. Every formula that combines them is in this module and says where it comes from. Nothing
 //! here knows a plan.
 //!
 //! | file | idea |
@@ -84,7 +84,7 @@ pub struct Gpu {
     pub kernel_us: f64,
     /// Host time to enqueue one task, µs.
     pub launch_us: f64,
-    /// Host time to replay a recorded step, µs.
+    /// Host time to replay a captured step, µs.
     pub replay_us: f64,
     /// Floating-point operations per second that large matrix products reach.
     pub flops_per_s: Flops,

@@ -1,4 +1,4 @@
-//! How much of a link collectives take, and when.
+//! Traffic on a link: how much of it collectives take, and when.
 //!
 //! Law: collectives are served in the order in which they are issued. What one takes of a link is the share of
 //! its speed at which it goes: nothing while it stands still, and less than all if the compute lane holds it up.
@@ -18,7 +18,7 @@ use super::contention::{Contention, Ran};
 struct Taken(Vec<Ran>);
 
 impl Taken {
-    /// The first piece that ends behind `time`.
+    /// The first piece that ends after `time`.
     fn first(&self, time: u64) -> usize {
         self.0.partition_point(|piece| piece.to <= time)
     }
@@ -35,15 +35,15 @@ impl Taken {
     /// Adds pieces in order, none of which overlap.
     fn add(&mut self, added: &[Ran]) {
         let Some(begin) = added.first().map(|piece| piece.from) else { return };
-        let behind = self.0.split_off(self.first(begin));
+        let after = self.0.split_off(self.first(begin));
         let mut bounds: Vec<u64> =
-            behind.iter().chain(added).flat_map(|piece| [piece.from, piece.to]).collect();
+            after.iter().chain(added).flat_map(|piece| [piece.from, piece.to]).collect();
         bounds.sort_unstable();
         bounds.dedup();
-        let (behind, added) = (Self(behind), Self(added.to_vec()));
+        let (after, added) = (Self(after), Self(added.to_vec()));
         for bound in bounds.windows(2) {
             let [from, to] = *bound else { continue };
-            let share = behind.at(from).0 + added.at(from).0;
+            let share = after.at(from).0 + added.at(from).0;
             if share > 0.0 {
                 self.0.push(Ran { from, to, share });
             }
@@ -156,8 +156,8 @@ mod tests {
     fn what_takes_other_links_is_not_held_up_and_what_takes_both_by_either() {
         let all = [(Reach::Inside, 0, 10.0), (Reach::Between, 0, 20.0), (Reach::Both, 0, 5.0)];
         assert_eq!(ends(2.0, &all), [10, 20, 25]);
-        let behind = [(Reach::Both, 0, 5.0), (Reach::Inside, 0, 10.0), (Reach::Between, 0, 20.0)];
-        assert_eq!(ends(2.0, &behind), [5, 15, 25]);
+        let after = [(Reach::Both, 0, 5.0), (Reach::Inside, 0, 10.0), (Reach::Between, 0, 20.0)];
+        assert_eq!(ends(2.0, &after), [5, 15, 25]);
     }
 
     /// One at half its speed leaves half of the link to the next, which is soon through.

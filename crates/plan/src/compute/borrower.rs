@@ -7,7 +7,7 @@ use std::fmt;
 use super::bound::BoundCall;
 use crate::layout::Region;
 
-/// A call or a part of a rule, as a surface names it in its errors.
+/// A call or a part of a custom optimizer, as a surface names it in its errors.
 pub trait Borrower: fmt::Debug + Send + Sync {
     /// Its name.
     fn name(&self) -> &str;

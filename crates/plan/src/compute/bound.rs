@@ -181,7 +181,7 @@ impl BoundCall {
         self.buffers.iter().for_each(|buffer| buffer.lent.begin());
     }
 
-    /// Checks, when a closure has returned, that it asked for everything that the call declares to overwrite.
+    /// Checks, when a closure has returned, that it requested everything that the call declares to overwrite.
     /// What a call updates may stay as it was.
     pub(super) fn check_written(&self) -> Result<(), ComputeError> {
         let not_written = |what| ComputeError::NotWritten { call: self.call.name.clone(), what };

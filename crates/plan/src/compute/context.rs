@@ -1,4 +1,4 @@
-//! What one call may touch while it runs.
+//! The context of a call: the memory that its closure may touch.
 //!
 //! Law: a context hands out what its call declared, in the way and in the element type it was declared, and
 //! answers everything else with an error. A buffer's bytes, whatever its elements are, have methods of their
@@ -190,7 +190,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     /// The gradient of `weight` that this call overwrites: f32 `[rows, cols]`, the gradient of this rank's
     /// loss times the loss scale ([`ComputeContext::loss_scale`], 1 unless set). Its previous
     /// contents are unspecified: write every element, and never add to it. A closure that returns without
-    /// asking for a gradient its call declares has failed ([`ComputeError::NotWritten`]).
+    /// requesting a gradient its call declares has failed ([`ComputeError::NotWritten`]).
     ///
     /// The sum over ranks and micro-batches ([`crate::model::ProgramBuilder::micro_batches`]) is divided by
     /// the product of their numbers when it is added to the main grad, so a closure divides by neither. It
@@ -223,15 +223,15 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         Ok(self.bound_gradient(weight)?.gradient.element)
     }
 
-    fn gradient_region(&self, weight: WeightId, asked: ElementType) -> Result<Region, ComputeError> {
+    fn gradient_region(&self, weight: WeightId, requested: ElementType) -> Result<Region, ComputeError> {
         let bound = self.bound_gradient(weight)?;
-        if bound.gradient.element == asked {
+        if bound.gradient.element == requested {
             bound.lent.mark();
             return Ok(bound.region);
         }
         let (call, declared) = (self.bound.call.name.clone(), bound.gradient.element);
         let weight = format!("weight `{}`", self.weight_name(weight)?);
-        Err(ComputeError::GradientElement { call, weight, declared, asked })
+        Err(ComputeError::GradientElement { call, weight, declared, requested })
     }
 
     fn bound_gradient(&self, weight: WeightId) -> Result<&BoundGradient, ComputeError> {
@@ -251,7 +251,7 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
     }
 
     /// A buffer the call writes or updates, lent like [`ComputeContext::read`] does. What a write finds there
-    /// is unspecified. A closure that returns without asking for a buffer its call declares to write has
+    /// is unspecified. A closure that returns without requesting a buffer its call declares to write has
     /// failed ([`ComputeError::NotWritten`]).
     ///
     /// # Errors
@@ -313,13 +313,13 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         found.ok_or_else(|| self.undeclared(format!("buffer `{}` to {verb}", spec.name)))
     }
 
-    /// Where a buffer is, if it is declared in the type `asked`.
-    fn typed(&self, bound: &BoundBuffer, asked: ElementType) -> Result<Region, ComputeError> {
-        if bound.element == asked {
+    /// Where a buffer is, if it is declared in the type `requested`.
+    fn typed(&self, bound: &BoundBuffer, requested: ElementType) -> Result<Region, ComputeError> {
+        if bound.element == requested {
             return Ok(bound.region);
         }
         let (call, buffer) = (self.bound.call.name.clone(), bound.name.clone());
-        Err(ComputeError::BufferElement { call, buffer, declared: bound.element, asked })
+        Err(ComputeError::BufferElement { call, buffer, declared: bound.element, requested })
     }
 
     fn usage(

@@ -11,17 +11,17 @@ use warpweft_format::ElementType;
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ComputeError {
-    /// The call did not declare what its closure asked for.
-    #[error("call `{call}` asked for {what}, which it did not declare; add it to the call's declaration")]
+    /// The call did not declare what its closure requested.
+    #[error("call `{call}` requested {what}, which it did not declare; add it to the call's declaration")]
     NotDeclared {
         /// The call's name.
         call: String,
-        /// What was asked for.
+        /// What was requested.
         what: String,
     },
-    /// The closure returned without asking for what its call declares to overwrite.
+    /// The closure returned without requesting what its call declares to overwrite.
     #[error(
-        "call `{call}` declares to write {what}, and its closure returned without asking for it, so it holds whatever \
+        "call `{call}` declares to write {what}, and its closure returned without requesting it, so it holds whatever \
          lay there; write it (zeros, if there is nothing to say), or take it out of the call's declaration"
     )]
     NotWritten {
@@ -53,7 +53,7 @@ pub enum ComputeError {
     NoOptimizer,
     /// The optimizer names other states than there is memory for.
     #[error(
-        "the optimizer `{optimizer}` names {named} states, and SessionBuilder::try_optimizer was told of {states}; say as many as Optimizer::states has names"
+        "the optimizer `{optimizer}` names {named} states, and SessionBuilder::try_optimizer was given {states}; say as many as Optimizer::states has names"
     )]
     OtherStates {
         /// The optimizer's name.
@@ -63,32 +63,32 @@ pub enum ComputeError {
         /// States that are kept.
         states: usize,
     },
-    /// The optimizer asked for a weight that this update, or this round, is not about.
+    /// The optimizer requested a weight that this update, or this round, is not about.
     #[error(
-        "the optimizer asked for {weight}, which is not of this task; take the weights of its context (`weights`), of which every task has others"
+        "the optimizer requested {weight}, which is not of this task; take the weights of its context (`weights`), of which every task has others"
     )]
     NotOfUpdate {
         /// The weight.
         weight: WeightId,
     },
-    /// The optimizer asked for a state that it does not name.
+    /// The optimizer requested a state that it does not name.
     #[error(
-        "the optimizer asked for the state `{}` of `{weight}`, and {}; name every state in Optimizer::states",
+        "the optimizer requested the state `{}` of `{weight}`, and {}; name every state in Optimizer::states",
         shown(state),
         kept_states(kept)
     )]
     NoState {
         /// The weight's name.
         weight: String,
-        /// The state that was asked for.
+        /// The state that was requested.
         state: String,
         /// Those that are kept.
         kept: Vec<String>,
     },
-    /// The optimizer returned without asking for the master of a weight that it was to update, of which the rank has
+    /// The optimizer returned without requesting the master of a weight that it was to update, of which the rank has
     /// rows.
     #[error(
-        "the optimizer returned without asking for the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
+        "the optimizer returned without requesting the master of `{weight}`; update every weight of UpdateContext::weights, and freeze those that are to stay as they are"
     )]
     NotUpdated {
         /// The weight's name.
@@ -104,7 +104,7 @@ pub enum ComputeError {
         /// The optimizer's name.
         optimizer: &'static str,
     },
-    /// The optimizer takes whole matrices, and no weight asks for that.
+    /// The optimizer takes whole matrices, and no weight requests that.
     #[error(
         "the optimizer `{optimizer}` takes whole matrices, and no weight is to be updated as a whole matrix: set whole_matrix for those that are, or use an optimizer without"
     )]
@@ -120,25 +120,25 @@ pub enum ComputeError {
         /// The function that is missing.
         part: &'static str,
     },
-    /// The optimizer asked for the transformed rows of a weight whose matrix is not made whole.
+    /// The optimizer requested the transformed rows of a weight whose matrix is not made whole.
     #[error(
-        "the optimizer asked for the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or ask only where UpdatedWeight::whole_matrix is set"
+        "the optimizer requested the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or ask only where UpdatedWeight::whole_matrix is set"
     )]
     NoMatrix {
         /// The weight's name.
         weight: String,
     },
-    /// The optimizer returned without asking for rows that it was to prepare.
+    /// The optimizer returned without requesting rows that it was to prepare.
     #[error(
-        "the optimizer returned without asking for the prepared rows of `{weight}`, so its matrix would hold whatever lay there; prepare every weight of PrepareContext::weights"
+        "the optimizer returned without requesting the prepared rows of `{weight}`, so its matrix would hold whatever lay there; prepare every weight of PrepareContext::weights"
     )]
     NotPrepared {
         /// The weight's name.
         weight: String,
     },
-    /// The optimizer returned without asking for what becomes of a matrix.
+    /// The optimizer returned without requesting what becomes of a matrix.
     #[error(
-        "the optimizer returned without asking for the transformed matrix of `{weight}`, which would hold whatever lay there; write TransformContext::transformed (the matrix as it is, if there is nothing to do)"
+        "the optimizer returned without requesting the transformed matrix of `{weight}`, which would hold whatever lay there; write TransformContext::transformed (the matrix as it is, if there is nothing to do)"
     )]
     NotTransformed {
         /// The weight's name.
@@ -146,21 +146,21 @@ pub enum ComputeError {
     },
     /// No weight of the model has this name.
     #[error(
-        "call `{call}` asked for weight `{}`, which the model does not declare; {}",
+        "call `{call}` requested weight `{}`, which the model does not declare; {}",
         shown(weight),
         proposed("weights", near)
     )]
     NoWeight {
         /// The call's name.
         call: String,
-        /// What was asked for.
+        /// What was requested.
         weight: String,
         /// Names near it, the nearest first.
         near: Vec<String>,
     },
     /// The call's program has no buffer of this name.
     #[error(
-        "call `{call}` asked for buffer `{}`, which program `{program}` does not declare; {}",
+        "call `{call}` requested buffer `{}`, which program `{program}` does not declare; {}",
         shown(buffer),
         proposed("buffers", near)
     )]
@@ -169,7 +169,7 @@ pub enum ComputeError {
         call: String,
         /// The program's name.
         program: String,
-        /// What was asked for.
+        /// What was requested.
         buffer: String,
         /// Names near it, the nearest first.
         near: Vec<String>,
@@ -192,9 +192,9 @@ pub enum ComputeError {
         /// What has that number here.
         named: String,
     },
-    /// A gradient was asked for in another element type than the call declares.
+    /// A gradient was requested in another element type than the call declares.
     #[error(
-        "call `{call}` asked for the gradient of {weight} in {asked}, which it declares in {declared}; ask by {}, or declare it by CallBuilder::gradient_in",
+        "call `{call}` requested the gradient of {weight} in {requested}, which it declares in {declared}; ask by {}, or declare it by CallBuilder::gradient_in",
         match declared { ElementType::Bf16 => "gradient_bf16", _ => "gradient" }
     )]
     GradientElement {
@@ -204,12 +204,12 @@ pub enum ComputeError {
         weight: String,
         /// What the call declares.
         declared: ElementType,
-        /// What its closure asked for.
-        asked: ElementType,
+        /// What its closure requested.
+        requested: ElementType,
     },
-    /// A buffer was asked for in another element type than the one it is declared in.
+    /// A buffer was requested in another element type than the one it is declared in.
     #[error(
-        "call `{call}` asked for `{buffer}` in {asked}, which is declared in {declared}; ask for {declared}, declare it in {asked}, or take its bytes as they are by read_bytes or write_bytes"
+        "call `{call}` requested `{buffer}` in {requested}, which is declared in {declared}; request {declared}, declare it in {requested}, or take its bytes as they are by read_bytes or write_bytes"
     )]
     BufferElement {
         /// The call's name.
@@ -218,29 +218,29 @@ pub enum ComputeError {
         buffer: String,
         /// What the program declares.
         declared: ElementType,
-        /// What its closure asked for.
-        asked: ElementType,
+        /// What its closure requested.
+        requested: ElementType,
     },
-    /// A slice of another element type or length was asked for.
+    /// A slice of another element type or length was requested.
     #[error(
-        "call `{call}`: {what} holds {bytes} bytes, which are no whole number of aligned elements of {element} bytes; ask for it in the element type that it is declared in"
+        "call `{call}`: {what} holds {bytes} bytes, which are no whole number of aligned elements of {element} bytes; request it in the element type that it is declared in"
     )]
     Element {
         /// The call's name.
         call: String,
-        /// What was asked for.
+        /// What was requested.
         what: String,
         /// Bytes there.
         bytes: usize,
-        /// Size of the element asked for.
+        /// Size of the element requested.
         element: usize,
     },
     /// Two live views of one piece of memory, at least one of them for writing.
-    #[error("call `{call}` asked for {wanted} while it holds {held}: {reason}; drop what it holds first")]
+    #[error("call `{call}` requested {wanted} while it holds {held}: {reason}; drop what it holds first")]
     Race {
         /// The call's name.
         call: String,
-        /// What was asked for.
+        /// What was requested.
         wanted: String,
         /// What the closure still holds.
         held: String,
@@ -248,16 +248,16 @@ pub enum ComputeError {
         reason: String,
     },
     /// An operand that is not in the rank's arena: a fault of the plan or of the backend.
-    #[error("call `{call}` asked for {what}: {reason}; please report it with the plan's fingerprint")]
+    #[error("call `{call}` requested {what}: {reason}; please report it with the plan's fingerprint")]
     Outside {
         /// The call's name.
         call: String,
-        /// What was asked for.
+        /// What was requested.
         what: String,
         /// Which bytes it is, and how large the arena is.
         reason: String,
     },
-    /// The device refused to spoil what the call overwrites, which the checking layer asks for.
+    /// The device refused to spoil what the call overwrites, which the checking layer requests.
     #[error(
         "call `{call}`: what it overwrites cannot be filled for the checking layer: {reason}; start a new session, if it stays so with check = false"
     )]
@@ -308,7 +308,7 @@ fn kept_states(kept: &[String]) -> String {
     }
 }
 
-/// What to ask for instead of a name that does not exist.
+/// What to request instead of a name that does not exist.
 fn proposed(kind: &str, near: &[String]) -> String {
     match near {
         [] => format!("none of its {kind} has a name like it"),

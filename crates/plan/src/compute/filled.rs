@@ -1,9 +1,9 @@
-//! Whether a closure wrote all of what it was to write.
+//! Checks that a closure wrote everything that it was to write.
 //!
-//! Law: **EX-4** Where the host can look into a call's memory, a plan that is bound spoiled is looked at once the
+//! Law: **EX-4** Where the host can look into a call's memory, a plan that is bound spoiled is checked once the
 //! closure has returned: no element of a gradient, of an output, or of the rows that a custom optimizer prepares or
 //! transforms, may still be what the checking layer made of it ([`LeftOut`]). Elements that are no floating-point
-//! numbers are not looked at, for any bits may be meant there; nor are buffers that only calls see, of which a call may
+//! numbers are not checked, for any bits may be meant there; nor are buffers that only calls see, of which a call may
 //! write the part that is read.
 
 use super::bound::BoundCall;

@@ -1,6 +1,6 @@
-//! Whether a running call asked for what it must overwrite.
+//! Checks that a closure requested everything that it must overwrite.
 //!
-//! **EX-4** A closure asks for everything that its call declares to overwrite; otherwise the step has failed.
+//! **EX-4** A closure requests everything that its call declares to overwrite; otherwise the step has failed.
 //! A rank runs one call at a time, so marks always belong to the call that is running. They are made when a
 //! plan is bound; setting and checking them allocates nothing. That a view was lent does not say that every
 //! element was written.

@@ -7,7 +7,7 @@
 //! - The first part gets main grads to read and what is kept beside masters to update, the second one matrix and
 //!   nothing else. Neither gets a master, and neither a plane, a buffer, or a row of another rank that was not
 //!   prepared.
-//! - EX-4: the first part asks for the rows of every weight of which the rank has some, the second for what becomes of
+//! - EX-4: the first part requests the rows of every weight of which the rank has some, the second for what becomes of
 //!   its matrix. Both are spoiled first if the plan is bound so, and nothing of them may be left as it was.
 
 use std::ops::Deref;

@@ -1,10 +1,10 @@
-//! The user's side: the trait a trainer implements and what its calls may touch.
+//! The user's side: the trait a user implements and what its calls may touch.
 //!
 //! Law: a closure reaches memory only through its context, and its context hands out only what the call
 //! declared, in the way it was declared, and the loss scale to read. A custom optimizer has contexts of its own, which
 //! hand out the state it updates. What a closure captures is constant over steps; whatever changes is in
 //! declared buffers. The type that lends memory is the backend's [`Surface`]; nothing here knows which. A call that
-//! declares to overwrite a gradient or a buffer, and whose closure never asks for it, has failed: its readers would
+//! declares to overwrite a gradient or a buffer, and whose closure never requests it, has failed: its readers would
 //! find what was in that memory before.
 
 mod borrower;
@@ -56,7 +56,7 @@ use crate::model::Call;
 /// once; where the host can look into the memory, by name ([`ComputeError::PartlyWritten`]).
 pub const SPOILED: u8 = 0xFF;
 
-/// What a trainer implements: one value per rank, made on the thread that will own it.
+/// What a user implements: one value per rank, made on the thread that will own it.
 ///
 /// It need be neither `Send` nor `Sync`. `run` is called in the plan's order, for the calls of every program
 /// of the session. [`ComputeContext::program`] says which program it is. A closure that serves several finds
@@ -65,29 +65,29 @@ pub const SPOILED: u8 = 0xFF;
 ///
 /// # On the CPU
 ///
-/// A closure runs on the compute lane's own thread in every step, recorded or not. It may wait and allocate.
+/// A closure runs on the compute lane's own thread in every step, captured or not. It may wait and allocate.
 ///
 /// # On a GPU
 ///
 /// A closure runs on its rank's thread while its call is being enqueued, and enqueues on the stream that
 /// [`ComputeContext::handles`] gives it. The device's primary context is current then, and must be when the
 /// closure returns. The closure touches what its context lent and memory of its own; work on any other stream
-/// is ordered against that stream by events. Where `capture` (of the configuration) asks for it, what a
-/// call enqueued is recorded and repeated without the closure:
+/// is ordered against that stream by events. Where `capture` (of the configuration) requests it, what a
+/// call enqueued is captured and repeated without the closure:
 ///
 /// | | `"off"` | `"step"`, `"segments"` | a dynamic call in `"segments"` |
 /// |---|---|---|---|
-/// | runs | in every step | in the first step of its plan, and once more to be recorded | in every step |
+/// | runs | in every step | in the first step of its plan, and once more to be captured | in every step |
 /// | enqueues | anything | what it enqueues then, every later step repeats | anything |
 /// | loads code, makes handles, allocates | in the factory or in the first step | likewise | likewise |
 /// | launches new code in a later step | with `CUDA_MODULE_LOADING=EAGER` | never: it is not run | with `CUDA_MODULE_LOADING=EAGER` |
-/// | waits or allocates in a later step | holds up the host, which issues nothing meanwhile | no recording | holds up the host |
-/// | depends on values of the host | as they are | as they were when it was recorded | as they are |
-/// | fails | the step is skipped on all ranks | in the first step likewise, later no recording | the step is skipped on all ranks |
+/// | waits or allocates in a later step | holds up the host, which issues nothing meanwhile | no capture | holds up the host |
+/// | depends on values of the host | as they are | as they were when it was captured | as they are |
+/// | fails | the step is skipped on all ranks | in the first step likewise, later no capture | the step is skipped on all ranks |
 ///
-/// *No recording*: the driver refuses, or the closure failed. All ranks drop what they recorded, and issue
+/// *No capture*: the driver refuses, or the closure failed. All ranks drop what they captured, and issue
 /// this step and the later ones of the program with the closure.
-/// `StepReport::not_recorded` says so once.
+/// `StepReport::not_captured` says so once.
 ///
 /// The *first step* of a plan lasts until one of its steps has completed on all ranks and no closure failed
 /// in it. Closures after one that failed have not run. It is the place to load code and allocate memory

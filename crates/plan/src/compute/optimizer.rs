@@ -211,7 +211,7 @@ impl OptimizerTask {
     /// # Errors
     /// [`ComputeError::NoOptimizer`] without one; what it or the surface says; [`ComputeError::NotUpdated`] for a
     /// master, [`ComputeError::NotPrepared`] for rows and [`ComputeError::NotTransformed`] for a matrix that it did
-    /// not ask for.
+    /// not request.
     pub fn run<S: Surface>(
         &self,
         rank: RankId,

@@ -1,4 +1,4 @@
-//! What every part of a custom optimizer may ask of its context.
+//! What every part of a custom optimizer gets from its context.
 //!
 //! Law: rank, program, vote and handles are the same for all parts of a step. The rows of a weight are lent to the
 //! parts that work on rows alone, with the state that the optimizer names.
@@ -19,7 +19,7 @@ pub struct BoundRows {
     pub kept: Vec<Region>,
     pub main_grad: Region,
     pub hyperparameters: Region,
-    /// What must be asked for: the master of an update, prepared rows.
+    /// What must be requested: the master of an update, prepared rows.
     pub lent: Lent,
 }
 

@@ -1,4 +1,4 @@
-//! What the calls of one program share: its names.
+//! Names of the weights, buffers and calls of one program.
 //!
 //! Law: names are those of the program's declaration. They are kept once for each plan, and a lookup
 //! allocates only the error that it may return.

@@ -1,7 +1,7 @@
-//! How a bound call is carried out: the one place where closures are called.
+//! Runs a bound call: the one place where closures are called.
 //!
 //! Law: **EX-4** What a call overwrites is spoiled first if the plan is bound so, and afterwards the closure must have
-//! asked for all of it, and left nothing of it as it was where the host can see that.
+//! requested all of it, and left nothing of it as it was where the host can see that.
 
 use super::bound::BoundCall;
 use super::context::ComputeContext;

@@ -1,4 +1,4 @@
-//! Where a rank computes.
+//! A rank's place: rank, local rank, device.
 //!
 //! Law: a seat is what a factory of closures gets to know, once, before the first step. Whatever changes from
 //! step to step is in declared buffers.

@@ -5,7 +5,7 @@
 //!   if it takes their matrices whole: masters and what is kept beside them to update, main grads to read; besides
 //!   these the vote and the hyperparameters. It gets no plane, no buffer, and no row of another rank but those that
 //!   came of a whole matrix.
-//! - EX-4: it asks for the master of every weight of which the rank has rows.
+//! - EX-4: it requests the master of every weight of which the rank has rows.
 //! - What is decided from step to step is in memory, which a captured step reads: the vote, with clip factor and step
 //!   count, and the hyperparameters.
 
@@ -36,7 +36,7 @@ pub struct UpdatedWeight {
     pub whole_matrix: bool,
     /// The first of the rank's rows within the whole weight.
     pub first_row: usize,
-    /// The rank's rows. A rank may have none; then there is nothing to update, and its master need not be asked for.
+    /// The rank's rows. A rank may have none; then there is nothing to update, and its master need not be requested.
     pub rows: usize,
     /// Columns of the weight.
     pub columns: usize,
@@ -173,7 +173,7 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
         self.base.state_of(&self.bound_state(weight)?.rows, name)
     }
 
-    /// What the step goes by for a weight, one value: learning rate, weight decay and betas, as the session was told of
+    /// What the step goes by for a weight, one value: learning rate, weight decay and betas, as the session got
     /// all weights or of this one, with what the weight's parameter group says.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What a slot is for, and how many bytes that takes.
+//! The content of a slot, and its size in bytes.
 //!
 //! Law: a slot has one content for the whole of its interval. Its size follows from the content, the weights'
 //! layouts and the declared buffers, and is given nowhere else. [`Content::bytes`] has no wildcard: a new
@@ -14,14 +14,14 @@ use crate::op::{NormRecord, Vote};
 use warpweft_base::id::{BucketId, BufferId, CallId, MicroBatchId, StateId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
 
-/// How far a round of matrices has come, for a rule that needs them whole: see [`Op::Prepare`](crate::op::Op::Prepare).
+/// How far a round of matrices has come, for a whole-matrix optimizer: see [`Op::Prepare`](crate::op::Op::Prepare).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum RoundStage {
-    /// What a rule made of the rank's rows, of each matrix of the round: `[matrices, rows_per_rank, cols]`.
+    /// What a custom optimizer made of the rank's rows, of each matrix of the round: `[matrices, rows_per_rank, cols]`.
     Prepared,
     /// One matrix whole, with padding rows: `[padded rows, cols]`. Ranks have different ones.
     Gathered,
-    /// What the rule made of it, like it.
+    /// What the optimizer made of it, like it.
     Transformed,
     /// The rank's rows of what was made of each matrix, like the prepared ones.
     Returned,
@@ -56,9 +56,9 @@ pub enum Content {
     /// The first fault of the rank's closures in this step, one u32: call number + 1, or 0.
     FaultWord,
     /// What the optimizer goes by in the coming step, one [`Hyperparameters`] for each weight in the order of their
-    /// ids, written by the trainer.
+    /// ids, written by the user.
     Hyperparameters,
-    /// Loss scale of the coming step, one f32, written by the trainer.
+    /// Loss scale of the coming step, one f32, written by the user.
     LossScale,
     /// What main grads are a multiple of at the end of the coming step, one f32, written by the session: the loss
     /// scale, times the number of steps whose gradients they add up.
@@ -95,7 +95,7 @@ pub enum Content {
     Round(WeightId, RoundStage),
     /// A declared buffer.
     Buffer(BufferId),
-    /// The transfer area between trainer and plan for an input or output of one micro-batch.
+    /// The transfer area between user and plan for an input or output of one micro-batch.
     Staging(BufferId, MicroBatchId),
     /// A rank's [`crate::op::NormRecord`].
     NormRecord,

@@ -11,9 +11,9 @@ use warpweft_format::ElementType;
 /// What a buffer is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum Role {
-    /// Written by the trainer before a step, read by calls.
+    /// Written by the user before a step, read by calls.
     Input,
-    /// Written by calls, read by the trainer after a step.
+    /// Written by calls, read by the user after a step.
     Output,
     /// Seen by calls alone.
     Internal,
@@ -31,7 +31,7 @@ pub enum Lifetime {
     /// It belongs to the closures, not to the optimizer. What a call writes takes effect at once and stays,
     /// even in a step that the vote then skips. If a closure fails, what the calls before the failure wrote
     /// on each rank stays too. So a buffer that must advance with the weights and only with them is advanced
-    /// in the *next* step, from an input in which the trainer says how this one ended. Checkpoints hold the
+    /// in the *next* step, from an input in which the user says how this one ended. Checkpoints hold the
     /// carried buffers of every rank.
     Carried,
 }

@@ -1,7 +1,7 @@
 //! What can be wrong with a declaration.
 
 use crate::model::ExchangeKind;
-use warpweft_base::errors::{LONGEST_NAME, shown, told};
+use warpweft_base::errors::{LONGEST_NAME, shown, shown_text};
 use warpweft_format::{ElementType, FormatError};
 
 /// A declaration that cannot be planned. Nothing was added to the model or program.
@@ -37,7 +37,7 @@ pub enum DeclareError {
     Unknown {
         /// `weight`, `buffer`, `call` or `program`.
         kind: &'static str,
-        /// The name asked for.
+        /// The name requested.
         name: String,
         /// The names that exist, the first of them.
         declared: String,
@@ -45,7 +45,7 @@ pub enum DeclareError {
     /// The id of a weight or group of another model, or of a buffer of another program, whose number one here has.
     #[error(
         "{} names {id} of another {owner}; in this one that is `{named}`. Take the id that the builder of this {owner} gave",
-        told(by)
+        shown_text(by)
     )]
     OtherOwner {
         /// Where it is named: a call with its program, a group, or a function.
@@ -72,7 +72,7 @@ pub enum DeclareError {
     TooLarge {
         /// Its name.
         buffer: String,
-        /// Elements asked for.
+        /// Elements requested.
         elements: usize,
     },
     /// A size of a [`Decoder`](super::Decoder) that its other sizes do not allow.
@@ -102,7 +102,7 @@ pub enum DeclareError {
     ReplicatedFormat {
         /// The weight's name.
         weight: String,
-        /// The format asked for.
+        /// The format requested.
         format: String,
     },
     /// A replicated weight in a group.
@@ -135,19 +135,19 @@ pub enum DeclareError {
     },
     /// A use of a replicated weight that would need a transposed or quantized copy.
     #[error(
-        "call `{call}` asks for {what} of the replicated weight `{weight}`; replicated weights are read rowwise and dense, where they lie: use it so, or shard it (if the code shards it, a rule under `weights` of the configuration with placement = \"replicated\" matches it: leave `{weight}` out of that rule)"
+        "call `{call}` requests {what} of the replicated weight `{weight}`; replicated weights are read rowwise and dense, where they lie: use it so, or shard it (if the code shards it, a rule under `weights` of the configuration with placement = \"replicated\" matches it: leave `{weight}` out of that rule)"
     )]
     ReplicatedUse {
         /// The call's name.
         call: String,
         /// The weight's name.
         weight: String,
-        /// What was asked for.
+        /// What was requested.
         what: &'static str,
     },
     /// A reuse that was decided before a use was named.
     #[error(
-        "call `{call}` says `reuse` before it names a use; say it behind the use whose planes it is about"
+        "call `{call}` says `reuse` before it names a use; say it after the use whose planes it is about"
     )]
     ReuseOfNothing {
         /// The call's name.
@@ -162,7 +162,7 @@ pub enum DeclareError {
         call: String,
         /// The weight's name.
         weight: String,
-        /// The element type asked for.
+        /// The element type requested.
         element: ElementType,
     },
     /// A gradient of a replicated weight that is not in f32.
@@ -207,7 +207,7 @@ pub enum DeclareError {
     },
     /// A call writes an input buffer.
     #[error(
-        "call `{call}` writes buffer `{buffer}`, which is an input; inputs are written by the trainer between steps"
+        "call `{call}` writes buffer `{buffer}`, which is an input; inputs are written by the user between steps"
     )]
     WritesInput {
         /// The call's name.
@@ -254,7 +254,7 @@ pub enum DeclareError {
     },
     /// An input nobody reads.
     #[error(
-        "input `{buffer}` of program `{program}` is read by no call; read it or drop it, for its steps would ask the trainer to write it"
+        "input `{buffer}` of program `{program}` is read by no call; read it or drop it, for its steps would ask the user to write it"
     )]
     InputNeverRead {
         /// The program's name.
@@ -326,7 +326,7 @@ pub enum DeclareError {
     },
     /// A program without an optimizer, for which gradients of several steps would be added up.
     #[error(
-        "program `{program}` does not end in an optimizer step, so nothing would use gradients added up over several of its steps; build it by build_training"
+        "program `{program}` does not end in an optimizer step, so nothing would use gradients accumulated over several of its steps; build it by build_training"
     )]
     NothingAccumulates {
         /// The program's name.
@@ -335,7 +335,7 @@ pub enum DeclareError {
     /// A step of no micro-batches, or of more than there may be.
     #[error("a step of {count} micro-batches is none; take 1 to {most}")]
     MicroBatches {
-        /// Micro-batches asked for.
+        /// Micro-batches requested.
         count: u32,
         /// The most there may be.
         most: u32,
@@ -364,7 +364,7 @@ pub enum DeclareError {
         "a mesh of {ranks} ranks is larger than the {most} there may be; check how the number is computed"
     )]
     TooManyRanks {
-        /// Ranks asked for.
+        /// Ranks requested.
         ranks: u32,
         /// [`Mesh::MAX_RANKS`](super::Mesh::MAX_RANKS).
         most: u32,
@@ -376,7 +376,7 @@ pub enum DeclareError {
     Replicas {
         /// Ranks of the mesh.
         ranks: u32,
-        /// Replicas asked for.
+        /// Replicas requested.
         replicas: u32,
     },
 }

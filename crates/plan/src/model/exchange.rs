@@ -1,4 +1,4 @@
-//! Exchanges: what ranks give each other of their buffers, between calls.
+//! Collectives between calls: all-gather, all-to-all, all-reduce of buffers.
 //!
 //! Law: an exchange is a call that no closure runs: it has a name and a place in program order, reads one buffer and
 //! overwrites another. All ranks of its group give equally many elements. What it leaves follows from what they give

@@ -1,6 +1,6 @@
-//! What an optimizer goes by in a step.
+//! Hyperparameters of a step: learning rate, weight decay, betas.
 //!
-//! Law: no plan and no recording depends on it. Every weight has its own in the arena, which the trainer writes between
+//! Law: no plan and no capture depends on it. Every weight has its own in the arena, which the user writes between
 //! steps.
 
 use bytemuck::{Pod, Zeroable};
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_out_of_range_is_told_by_its_name() {
+    fn what_is_out_of_range_is_reported_by_its_name() {
         assert_eq!(ALL.out_of_range(), None);
         for (name, all) in [
             ("learning rate", Hyperparameters { learning_rate: -1.0, ..ALL }),

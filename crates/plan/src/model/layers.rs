@@ -29,7 +29,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// A layer that saves nothing for backward but its input, and of which no cost is told. Set
+    /// A layer that saves nothing for backward but its input, and of which no cost is given. Set
     /// [`Layer::saved`] and [`Layer::cost`] where it does.
     #[must_use]
     pub fn new(name: &str, weights: Vec<WeightId>, output_elements: usize) -> Self {

@@ -1,4 +1,4 @@
-//! The ranks of a world: shards of a weight along one axis, copies of all shards along the other.
+//! The ranks of a world: shards of a weight along one axis, replicas along the other.
 //!
 //! Law: rank = replica · shards + shard. So the ranks of a replica are numbered one after the other, and
 //! share a host where a host has as many ranks as a replica. Every replica holds every weight; ranks at the
@@ -62,7 +62,7 @@ impl Mesh {
         Self::hybrid(ranks, 1)
     }
 
-    /// A mesh of `ranks` data-parallel ranks in all that hold `replicas` copies of the model: hybrid sharding.
+    /// A mesh of `ranks` data-parallel ranks in all that hold `replicas` replicas of the model: hybrid sharding.
     ///
     /// # Errors
     /// As [`Mesh::new`]; [`DeclareError::Replicas`] when the ranks cannot be divided among that many
@@ -88,7 +88,7 @@ impl Mesh {
         self.shards
     }
 
-    /// How many copies of the model there are.
+    /// How many replicas of the model there are.
     #[must_use]
     pub const fn replicas(self) -> u32 {
         self.replicas

@@ -14,7 +14,7 @@ impl ProgramBuilder {
 
     /// Repeats all calls `count` times in every step, once per micro-batch; 1 unless set.
     ///
-    /// Sizes of buffers are those of one micro-batch. For an input with `elements` elements the trainer
+    /// Sizes of buffers are those of one micro-batch. For an input with `elements` elements the user
     /// writes `[count, elements]` before a step; of an output it reads the same number, micro-batch after
     /// micro-batch.
     ///

@@ -71,7 +71,7 @@ impl Division {
         if slice >= least { slice } else { 0 }
     }
 
-    /// Bytes behind the slices of a value of `bytes` bytes.
+    /// Bytes after the slices of a value of `bytes` bytes.
     pub const fn rest(self, bytes: usize) -> usize {
         bytes - self.slice(bytes) * self.ranks
     }

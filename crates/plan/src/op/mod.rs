@@ -129,11 +129,11 @@ pub enum Op {
     Vote(CastVote),
     /// Adam on the masters of a bucket.
     Adam(Adam),
-    /// The first part of a rule that needs whole matrices.
+    /// The first part of a whole-matrix optimizer.
     Prepare(Prepare),
     /// Brings the rows of matrices together, or back.
     ExchangeRows(ExchangeRows),
-    /// The second part of such a rule.
+    /// The second part of such an optimizer.
     Transform(Transform),
     /// Runs the custom optimizer on masters of a bucket.
     Update(Update),
@@ -236,9 +236,9 @@ impl Op {
         }
     }
 
-    /// Whether the op runs what the trainer wrote: a closure, or a part of a custom optimizer.
+    /// Whether the op runs what the user wrote: a closure, or a part of a custom optimizer.
     #[must_use]
-    pub const fn runs_trainers_code(&self) -> bool {
+    pub const fn runs_user_code(&self) -> bool {
         matches!(self, Self::Compute(_) | Self::Prepare(_) | Self::Transform(_) | Self::Update(_))
     }
 

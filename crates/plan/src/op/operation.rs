@@ -135,7 +135,7 @@ pub(crate) trait Sizes {
     fn gathered(&self, weight: WeightId, orientation: Orientation) -> Option<usize>;
     /// Elements of a rank's rows of a weight, as they are stored.
     fn rows(&self, weight: WeightId) -> Option<usize>;
-    /// Elements of a full gradient of a weight behind the weight's own rows.
+    /// Elements of a full gradient of a weight after the weight's own rows.
     fn padding(&self, weight: WeightId) -> Option<usize>;
     /// How many ranks a group has.
     fn ranks(&self, group: Group) -> u32;

@@ -1,4 +1,4 @@
-//! The first part of a rule that needs whole matrices.
+//! The first part of a whole-matrix optimizer.
 
 use serde::Serialize;
 
@@ -6,9 +6,9 @@ use super::operation::{Moves, Named, Operation, Part, Sizes};
 use crate::model::Access::{self, Read, Update, Write};
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 
-/// Runs the first part of a rule that needs whole matrices: of every weight of a round, the rank's rows of what
-/// the matrix is made of, from main grads and what the rule keeps. It has no effect when the vote says fault; on a
-/// GPU the rule's kernels see to that.
+/// Runs the first part of a whole-matrix optimizer: of every weight of a round, the rank's rows of what
+/// the matrix is made of, from main grads and what the optimizer keeps. It has no effect when the vote says fault; on a
+/// GPU the optimizer's kernels see to that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Prepare {
     /// The bucket.
@@ -19,16 +19,16 @@ pub struct Prepare {
     pub vote: SlotId,
     /// What the optimizer goes by, of every weight.
     pub hyperparameters: SlotId,
-    /// Where the rows go: those of one weight behind those of the one before.
+    /// Where the rows go: those of one weight after those of the one before.
     pub to: SlotId,
 }
 
-/// One weight of a round of matrices: what a rule prepares its rows from.
+/// One weight of a round of matrices: what a custom optimizer prepares its rows from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct PrepareOperand {
     /// The weight.
     pub weight: WeightId,
-    /// The lists that the rule keeps, updated.
+    /// The lists that the custom optimizer keeps, updated.
     pub kept: Vec<SlotId>,
     /// Main grad, read.
     pub main_grad: SlotId,

@@ -1,4 +1,4 @@
-//! The second part of a rule that needs whole matrices.
+//! The second part of a whole-matrix optimizer.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::operation::{Moves, Named, Operation, Part, Sizes};
 use crate::model::Access;
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 
-/// Runs the second part of such a rule on the matrix that the rank has whole, if there is one. When the vote says
+/// Runs the second part of such an optimizer on the matrix that the rank has whole, if there is one. When the vote says
 /// fault nothing reads what it makes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Transform {
@@ -18,7 +18,7 @@ pub struct Transform {
     pub vote: SlotId,
     /// The matrix, `[padded rows, columns]`.
     pub from: SlotId,
-    /// What the rule makes of it.
+    /// What the optimizer makes of it.
     pub to: SlotId,
 }
 

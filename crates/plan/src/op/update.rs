@@ -7,7 +7,7 @@ use crate::model::Access::{self, Read, Update as Updated};
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 
 /// Runs the custom optimizer on masters of a bucket. It has no effect when the vote says fault; on a
-/// GPU the rule's kernels see to that.
+/// GPU the optimizer's kernels see to that.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Update {
     /// The bucket.
@@ -19,7 +19,7 @@ pub struct Update {
     /// What the optimizer goes by, of every weight.
     pub hyperparameters: SlotId,
     /// Where the weights are a round of matrices: the rank's rows of what [`Op::Transform`](super::Op::Transform) made
-    /// of them, one weight's behind those of the one before.
+    /// of them, one weight's after those of the one before.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transformed: Option<SlotId>,
 }
@@ -31,7 +31,8 @@ pub struct UpdateOperand {
     pub weight: WeightId,
     /// Its whole master, updated.
     pub master: SlotId,
-    /// The lists that the rule keeps, updated: as many as [`StateLayout::lists`](crate::layout::StateLayout::lists).
+    /// The lists that the custom optimizer keeps, updated: as many as
+    /// [`StateLayout::lists`](crate::layout::StateLayout::lists).
     pub kept: Vec<SlotId>,
     /// Main grad, read.
     pub main_grad: SlotId,
@@ -62,7 +63,7 @@ impl Operation for Update {
     }
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
-        // What the rule leaves is read once more, by another kernel. Its own arithmetic nobody knows.
+        // What the optimizer leaves is read once more, by another kernel. Its own arithmetic nobody knows.
         let updated = |slot: &SlotId| Some(sizes.slot(*slot)?.saturating_mul(3));
         let states = self.states.iter().flat_map(|state| {
             let slots = state.kept.iter().chain([&state.master]);

@@ -1,4 +1,4 @@
-//! Zeros behind the rows that a call writes of a gradient.
+//! Zeros after the rows that a call writes of a gradient.
 
 use serde::Serialize;
 

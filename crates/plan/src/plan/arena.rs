@@ -1,9 +1,9 @@
 //! Addresses: interval colouring of the transient slots.
 //!
 //! Law: a slot *lives* from its first to its last access in T. It *holds* its place from its writer's
-//! earliest permitted start (behind the task before of the lane that paces it, its own but for sums, which
+//! earliest permitted start (after the task before of the lane that paces it, its own but for sums, which
 //! the quantize lane paces; the content it reads and its release; what goes on with what an exchange or
-//! reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, behind
+//! reduction brought, as a sum over replicas does, starts as early as that; what an exchange brings, after
 //! the sum before it) until the compute lane is known to have passed its last access: a transposition on
 //! another lane counts as over when the call that consumes its result is issued. Two slots share bytes only
 //! if one's hold ends before the other's begins: so sharing never takes back the prefetch it serves, and a
@@ -79,8 +79,8 @@ pub(super) fn holds(
             last_sum = Some(position);
         }
         let released = releases[position].map_or(0, |release| release.index() + 1).max(summed);
-        let behind = || content.max(lane_before).map_or(0, |before| before + 1);
-        let start = from.map_or_else(behind, |before| starts[before]).max(released);
+        let after = || content.max(lane_before).map_or(0, |before| before + 1);
+        let start = from.map_or_else(after, |before| starts[before]).max(released);
         starts.push(start);
         for (slot, access) in accesses {
             if paces[position] != compute
@@ -97,7 +97,7 @@ pub(super) fn holds(
     holds
 }
 
-/// For each task off the compute lane, the first task of that lane behind it that reads what it made.
+/// For each task off the compute lane, the first task of that lane after it that reads what it made.
 fn passed(slots: &[Slot], tasks: &[TaskAccesses], paces: &[LaneId], compute: LaneId) -> Vec<Option<usize>> {
     let mut next_consumer: Vec<Option<usize>> = vec![None; slots.len()];
     let mut passed = vec![None; tasks.len()];
@@ -126,7 +126,7 @@ const fn is_rows(content: Content) -> bool {
     matches!(content, Content::ReducedGradient(..) | Content::SummedGradient(..))
 }
 
-/// Places every transient slot behind `base`; returns the bytes of the transient region.
+/// Places every transient slot after `base`; returns the bytes of the transient region.
 ///
 /// Where holds do not fit a budget, they are cut back to lives, and tasks wait for memory instead of the step
 /// being refused: first holds of gradients on their way to a reduction, then all. If that does not fit

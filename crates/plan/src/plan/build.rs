@@ -2,7 +2,7 @@
 //!
 //! Law: nothing here decides what is scheduled; it only carries the draft through the stages in
 //! order, and it returns no plan that [`verify()`] refuses. What a configuration says beside its policy (replicas,
-//! the state of the optimizer, rules for weights) is not asked for here: a user plans with
+//! the state of the optimizer, rules for weights) is not requested here: a user plans with
 //! `session::plan_program`, which asks, and these doors are hidden from its docs.
 
 use super::arena;
@@ -14,7 +14,7 @@ use super::other_model::check_model;
 use super::place::{Placed, Request, place};
 use super::prefetch::{Demand, demands};
 use super::resident::ResidentLayout;
-use super::step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
+use super::step_plan::{BoundaryState, PlanBounds, Policy, StepPlan, Task};
 use super::sums::check_sums;
 use super::{Costs, GatherStart, PlanError, verify};
 use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
@@ -164,12 +164,12 @@ fn request<'a>(
 
 fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     if request.policy.across_micro_batches != AcrossMicroBatches::Fit {
-        return build_as_told(request);
+        return build_as_requested(request);
     }
     // Planes are gathered again before a task waits for memory.
     let told = |across_micro_batches, waits| {
         let policy = Policy { across_micro_batches, ..*request.policy };
-        build_as_told(&Request { policy: &policy, waits, ..*request })
+        build_as_requested(&Request { policy: &policy, waits, ..*request })
     };
     match told(AcrossMicroBatches::Keep, false) {
         Err(PlanError::Budget { .. } | PlanError::Prefetch { .. }) => {
@@ -179,7 +179,7 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     }
 }
 
-fn build_as_told(request: &Request<'_>) -> Result<StepPlan, PlanError> {
+fn build_as_requested(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
     check_sums(request.name, request.calls, request.weights, request.policy.reduce_every)?;
     check_exchanges(request)?;
@@ -245,8 +245,8 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
         arena,
         tasks,
         events: fences.events,
-        entry: EdgeState { masters: start, shards: (!is_prologue).then_some(start) },
-        exit: EdgeState { masters: end, shards: Some(end) },
+        entry: BoundaryState { masters: start, shards: (!is_prologue).then_some(start) },
+        exit: BoundaryState { masters: end, shards: Some(end) },
         notes,
     }
 }
@@ -257,8 +257,8 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
 fn delayed_gathers(tasks: &[Task], edges: &[Edge], lanes: &[Lane]) -> Vec<String> {
     let mut delayed: Vec<((&'static str, LaneKind), Vec<&str>)> = Vec::new();
     for (position, task) in tasks.iter().enumerate().filter(|(_, task)| task.op.is_gather()) {
-        let behind = edges.partition_point(|edge| edge.to.index() < position);
-        let later = edges[behind..]
+        let after = edges.partition_point(|edge| edge.to.index() < position);
+        let later = edges[after..]
             .iter()
             .take_while(|edge| edge.to.index() == position)
             .filter(|edge| edge.kind == EdgeKind::Credit)
@@ -319,7 +319,7 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
 fn check_budget(request: &Request<'_>, demands: &[Demand<'_>], placed: &Placed) -> Result<(), PlanError> {
     let Placed { tasks, slots, lives, holds, peak, transient_bytes, .. } = placed;
     let Some(budget) = request.policy.budget.filter(|budget| transient_bytes > budget) else { return Ok(()) };
-    // What is asked for is what is accepted, with tasks that wait for memory.
+    // What is requested is what is accepted, with tasks that wait for memory.
     let needed = if request.waits { arena::least(slots, lives, holds) } else { *transient_bytes };
     let alive: Vec<String> = peak
         .alive

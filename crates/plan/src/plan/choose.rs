@@ -1,4 +1,4 @@
-//! Which timetable a request gets.
+//! Chooses the timetable of a planning request.
 //!
 //! Law: a hand schedule is taken as it is, a policy without durations makes its own, and `auto` chooses among
 //! timetables that were placed and timed as plans are. Nothing here makes tasks or addresses.
@@ -50,11 +50,11 @@ fn by_hand(request: &Request<'_>, issues: &[usize], demands: &[Demand<'_>]) -> R
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
-    let reference = Timetable::of(GatherStart::Depth(1), Reductions::TWO_BEHIND.behind, demands)?;
-    // What is over the budget is asked for later here, before holds are cut back for it.
+    let reference = Timetable::of(GatherStart::Depth(1), Reductions::TWO_CALLS.delay, demands)?;
+    // What is over the budget is requested later here, before holds are cut back for it.
     let free = Request { waits: false, ..*request };
     let placed = place(&free, request.policy, demands, &reference)?;
-    let pace = pace(request, demands, costs, &placed, reference.reductions.behind);
+    let pace = pace(request, demands, costs, &placed, reference.reductions.delay);
     let mut attempt = |timetable: &Timetable| {
         let placed = place(&free, request.policy, demands, timetable)?;
         Ok(Trial { bytes: placed.transient_bytes, step: expected(request, costs, placed) })
@@ -86,13 +86,7 @@ fn expected(request: &Request<'_>, costs: &Costs, placed: Placed) -> u64 {
 }
 
 /// What the calls and what is between them take.
-fn pace(
-    request: &Request<'_>,
-    demands: &[Demand<'_>],
-    costs: &Costs,
-    placed: &Placed,
-    behind: usize,
-) -> Pace {
+fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &Placed, delay: usize) -> Pace {
     let contention = costs.contention();
     let nanoseconds = prices(request, costs, placed);
     let calls = request.calls.len();
@@ -156,8 +150,8 @@ fn pace(
             (Op::ExchangeBuffer(_), _) if stage < calls => pace.calls[stage] += time,
             (op @ Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) if !beside_gathers(op) => {}
             (Op::ReduceScatter(_) | Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) => {
-                // Of the reference, in which reductions stand so far behind.
-                let made = stage.saturating_sub(behind + 1).min(calls.saturating_sub(1));
+                // Of the reference, in which reductions stand so many calls later.
+                let made = stage.saturating_sub(delay + 1).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
             }
             _ => {}

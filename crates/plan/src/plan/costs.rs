@@ -1,4 +1,4 @@
-//! What the planner counts with: the price of every task, as plain data.
+//! Costs for the planner: the price of every task, as plain data.
 //!
 //! Law: costs come from a machine's numbers ([`Prices`]), and for tasks that were measured from what was
 //! measured. They name no rank and are given alike to all ranks, so that all of them still make one plan
@@ -84,7 +84,7 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Prices of a machine. `replayed`: steps are recorded once and replayed, so that the host launches steps
+    /// Prices of a machine. `replayed`: steps are captured once and replayed, so that the host launches steps
     /// and not tasks.
     #[must_use]
     pub fn new(prices: Prices, replayed: bool) -> Self {

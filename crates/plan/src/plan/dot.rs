@@ -61,7 +61,7 @@ impl StepPlan {
 
 fn color(op: &Op) -> &'static str {
     match op {
-        op if op.runs_trainers_code() => "#cfe8cf",
+        op if op.runs_user_code() => "#cfe8cf",
         op if op.is_gather() => "#cfdcf2",
         op if op.is_collective() => "#f2d7cf",
         _ => "#eeeeee",

@@ -32,10 +32,10 @@ pub(super) enum Carrier {
 
 /// The order of work inside a stage.
 ///
-/// Gradients are summed as many calls behind their own as the timetable says (`reduce_behind` of the policy,
-/// or what `auto` finds), by a reduction that sums or behind an exchange that stands at least one call
+/// Gradients are summed as many calls after their own as the timetable says (`reduce_behind` of the policy,
+/// or what `auto` finds), by a reduction that sums or after an exchange that stands at least one call
 /// before, so what lands is alive while a call runs beside it. What a reduction summed is accumulated one
-/// call further, so that a transposition never stands behind an accumulation that waits for it.
+/// call further, so that a transposition never stands after an accumulation that waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Section {
     /// Copies of inputs out of staging.
@@ -46,7 +46,7 @@ pub(super) enum Section {
     Transposes,
     /// Dense copies for this stage's call, or ahead for the next one.
     Dequantize,
-    /// Exchanges of what the call before completed, where sums stand more than two calls behind and
+    /// Exchanges of what the call before completed, where sums stand more than two calls later and
     /// reductions have a communicator of their own.
     Exchange,
     /// The call.
@@ -67,7 +67,7 @@ pub(super) enum Section {
     ReplicasHere,
     /// Accumulations of what was reduced at the stage before.
     Accumulate,
-    /// Everything behind the last call, in the order it was added.
+    /// Everything after the last call, in the order it was added.
     Tail,
 }
 
@@ -174,12 +174,12 @@ impl<'a> Draft<'a> {
         self.calls.iter().enumerate().map(|(stage, call)| (stage, CallId::at(stage), call))
     }
 
-    /// The stage behind the last call.
+    /// The stage after the last call.
     pub(super) fn tail(&self) -> usize {
         self.calls.len()
     }
 
-    /// Adds a task behind those of the same stage and section.
+    /// Adds a task after those of the same stage and section.
     pub(super) fn add(&mut self, stage: usize, section: Section, task: DraftTask) {
         let stage = stage.min(self.tail());
         self.stages[stage][section as usize].push(task);
@@ -290,7 +290,7 @@ fn joined<T>(there: Vec<T>, mut added: Vec<(usize, T)>) -> Vec<T> {
         }
         joined.push(one);
     }
-    joined.extend(added.map(|(_, behind)| behind));
+    joined.extend(added.map(|(_, after)| after));
     joined
 }
 

@@ -1,4 +1,4 @@
-//! Whether the buffers of exchanges fit the ranks that meet.
+//! Checks that the buffers of collectives between calls fit the ranks that meet.
 //!
 //! Law: a program says how many elements buffers have, a mesh how many ranks there are; the two meet here and
 //! nowhere else before a plan is made.

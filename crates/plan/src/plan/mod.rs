@@ -46,5 +46,5 @@ pub use forecast::{Forecast, Slack, Span};
 pub use pieces::{Piece, Pieces};
 pub use prefetch::GatherStart;
 pub use resident::ResidentLayout;
-pub use step_plan::{EdgeState, PlanBounds, Policy, StepPlan, Task};
+pub use step_plan::{BoundaryState, PlanBounds, Policy, StepPlan, Task};
 pub use verify::{Proof, VerifyError, verify};

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// The addresses that are taken, and from which task to which.
 #[derive(Debug)]
 pub(super) struct Occupancy {
-    /// So many tasks are told apart: a power of two.
+    /// So many tasks are distinguished: a power of two.
     tasks: usize,
     /// Stretch 1 is the whole time; the halves of stretch `n` are `2n` and `2n + 1`.
     stretches: Vec<Stretch>,

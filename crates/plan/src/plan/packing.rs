@@ -5,7 +5,7 @@
 //! gives a best layout, because the slots of a best layout may be placed again from the lowest address
 //! upwards. Three orders are begun with: by size, by size times time, and by the fullest moment of their
 //! holds. An order is mended by placing first, next time, what stuck out over the fullest moment. Whoever is
-//! within what is asked for is taken at once, so most plans cost one try; an order that mending does not help
+//! within what is requested is taken at once, so most plans cost one try; an order that mending does not help
 //! is given up. Items that nothing tells apart lie in the order of their numbers.
 //!
 //! Deliberately absent: a search that proves its result. The fullest moment is a bound that no layout beats
@@ -33,7 +33,7 @@ pub(super) struct Item {
 pub(super) struct Packing {
     /// The address of every item.
     pub(super) begins: Vec<usize>,
-    /// The bytes behind which nothing lies.
+    /// The bytes after which nothing lies.
     pub(super) bytes: usize,
 }
 
@@ -125,7 +125,7 @@ fn load(items: &[Item]) -> Vec<usize> {
         .collect()
 }
 
-/// The orders that are begun with, each made when it is asked for: the fullest moment of every hold is looked
+/// The orders that are begun with, each made when it is requested: the fullest moment of every hold is looked
 /// for last.
 fn orders<'a>(items: &'a [Item], load: &'a [usize]) -> impl Iterator<Item = Vec<usize>> + 'a {
     let fullest = |item: &Item| load[item.from..=item.to].iter().copied().max().unwrap_or(0);
@@ -168,7 +168,7 @@ mod tests {
         load(items).into_iter().max().unwrap()
     }
 
-    fn is_sound(items: &[Item], packing: &Packing) -> bool {
+    fn is_valid(items: &[Item], packing: &Packing) -> bool {
         let apart = |one: usize, other: usize| {
             let (a, b) = (items[one], items[other]);
             let (x, y) = (packing.begins[one], packing.begins[other]);
@@ -205,11 +205,11 @@ mod tests {
 
     #[test]
     fn items_that_nothing_tells_apart_lie_in_the_order_of_their_numbers() {
-        // What is held longer is placed first and leaves two gaps; the third of the equal ones comes behind all.
+        // What is held longer is placed first and leaves two gaps; the third of the equal ones comes after all.
         let spans = [(2, 4, 5), (1, 0, 9), (2, 4, 5), (3, 0, 4), (2, 4, 5), (1, 2, 9)];
         let items = items(&spans);
         let packing = pack(&items, 0, usize::MAX);
-        assert!(is_sound(&items, &packing), "{packing:?}");
+        assert!(is_valid(&items, &packing), "{packing:?}");
         assert!(
             packing.begins[0] < packing.begins[2] && packing.begins[2] < packing.begins[4],
             "{packing:?}"
@@ -235,7 +235,7 @@ mod tests {
                 .collect();
             let by_size = place(&items, &orders(&items, &load(&items)).next().unwrap()).bytes;
             let found = pack(&items, 0, usize::MAX);
-            assert!(is_sound(&items, &found));
+            assert!(is_valid(&items, &found));
             assert!(fullest(&items) <= found.bytes && found.bytes <= by_size);
             mended += usize::from(found.bytes < by_size);
             reached += usize::from(found.bytes == fullest(&items));

@@ -1,14 +1,14 @@
-//! A step in pieces: segments that can each be recorded as one, and the dynamic calls between them.
+//! A step in pieces: segments that can each be captured as one, and the dynamic calls between them.
 //!
 //! Laws:
 //! - Pieces follow from the plan alone. Every task is in exactly one: a dynamic call is a piece of its own,
 //!   every other task is in a segment. A plan without dynamic calls is one segment.
-//! - Run one behind the other, pieces keep happens-before: lane order and fences never point from a later
+//! - Run one after the other, pieces keep happens-before: lane order and fences never point from a later
 //!   piece into an earlier one. Each lane keeps its order in T (**AC-2**), so pieces are another topological
 //!   order of the plan and no other plan.
 //! - *Two-stage drain.* A segment ends where all lanes join, and only then the dynamic call begins. So a task
 //!   that nobody before the boundary needs does not stand there if no call of its segment could hide it,
-//!   which is when none stands behind it in T: it goes to the beginning of the next segment, beside whose
+//!   which is when none stands after it in T: it goes to the beginning of the next segment, beside whose
 //!   calls it runs. Those are the last reductions before the boundary, what waits for them, and gathers for
 //!   later.
 //!
@@ -21,7 +21,7 @@ use warpweft_base::id::{PieceId, TaskId};
 /// One piece of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Tasks that are recorded as one.
+    /// Tasks that are captured as one.
     Segment,
     /// A dynamic call, which is issued anew in every step.
     Call(TaskId),
@@ -66,23 +66,23 @@ impl StepPlan {
         let mut segment_of = cut(self.tasks.len(), &dynamic);
         // What did not have to stand before the last boundary, in T.
         let mut moved: Vec<usize> = Vec::new();
-        let mut behind = 0;
+        let mut after = 0;
         for (boundary, call) in dynamic.iter().enumerate() {
             let hides = |task: &usize| {
                 matches!(self.tasks[*task].op, Op::Compute(_)) && !self.is_dynamic(TaskId::at(*task))
             };
-            let first = match (behind..call.index()).rev().find(hides) {
+            let first = match (after..call.index()).rev().find(hides) {
                 Some(last_call) => {
                     moved.clear();
                     last_call + 1
                 }
-                None => behind,
+                None => after,
             };
             let needed = self.happens_before(*call, moved.first().copied().unwrap_or(first));
             moved.extend(first..call.index());
             moved.retain(|task| !needed(*task));
             moved.iter().for_each(|task| segment_of[*task] = boundary + 1);
-            behind = call.index() + 1;
+            after = call.index() + 1;
         }
         number(&segment_of, &dynamic)
     }

@@ -16,7 +16,7 @@ use crate::model::{Accumulation, BufferSpec, Call};
 use crate::op::Op;
 use warpweft_base::id::{LaneId, TaskId};
 
-/// What is asked of the planner.
+/// A planning request.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'a> {
     pub(super) name: &'a str,
@@ -115,7 +115,7 @@ fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
 }
 
 /// The lane whose tasks before say how early a task is expected to start. What the sum lane makes could start
-/// earlier than behind the quantize lane's tasks; holding its bytes from then on made arenas a tenth larger
+/// earlier than after the quantize lane's tasks; holding its bytes from then on made arenas a tenth larger
 /// for nothing that a call waits for.
 const fn paced_by(carrier: Carrier) -> Carrier {
     match carrier {
@@ -126,7 +126,7 @@ const fn paced_by(carrier: Carrier) -> Carrier {
     }
 }
 
-/// The compute task behind which each gather may begin: that of its call or, where this is an exchange, of the last
+/// The compute task after which each gather may begin: that of its call or, where this is an exchange, of the last
 /// call before it.
 fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
     let mut compute_tasks = vec![None; calls];

@@ -1,4 +1,4 @@
-//! The resident region: what never moves for the session's life.
+//! The resident region: memory that lives as long as the session.
 //!
 //! Law: common slots (optimizer state, shards, fault word, step count) have the same id and
 //! address in every program of a session; staging and carried buffers follow, each program's in
@@ -34,7 +34,7 @@ impl ResidentLayout {
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
         check_masters(weights)?;
-        check_own_rule(weights)?;
+        check_custom_optimizer(weights)?;
         check_matrices(weights, programs)?;
         check_scaling(weights)?;
         let mut cursor = Cursor { bytes: 0 };
@@ -167,7 +167,7 @@ fn check_masters(weights: &Weights) -> Result<(), PlanError> {
 }
 
 /// A custom optimizer gets f32 values, in eight lists at most.
-fn check_own_rule(weights: &Weights) -> Result<(), PlanError> {
+fn check_custom_optimizer(weights: &Weights) -> Result<(), PlanError> {
     let state = weights.state;
     let is_f32 = (state.moments, state.masters) == (Moments::F32, Masters::F32);
     match state.own_states {
@@ -210,7 +210,7 @@ fn check_scaling(weights: &Weights) -> Result<(), PlanError> {
     Err(PlanError::Scaling { formats: formats.join(", ") })
 }
 
-/// Do the trainer's bytes pass through a staging slot?
+/// Do the user's bytes pass through a staging slot?
 pub(super) fn is_staged(buffer: &BufferSpec) -> bool {
     matches!(buffer.role, Role::Input | Role::Output)
 }

@@ -34,7 +34,7 @@ pub struct Policy {
     pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
-    /// How many calls behind its own a gradient is reduced, where the policy does not find that out.
+    /// How many calls after its own a gradient is reduced, where the policy does not find that out.
     pub reduce_behind: u32,
     /// In what gradients travel.
     pub reduce_dtype: ReduceDtype,
@@ -71,7 +71,7 @@ pub struct Task {
     pub lane: LaneId,
     /// Fences: the last task of each foreign lane that must be over before this one begins.
     pub waits: Vec<TaskId>,
-    /// The event recorded behind the task, if some fence waits for it.
+    /// The event recorded after the task, if some fence waits for it.
     pub signals: Option<EventId>,
     /// Place on its communicator, for collectives.
     pub collective: Option<(CommId, CommSeq)>,
@@ -82,20 +82,20 @@ pub struct Task {
     pub wire_bytes: usize,
 }
 
-/// What the resident planes hold at an edge of a step.
+/// What the resident planes hold at a step boundary.
 ///
 /// A plan counts from the masters' version at its entry; a rank counts from the masters it was
 /// given last, over all plans it runs. Versions count optimizer steps that were issued: one that
 /// the vote made a no-op left masters and shards equal, as one that took place would have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct EdgeState {
+pub struct BoundaryState {
     /// Version of the masters.
     pub masters: Version,
     /// Version of the quantized shards; `None` when they hold nothing yet.
     pub shards: Option<Version>,
 }
 
-impl EdgeState {
+impl BoundaryState {
     /// What a rank holds whose masters were just set: nothing is quantized from them yet.
     pub const NEW_MASTERS: Self = Self { masters: Version::new(0), shards: None };
 
@@ -113,7 +113,7 @@ impl EdgeState {
     }
 }
 
-impl std::fmt::Display for EdgeState {
+impl std::fmt::Display for BoundaryState {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "masters at {}, shards ", self.masters)?;
         match self.shards {
@@ -176,7 +176,7 @@ pub struct StepPlan {
     pub accumulation: Accumulation,
     /// Weights, buckets, mesh.
     pub weights: Weights,
-    /// What was asked of the planner.
+    /// The planning request.
     pub policy: Policy,
     /// The lanes, in the order of their ids.
     pub lanes: Vec<Lane>,
@@ -187,9 +187,9 @@ pub struct StepPlan {
     /// Number of events the fences need.
     pub events: usize,
     /// What must hold before the step.
-    pub entry: EdgeState,
+    pub entry: BoundaryState,
     /// What holds after it, if the vote is clean.
-    pub exit: EdgeState,
+    pub exit: BoundaryState,
     /// Byte counts.
     pub bounds: PlanBounds,
     /// What the planner wants people to know, such as a fence that delays a gather.
@@ -197,7 +197,7 @@ pub struct StepPlan {
 }
 
 impl StepPlan {
-    /// The task behind an id of this plan.
+    /// The task of an id of this plan.
     ///
     /// # Panics
     /// When the id belongs to another plan.

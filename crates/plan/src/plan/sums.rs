@@ -1,4 +1,4 @@
-//! What is added on a rank before it is reduced was written in f32.
+//! Checks that gradients added on a rank before reduction are f32.
 //!
 //! Law: a program whose calls write a gradient in bf16 that the policy would add to others on the rank gets
 //! no plan: the sum would be rounded again with every addend. The error names the call and both ways out.

@@ -33,7 +33,7 @@ impl StepPlan {
         self.why_each(&[task], costs).concat()
     }
 
-    /// [`StepPlan::why`] of each of several tasks. What is asked of the whole plan is asked once.
+    /// [`StepPlan::why`] of each of several tasks. What concerns the whole plan is computed once.
     ///
     /// # Panics
     /// As [`StepPlan::why`].
@@ -70,16 +70,15 @@ impl StepPlan {
             .lanes
             .get(self.task(task).lane.index())
             .map_or_else(String::new, |lane| lane.kind.to_string());
-        let behind = match self.before_on_lane(task) {
-            Some(before) => format!("behind {}", self.describe(before)),
+        let after = match self.before_on_lane(task) {
+            Some(before) => format!("after {}", self.describe(before)),
             None => "the first there".to_owned(),
         };
-        let _ = writeln!(text, "  lane      {lane}, {behind}");
+        let _ = writeln!(text, "  lane      {lane}, {after}");
         if let Some(release) = self.task(task).release {
-            let _ =
-                writeln!(text, "  asked for behind {} ({})", self.describe(release), self.policy.prefetch);
+            let _ = writeln!(text, "  requested after {} ({})", self.describe(release), self.policy.prefetch);
         } else if self.is_gather(task) {
-            let _ = writeln!(text, "  asked for at the beginning of the step ({})", self.policy.prefetch);
+            let _ = writeln!(text, "  requested at the beginning of the step ({})", self.policy.prefetch);
         }
     }
 

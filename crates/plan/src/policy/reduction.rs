@@ -55,7 +55,7 @@ impl ReduceDtype {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reduce {
-    /// Ranks 0 to R-1 in f32, by a task of every rank behind an exchange: the same bits in every mode and
+    /// Ranks 0 to R-1 in f32, by a task of every rank after an exchange: the same bits in every mode and
     /// layout of ranks.
     #[default]
     Ordered,

@@ -11,14 +11,14 @@ use warpweft_backend::Backend;
 use warpweft_base::id::BucketId;
 use warpweft_plan::model::Placement;
 use warpweft_plan::op::{Adam, Op, Update};
-use warpweft_plan::plan::{EdgeState, StepPlan};
+use warpweft_plan::plan::{BoundaryState, StepPlan};
 
 /// Owns the shards of one bucket.
 #[derive(Debug)]
 pub struct BucketActor {
     bucket: BucketId,
     name: String,
-    state: EdgeState,
+    state: BoundaryState,
     /// Weights updated in this step, by one task for each parameter group or round of whole matrices.
     updated: usize,
 }
@@ -27,7 +27,7 @@ impl BucketActor {
     /// The actor of `bucket`.
     #[must_use]
     pub fn new(bucket: BucketId) -> Self {
-        let state = EdgeState { masters: warpweft_base::id::Version::default(), shards: None };
+        let state = BoundaryState { masters: warpweft_base::id::Version::default(), shards: None };
         Self { bucket, name: bucket.to_string(), state, updated: 0 }
     }
 
@@ -69,7 +69,7 @@ impl<B: Backend> Actor<B> for BucketActor {
         context.issue(ready).map(|_| ())
     }
 
-    fn edge(&self) -> Option<EdgeState> {
+    fn edge(&self) -> Option<BoundaryState> {
         Some(self.state)
     }
 }

@@ -5,7 +5,7 @@
 use warpweft_backend::BackendError;
 use warpweft_base::id::{ActorId, ProgramId, RankId, TaskId};
 use warpweft_format::FormatError;
-use warpweft_plan::plan::EdgeState;
+use warpweft_plan::plan::BoundaryState;
 
 /// A failure of one rank.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -79,11 +79,11 @@ pub enum ExecError {
         /// The program.
         program: String,
         /// What the plan needs.
-        needed: EdgeState,
+        needed: BoundaryState,
         /// What the plans before it left.
-        held: EdgeState,
+        held: BoundaryState,
     },
-    /// The actors left another edge than the plan promised (PL-9).
+    /// The actors left another state than the plan's exit state (PL-9).
     #[error(
         "{rank}: after `{program}` some weights have {found}, the plan promised {promised}; please report this with the plan's fingerprint"
     )]
@@ -93,9 +93,9 @@ pub enum ExecError {
         /// The program.
         program: String,
         /// What an actor holds.
-        found: EdgeState,
+        found: BoundaryState,
         /// What the plan says.
-        promised: EdgeState,
+        promised: BoundaryState,
     },
     /// A plan that continues a sum of gradients, where none is open (PL-9).
     #[error(
@@ -123,7 +123,7 @@ pub enum ExecError {
     },
     /// The optimizer counts a different number of steps than the rank issued (PL-7).
     #[error(
-        "{rank}: the optimizer counts {counted} steps after `{program}`, but {issued} were issued; some step ran that nobody asked for, such as a warm-up of a recording, so weights and main grads are not those of this training: import the last export, and issue or launch every step through the rank"
+        "{rank}: the optimizer counts {counted} steps after `{program}`, but {issued} were issued; some step ran that nobody requested, such as a warm-up of a capture, so weights and main grads are not those of this training: import the last export, and issue or launch every step through the rank"
     )]
     Steps {
         /// The rank.
@@ -220,7 +220,7 @@ pub enum ExecError {
     NoProgram {
         /// The rank.
         rank: RankId,
-        /// The number asked for.
+        /// The number requested.
         program: ProgramId,
         /// Programs there are.
         programs: usize,

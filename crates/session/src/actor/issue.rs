@@ -5,7 +5,7 @@
 //! whose point is not covered by lane order, fences and joins of all lanes is refused.
 //!
 //! A fence to a task from before the last join is covered by that join and is not waited for again. This is
-//! decided here and nowhere else. Devices need this: an event recorded in one recording cannot be waited for
+//! decided here and nowhere else. Devices need this: an event recorded in one capture cannot be waited for
 //! in another.
 
 mod clocks;
@@ -173,7 +173,7 @@ impl Issuer {
                 backend.record(stream, bound, event)?;
             }
         }
-        let point = Point::behind(task, lane);
+        let point = Point::after(task, lane);
         self.issued += 1;
         for edge in &wiring.grants[wired.grants.clone()] {
             let poison = self.poison.clone();

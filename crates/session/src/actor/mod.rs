@@ -14,7 +14,7 @@
 //! - **FL-4** A right dropped unspent poisons the rank.
 //! - **AC-1** Actors never wait, on the host or on the device.
 //! - **AC-2** Per lane, tasks fire in the plan's order.
-//! - **AC-3** Actor code cannot see which pump drives it, nor whether the step is recorded: of a [`Context`]
+//! - **AC-3** Actor code cannot see which pump drives it, nor whether the step is captured: of a [`Context`]
 //!   it sees the plan.
 //!
 //! Each question has one source of truth: fences are the only device waits; rights decide when the host may
@@ -56,7 +56,7 @@ pub use worklist::{Ready, Worklist};
 
 use warpweft_backend::Backend;
 use warpweft_base::id::TaskId;
-use warpweft_plan::plan::{EdgeState, StepPlan};
+use warpweft_plan::plan::{BoundaryState, StepPlan};
 
 /// What an actor can reach while it fires: it may look at the plan, and issue the task it was given.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ pub trait Actor<B: Backend>: std::fmt::Debug {
     fn fire(&mut self, ready: Ready<'_>, context: &mut Context<'_, B>) -> Result<(), ExecError>;
 
     /// What the actor's weights hold once the step is issued, for actors that own weights.
-    fn edge(&self) -> Option<EdgeState> {
+    fn edge(&self) -> Option<BoundaryState> {
         None
     }
 }

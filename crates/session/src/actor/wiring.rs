@@ -84,7 +84,7 @@ impl Wiring {
     }
 }
 
-/// What a task says of itself; its writes and fences go behind those of the tasks before it.
+/// What a task says of itself; its writes and fences go after those of the tasks before it.
 fn wired(plan: &StepPlan, task: &Task, writes: &mut Vec<SlotId>, fences: &mut Vec<Fence>) -> TaskWiring {
     let (first_write, first_fence) = (writes.len(), fences.len());
     let written = task.op.accesses().into_iter().filter(|(_, access): &(_, Access)| access.writes());

@@ -3,7 +3,7 @@
 //! Law: an error says what is wrong by its kind, with the file concerned, and what to do in the message. What stands in
 //! a file of somebody else's comes into a message escaped and cut. A kind reaches whoever asked where the rank that
 //! found it is of the same process. To other processes travels the message alone, which arrives as
-//! [`CheckpointError::Told`].
+//! [`CheckpointError::OtherRank`].
 
 use std::error::Error;
 use std::io;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::advice::{FileTask, fitting, found_elsewhere, proposed};
-use warpweft_base::errors::{shown, shown_path, told};
+use warpweft_base::errors::{shown, shown_path, shown_text};
 use warpweft_base::id::RankId;
 use warpweft_format::{FormatError, Shape};
 
@@ -30,7 +30,7 @@ use warpweft_format::{FormatError, Shape};
 ///     let SessionError::Parts { source: CheckpointError::File { source, .. }, .. } = error else { return false };
 ///     [ErrorKind::StorageFull, ErrorKind::QuotaExceeded].contains(&source.kind())
 /// }
-/// # let source = CheckpointError::Told { reason: "cannot write there".to_owned() };
+/// # let source = CheckpointError::OtherRank { reason: "cannot write there".to_owned() };
 /// # assert!(!is_full(&SessionError::Parts { rank: warpweft::id::RankId::new(1), source, dropped: None }));
 /// ```
 #[derive(Clone, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum CheckpointError {
 
     // A checkpoint in one file.
     /// The file is no checkpoint of this library.
-    #[error("checkpoint {}: {}; nothing was loaded or saved", shown_path(path), told(reason))]
+    #[error("checkpoint {}: {}; nothing was loaded or saved", shown_path(path), shown_text(reason))]
     Content {
         /// The file.
         path: PathBuf,
@@ -58,14 +58,14 @@ pub enum CheckpointError {
     },
 
     // A sharded checkpoint.
-    /// Of a checkpoint in parts: what is wrong, by its kind.
-    #[error("cannot load the checkpoint in parts: {source}; nothing was loaded")]
+    /// Of a sharded checkpoint: what is wrong, by its kind.
+    #[error("cannot load the sharded checkpoint: {source}; nothing was loaded")]
     Parts {
         /// What is wrong, and what to do.
         source: Box<Self>,
     },
     /// The place of a save is taken.
-    #[error("{} is there: {}", shown_path(path), told(reason))]
+    #[error("{} is there: {}", shown_path(path), shown_text(reason))]
     Taken {
         /// What is there.
         path: PathBuf,
@@ -73,7 +73,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// What makes a checkpoint, or a part of it, is not there.
-    #[error("{}: {}", shown_path(path), told(reason))]
+    #[error("{}: {}", shown_path(path), shown_text(reason))]
     Missing {
         /// The folder or the file.
         path: PathBuf,
@@ -81,15 +81,15 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A file is not as it was saved.
-    #[error("{}: {}", shown_path(path), told(reason))]
+    #[error("{}: {}", shown_path(path), shown_text(reason))]
     Damaged {
         /// The file.
         path: PathBuf,
         /// What is wrong with it, and what to do.
         reason: String,
     },
-    /// A file is sound as far as can be seen, and is of another save, another rank or another optimizer step.
-    #[error("{}: {}", shown_path(path), told(reason))]
+    /// A file is valid as far as can be seen, and is of another save, another rank or another optimizer step.
+    #[error("{}: {}", shown_path(path), shown_text(reason))]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -110,7 +110,7 @@ pub enum CheckpointError {
         known: u32,
     },
     /// The checkpoint is whole and does not fit the session, or has values from which no training goes on.
-    #[error("{}", told(reason))]
+    #[error("{}", shown_text(reason))]
     Unfit {
         /// What does not fit, and what to do.
         reason: String,
@@ -142,7 +142,7 @@ pub enum CheckpointError {
         removal: Arc<io::Error>,
     },
     /// Anything else, as of who keeps parts elsewhere than in files.
-    #[error("{}", told(source))]
+    #[error("{}", shown_text(source))]
     Other {
         /// The reason.
         source: Arc<dyn Error + Send + Sync>,
@@ -151,8 +151,8 @@ pub enum CheckpointError {
     #[error("the conversion was stopped; nothing was written")]
     Stopped,
     /// What a rank of another process said. Its kind did not travel.
-    #[error("{}", told(reason))]
-    Told {
+    #[error("{}", shown_text(reason))]
+    OtherRank {
         /// Its message.
         reason: String,
     },
@@ -176,12 +176,12 @@ pub enum CheckpointError {
         /// What the file is, and what to do.
         what: String,
     },
-    /// A file is no sound safetensors file.
+    /// A file is not a valid safetensors file.
     #[error(
-        "{} is no sound safetensors file: {reason}; fetch it again, with its content and not a pointer of Git LFS in its place",
+        "{} is not a valid safetensors file: {reason}; fetch it again, with its content and not a pointer of Git LFS in its place",
         shown_path(path)
     )]
-    Unsound {
+    Invalid {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
@@ -205,7 +205,7 @@ pub enum CheckpointError {
         reason: String,
     },
     /// A model's folder is not what its `config.json` says, or says what is not read.
-    #[error("{}: {}", shown_path(path), told(reason))]
+    #[error("{}: {}", shown_path(path), shown_text(reason))]
     Engine {
         /// The file or folder.
         path: PathBuf,
@@ -234,7 +234,7 @@ pub enum CheckpointError {
         proposed(near)
     )]
     NoTensor {
-        /// The name asked for.
+        /// The name requested.
         tensor: String,
         /// Files that are open.
         files: usize,
@@ -273,13 +273,13 @@ pub enum CheckpointError {
         expected: Shape,
     },
     /// Rows that a tensor does not have.
-    #[error("tensor `{}` in {} {reason}; ask for whole rows within it", shown(tensor), shown_path(path))]
+    #[error("tensor `{}` in {} {reason}; request whole rows within it", shown(tensor), shown_path(path))]
     Rows {
         /// The tensor.
         tensor: String,
         /// Its file.
         path: PathBuf,
-        /// Its shape, and what was asked for.
+        /// Its shape, and what was requested.
         reason: String,
     },
     /// A weight of the model, and what is wrong with its tensor.
@@ -346,7 +346,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kind_keeps_what_the_system_said_and_the_embedders_own_error() {
+    fn a_kind_keeps_what_the_system_said_and_the_users_own_error() {
         let full = io::Error::from(io::ErrorKind::StorageFull);
         let error = CheckpointError::file("step-7/part", FileTask::Write, full);
         let said = error.to_string();

@@ -2,13 +2,13 @@
 //!
 //! Law: everything is judged before anything is changed. Weights and carried buffers are found by name; what the
 //! session has must be there, in its shape, and nothing else. What a checkpoint claims is judged alike, whether it
-//! is whole or in parts; values are judged where they are ([`sound_values`](super::sound_values)).
+//! is one file or sharded; values are judged where they are ([`state_validation`](super::state_validation)).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::gather_and_scatter::{Taken, goes_as_planes};
-use super::{Carried, Checkpoint, UpdatedBy, WeightState, sound_values};
+use super::{Carried, Checkpoint, OptimizerIdentity, WeightState, state_validation};
 use crate::checkpoint::ranks::MasterRows;
 use warpweft_base::errors::shown;
 use warpweft_format::{PlaneSpec, Shape, Via};
@@ -25,7 +25,7 @@ pub(super) struct Claims<'a> {
     /// Optimizer steps taken.
     pub(super) optimizer_step: u32,
     /// What updated the weights, if it says so.
-    pub(super) updated_by: Option<&'a UpdatedBy>,
+    pub(super) optimizer_identity: Option<&'a OptimizerIdentity>,
     /// The weights.
     pub(super) weights: Vec<WeightClaim<'a>>,
     /// The carried buffers; `None` where all of them are to begin anew.
@@ -37,7 +37,7 @@ pub(super) struct Claims<'a> {
 pub(super) struct WeightClaim<'a> {
     pub(super) name: &'a str,
     pub(super) shape: Shape,
-    /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
+    /// Lists of state beside the master: two moments, none of a frozen weight, or what a custom optimizer kept.
     pub(super) lists: usize,
     /// Was it frozen? Then it has no state, and maybe a digest of its values in their place.
     pub(super) frozen: bool,
@@ -58,7 +58,7 @@ impl Claims<'_> {
     pub(super) fn check(
         &self,
         programs: &[Arc<StepPlan>],
-        here: &UpdatedBy,
+        here: &OptimizerIdentity,
         ranks: usize,
     ) -> Result<(), String> {
         if let Some(plan) = programs.first() {
@@ -86,7 +86,7 @@ impl Claims<'_> {
             return Err("no weight of the session is taken; name those that the checkpoint has".to_owned());
         }
         let Some(plan) = programs.first() else { return Ok(()) };
-        let anew = Self { optimizer_step: 0, updated_by: None, weights: Vec::new(), carried: None };
+        let anew = Self { optimizer_step: 0, optimizer_identity: None, weights: Vec::new(), carried: None };
         for layout in plan.weights.layouts.iter().filter(|layout| taken.contains(&layout.name)) {
             let mut found = self.weights.iter().filter(|claim| claim.name == layout.name);
             match (found.next(), found.next()) {
@@ -133,7 +133,7 @@ impl Claims<'_> {
         }
     }
 
-    fn check_weights(&self, weights: &Weights, here: &UpdatedBy) -> Result<(), String> {
+    fn check_weights(&self, weights: &Weights, here: &OptimizerIdentity) -> Result<(), String> {
         if self.weights.len() != weights.layouts.len() {
             return Err(self.other_weights(weights));
         }
@@ -158,9 +158,9 @@ impl Claims<'_> {
     }
 
     /// State of another optimizer is of another meaning. Where there is none and none is kept, nothing is lost.
-    fn check_optimizer(&self, weights: &Weights, here: &UpdatedBy) -> Result<(), String> {
+    fn check_optimizer(&self, weights: &Weights, here: &OptimizerIdentity) -> Result<(), String> {
         let is_kept = self.weights.iter().any(|claim| claim.lists > 0) || weights.state.states().count() > 0;
-        match self.updated_by {
+        match self.optimizer_identity {
             Some(there) if !there.may_be(here) && is_kept && self.optimizer_step > 0 => Err(format!(
                 "the state beside the masters of the checkpoint is of {there}, and here weights are updated by {here}; \
                  update them by the same, or import `checkpoint.restart_optimizer()`, or of parts \
@@ -257,7 +257,7 @@ impl Checkpoint {
     pub(crate) fn check(
         &self,
         programs: &[Arc<StepPlan>],
-        here: &UpdatedBy,
+        here: &OptimizerIdentity,
         ranks: usize,
         taken: Option<&Taken>,
     ) -> Result<(), String> {
@@ -299,7 +299,7 @@ impl Checkpoint {
         };
         Claims {
             optimizer_step: self.optimizer_step,
-            updated_by: self.updated_by.as_ref(),
+            optimizer_identity: self.optimizer_identity.as_ref(),
             weights: weights.collect(),
             carried: carried.map(Iterator::collect),
         }
@@ -321,19 +321,19 @@ impl Checkpoint {
             if state.has_values() {
                 let values =
                     state.values().map_err(|error| format!("the planes of `{}`: {error}", state.name))?;
-                sound_values::check_master(place, &values, layout.format, via)?;
+                state_validation::check_master(place, &values, layout.format, via)?;
             }
             if goes_as_planes(state, layout) && state.has_values() {
                 check_planes(state)?;
             }
             if !layout.frozen {
-                sound_values::check_states(place, &state.states, weights.state)?;
+                state_validation::check_states(place, &state.states, weights.state)?;
             }
             // A session without delayed scaling ignores it.
             if weights.delayed(layout.bucket).is_some()
                 && let Some(delayed) = &state.delayed
             {
-                sound_values::check_delayed(&state.name, delayed)?;
+                state_validation::check_delayed(&state.name, delayed)?;
             }
         }
         Ok(())

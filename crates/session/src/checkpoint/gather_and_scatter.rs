@@ -1,4 +1,4 @@
-//! A checkpoint put together from what ranks own, and cut into it.
+//! Gathers a checkpoint from ranks, and scatters it to them.
 //!
 //! Law: what ranks of any mesh hand out gives one checkpoint, and every rank gets its rows of it back. Ranks of the
 //! first replica hand out the weights; all of them get them.
@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::ranks::{RankPart, ShardPlanes, WeightShard};
-use super::{Carried, CarriedBuffer, Checkpoint, PlanesState, UpdatedBy, WeightState};
+use super::{Carried, CarriedBuffer, Checkpoint, OptimizerIdentity, PlanesState, WeightState};
 use warpweft_base::id::RankId;
 use warpweft_format::{DelayedState, Format, FormatError, PlaneKind, PlaneSpec, expand_scale};
 use warpweft_plan::layout::{PlaneCut, Region, WeightLayout, Weights};
@@ -20,7 +20,7 @@ impl Checkpoint {
     /// memory at once is one checkpoint, in parts or whole, and one weight more.
     pub(crate) fn gather(
         programs: &[Arc<StepPlan>],
-        updated_by: &UpdatedBy,
+        optimizer_identity: &OptimizerIdentity,
         ranks: &mut [&mut RankPart],
     ) -> Result<Self, FormatError> {
         let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
@@ -38,8 +38,8 @@ impl Checkpoint {
             CarriedBuffer { name: name.to_owned(), ranks: taken.collect() }
         });
         let carried = Carried::Buffers(buffers.collect());
-        let updated_by = Some(updated_by.clone());
-        Ok(Self { optimizer_step, updated_by, weights, carried, notes: BTreeMap::new() })
+        let optimizer_identity = Some(optimizer_identity.clone());
+        Ok(Self { optimizer_step, optimizer_identity, weights, carried, notes: BTreeMap::new() })
     }
 
     /// Cuts out what `rank` owns: everything, or the weights in `taken` for an optimizer that begins anew.

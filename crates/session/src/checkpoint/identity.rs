@@ -1,14 +1,14 @@
-//! A number that says which checkpoint this is.
+//! The identity of a checkpoint, as a digest.
 //!
 //! Law: processes with the same checkpoint have the same number, and others do not ([`Digest`]). It covers what an
 //! import reads: planes where there is no master that they follow from, and no notes, which are the
-//! trainer's. An import finds weights and carried buffers by name, so their order is nothing that checkpoints
+//! user's. An import finds weights and carried buffers by name, so their order is nothing that checkpoints
 //! differ in. Before every list stands its length, and before what may be missing whether it is there, so no two
 //! checkpoints are added alike.
 
 use std::collections::BTreeSet;
 
-use super::{Carried, Checkpoint, PlanesState, Taken, UpdatedBy, WeightState};
+use super::{Carried, Checkpoint, OptimizerIdentity, PlanesState, Taken, WeightState};
 use warpweft_base::digest::Digest;
 
 /// A number for a choice of weights.
@@ -27,7 +27,12 @@ impl Checkpoint {
     pub(crate) fn digest(&self) -> u64 {
         let mut digest = Digest::default();
         digest.add(&self.optimizer_step.to_le_bytes());
-        digest.add(self.updated_by.as_ref().map_or_else(String::new, UpdatedBy::to_string).as_bytes());
+        digest.add(
+            self.optimizer_identity
+                .as_ref()
+                .map_or_else(String::new, OptimizerIdentity::to_string)
+                .as_bytes(),
+        );
         let mut weights: Vec<&WeightState> = self.weights.iter().collect();
         weights.sort_by_key(|weight| &weight.name);
         count(&mut digest, weights.len());
@@ -120,7 +125,7 @@ mod tests {
     fn checkpoint() -> Checkpoint {
         Checkpoint {
             optimizer_step: 3,
-            updated_by: Some(UpdatedBy::Adam),
+            optimizer_identity: Some(OptimizerIdentity::Adam),
             weights: vec![weight("a"), weight("b")],
             carried: Carried::Buffers(vec![buffer("c", &[b"1", b"2"]), buffer("d", &[b"3"])]),
             notes: [("seed".to_owned(), "17".to_owned())].into(),
@@ -144,8 +149,8 @@ mod tests {
         let changes: [fn(&mut Checkpoint); 23] = [
             |_| {},
             |other| other.optimizer_step = 4,
-            |other| other.updated_by = None,
-            |other| other.updated_by = Some(UpdatedBy::Unnamed),
+            |other| other.optimizer_identity = None,
+            |other| other.optimizer_identity = Some(OptimizerIdentity::Unnamed),
             |other| other.weights.truncate(1),
             |other| other.weights[0].name = "e".into(),
             |other| other.weights[0].format = Format::Bf16,

@@ -185,7 +185,7 @@ impl Part {
         }
     }
 
-    /// Dtype and stored shape, padding included. Of a stack the parts of its matrices lie one behind the other, along
+    /// Dtype and stored shape, padding included. Of a stack the parts of its matrices lie one after the other, along
     /// a first dimension of their own.
     #[must_use]
     pub fn stored(self, format: Format, matrices: Matrices) -> (Dtype, Vec<usize>) {

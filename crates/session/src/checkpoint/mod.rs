@@ -6,9 +6,9 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `state`, `updated_by`, `frozen_digest`, `state_part` | what a checkpoint is |
+//! | `state`, `optimizer_identity`, `frozen_digest`, `state_part` | what a checkpoint is |
 //! | `ranks`, `gather_and_scatter` | what ranks own of one, put together and cut |
-//! | `fits_session`, `sound_values`, `identity` | does it fit, can training go on from it, which one is it |
+//! | `fits_session`, `state_validation`, `identity` | does it fit, can training go on from it, which one is it |
 //! | `error`, `advice` | what goes wrong with all of them, and what to do |
 //! | `store` | where checkpoints are kept: a user's choice |
 //! | `one_file` | a checkpoint in one file, with its digests |
@@ -32,6 +32,7 @@ pub mod kind;
 pub mod manifest;
 #[doc(hidden)]
 pub mod one_file;
+mod optimizer_identity;
 mod pretrained;
 mod published;
 #[doc(hidden)]
@@ -39,21 +40,20 @@ pub mod ranks;
 #[doc(hidden)]
 pub mod safetensors;
 pub(crate) mod sharded;
-mod sound_values;
 mod state;
 mod state_part;
+mod state_validation;
 mod store;
 mod tensors;
-mod updated_by;
 
 pub use advice::FileTask;
 pub use error::CheckpointError;
 pub use frozen_digest::FrozenDigest;
 pub(crate) use gather_and_scatter::Taken;
 pub use one_file::FileStore;
+pub use optimizer_identity::OptimizerIdentity;
 pub use pretrained::{FrozenBase, PretrainedFiles};
 pub use sharded::{PartFiles, SavedParts};
 pub use state::{Carried, CarriedBuffer, Checkpoint, PlanesState, WeightState};
 pub use state_part::StatePart;
 pub use store::CheckpointStore;
-pub use updated_by::UpdatedBy;

@@ -2,7 +2,7 @@
 //!
 //! Law: the file has no word of this library: one tensor per weight, under the name and in the element type
 //! that the caller chooses. It is replaced whole or not at all, and takes next to no memory beside the
-//! checkpoint, or beside one weight of a checkpoint in parts.
+//! checkpoint, or beside one weight of a sharded checkpoint.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
@@ -33,8 +33,8 @@ impl Checkpoint {
     /// are written in f32, bit for bit, or in bf16, rounded to nearest with ties to even. A tensor is row-major, of
     /// the shape `[rows, cols]`; that of a weight
     /// of one row is `[cols]`, as other tools have norms and biases: whoever needs `[1, cols]` of one of
-    /// these reshapes it. The metadata say `format: pt`, which readers of the Hugging Face hub's files ask
-    /// for.
+    /// these reshapes it. The metadata say `format: pt`, which readers of the Hugging Face hub's files request
+    /// .
     ///
     /// [`PretrainedFiles`](super::PretrainedFiles) reads such a file, by the same `tensor_of`; in f32 a
     /// session that is initialized from it begins with the same masters. It is no checkpoint: moments, step
@@ -128,7 +128,7 @@ pub(super) fn write<'a>(
     let file = WholeFile::begin(path).map_err(failed)?;
     let file = writer::write(tensors, &about, file).map_err(|error| match error {
         TensorFileError::File(source) => source.downcast::<CheckpointError>().unwrap_or_else(failed),
-        TensorFileError::Unsound(error) => content(error.to_string()),
+        TensorFileError::Invalid(error) => content(error.to_string()),
     })?;
     file.commit().map_err(failed)
 }

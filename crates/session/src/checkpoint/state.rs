@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::{CheckpointError, FrozenDigest, UpdatedBy};
+use super::{CheckpointError, FrozenDigest, OptimizerIdentity};
 use warpweft_base::errors::shown;
 use warpweft_format::{DelayedState, Format, FormatError, Orientation, PlaneSpec, Planes, Shape, dequantize};
 
@@ -126,7 +126,7 @@ pub struct CarriedBuffer {
 ///
 /// An import takes them as they are: every carried buffer of the session must be there, for as many
 /// ranks. What a checkpoint of other ranks, or of a program without a buffer, should mean for it only
-/// the trainer knows; who wants all of them to begin anew says [`Carried::Zeros`].
+/// the user knows; who wants all of them to begin anew says [`Carried::Zeros`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Carried {
     /// Every carried buffer of the session becomes zeros, as at its start.
@@ -142,12 +142,12 @@ pub struct Checkpoint {
     pub optimizer_step: u32,
     /// What updated the weights in these steps. A session that updates by another optimizer refuses its state. `None`
     /// where that is not known, as of a file that does not say; then all that is asked is as many lists of state.
-    pub updated_by: Option<UpdatedBy>,
+    pub optimizer_identity: Option<OptimizerIdentity>,
     /// The weights, in declaration order. An import finds them by their names, in any order.
     pub weights: Vec<WeightState>,
     /// The carried buffers, in the order of [`warpweft_plan::plan::carried`].
     pub carried: Carried,
-    /// What the trainer keeps beside the weights, under names of its own: the number of its step, its loss scale,
+    /// What the user keeps beside the weights, under names of its own: the number of its step, its loss scale,
     /// the place in its data. An export has none, an import reads none, and stores keep them with the rest, so that
     /// a file is either of one moment or not there.
     pub notes: BTreeMap<String, String>,
@@ -171,7 +171,7 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::Unfit`] for another name, and for a weight without that state.
     pub fn weights_of_state(&self, name: &str) -> Result<Self, CheckpointError> {
-        let list = UpdatedBy::state(self.updated_by.as_ref(), name)?;
+        let list = OptimizerIdentity::state(self.optimizer_identity.as_ref(), name)?;
         let of = |weight: &WeightState| {
             if weight.frozen.is_some() {
                 return Ok(weight.clone());
@@ -185,7 +185,7 @@ impl Checkpoint {
         };
         let weights = self.weights.iter().map(of).collect::<Result<_, CheckpointError>>()?;
         let (carried, notes) = (self.carried.clone(), self.notes.clone());
-        Ok(Self { optimizer_step: 0, updated_by: None, weights, carried, notes })
+        Ok(Self { optimizer_step: 0, optimizer_identity: None, weights, carried, notes })
     }
 
     /// The same weights and carried buffers, with an optimizer that begins anew: no steps taken, and no moments.
@@ -194,7 +194,7 @@ impl Checkpoint {
     /// begin with a step count that is not theirs ([`Session::thawed`](crate::session::Session::thawed)).
     #[must_use]
     pub fn restart_optimizer(mut self) -> Self {
-        (self.optimizer_step, self.updated_by) = (0, None);
+        (self.optimizer_step, self.optimizer_identity) = (0, None);
         for weight in &mut self.weights {
             weight.states = Vec::new();
         }

@@ -1,4 +1,4 @@
-//! Where checkpoints are kept.
+//! Checkpoint stores.
 //!
 //! Law: a store is the user's choice; the session never calls one. Saving replaces the whole
 //! checkpoint or nothing.

@@ -1,7 +1,7 @@
 //! The types of the values, with their defaults; those of the optimizer are in [`super::optimizing`].
 //!
 //! Plain data: any value of these types can be built, and
-//! [`Config::validate`](super::Config::validate) says which are sound. Text values of enumerations
+//! [`Config::validate`](super::Config::validate) says which are valid. Text values of enumerations
 //! are in snake case: `on_demand`.
 
 use serde::{Deserialize, Serialize};
@@ -90,8 +90,8 @@ impl std::fmt::Display for Prefetch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MeshAxes {
-    /// How many copies of the model there are, 1 to 65,536. Weights are sharded over the ranks of a copy, and
-    /// gradients are summed over copies too. It must divide the number of ranks, of which each copy has as
+    /// How many replicas of the model there are, 1 to 65,536. Weights are sharded over the ranks of a replica, and
+    /// gradients are summed over replicas too. It must divide the number of ranks, of which each replica has as
     /// many, one after the other.
     pub replicate: u32,
 }
@@ -133,22 +133,22 @@ pub struct Memory {
     /// of gradients, and buffers. A plan that needs more is an error. No limit when not set.
     ///
     /// Outside of it, per rank: the resident part of the arena (optimizer state, shards, staging, carried
-    /// buffers: `PlanBounds::resident_bytes`); on GPUs the landing of small sums, and over several hosts of
-    /// what is passed on ([`Session::landing_bytes`](crate::session::Session::landing_bytes)), recordings of
-    /// steps, and what closures, driver and NCCL take for themselves.
+    /// buffers: `PlanBounds::resident_bytes`); on GPUs the receive buffer of small sums, and over several hosts of
+    /// what is passed on ([`Session::receive_buffer_bytes`](crate::session::Session::receive_buffer_bytes)), captures
+    /// of steps, and what closures, driver and NCCL take for themselves.
     pub budget: Option<ByteSize>,
 }
 
-/// Whether a step is recorded once and replayed.
+/// Whether a step is captured once and replayed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Capture {
     /// Every step is issued task by task.
     #[default]
     Off,
-    /// The whole step is recorded and then replayed. A program with a dynamic call is refused.
+    /// The whole step is captured and then replayed. A program with a dynamic call is refused.
     Step,
-    /// As `Step`, but dynamic calls are issued anew in every step, between recorded segments.
+    /// As `Step`, but dynamic calls are issued anew in every step, between captured segments.
     Segments,
 }
 

@@ -51,11 +51,11 @@ mod tests {
     use crate::config::Declared;
     use warpweft_plan::model::Model;
 
-    const SOUND: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
+    const VALID: &str = "name = 'small'\nlayers = 2\nhidden = 64\nffn = 128\nheads = 4\nvocabulary = 256\ntokens = 32\nmath = 'bf16'\nformat = 'bf16'\n";
 
     #[test]
     fn a_decoder_file_declares_a_program_whose_calls_cost_what_the_sizes_say() {
-        let decoder = Decoder::from_toml(SOUND, "small.toml").unwrap();
+        let decoder = Decoder::from_toml(VALID, "small.toml").unwrap();
         let program = decoder.program(&decoder.model().unwrap()).unwrap();
         let call = |name: &str| program.calls()[program.call(name).unwrap().index()].cost[0];
         assert_eq!(call("blocks.1.down.forward").flops, 2 * 32 * 64 * 128);
@@ -93,14 +93,14 @@ mod tests {
             ),
             ("layers", "layer", "small.toml:2: unknown key `layer`; did you mean `layers`?"),
         ] {
-            let error = Decoder::from_toml(&SOUND.replace(from, to), "small.toml").unwrap_err().to_string();
+            let error = Decoder::from_toml(&VALID.replace(from, to), "small.toml").unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}\n{complaint}");
         }
     }
 
     #[test]
     fn experts_in_groups_are_weights_of_their_own_and_cost_what_they_cost_as_one() {
-        let stacked = format!("{SOUND}experts = 6\nexperts_per_token = 2\n");
+        let stacked = format!("{VALID}experts = 6\nexperts_per_token = 2\n");
         let grouped = format!("{stacked}expert_groups = 2\n");
         let declared = |text: &str| {
             let decoder = Decoder::from_toml(text, "small.toml").unwrap();
@@ -125,10 +125,10 @@ mod tests {
 
     #[test]
     fn a_decoder_file_may_repeat_its_step_for_micro_batches() {
-        let text = format!("{SOUND}micro_batches = 3\n");
+        let text = format!("{VALID}micro_batches = 3\n");
         let decoder = Decoder::from_toml(&text, "small.toml").unwrap();
         let program = decoder.program(&decoder.model().unwrap()).unwrap();
         assert_eq!((program.micro_batches(), program.runs().len()), (3, 3 * program.calls().len()));
-        assert!(Decoder::from_toml(&format!("{SOUND}micro_batches = 0\n"), "small.toml").is_err());
+        assert!(Decoder::from_toml(&format!("{VALID}micro_batches = 0\n"), "small.toml").is_err());
     }
 }

@@ -1,10 +1,10 @@
-//! What is wrong with two keys together, each of which is sound by itself.
+//! What is wrong with two keys together, each of which is valid by itself.
 
 use toml::Value;
 
 use super::keys::{self, Entry};
 use super::shown::shown;
-use super::{Config, ConfigError, Masters, Moments, Optimizer, Origin, Prefetch, Reduce, Transport};
+use super::{Config, ConfigError, Masters, Moments, OptimizerConfig, Origin, Prefetch, Reduce, Transport};
 
 impl Config {
     /// The first two keys that do not go together.
@@ -15,7 +15,7 @@ impl Config {
         found.or_else(|| self.moments_that_stand_still(entries))
     }
 
-    /// A key that is sound, and whose value cannot be followed where it is to be used: what is wrong with it
+    /// A key that is valid, and whose value cannot be followed where it is to be used: what is wrong with it
     /// there, and what to do about it.
     pub(crate) fn unsupported(&self, key: &str, problem: &str, advice: &str) -> ConfigError {
         let entry = keys::entries(self).into_iter().find(|entry| entry.path == key);
@@ -72,7 +72,7 @@ impl Config {
 
     /// A custom optimizer gets masters and states as f32.
     fn custom_optimizer_of_halves(&self, entries: &[Entry]) -> Option<ConfigError> {
-        let Optimizer { custom_states, moments, masters, .. } = self.optimizer;
+        let OptimizerConfig { custom_states, moments, masters, .. } = self.optimizer;
         custom_states?;
         let key = match (moments, masters) {
             (Moments::F32, Masters::F32) => return None,
@@ -92,7 +92,7 @@ impl Config {
     }
 
     fn moments_that_stand_still(&self, entries: &[Entry]) -> Option<ConfigError> {
-        let Optimizer { moments, beta1, beta2, .. } = self.optimizer;
+        let OptimizerConfig { moments, beta1, beta2, .. } = self.optimizer;
         if !stands_still(moments, beta1.max(beta2)) {
             return None;
         }

@@ -166,6 +166,6 @@ mod tests {
         assert_eq!(origin_of(&text, "communicators"), "default");
         assert_eq!(origin_of(&text, "# budget is not set"), "default");
         let (above, _) = text.split_once("# budget is not set").unwrap();
-        assert!(above.lines().last().unwrap().contains("landing"), "{text}");
+        assert!(above.lines().last().unwrap().contains("receive buffer"), "{text}");
     }
 }

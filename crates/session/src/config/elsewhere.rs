@@ -1,4 +1,4 @@
-//! What settings of other frameworks are called here.
+//! Settings of other frameworks, and this library's names for them.
 //!
 //! Law: one list. A name that has a key here is answered with that key, and any other with what takes its place. The
 //! names are those of PyTorch (FSDP among it), DeepSpeed, the Hugging Face Trainer, Megatron and Transformer Engine,
@@ -66,7 +66,7 @@ const NO_KEY: &[(&[&str], &str)] = &[
             "num_microbatches",
             "number_of_microbatches",
         ],
-        "the program declares micro-batches of one step (ProgramBuilder::micro_batches), and Session::accumulate adds up gradients over several",
+        "the program declares micro-batches of one step (ProgramBuilder::micro_batches), and Session::accumulate accumulates gradients over several",
     ),
     (
         &[
@@ -107,7 +107,7 @@ const NO_KEY: &[(&[&str], &str)] = &[
     ),
     (
         &["zero_optimization", "zero_stage", "sharding_strategy", "fsdp", "data_parallel_sharding_strategy"],
-        "weights, gradients and optimizer state are always sharded (ZeRO-3, FULL_SHARD); mesh.replicate sets how many copies there are (HYBRID_SHARD)",
+        "weights, gradients and optimizer state are always sharded (ZeRO-3, FULL_SHARD); mesh.replicate sets how many replicas there are (HYBRID_SHARD)",
     ),
     (
         &[

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use super::origin::Origin;
-use warpweft_base::errors::{shown, shown_path, told};
+use warpweft_base::errors::{shown, shown_path, shown_text};
 use warpweft_plan::model::DeclareError;
 
 /// Why a configuration was refused. Nothing of it was used.
@@ -26,14 +26,14 @@ pub enum ConfigError {
         shown(name)
     )]
     NoCluster {
-        /// What was asked for.
+        /// What was requested.
         name: String,
         /// The presets there are, and the one that was probably meant.
         presets: String,
     },
 
     /// The file is not TOML.
-    #[error("{}:{line}:{column}: {}; correct the TOML there", shown_path(file.as_ref()), told(message))]
+    #[error("{}:{line}:{column}: {}; correct the TOML there", shown_path(file.as_ref()), shown_text(message))]
     Syntax {
         /// The file, as the caller named it.
         file: String,
@@ -59,7 +59,7 @@ pub enum ConfigError {
     },
 
     /// A value that its key does not take.
-    #[error("{origin}: `{}` {}; set it to {expected}", shown(key), told(problem))]
+    #[error("{origin}: `{}` {}; set it to {expected}", shown(key), shown_text(problem))]
     Invalid {
         /// The key, dotted.
         key: String,
@@ -72,7 +72,7 @@ pub enum ConfigError {
     },
 
     /// A value that does not go together with another key's.
-    #[error("{origin}: `{}` {}; {advice}", shown(key), told(problem))]
+    #[error("{origin}: `{}` {}; {advice}", shown(key), shown_text(problem))]
     Together {
         /// The key, dotted.
         key: String,
@@ -96,13 +96,13 @@ pub enum ConfigError {
     },
 
     /// A weight that cannot be what the rules want.
-    #[error("the rules under `weights` ask for what cannot be: {0}")]
+    #[error("the rules under `weights` request what cannot be: {0}")]
     Weights(#[source] DeclareError),
 
     /// A tuner was given a hysteresis that is no share.
     #[error("hysteresis is {value}; take a share from 0 to below 1, such as 0.01")]
     Hysteresis {
-        /// What was asked for.
+        /// What was requested.
         value: f64,
     },
 

@@ -61,7 +61,7 @@ pub use declared::Declared;
 pub use declared::{Rule, Rules, Takes};
 pub(crate) use disagreement::stands_still;
 pub use error::ConfigError;
-pub use optimizing::{Optimizer, Quantize, Scaling};
+pub use optimizing::{OptimizerConfig, Quantize, Scaling};
 pub use origin::{Origin, Origins};
 // Values of these types stand in a configuration.
 #[doc(hidden)]
@@ -115,8 +115,8 @@ pub struct Config {
     pub mesh: MeshAxes,
     /// Whether the first steps of a session are trials that choose when gathers start.
     pub tune: Tune,
-    /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue behind gathers;
-    /// with three, sums over replicas do not queue behind reductions. Where there is one replica, three are
+    /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue after gathers;
+    /// with three, sums over replicas do not queue after reductions. Where there is one replica, three are
     /// two.
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.
@@ -125,7 +125,7 @@ pub struct Config {
     pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
-    /// How many calls behind its own a gradient is reduced ([`Config::REDUCE_BEHIND`]). On GPUs a sum waits for a
+    /// How many calls after its own a gradient is reduced ([`Config::REDUCE_BEHIND`]). On GPUs a sum waits for a
     /// multiprocessor, and the next gradient may take its bytes only then: more evens that out, and costs a
     /// gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
     pub reduce_behind: u32,
@@ -144,7 +144,7 @@ pub struct Config {
     pub transport: Transport,
     /// Among GPUs that write into each other's memory: up to so many bytes for each peer a collective goes by
     /// one kernel, meetings included, instead of copy engines; 0 for none but the smallest. `None` takes
-    /// [`Config::KERNEL_EXCHANGE`] where steps are recorded, and 0 elsewhere.
+    /// [`Config::KERNEL_EXCHANGE`] where steps are captured, and 0 elsewhere.
     pub kernel_exchange: Option<ByteSize>,
     /// Among such GPUs: what sets the words by which ranks meet.
     pub signal_by: SignalBy,
@@ -155,8 +155,8 @@ pub struct Config {
     /// How masters become quantized weights.
     pub quantize: Quantize,
     /// Adam and clipping.
-    pub optimizer: Optimizer,
-    /// Whether a step is recorded once and replayed.
+    pub optimizer: OptimizerConfig,
+    /// Whether a step is captured once and replayed.
     pub capture: Capture,
     /// The CPU backend.
     pub cpu: Cpu,
@@ -193,7 +193,7 @@ impl Default for Config {
             signal_by: SignalBy::default(),
             deadline_s: 30.0,
             quantize: Quantize::default(),
-            optimizer: Optimizer::default(),
+            optimizer: OptimizerConfig::default(),
             capture: Capture::default(),
             cpu: Cpu::default(),
             check: false,
@@ -208,10 +208,10 @@ impl Config {
     /// How many communicators a rank may have.
     pub const COMMUNICATORS: RangeInclusive<u32> = policy::COMMUNICATORS;
 
-    /// How many calls behind its own a gradient may be reduced.
+    /// How many calls after its own a gradient may be reduced.
     pub const REDUCE_BEHIND: RangeInclusive<u32> = policy::REDUCE_BEHIND;
 
-    /// What goes by a kernel where steps are recorded and nothing else is said: every launch of a recording
+    /// What goes by a kernel where steps are captured and nothing else is said: every launch of a capture
     /// costs the host about 2 µs for each word and copy in it, and next to nothing for a kernel.
     pub const KERNEL_EXCHANGE: ByteSize = ByteSize::new(4 << 20);
 
@@ -265,8 +265,8 @@ impl Config {
 mod tests {
     use super::*;
 
-    /// One unsound value for every key that has any.
-    fn unsound() -> Vec<(&'static str, Config)> {
+    /// One invalid value for every key that has any.
+    fn invalid() -> Vec<(&'static str, Config)> {
         let with = |change: fn(&mut Config)| {
             let mut config = Config::default();
             change(&mut config);
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn cf1_a_configuration_built_in_code_is_validated_key_by_key() {
         assert!(Config::default().validate().is_ok());
-        for (key, config) in unsound() {
+        for (key, config) in invalid() {
             let error = config.validate().unwrap_err().to_string();
             assert!(error.starts_with(&format!("set by the program: `{key}` is ")), "{error}");
         }

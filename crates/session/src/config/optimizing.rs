@@ -49,7 +49,7 @@ impl Default for Quantize {
 /// Adam, or what stands in its place, and clipping. All numbers are used as f32, and validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Optimizer {
+pub struct OptimizerConfig {
     /// How weight decay enters.
     pub mode: AdamMode,
     /// Learning rate, from 0 on. It, betas and weight decay hold until `Session::set_hyperparameters` says others.
@@ -81,7 +81,7 @@ pub struct Optimizer {
     pub max_skipped: u32,
 }
 
-impl Default for Optimizer {
+impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
             mode: AdamMode::default(),

@@ -19,7 +19,7 @@ pub enum Origin {
     File {
         /// The file, as the caller named it.
         name: String,
-        /// The line, from 1, where the parser told it.
+        /// The line, from 1, where the parser reported it.
         line: Option<usize>,
     },
     /// An environment variable.

@@ -156,7 +156,7 @@ fn unfit(value: &Value) -> Refusal {
     })
 }
 
-/// One value. What a type asks for decides which kinds of value it is asked about, so that no more is compiled for it.
+/// One value. What a type requests decides which kinds of value it accepts, so that no more is compiled for it.
 struct Given<'v>(&'v Value);
 
 /// Methods that all do the same.
@@ -290,7 +290,7 @@ impl<'de> MapAccess<'de> for Entries<'_> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Refusal> {
         let Some((key, value)) = self.open.take() else {
-            return Err(de::Error::custom("a value was asked for before its key"));
+            return Err(de::Error::custom("a value was requested before its key"));
         };
         seed.deserialize(Given(value)).map_err(|refusal| refusal.at(key))
     }

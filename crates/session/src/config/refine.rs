@@ -98,15 +98,15 @@ impl Config {
     }
 }
 
-/// f32, unless one of the rules about a weight asks for a replicated one in another format, which is then refused.
+/// f32, unless one of the rules about a weight requests a replicated one in another format, which is then refused.
 fn replicated_format<'r>(rules: impl DoubleEndedIterator<Item = &'r WeightRule>) -> Format {
-    let mut asked = rules.filter(|rule| rule.placement == Some(Placement::Replicated));
-    asked.rfind(|rule| rule.format.is_some()).and_then(|rule| rule.format).unwrap_or(Format::F32)
+    let mut requested = rules.filter(|rule| rule.placement == Some(Placement::Replicated));
+    requested.rfind(|rule| rule.format.is_some()).and_then(|rule| rule.format).unwrap_or(Format::F32)
 }
 
 /// Patterns that match weights: those close to the one that does not, else the first.
 fn patterns_like(pattern: &str, model: &Model) -> String {
-    /// So many are told.
+    /// So many are listed.
     const TOLD: usize = 4;
     let numberless = |name: &str| {
         let is_number = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unrefined_weight_is_told_with_every_rule_about_it_and_its_line() {
+    fn an_unrefined_weight_is_reported_with_every_rule_about_it_and_its_line() {
         let text = "[[weights]]\nmatch = \"*.mlp.*\"\nformat = \"bf16\"\n[[weights]]\nmatch = \"*.up\"\nreuse = \"keep\"";
         let found = config(text).unrefined(&model()).unwrap();
         let (weight, rules) = found.unwrap();

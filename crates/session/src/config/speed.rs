@@ -1,4 +1,4 @@
-//! How fast something may be.
+//! The range of speeds that a configuration accepts.
 //!
 //! Law: the bounds are wide, for they are there to refuse numbers whose power of ten was forgotten: such a number
 //! would make times that no clock holds.
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forgotten_power_of_ten_is_told() {
+    fn a_forgotten_power_of_ten_is_reported() {
         for (speed, given, meant) in [
             (Speed::FLOPS, 1400.0, "did you mean 1400e12?"),
             (Speed::FLOPS, 1.4, "did you mean 1.4e15?"),

@@ -1,4 +1,4 @@
-//! The key that was meant, or the name.
+//! Suggestions for misspelt keys and names.
 
 use super::elsewhere;
 use warpweft_base::near::near;

@@ -5,9 +5,9 @@
 //!   their lanes are drained.
 //! - Nothing moves: the arena and resident slots stay where they are, and a plan that does not fit is refused
 //!   before it is bound. What the weights hold (**PL-9**) does not depend on which plan left it.
-//! - The previous plan's events, tables and recording are given back once the next plan is bound. All ranks
+//! - The previous plan's events, tables and capture are given back once the next plan is bound. All ranks
 //!   have done so before any goes on, because giving memory back may wait for streams of peers.
-//! - A trial is issued and timed; a recording is made only of the plan that stays.
+//! - A trial is issued and timed; a capture is made only of the plan that stays.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use warpweft_plan::plan::StepPlan;
 pub struct Adoption {
     /// The plan, made from the same program, over the same resident layout and mesh.
     pub plan: Arc<StepPlan>,
-    /// Whether it is a trial. Its tasks are then timed and its steps issued, never recorded.
+    /// Whether it is a trial. Its tasks are then timed and its steps issued, never captured.
     pub trial: bool,
 }
 
@@ -46,7 +46,7 @@ impl<B: Backend> Rank<B> {
             return Err(ExecError::NoProgram { rank, program, programs: self.programs.len() });
         };
         let (arena, room) = (plan.arena.bytes(), self.room);
-        let landing = self.backend.landing_bytes(&plan.binding(rank, &plan.ops()))?;
+        let receive_buffer = self.backend.receive_buffer_bytes(&plan.binding(rank, &plan.ops()))?;
         let reason = if current.name != plan.name || current.buffers != plan.buffers {
             format!("the plan is one of `{}`, with other buffers or another name", plan.name)
         } else if current.arena.resident_bytes != plan.arena.resident_bytes
@@ -56,8 +56,8 @@ impl<B: Backend> Rank<B> {
             "its resident region or its lanes are others".to_owned()
         } else if arena > room.arena {
             format!("its arena takes {arena} bytes and {} are reserved", room.arena)
-        } else if landing > room.landing {
-            format!("what peers send takes {landing} bytes and {} are reserved", room.landing)
+        } else if receive_buffer > room.receive_buffer {
+            format!("what peers send takes {receive_buffer} bytes and {} are reserved", room.receive_buffer)
         } else {
             return Ok(());
         };

@@ -1,22 +1,22 @@
-//! Recording a step and replaying it, as one state machine.
+//! When a step is issued, captured or replayed: one state machine.
 //!
-//! **EX-3** A plan is recorded only after a step of it has completed on all ranks and no closure failed in
+//! **EX-3** A plan is captured only after a step of it has completed on all ranks and no closure failed in
 //! it. Its first step runs eagerly (*cold*: caches fill, lazy handles are made), and so do later ones until
-//! then: closures after one that failed have not run yet. The next step is recorded without running anything
+//! then: closures after one that failed have not run yet. The next step is captured without running anything
 //! and then launched; later ones are launched. Every one of them is a real step; there is no warm-up that
-//! would touch main grads. A step is recorded whole, or in segments where some of its calls are dynamic. If
-//! any rank could not make some segment of a recording, all ranks discard it before its first launch.
+//! would touch main grads. A step is captured whole, or in segments where some of its calls are dynamic. If
+//! any rank could not make some segment of a capture, all ranks discard it before its first launch.
 
-use super::Recorded;
+use super::Captured;
 
-/// Whether steps are recorded.
+/// Whether steps are captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
     /// Every step is issued anew.
     Off,
-    /// The step is recorded once, in as few segments as its dynamic calls allow, and replayed. Where it must
+    /// The step is captured once, in as few segments as its dynamic calls allow, and replayed. Where it must
     /// be a single one, the session refuses programs with such calls.
-    Recorded,
+    Captured,
 }
 
 /// What to do for the coming step.
@@ -24,23 +24,23 @@ pub enum CaptureMode {
 pub enum Action {
     /// Issue it.
     Issue,
-    /// Record it, then launch.
-    Record,
-    /// Launch the recording.
+    /// Capture it, then launch.
+    Capture,
+    /// Launch the capture.
     Launch,
 }
 
 /// The state of one plan on one rank.
 #[derive(Debug)]
 pub enum Capture<G> {
-    /// Not to be recorded, or given up.
+    /// Not to be captured, or given up.
     Eager,
-    /// To be recorded; no step has completed so far.
+    /// To be captured; no step has completed so far.
     Cold,
     /// A step has completed.
     Warm,
-    /// Recorded, piece by piece.
-    Ready(Vec<Recorded<G>>),
+    /// Captured, piece by piece.
+    Ready(Vec<Captured<G>>),
 }
 
 impl<G> Capture<G> {
@@ -49,7 +49,7 @@ impl<G> Capture<G> {
     pub const fn new(mode: CaptureMode) -> Self {
         match mode {
             CaptureMode::Off => Self::Eager,
-            CaptureMode::Recorded => Self::Cold,
+            CaptureMode::Captured => Self::Cold,
         }
     }
 
@@ -58,7 +58,7 @@ impl<G> Capture<G> {
     pub const fn action(&self) -> Action {
         match self {
             Self::Eager | Self::Cold => Action::Issue,
-            Self::Warm => Action::Record,
+            Self::Warm => Action::Capture,
             Self::Ready(_) => Action::Launch,
         }
     }
@@ -70,14 +70,14 @@ impl<G> Capture<G> {
         }
     }
 
-    /// The vote over a recording: all ranks keep one, or none does.
-    pub fn recorded(&mut self, pieces: Option<Vec<Recorded<G>>>) {
+    /// The vote over a capture: all ranks keep one, or none does.
+    pub fn captured(&mut self, pieces: Option<Vec<Captured<G>>>) {
         *self = pieces.map_or(Self::Eager, Self::Ready);
     }
 
-    /// The pieces of the step, if they are recorded.
+    /// The pieces of the step, if they are captured.
     #[must_use]
-    pub fn pieces(&self) -> Option<&[Recorded<G>]> {
+    pub fn pieces(&self) -> Option<&[Captured<G>]> {
         match self {
             Self::Ready(pieces) => Some(pieces),
             Self::Eager | Self::Cold | Self::Warm => None,
@@ -90,21 +90,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_is_issued_once_then_recorded_then_launched() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Recorded);
+    fn a_step_is_issued_once_then_captured_then_launched() {
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Captured);
         assert_eq!(capture.action(), Action::Issue);
         capture.warmed();
-        assert_eq!(capture.action(), Action::Record);
-        capture.recorded(Some(vec![Recorded::Segment(1)]));
+        assert_eq!(capture.action(), Action::Capture);
+        capture.captured(Some(vec![Captured::Segment(1)]));
         assert_eq!(capture.action(), Action::Launch);
-        assert_eq!(capture.pieces(), Some(&[Recorded::Segment(1)][..]));
+        assert_eq!(capture.pieces(), Some(&[Captured::Segment(1)][..]));
     }
 
     #[test]
-    fn a_recording_some_rank_could_not_make_is_given_up_for_good() {
-        let mut capture: Capture<u8> = Capture::new(CaptureMode::Recorded);
+    fn a_capture_some_rank_could_not_make_is_given_up_for_good() {
+        let mut capture: Capture<u8> = Capture::new(CaptureMode::Captured);
         capture.warmed();
-        capture.recorded(None);
+        capture.captured(None);
         assert_eq!(capture.action(), Action::Issue);
         capture.warmed();
         assert_eq!(capture.action(), Action::Issue);

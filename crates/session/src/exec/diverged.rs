@@ -1,10 +1,10 @@
-//! What an optimizer step left from which no training goes on.
+//! Divergence: values that an optimizer step left from which no training goes on.
 //!
 //! Laws:
 //! - **EX-5** A step that leaves a master or a moment that is not finite, as it is kept or as it is cast, reports it
 //!   itself, in every process alike.
 //! - The device says that there is one somewhere, for the price of a comparison. Which it is, the host looks up
-//!   behind such a step alone: in the rank's own rows, weight by weight, the master first (`found`).
+//!   after such a step alone: in the rank's own rows, weight by weight, the master first (`found`).
 
 use super::{ExecError, FoundValue, Rank};
 use crate::checkpoint::StatePart;

@@ -1,6 +1,6 @@
 //! A value that a rank finds in its own rows once a step has ended.
 //!
-//! Law: the host searches only behind a step of which the device has said that there is something to find. It begins
+//! Law: the host searches only after a step of which the device has said that there is something to find. It begins
 //! with no further list of values once it has searched for a good part of the time that others wait.
 
 use std::time::{Duration, Instant};

@@ -7,7 +7,7 @@
 //! - **FW-2** The digest of a frozen weight is of its format, its shape, its tensor scale and its planes, and not
 //!   of how it is cut: whole row tiles are digested with their numbers, and the ranks' digests are added up.
 
-use super::rounds::{Rounds, Work};
+use super::barrier::{Barrier, Work};
 use super::world::{failed, misfit};
 use super::{ExecError, Rank};
 use crate::checkpoint::FrozenDigest;
@@ -36,7 +36,7 @@ impl<B: Backend> Rank<B> {
     fn largest(&self, amax: f32) -> Result<f32, ExecError> {
         let all = self.world.exchange(self.id(), amax.to_bits().into())?;
         let replica = self.prologue.plan.weights.mesh.members(self.id(), Group::Shard);
-        // A rank that is driven alone, like the simulator's, hears of no other.
+        // A rank that is driven alone, like the simulator's, gets no report of others.
         replica.filter_map(|rank| all.get(rank.index())).try_fold(amax, |largest, told| {
             let bits = u32::try_from(*told);
             let bits = bits.map_err(|_| failed(self.id(), misfit("the amax of a frozen weight")))?;
@@ -50,26 +50,26 @@ impl<B: Backend> Rank<B> {
         if let Some(known) = &self.frozen {
             return Ok(known.clone());
         }
-        let rounds = Rounds::new(&self.world, self.id(), Work::DigestsFrozen);
+        let barrier = Barrier::new(&self.world, self.id(), Work::DigestsFrozen);
         let weights = &self.prologue.plan.weights;
         let mut digests = Vec::with_capacity(weights.layouts.len());
         for (number, layout) in weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            digests.push(if layout.frozen { Some(self.frozen_digest(&rounds, weight)?) } else { None });
+            digests.push(if layout.frozen { Some(self.frozen_digest(&barrier, weight)?) } else { None });
         }
-        drop(rounds);
+        drop(barrier);
         self.frozen = Some(digests.clone());
         Ok(digests)
     }
 
     /// The digest that a weight would have if it were frozen. Every rank calls it for the same weight.
     pub(super) fn digest_of_planes(&self, weight: WeightId) -> Result<FrozenDigest, ExecError> {
-        self.frozen_digest(&Rounds::new(&self.world, self.id(), Work::DigestsFrozen), weight)
+        self.frozen_digest(&Barrier::new(&self.world, self.id(), Work::DigestsFrozen), weight)
     }
 
-    fn frozen_digest(&self, rounds: &Rounds<'_>, weight: WeightId) -> Result<FrozenDigest, ExecError> {
+    fn frozen_digest(&self, barrier: &Barrier<'_>, weight: WeightId) -> Result<FrozenDigest, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
-        let told = rounds.agree(Ok(self.sum_of_tiles(weight, &|| rounds.alive())?))?;
+        let told = barrier.agree(Ok(self.sum_of_tiles(weight, &|| barrier.alive())?))?;
         let told = told.map_err(|(other, reason)| ExecError::World {
             rank: self.id(),
             reason: format!("{other} does not digest its frozen weights: {reason}"),

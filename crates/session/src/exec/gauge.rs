@@ -1,4 +1,4 @@
-//! Where the time of one rank's step went: exposed communication, from when its tasks ran.
+//! Exposed communication of one rank's step, from when its tasks ran.
 //!
 //! Law: it is measured on the rank's own thread, after the step, so that ranks do it in parallel and the
 //! caller's thread, which all of them wait for, does not. Nothing is allocated once there is room for a

@@ -1,11 +1,11 @@
-//! What a rank knows of gradients of a step that are not finite.
+//! Non-finite gradients of a step, as a rank knows them.
 //!
 //! Laws:
 //! - **EX-2** The call that wrote one is known on its rank alone, and the row in which the sum has one on the
 //!   ranks that own it. Every rank of every process gets what each of them knows.
-//! - Main grads are searched only behind a step that was skipped without a loss scale, and only if no call of
+//! - Main grads are searched only after a step that was skipped without a loss scale, and only if no call of
 //!   any rank is known to have written such a gradient, in that step or in one before it of the same sum. All ranks
-//!   search or none: they exchange one number behind every step that may need it, whatever its loss scale.
+//!   search or none: they exchange one number after every step that may need it, whatever its loss scale.
 
 use super::{ExecError, FoundValue, Handover, Rank};
 use warpweft_backend::rendezvous::{Reader, Truncated, Writer};

@@ -1,4 +1,4 @@
-//! What a session and one rank hand each other around a step.
+//! The handover between a session and one rank, around a step.
 //!
 //! Law: the session writes before a command is sent and reads after the reply has come; the rank thread
 //! touches it in between. All buffers have their final size before the first step, so a step moves bytes and
@@ -18,7 +18,7 @@ use warpweft_plan::op::Vote;
 /// One rank's handover.
 #[derive(Clone, Debug, Default)]
 pub struct Handover {
-    /// What is asked of the coming step.
+    /// The request for the coming step.
     pub coming: ComingStep,
     /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
     /// buffers. Plans of one name are one program.
@@ -29,11 +29,11 @@ pub struct Handover {
     pub times: StepTimes,
     /// Weights and state that go out or come in whole.
     pub transfer: Transfer,
-    /// The rank's part of a checkpoint in parts.
+    /// The rank's part of a sharded checkpoint.
     pub part: PartTransfer,
 }
 
-/// What is asked of the coming step.
+/// The request for the coming step.
 #[derive(Clone, Debug, Default)]
 pub struct ComingStep {
     /// What the optimizer goes by, of every weight.
@@ -44,13 +44,13 @@ pub struct ComingStep {
     pub gradient_scale: f32,
     /// The plan that the step's program runs from now on, if it is a new one; the rank takes it out.
     pub adoption: Option<Adoption>,
-    /// Whether it is recorded for a trace.
-    pub recorded: bool,
+    /// Whether it is traced.
+    pub traced: bool,
     /// Whether all ranks tell each other how long it took.
     pub measures: bool,
     /// Whether its time on the host is to be split.
     pub splits: bool,
-    /// Whether its gradients are inspected also where that costs a pass over memory: behind a step that was skipped.
+    /// Whether its gradients are inspected also where that costs a pass over memory: after a step that was skipped.
     pub inspects: bool,
     /// How many steps in a row may be skipped, which all processes must have alike; 0 for any number.
     pub max_skipped: u32,
@@ -67,9 +67,9 @@ pub struct LastStep {
     pub diverged: Option<Diverged>,
     /// What this rank knows of gradients of it that are not finite.
     pub gradients: Gradients,
-    /// Why this rank did not record it, if it was supposed to.
-    pub unrecorded: Option<String>,
-    /// Recordings that were launched for it; 0 if its tasks were issued.
+    /// Why this rank did not capture it, if it was supposed to.
+    pub uncaptured: Option<String>,
+    /// Captures that were launched for it; 0 if its tasks were issued.
     pub segments: usize,
     /// How it ended on the ranks of other processes; in the handover of this process's first rank.
     pub elsewhere: Vec<(RankId, RankReport)>,
@@ -81,12 +81,12 @@ pub struct StepTimes {
     /// How long the last measured step took, as all ranks agreed, in nanoseconds: the step, then each of its
     /// tasks if the backend timed them.
     pub agreed: Vec<u64>,
-    /// How long the rank took to issue the step's tasks or to launch its recordings.
+    /// How long the rank took to issue the step's tasks or to launch its captures.
     pub issue: Duration,
     /// What `issue` was spent on, if it was split.
     pub issued: HostSplit,
     /// What the rest of the step's time on the host was spent on, if it was split: copying inputs in,
-    /// waiting, copying outputs out. Neither includes recording.
+    /// waiting, copying outputs out. Neither includes capturing.
     pub edges: HostSplit,
     /// From the rank's first look at the command to its end.
     pub took: Duration,
@@ -112,14 +112,14 @@ pub struct Transfer {
     pub refused: Option<String>,
 }
 
-/// The rank's part of a checkpoint in parts.
+/// The rank's part of a sharded checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct PartTransfer {
     /// Where it goes; the rank takes it out.
     pub writer: Option<Arc<dyn PartWriter>>,
     /// Where what the rank owns comes from; the rank takes it out.
     pub reader: Option<Arc<dyn PartReader>>,
-    /// Two ranks that hold other values of the same rows, if copies were compared and some are.
+    /// Two ranks that hold other values of the same rows, if replicas were compared and some are.
     pub unequal: Option<Unequal>,
     /// The first rank that could not save its part, or read what it owns, and why.
     pub refusal: Option<Refusal>,

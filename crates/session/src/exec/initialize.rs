@@ -16,7 +16,7 @@ use warpweft_plan::model::{Group, Placement};
 
 /// What a rank tells the others of its masters.
 #[derive(Default)]
-struct Told {
+struct ReportedMasters {
     /// Of all sharded weights.
     sharded: Digest,
     /// Of each replicated one.
@@ -24,7 +24,7 @@ struct Told {
 }
 
 impl<B: Backend> Rank<B> {
-    /// Fills the masters of the rank's rows. Called once, before anything else is asked of the rank: moments, step
+    /// Fills the masters of the rank's rows. Called once, before any other call to the rank: moments, step
     /// count and carried buffers are the zeros that were reserved.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl<B: Backend> Rank<B> {
         base: Option<&FirstPlanes>,
     ) -> Result<(), ExecError> {
         let plan = std::sync::Arc::clone(&self.prologue.plan);
-        let mut told = Told::default();
+        let mut told = ReportedMasters::default();
         for (number, layout) in plan.weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
             let given = if layout.is_planes_alone() { self.first_planes(layout, base)? } else { None };
@@ -136,7 +136,7 @@ impl<B: Backend> Rank<B> {
 
     /// Checks that all ranks that hold the same rows begin with the same masters. For sharded weights those
     /// are the ranks of other replicas, for replicated weights all ranks.
-    fn agree_on_masters(&self, told: Told) -> Result<(), ExecError> {
+    fn agree_on_masters(&self, told: ReportedMasters) -> Result<(), ExecError> {
         let (rank, weights) = (self.id(), &self.prologue.plan.weights);
         if weights.mesh.replicas() > 1
             && let Some(other) = self.other_than(told.sharded.short(), Group::Replicate)?
@@ -161,7 +161,7 @@ impl<B: Backend> Rank<B> {
     /// The first rank of the group whose digest differs from this one's.
     fn other_than(&self, own: u64, group: Group) -> Result<Option<RankId>, ExecError> {
         let all = self.world.exchange(self.id(), own)?;
-        // A rank that is driven alone, like the simulator's, hears of no other.
+        // A rank that is driven alone, like the simulator's, gets no report of others.
         let differs = |other: &RankId| all.get(other.index()).is_some_and(|told| *told != own);
         Ok(self.prologue.plan.weights.mesh.members(self.id(), group).find(differs))
     }

@@ -1,10 +1,10 @@
-//! A plan installed on a rank: bound, with its actors, its recording and the places of its staged buffers.
+//! A plan installed on a rank: bound, with its actors, its capture and the places of its staged buffers.
 //! And one step of it.
 //!
 //! Laws:
 //! - What a step needs was made when its plan was installed: a step binds nothing and creates no actors.
-//! - A step is issued, recorded or replayed here and nowhere else (EX-1). A step that is on its lanes, whole
-//!   or in part, ends when each lane has been waited for, whatever the others said. A recording is used if
+//! - A step is issued, captured or replayed here and nowhere else (EX-1). A step that is on its lanes, whole
+//!   or in part, ends when each lane has been waited for, whatever the others said. A capture is used if
 //!   all ranks made one.
 //! - Whether a step may run, and whether it left what it promised, is for the rank to judge (`rank`).
 
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::capture::Action;
-use super::record::{record, replay};
+use super::graph::{capture_step, replay_step};
 use super::{Capture, CaptureMode, ExecError, Pump, World};
 use crate::actor::Poison;
 use warpweft_backend::{Activity, Backend, BackendError, HostSplit, Meter};
@@ -21,7 +21,7 @@ use warpweft_base::id::{BufferId, LaneId};
 use warpweft_plan::layout::{Binding, Content, Region};
 use warpweft_plan::model::Role;
 use warpweft_plan::op::{CastVote, Op};
-use warpweft_plan::plan::{EdgeState, StepPlan};
+use warpweft_plan::plan::{BoundaryState, StepPlan};
 
 /// A plan installed on a rank.
 pub struct Installed<B: Backend> {
@@ -52,15 +52,15 @@ pub(super) struct Staged {
 
 /// How a step was put on its lanes.
 pub(super) struct Driven {
-    /// Why it was not recorded, if it was supposed to be.
-    pub(super) unrecorded: Option<String>,
-    /// Recordings launched for it.
+    /// Why it was not captured, if it was supposed to be.
+    pub(super) uncaptured: Option<String>,
+    /// Captures launched for it.
     pub(super) segments: usize,
-    /// How long that took, without recording and without waiting for the lanes.
+    /// How long that took, without capturing and without waiting for the lanes.
     pub(super) issue: Duration,
     /// What that time was spent on.
     pub(super) issued: HostSplit,
-    /// What the host's time before that was spent on, without recording.
+    /// What the host's time before that was spent on, without capturing.
     pub(super) before: HostSplit,
     /// Like `issue`, including waiting for the lanes.
     pub(super) step: Duration,
@@ -85,7 +85,7 @@ pub(super) fn install<B: Backend>(
         bound,
         pump: Pump::new(backend.rank(), &plan, poison.clone()),
         capture: Capture::new(capture),
-        is_cold: backend.has_cold_steps() || capture == CaptureMode::Recorded,
+        is_cold: backend.has_cold_steps() || capture == CaptureMode::Captured,
         compute: plan.compute_lane(),
         vote,
         inputs: staging(&plan, Role::Input).collect(),
@@ -103,7 +103,7 @@ impl<B: Backend> std::fmt::Debug for Installed<B> {
 }
 
 impl<B: Backend> Installed<B> {
-    /// Issues, records or replays one step and waits for its end. With `issues` it is issued in any case.
+    /// Issues, captures or replays one step and waits for its end. With `issues` it is issued in any case.
     pub(super) fn drive(
         &mut self,
         issues: bool,
@@ -114,25 +114,25 @@ impl<B: Backend> Installed<B> {
     ) -> Result<Driven, ExecError> {
         let before = meter.lap();
         let Self { bound, plan, pump, capture, compute, .. } = self;
-        let mut unrecorded = None;
-        if capture.action() == Action::Record && !issues {
-            let recorded = record(backend, streams, bound, plan, pump);
-            let usable = u64::from(recorded.is_ok());
+        let mut uncaptured = None;
+        if capture.action() == Action::Capture && !issues {
+            let captured = capture_step(backend, streams, bound, plan, pump);
+            let usable = u64::from(captured.is_ok());
             let all_usable = world.exchange(backend.rank(), usable)?.iter().all(|vote| *vote == 1);
-            // A device may be unable to record; after a recording that breaks a law the session cannot go on.
-            match &recorded {
+            // A device may be unable to capture; after a capture that breaks a law the session cannot go on.
+            match &captured {
                 Ok(_) => {}
                 Err(ExecError::Backend(error)) if !matches!(error, BackendError::Hazard { .. }) => {}
                 Err(law) => return Err(law.clone()),
             }
-            unrecorded = recorded.as_ref().err().map(ToString::to_string);
-            capture.recorded(recorded.ok().filter(|_| all_usable));
+            uncaptured = captured.as_ref().err().map(ToString::to_string);
+            capture.captured(captured.ok().filter(|_| all_usable));
         }
         let begin = Instant::now();
         let _ = meter.lap();
         backend.begin_step(bound)?;
         let put = match capture.pieces().filter(|_| !issues) {
-            Some(pieces) => replay(backend, streams, bound, *compute, pieces).map_err(ExecError::from),
+            Some(pieces) => replay_step(backend, streams, bound, *compute, pieces).map_err(ExecError::from),
             None => pump.run(backend, streams, bound).map(|()| 0),
         };
         if let Err(error) = &put {
@@ -154,7 +154,7 @@ impl<B: Backend> Installed<B> {
         });
         let step = begin.elapsed();
         let segments = put?;
-        Ok(outcome.map(|()| Driven { unrecorded, segments, issue, issued, before, step })?)
+        Ok(outcome.map(|()| Driven { uncaptured, segments, issue, issued, before, step })?)
     }
 
     /// After a step: the plan is warm once a step of it has completed on all ranks and no closure failed in
@@ -170,7 +170,7 @@ impl<B: Backend> Installed<B> {
     }
 
     /// What the actors found at the step's end that its plan did not promise.
-    pub(super) fn unpromised(&self) -> Option<EdgeState> {
+    pub(super) fn unpromised(&self) -> Option<BoundaryState> {
         self.pump.edges().find(|found| *found != self.plan.exit)
     }
 }

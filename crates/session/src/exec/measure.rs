@@ -1,4 +1,4 @@
-//! How long a step took, as all ranks agree.
+//! Measured step times, agreed by all ranks.
 //!
 //! Law: the median over the ranks, the same numbers on every rank of every process, so that equal decisions
 //! follow (TU-1 in [`crate::tune`]). A step is timed by the backend's own clock where it timed the tasks,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::actor::{Actor, Context, ExecError, Issuer, Poison, Post, Roster, Wiring, Worklist};
 use warpweft_backend::Backend;
 use warpweft_base::id::{ActorId, PieceId, RankId, TaskId};
-use warpweft_plan::plan::{EdgeState, Pieces, StepPlan};
+use warpweft_plan::plan::{BoundaryState, Pieces, StepPlan};
 
 /// The actors of one plan on one rank, and what drives them.
 #[derive(Debug)]
@@ -159,7 +159,7 @@ impl<B: Backend> Pump<B> {
 
     /// What each actor that owns weights left when the plan was last issued, counted from the masters'
     /// version at its entry.
-    pub fn edges(&self) -> impl Iterator<Item = EdgeState> {
+    pub fn edges(&self) -> impl Iterator<Item = BoundaryState> {
         self.actors.iter().filter_map(|actor| actor.edge())
     }
 

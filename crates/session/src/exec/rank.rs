@@ -1,12 +1,11 @@
 //! One rank: its device, its arena, its lanes, and the plans installed on them (`installed`).
 //!
-//! Law: everything happens between two edges, and at an edge all lanes are drained. Host copies happen only
-//! at edges. A rank that cannot go on aborts the world before it reports, so that no peer waits for it. The
-//! rank knows what its weights hold (**PL-9**): a plan runs only if that is what it needs at its entry, and
-//! what its actors leave must be what it promised. One that continues a sum of gradients runs only where a step
-//! before left one open. It counts the optimizer steps it issued (**PL-7**): if the
-//! arena's count differs, a step ran that was not requested, such as a warm-up of a recording, and with it
-//! weights and gradients changed that were not to change.
+//! Law: everything happens between two step boundaries, and at a step boundary all lanes are drained. Host copies
+//! happen only at step boundaries. A rank that cannot go on aborts the world before it reports, so that no peer waits
+//! for it. The rank knows what its weights hold (**PL-9**): a plan runs only if that is what it needs at its entry, and
+//! what its actors leave must be what it promised. One that continues a sum of gradients runs only where a step before
+//! left one open. It counts the optimizer steps it issued (**PL-7**): if the arena's count differs, a step ran that was
+//! not requested, such as a warm-up of a capture, and with it weights and gradients changed that were not to change.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::layout::{Content, Region, Residency};
 use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
-use warpweft_plan::plan::{EdgeState, StepPlan, carried};
+use warpweft_plan::plan::{BoundaryState, StepPlan, carried};
 
 /// What a rank has reserved for all plans it will run.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +29,7 @@ pub(super) struct Room {
     /// Bytes of the arena.
     pub(super) arena: usize,
     /// Bytes besides it for what peers send.
-    pub(super) landing: usize,
+    pub(super) receive_buffer: usize,
 }
 
 /// What a rank says it is doing while it runs the user's code at a start, for those that wait for it.
@@ -47,19 +46,19 @@ pub struct Rank<B: Backend> {
     staging: Vec<ProgramId>,
     /// What was reserved, which every plan must fit.
     pub(super) room: Room,
-    /// Whether steps of programs are recorded, except for trials.
+    /// Whether steps of programs are captured, except for trials.
     pub(super) capture: CaptureMode,
     /// Places of what is resident in every program.
     pub(super) places: HashMap<Content, Region>,
     /// Places of the carried buffers.
     pub(super) carried: Vec<Region>,
     /// What the weights hold, counted from the masters that were set last.
-    pub(super) edge: EdgeState,
+    pub(super) edge: BoundaryState,
     /// Do main grads hold a sum that the next step may continue?
     pub(super) sum_is_open: bool,
     /// Has a call of this rank written a gradient that is not finite, of those in main grads?
     pub(super) wrote_non_finite: bool,
-    /// The digests of frozen weights, once they were asked for; see [`Rank::frozen_digests`].
+    /// The digests of frozen weights, once they were requested; see [`Rank::frozen_digests`].
     pub(super) frozen: Option<Vec<Option<FrozenDigest>>>,
     /// Optimizer steps taken, those of an import included.
     pub(super) optimizer_steps: u32,
@@ -122,9 +121,9 @@ impl<B: Backend> Rank<B> {
         let all = || programs.iter().chain(foreseen);
         let room = Room {
             arena: all().chain([&prologue]).map(|plan| plan.arena.bytes()).max().unwrap_or(0),
-            landing: landing_bytes(&backend, &prologue, all())?,
+            receive_buffer: receive_buffer_bytes(&backend, &prologue, all())?,
         };
-        let memory = backend.reserve(room.arena, room.landing)?;
+        let memory = backend.reserve(room.arena, room.receive_buffer)?;
         let compute = prologue.compute_lane();
         world.stand(backend.rank(), MAKES_CLOSURES);
         let streams = prologue
@@ -142,7 +141,7 @@ impl<B: Backend> Rank<B> {
             .into_iter()
             .map(|plan| install(&backend, &memory, plan, capture, false, &poison))
             .collect::<Result<_, _>>()?;
-        let edge = EdgeState::NEW_MASTERS;
+        let edge = BoundaryState::NEW_MASTERS;
         let optimizer_steps = 0;
         Ok(Self {
             backend,
@@ -214,8 +213,8 @@ impl<B: Backend> Rank<B> {
         self.upload_inputs(program, handover)?;
         let issues = self.backend.inspect(handover.coming.inspects);
         let driven = self.run(Some(program), issues)?;
-        (handover.last.unrecorded, handover.times.issue, handover.last.segments) =
-            (driven.unrecorded, driven.issue, driven.segments);
+        (handover.last.uncaptured, handover.times.issue, handover.last.segments) =
+            (driven.uncaptured, driven.issue, driven.segments);
         (handover.times.issued, handover.times.edges) = (driven.issued, driven.before);
         let installed = &self.programs[program.index()];
         self.backend.intervals(&installed.bound, &mut handover.times.intervals);
@@ -245,7 +244,7 @@ impl<B: Backend> Rank<B> {
                     self.world.agree_on_times(self.id(), &handover.times.intervals, driven.step)?;
             }
             let staging = self.staging[program.index()];
-            self.world.spread_report(self.id(), plan, (staging, program), handover)
+            self.world.share_report(self.id(), plan, (staging, program), handover)
         })?;
         handover.times.edges += self.meter.lap();
         Ok(())
@@ -262,7 +261,8 @@ impl<B: Backend> Rank<B> {
         Ok(())
     }
 
-    /// One step between two edges, of a program or of the prologue; with `issues` it is issued, recorded or not.
+    /// One step between two step boundaries, of a program or of the prologue; with `issues` it is issued, captured or
+    /// not.
     fn run(&mut self, program: Option<ProgramId>, issues: bool) -> Result<Driven, ExecError> {
         let Self {
             backend,
@@ -404,14 +404,14 @@ pub(super) fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), 
 ///
 /// # Errors
 /// What the backend refuses of a plan.
-pub fn landing_bytes<'plans, B: Backend>(
+pub fn receive_buffer_bytes<'plans, B: Backend>(
     backend: &B,
     prologue: &'plans StepPlan,
     programs: impl IntoIterator<Item = &'plans Arc<StepPlan>>,
 ) -> Result<usize, ExecError> {
     let mut most = 0;
     for plan in programs.into_iter().map(AsRef::as_ref).chain([prologue]) {
-        most = most.max(backend.landing_bytes(&plan.binding(backend.rank(), &plan.ops()))?);
+        most = most.max(backend.receive_buffer_bytes(&plan.binding(backend.rank(), &plan.ops()))?);
     }
     Ok(most)
 }

@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 use std::io;
 
-use super::rounds::{Refusal, Rounds, Work};
-use super::spread::DIFFERENT_CHECKPOINTS;
+use super::barrier::{Barrier, Refusal, Work};
+use super::step_reports::DIFFERENT_CHECKPOINTS;
 use super::{ExecError, Handover, Rank};
 use crate::checkpoint::ranks::{Incomplete, PartWriter, RankPart, RankState, SaveId};
 use crate::checkpoint::{FrozenDigest, StatePart};
@@ -38,15 +38,15 @@ impl<B: Backend> Rank<B> {
 
     fn save_to(&self, writer: &dyn PartWriter) -> Result<Option<Refusal>, ExecError> {
         let rank = self.id();
-        let rounds = Rounds::new(&self.world, rank, Work::SavesItsPart);
-        let save = match rounds.agree(writer.begin(rank))? {
+        let barrier = Barrier::new(&self.world, rank, Work::SavesItsPart);
+        let save = match barrier.agree(writer.begin(rank))? {
             Ok(numbers) => SaveId::of(&numbers),
             Err(refusal) => return Ok(Some(refusal)),
         };
-        let state = LiveState::new(self, &rounds);
+        let state = LiveState::new(self, &barrier);
         let written = writer.write(save, &state);
         state.failure()?;
-        let mut agreed = rounds.agree(written)?;
+        let mut agreed = barrier.agree(written)?;
         if let Ok(parts) = &agreed {
             let completed =
                 if rank == RankId::new(0) { writer.complete(save, parts, &state) } else { Ok(()) };
@@ -56,10 +56,10 @@ impl<B: Backend> Rank<B> {
                 Err(Incomplete::Refused(reason)) => (Err(reason), Ok(0)),
                 Err(Incomplete::Uncertain(reason)) => (Ok(UNCERTAIN), Err(reason)),
             };
-            agreed = rounds.agree(own)?;
+            agreed = barrier.agree(own)?;
             // An index that may be there needs all parts.
             if agreed.as_ref().is_ok_and(|numbers| numbers.contains(&UNCERTAIN)) {
-                let why = rounds.agree(why)?.err();
+                let why = barrier.agree(why)?.err();
                 writer.keep(save, rank);
                 return Ok(why);
             }
@@ -83,15 +83,15 @@ impl<B: Backend> Rank<B> {
             return Err(ExecError::NoParts { rank: self.id(), what: "reader" });
         };
         let (part, agreed) = {
-            let rounds = Rounds::new(&self.world, self.id(), Work::ReadsItsPart);
-            let state = LiveState::new(self, &rounds);
+            let barrier = Barrier::new(&self.world, self.id(), Work::ReadsItsPart);
+            let state = LiveState::new(self, &barrier);
             let read = reader.read(self.id(), &|| state.alive());
             state.failure()?;
             let (part, own) = match read {
                 Ok(part) => (part, Ok(reader.digest())),
                 Err(reason) => (RankPart::default(), Err(reason)),
             };
-            (part, rounds.agree(own)?)
+            (part, barrier.agree(own)?)
         };
         match agreed {
             Err(refusal) => handover.part.refusal = Some(refusal),
@@ -111,13 +111,13 @@ impl<B: Backend> Rank<B> {
 /// it on the way.
 struct LiveState<'r, B: Backend> {
     rank: &'r Rank<B>,
-    rounds: &'r Rounds<'r>,
+    barrier: &'r Barrier<'r>,
     failure: RefCell<Option<ExecError>>,
 }
 
 impl<'r, B: Backend> LiveState<'r, B> {
-    fn new(rank: &'r Rank<B>, rounds: &'r Rounds<'r>) -> Self {
-        Self { rank, rounds, failure: RefCell::new(None) }
+    fn new(rank: &'r Rank<B>, barrier: &'r Barrier<'r>) -> Self {
+        Self { rank, barrier, failure: RefCell::new(None) }
     }
 
     /// The failure of the rank or of its world, if there was one.
@@ -160,6 +160,6 @@ impl<B: Backend> RankState for LiveState<'_, B> {
     }
 
     fn alive(&self) -> io::Result<()> {
-        self.kept(self.rounds.alive())
+        self.kept(self.barrier.alive())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Law: one command at a time, with one reply each. A panic is no exception: its words are the reply. A rank
 //! that fails a command aborts the backend's world and ends the host's before it replies, so no peer waits
-//! for it. After a panic its thread ends, because what the panic left is not trusted. A thread that is told
+//! for it. After a panic its thread ends, because what the panic left is not trusted. A thread that gets the command
 //! to close leaves the host's world on its way out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,7 +21,7 @@ use warpweft_base::queue::{Receiver, Sender, bounded};
 use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::plan::StepPlan;
 
-/// What a session asks of a rank.
+/// A command of a session to a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// One step of a program.
@@ -34,10 +34,10 @@ pub enum Command {
     MainGrads,
     /// The rank's part of a checkpoint out.
     SavePart,
-    /// What the rank owns of a checkpoint in parts in.
+    /// What the rank owns of a sharded checkpoint in.
     ImportPart,
-    /// What several ranks hold of the same, compared.
-    CompareCopies,
+    /// Compares replicas.
+    CompareReplicas,
 }
 
 /// What a rank answers.
@@ -92,7 +92,7 @@ pub struct Setup<B: Backend> {
     pub programs: Vec<Arc<StepPlan>>,
     /// Plans that programs may run later in place of their own; there must be room for them.
     pub foreseen: Vec<Arc<StepPlan>>,
-    /// Whether steps are recorded.
+    /// Whether steps are captured.
     pub capture: CaptureMode,
     /// Makes the rank's closures.
     pub closures: ComputeFactory<B::Surface>,
@@ -103,7 +103,7 @@ pub struct Setup<B: Backend> {
     /// How long the rank polls for its next command before it sleeps; nothing for a rank without a core of
     /// its own.
     pub patience: Duration,
-    /// Where the host spans of recorded steps go.
+    /// Where the host spans of traced steps go.
     pub spans: Option<HostLane>,
 }
 
@@ -223,7 +223,7 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
                     world.stand(rank, "");
                     initialized
                 }
-                Some(Command::Step(program)) => match spans.as_ref().filter(|_| handover.coming.recorded) {
+                Some(Command::Step(program)) => match spans.as_ref().filter(|_| handover.coming.traced) {
                     Some(lane) => lane.within(|| owner.step(program, &mut handover)),
                     None => owner.step(program, &mut handover),
                 },
@@ -232,7 +232,7 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
                 Some(Command::MainGrads) => owner.main_grads(&mut handover),
                 Some(Command::SavePart) => owner.save_part(&mut handover),
                 Some(Command::ImportPart) => owner.import_part(&mut handover),
-                Some(Command::CompareCopies) => owner.compare_copies(&mut handover),
+                Some(Command::CompareReplicas) => owner.compare_replicas(&mut handover),
             }
         });
         if let Err(error) = &outcome {

@@ -1,13 +1,13 @@
 //! Weights and carried buffers between a rank's arena and its handover.
 //!
-//! Law: host copies at an edge, of the rank's real rows. Masters and moments travel as f32 however they are
+//! Law: host copies at a step boundary, of the rank's real rows. Masters and moments travel as f32 however they are
 //! stored; masters that were set are quantized before anything reads them. Frozen weights that are sharded have no
 //! master and travel as planes (`frozen.rs`). What a session begins with goes another way (`initialize.rs`).
 
 use bytemuck::Pod;
 use half::bf16;
 
-use super::rounds::{Rounds, Work};
+use super::barrier::{Barrier, Work};
 use super::{ExecError, Handover, Rank};
 use crate::checkpoint::ranks::{ShardPlanes, WeightShard};
 use crate::checkpoint::{FrozenDigest, StatePart};
@@ -17,7 +17,7 @@ use warpweft_base::id::{CarriedId, WeightId};
 use warpweft_format::{DelayedState, Orientation, PlaneKind, PlaneSpec, join_master, split_master};
 use warpweft_plan::layout::{Content, PlaneRegions, Region};
 use warpweft_plan::model::Placement;
-use warpweft_plan::plan::EdgeState;
+use warpweft_plan::plan::BoundaryState;
 
 impl<B: Backend> Rank<B> {
     /// Copies masters, moments, step count and planes of the rank's rows into `handover`, and the rank's
@@ -33,11 +33,11 @@ impl<B: Backend> Rank<B> {
         let plan = &self.prologue.plan;
         // Ranks that have little to copy would wait for the others, where all bring it to one process.
         let spread = !self.world.rendezvous().is_whole();
-        let rounds = spread.then(|| Rounds::new(&self.world, self.id(), Work::CopiesItsState));
+        let barrier = spread.then(|| Barrier::new(&self.world, self.id(), Work::CopiesItsState));
         handover.transfer.own.shards.clear();
         for (number, frozen) in frozen.into_iter().enumerate() {
             let weight = WeightId::at(number);
-            rounds.iter().try_for_each(Rounds::alive)?;
+            barrier.iter().try_for_each(Barrier::alive)?;
             // Ranks of the first replica come first.
             if self.id().number() >= plan.weights.layout(weight).shard.ranks {
                 handover.transfer.own.shards.push(WeightShard::default());
@@ -56,11 +56,11 @@ impl<B: Backend> Rank<B> {
         handover.transfer.own.optimizer_step = self.steps_taken()?;
         handover.transfer.own.carried.clear();
         for place in 0..self.carried.len() {
-            rounds.iter().try_for_each(Rounds::alive)?;
+            barrier.iter().try_for_each(Barrier::alive)?;
             handover.transfer.own.carried.push(self.carried_bytes(CarriedId::at(place))?);
         }
-        if let Some(rounds) = rounds {
-            rounds.agree(Ok(0))?.map_err(|(other, reason)| ExecError::World {
+        if let Some(barrier) = barrier {
+            barrier.agree(Ok(0))?.map_err(|(other, reason)| ExecError::World {
                 rank: self.id(),
                 reason: format!("{other} does not export a checkpoint: {reason}"),
             })?;
@@ -124,7 +124,7 @@ impl<B: Backend> Rank<B> {
         for (region, bytes) in self.carried.iter().zip(&handover.transfer.own.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
         }
-        self.edge = EdgeState::NEW_MASTERS;
+        self.edge = BoundaryState::NEW_MASTERS;
         self.sum_is_open = false;
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! What the ranks of a world agree on, on the host.
+//! Agreement of the ranks of a world, on the host.
 //!
 //! Law: every rank contributes and gets what all contributed. No rank waits past the deadline, but for one of its
 //! process that waits for its lanes, and a rank that fails wakes all others with its reason, in whatever process they
 //! are (RV-2, RV-3 in [`warpweft_backend::rendezvous`]). Steps of a world in one process never come here once
-//! their plan is warm, unless one is skipped; building, recording and trials do.
+//! their plan is warm, unless one is skipped; building, capturing and trials do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,12 +56,12 @@ impl World {
         self.rendezvous.stand(rank, doing);
     }
 
-    /// A rank leaves in good order; ranks that wait for it here are told `reason`.
+    /// A rank leaves in good order; ranks that wait for it here get `reason`.
     pub fn leave(&self, rank: RankId, reason: &str) {
         self.rendezvous.leave(rank, reason);
     }
 
-    /// A rank cannot go on; all others are told `reason`.
+    /// A rank cannot go on; all others get `reason`.
     pub fn end(&self, reason: &str) {
         self.rendezvous.end(reason);
     }

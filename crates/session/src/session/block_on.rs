@@ -83,7 +83,7 @@ mod tests {
         assert_eq!((answer, polls), (7, 3));
     }
 
-    /// The future is looked at again when it was woken, and not because somebody else unparked the thread.
+    /// The future is polled again when it was woken, and not because somebody else unparked the thread.
     #[test]
     fn a_thread_that_was_unparked_by_somebody_else_sleeps_on() {
         let mut polls = 0;

@@ -1,7 +1,7 @@
 //! Commands to the ranks of this process, and their replies.
 //!
 //! Law: one command is under way at a time, and goes to all ranks. Whoever sends one awaits all replies; if that future
-//! was dropped, the next call does, and tells what nobody heard. A rank that fails poisons the session.
+//! was dropped, the next call does, and reports what nobody got. A rank that fails poisons the session.
 
 use std::time::{Duration, Instant};
 
@@ -88,7 +88,7 @@ impl Session {
         Ok(self.replies().await.map(|_| ())?)
     }
 
-    /// Lets a command whose future was dropped come to its end. How a step ended is told by the next
+    /// Lets a command whose future was dropped come to its end. How a step ended is reported by the next
     /// report, or right now if it failed; so is an import that was refused.
     pub(super) async fn settle(&mut self) -> Result<(), SessionError> {
         self.settle_for(Asks::More).await
@@ -101,7 +101,7 @@ impl Session {
         match command {
             Command::Step(number) => {
                 let report = self.report(number, duration).map_err(|error| error.of_dropped_step(asks))?;
-                self.unseen = Unseen { outcomes: report.unobserved, not_recorded: report.not_recorded };
+                self.unseen = Unseen { outcomes: report.unobserved, not_captured: report.not_captured };
                 self.unseen.outcomes.push(report.outcome);
             }
             Command::Import | Command::ImportPart => {
@@ -109,7 +109,7 @@ impl Session {
             }
             Command::SavePart => self.saved().map_err(|error| error.of_dropped_command(asks))?,
             // Who no longer waits for what it found may ask again.
-            Command::CompareCopies => {}
+            Command::CompareReplicas => {}
             Command::Export | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.handover().forget_weights());
             }

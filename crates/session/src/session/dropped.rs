@@ -1,6 +1,6 @@
-//! Errors of a step or a command whose future was dropped, as they are told to whoever asks next.
+//! Errors of a step or a command whose future was dropped, as they are reported to the next caller.
 //!
-//! Law: what nobody heard is said once, with what became of what was asked now.
+//! Law: what nobody got is reported once, with what became of what was asked now.
 
 use super::SessionError;
 use super::step::diverged::described;
@@ -27,7 +27,7 @@ impl SessionError {
         }
     }
 
-    /// That of a step whose future was dropped, as it is told to whoever asks next.
+    /// That of a step whose future was dropped, as it is reported to the next caller.
     pub(super) fn of_dropped_step(self, asks: Asks) -> Self {
         match asks {
             Asks::More => Self::DroppedStep(Box::new(self)),
@@ -35,7 +35,7 @@ impl SessionError {
         }
     }
 
-    /// As it is told to whoever asks next, if it is that of an import or a save whose future was dropped.
+    /// As it is reported to the next caller, if it is that of an import or a save whose future was dropped.
     pub(super) fn of_dropped_command(self, asks: Asks) -> Self {
         let now = match asks {
             Asks::More => "what was asked now was not done, ask again",
@@ -52,7 +52,7 @@ impl SessionError {
     }
 }
 
-/// What is asked of a session by the call that hears what the caller of another did not.
+/// The call that reports what the caller of another did not get.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Asks {
     /// Anything that is not done then.

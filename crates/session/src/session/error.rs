@@ -7,7 +7,7 @@ use crate::checkpoint::{CheckpointError, StatePart};
 use crate::config::ConfigError;
 use crate::exec::ExecError;
 use warpweft_backend::BackendError;
-use warpweft_base::errors::{listed, shown, shown_path, told};
+use warpweft_base::errors::{listed, shown, shown_path, shown_text};
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, FormatError};
 use warpweft_plan::model::DeclareError;
@@ -57,9 +57,9 @@ pub enum SessionError {
         "there are no main grads: no step with gradients has run yet, or the last one failed; run one, then ask again"
     )]
     NoGradients,
-    /// A step that is to be recorded whole, and cannot.
+    /// A step that is to be captured whole, and cannot.
     #[error(
-        "`{program}` cannot be recorded whole: its call `{call}` is declared dynamic, to be issued anew in every step; set capture = \"segments\" to record what lies between such calls, or capture = \"off\""
+        "`{program}` cannot be captured whole: its call `{call}` is declared dynamic, to be issued anew in every step; set capture = \"segments\" to record what lies between such calls, or capture = \"off\""
     )]
     Dynamic {
         /// The program.
@@ -75,12 +75,12 @@ pub enum SessionError {
         /// Which one, or how many.
         reason: String,
     },
-    /// Backends of a world with another number of replicas than the configuration asks for.
+    /// Backends of a world with another number of replicas than the configuration requests.
     #[error(
         "mesh.replicate is {replicate}, but the backends were made for {ranks} ranks in {replicas} replicas ({device}); make them for a mesh of {replicate} replicas, or set mesh.replicate to {replicas}"
     )]
     Replicas {
-        /// What the configuration asks for.
+        /// What the configuration requests.
         replicate: u32,
         /// Replicas of the backends' mesh.
         replicas: u32,
@@ -153,7 +153,8 @@ pub enum SessionError {
         /// The value given.
         given: f32,
     },
-    /// Gradients are added up, and what was asked for would lose them, make the sum wrong or leave it without an end.
+    /// Gradients are accumulated, and what was requested would lose them, make the sum wrong or leave it without an
+    /// end.
     #[error("gradients of {steps} steps are added up: {refused}")]
     Accumulating {
         /// Of how many steps.
@@ -163,7 +164,7 @@ pub enum SessionError {
     },
     /// Gradients of a program are to be added up that was not declared for it.
     #[error(
-        "program `{program}` was not declared to add up gradients over several steps; declare it by `StepProgram::accumulating`, so that the session plans for it"
+        "program `{program}` was not declared to accumulate gradients over several steps; declare it by `StepProgram::accumulating`, so that the session plans for it"
     )]
     NotAccumulating {
         /// The program.
@@ -172,7 +173,7 @@ pub enum SessionError {
     /// No such program.
     #[error("no program is named `{}`; the session has: {declared}", shown(name))]
     NoProgram {
-        /// The name asked for.
+        /// The name requested.
         name: String,
         /// The names that exist.
         declared: String,
@@ -186,7 +187,7 @@ pub enum SessionError {
     NoInput {
         /// The program.
         program: String,
-        /// The name asked for.
+        /// The name requested.
         buffer: String,
         /// The names that exist.
         declared: Vec<String>,
@@ -206,7 +207,7 @@ pub enum SessionError {
     /// A rank that the world does not have.
     #[error("there is no {rank}; the session has {ranks} ranks, counted from 0")]
     NoRank {
-        /// The rank asked for.
+        /// The rank requested.
         rank: RankId,
         /// Ranks of the world.
         ranks: u32,
@@ -221,7 +222,7 @@ pub enum SessionError {
         /// The ranks of this process.
         own: String,
     },
-    /// A whole checkpoint was asked for, and this process has a part of the ranks.
+    /// A whole checkpoint was requested, and this process has a part of the ranks.
     #[error(
         "this process owns a part of the ranks; call `Session::export_to_first` in every process, which gives the checkpoint to that of rank 0, or `Session::save_parts`, by which each writes its own part"
     )]
@@ -246,14 +247,14 @@ pub enum SessionError {
     NoOutput {
         /// The program.
         program: String,
-        /// The name asked for.
+        /// The name requested.
         buffer: String,
         /// The names that exist.
         declared: Vec<String>,
     },
     /// Another element type than declared.
     #[error(
-        "`{buffer}` of program `{program}` is declared in {declared}, not in {asked}; pass or ask for {declared}, declare it in {asked}, or take its bytes as they are by Session::write_input_bytes or StepReport::output_bytes"
+        "`{buffer}` of program `{program}` is declared in {declared}, not in {requested}; pass or request {declared}, declare it in {requested}, or take its bytes as they are by Session::write_input_bytes or StepReport::output_bytes"
     )]
     Element {
         /// The program.
@@ -262,8 +263,8 @@ pub enum SessionError {
         buffer: String,
         /// What the program declares.
         declared: ElementType,
-        /// What the trainer passed or asked for.
-        asked: ElementType,
+        /// What the user passed or requested.
+        requested: ElementType,
     },
     /// The mean of an output that is more than one value.
     #[error(
@@ -362,7 +363,7 @@ pub enum SessionError {
         "after {steps} step{}, {rank} and {other} hold different {list}s of the same rows of `{weight}`: ranks no longer train one model. Import a checkpoint that was saved while they did, and look for what may differ between ranks: a custom optimizer that adds up in no fixed order or goes by the rank, or memory that fails",
         if *steps == 1 { "" } else { "s" }
     )]
-    CopiesDiffer {
+    ReplicasDiffer {
         /// Steps of this session so far.
         steps: u64,
         /// The weight's name.
@@ -402,15 +403,15 @@ pub enum SessionError {
         exports: bool,
     },
     /// A checkpoint that does not fit.
-    #[error("cannot import: {}; nothing was changed", told(reason))]
+    #[error("cannot import: {}; nothing was changed", shown_text(reason))]
     Import {
         /// What differs.
         reason: String,
-        /// Of a checkpoint in parts, what its first rank that refuses says; `reason` has its words. `None` of a whole
+        /// Of a sharded checkpoint, what its first rank that refuses says; `reason` has its words. `None` of a whole
         /// checkpoint, and where processes read different ones.
         source: Option<CheckpointError>,
     },
-    /// A checkpoint in parts that was not saved.
+    /// A sharded checkpoint that was not saved.
     #[error(
         "the checkpoint was not saved, because {rank} could not: {source}{}",
         dropped.map(|now| format!(" (this is said of the save whose future was dropped; {now})")).unwrap_or_default()
@@ -418,13 +419,13 @@ pub enum SessionError {
     Parts {
         /// The first rank that could not.
         rank: RankId,
-        /// Why, and what to do. It is [`CheckpointError::Told`] if the rank is of another process.
+        /// Why, and what to do. It is [`CheckpointError::OtherRank`] if the rank is of another process.
         source: CheckpointError,
         /// Of a save whose future was dropped: what became of what was asked now. `None` of the save that was awaited.
         dropped: Option<&'static str>,
     },
     /// The trace could not be made or written.
-    #[error("trace `{}`: {}", shown_path(path.as_ref()), told(reason))]
+    #[error("trace `{}`: {}", shown_path(path.as_ref()), shown_text(reason))]
     Trace {
         /// Where it should go.
         path: String,
@@ -440,7 +441,7 @@ const NOTHING_LEARNED: &str = "Look at what that call computes and at its inputs
                                up; or, if gradients are meant to overflow at times, set a loss scale \
                                (`Session::set_loss_scale`) or raise optimizer.max_skipped";
 
-/// A list of names for a message, behind its opening words.
+/// A list of names for a message, after its opening words.
 fn named(opening: &str, names: &[String]) -> String {
     match names {
         [] => "it has none".to_owned(),

@@ -1,15 +1,15 @@
 //! The user's handle: programs over one set of weights, driven step by step.
 //!
-//! Law: between two awaited steps a session is at an edge: all lanes drained, weights at one version on all
+//! Law: between two awaited steps a session is at a step boundary: all lanes drained, weights at one version on all
 //! ranks. A command goes to all ranks at once, after those before it have ended. Once it went, dropping its
 //! future takes nothing back: it ends in the background, and the next call awaits it and tells what its
-//! caller did not hear, how a step ended, that an import was refused or that a save into parts failed. A
+//! caller did not get, how a step ended, that an import was refused or that a save into parts failed. A
 //! future that is dropped before has begun nothing. A session owns the ranks of its process; where there are
 //! several processes, all call the same methods in the same order, but for those that only look, and get the
 //! same outcomes (EX-2). After a closure's error the session goes on. After a step that left a master or a
 //! moment that is not finite it waits for an import (`diverged`). After a panic or the death of a rank it is
 //! poisoned and says so until it is dropped; after a panic of a closure, of which ranks and weights know
-//! nothing, it still exports. Where the configuration asks for it, the first steps choose the plan
+//! nothing, it still exports. Where the configuration requests it, the first steps choose the plan
 //! ([`Tuning`]). Nothing here is global: two sessions live side by side.
 
 mod block_on;
@@ -33,13 +33,13 @@ pub use simulate::simulate_each_step;
 pub use simulate::{Simulation, plan_program, plan_program_on, simulate_program, simulate_program_with};
 pub use start::costs::costs_of;
 pub use start::{SessionBuilder, initial};
-pub use step::{MadeBy, NonFiniteGradient, NotRecorded, Outcome, StepReport, StrayValue};
+pub use step::{MadeBy, NonFiniteGradient, NotCaptured, Outcome, StepReport, StrayValue};
 pub use tuning::Tuning;
 pub use weights::MainGrad;
 
 use std::sync::Arc;
 
-use crate::checkpoint::UpdatedBy;
+use crate::checkpoint::OptimizerIdentity;
 #[doc(inline)]
 pub use crate::exec::ExecError;
 use crate::exec::{Inbox, RankThread};
@@ -70,9 +70,9 @@ use warpweft_plan::plan::StepPlan;
 /// write the trace. [`FileStore`](crate::checkpoint::FileStore) reads and writes its file on the thread that polls it.
 ///
 /// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all ranks
-/// are told to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
+/// get the command to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
 /// that never returns holds it up; so do ranks of other processes that are late, for `deadline_s` at most. The trace
-/// is then written as well, but nobody hears whether that failed (it is logged as a warning).
+/// is then written as well, but nobody gets word whether that failed (it is logged as a warning).
 ///
 /// ```
 /// use warpweft::{prelude::*, session::block_on};
@@ -96,10 +96,10 @@ pub struct Session {
     ranks: Vec<RankThread>,
     inbox: Arc<Inbox>,
     programs: Vec<Program>,
-    /// Plans of parts of sums, numbered behind the programs.
+    /// Plans of parts of sums, numbered after the programs.
     sum_plans: Vec<SumPlan>,
     /// What updates the weights.
-    updated_by: UpdatedBy,
+    optimizer_identity: OptimizerIdentity,
     /// Weights whose moments began at zero with the last import, and others' did not.
     thawed: Vec<String>,
     /// Those of an import on its way.
@@ -115,19 +115,19 @@ pub struct Session {
     max_skipped: u32,
     pending: Option<Pending>,
     unseen: Unseen,
-    /// Why this process refuses the checkpoint of the import that was commanded last, until its caller is told.
+    /// Why this process refuses the checkpoint of the import that was commanded last, until its caller gets it.
     refused: Option<SessionError>,
     poisoned: Option<Poison>,
     diverged: Option<Divergence>,
     recorder: Option<Recorder>,
     device: String,
-    landing_bytes: usize,
+    receive_buffer_bytes: usize,
     tuning: Option<Tuning>,
     /// Is the host's time of the coming steps split?
     splits: bool,
     /// Is it in virtual time? Then rank 0 alone is driven, and there are no values.
     is_virtual: bool,
-    /// Dropped behind the ranks, which say good-bye first.
+    /// Dropped after the ranks, which say good-bye first.
     rendezvous: Arc<Rendezvous>,
 }
 
@@ -150,8 +150,8 @@ struct Staged {
 }
 
 impl Session {
-    /// The plan of a program; while the session tunes itself, that of its last step. Steps that add up gradients have
-    /// others ([`StepReport::plan`]).
+    /// The plan of a program; while the session tunes itself, that of its last step. Steps that accumulate gradients
+    /// have others ([`StepReport::plan`]).
     ///
     /// # Errors
     /// An unknown program.
@@ -159,7 +159,7 @@ impl Session {
         Ok(&self.programs[self.position(program)?.index()].plan)
     }
 
-    /// What the session tried and chose, if its configuration asks for trials (`tune.steps`).
+    /// What the session tried and chose, if its configuration requests trials (`tune.steps`).
     #[must_use]
     pub const fn tuning(&self) -> Option<&Tuning> {
         self.tuning.as_ref()
@@ -187,8 +187,8 @@ impl Session {
     /// until they are combined, and over several hosts for what is passed on. What peers send of gradients is
     /// in the plans' own bytes. 0 where ranks read each other's arenas.
     #[must_use]
-    pub const fn landing_bytes(&self) -> usize {
-        self.landing_bytes
+    pub const fn receive_buffer_bytes(&self) -> usize {
+        self.receive_buffer_bytes
     }
 
     /// When every task of the last step that was awaited ran on `rank`, in the order of its plan's tasks
@@ -206,7 +206,7 @@ impl Session {
     }
 
     /// Ends the session: waits for a step still under way, closes the ranks, writes the trace if
-    /// one was asked for.
+    /// one was requested.
     ///
     /// # Errors
     /// [`SessionError::LastStep`] or [`SessionError::Poisoned`] when a step still under way failed,
@@ -259,7 +259,7 @@ impl Session {
         if !self.poisoned.as_ref().is_some_and(|poison| poison.exports) {
             self.check_usable()?;
         }
-        self.check_sound()
+        self.check_finite()
     }
 
     /// Are there weights? Whoever asks `does` something with them.

@@ -83,7 +83,7 @@ fn find_origin(spans: &HostSpans) -> Result<i128, TraceError> {
     Ok(i128::from(stamp.count()) - anchor.since_origin)
 }
 
-/// The first lane that was entered more often than it was heard of.
+/// The first lane that was entered more often than spans of it arrived.
 fn first_missing(entered: &[(RankId, String)], heard: &[(RankId, String)]) -> Option<(RankId, String)> {
     let mut counts: BTreeMap<_, u64> = BTreeMap::new();
     for lane in heard {

@@ -1,6 +1,6 @@
-//! What happened, when, and on which lane: recorded, measured, written, drawn.
+//! Traces: timelines of lanes, recorded, measured, written, drawn.
 //!
-//! This room is pure bookkeeping over times that others measured. It starts no work, waits for
+//! This module is pure bookkeeping over times that others measured. It starts no work, waits for
 //! nothing and decides nothing. All times are nanoseconds since one origin `Instant` that the
 //! recorder chose, for every rank the same.
 //!

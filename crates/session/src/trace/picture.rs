@@ -1,10 +1,10 @@
 //! A timeline as an SVG picture: ranks below each other, lanes as rows, slices coloured by
 //! category.
 //!
-//! Behind the lanes of a rank, the parts of a step in which communication is exposed are shaded,
+//! After the lanes of a rank, the parts of a step in which communication is exposed are shaded,
 //! and those in which the rank waits for others in a paler tone; both follow TR-1 and TR-2, so the
 //! shaded width is the reported figure. That holds of a picture of one rank too: when the others arrived is
-//! asked of the whole timeline, and only then is it cut. Figures are those of whole steps, also where a
+//! computed over the whole timeline, and only then is it cut. Figures are those of whole steps, also where a
 //! window shows a part. Of slices too thin to see, the first stands for all that fall on its mark, so the
 //! picture of a long run stays small. Arrows are left to the trace viewers.
 
@@ -325,8 +325,8 @@ fn since(at: Nanoseconds, zero: Nanoseconds) -> f64 {
 /// then its middle goes: so what is left of two names differs where they do.
 fn label(name: &str, category: &str, width: f64) -> String {
     let subject = name.strip_prefix(category).map_or(name, str::trim_start);
-    let behind_dots = subject.match_indices('.').map(|(dot, _)| &subject[dot + 1..]);
-    let numbered = behind_dots.into_iter().find(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let after_dots = subject.match_indices('.').map(|(dot, _)| &subject[dot + 1..]);
+    let numbered = after_dots.into_iter().find(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     let numbered = numbered.unwrap_or(subject);
     let short = numbered.replace("forward", "fwd").replace("backward", "bwd");
     let whole = [name, subject, numbered].into_iter().find(|text| SLICE_FONT.width(text) <= width);
@@ -496,8 +496,8 @@ mod tests {
     fn a_timeline_of_nothing_is_a_picture_and_an_unsound_one_an_error() {
         let empty = TimelinePicture::default().render(&Timeline::default()).unwrap();
         assert!(empty.starts_with("<svg") && empty.ends_with("</svg>\n"));
-        let mut unsound = timeline();
-        unsound.lanes.clear();
-        assert!(TimelinePicture::default().render(&unsound).is_err());
+        let mut invalid = timeline();
+        invalid.lanes.clear();
+        assert!(TimelinePicture::default().render(&invalid).is_err());
     }
 }

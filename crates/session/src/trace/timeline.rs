@@ -1,7 +1,7 @@
 //! A run as data: lanes, slices on lanes, arrows between slices.
 //!
 //! A timeline is filled by whoever measured (a backend's events, a simulator's virtual clock) and
-//! is then read-only input to everything else in this room. A lane is serial: its slices may touch
+//! is then read-only input to everything else in this module. A lane is serial: its slices may touch
 //! but not overlap. Nothing here sorts or repairs what was recorded; [`Timeline::validate`] says
 //! what is wrong with it.
 

@@ -1,4 +1,4 @@
-//! What ranks agree on.
+//! Trial times, agreed by all ranks.
 //!
 //! Law: the median over ranks, so that from three ranks on one late rank decides nothing. Of two the later
 //! counts: a step waits for it.

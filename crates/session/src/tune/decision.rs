@@ -1,4 +1,4 @@
-//! What was made of a trial, for people.
+//! Decisions about trials, for people.
 //!
 //! Law: one line a trial, with what decided.
 

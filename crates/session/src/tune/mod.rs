@@ -1,15 +1,15 @@
-//! Which prefetch policy is fastest, by measurement.
+//! Autotuning of the prefetch policy, by measurement.
 //!
 //! Laws:
-//! - **TU-1** a `Tuner` is a state machine: it says what to try next and is told what came of it. It plans
+//! - **TU-1** a `Tuner` is a state machine: it says what to try next and gets what came of it. It plans
 //!   nothing, runs nothing and reads no clock, so it serves a simulator and a real session alike, and equal
 //!   answers give equal decisions on every rank.
-//! - **TU-2** a plan that needs more memory than the budget is not run, once its bytes are told
+//! - **TU-2** a plan that needs more memory than the budget is not run, once its bytes are known
 //!   (`Tuner::planned`), and never becomes the choice.
 //! - **TU-3** at most `Limits::steps` steps are spent on trials; then the choice is frozen.
 //! - **TU-4** the choice changes only for a trial that was measured faster by more than
 //!   `Limits::hysteresis`: two that differ by noise do not take turns.
-//! - **TU-5** what it can ask for is known before anything is measured, but for what is planned by measured
+//! - **TU-5** what it can request is known before anything is measured, but for what is planned by measured
 //!   durations (`foreseen`).
 //!
 //! The order of trials: what is configured; `auto` by the cost model; `auto` by what was measured, if

@@ -69,7 +69,7 @@ fn a_trial_over_the_budget_never_becomes_the_choice() {
 #[test]
 fn a_plan_over_the_budget_is_logged_and_not_run() {
     let mut tuner = new(GatherStart::Depth(1), Limits { budget: Some(250), ..Limits::default() });
-    assert!(!tuner.planned(100), "nothing was asked for yet");
+    assert!(!tuner.planned(100), "nothing was requested yet");
     let first = tuner.next_trial().unwrap();
     assert!(tuner.planned(250));
     assert_eq!(tuner.next_trial(), Some(first), "a plan that fits is still to be run");

@@ -1,4 +1,4 @@
-//! What is asked of a tuner and what it is told.
+//! What a tuner requests, and what it gets.
 //!
 //! Law: plain data.
 

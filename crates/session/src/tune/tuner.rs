@@ -1,6 +1,6 @@
-//! The state machine.
+//! The tuner: a state machine.
 //!
-//! Law: TU-1 to TU-4 of this room.
+//! Law: TU-1 to TU-4 of this module.
 
 use super::decision::{Decision, Verdict};
 use super::trial::{Candidate, Choice, Limits, TrialOutcome};
@@ -15,7 +15,7 @@ pub struct Tuner {
     configured: GatherStart,
     spent: u32,
     stage: Stage,
-    asked: Option<Candidate>,
+    requested: Option<Candidate>,
     /// To be asked once more: it ran, and no step was measured.
     again: Option<Candidate>,
     choice: Option<Choice>,
@@ -55,7 +55,7 @@ impl Tuner {
             configured,
             spent: 0,
             stage: Stage::Configured,
-            asked: None,
+            requested: None,
             again: None,
             choice: None,
             log: Vec::new(),
@@ -64,8 +64,8 @@ impl Tuner {
 
     /// What to try next; `None` once the choice is frozen. Asking again without a report gives the same.
     pub fn next_trial(&mut self) -> Option<Candidate> {
-        if self.asked.is_some() {
-            return self.asked;
+        if self.requested.is_some() {
+            return self.requested;
         }
         while self.stage != Stage::Frozen {
             let left = self.limits.steps - self.spent;
@@ -74,38 +74,38 @@ impl Tuner {
                 break;
             }
             if self.again.is_some() {
-                self.asked = self.again;
-                return self.asked;
+                self.requested = self.again;
+                return self.requested;
             }
             let proposed = self.propose();
             let new =
                 proposed.filter(|(prefetch, by_measurement)| !self.was_tried(*prefetch, *by_measurement));
             if let Some((prefetch, by_measurement)) = new {
-                self.asked = Some(Candidate { prefetch, by_measurement, steps: self.limits.per_trial });
-                return self.asked;
+                self.requested = Some(Candidate { prefetch, by_measurement, steps: self.limits.per_trial });
+                return self.requested;
             }
             self.advance(None);
         }
         None
     }
 
-    /// Tells how many transient bytes the plan of the candidate that was asked for last needs. `true`: run it
-    /// and report. `false`: it is over the budget, or nothing was asked for; run nothing and ask for the
+    /// Tells how many transient bytes the plan of the candidate that was requested last needs. `true`: run it
+    /// and report. `false`: it is over the budget, or nothing was requested; run nothing and request the
     /// next.
     pub fn planned(&mut self, bytes: usize) -> bool {
-        let Some(candidate) = self.asked else { return false };
+        let Some(candidate) = self.requested else { return false };
         let Some(budget) = self.limits.budget.filter(|budget| bytes > *budget) else { return true };
-        (self.asked, self.again) = (None, None);
+        (self.requested, self.again) = (None, None);
         self.log.push(Decision { candidate, step: None, verdict: Verdict::OverBudget { bytes, budget } });
         self.advance(None);
         false
     }
 
-    /// Tells what came of the candidate that was asked for last; without one, nothing changes. One that ran
-    /// without a step that was measured is asked for once more, as long as there are steps: the first steps
+    /// Tells what came of the candidate that was requested last; without one, nothing changes. One that ran
+    /// without a step that was measured is requested once more, as long as there are steps: the first steps
     /// of a run may fail for reasons of their own, such as a loss scale that is still too large.
     pub fn report(&mut self, outcome: TrialOutcome) {
-        let Some(candidate) = self.asked.take() else { return };
+        let Some(candidate) = self.requested.take() else { return };
         let is_first = self.again.take().is_none();
         let (verdict, step) = match outcome {
             TrialOutcome::Refused { reason } => (Verdict::Refused { reason }, None),

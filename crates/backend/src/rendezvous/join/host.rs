@@ -35,16 +35,16 @@ pub(super) fn host(
     }
 }
 
-/// Tells everybody who came why no world begins, or why one that some have heard of ends.
+/// Tells everybody who came why no world begins, or why one that some got word of ends.
 fn give_up(guests: &mut [Guest], error: RendezvousError) -> RendezvousError {
     let farewell = Message::Ended { reason: error.to_string() };
     let until = Instant::now() + PATIENCE;
-    // Whether one hears it changes nothing for the others.
+    // Whether one receives it changes nothing for the others.
     guests.iter_mut().for_each(|guest| drop(tell(guest, &farewell, until)));
     error
 }
 
-/// Starts the world on every process, or on none: whoever has heard that it began hears that it ended.
+/// Starts the world on every process, or on none: whoever got word that it began gets word that it ended.
 fn begin(
     mut guests: Vec<Guest>,
     ranges: &[Range<usize>],
@@ -108,7 +108,7 @@ fn listen(environment: &ProcessEnvironment) -> Result<TcpListener, RendezvousErr
         }
     }
     let listener = outcome?;
-    // Once more, with a longer queue than std asks for.
+    // Once more, with a longer queue than std requests.
     rustix::net::listen(&listener, QUEUE).map_err(|error| failed(error.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
@@ -156,11 +156,11 @@ fn admit(own: Claim, guest: Guest, guests: &mut Vec<Guest>) -> Result<(), Rendez
     let other = guests.iter().find(|other| other.claim.process == claim.process);
     let reason = if claim.processes != own.processes {
         format!(
-            "{} (at {address}) was told of {} processes and process 0 of {}; WORLD_SIZE must be the same everywhere",
+            "{} (at {address}) was given {} processes and process 0 of {}; WORLD_SIZE must be the same everywhere",
             claim.process, claim.processes, own.processes
         )
     } else if claim.process.number() == 0 || claim.process.number() >= own.processes {
-        format!("a process at {address} was told to be {} of {}", claim.process, own.processes)
+        format!("a process at {address} was set up as {} of {}", claim.process, own.processes)
     } else if let Some(other) = other {
         let first = &other.address;
         format!(
@@ -173,7 +173,7 @@ fn admit(own: Claim, guest: Guest, guests: &mut Vec<Guest>) -> Result<(), Rendez
     };
     let error = RendezvousError::Contradiction { reason };
     let mut guest = guest;
-    // Whether it hears this changes nothing for the others.
+    // Whether it receives this changes nothing for the others.
     let farewell = Message::Ended { reason: error.to_string() };
     let _ = tell(&mut guest, &farewell, Instant::now() + PATIENCE);
     Err(error)
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
     use crate::rendezvous::sealed::{Seal, keys};
 
-    /// A process that was let in, and what it has: its end and the key of what it hears.
+    /// A process that was let in, and what it has: its end and the key of what it receives.
     fn guest(process: u32) -> (Guest, TcpStream, Seal) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let theirs = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

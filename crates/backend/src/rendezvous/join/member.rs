@@ -12,7 +12,7 @@ use crate::rendezvous::link::Connection;
 use crate::rendezvous::message::Message;
 use crate::rendezvous::timed::Timed;
 use crate::rendezvous::{ProcessEnvironment, RendezvousError, Secret, sealed};
-use warpweft_base::errors::told;
+use warpweft_base::errors::shown_text;
 use warpweft_base::id::ProcessId;
 
 /// Comes to the process of rank 0 and waits for its word.
@@ -34,7 +34,9 @@ pub(super) fn member(
     };
     let ranges = match sealed::read(Timed::new(&stream, until), &mut from_host).map_err(silent)? {
         Message::Welcome(ranks) => split(&ranks)?,
-        Message::Ended { reason } => return Err(RendezvousError::Told { reason: told(reason) }),
+        Message::Ended { reason } => {
+            return Err(RendezvousError::OtherProcess { reason: shown_text(reason) });
+        }
         _ => return Err(silent(io::Error::other("an unexpected message"))),
     };
     let (Some(own), Some(first), Some(last)) =

@@ -112,7 +112,7 @@ fn compare(dialect: Dialect, format: Format, ranks: u32, scaling: Scaling, map: 
     for weight in &checkpoint.weights {
         let cols = weight.shape.cols;
         let mut values = vec![0.0; weight.shape.elements()];
-        // In two pieces, as ranks ask for them.
+        // In two pieces, as ranks request them.
         let (first, second) = values.split_at_mut(weight.shape.rows / 3 * cols);
         for (first_row, values) in [(0, first), (weight.shape.rows / 3, second)] {
             let rows = MasterRows { first_row, ..MasterRows::from_the_first(&weight.name, cols) };

@@ -15,8 +15,8 @@ struct Kind {
     file: Vec<u8>,
     /// A file beside it, and its text.
     beside: Option<(&'static str, &'static str)>,
-    /// A tensor that is asked of it.
-    asked: &'static str,
+    /// A tensor that is requested of it.
+    requested: &'static str,
     /// Parts of what is said.
     says: &'static [&'static str],
 }
@@ -24,10 +24,10 @@ struct Kind {
 fn kind(
     name: &'static str,
     tensors: &[(&str, Dtype, &[usize])],
-    asked: &'static str,
+    requested: &'static str,
     says: &'static [&'static str],
 ) -> Kind {
-    Kind { name, file: file(tensors).to_bytes(), beside: None, asked, says }
+    Kind { name, file: file(tensors).to_bytes(), beside: None, requested, says }
 }
 
 /// These tensors, with bytes that are not all alike.
@@ -41,7 +41,7 @@ fn file(tensors: &[(&str, Dtype, &[usize])]) -> Contents {
 /// A file of another kind, by how it begins.
 fn foreign(name: &'static str, start: &[u8], says: &'static [&'static str]) -> Kind {
     let file = [start, &[7; 64]].concat();
-    Kind { name, file, beside: None, asked: "", says }
+    Kind { name, file, beside: None, requested: "", says }
 }
 
 fn kinds() -> Vec<Kind> {
@@ -253,7 +253,7 @@ fn kinds() -> Vec<Kind> {
             name: "one rank's part of a checkpoint of warpweft",
             file: part.to_bytes(),
             beside: None,
-            asked: "up.master",
+            requested: "up.master",
             says: &["one rank's part of a checkpoint", "`PartFiles::save_weights`"],
         },
         foreign("GGUF", b"GGUF\x03\0\0\0", &["a GGUF file, as llama.cpp reads it"]),
@@ -273,12 +273,12 @@ fn kinds() -> Vec<Kind> {
 }
 
 /// What `PretrainedFiles` says of a file, or of a tensor in it.
-fn pretrained(path: &Path, asked: &str) -> String {
+fn pretrained(path: &Path, requested: &str) -> String {
     match PretrainedFiles::open([path]) {
         Err(CheckpointError::NotSafetensors { what, .. }) => what,
         Err(other) => panic!("{other}"),
-        Ok(files) => match files.rows(asked, 0, 1, &mut []).unwrap_err() {
-            CheckpointError::NotWeights { tensor, what, .. } if tensor == asked => what,
+        Ok(files) => match files.rows(requested, 0, 1, &mut []).unwrap_err() {
+            CheckpointError::NotWeights { tensor, what, .. } if tensor == requested => what,
             other => panic!("{other}"),
         },
     }
@@ -288,7 +288,7 @@ fn pretrained(path: &Path, asked: &str) -> String {
 #[test]
 fn what_holds_no_plain_weights_is_refused_with_what_it_is_by_the_tool_and_by_pretrained_files() {
     let documented = include_str!("../../../../../docs/formats.md");
-    for Kind { name, file, beside, asked, says } in kinds() {
+    for Kind { name, file, beside, requested, says } in kinds() {
         let folder = Folder::with(&file);
         if let Some((beside, text)) = beside {
             std::fs::write(folder.path(beside), text).unwrap();
@@ -300,7 +300,7 @@ fn what_holds_no_plain_weights_is_refused_with_what_it_is_by_the_tool_and_by_pre
             let ToolError::NotWeights { what, path } = error.unwrap_err() else { panic!("{name}") };
             assert_eq!((&path, folder.files()), (&folder.input(), before.clone()), "{name}");
             says.iter().for_each(|part| assert!(what.contains(part), "{name}: {part}: {what}"));
-            assert_eq!(pretrained(&path, asked), what, "{name}");
+            assert_eq!(pretrained(&path, requested), what, "{name}");
         }
         assert!(documented.lines().any(|line| line.starts_with(&format!("| {name} |"))), "{name}");
     }
@@ -323,8 +323,8 @@ fn what_the_tool_quantized_is_known_to_pretrained_files() {
         let folder =
             Folder::with(&Contents::default().with("up", Tensor::f32s(&[64, 64], &[1.0; 4096])).to_bytes());
         folder.quantize(&QuantizeOptions::new(format)).unwrap();
-        for asked in ["up.rowwise_data", "up.columnwise_scale"] {
-            let what = pretrained(&folder.output(), asked);
+        for requested in ["up.rowwise_data", "up.columnwise_scale"] {
+            let what = pretrained(&folder.output(), requested);
             assert!(
                 what.contains("codes, as warpweft has them") && what.contains("`warpweft_quantized`"),
                 "{what}"

@@ -47,7 +47,7 @@ fn activation_formats_are_not_sharded() {
 }
 
 #[test]
-fn a_pattern_that_matches_nothing_is_told_with_a_name_that_could_be_meant() {
+fn a_pattern_that_matches_nothing_is_reported_with_a_name_that_could_be_meant() {
     let only = vec!["w".to_owned(), "v*".to_owned()];
     refused(
         &plain(),
@@ -113,7 +113,7 @@ fn a_file_of_which_nothing_would_be_quantized_is_an_error_that_says_why() {
 }
 
 #[test]
-fn a_value_that_is_not_finite_is_told_with_its_tensor_and_place_in_every_format() {
+fn a_value_that_is_not_finite_is_reported_with_its_tensor_and_place_in_every_format() {
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut values = [1.0; 1024];
         values[2 * 32 + 5] = value;
@@ -140,7 +140,7 @@ fn finite_values_that_come_back_as_others_are_told() {
 
 /// One such value would take all of its block, or of its tensor, with it.
 #[test]
-fn a_value_that_is_rounded_to_infinity_first_is_told_with_its_place_in_every_format() {
+fn a_value_that_is_rounded_to_infinity_first_is_reported_with_its_place_in_every_format() {
     let mut values = [1000.0; 1024];
     values[2 * 32 + 5] = -3.4e38;
     let folder = || Folder::with(&Contents::default().with("w", Tensor::f32s(&[32, 32], &values)).to_bytes());

@@ -193,9 +193,9 @@ fn masters_of_one_row_or_one_column_are_copied_whatever_the_format() {
 #[test]
 fn a_checkpoint_of_a_session_that_changed_since_is_refused_before_there_is_an_output() {
     let saved = saved();
-    let sound = Contents::read(&saved.input());
+    let valid = Contents::read(&saved.input());
     let changed = |change: &dyn Fn(&mut Contents)| {
-        let mut contents = sound.clone();
+        let mut contents = valid.clone();
         change(&mut contents);
         contents
     };
@@ -208,10 +208,10 @@ fn a_checkpoint_of_a_session_that_changed_since_is_refused_before_there_is_an_ou
             changed(&|contents| contents.tensors.get_mut("norm.master").unwrap().shape = vec![96, 1]),
             "`norm.master` is not as it was saved",
         ),
-        (sound.clone().with_metadata("notes", "{}"), "its metadata are not as they were saved"),
-        (sound.clone().with_metadata("warpweft_checkpoint", "9"), "version 9"),
+        (valid.clone().with_metadata("notes", "{}"), "its metadata are not as they were saved"),
+        (valid.clone().with_metadata("warpweft_checkpoint", "9"), "version 9"),
         (
-            older(sound.clone()).with_metadata("weights", r#"[["up","nvfp4_2d"],["up","nvfp4_2d"]]"#),
+            older(valid.clone()).with_metadata("weights", r#"[["up","nvfp4_2d"],["up","nvfp4_2d"]]"#),
             "lists its weight `up` twice",
         ),
     ];
@@ -221,9 +221,9 @@ fn a_checkpoint_of_a_session_that_changed_since_is_refused_before_there_is_an_ou
         assert!(error.contains("was saved by a session and") && error.contains(said), "{error}");
         assert_eq!(folder.files(), ["in.safetensors"]);
     }
-    // What is left out is not looked at, and files from before digests are taken as they are.
+    // What is left out is not checked, and files from before digests are taken as they are.
     let moments = changed(&|contents| contents.tensors.get_mut("up.exp_avg").unwrap().bytes[0] ^= 1);
-    for sound in [moments, older(sound)] {
-        Folder::with(&sound.to_bytes()).quantize(&QuantizeOptions::new(Format::NVFP4_2D)).unwrap();
+    for valid in [moments, older(valid)] {
+        Folder::with(&valid.to_bytes()).quantize(&QuantizeOptions::new(Format::NVFP4_2D)).unwrap();
     }
 }

@@ -23,7 +23,7 @@ fn stacked() -> Folder {
     Folder::with(&Contents::default().with("experts.up", all).to_bytes())
 }
 
-/// The shape of the planes of one matrix behind the number of matrices.
+/// The shape of the planes of one matrix after the number of matrices.
 #[test]
 fn a_tensor_of_three_dimensions_is_quantized_one_matrix_at_a_time_and_comes_back_so() {
     for format in Format::CANONICAL.into_iter().filter(|format| !matches!(format, Format::F32 | Format::Bf16))
@@ -85,7 +85,7 @@ fn the_matrices_of_a_stack_are_sharded_as_each_alone() {
 }
 
 #[test]
-fn a_value_of_a_stack_that_no_format_takes_is_told_with_its_matrix() {
+fn a_value_of_a_stack_that_no_format_takes_is_reported_with_its_matrix() {
     let mut values = experts().concat();
     values[2 * SHAPE.elements() + SHAPE.cols + 5] = f32::NAN;
     let all = Tensor::f32s(&[EXPERTS, SHAPE.rows, SHAPE.cols], &values);

@@ -3,7 +3,7 @@
 
 use warpweft_cli::{QuantizeOptions, ToolError, quantize_checkpoint};
 use warpweft_format::{Format, Shape};
-use warpweft_session::checkpoint::safetensors::{Header, Unsound};
+use warpweft_session::checkpoint::safetensors::{Header, Invalid};
 use warpweft_testing::random_weight::{bits, normal};
 
 use super::checkpoint::{Contents, Folder, Tensor};
@@ -93,7 +93,7 @@ fn a_length_without_measure_is_refused_before_memory_is_asked_for_it() {
     let [plain, ..] = seeds();
     for length in [u64::MAX, u64::MAX - 7, 1 << 63, 100_000_001] {
         let torn = [&length.to_le_bytes(), &plain[8..]].concat();
-        let expected = Unsound::HeaderTooLarge { bytes: length, limit: 100_000_000 };
+        let expected = Invalid::HeaderTooLarge { bytes: length, limit: 100_000_000 };
         assert!(matches!(complaint(&torn), ToolError::Checkpoint { source, .. } if source == expected));
     }
     let torn = [&100_000_000u64.to_le_bytes(), &plain[8..]].concat();

@@ -1,6 +1,6 @@
 //! Records to tasks, and tasks to intervals. This file knows no device and no library.
 //!
-//! Laws: **CU-1**, **CU-2** of the room. An activity that was over before the step, or whose begin or end is
+//! Laws: **CU-1**, **CU-2** of the module. An activity that was over before the step, or whose begin or end is
 //! unknown, does not belong to the step. A lane is serial: a task begins no sooner than the one before it on
 //! its lane ended, whatever clocks say of the last nanoseconds.
 
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn cu2_a_task_without_activities_is_empty_behind_the_one_before_it_on_its_lane() {
+    fn cu2_a_task_without_activities_is_empty_after_the_one_before_it_on_its_lane() {
         let records = [call(1, 1), issued(1, 20, 30), call(2, 2), issued(2, 40, 50)];
         let attributed = Attributed::of(&records, &HashMap::new());
         // Task 0 has nothing before it, task 3 follows task 1, task 4 task 2.

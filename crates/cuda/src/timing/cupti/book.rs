@@ -1,11 +1,11 @@
-//! What a bound plan needs of CUPTI: which of its tasks is enqueuing, which recorded what, and when they ran.
+//! What a bound plan needs of CUPTI: which of its tasks is enqueuing, which captured what, and when they ran.
 //!
 //! Law: a task of a book is named by its number in the plan; two plans, or one plan bound twice, have two books.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::nodes::Recording;
+use super::nodes::CapturedGraph;
 use super::place::Place;
 use super::profiler::Profiler;
 use crate::device::stream::Stream;
@@ -21,7 +21,7 @@ pub(crate) struct Book {
     number: u32,
     /// The lane of every task.
     lanes: Vec<LaneId>,
-    recording: Mutex<Recording>,
+    capture: Mutex<CapturedGraph>,
     /// When the step began, in nanoseconds of the world's clock.
     begun: u64,
 }
@@ -30,7 +30,7 @@ impl Book {
     /// The book of a plan whose tasks are on these lanes.
     pub(crate) fn new(profiler: &Arc<Profiler>, lanes: Vec<LaneId>) -> Self {
         let number = profiler.number();
-        Self { profiler: Arc::clone(profiler), number, lanes, recording: Mutex::default(), begun: 0 }
+        Self { profiler: Arc::clone(profiler), number, lanes, capture: Mutex::default(), begun: 0 }
     }
 
     /// A step begins.
@@ -38,9 +38,9 @@ impl Book {
         self.begun = now;
     }
 
-    /// A recording begins.
-    pub(crate) fn begin_recording(&self) {
-        *lock(&self.recording) = Recording::default();
+    /// A capture begins.
+    pub(crate) fn start_capture(&self) {
+        *lock(&self.capture) = CapturedGraph::default();
     }
 
     /// Runs `work`; what it enqueues belongs to `task`.
@@ -48,12 +48,12 @@ impl Book {
         self.profiler.mark(self.place(task), work)
     }
 
-    /// What was recorded since the last call belongs to `task`. Where that cannot be found out, the task is
+    /// What was captured since the last call belongs to `task`. Where that cannot be found out, the task is
     /// shown empty, and the host's lane says why.
-    pub(crate) fn recorded(&self, task: TaskId, stream: &Stream) {
-        let added = lock(&self.recording).added(stream);
+    pub(crate) fn captured(&self, task: TaskId, stream: &Stream) {
+        let added = lock(&self.capture).added(stream);
         if let Err(failure) = added.and_then(|nodes| self.profiler.note(&nodes, self.place(task))) {
-            tracing::warn!(%task, %failure, "the device times of a recorded task are lost");
+            tracing::warn!(%task, %failure, "the device times of a captured task are lost");
         }
     }
 

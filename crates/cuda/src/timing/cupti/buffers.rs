@@ -1,7 +1,7 @@
 //! Memory that CUPTI fills with records, and the right to use CUPTI.
 //!
 //! This is the only place in the library with state of the whole process. There is one CUPTI in a process,
-//! and the functions through which it asks for memory and gives it back take nothing that would say whose it
+//! and the functions through which it requests memory and gives it back take nothing that would say whose it
 //! is. What is kept here is what those functions need, a list of filled buffers, and the right of one owner
 //! to read it.
 //!
@@ -88,7 +88,7 @@ impl Filled {
 pub(super) unsafe extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, records: *mut usize) {
     let words = Box::into_raw(vec![0_u64; WORDS].into_boxed_slice());
     // SAFETY: CUPTI passes three places to write to; the buffer is as long as is said, and aligned to the 8
-    // bytes it asks for.
+    // bytes it requests.
     unsafe {
         *buffer = words.cast();
         *bytes = WORDS * size_of::<u64>();
@@ -129,11 +129,11 @@ mod tests {
     #[test]
     fn cu3_one_owner_at_a_time_gets_what_comes_back_and_leaves_nothing_to_the_next() {
         let claim = Claim::make().unwrap();
-        // Nor is it lost by asking for it.
+        // Nor is it lost by requesting it.
         assert!(Claim::make().is_none() && Claim::make().is_none());
         let (mut buffer, mut bytes, mut records) = (std::ptr::null_mut(), 0, 9);
         for valid in [0, 48] {
-            // SAFETY: in CUPTI's place: what was asked for is given back, once.
+            // SAFETY: in CUPTI's place: what was requested is given back, once.
             unsafe {
                 requested(&raw mut buffer, &raw mut bytes, &raw mut records);
                 assert!(!buffer.is_null() && buffer.addr().is_multiple_of(8));

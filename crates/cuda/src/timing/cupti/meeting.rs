@@ -1,4 +1,4 @@
-//! Where the ranks of a process wait until one of them has read what all of them did.
+//! A barrier of the ranks of a process, for reading CUPTI activities once for all.
 //!
 //! Law: the work of a meeting is done once, by the last rank to come, when every rank is there; so all lanes
 //! of all of them are over. No rank waits for a rank of a world that has ended, nor past the deadline, nor

@@ -1,6 +1,6 @@
-//! Which nodes of a recording a task added.
+//! Which nodes of a capture a task added.
 //!
-//! Law: a rank enqueues one task after the other, on one thread, and only that thread adds to its recording.
+//! Law: a rank enqueues one task after the other, on one thread, and only that thread adds to its capture.
 //! So what is in the graph after a task and was not there before belongs to the task, on whatever stream a
 //! closure put it. The driver lists all nodes or none, with new ones last as far as was seen. This order is
 //! used but not relied on: it lets each node be looked up once and not again for every task after it.
@@ -13,23 +13,23 @@ use cudarc::driver::sys;
 use crate::device::stream::Stream;
 use crate::failure::CudaFailure;
 
-/// The nodes of a recording so far, as addresses.
+/// The nodes of a capture so far, as addresses.
 #[derive(Debug, Default)]
-pub(super) struct Recording {
+pub(super) struct CapturedGraph {
     known: HashSet<usize>,
     /// What the driver listed last.
     listed: Vec<sys::CUgraphNode>,
 }
 
 // SAFETY: the nodes are names, which only the driver follows.
-unsafe impl Send for Recording {}
+unsafe impl Send for CapturedGraph {}
 
-impl Recording {
+impl CapturedGraph {
     /// The nodes that were added since the last call.
     pub(super) fn added(&mut self, stream: &Stream) -> Result<Vec<sys::CUgraphNode>, CudaFailure> {
         let graph = graph_of(stream)?;
         let mut count = 0;
-        // SAFETY: the graph is being recorded by this thread; without a place for nodes they are only counted.
+        // SAFETY: the graph is being captured by this thread; without a place for nodes they are only counted.
         unsafe { sys::cuGraphGetNodes(graph, null_mut(), &raw mut count) }
             .result()
             .map_err(CudaFailure::driver("cuGraphGetNodes"))?;
@@ -58,11 +58,11 @@ fn new(listed: &[sys::CUgraphNode], known: &mut HashSet<usize>) -> Vec<sys::CUgr
     listed.iter().copied().filter(|node| known.insert(node.addr())).collect()
 }
 
-/// The graph into which a stream records.
+/// The graph into which a stream captures.
 fn graph_of(stream: &Stream) -> Result<sys::CUgraph, CudaFailure> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let mut graph = null_mut();
-    // SAFETY: the stream is alive; what is not asked for may be null, and the two places outlive the call.
+    // SAFETY: the stream is alive; what is not requested may be null, and the two places outlive the call.
     unsafe {
         sys::cuStreamGetCaptureInfo_v3(
             stream.handle(),
@@ -77,7 +77,7 @@ fn graph_of(stream: &Stream) -> Result<sys::CUgraph, CudaFailure> {
     .result()
     .map_err(CudaFailure::driver("cuStreamGetCaptureInfo"))?;
     if graph.is_null() || status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
-        return Err(CudaFailure::Refused("the lane does not record".to_owned()));
+        return Err(CudaFailure::Refused("the lane does not capture".to_owned()));
     }
     Ok(graph)
 }

@@ -2,14 +2,14 @@
 //!
 //! Laws:
 //! - What was turned on is turned off, in whatever order making it failed or it is dropped. If a GPU was
-//!   abandoned, it is left on instead, to the end of the process: it has not been seen whether CUPTI, told to
+//!   abandoned, it is left on instead, to the end of the process: it has not been seen whether CUPTI, asked to
 //!   give back what is out, waits for a stream that waits for ever. No other world gets CUPTI then.
 //! - Only a library whose records are known is used: that of CUDA 12, or a later one, whose records grew at
 //!   their end.
-//! - What CUPTI was told of lives as long as the process: nothing says that a thread is no longer inside a
+//! - What CUPTI got lives as long as the process: nothing says that a thread is no longer inside a
 //!   callback when the subscription ends. It is a few words for each world that had CUPTI, emptied at the
 //!   end.
-//! - **CU-1** A node of a launched graph is a clone of the node that was recorded; CUPTI says so while the
+//! - **CU-1** A node of a launched graph is a clone of the node that was captured; CUPTI says so while the
 //!   graph is made ready, and both stand for the same task.
 
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ use crate::failure::CudaFailure;
 use warpweft_backend::bell::lock;
 use warpweft_backend::clock::Clock;
 
-/// What CUPTI tells of. Calls of driver and run time are asked for because ids of tasks are told only with
+/// What CUPTI reports. Calls of driver and run time are requested because ids of tasks come only with
 /// them.
 const KINDS: [sys::CUpti_ActivityKind; 7] = {
     use sys::CUpti_ActivityKind as Kind;
@@ -82,7 +82,7 @@ pub(crate) struct Profiler {
     claim: Claim,
 }
 
-/// The tasks of all nodes of recordings.
+/// The tasks of all nodes of captures.
 type Nodes = Mutex<HashMap<u64, Place>>;
 
 /// What all ranks of this process did in a step.
@@ -111,12 +111,12 @@ impl Profiler {
         let claim = Claim::make().ok_or_else(taken)?;
         let nodes: &'static Nodes = Box::leak(Box::default());
         let subscriber = Subscriber::new(nodes)?;
-        // SAFETY: both functions keep what CUPTI asks of them.
+        // SAFETY: both functions keep what CUPTI requires of them.
         unsafe { sys::cuptiActivityRegisterCallbacks(Some(requested), Some(completed)) }
             .result()
             .map_err(CudaFailure::profiler("cuptiActivityRegisterCallbacks"))?;
         for kind in KINDS {
-            // SAFETY: the library is there; it may be told so before and after contexts are made.
+            // SAFETY: the library is there; it may be called before and after contexts are made.
             unsafe { sys::cuptiActivityEnable(kind) }
                 .result()
                 .map_err(CudaFailure::profiler("cuptiActivityEnable"))?;
@@ -307,7 +307,7 @@ impl Drop for Subscriber {
     }
 }
 
-/// A node of a recording was cloned.
+/// A node of a capture was cloned.
 const CLONED: u32 = sys::CUpti_CallbackIdResource::CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED as u32;
 
 /// Notes that a clone stands for the same task as its original.

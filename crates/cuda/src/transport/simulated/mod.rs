@@ -29,26 +29,26 @@ use warpweft_base::id::RankId;
 use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::Reduction;
 
-/// Where the lane's part of the landing begins.
-const LANDING: usize = 512;
+/// Where the lane's part of the receive buffer begins.
+const RECEIVE_BUFFER: usize = 512;
 
-/// Bytes of addresses of one rank; its landing begins in the middle.
+/// Bytes of addresses of one rank; its receive buffer begins in the middle.
 const SPACE: u64 = 1 << 32;
 
 fn home(rank: usize) -> Home {
     let arena = DeviceAddress::new((rank as u64 + 1) * SPACE);
-    Home { arena, signals: DeviceAddress::NULL, landing: arena.plus(1 << 31) }
+    Home { arena, signals: DeviceAddress::NULL, receive_buffer: arena.plus(1 << 31) }
 }
 
 /// The memory of all ranks.
 #[derive(Clone)]
 struct Memory {
-    /// Arena and landing of each.
+    /// Arena and receive buffer of each.
     ranks: Vec<[Vec<u8>; 2]>,
 }
 
 impl Memory {
-    /// Whose memory, arena or landing, and where in it.
+    /// Whose memory, arena or receive buffer, and where in it.
     fn place(at: DeviceAddress) -> (usize, usize, usize) {
         assert!(at.number() >= SPACE, "memory that is not reached");
         let (rank, offset) = (at.number() / SPACE - 1, at.number() % SPACE);
@@ -212,18 +212,20 @@ fn collective(
     pull: &Pull,
 ) -> Vec<Vec<u8>> {
     let ranks = before.len();
-    let landing = LANDING + needed(pull, network.hosts.of_group(scene.mesh, scene.group).unwrap());
-    let arenas = before.iter().map(|arena| [arena.clone(), vec![0xEE; landing]]);
+    let receive_buffer =
+        RECEIVE_BUFFER + needed(pull, network.hosts.of_group(scene.mesh, scene.group).unwrap());
+    let arenas = before.iter().map(|arena| [arena.clone(), vec![0xEE; receive_buffer]]);
     let mut memory = Memory { ranks: arenas.collect() };
     let mut queues: Vec<VecDeque<Stage>> = (0..ranks)
         .map(|rank| {
             let reached = |other: usize| reaches.share_host(RankId::at(rank), RankId::at(other));
             let null = DeviceAddress::NULL;
-            let nowhere = Home { arena: null, signals: null, landing: null };
+            let nowhere = Home { arena: null, signals: null, receive_buffer: null };
             let team = scene.team(network, RankId::at(rank));
             let reach = |other: RankId| if reached(other.index()) { home(other.index()) } else { nowhere };
             let homes: Vec<_> = team.iter().map(reach).collect();
-            let view = View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: LANDING };
+            let view =
+                View { rank: team.own(), homes: &homes, hosts: team.hosts(), receive_buffer: RECEIVE_BUFFER };
             let mut stages: VecDeque<Stage> = stages(&view, network.transport, pull).into();
             for stage in &mut stages {
                 if let Stage::Exchange(transfers) = stage {

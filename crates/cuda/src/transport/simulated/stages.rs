@@ -32,7 +32,7 @@ fn slices() -> Slices {
 #[test]
 fn on_one_host_no_kernel_moves_a_gradient() {
     let homes: Vec<_> = (0..4).map(home).collect();
-    let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), landing: 0 };
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), receive_buffer: 0 };
     let stages = stages(&view, Transport::Peer, &Pull::ExchangeGradient(vec![slices(), slices()]));
     let [Stage::Push(Carrier::Engines, pushes), Stage::Exchange(transfers)] = &stages[..] else {
         panic!("{stages:?}")
@@ -57,7 +57,7 @@ fn on_one_host_no_kernel_moves_a_gradient() {
 #[test]
 fn a_maximum_of_few_values_goes_by_a_kernel_and_one_of_many_by_engines() {
     let homes: Vec<_> = (0..4).map(home).collect();
-    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), landing: 0 };
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), receive_buffer: 0 };
     for (reduction, bytes, expected) in [
         (Reduction::Max, 4, Carrier::Kernel),
         (Reduction::Max, 64 << 10, Carrier::Kernel),
@@ -82,7 +82,7 @@ fn a_maximum_of_few_values_goes_by_a_kernel_and_one_of_many_by_engines() {
 #[test]
 fn parts_of_one_length_are_one_copy_to_each_neighbour() {
     let homes: Vec<_> = (0..4).map(home).collect();
-    let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), landing: 0 };
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), receive_buffer: 0 };
     let part = |number: usize| Slices {
         source: Region { offset: 8192 + 2048 * number, bytes: 4 * 256 },
         landed: Region { offset: 1024 * number, bytes: 3 * 256 },
@@ -99,12 +99,15 @@ fn parts_of_one_length_are_one_copy_to_each_neighbour() {
         .map(|rows| (Memory::place(rows.to).0, rows.count, rows.from_pitch, rows.to_pitch))
         .collect();
     assert_eq!(found, [(3, 3, 2048, 1024), (0, 3, 2048, 1024), (1, 3, 2048, 1024)]);
-    // Memory that is not reached has no address, and words and landing lie behind the arena.
-    let nowhere =
-        Home { arena: DeviceAddress::NULL, signals: DeviceAddress::NULL, landing: DeviceAddress::NULL };
+    // Memory that is not reached has no address, and words and receive buffer lie after the arena.
+    let nowhere = Home {
+        arena: DeviceAddress::NULL,
+        signals: DeviceAddress::NULL,
+        receive_buffer: DeviceAddress::NULL,
+    };
     let some = [home(0), nowhere, home(2), nowhere];
-    let view = View { rank: RankId::new(0), homes: &some, hosts: hosts(2, 2), landing: 0 };
-    assert_eq!(view.owner(home(2).landing.plus(5)), Some(home(2).arena));
+    let view = View { rank: RankId::new(0), homes: &some, hosts: hosts(2, 2), receive_buffer: 0 };
+    assert_eq!(view.owner(home(2).receive_buffer.plus(5)), Some(home(2).arena));
     assert_eq!(view.owner(home(0).arena), Some(home(0).arena));
 }
 
@@ -117,7 +120,7 @@ fn on_one_host_a_gather_of_planes_launches_no_kernel() {
     let from = Region { offset: 0, bytes: each };
     let moves = vec![Move { from, to: Region { offset: 1024, bytes: 4 * each } }; 2];
     for rank in 0..4 {
-        let view = View { rank: RankId::at(rank), homes: &homes, hosts, landing: 0 };
+        let view = View { rank: RankId::at(rank), homes: &homes, hosts, receive_buffer: 0 };
         let mut pushed = 0;
         for stage in stages(&view, Transport::Peer, &Pull::Gather(moves.clone())) {
             match stage {
@@ -138,14 +141,15 @@ fn on_one_host_a_gather_of_planes_launches_no_kernel() {
 fn a_slice_for_another_host_goes_to_the_neighbour_that_shares_a_place_with_its_owner() {
     let hosts = hosts(2, 2);
     let null = DeviceAddress::NULL;
-    let nowhere = Home { arena: null, signals: null, landing: null };
-    let view = View { rank: RankId::new(1), homes: &[home(0), home(1), nowhere, nowhere], hosts, landing: 0 };
+    let nowhere = Home { arena: null, signals: null, receive_buffer: null };
+    let view =
+        View { rank: RankId::new(1), homes: &[home(0), home(1), nowhere, nowhere], hosts, receive_buffer: 0 };
     let stages = stages(&view, Transport::Peer, &Pull::ExchangeGradient(vec![slices()]));
     let [Stage::Push(_, pushes), Stage::Exchange(transfers)] = &stages[..] else { panic!("{stages:?}") };
     let slice = |rank: usize| home(1).arena.plus(256 * rank);
     let slot = |holder: usize, place: usize| home(holder).arena.plus(1024 + 256 * place);
     // Numbers 0 and 1 wait for the holder's counterpart.
-    let relay = |holder: usize, number: usize| home(holder).landing.plus(256 * number);
+    let relay = |holder: usize, number: usize| home(holder).receive_buffer.plus(256 * number);
     let push = |from: usize, to| CopyOperand { from: slice(from), to, bytes: 256 };
     assert_eq!(*pushes, [push(0, slot(0, 0)), push(2, relay(0, 1))]);
     let sent: Vec<_> = (transfers.iter())
@@ -171,7 +175,7 @@ fn a_team_meets_its_own_ranks_and_no_others() {
     let network = Network { transport: Transport::Peer, hosts: Hosts::one(4) };
     let team = Team::of(network, mesh, RankId::new(3), Group::Replicate).unwrap();
     let homes: Vec<_> = team.iter().map(|rank| home(rank.index())).collect();
-    let view = View { rank: team.own(), homes: &homes, hosts: team.hosts(), landing: 0 };
+    let view = View { rank: team.own(), homes: &homes, hosts: team.hosts(), receive_buffer: 0 };
     let from = Region { offset: 0, bytes: 64 };
     let part = Move { from, to: Region { offset: 256, bytes: 64 } };
     let sum = Pull::AllReduce(Reduction::Sum, Division::of([64].into_iter(), 2), vec![part]);
@@ -182,10 +186,10 @@ fn a_team_meets_its_own_ranks_and_no_others() {
         panic!("{stages:?}")
     };
     assert!(transfers.is_empty());
-    // Number 1 in its team, in whose landing values lie by these numbers.
-    let pushed = CopyOperand { from: home(3).arena, to: home(1).landing.plus(256), bytes: 64 };
+    // Number 1 in its team, in whose receive buffer values lie by these numbers.
+    let pushed = CopyOperand { from: home(3).arena, to: home(1).receive_buffer.plus(256), bytes: 64 };
     assert_eq!(*pushes, [pushed]);
-    assert_eq!(operands[0].sources, [home(3).landing, home(3).arena], "in the order of replicas");
+    assert_eq!(operands[0].sources, [home(3).receive_buffer, home(3).arena], "in the order of replicas");
     assert_eq!(
         view.hosts.neighbours(view.rank).map(|one| team.in_world(one)).collect::<Vec<_>>(),
         [RankId::new(1)]
@@ -193,11 +197,11 @@ fn a_team_meets_its_own_ranks_and_no_others() {
 }
 
 /// Many bytes: a rank gets its slice of each, combines those where its target has them, and gives the outcome to each.
-/// What does not divide goes with them, by way of the landing.
+/// What does not divide goes with them, by way of the receive buffer.
 #[test]
 fn a_sum_in_slices_lands_in_its_target_and_brings_two_slices_of_each_peer() {
     let homes: Vec<_> = (0..4).map(home).collect();
-    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), landing: 512 };
+    let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), receive_buffer: 512 };
     let (division, bytes) = (Division::in_slices_of(16, 4), 4 * 256 + 8);
     let (from, to) = (Region { offset: 0, bytes }, Region { offset: 4096, bytes });
     let sum = Pull::AllReduce(Reduction::Sum, division, vec![Move { from, to }]);
@@ -220,7 +224,7 @@ fn a_sum_in_slices_lands_in_its_target_and_brings_two_slices_of_each_peer() {
     let landed = |giver: usize| home(2).arena.plus(4096 + 256 * giver);
     assert_eq!(operands[0].sources, [landed(0), landed(1), home(2).arena.plus(256 * 2), landed(3)]);
     assert_eq!(operands[0].to, landed(2), "no rank's slice lands there");
-    let (given, string) = (home(2).landing.plus(512), home(2).landing.plus(512 + 256));
+    let (given, string) = (home(2).receive_buffer.plus(512), home(2).receive_buffer.plus(512 + 256));
     assert_eq!(operands[1].sources, [string, string.plus(16), given.plus(32), string.plus(48)]);
     assert_eq!(operands[1].to, string.plus(32));
     let copy = |from, to| CopyOperand { from, to, bytes: 8 };
@@ -233,7 +237,7 @@ fn a_sum_in_slices_lands_in_its_target_and_brings_two_slices_of_each_peer() {
 #[test]
 fn a_chunk_on_one_host_is_pushes_by_engines_alone() {
     let homes: Vec<_> = (0..3).map(home).collect();
-    let view = View { rank: RankId::new(1), homes: &homes, hosts: Hosts::one(3), landing: 0 };
+    let view = View { rank: RankId::new(1), homes: &homes, hosts: Hosts::one(3), receive_buffer: 0 };
     let piece = PlanePiece {
         from: Region { offset: 13, bytes: 50 },
         to: Region { offset: 1024, bytes: 3 * 256 },

@@ -1,4 +1,4 @@
-//! Programs whose gradients may be added up over several steps.
+//! Programs whose gradients may be accumulated over several steps.
 //!
 //! Law: only a program with an optimizer accumulates; buffers and calls of its parts are its own.
 
@@ -7,9 +7,9 @@ use super::step::StepProgram;
 use crate::model::DeclareError;
 
 impl StepProgram {
-    /// The same program, whose gradients a trainer may also add up over several steps before one of the
+    /// The same program, whose gradients may also be accumulated over several steps before one of the
     /// optimizer (`Session::accumulate`). A session then makes three more
-    /// plans of it, and where steps are recorded, as many recordings of those that run.
+    /// plans of it, and where steps are captured, as many captures of those that run.
     ///
     /// # Errors
     /// [`DeclareError::NothingAccumulates`] of a program that was not built by

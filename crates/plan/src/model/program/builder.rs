@@ -99,7 +99,7 @@ impl ProgramBuilder {
         self.buffer(BufferSpec { name: name.to_owned(), elements, element, role, lifetime })
     }
 
-    /// Declares an input of `elements` elements, filled by the trainer before each step.
+    /// Declares an input of `elements` elements, filled by the user before each step.
     ///
     /// # Errors
     /// As [`ProgramBuilder::buffer`].

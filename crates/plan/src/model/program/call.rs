@@ -2,7 +2,7 @@
 //!
 //! Law: a call is plain data and names weights and buffers by id. Its uses stand in the order in which it
 //! consumes them. Phase and cost are hints; no plan and no number depends on them. Whether it is dynamic
-//! decides nothing but where the recording of a step is cut.
+//! decides nothing but where the capture of a step is cut.
 
 use serde::{Deserialize, Serialize};
 
@@ -97,7 +97,7 @@ pub struct Call {
     pub buffers: Vec<BufferAccess>,
     /// What the call costs, in parts that add up.
     pub cost: Vec<CostHint>,
-    /// Is it issued anew in every step, also where steps are recorded? For a closure that decides on the host
+    /// Is it issued anew in every step, also where steps are captured? For a closure that decides on the host
     /// what it launches, such as shapes that differ from step to step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dynamic: bool,

@@ -34,14 +34,14 @@ impl ProgramBuilder {
         }
     }
 
-    /// Adds an [`Exchange`] behind the calls added before. It counts as a call of that name, which no closure runs.
+    /// Adds an [`Exchange`] after the calls added before. It counts as a call of that name, which no closure runs.
     ///
     /// How many elements `to` must have follows from `from` and from the number of ranks
     /// ([`ExchangeKind::received`](crate::model::ExchangeKind::received)), which is known when a session starts; it
     /// is checked then.
     ///
     /// In a step in which a closure failed on some rank, what that rank gives is whatever its buffer held, so closures
-    /// behind an exchange must bear any bits: check indices that came by one. The step
+    /// after an exchange must bear any bits: check indices that came by one. The step
     /// is skipped on all ranks; a [carried](crate::model::Lifetime::Carried) buffer is not rolled back, so what is
     /// made of an exchange should reach it in the step that follows.
     ///
@@ -79,7 +79,7 @@ impl CallBuilder<'_> {
     }
 
     /// Decides for the use named last whether its planes are kept from the use before, whatever weight and
-    /// configuration say. Behind no use it is refused by [`CallBuilder::add`].
+    /// configuration say. After no use it is refused by [`CallBuilder::add`].
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         match self.call.uses.last_mut() {
             Some(usage) => usage.reuse = Some(reuse),
@@ -136,14 +136,14 @@ impl CallBuilder<'_> {
         self
     }
 
-    /// The call cannot be recorded: its closure decides on the host what it launches, such as shapes that
+    /// The call cannot be captured: its closure decides on the host what it launches, such as shapes that
     /// differ from step to step, or waits, or allocates. It is issued anew in every step, between the
-    /// recorded segments before and behind it (`capture = "segments"`); a step with such a call cannot be
-    /// recorded whole. Where nothing is recorded this changes nothing.
+    /// captured segments before and after it (`capture = "segments"`); a step with such a call cannot be
+    /// captured whole. Where nothing is captured this changes nothing.
     ///
     /// On GPUs what it launches must have been launched in the plan's first step, or
     /// `CUDA_MODULE_LOADING=EAGER` must be set and its libraries warmed: loading code waits for the device,
-    /// which may wait for a peer that waits for this very rank. Waiting and allocating behind the first step
+    /// which may wait for a peer that waits for this very rank. Waiting and allocating after the first step
     /// hold up the host, and no test does either; the whole contract is a table in
     /// [`Compute`](crate::compute::Compute#on-a-gpu).
     pub fn dynamic(mut self) -> Self {
@@ -151,7 +151,7 @@ impl CallBuilder<'_> {
         self
     }
 
-    /// Adds the call behind those added before.
+    /// Adds the call after those added before.
     ///
     /// # Errors
     /// A repeated, empty or unprintable name, a number that no weight of the model and no buffer of the program has,
@@ -217,7 +217,7 @@ impl CallBuilder<'_> {
     }
 }
 
-/// Behind the checks of the accesses: both buffers exist.
+/// After the checks of the accesses: both buffers exist.
 fn check_exchange(call: &str, exchange: &Exchange, buffers: &[BufferSpec]) -> Result<(), DeclareError> {
     let Exchange { kind, from, to, .. } = *exchange;
     let (from, to) = (&buffers[from.index()], &buffers[to.index()]);

@@ -23,7 +23,7 @@ pub enum Math {
     Fp4,
 }
 
-/// A part of what a call costs: some of its kernels, one behind the other; a hint, never a promise.
+/// A part of what a call costs: some of its kernels, one after the other; a hint, never a promise.
 ///
 /// It takes
 ///

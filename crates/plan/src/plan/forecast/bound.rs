@@ -1,4 +1,4 @@
-//! What no schedule of a plan's tasks could beat.
+//! Lower bounds on the time of any schedule of a plan's tasks.
 //!
 //! Law: every constraint here holds in any schedule that computes the same: content before its reader; calls
 //! one after the other, in program order; one thing at a time on a link, on the quantize lane and on the
@@ -11,7 +11,7 @@
 //!
 //! With G(c) the time of all gathers that calls up to c need, and C(c) that of the calls before c, call c
 //! cannot begin before G(c), and `G(c) − C(c)` is exposed; so is what remains of the collectives that come up
-//! behind a call once the compute behind it is taken off. All reductions are over no earlier than the
+//! after a call once the compute after it is taken off. All reductions are over no earlier than the
 //! schedule that serves them in the order in which they come up, which is the shortest for one link
 //! (Jackson's rule, with release times and no due dates).
 
@@ -37,7 +37,7 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
     let mut host = Launches::new(plan.tasks.len());
     let mut links = Links::new(plan, costs);
     // Compute that is over when a task's operands are there at the earliest.
-    let mut behind = vec![0.0f64; plan.tasks.len()];
+    let mut after = vec![0.0f64; plan.tasks.len()];
     let (mut calls_end, mut computed, mut exposed) = (0.0f64, 0.0f64, 0.0f64);
     for (position, task) in plan.tasks.iter().enumerate() {
         let accesses = task.op.accesses();
@@ -48,7 +48,7 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
         let mut gathers = Vec::new();
         for producer in sources.iter().copied() {
             ready = ready.max(ends[producer]);
-            behind[position] = behind[position].max(behind[producer]);
+            after[position] = after[position].max(after[producer]);
             gathers.extend(pending[producer].iter().copied().filter(|gather| !counted[*gather]));
         }
         pending[position] = distinct(gathers);
@@ -69,7 +69,7 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
             let needed = links.needed();
             exposed = exposed.max(needed - computed);
             computed += time;
-            behind[position] = computed;
+            after[position] = computed;
             ready = ready.max(calls_end).max(needed);
             calls_end = ready + time;
         }
@@ -81,7 +81,7 @@ pub(super) fn bounds(plan: &StepPlan, nanoseconds: &[f64], costs: &Costs) -> Bou
             let reach = costs.reach(&task.op);
             links.add(task.lane, reach, (ready, time));
             if task.collective.is_some() {
-                links.owe(task.lane, reach, (behind[position], time));
+                links.owe(task.lane, reach, (after[position], time));
             }
         }
         ends[position] = ready + time;
@@ -192,20 +192,20 @@ impl Links {
         self.taken(lane, reach).for_each(|one| self.jobs[one].push((ready, time)));
     }
 
-    fn owe(&mut self, lane: LaneId, reach: Option<Reach>, (behind, time): (f64, f64)) {
-        self.taken(lane, reach).for_each(|one| self.owed[one].push((behind, time)));
+    fn owe(&mut self, lane: LaneId, reach: Option<Reach>, (after, time): (f64, f64)) {
+        self.taken(lane, reach).for_each(|one| self.owed[one].push((after, time)));
     }
 
-    /// Communication that the compute behind which it may begin cannot hide: the maximum over suffixes of the
+    /// Communication that the compute after which it may begin cannot hide: the maximum over suffixes of the
     /// calls.
     fn left_over(&mut self, computed: f64) -> f64 {
         let mut most = 0.0f64;
         for owed in &mut self.owed {
             owed.sort_by(|one, other| other.0.total_cmp(&one.0));
             let mut sum = 0.0;
-            for (behind, time) in owed {
+            for (after, time) in owed {
                 sum += *time;
-                most = most.max(sum - (computed - *behind));
+                most = most.max(sum - (computed - *after));
             }
         }
         most

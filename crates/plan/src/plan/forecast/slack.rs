@@ -1,4 +1,4 @@
-//! By how much every gather is ready before it is needed.
+//! Slack: by how much every gather is ready before it is needed.
 //!
 //! Law: the slack of a gather is the time from the moment in which its planes are ready to that in which the
 //! first call that reads them could begin without them: when the call's lane is free and all else it waits
@@ -60,7 +60,7 @@ impl Order {
         for (position, task) in plan.tasks.iter().enumerate() {
             before[position] = last[task.lane.index()].replace(position);
             for (slot, access) in task.op.accesses() {
-                // A chunk behind others reads what they brought, and is no reader of planes.
+                // A chunk after others reads what they brought, and is no reader of planes.
                 if access.reads() && !matches!(task.op, Op::GatherChunk(_)) {
                     readers[slot.index()].push(position);
                 }
@@ -69,7 +69,7 @@ impl Order {
         Self { readers, before }
     }
 
-    /// The first task behind another that reads what that writes.
+    /// The first task after another that reads what that writes.
     fn next_reader(&self, plan: &StepPlan, task: usize) -> Option<usize> {
         let written = plan.tasks[task].op.accesses().into_iter().filter(|(_, access)| access.writes());
         let next = |slot: SlotId| self.readers[slot.index()].iter().copied().find(|reader| *reader > task);

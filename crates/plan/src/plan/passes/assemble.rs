@@ -1,9 +1,9 @@
 //! Makes gathered planes whole: the rank's own part, padding, scale rows that stand several times.
 //!
-//! Law (PL-2): every gather, or the last chunk of one, has exactly one assemble behind it, of those parts that
+//! Law (PL-2): every gather, or the last chunk of one, has exactly one assemble after it, of those parts that
 //! somebody reads whole and before the first reader of any of them; none, if all are dequantized beside the
 //! rank's own shards. It is a task of its own and on no communicator: what of a gather needs a multiprocessor
-//! would wait on that lane until a matrix product gives one up, and hold up the collectives behind it. On which
+//! would wait on that lane until a matrix product gives one up, and hold up the collectives after it. On which
 //! lane it runs instead, and when, is said in [`Reader::assembles`] alone.
 
 use std::collections::{HashMap, HashSet};
@@ -42,7 +42,7 @@ impl Reader {
     }
 }
 
-/// Runs behind all passes that read planes.
+/// Runs after all passes that read planes.
 pub(in super::super) fn assemble(draft: &mut Draft<'_>) {
     let mut added = Vec::new();
     for reader in first_readers(draft) {
@@ -82,7 +82,7 @@ fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
         }
         let begun = parts.first().and_then(|part| gather_of.get(&part.to));
         match begun.and_then(|gather| open[*gather].as_mut()) {
-            // A chunk behind others goes on with what they began.
+            // A chunk after others goes on with what they began.
             Some(chunked) => chunked.stage = place.stage,
             None => {
                 gather_of.extend(parts.iter().map(|part| (part.to, open.len())));

@@ -1,7 +1,7 @@
 //! Gives every declared buffer its slots, and copies inputs in and outputs out.
 //!
-//! Law: a call sees a buffer at one address for its whole micro-batch; the trainer sees only staging.
-//! An input is copied right before the first call of a micro-batch that touches it, an output right behind the last
+//! Law: a call sees a buffer at one address for its whole micro-batch; the user sees only staging.
+//! An input is copied right before the first call of a micro-batch that touches it, an output right after the last
 //! that does, so that neither occupies transient memory longer than needed; but what an exchange leaves in an output is
 //! copied at the end, so that no call waits for it. Each micro-batch has slots of its own, so what one has done with is
 //! free for the next; a carried buffer has one for all, so what the next micro-batch overwrites is copied before.
@@ -52,7 +52,7 @@ fn in_micro_batch(
             Role::Internal => (None, 0, Section::Inputs),
             Role::Input => (Some(Op::Copy(op::Copy { from: staging, to: slot })), first, Section::Inputs),
             Role::Output => {
-                let stage = copied_behind(draft, buffer, last, is_last);
+                let stage = copied_after(draft, buffer, last, is_last);
                 (Some(Op::Copy(op::Copy { from: slot, to: staging })), stage, Section::Outputs)
             }
         };
@@ -65,8 +65,8 @@ fn in_micro_batch(
 }
 
 /// The stage in which an output goes out that stage `last` touches last in its micro-batch. Copies are on the compute
-/// lane, and would hold up the calls behind an exchange.
-fn copied_behind(draft: &Draft<'_>, output: BufferId, last: usize, is_last: bool) -> usize {
+/// lane, and would hold up the calls after an exchange.
+fn copied_after(draft: &Draft<'_>, output: BufferId, last: usize, is_last: bool) -> usize {
     let exchange = draft.calls.get(last).and_then(|call| call.exchange);
     let is_exchanged = exchange.is_some_and(|exchange| exchange.to == output);
     let is_overwritten = !is_last && draft.buffers[output.index()].lifetime == Lifetime::Carried;

@@ -1,7 +1,7 @@
 //! Derives columnwise planes where a use wants them and the format does not store them.
 //!
 //! Law: on demand, the copy is made one call before its use (at the use itself for prefetch on demand) and
-//! released behind it; kept, it is made behind the first gather of the weight and lives until the last
+//! released after it; kept, it is made after the first gather of the weight and lives until the last
 //! columnwise use, so that backward needs no gather of its own. What one gather brought for a call is derived
 //! by one task ([`Joined`]).
 

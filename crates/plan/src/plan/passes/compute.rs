@@ -1,7 +1,7 @@
 //! One task per call: a closure's, with everything the call touches, or an exchange's.
 //!
 //! Law: every gradient a call writes has a slot of its own, in the element type the call declares; padding
-//! rows of that slot are zeroed right behind the call. The fault word is cleared before the first call of the
+//! rows of that slot are zeroed right after the call. The fault word is cleared before the first call of the
 //! step.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};

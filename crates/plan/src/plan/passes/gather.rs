@@ -1,11 +1,11 @@
-//! Makes a task of every gather that is needed, where the timetable asks for it.
+//! Makes a task of every gather that is needed, where the timetable requests it.
 //!
-//! Law (PL-2): every use has exactly one producing gather; what is asked for at one stage for one call is one
-//! task, but each declared group one of its own. A gather asked for at stage s is released by the end of the call
+//! Law (PL-2): every use has exactly one producing gather; what is requested at one stage for one call is one
+//! task, but each declared group one of its own. A gather requested at stage s is released by the end of the call
 //! before s. A policy with a chunk bounds what is no group: weights of a call share a task up to its size, and
 //! a weight of more is several tasks, in the order of their bytes, all released like the whole; they stand in
-//! T evenly from stage s to the one before their use, so what is asked for meanwhile gets in between. None is made
-//! where the latest one serves ([`Latest`]). Which planes are needed, and when each is asked for, is decided in
+//! T evenly from stage s to the one before their use, so what is requested meanwhile gets in between. None is made
+//! where the latest one serves ([`Latest`]). Which planes are needed, and when each is requested, is decided in
 //! [`super::super::prefetch`].
 
 use std::collections::HashMap;
@@ -34,7 +34,7 @@ struct Collected<'a> {
 #[derive(Default)]
 struct OfCall<'a> {
     all: Vec<Collected<'a>>,
-    /// Which of them takes what is asked for at a stage: of a group, or of none.
+    /// Which of them takes what is requested at a stage: of a group, or of none.
     open: HashMap<(usize, Option<GroupId>), usize>,
 }
 

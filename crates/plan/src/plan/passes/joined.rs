@@ -36,7 +36,7 @@ impl<'a, P> Joined<'a, P> {
         Self { tasks: Vec::new(), last: HashMap::new() }
     }
 
-    /// Derives `part` at stage `issue` of the planes of `supply`, into slot `to`; behind what was added before.
+    /// Derives `part` at stage `issue` of the planes of `supply`, into slot `to`; after what was added before.
     pub(super) fn add(
         &mut self,
         draft: &Draft<'_>,
@@ -51,7 +51,7 @@ impl<'a, P> Joined<'a, P> {
             Some(task) => {
                 task.bytes = task.bytes.saturating_add(bytes);
                 task.parts.push(part);
-                // Values of two types are two parts of one weight, one behind the other.
+                // Values of two types are two parts of one weight, one after the other.
                 if task.names.last() != Some(&name) {
                     task.names.push(name);
                 }

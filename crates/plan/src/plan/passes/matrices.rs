@@ -5,7 +5,7 @@
 //!   equally many elements. So every rank gets one matrix at most, all parts of an exchange are equal, and what a rank
 //!   gets lies there as one matrix. Of what every rank has whole, a round is one weight, and nothing is exchanged.
 //! - The rows of a round come together beside the transformation of the round before, and go back beside that of the
-//!   round behind it: at most three rounds are under way at once.
+//!   round after it: at most three rounds are under way at once.
 
 use std::collections::BTreeMap;
 
@@ -49,7 +49,7 @@ pub(super) fn rounds(draft: &Draft<'_>, bucket: BucketId, weights: &[WeightId]) 
     by_size.into_iter().rev().flat_map(of_size).collect()
 }
 
-/// Adds what makes matrices whole, transforms them and brings their rows back, and behind each round what `update`
+/// Adds what makes matrices whole, transforms them and brings their rows back, and after each round what `update`
 /// makes of it and of the slot where its rows are. The `others`, updates that need no matrix, come while the rows of
 /// the first round are on their way.
 pub(super) fn by_rounds<'a>(

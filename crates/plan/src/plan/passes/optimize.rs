@@ -1,9 +1,9 @@
-//! Norm, vote, and Adam or the trainer's own rule.
+//! Norm, vote, and Adam or the custom optimizer.
 //!
-//! Law: nothing behind the vote changes a weight unless every rank voted clean. The norm counts every main
+//! Law: nothing after the vote changes a weight unless every rank voted clean. The norm counts every main
 //! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all
 //! replicas, in rank order, so that all of them skip a step together. Weights of one bucket and one parameter
-//! group are one task, or one for each round of matrices that a rule needs whole.
+//! group are one task, or one for each round of matrices that a custom optimizer needs whole.
 
 use std::collections::BTreeMap;
 
@@ -44,7 +44,7 @@ pub(in super::super) fn optimize(draft: &mut Draft<'_>) -> SlotId {
     vote
 }
 
-/// One task for the weights of a bucket and parameter group: Adam, or the trainer's own rule, which runs where its
+/// One task for the weights of a bucket and parameter group: Adam, or the custom optimizer, which runs where its
 /// calls do.
 fn update(draft: &mut Draft<'_>, vote: SlotId) {
     let hyperparameters = draft.slot(Content::Hyperparameters);

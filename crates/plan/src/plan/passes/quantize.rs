@@ -3,7 +3,7 @@
 //! Law: every bucket goes through the same four ops; a format without scales needs only the cast, one without
 //! a per-tensor amax no collective. A bucket whose shards are halves of its masters needs nothing: the
 //! optimizer writes them. A frozen bucket has no masters, and no plan quantizes it. Where scaling is delayed, scale
-//! and cast come while the maxima are under way, and the maxima enter the history behind them. A prologue is
+//! and cast come while the maxima are under way, and the maxima enter the history after them. A prologue is
 //! these ops alone, without a vote; it brings no masters of a new version, so it records no amaxes.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};

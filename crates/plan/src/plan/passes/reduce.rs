@@ -2,15 +2,15 @@
 //!
 //! Law (PL-4): every gradient a call writes is reduced and accumulated exactly once. Gradients of a sharded
 //! weight that the policy reduces together ([`ReduceEvery`]) are added to the first of them, in its slot, one
-//! step behind compute each. What a call writes in bf16 is added to nothing on the rank, rounded by nobody
-//! and travels so. What is complete is summed as many calls behind compute as the timetable says, by a task
+//! step after compute each. What a call writes in bf16 is added to nothing on the rank, rounded by nobody
+//! and travels so. What is complete is summed as many calls after compute as the timetable says, by a task
 //! of each rank, which accumulates as well; it is exchanged among the ranks of a replica one call before, or
-//! right behind its call where reductions have a communicator of their own: behind the next call in T, or
+//! right after its call where reductions have a communicator of their own: after the next call in T, or
 //! before it where the timetable has exchanges early and its gradients are complete by then, neither added
 //! to others nor rounded. Where there are several replicas that task leaves the sums as they are; right
-//! behind it they are summed over the replicas, in f32, and one call further they are accumulated. Where
+//! after it they are summed over the replicas, in f32, and one call further they are accumulated. Where
 //! collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum
-//! over the replicas stands right behind it, and accumulation one call further. A replica of one rank
+//! over the replicas stands right after it, and accumulation one call further. A replica of one rank
 //! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
 //! ranks carries all of them together. The first contribution of a step overwrites, unless the step
 //! continues a sum that steps before it began: then none does. Gradients of one group
@@ -49,8 +49,8 @@ struct Collected {
     /// In what it travels.
     element: ElementType,
     elements: usize,
-    /// Is it complete only one step behind its call, because it is added to others or rounded there?
-    completed_behind: bool,
+    /// Is it complete only one step after its call, because it is added to others or rounded there?
+    completed_later: bool,
     /// What travels; empty where a replica is one rank that sums by itself.
     parts: Vec<ReducePart>,
     /// What is summed on the rank; empty where the collective sums.
@@ -90,7 +90,7 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
                     let from = draft.slot(Content::Gradient(weight, id));
                     let into = draft.slot(Content::LocalGrad(weight));
                     let rows = Rows { weight, from, first: begun.insert(weight) };
-                    accumulate(draft, rows, into, stage + reductions.behind + 1);
+                    accumulate(draft, rows, into, stage + reductions.delay + 1);
                 }
                 Placement::Sharded => {
                     let Some(Span { first, last }) = spans.get(&together(draft, weight, id, call)).copied()
@@ -115,17 +115,17 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
 /// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the
 /// accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, element, elements, completed_behind, parts, sums, over_replicas, rows } = reduction;
-    let Reductions { behind, early } = reductions;
+    let Collected { name, element, elements, completed_later, parts, sums, over_replicas, rows } = reduction;
+    let Reductions { delay, early } = reductions;
     let mesh = draft.weights.mesh;
     let subject = of_group(&name, parts.len().max(sums.len()));
-    let (reduced, collective) = (stage + behind, sums.is_empty());
+    let (reduced, collective) = (stage + delay, sums.is_empty());
     // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
     // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
     // the gathers' it stands as late as that allows.
     let travels = match (collective, draft.policy.communicators) {
         (true, _) => reduced,
-        (false, 0 | 1) => stage + behind.saturating_sub(1).max(1),
+        (false, 0 | 1) => stage + delay.saturating_sub(1).max(1),
         (false, _) => stage + 1,
     };
     let at_once = travels.min(draft.tail()) == reduced.min(draft.tail());
@@ -145,7 +145,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             false => Op::ExchangeGradient(ExchangeGradient { element, parts }),
         };
         let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
-        let before = early && travels == stage + 1 && !collective && !completed_behind;
+        let before = early && travels == stage + 1 && !collective && !completed_later;
         draft.add(travels, if before { Section::Exchange } else { Section::Reduce }, task);
     }
     if !collective {
@@ -208,7 +208,7 @@ fn collect(
     }
     let group = draft.weights.layout(weight).group;
     let reduction = collected.joined_by(group, name, element);
-    reduction.completed_behind |= first != last || element != written;
+    reduction.completed_later |= first != last || element != written;
     reduction.take(draft, weight, from, (first, begins));
 }
 
@@ -230,7 +230,7 @@ impl Collected {
             name: name.to_owned(),
             element,
             elements: 0,
-            completed_behind: false,
+            completed_later: false,
             parts: Vec::new(),
             sums: Vec::new(),
             over_replicas: Vec::new(),

@@ -1,12 +1,12 @@
 //! The best timetable within the budget, by what it is expected to take.
 //!
-//! Law: candidates are made by the policies of this room; each is placed in the arena and timed like any
+//! Law: candidates are made by the policies of this module; each is placed in the arena and timed like any
 //! plan, so what is compared is what would run. A candidate over the budget is repaired forwards: gathers are
-//! asked for later until the arena fits. The shortest step wins, and of steps that differ by less than
+//! requested later until the arena fits. The shortest step wins, and of steps that differ by less than
 //! [`ALIKE`] the one of fewest bytes.
 //!
 //! Three things are varied, one after the other, each around the best so far: how late gathers are, how far
-//! behind their calls reductions stand and whether exchanges are early, and how many planes are kept for
+//! after their calls reductions stand and whether exchanges are early, and how many planes are kept for
 //! their next use instead of being gathered again, those first whose next use is nearest. Parts of them are
 //! tried always; within a budget, halving then finds about as many as fit. Without one all of them fit, so
 //! nothing is halved.
@@ -20,13 +20,13 @@ const ALIKE: f64 = 0.005;
 /// Margins before the latest safe beginning, in times of the longest gather.
 const MARGINS: [f64; 5] = [0.0, 0.5, 1.0, 2.0, 4.0];
 
-/// Places of reductions, in calls behind their own.
-const BEHIND: [usize; 5] = [1, 2, 3, 4, 6];
+/// Places of reductions, in calls after their own.
+const DELAYS: [usize; 5] = [1, 2, 3, 4, 6];
 
 /// Depths, in calls.
 const DEPTHS: [usize; 7] = [0, 1, 2, 3, 4, 6, 8];
 
-/// Stages whose gathers are asked for together, so that reductions have the link to themselves in between.
+/// Stages whose gathers are requested together, so that reductions have the link to themselves in between.
 const BURSTS: [usize; 2] = [2, 4];
 
 /// Parts of the planes that may be kept.
@@ -60,13 +60,13 @@ pub(in super::super) fn search(
     let mut found = Found { demands, budget: budget.unwrap_or(usize::MAX), tried: Vec::new(), attempt };
     let longest = pace.gathers.iter().copied().fold(0.0, f64::max);
     let as_late = |kept: Vec<bool>, reductions: Reductions, margin: f64| Timetable {
-        issues: deadline::issues(demands, pace, &kept, reductions.behind + 1, margin * longest),
+        issues: deadline::issues(demands, pace, &kept, reductions.delay + 1, margin * longest),
         kept,
         reductions,
     };
     let none = vec![false; demands.len()];
     for margin in MARGINS {
-        found.attempt(as_late(none.clone(), Reductions::TWO_BEHIND, margin))?;
+        found.attempt(as_late(none.clone(), Reductions::TWO_CALLS, margin))?;
     }
     for depth in DEPTHS {
         found.attempt(Timetable::as_issued(depth::issues(demands, depth)))?;
@@ -82,8 +82,8 @@ pub(in super::super) fn search(
             }
         }
     }
-    for behind in BEHIND {
-        for reductions in Reductions::all(behind) {
+    for delay in DELAYS {
+        for reductions in Reductions::all(delay) {
             let issues = found.best().issues.clone();
             found.attempt(Timetable { issues, kept: none.clone(), reductions })?;
             found.attempt(as_late(none.clone(), reductions, 1.0))?;
@@ -91,11 +91,11 @@ pub(in super::super) fn search(
     }
     let nearest = nearest(demands);
     for part in KEPT {
-        let behind = found.best().reductions.behind;
+        let delay = found.best().reductions.delay;
         let mut kept = none.clone();
         let count = (nearest.len() as f64 * part).round() as usize;
         nearest.iter().take(count).for_each(|demand| kept[*demand] = true);
-        for reductions in Reductions::all(behind) {
+        for reductions in Reductions::all(delay) {
             found.attempt(as_late(kept.clone(), reductions, 1.0))?;
             found.attempt(as_late(kept.clone(), reductions, 4.0))?;
         }
@@ -106,7 +106,7 @@ pub(in super::super) fn search(
         let count = fits.midpoint(exceeds);
         let mut kept = none.clone();
         nearest.iter().take(count).for_each(|demand| kept[*demand] = true);
-        match found.attempt(as_late(kept, Reductions::standing(BEHIND[0]), 1.0))? {
+        match found.attempt(as_late(kept, Reductions::standing(DELAYS[0]), 1.0))? {
             true => fits = count,
             false => exceeds = count,
         }

@@ -1,9 +1,9 @@
 //! As early as a number of gathered bytes in flight allows.
 //!
-//! Law: at no stage do the planes that are asked for and not yet used for the last time take more than the
-//! limit, every plane counted as aligned in the arena; and each demand is asked for as early as that allows,
-//! behind the demands before it. Planes that must be there, of a call and of what is kept for a later one,
-//! have their room before anything is asked for early; so a limit is refused exactly if it does not hold
+//! Law: at no stage do the planes that are requested and not yet used for the last time take more than the
+//! limit, every plane counted as aligned in the arena; and each demand is requested as early as that allows,
+//! after the demands before it. Planes that must be there, of a call and of what is kept for a later one,
+//! have their room before anything is requested early; so a limit is refused exactly if it does not hold
 //! these, or not the planes of a call beside the next ones: nothing could be gathered ahead. The error names
 //! what is enough.
 
@@ -77,12 +77,12 @@ fn must_hold(demands: &[Demand<'_>], kept: &[bool]) -> Vec<usize> {
     in_flight(demands, &on_demand, kept)
 }
 
-/// The most bytes in flight at any stage, if demands are asked for at these stages.
+/// The most bytes in flight at any stage, if demands are requested at these stages.
 pub(super) fn most_in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> usize {
     in_flight(demands, issues, kept).into_iter().max().unwrap_or(0)
 }
 
-/// The bytes in flight at every stage, if demands are asked for at these stages.
+/// The bytes in flight at every stage, if demands are requested at these stages.
 fn in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> Vec<usize> {
     let stages = demands.last().map_or(0, |demand| demand.stage + 1);
     let mut change = vec![0i128; stages + 1];
@@ -98,8 +98,8 @@ fn in_flight(demands: &[Demand<'_>], issues: &[usize], kept: &[bool]) -> Vec<usi
     change[..stages].iter().map(sum).collect()
 }
 
-/// Every demand whose planes take bytes of their own, with the first stage at which they do, if demands are asked
-/// for at these stages. They do until the demand's own stage; no planes are there twice.
+/// Every demand whose planes take bytes of their own, with the first stage at which they do, if demands are
+/// requested at these stages. They do until the demand's own stage; no planes are there twice.
 fn stays<'a, 'b>(
     demands: &'a [Demand<'b>],
     issues: &[usize],
@@ -131,8 +131,8 @@ fn check_least(demands: &[Demand<'_>], limit: usize, kept: &[bool]) -> Result<()
         let is_other = |next: &&Demand<'_>| {
             next.stage > last.stage && !own.iter().any(|one| planes(one) == planes(next))
         };
-        let behind = demands.partition_point(|one| one.stage <= last.stage);
-        let next = demands[behind..].iter().find(is_other);
+        let after = demands.partition_point(|one| one.stage <= last.stage);
+        let next = demands[after..].iter().find(is_other);
         let both = bytes.saturating_add(next.map_or(0, |next| next.bytes));
         if widest.as_ref().is_none_or(|(most, ..)| both > *most) {
             widest = Some((both, own, next));

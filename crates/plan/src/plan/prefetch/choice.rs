@@ -18,7 +18,7 @@ pub enum GatherStart {
 }
 
 impl GatherStart {
-    /// The deepest depth a policy may ask for: that of a configuration.
+    /// The deepest depth a policy may request: that of a configuration.
     pub const MAX_DEPTH: u32 = crate::policy::MAX_DEPTH;
 
     /// Is every gather made where it is used, in front of a waiting call?

@@ -1,10 +1,10 @@
 //! Deadline order in time: each gather as late as is safe.
 //!
 //! Law: first forwards, without looking at memory: the link always serves what is due first, gathers by the
-//! call that reads them, reductions by the call behind which their gradient slot is wanted again; calls begin
+//! call that reads them, reductions by the call after which their gradient slot is wanted again; calls begin
 //! when what they need is there. That is the course to keep. Then backwards along it: whatever stands last on
 //! the link ends when it is due, each before it ends when the next must begin, and no reduction begins before
-//! its gradient is there. A gather is asked for behind the last call that ends before its latest beginning,
+//! its gradient is there. A gather is requested after the last call that ends before its latest beginning,
 //! less a margin. So an early gather never takes the link from a reduction that is due before it.
 
 use super::Demand;
@@ -37,8 +37,8 @@ struct Job {
     due: f64,
 }
 
-/// The stage at which each demand is asked for: `margin` nanoseconds before its latest safe beginning.
-/// Gradient slots are wanted again `ring` calls behind theirs. What is `kept` takes nothing of the link.
+/// The stage at which each demand is requested: `margin` nanoseconds before its latest safe beginning.
+/// Gradient slots are wanted again `ring` calls after theirs. What is `kept` takes nothing of the link.
 pub(super) fn issues(
     demands: &[Demand<'_>],
     pace: &Pace,
@@ -54,7 +54,7 @@ pub(super) fn issues(
         let latest = (job.due.min(next) - job.length).max(job.ready);
         next = latest;
         if let Some(demand) = job.demand {
-            // Asked for at stage s, it may begin when call s−1 is over.
+            // Requested at stage s, it may begin when call s−1 is over.
             let over = ends.partition_point(|end| *end <= latest - margin);
             issues[demand] =
                 if kept[demand] { demands[demand].stage } else { over.min(demands[demand].stage) };

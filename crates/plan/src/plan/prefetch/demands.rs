@@ -33,7 +33,7 @@ pub(in super::super) struct Demand<'a> {
     pub(in super::super) derived: bool,
     /// Planes that are there from an earlier use are kept for this one, however long ago it was.
     pub(in super::super) keeps: bool,
-    /// Nobody asked for such planes to be gathered again: a policy may keep them as well.
+    /// Nobody requested such planes to be gathered again: a policy may keep them as well.
     pub(in super::super) may_keep: bool,
     /// Bytes of the gathered planes in the arena.
     pub(in super::super) bytes: usize,

@@ -1,7 +1,7 @@
 //! When gathers and reductions are issued.
 //!
 //! Law: `demands` says *which* planes the program needs, from program order alone; a policy says *at which
-//! stage* each is asked for, and nothing else; [`crate::plan`]'s gather pass makes tasks of both. A stage is
+//! stage* each is requested, and nothing else; [`crate::plan`]'s gather pass makes tasks of both. A stage is
 //! a call: what is issued at stage s may begin once call s−1 has ended. Along the demands, in order of need,
 //! stages never go back, so a communicator serves who needs first (deadline order).
 //!

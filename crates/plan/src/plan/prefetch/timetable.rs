@@ -10,26 +10,26 @@ use crate::plan::PlanError;
 /// When gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) struct Reductions {
-    /// How many calls behind its own a gradient's reduction stands in T; its accumulation stands one further.
-    pub(in super::super) behind: usize,
-    /// May an exchange stand before the call behind the gradient's own, not behind that call? It then waits
+    /// How many calls after its own a gradient's reduction stands in T; its accumulation stands one further.
+    pub(in super::super) delay: usize,
+    /// May an exchange stand before the call after the gradient's own, not after that call? It then waits
     /// for no memory that this call leaves, and what lands takes memory of its own.
     pub(in super::super) early: bool,
 }
 
 impl Reductions {
-    /// Two calls behind reductions hold no gather up, and a third gradient may be written meanwhile.
-    pub(in super::super) const TWO_BEHIND: Self = Self { behind: 2, early: false };
+    /// Two calls later, reductions hold no gather up, and a third gradient may be written meanwhile.
+    pub(in super::super) const TWO_CALLS: Self = Self { delay: 2, early: false };
 
-    /// `behind` calls behind; with a call to spare exchanges are early.
-    pub(in super::super) const fn standing(behind: usize) -> Self {
-        Self { behind, early: behind > Self::TWO_BEHIND.behind }
+    /// `delay` calls later; with a call to spare exchanges are early.
+    pub(in super::super) const fn standing(delay: usize) -> Self {
+        Self { delay, early: delay > Self::TWO_CALLS.delay }
     }
 
-    /// All that stand `behind` calls behind: with exchanges late, and early where there is a call to spare.
-    pub(in super::super) fn all(behind: usize) -> impl Iterator<Item = Self> {
-        let late = Self { behind, early: false };
-        let early = Some(Self::standing(behind)).filter(|standing| standing.early);
+    /// All that stand `delay` calls later: with exchanges late, and early where there is a call to spare.
+    pub(in super::super) fn all(delay: usize) -> impl Iterator<Item = Self> {
+        let late = Self { delay, early: false };
+        let early = Some(Self::standing(delay)).filter(|standing| standing.early);
         std::iter::once(late).chain(early)
     }
 }
@@ -37,9 +37,9 @@ impl Reductions {
 /// When everything on the communicators is issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct Timetable {
-    /// Per demand: the stage at which it is asked for.
+    /// Per demand: the stage at which it is requested.
     pub(in super::super) issues: Vec<usize>,
-    /// Per demand: are planes that are there from an earlier use kept for it, although nobody asked for that?
+    /// Per demand: are planes that are there from an earlier use kept for it, although nobody requested that?
     pub(in super::super) kept: Vec<bool>,
     /// When gradients are reduced.
     pub(in super::super) reductions: Reductions,
@@ -56,9 +56,9 @@ impl Timetable {
         Self { reductions: Reductions::standing(reduce_behind), ..Self::as_issued(issues) }
     }
 
-    /// Gathers issued at these stages, nothing kept, reductions two calls behind.
+    /// Gathers issued at these stages, nothing kept, reductions two calls later.
     pub(in super::super) fn as_issued(issues: Vec<usize>) -> Self {
-        Self { kept: vec![false; issues.len()], issues, reductions: Reductions::TWO_BEHIND }
+        Self { kept: vec![false; issues.len()], issues, reductions: Reductions::TWO_CALLS }
     }
 
     /// The timetable of a policy that needs no durations.

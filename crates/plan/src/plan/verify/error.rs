@@ -151,7 +151,7 @@ pub enum VerifyError {
         "PL-9 (masters, moments and shards would not fit each other): {subject} needs {needs}, but {finds}; {remedy}"
     )]
     Edge {
-        /// The task, or the edge of the step.
+        /// The task, or the step boundary.
         subject: String,
         /// What must hold.
         needs: String,

@@ -93,7 +93,7 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
     for (id, task) in plan.entries() {
         let kind = plan.lanes[task.lane.index()].kind;
         let fits = match (&task.op, kind) {
-            (op, kind) if op.runs_trainers_code() => kind == LaneKind::Compute,
+            (op, kind) if op.runs_user_code() => kind == LaneKind::Compute,
             (op, LaneKind::Communicator(_)) => op.is_collective(),
             (op, LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum) => !op.is_collective(),
         };
@@ -102,7 +102,7 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
                 plan,
                 id,
                 format!("runs on the {kind} lane"),
-                "closures and the trainer's own rule run on the compute lane alone, collectives and only collectives on \
+                "closures and the custom optimizer run on the compute lane alone, collectives and only collectives on \
                  a communicator's",
             );
         }

@@ -8,7 +8,7 @@ use super::contents::Proven;
 use crate::plan::StepPlan;
 use warpweft_base::id::Version;
 
-/// The counts behind an accepted plan. Its text is one paragraph for people.
+/// The counts of an accepted plan. Its text is one paragraph for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Proof {
@@ -24,7 +24,7 @@ pub struct Proof {
     pub gradients: usize,
     /// Buffer accesses that find what program order put there (PL-10).
     pub buffers: usize,
-    /// Version of the weights behind the step, the entry being version 0 (PL-9).
+    /// Version of the weights after the step, the entry being version 0 (PL-9).
     pub exit: Version,
     /// Transient bytes alive at the fullest moment (PL-6).
     pub live_bytes: usize,

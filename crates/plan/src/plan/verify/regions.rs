@@ -65,7 +65,7 @@ fn check_slot(plan: &StepPlan, slot: &Slot, home: Region) -> Verdict<()> {
     Ok(())
 }
 
-/// The format that decides the size of a shard or plane, to stand behind the word content.
+/// The format that decides the size of a shard or plane, to stand after the word content.
 fn format_of(plan: &StepPlan, content: Content) -> String {
     match content {
         Content::Shard(weight, _) | Content::Gathered(weight, _) | Content::Transposed(weight) => {

@@ -1,6 +1,6 @@
 //! Every id points into the plan.
 //!
-//! Law: behind this check no lookup of the verifier can fail, so a plan from anywhere gets an
+//! Law: after this check no lookup of the verifier can fail, so a plan from anywhere gets an
 //! error and never a panic. It proves nothing else.
 
 use super::{Verdict, VerifyError};
@@ -42,7 +42,7 @@ struct Ids<'p> {
     plan: &'p StepPlan,
 }
 
-/// Where a name stands; only asked for when it is wrong.
+/// Where a name stands; only requested when it is wrong.
 type Place<'a> = &'a dyn Fn() -> String;
 
 impl Ids<'_> {
@@ -216,11 +216,11 @@ impl Ids<'_> {
 }
 
 /// A task that moves nothing: a collective would meet peers who may not come, a sum of nothing belongs
-/// to nobody, and a rule would run once more than its weights say.
+/// to nobody, and a custom optimizer would run once more than its weights say.
 fn moves_nothing(what: &str, place: Place<'_>) -> Box<VerifyError> {
     let (named, present) = (
         format!("no {what}"),
-        "every collective, every task that goes on with what one brought, and every part of a rule has at least one"
+        "every collective, every task that goes on with what one brought, and every part of a custom optimizer has at least one"
             .to_owned(),
     );
     VerifyError::Malformed { place: place(), named, present }.into()

@@ -13,7 +13,7 @@ use warpweft_base::id::{LaneId, TaskId};
 /// ```compile_fail,E0624
 /// # use warpweft_base::id::{LaneId, TaskId};
 /// # use warpweft_session::actor::Point;
-/// let never_issued = Point::behind(TaskId::new(7), LaneId::new(0));
+/// let never_issued = Point::after(TaskId::new(7), LaneId::new(0));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
@@ -23,7 +23,7 @@ pub struct Point {
 
 impl Point {
     /// The point after `task`; only [`super::Issuer`] may make it.
-    pub(super) const fn behind(task: TaskId, lane: LaneId) -> Self {
+    pub(super) const fn after(task: TaskId, lane: LaneId) -> Self {
         Self { task, lane }
     }
 

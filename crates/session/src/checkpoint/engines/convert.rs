@@ -29,13 +29,13 @@ const PIECE: usize = 4 << 20;
 /// Rows at the beginning of what is converted at once, by which the error of a large weight is measured.
 const MEASURED_ROWS: usize = ROWS_OF_BLOCKS;
 
-/// Pieces that are read before they are asked for.
+/// Pieces that are read before they are requested.
 const READ_AHEAD: usize = 2;
 
 /// Elements of a weight whose error is measured as a whole.
 const MEASURED_WHOLE: usize = 1 << 20;
 
-/// Is told the tensor and the bytes that were read of it; it may end the work.
+/// Gets the tensor and the bytes that were read of it; it may end the work.
 pub type Watch<'w> = dyn FnMut(&str, u64) -> ControlFlow<()> + 'w;
 
 /// A conversion on its way.
@@ -56,7 +56,7 @@ enum Scaled {
     Delayed(f32),
 }
 
-/// Rows that were read ahead, in the order in which they are asked for.
+/// Rows that were read ahead, in the order in which they are requested.
 type Ahead = Receiver<Result<Vec<f32>, CheckpointError>>;
 
 impl Conversion<'_> {

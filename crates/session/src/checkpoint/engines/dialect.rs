@@ -54,7 +54,7 @@ pub(crate) enum Holds {
 /// One of the tensors that a quantized linear layer is stored as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredTensor {
-    /// Behind the layer's name and a dot.
+    /// After the layer's name and a dot.
     pub(crate) suffix: &'static str,
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<usize>,

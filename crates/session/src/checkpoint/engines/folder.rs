@@ -53,7 +53,7 @@ impl ModelFolder {
             let path = folder.beside.join(file_name(number, outlines.len()));
             let layout = outline.lay_out(&about).map_err(|error| match error {
                 TensorFileError::File(error) => failed(&path)(error),
-                TensorFileError::Unsound(error) => CheckpointError::Unfit { reason: error.to_string() },
+                TensorFileError::Invalid(error) => CheckpointError::Unfit { reason: error.to_string() },
             })?;
             let file = File::create_new(&path).map_err(failed(&path))?;
             let file = BufWriter::with_capacity(BUFFER, file);

@@ -74,9 +74,9 @@ fn fill(
     values: &mut [f32],
 ) -> Result<(), CheckpointError> {
     let held = part.rows.unwrap_or(shape.rows);
-    let asked = values.len() / columns.max(1);
+    let requested = values.len() / columns.max(1);
     let begin = first_row.max(part.first_row);
-    let end = (first_row + asked).min(part.first_row + held);
+    let end = (first_row + requested).min(part.first_row + held);
     if begin >= end {
         return Ok(());
     }

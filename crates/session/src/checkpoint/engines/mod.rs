@@ -88,7 +88,7 @@ pub struct EngineOptions {
     pub dialect: Dialect,
     /// The format of linear layers; [`Dialect::formats`] lists those that it takes.
     pub format: Format,
-    /// Rounding before anything else. Sessions round to bf16 unless told otherwise.
+    /// Rounding before anything else. Sessions round to bf16 unless set otherwise.
     pub via: Via,
     /// Other formats by the names of tensors, or `None` to keep them; the last rule that matches counts.
     pub rules: Vec<LayerRule>,
@@ -141,7 +141,7 @@ impl<'a> EngineModel<'a> {
     /// # Errors
     /// [`CheckpointError::Unfit`] for a format that the dialect lacks, rules that give what an engine fuses several
     /// formats, names that the map lacks or gives twice, and where nothing would be quantized;
-    /// [`CheckpointError::Engine`] for a model's folder without a sound `config.json`, or one that is quantized.
+    /// [`CheckpointError::Engine`] for a model's folder without a valid `config.json`, or one that is quantized.
     pub fn plan(weights: &'a dyn PlainWeights, options: EngineOptions) -> Result<Self, CheckpointError> {
         let plan = Plan::of(weights, &options)?;
         let mut config = match &options.model_folder {
@@ -164,7 +164,7 @@ impl<'a> EngineModel<'a> {
         self.plan.bytes_to_read()
     }
 
-    /// Converts the model into the folder `target`, which is not there or empty (EN-4). `watch` is told of every piece.
+    /// Converts the model into the folder `target`, which is not there or empty (EN-4). `watch` gets every piece.
     ///
     /// Memory: 16 MiB of values at a time, three times as much read ahead, what is made of them, and a buffer for each
     /// file.

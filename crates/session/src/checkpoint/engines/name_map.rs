@@ -88,7 +88,7 @@ impl NameMap {
     ///
     /// # Errors
     /// [`CheckpointError::Unfit`] with the place, for a key that there is not, and for a rule that says neither or both
-    /// of `to` and `tied`, other `rows` than names, or more `*` behind than in front.
+    /// of `to` and `tied`, other `rows` than names, or more `*` after than in front.
     pub fn read(toml: &str) -> Result<Self, CheckpointError> {
         let unfit = |reason: String| CheckpointError::Unfit { reason: format!("the name map: {reason}") };
         let map: Self = toml::from_str(toml).map_err(|error| unfit(shown(error)))?;

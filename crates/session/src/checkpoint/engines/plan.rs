@@ -205,8 +205,8 @@ fn input_amax(
     amaxes: &BTreeMap<String, f32>,
     groups: &ScaleGroups,
 ) -> Result<f32, CheckpointError> {
-    let is_sound = |amax: &&f32| amax.is_finite() && **amax >= 0.0;
-    let Some(own) = amaxes.get(layer).filter(is_sound) else {
+    let is_valid = |amax: &&f32| amax.is_finite() && **amax >= 0.0;
+    let Some(own) = amaxes.get(layer).filter(is_valid) else {
         let found = amaxes.get(layer).map_or_else(|| "no".to_owned(), |amax| format!("{amax} for a"));
         let reason = format!(
             "there is {found} largest magnitude of the inputs of layer {}; measure it on calibration data, or give no \
@@ -217,7 +217,7 @@ fn input_amax(
     };
     let group = groups.of(layer);
     let fused = amaxes.iter().filter(|(other, _)| group.is_some() && groups.of(other) == group);
-    Ok(fused.map(|(_, amax)| amax).filter(is_sound).copied().fold(*own, f32::max))
+    Ok(fused.map(|(_, amax)| amax).filter(is_valid).copied().fold(*own, f32::max))
 }
 
 /// Elements that are converted at once, 16 MiB of f32, which the allocator takes again instead of asking the system.
@@ -230,7 +230,7 @@ pub(super) fn reads(layers: &[Layer]) -> u64 {
     if needs_amax && elements > MOST_ELEMENTS { 2 } else { 1 }
 }
 
-/// Every format that is asked for must be one that the dialect has.
+/// Every format that is requested must be one that the dialect has.
 fn check_formats(options: &EngineOptions) -> Result<(), CheckpointError> {
     let EngineOptions { dialect, format, rules, .. } = options;
     let mut named: Vec<Format> = rules.iter().filter_map(|(_, format)| *format).chain([*format]).collect();

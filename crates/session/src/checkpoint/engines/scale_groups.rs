@@ -57,7 +57,7 @@ impl ScaleGroups {
         groups
     }
 
-    /// Which part of its group a layer is: engines lay them one behind the other in this order.
+    /// Which part of its group a layer is: engines lay them one after the other in this order.
     fn place(&self, layer: &str) -> usize {
         let place = |parts: &Vec<String>| parts.iter().position(|part| prefix(layer, part).is_some());
         self.fused.iter().find_map(place).unwrap_or(0)

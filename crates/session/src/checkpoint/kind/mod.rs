@@ -98,7 +98,7 @@ impl NotWeights {
         found
     }
 
-    /// What the file is, if it holds `tensor`, which is no weight: a phrase behind "is".
+    /// What the file is, if it holds `tensor`, which is no weight: a phrase after "is".
     pub fn what(&self, tensor: &str) -> Option<&str> {
         self.tensors.get(tensor).map(|what| &**what)
     }

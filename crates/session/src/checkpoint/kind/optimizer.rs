@@ -1,7 +1,7 @@
 //! Averages that an optimizer keeps, of gradients and of their squares.
 //!
 //! Law: an average and that of the squares are floats of one module and of one shape, and the name of the second is
-//! that of the first with `_sq` behind. Short names that a model may have too (`m` and `v`) are taken for averages
+//! that of the first with `_sq` after. Short names that a model may have too (`m` and `v`) are taken for averages
 //! only where every tensor of the file that is no number is one of such a pair. Beside a `master` of the same shape,
 //! they are what this library's sessions save.
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use warpweft_base::whole_file::regular;
 
-/// Bytes that are read: an index names its `weight_map` behind a few of its own metadata.
+/// Bytes that are read: an index names its `weight_map` after a few of its own metadata.
 const START: u64 = 1 << 16;
 
 /// The index of a model in several files.
@@ -40,7 +40,7 @@ const STARTS: [(&[u8], &str); 6] = [
     ),
 ];
 
-/// What is at `path`, if that is a folder, or begins as files of another kind do: a phrase behind "is".
+/// What is at `path`, if that is a folder, or begins as files of another kind do: a phrase after "is".
 pub fn of_start(path: &Path) -> Option<&'static str> {
     if path.is_dir() {
         return Some(FOLDER);

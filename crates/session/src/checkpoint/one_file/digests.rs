@@ -27,7 +27,7 @@ const ADVICE: &str = "copy the file again, or load another checkpoint";
 /// Puts digests of `tensors` and of `about` into `about`.
 ///
 /// # Errors
-/// What a tensor that is made when it is asked for could not be made of.
+/// What a tensor that is made when it is requested could not be made of.
 pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut BTreeMap<String, String>) -> io::Result<()> {
     let mut digests = BTreeMap::new();
     for tensor in tensors {
@@ -100,7 +100,7 @@ impl Listed {
     }
 }
 
-/// Are tensors as they were saved? Before version 3 a tensor that is missing is told by whoever needs it.
+/// Are tensors as they were saved? Before version 3 a tensor that is missing is reported by whoever needs it.
 ///
 /// # Errors
 /// As [`compare_metadata`].

@@ -16,10 +16,10 @@ use safetensors::Dtype;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::safetensors::{Header, TensorEntry, TensorFileError, Unsound, writer};
+use super::safetensors::{Header, Invalid, TensorEntry, TensorFileError, writer};
 use super::{
-    Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileTask, FrozenDigest, StatePart,
-    UpdatedBy, WeightState, tensors,
+    Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileTask, FrozenDigest,
+    OptimizerIdentity, StatePart, WeightState, tensors,
 };
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::{WholeFile, regular};
@@ -36,12 +36,12 @@ use warpweft_format::{DelayedState, Format, Shape};
 /// says `zeros`. Weights that are frozen are not in the file: the metadata have `frozen_digests`, a JSON object of
 /// lists of digest, rows and columns ([`WeightState::frozen`]). Weights without moments are listed as `frozen`, like
 /// all weights of a rule of updates that keeps no state; those of which it keeps one list are listed as `one_state`.
-/// The metadata say `format: pt`, which readers of the Hugging Face hub's files ask for. They also hold
-/// [`Checkpoint::notes`], a JSON object of strings; as `updated_by` which optimizer the state is of
-/// ([`Checkpoint::updated_by`]): `adam`, a JSON object with the `name` of a `custom` one and the names of its `states`,
-/// or `own_rule` for one that is not named; and digests, each the first 64 bits of SHA-256, by which a file that
-/// changed on the disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes, and
-/// `metadata_digest`, of all metadata.
+/// The metadata say `format: pt`, which readers of the Hugging Face hub's files request. They also hold
+/// [`Checkpoint::notes`], a JSON object of strings; as `optimizer_identity` which optimizer the state is of
+/// ([`Checkpoint::optimizer_identity`]): `adam`, a JSON object with the `name` of a `custom` one and the names of its
+/// `states`, or `unnamed_custom` for one that is not named; and digests, each the first 64 bits of SHA-256, by which a
+/// file that changed on the disk or on the way is refused: `digests`, of every tensor's element type, shape and bytes,
+/// and `metadata_digest`, of all metadata.
 ///
 /// This is version 4 of the file. Version 3 had the masters of frozen weights. In version 2 digests are of the
 /// bytes of tensors alone, or there are none; version 1 had no carried buffers, and loads as a checkpoint without
@@ -158,9 +158,9 @@ impl FileStore {
         let whose = |word: &String| {
             let unknown =
                 || self.content(format!("its weights were updated by `{}`, which is not known", shown(word)));
-            UpdatedBy::of_text(word).ok_or_else(unknown)
+            OptimizerIdentity::of_text(word).ok_or_else(unknown)
         };
-        let updated_by = about.get("updated_by").map(whose).transpose()?;
+        let optimizer_identity = about.get("optimizer_identity").map(whose).transpose()?;
         let names: Vec<(String, String)> = self.listed(field("weights")?)?;
         self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
         let notes = self.listed_in(about, "notes")?;
@@ -217,7 +217,7 @@ impl FileStore {
             None => Carried::Zeros,
             Some(listed) => Carried::Buffers(self.buffers(&tensors, listed)?),
         };
-        Ok(Checkpoint { optimizer_step, updated_by, weights, carried, notes })
+        Ok(Checkpoint { optimizer_step, optimizer_identity, weights, carried, notes })
     }
 
     /// A frozen weight, whose values are elsewhere.
@@ -251,7 +251,7 @@ impl FileStore {
     }
 
     /// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list
-    /// could ask for any amount of memory.
+    /// could request any amount of memory.
     fn refuse_repeated<'name>(
         &self,
         kind: &str,
@@ -323,8 +323,8 @@ impl FileStore {
             ("weights".to_owned(), self.text(&names)?),
             ("carried".to_owned(), carried),
         ]);
-        if let Some(by) = &checkpoint.updated_by {
-            about.insert("updated_by".to_owned(), by.text().map_err(|error| self.content(error))?);
+        if let Some(by) = &checkpoint.optimizer_identity {
+            about.insert("optimizer_identity".to_owned(), by.text().map_err(|error| self.content(error))?);
         }
         if !checkpoint.notes.is_empty() {
             about.insert("notes".to_owned(), self.text(&checkpoint.notes)?);
@@ -374,7 +374,7 @@ impl CheckpointStore for FileStore {
         let file = WholeFile::begin(&self.path).map_err(failed)?;
         let file = writer::write(tensors, &about, file).map_err(|error| match error {
             TensorFileError::File(source) => failed(source),
-            TensorFileError::Unsound(error) => self.content(error),
+            TensorFileError::Invalid(error) => self.content(error),
         })?;
         file.commit().map_err(failed)
     }
@@ -386,9 +386,9 @@ impl CheckpointStore for FileStore {
     }
 }
 
-/// What to say of a file that is no sound safetensors file.
-fn unread(error: &Unsound) -> String {
-    if let Unsound::CutOff(_) = error {
+/// What to say of a file that is not a valid safetensors file.
+fn unread(error: &Invalid) -> String {
+    if let Invalid::CutOff(_) = error {
         let advice = "is it a copy that was interrupted? Copy it again, or load another checkpoint";
         return format!("{error}; {advice}");
     }

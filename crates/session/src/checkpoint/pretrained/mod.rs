@@ -1,6 +1,6 @@
 //! Weights from elsewhere: rows of tensors of safetensors files, as the masters that a session begins with.
 //!
-//! Law: what a rank asks for is read when it asks, and nothing else: in memory are the headers and one piece.
+//! Law: what a rank requests is read when it asks, and nothing else: in memory are the headers and one piece.
 //! A value is that of the file, to the last bit. Names, shapes and dtypes are judged before a session starts;
 //! what fails later is an error, and never a zero.
 
@@ -40,15 +40,15 @@ const MOST_NAMES: usize = 3;
 
 /// The tensors of one or several safetensors files, such as the shards of a model from the Hugging Face hub.
 ///
-/// Opening reads the headers. Rows are read when they are asked for, by any thread, and converted to f32,
+/// Opening reads the headers. Rows are read when they are requested, by any thread, and converted to f32,
 /// which is exact: F32, BF16 and F16 are read; tensors of other dtypes may be in the files. The files stay
 /// open. A clone reads the same files.
 ///
 /// Of a model's folder whose `config.json` says that layers are quantized as inference engines read them
 /// ([`Dialect`](super::engines::Dialect)), the weight `X.weight` of such a layer is one of its values, computed as the
-/// dialect's own package does when rows are asked for.
+/// dialect's own package does when rows are requested.
 ///
-/// Other codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are asked for,
+/// Other codes of a quantized weight, their scales, and what an optimizer keeps are refused when they are requested,
 /// with what the file is ([`CheckpointError::NotWeights`]), and so is every tensor of one rank's part of a checkpoint.
 ///
 /// A tensor of two dimensions is a row-major matrix `[rows, cols]`; one of a single dimension `[n]` is one
@@ -131,7 +131,7 @@ impl PretrainedFiles {
     ///
     /// # Errors
     /// [`CheckpointError::File`], [`CheckpointError::NotSafetensors`] for a file of another kind,
-    /// [`CheckpointError::Unsound`] for what is no sound safetensors file, and [`CheckpointError::Twice`] for a name
+    /// [`CheckpointError::Invalid`] for what is not a valid safetensors file, and [`CheckpointError::Twice`] for a name
     /// that two files have.
     pub fn open(paths: impl IntoIterator<Item = impl AsRef<Path>>) -> Result<Self, CheckpointError> {
         Self::open_listed(paths, None, |_, _| true)
@@ -148,7 +148,7 @@ impl PretrainedFiles {
         let mut stated = Stated::default();
         for path in paths {
             let path = path.as_ref();
-            let (header, file) = TensorFile::open(path).map_err(|error| unsound(path, error))?;
+            let (header, file) = TensorFile::open(path).map_err(|error| invalid(path, error))?;
             stated = stated.or(Stated::of(path, header.metadata().keys()));
             for entry in header.tensors() {
                 let name = &entry.name;
@@ -209,7 +209,7 @@ impl PretrainedFiles {
         if columns != shape.cols || end.is_none_or(|end| end > shape.rows) {
             let (shape, values) = (&found.shape, values.len());
             let reason = format!(
-                "has the shape {shape:?}, and {values} values were asked for from row {first_row} on, in {columns} columns"
+                "has the shape {shape:?}, and {values} values were requested from row {first_row} on, in {columns} columns"
             );
             return Err(CheckpointError::Rows { tensor: tensor.to_owned(), path: self.path(found), reason });
         }
@@ -347,7 +347,7 @@ impl PretrainedFiles {
 }
 
 impl Tensor {
-    /// Its rows and columns, in a matrix of one column if that is asked for and fits. No product overflows: the
+    /// Its rows and columns, in a matrix of one column if that is requested and fits. No product overflows: the
     /// header's check has taken the same ones.
     fn matrix(&self, one_column: bool) -> Shape {
         match self.shape.as_slice() {
@@ -392,7 +392,7 @@ impl Source {
 }
 
 /// Why a file is none of tensors: by how it begins, if that says it.
-fn unsound(path: &Path, error: TensorFileError) -> CheckpointError {
+fn invalid(path: &Path, error: TensorFileError) -> CheckpointError {
     let path = path.to_owned();
     match error {
         TensorFileError::File(source) if source.kind() != ErrorKind::InvalidInput => {
@@ -400,7 +400,7 @@ fn unsound(path: &Path, error: TensorFileError) -> CheckpointError {
         }
         error => match of_start(&path) {
             Some(what) => CheckpointError::NotSafetensors { path, what: what.to_owned() },
-            None => CheckpointError::Unsound { path, reason: error.to_string() },
+            None => CheckpointError::Invalid { path, reason: error.to_string() },
         },
     }
 }

@@ -82,7 +82,7 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why not.
     fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, CheckpointError>;
-    /// Makes a checkpoint of the parts, all of which are kept; asked of rank 0 alone. `parts` is what writing each of
+    /// Makes a checkpoint of the parts, all of which are kept; called on rank 0 alone. `parts` is what writing each of
     /// them gave, in rank order.
     ///
     /// # Errors

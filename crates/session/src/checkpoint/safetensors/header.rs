@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, HashSet};
 
 use safetensors::Dtype;
 
+use super::invalid::Invalid;
 use super::parse::{self, Parsed};
-use super::unsound::Unsound;
 use warpweft_base::errors::shown;
 
 /// Bytes of the header's length.
@@ -35,7 +35,7 @@ pub struct TensorEntry {
     pub shape: Vec<usize>,
     /// Its first byte, from the end of the header.
     pub begin: u64,
-    /// Behind its last byte.
+    /// After its last byte.
     pub end: u64,
 }
 
@@ -46,7 +46,7 @@ impl TensorEntry {
         self.end.saturating_sub(self.begin)
     }
 
-    /// The `number`-th of `count` equal parts of its bytes, which lie one behind the other; a part of a whole number
+    /// The `number`-th of `count` equal parts of its bytes, which lie one after the other; a part of a whole number
     /// of elements, in one dimension, under the tensor's name.
     #[must_use]
     pub fn part(&self, number: usize, count: usize) -> Self {
@@ -57,23 +57,23 @@ impl TensorEntry {
     }
 
     /// Has it the bytes of its dtype and shape?
-    pub(super) fn check_size(&self) -> Result<(), Unsound> {
+    pub(super) fn check_size(&self) -> Result<(), Invalid> {
         let Self { name, dtype, shape, begin, end } = self;
-        let unsound = |what: String| Err(Unsound::Header(format!("tensor `{}`: {what}", shown(name))));
+        let invalid = |what: String| Err(Invalid::Header(format!("tensor `{}`: {what}", shown(name))));
         match (size(*dtype, shape), end.checked_sub(*begin)) {
             (Some(expected), Some(actual)) if actual == expected => Ok(()),
             (None, _) => {
-                unsound(format!("{dtype} of shape {shape:?} has no size in whole bytes, or one too large"))
+                invalid(format!("{dtype} of shape {shape:?} has no size in whole bytes, or one too large"))
             }
-            (_, None) => unsound(format!("its bytes end at {end}, before they begin at {begin}")),
-            (Some(expected), Some(actual)) => unsound(format!(
+            (_, None) => invalid(format!("its bytes end at {end}, before they begin at {begin}")),
+            (Some(expected), Some(actual)) => invalid(format!(
                 "{dtype} of shape {shape:?} takes {expected} bytes, but the header gives it {actual}, from {begin} on"
             )),
         }
     }
 }
 
-/// A sound header (SF-1).
+/// A valid header (SF-1).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     tensors: Vec<TensorEntry>,
@@ -82,27 +82,27 @@ pub struct Header {
 
 impl Header {
     /// Bytes of the header that begins with `length`, in a file of `bytes`.
-    pub(super) fn length(length: [u8; LENGTH_BYTES as usize], bytes: u64) -> Result<u64, Unsound> {
+    pub(super) fn length(length: [u8; LENGTH_BYTES as usize], bytes: u64) -> Result<u64, Invalid> {
         let available = bytes.saturating_sub(LENGTH_BYTES);
         let bytes = u64::from_le_bytes(length);
         if bytes > LONGEST_HEADER {
-            return Err(Unsound::HeaderTooLarge { bytes, limit: LONGEST_HEADER });
+            return Err(Invalid::HeaderTooLarge { bytes, limit: LONGEST_HEADER });
         }
         let cut_off = || {
             format!(
                 "byte 0: the header has {bytes} bytes, but only {available} follow; the file is cut off or not safetensors"
             )
         };
-        if bytes > available { Err(Unsound::CutOff(cut_off())) } else { Ok(bytes) }
+        if bytes > available { Err(Invalid::CutOff(cut_off())) } else { Ok(bytes) }
     }
 
-    /// The header of a file that is in memory, and the data behind it.
+    /// The header of a file that is in memory, and the data after it.
     ///
     /// # Errors
-    /// [`Unsound`] with the tensor and the place.
-    pub fn split(file: &[u8]) -> Result<(Self, &[u8]), Unsound> {
+    /// [`Invalid`] with the tensor and the place.
+    pub fn split(file: &[u8]) -> Result<(Self, &[u8]), Invalid> {
         let bytes = file.len() as u64;
-        let (length, rest) = file.split_first_chunk().ok_or_else(|| Unsound::no_length(bytes))?;
+        let (length, rest) = file.split_first_chunk().ok_or_else(|| Invalid::no_length(bytes))?;
         let (json, data) = rest.split_at(Self::length(*length, bytes)? as usize);
         Ok((Self::parse(json, data.len() as u64)?, data))
     }
@@ -112,12 +112,12 @@ impl Header {
     /// Memory is at most twelve times the bytes of `json`, whatever it says.
     ///
     /// # Errors
-    /// [`Unsound`] with the tensor and the place.
-    pub fn parse(json: &[u8], data_bytes: u64) -> Result<Self, Unsound> {
+    /// [`Invalid`] with the tensor and the place.
+    pub fn parse(json: &[u8], data_bytes: u64) -> Result<Self, Invalid> {
         let Parsed { mut tensors, metadata } = parse::parse(json)?;
         let mut names = HashSet::new();
         if let Some(twice) = tensors.iter().find(|entry| !names.insert(entry.name.as_str())) {
-            return Err(Unsound::DuplicateTensor { tensor: twice.name.clone() });
+            return Err(Invalid::DuplicateTensor { tensor: twice.name.clone() });
         }
         drop(names);
         tensors.iter().try_for_each(TensorEntry::check_size)?;
@@ -147,7 +147,7 @@ pub(super) fn size(dtype: Dtype, shape: &[usize]) -> Option<u64> {
 }
 
 /// Checks that sorted tensors follow each other from 0 to `data_bytes`.
-fn check_tiling(tensors: &[TensorEntry], data_bytes: u64) -> Result<(), Unsound> {
+fn check_tiling(tensors: &[TensorEntry], data_bytes: u64) -> Result<(), Invalid> {
     let mut last: Option<&TensorEntry> = None;
     for entry in tensors {
         let TensorEntry { name, begin, end, .. } = entry;
@@ -155,16 +155,16 @@ fn check_tiling(tensors: &[TensorEntry], data_bytes: u64) -> Result<(), Unsound>
         if *begin > reached {
             let hole =
                 format!("the bytes {reached}..{begin} in front of tensor `{name}` belong to no tensor");
-            return Err(Unsound::Header(hole));
+            return Err(Invalid::Header(hole));
         }
         if let Some(other) = last.filter(|_| *begin < reached) {
             let other = shown(&other.name);
             let overlap =
                 format!("tensor `{name}` begins at byte {begin}, but `{other}` reaches to {reached}");
-            return Err(Unsound::Header(overlap));
+            return Err(Invalid::Header(overlap));
         }
         if *end > data_bytes {
-            return Err(Unsound::CutOff(format!(
+            return Err(Invalid::CutOff(format!(
                 "tensor `{name}` reaches to byte {end}, but only {data_bytes} follow the header; the file is cut off"
             )));
         }
@@ -173,7 +173,7 @@ fn check_tiling(tensors: &[TensorEntry], data_bytes: u64) -> Result<(), Unsound>
     let end = last.map_or(0, |last| last.end);
     if end < data_bytes {
         let more = data_bytes - end;
-        return Err(Unsound::Header(format!(
+        return Err(Invalid::Header(format!(
             "the last tensor ends at byte {end}, but {more} more follow; the header does not belong to this file"
         )));
     }
@@ -184,7 +184,7 @@ fn check_tiling(tensors: &[TensorEntry], data_bytes: u64) -> Result<(), Unsound>
 mod tests {
     use super::*;
 
-    fn parse(json: &str, data_bytes: u64) -> Result<Header, Unsound> {
+    fn parse(json: &str, data_bytes: u64) -> Result<Header, Invalid> {
         Header::parse(json.as_bytes(), data_bytes)
     }
 

@@ -11,7 +11,7 @@ use safetensors::tensor::TensorInfo;
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
 use super::header::{LENGTH_BYTES, LONGEST_HEADER, METADATA, size};
-use super::unsound::{TensorFileError, Unsound};
+use super::invalid::{Invalid, TensorFileError};
 
 /// A tensor of a file that is to be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +53,11 @@ impl Outline {
     /// Fixes the place of every tensor in a file that says `metadata` of itself.
     ///
     /// # Errors
-    /// [`Unsound::DuplicateTensor`] for a name that two tensors have or none can have; [`Unsound::HeaderTooLarge`].
+    /// [`Invalid::DuplicateTensor`] for a name that two tensors have or none can have; [`Invalid::HeaderTooLarge`].
     pub fn lay_out(&self, metadata: &BTreeMap<String, String>) -> Result<Layout, TensorFileError> {
         let mut names = HashSet::from([METADATA]);
         if let Some(twice) = self.tensors.iter().find(|tensor| !names.insert(&tensor.name)) {
-            return Err(Unsound::DuplicateTensor { tensor: twice.name.clone() }.into());
+            return Err(Invalid::DuplicateTensor { tensor: twice.name.clone() }.into());
         }
         let mut order: Vec<TensorId> = (0..self.tensors.len()).map(TensorId).collect();
         order.sort_by(|left, right| {
@@ -96,7 +96,7 @@ impl Described<'_> {
         head.resize(head.len().next_multiple_of(8), b' ');
         let bytes = head.len() as u64 - LENGTH_BYTES;
         if bytes > LONGEST_HEADER {
-            return Err(Unsound::HeaderTooLarge { bytes, limit: LONGEST_HEADER }.into());
+            return Err(Invalid::HeaderTooLarge { bytes, limit: LONGEST_HEADER }.into());
         }
         head[..LENGTH_BYTES as usize].copy_from_slice(&bytes.to_le_bytes());
         Ok(head)

@@ -8,22 +8,22 @@
 //! | file | idea |
 //! |---|---|
 //! | `parse` | the JSON of a header, as it stands |
-//! | `header` | a header that is sound: what is where |
-//! | `unsound` | why one is not |
+//! | `header` | a header that is valid: what is where |
+//! | `invalid` | why one is not |
 //! | `reader` | a file that is open |
 //! | `layout` | where the tensors of a file that is to be written will lie |
 //! | `tensor`, `writer` | what is written, and how |
 
 pub(super) mod header;
+mod invalid;
 mod layout;
 mod parse;
 mod reader;
 pub(super) mod tensor;
-mod unsound;
 pub(super) mod writer;
 
 pub use header::{Header, TensorEntry};
+pub use invalid::{Invalid, TensorFileError};
 pub use layout::{Layout, Outline, TensorId};
 pub use reader::TensorFile;
-pub use unsound::{TensorFileError, Unsound};
 pub use writer::Writer;

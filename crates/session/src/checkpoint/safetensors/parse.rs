@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::header::{LENGTH_BYTES, METADATA, TensorEntry};
-use super::unsound::Unsound;
+use super::invalid::Invalid;
 use crate::checkpoint::kind::MOST_DIMENSIONS;
 use warpweft_base::errors::shown;
 
@@ -22,7 +22,7 @@ pub(super) struct Parsed {
 }
 
 /// Reads the text of a header.
-pub(super) fn parse(json: &[u8]) -> Result<Parsed, Unsound> {
+pub(super) fn parse(json: &[u8]) -> Result<Parsed, Invalid> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let mut tensor = None;
     let parsed = Header { tensor: &mut tensor }.deserialize(&mut deserializer);
@@ -33,7 +33,7 @@ pub(super) fn parse(json: &[u8]) -> Result<Parsed, Unsound> {
         let message = message.rsplit_once(" at line ").map_or(message.as_str(), |(message, _)| message);
         let offset = LENGTH_BYTES + position(json, error.line(), error.column());
         let tensor = tensor.map(|name| format!("tensor `{}`: ", shown(name))).unwrap_or_default();
-        Unsound::Header(format!("byte {offset}: {tensor}{}", shown(message)))
+        Invalid::Header(format!("byte {offset}: {tensor}{}", shown(message)))
     })
 }
 

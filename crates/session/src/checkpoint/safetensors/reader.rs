@@ -5,10 +5,10 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use super::header::{Header, LENGTH_BYTES, TensorEntry};
-use super::unsound::{TensorFileError, Unsound};
+use super::invalid::{Invalid, TensorFileError};
 use warpweft_base::whole_file::regular;
 
-/// A file whose header is sound.
+/// A file whose header is valid.
 #[derive(Debug)]
 pub struct TensorFile {
     file: File,
@@ -35,7 +35,7 @@ impl TensorFile {
         let mut file = regular::open(path)?;
         let bytes = file.metadata()?.len();
         if bytes < LENGTH_BYTES {
-            return Err(Unsound::no_length(bytes).into());
+            return Err(Invalid::no_length(bytes).into());
         }
         let mut length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut length)?;

@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
 use super::header::TensorEntry;
+use super::invalid::TensorFileError;
 use super::layout::{Layout, Outline, TensorId};
 use super::tensor::Tensor;
-use super::unsound::TensorFileError;
 
 /// A file on its way.
 #[derive(Debug)]

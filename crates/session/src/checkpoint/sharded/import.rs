@@ -1,4 +1,4 @@
-//! A checkpoint in parts on its way into ranks.
+//! Imports a sharded checkpoint into ranks.
 //!
 //! Law: a rank gets the rows it owns, judged, whatever number of ranks wrote them. What the checkpoint claims was
 //! judged before.
@@ -13,8 +13,8 @@ use crate::checkpoint::fits_session::{CarriedClaim, Claims, WeightClaim};
 use crate::checkpoint::gather_and_scatter::{Taken, delayed_here};
 use crate::checkpoint::identity;
 use crate::checkpoint::ranks::{Alive, MasterRows, PartReader, RankPart, WeightShard};
-use crate::checkpoint::sound_values;
-use crate::checkpoint::{CheckpointError, StatePart, UpdatedBy};
+use crate::checkpoint::state_validation;
+use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart};
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
 use warpweft_plan::layout::{WeightLayout, Weights};
@@ -42,7 +42,7 @@ impl Import {
         files: &PartFiles,
         programs: Vec<Arc<StepPlan>>,
         ranks: usize,
-        updated_by: &UpdatedBy,
+        optimizer_identity: &OptimizerIdentity,
         taken: Option<Taken>,
     ) -> Result<Self, CheckpointError> {
         let opened = Opened::open(&files.folder)?;
@@ -50,7 +50,7 @@ impl Import {
         let values = opened.weights_of(files.state.as_deref())?;
         let import = Self { opened, programs, restarts, zeros: files.zeros, values, taken };
         let fits = match &import.taken {
-            None => import.claims().check(&import.programs, updated_by, ranks),
+            None => import.claims().check(&import.programs, optimizer_identity, ranks),
             Some(taken) => import.claims().check_taken(&import.programs, taken),
         };
         fits.map_err(unfit)?;
@@ -83,7 +83,7 @@ impl Import {
         });
         Claims {
             optimizer_step: self.optimizer_step(),
-            updated_by: index.updated_by.as_ref().filter(|_| !self.restarts),
+            optimizer_identity: index.optimizer_identity.as_ref().filter(|_| !self.restarts),
             weights: weights.collect(),
             carried: (!self.zeros).then(|| carried.collect()),
         }
@@ -112,14 +112,14 @@ impl Import {
         let read = |part| self.opened.rows(saved, part, wanted, alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(self.values)?;
-        sound_values::check_master(rows, &master, layout.format, via).map_err(unfit)?;
+        state_validation::check_master(rows, &master, layout.format, via).map_err(unfit)?;
         let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
         let states = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
             true => Ok(vec![0.0; master.len()]),
             false => read(part),
         });
         let states = states.collect::<Result<Vec<_>, _>>()?;
-        sound_values::check_states(rows, &states, weights.state).map_err(unfit)?;
+        state_validation::check_states(rows, &states, weights.state).map_err(unfit)?;
         let delayed = self.delayed(weights, layout, saved, alive)?;
         Ok(WeightShard { master, states, delayed, ..WeightShard::default() })
     }
@@ -138,7 +138,7 @@ impl Import {
         let Some(state) = self.opened.delayed(saved, alive)? else {
             return Ok(None);
         };
-        sound_values::check_delayed(&layout.name, &state).map_err(unfit)?;
+        state_validation::check_delayed(&layout.name, &state).map_err(unfit)?;
         Ok(Some(delayed_here(&state, saved.format, layout, weights)))
     }
 }

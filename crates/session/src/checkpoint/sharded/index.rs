@@ -1,9 +1,9 @@
-//! The file that makes a checkpoint of the parts in a folder.
+//! The index file of a sharded checkpoint.
 //!
 //! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
 //! without opening the parts that it does not need: those with its rows, and, for delayed scaling, that of rank 0.
 //! (Whoever completes a save opens all of them.) What was read is what was written, by the digest at its end (CK-4).
-//! It is sound: every name is there once, and the parts of a weight are all of its rows, each once.
+//! It is valid: every name is there once, and the parts of a weight are all of its rows, each once.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Display;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::block_digests;
 use super::read_part::Origin;
-use crate::checkpoint::UpdatedBy;
+use crate::checkpoint::OptimizerIdentity;
 use crate::checkpoint::ranks::SaveId;
 use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest};
 use warpweft_base::digest::Digest;
@@ -32,7 +32,7 @@ pub(super) const NAME: &str = "checkpoint.json";
 pub(super) const EMPTY: &str = "it is empty, as a save leaves it that was killed at its end, and so no checkpoint; \
                                 remove this file to save there, or name another folder";
 
-/// More than an index takes: 300 bytes for each of 600,000 weights, and what a trainer notes beside them.
+/// More than an index takes: 300 bytes for each of 600,000 weights, and what a user notes beside them.
 pub(super) const MOST_BYTES: u64 = 1 << 28;
 
 /// What is said of a larger one.
@@ -55,7 +55,7 @@ pub(super) struct Index {
     pub(super) optimizer_step: u32,
     /// What updated the weights; not said by every index of version 2, nor by those before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) updated_by: Option<UpdatedBy>,
+    pub(super) optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved, one part each.
     pub(super) ranks: u32,
     pub(super) weights: Vec<IndexedWeight>,
@@ -76,7 +76,7 @@ pub(super) struct IndexedWeight {
     pub(super) cols: usize,
     pub(super) parts: u32,
     pub(super) rows_per_part: usize,
-    /// Lists of state beside the master: two moments, none of a frozen weight, or what a rule of its own kept.
+    /// Lists of state beside the master: two moments, none of a frozen weight, or what a custom optimizer kept.
     #[serde(rename = "moments", with = "lists")]
     pub(super) lists: u8,
     /// Has it a delayed scale and an amax history? They are in the part of rank 0.
@@ -111,7 +111,7 @@ impl Index {
         folder.join(NAME)
     }
 
-    /// Is its name taken? A link that leads nowhere, and what is no sound index, is in the way as well.
+    /// Is its name taken? A link that leads nowhere, and what is no valid index, is in the way as well.
     pub(super) fn is_there(folder: &Path) -> bool {
         std::fs::symlink_metadata(Self::path(folder)).is_ok()
     }
@@ -119,7 +119,7 @@ impl Index {
     /// Reads it, with a number that says which it is.
     ///
     /// # Errors
-    /// [`CheckpointError`] when it is not there or not sound.
+    /// [`CheckpointError`] when it is not there or not valid.
     pub(super) fn read(folder: &Path) -> Result<(Self, u64), CheckpointError> {
         let path = Self::path(folder);
         let bytes = regular::read(&path, MOST_BYTES).map_err(|source| match source.kind() {
@@ -149,7 +149,7 @@ impl Index {
         let wrong = |error: serde_json::Error| {
             let what = shown(error);
             damaged(format!(
-                "it is no index of a checkpoint in parts ({what}); load one that `Session::save_parts` wrote"
+                "it is no index of a sharded checkpoint ({what}); load one that `Session::save_parts` wrote"
             ))
         };
         let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;

@@ -1,4 +1,4 @@
-//! Checkpoints in parts: a folder in which every rank has a file of its own.
+//! Sharded checkpoints: a folder in which every rank has a file of its own.
 //!
 //! Laws:
 //! - **CK-1** A folder is a checkpoint only with its index, which is written last, once every part is on the disk. No
@@ -43,7 +43,7 @@ mod write_part;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{CheckpointError, UpdatedBy};
+use super::{CheckpointError, OptimizerIdentity};
 use index::Index;
 
 pub(crate) use import::{Import, Refused};
@@ -121,17 +121,17 @@ pub struct PartFiles {
     state: Option<String>,
 }
 
-/// What a checkpoint in parts says of itself.
+/// What a sharded checkpoint says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavedParts {
     /// Optimizer steps taken.
     pub optimizer_step: u32,
-    /// What updated the weights, as in [`Checkpoint::updated_by`](super::Checkpoint::updated_by).
-    pub updated_by: Option<UpdatedBy>,
+    /// What updated the weights, as in [`Checkpoint::optimizer_identity`](super::Checkpoint::optimizer_identity).
+    pub optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved it.
     pub ranks: u32,
-    /// What the trainer kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
+    /// What the user kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
     pub notes: BTreeMap<String, String>,
 }
 
@@ -190,7 +190,7 @@ impl PartFiles {
 
 impl SavedParts {
     fn of(index: Index) -> Self {
-        let Index { optimizer_step, updated_by, ranks, notes, .. } = index;
-        Self { optimizer_step, updated_by, ranks, notes }
+        let Index { optimizer_step, optimizer_identity, ranks, notes, .. } = index;
+        Self { optimizer_step, optimizer_identity, ranks, notes }
     }
 }

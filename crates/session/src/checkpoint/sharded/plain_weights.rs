@@ -1,6 +1,6 @@
 //! The masters of a sharded checkpoint as plain weights, read in pieces.
 //!
-//! Law: of a weight the rows that are asked for are in memory, from whichever parts have them.
+//! Law: of a weight the rows that are requested are in memory, from whichever parts have them.
 
 use half::bf16;
 use safetensors::Dtype;
@@ -56,7 +56,7 @@ fn no_frozen(frozen: &[String]) -> CheckpointError {
 
 /// What is said of rows that a weight does not have.
 fn too_few(weight: &str) -> CheckpointError {
-    let reason = format!("weight `{}` has fewer rows in the checkpoint than were asked for", shown(weight));
+    let reason = format!("weight `{}` has fewer rows in the checkpoint than were requested", shown(weight));
     CheckpointError::Unfit { reason }
 }
 
@@ -71,7 +71,7 @@ impl Masters {
             CheckpointError::Unfit { reason }
         };
         let indexed = self.indexed(weight).ok_or_else(unknown)?;
-        // A weight of one column was asked for as one row.
+        // A weight of one column was requested as one row.
         let wanted = ShardRows { begin, rows: if indexed.cols == 1 { indexed.rows } else { rows } };
         let values = self.opened.rows(indexed, StatePart::Master, wanted, &|| Ok(()));
         values.map_err(CheckpointError::in_parts)

@@ -1,4 +1,4 @@
-//! The weights of a checkpoint in parts alone, in a file for other tools.
+//! The weights of a sharded checkpoint alone, in a file for other tools.
 //!
 //! Law: one weight is in memory at a time, so a model that fits into no process is published all the same.
 

@@ -1,7 +1,7 @@
-//! A checkpoint in parts, put together.
+//! A sharded checkpoint merged into a whole one.
 //!
 //! Law: every part is read, and what comes out is what an export would have given, but for the planes. No more memory
-//! is asked for than the parts have bytes, whatever the index says.
+//! is requested than the parts have bytes, whatever the index says.
 
 use super::PartFiles;
 use super::rows_of_parts::Opened;
@@ -62,8 +62,8 @@ impl PartFiles {
             }
         };
         let (optimizer_step, notes) = (index.optimizer_step, index.notes.clone());
-        let updated_by = index.updated_by.clone();
-        let checkpoint = Checkpoint { optimizer_step, updated_by, weights, carried, notes };
+        let optimizer_identity = index.optimizer_identity.clone();
+        let checkpoint = Checkpoint { optimizer_step, optimizer_identity, weights, carried, notes };
         Ok(match (&self.state, self.restarts) {
             (Some(state), _) => checkpoint.weights_of_state(state)?,
             (None, true) => checkpoint.restart_optimizer(),

@@ -1,6 +1,6 @@
-//! One file of a checkpoint in parts.
+//! One file of a sharded checkpoint.
 //!
-//! Law: a part that was opened is the one that was asked for, of this save, this optimizer step and this rank, with all
+//! Law: a part that was opened is the one that was requested, of this save, this optimizer step and this rank, with all
 //! of its bytes and the header that was saved. A tensor of it is read only if it has the type and shape that the index
 //! says; so nothing is read twice or beyond its end. What was read is what was saved: blocks are compared with their
 //! digests before anybody sees them (CK-4). Its file is open only while something of it is read, so a checkpoint may

@@ -1,7 +1,7 @@
-//! A checkpoint in parts that is read.
+//! A sharded checkpoint that is read.
 //!
-//! Law: a part is opened when something of it is asked for, and read where that is; so what is in memory is what
-//! was asked for, the index, and the headers of the parts that it came from. Memory is taken once the parts were seen
+//! Law: a part is opened when something of it is requested, and read where that is; so what is in memory is what
+//! was requested, the index, and the headers of the parts that it came from. Memory is taken once the parts were seen
 //! to hold as much, each tensor once; so it is bounded by their length, whatever the index says. No file stays open.
 
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use safetensors::tensor::Dtype;
 use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::read_part::Part;
 use crate::checkpoint::ranks::Alive;
-use crate::checkpoint::{CheckpointError, StatePart, UpdatedBy, tensors};
+use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart, tensors};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
@@ -64,7 +64,7 @@ impl Opened {
     /// [`CheckpointError::Unfit`] for a state that it does not name, or that a weight does not have.
     pub(super) fn weights_of(&self, state: Option<&str>) -> Result<StatePart, CheckpointError> {
         let Some(name) = state else { return Ok(StatePart::Master) };
-        let list = UpdatedBy::state(self.index.updated_by.as_ref(), name)?;
+        let list = OptimizerIdentity::state(self.index.optimizer_identity.as_ref(), name)?;
         let has =
             |weight: &&IndexedWeight| weight.frozen.is_some() || list.index() < usize::from(weight.lists);
         match self.index.weights.iter().find(|weight| !has(weight)) {
@@ -182,7 +182,7 @@ mod tests {
             warpweft_parts: index::VERSION,
             save: SaveId::of(&[1]),
             optimizer_step: 0,
-            updated_by: None,
+            optimizer_identity: None,
             ranks: RANKS,
             weights: vec![weight],
             carried: Vec::new(),

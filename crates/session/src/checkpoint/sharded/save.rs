@@ -1,4 +1,4 @@
-//! Parts on their way into a folder.
+//! Saves the parts of a sharded checkpoint.
 //!
 //! Law: every rank writes its own file, from its memory, one list of values at a time. The index comes last, when
 //! every part was seen in the folder by the process that writes it; so a folder that hosts do not share is found out.
@@ -22,7 +22,7 @@ use super::{PIECE, block_digests, write_part};
 use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
-use crate::checkpoint::{CheckpointError, FileTask, StatePart, UpdatedBy, tensors};
+use crate::checkpoint::{CheckpointError, FileTask, OptimizerIdentity, StatePart, tensors};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
@@ -38,7 +38,7 @@ pub(crate) struct Save {
     folder: PathBuf,
     notes: BTreeMap<String, String>,
     programs: Vec<Arc<StepPlan>>,
-    updated_by: UpdatedBy,
+    optimizer_identity: OptimizerIdentity,
     unfinished: Mutex<SaveFiles>,
 }
 
@@ -56,9 +56,9 @@ impl Save {
         folder: PathBuf,
         notes: BTreeMap<String, String>,
         programs: Vec<Arc<StepPlan>>,
-        updated_by: UpdatedBy,
+        optimizer_identity: OptimizerIdentity,
     ) -> Self {
-        Self { folder, notes, programs, updated_by, unfinished: Mutex::default() }
+        Self { folder, notes, programs, optimizer_identity, unfinished: Mutex::default() }
     }
 
     /// Begins the index, which is none before it has its name.
@@ -170,7 +170,7 @@ impl Save {
             warpweft_parts: origin.version,
             save: origin.save,
             optimizer_step: origin.optimizer_step,
-            updated_by: Some(self.updated_by.clone()),
+            optimizer_identity: Some(self.optimizer_identity.clone()),
             ranks: origin.ranks,
             weights: indexed.collect(),
             carried: buffers
@@ -214,7 +214,7 @@ impl PartWriter for Save {
         let about = origin.about(rank);
         let digest = write_part::write(&tensors, about, &mut steady).map_err(|error| match error {
             TensorFileError::File(source) => failed(&path, source),
-            TensorFileError::Unsound(error) => {
+            TensorFileError::Invalid(error) => {
                 CheckpointError::other(format!("{} cannot be written: {error}", shown_path(&path)))
             }
         })?;
@@ -235,7 +235,7 @@ impl PartWriter for Save {
         put().map_err(|source| {
             let is_taken = source.kind() == io::ErrorKind::AlreadyExists;
             let reason = if is_taken { taken(&path) } else { failed(&path, source) };
-            // Also one that is taken, by this save itself: a file system may do a thing twice that it did not hear of.
+            // Also one that is taken, by this save itself: a file system may do a thing twice that it did not notice.
             taken_back(&path, &text, reason)
         })
     }

@@ -2,7 +2,7 @@
 //!
 //! Law: every byte that goes out is in a digest of its block, taken of what was handed to the file and not of what is
 //! read back. The header comes first in a safetensors file and its digests are known last: it is written with zeros in
-//! their place, and once more at the end. So no list of values is held, or asked for, twice.
+//! their place, and once more at the end. So no list of values is held, or requested, twice.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};

@@ -1,6 +1,6 @@
 //! A file to weights and calls.
 //!
-//! Law: items are declared in the order of the file. Whatever is refused is told with the key of the item,
+//! Law: items are declared in the order of the file. Whatever is refused is reported with the key of the item,
 //! and nothing is kept. Gradients of frozen weights are left out, and nothing else.
 
 use std::collections::{BTreeMap, HashMap};
@@ -162,7 +162,7 @@ impl CallList {
         builder.add().map(drop).map_err(self.at(format!("call.{item}")))
     }
 
-    /// What the declaration refused, with the key that asked for it.
+    /// What the declaration refused, with the key that requested it.
     fn at(&self, key: String) -> impl Fn(DeclareError) -> ConfigError {
         let origin = self.document.origin_near(&key);
         move |source| ConfigError::Declaration {

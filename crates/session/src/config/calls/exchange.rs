@@ -1,6 +1,6 @@
 //! A call that is an exchange.
 //!
-//! Law: it reads one buffer, writes another and asks for nothing else: no closure runs for it, and what it takes
+//! Law: it reads one buffer, writes another and requests nothing else: no closure runs for it, and what it takes
 //! follows from its bytes and the cluster.
 
 use super::CallList;

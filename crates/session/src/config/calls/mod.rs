@@ -3,7 +3,7 @@
 //! Law: this is [`Model`](warpweft_plan::model::Model) and
 //! [`StepProgram`](warpweft_plan::model::StepProgram) written down,
 //! nothing more: what could be declared by hand can be listed, and nothing is added. What the declaration
-//! refuses is told with the key of the item that asked for it.
+//! refuses is reported with the key of the item that requested it.
 //!
 //! One thing is left out instead of refused: the gradient that a call lists of a weight that is frozen, by
 //! the file or by a rule of the configuration. A list describes a model for planning, and one list does for

@@ -1,4 +1,4 @@
-//! What a list of calls declares, and what it is told when it cannot.
+//! What a list of calls declares, and the error where it cannot.
 
 use super::*;
 use warpweft_format::{ElementType, Orientation};
@@ -6,7 +6,7 @@ use warpweft_plan::model::{CostHint, Exchange, ExchangeKind, Group, Math};
 
 const EXAMPLE: &str = include_str!("../../../../../examples/simulate/calls.toml");
 
-const SOUND: &str = "name = 'two'\nmath = 'bf16'\n\
+const VALID: &str = "name = 'two'\nmath = 'bf16'\n\
     [[weight]]\nname = 'w.#'\nnumbers = [0, 1]\nrows = 8\ncols = 4\n\
     [[buffer]]\nname = 'x'\nelements = 3\nrole = 'input'\n\
     [[call]]\nname = 'up.#'\nnumbers = [0, 1]\nphase = 'forward'\nuses = [{ weight = 'w.#' }]\nreads = ['x']\nflops = 7\n\
@@ -27,7 +27,7 @@ fn refusal(text: &str) -> String {
 
 #[test]
 fn calls_are_declared_in_the_order_of_the_file_and_of_their_numbers() {
-    let list = CallList::from_toml(SOUND, "m.toml").unwrap();
+    let list = CallList::from_toml(VALID, "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
     let names: Vec<&str> = program.calls().iter().map(|call| call.name.as_str()).collect();
     assert_eq!(names, ["up.0", "up.1", "down.1", "down.0"]);
@@ -41,32 +41,32 @@ fn calls_are_declared_in_the_order_of_the_file_and_of_their_numbers() {
 #[test]
 fn a_call_may_cost_several_parts_each_in_numbers_of_its_own() {
     let parts = "flops = 7\nkernels = 2\nparts = [{ bytes = 5, kernels = 1 }, { flops = 3, math = 'fp8' }]\n";
-    let list = CallList::from_toml(&SOUND.replace("flops = 7\n", parts), "m.toml").unwrap();
+    let list = CallList::from_toml(&VALID.replace("flops = 7\n", parts), "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
     let part = |flops, bytes, math, kernels| CostHint { flops, bytes, math, kernels };
     let expected = [part(7, 0, Math::Bf16, 2), part(0, 5, Math::Bf16, 1), part(3, 0, Math::Fp8, 0)];
     assert_eq!(program.calls()[0].cost, expected);
-    let misspelt = SOUND.replace("flops = 7", "parts = [{ flop = 7 }]");
+    let misspelt = VALID.replace("flops = 7", "parts = [{ flop = 7 }]");
     assert!(refusal(&misspelt).contains("did you mean `call.0.parts.0.flops`?"), "{}", refusal(&misspelt));
 }
 
 #[test]
 fn a_call_of_a_list_is_dynamic_if_it_says_so() {
-    let text = SOUND.replace("flops = 7\n", "flops = 7\ndynamic = true\n");
+    let text = VALID.replace("flops = 7\n", "flops = 7\ndynamic = true\n");
     let list = CallList::from_toml(&text, "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
     let dynamic: Vec<bool> = program.calls().iter().map(|call| call.dynamic).collect();
     assert_eq!(dynamic, [true, true, false, false]);
-    assert!(refusal(&SOUND.replace("flops = 7", "dynamic = 1")).contains("`true` or `false`"));
+    assert!(refusal(&VALID.replace("flops = 7", "dynamic = 1")).contains("`true` or `false`"));
 }
 
-/// Between the calls of [`SOUND`], whose second one reads what ranks give each other.
+/// Between the calls of [`VALID`], whose second one reads what ranks give each other.
 const EXCHANGING: &str = "[[buffer]]\nname = 'all'\nelements = 6\nrole = 'output'\n\
     [[call]]\nname = 'share'\nphase = 'forward'\nexchange = 'all_gather'\namong = 'shard'\nreads = ['x']\nwrites = ['all']\n";
 
 #[test]
 fn a_call_of_a_list_may_be_an_exchange() {
-    let list = CallList::from_toml(&format!("{SOUND}{EXCHANGING}"), "m.toml").unwrap();
+    let list = CallList::from_toml(&format!("{VALID}{EXCHANGING}"), "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
     let last = program.calls().last().unwrap();
     let buffer = |name: &str| program.buffer(name).unwrap();
@@ -74,7 +74,7 @@ fn a_call_of_a_list_may_be_an_exchange() {
     assert_eq!((last.name.as_str(), last.exchange), ("share", Some(expected)));
     assert!(program.calls()[..4].iter().all(|call| call.exchange.is_none()));
     let world = EXCHANGING.replace("among = 'shard'\n", "");
-    let list = CallList::from_toml(&format!("{SOUND}{world}"), "m.toml").unwrap();
+    let list = CallList::from_toml(&format!("{VALID}{world}"), "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
     assert_eq!(program.calls().last().unwrap().exchange.unwrap().group, Group::World);
     for (from, to, complaint) in [
@@ -93,7 +93,7 @@ fn a_call_of_a_list_may_be_an_exchange() {
     ] {
         let text = EXCHANGING.replacen(from, to, 1);
         assert_ne!(text, EXCHANGING, "{from}");
-        let said = refusal(&format!("{SOUND}{text}"));
+        let said = refusal(&format!("{VALID}{text}"));
         assert!(said.contains(complaint), "{said}\n{complaint}");
     }
 }
@@ -106,18 +106,18 @@ fn a_buffer_has_the_element_type_that_the_file_says() {
         ("u8", ElementType::U8),
         ("u32", ElementType::U32),
     ] {
-        let text = SOUND.replace("elements = 3\n", &format!("elements = 3\nelement = '{word}'\n"));
+        let text = VALID.replace("elements = 3\n", &format!("elements = 3\nelement = '{word}'\n"));
         let list = CallList::from_toml(&text, "m.toml").unwrap();
         let program = list.program(&list.model().unwrap()).unwrap();
         assert_eq!((program.buffers()[0].element, element.to_string().as_str()), (element, word));
     }
-    let signed = refusal(&SOUND.replace("elements = 3\n", "elements = 3\nelement = 'i32'\n"));
+    let signed = refusal(&VALID.replace("elements = 3\n", "elements = 3\nelement = 'i32'\n"));
     assert!(signed.contains("u32"), "{signed}");
 }
 
 #[test]
 fn gradients_may_be_written_in_bf16() {
-    let text = SOUND.replace("gradients =", "gradients_bf16 =");
+    let text = VALID.replace("gradients =", "gradients_bf16 =");
     let list = CallList::from_toml(&text, "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
     let elements: Vec<_> =
@@ -128,7 +128,7 @@ fn gradients_may_be_written_in_bf16() {
 
 #[test]
 fn a_list_without_gradients_evaluates() {
-    let text = SOUND.replace("gradients = ['w.#']\n", "");
+    let text = VALID.replace("gradients = ['w.#']\n", "");
     let list = CallList::from_toml(&text, "m.toml").unwrap();
     assert!(!list.program(&list.model().unwrap()).unwrap().updates_weights());
 }
@@ -141,9 +141,9 @@ fn a_call_leaves_out_the_gradient_of_a_weight_that_is_frozen() {
     let first = "[[weight]]\nname = 'w.0'\nfrozen = true\nrows = 8\ncols = 4\n\
                  [[weight]]\nname = 'w.1'\nrows = 8\ncols = 4\n";
     let weights = "[[weight]]\nname = 'w.#'\nnumbers = [0, 1]\nrows = 8\ncols = 4\n";
-    let listed = SOUND.replace(weights, first);
-    assert_ne!(listed, SOUND);
-    for (text, config) in [(listed.as_str(), crate::config::Config::default()), (SOUND, ruled)] {
+    let listed = VALID.replace(weights, first);
+    assert_ne!(listed, VALID);
+    for (text, config) in [(listed.as_str(), crate::config::Config::default()), (VALID, ruled)] {
         let list = CallList::from_toml(text, "m.toml").unwrap();
         let model = config.apply_weight_rules(&list.model().unwrap()).unwrap();
         let program = list.program(&model).unwrap();
@@ -154,9 +154,9 @@ fn a_call_leaves_out_the_gradient_of_a_weight_that_is_frozen() {
         assert!(program.updates_weights());
         assert_eq!(program.calls()[3].uses.len(), 1, "it is used as any other");
     }
-    let all = refusal(&SOUND.replace("cols = 4\n", "cols = 4\nfrozen = true\n"));
+    let all = refusal(&VALID.replace("cols = 4\n", "cols = 4\nfrozen = true\n"));
     assert!(all.contains("no weight of its model trains"), "{all}");
-    assert!(refusal(&SOUND.replace("cols = 4\n", "cols = 4\nfrozen = 1\n")).contains("`true` or `false`"));
+    assert!(refusal(&VALID.replace("cols = 4\n", "cols = 4\nfrozen = 1\n")).contains("`true` or `false`"));
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn the_example_declares_groups_and_a_chain() {
     let model = list.model().unwrap();
     assert_eq!((model.groups().len(), model.weights().len()), (8, 25));
     assert_eq!(list.program(&model).unwrap().calls().len(), 17);
-    assert!(CallList::is_meant_by(EXAMPLE) && CallList::is_meant_by(SOUND));
+    assert!(CallList::is_meant_by(EXAMPLE) && CallList::is_meant_by(VALID));
     assert!(!CallList::is_meant_by(include_str!("../../../../../examples/simulate/8b.toml")));
 }
 
@@ -181,8 +181,8 @@ fn the_example_of_exchanges_gathers_features_and_gives_their_gradients_back() {
 }
 
 #[test]
-fn what_cannot_be_is_told_with_file_line_and_key() {
-    assert!(CallList::from_toml(SOUND, "m.toml").is_ok());
+fn what_cannot_be_is_reported_with_file_line_and_key() {
+    assert!(CallList::from_toml(VALID, "m.toml").is_ok());
     for (from, to, complaint) in [
         ("flops", "flop", "m.toml:18: unknown key `call.0.flop`; did you mean `call.0.flops`?"),
         ("rows = 8\n", "", "m.toml:4: `weight.0.rows` is missing; set it to a whole number from 1"),
@@ -217,8 +217,8 @@ fn what_cannot_be_is_told_with_file_line_and_key() {
             "m.toml:22: `call.1.phase` is \"sideways\"; set it to one of",
         ),
     ] {
-        let text = SOUND.replacen(from, to, 1);
-        assert_ne!(text, SOUND, "{from}");
+        let text = VALID.replacen(from, to, 1);
+        assert_ne!(text, VALID, "{from}");
         let said = refusal(&text);
         assert!(said.contains(complaint), "{said}\n{complaint}");
     }

@@ -90,7 +90,7 @@ pub(super) fn place(path: &str) -> Place {
 pub(super) fn aside(path: &str) -> Option<&'static str> {
     match path {
         "memory.budget" => Some(
-            "of transient bytes per rank; resident bytes and, on GPUs, the landing beside the arena come on top",
+            "of transient bytes per rank; resident bytes and, on GPUs, the receive buffer beside the arena come on top",
         ),
         _ => None,
     }

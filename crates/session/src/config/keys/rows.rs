@@ -152,7 +152,7 @@ pub(super) const ROWS: &[Row] = &[
     },
     Row {
         path: "mesh.replicate",
-        expected: "a whole number from 1 to 65536: copies of the model, which divide the number of ranks",
+        expected: "a whole number from 1 to 65536: replicas of the model, which divide the number of ranks",
         value: |c| toml(c.mesh.replicate),
         valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.replicate),
     },

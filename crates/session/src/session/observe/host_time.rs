@@ -1,8 +1,8 @@
-//! Where the host's time of a step went.
+//! Host time of a step, split by what it was spent on.
 //!
 //! Law: measured, on the rank of this process that took longest to issue; parts add up to the time of that
 //! rank's thread (HT-1 in [`warpweft_backend`]). What a step of a session costs beside its ranks' threads is
-//! told apart: the caller's thread, and handing over.
+//! distinguished: the caller's thread, and handing over.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,15 +19,15 @@ pub struct HostTime {
     pub rank: RankId,
     /// Tasks of the step.
     pub tasks: usize,
-    /// Recordings launched for it; 0 if its tasks were issued.
+    /// Captures launched for it; 0 if its tasks were issued.
     pub segments: usize,
-    /// From the first task to the last on its lane, or the launches of the recordings: all parts together are
+    /// From the first task to the last on its lane, or the launches of the captures: all parts together are
     /// [`StepReport::issue`](crate::session::StepReport::issue).
     pub issue: HostSplit,
     /// The rest of the step on the rank's thread: inputs and scalars copied in, waiting for the lanes, vote
-    /// and outputs copied out. Without recording the step, in the one step that does.
+    /// and outputs copied out. Without capturing the step, in the one step that does.
     pub edges: HostSplit,
-    /// The caller's thread, before the ranks were told and behind their last reply.
+    /// The caller's thread, before the ranks got the command and after their last reply.
     pub caller: Duration,
     /// From the command to the last reply, without the time of the rank's thread: threads that are woken, and
     /// ranks that took longer.
@@ -56,7 +56,7 @@ impl HostTime {
         })
     }
 
-    /// This library's own time to issue one task, the messages between actors included; to launch a recorded
+    /// This library's own time to issue one task, the messages between actors included; to launch a captured
     /// step, all of it.
     #[must_use]
     pub fn own_each(&self) -> Duration {
@@ -78,8 +78,8 @@ impl fmt::Display for HostTime {
         let Self { tasks, segments, issue, edges, caller, handing_over, .. } = self;
         let what = match segments {
             0 => format!("issue {tasks} tasks"),
-            1 => "launch a recorded step".to_owned(),
-            segments => format!("launch a step recorded in {segments} segments"),
+            1 => "launch a captured step".to_owned(),
+            segments => format!("launch a step captured in {segments} segments"),
         };
         if issue.calls == 0 && edges.calls == 0 {
             write!(formatter, "{} ms to {what}", milliseconds(issue.busy()))?;
@@ -104,7 +104,7 @@ impl fmt::Display for HostTime {
         }
         write!(
             formatter,
-            "; before and behind that {} ms: driver {} in {} calls, own {}; the caller's thread {}, handing over {}",
+            "; before and after that {} ms: driver {} in {} calls, own {}; the caller's thread {}, handing over {}",
             milliseconds(edges.busy()),
             milliseconds(edges.driver),
             edges.calls,
@@ -185,12 +185,12 @@ mod tests {
         assert_eq!(
             host.to_string(),
             "9.100 ms to issue 1234 tasks: driver 4.550 in 9100 calls, closures 3.640, own 0.910 = 0.74 µs per task; \
-             splitting it took 0.002 more; before and behind that 0.023 ms: driver 0.020 in 5 calls, own 0.003; the caller's thread 0.000, handing over \
+             splitting it took 0.002 more; before and after that 0.023 ms: driver 0.020 in 5 calls, own 0.003; the caller's thread 0.000, handing over \
              0.040"
         );
-        let recorded = HostTime { segments: 1, ..host }.to_string();
-        assert!(recorded.starts_with("9.100 ms to launch a recorded step: driver"), "{recorded}");
-        assert!(!recorded.contains("per task"), "{recorded}");
+        let captured = HostTime { segments: 1, ..host }.to_string();
+        assert!(captured.starts_with("9.100 ms to launch a captured step: driver"), "{captured}");
+        assert!(!captured.contains("per task"), "{captured}");
         let without_driver = HostTime {
             issue: HostSplit { driver: Duration::ZERO, calls: 0, ..host.issue },
             edges: HostSplit::default(),
@@ -199,6 +199,6 @@ mod tests {
         assert_eq!(without_driver.to_string(), "4.550 ms to issue 1234 tasks, 3.69 µs each");
         let waiting = HostSplit { waiting: micros(7), ..host.issue };
         let waited = HostTime { segments: 3, issue: waiting, ..host }.to_string();
-        assert!(waited.contains("recorded in 3 segments") && waited.contains("waited 0.007 for"), "{waited}");
+        assert!(waited.contains("captured in 3 segments") && waited.contains("waited 0.007 for"), "{waited}");
     }
 }

@@ -1,7 +1,7 @@
 //! What a rank's transient memory held during a step, as counters of a trace.
 //!
 //! Law: a slot is live from the begin of the first task that touches it to the end of the last, by the times
-//! that the backend measured. Slots, bytes and who touches them are the plan's; nothing is asked of a device.
+//! that the backend measured. Slots, bytes and who touches them are the plan's; no device is queried.
 //! At the end of a step nothing is live. Tasks that were not timed touch nothing here.
 
 use crate::trace::{CounterSample, Nanoseconds};

@@ -1,6 +1,6 @@
-//! What a session tells of its steps beside their reports: a trace, and a log.
+//! Observability of a session: traces, logs, host time.
 //!
-//! Law: who looks changes nothing. No step waits for what is told of it here.
+//! Law: who looks changes nothing. No step waits for what is reported of it here.
 
 pub(super) mod host_time;
 mod live_bytes;

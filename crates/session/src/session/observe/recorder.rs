@@ -1,6 +1,6 @@
 //! Turns what the ranks measured into a timeline, and writes it.
 //!
-//! Law: a recorder only looks. It keeps the steps it was asked for and no others, so that a long run gives a trace a
+//! Law: a recorder only looks. It keeps the steps it was requested and no others, so that a long run gives a trace a
 //! person can open. Where it was asked for steps and none came, it writes nothing and says so. A path that cannot be
 //! written is refused before the session starts; the file is written when the session is closed or dropped, whole or
 //! not at all (`whole_file`). Arrows show the plan's fences: from the task that filled or freed a slot to the task
@@ -120,15 +120,15 @@ fn with_advice(error: &std::io::Error) -> String {
     format!("{error}; {}", next_step(error))
 }
 
-/// What is missing of the steps that were asked for, if the session ended before the last of them.
-fn shortfall(asked: &Range<u64>, ran: u64) -> Option<String> {
-    let last = asked.end.saturating_sub(1);
+/// What is missing of the steps that were requested, if the session ended before the last of them.
+fn shortfall(requested: &Range<u64>, ran: u64) -> Option<String> {
+    let last = requested.end.saturating_sub(1);
     (ran <= last).then(|| {
-        let steps = match asked.start {
+        let steps = match requested.start {
             first if first >= last => format!("step {first}"),
             first => format!("steps {first} to {last}"),
         };
-        format!("asked for {steps}, counted from 0; the session ran {ran}, those of all its programs")
+        format!("requested {steps}, counted from 0; the session ran {ran}, those of all its programs")
     })
 }
 
@@ -239,10 +239,10 @@ mod tests {
     fn a_trace_says_which_steps_it_lacks() {
         assert_eq!(
             shortfall(&(500..504), 200).unwrap(),
-            "asked for steps 500 to 503, counted from 0; the session ran 200, those of all its programs"
+            "requested steps 500 to 503, counted from 0; the session ran 200, those of all its programs"
         );
         assert!(shortfall(&(2..6), 5).is_some_and(|note| note.contains("ran 5")));
         assert_eq!(shortfall(&(2..6), 6), None);
-        assert!(shortfall(&(9..10), 0).is_some_and(|note| note.starts_with("asked for step 9,")));
+        assert!(shortfall(&(9..10), 0).is_some_and(|note| note.starts_with("requested step 9,")));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Law: what is simulated is what a session would run before it tunes itself. The plans are made by the same
 //! code from the same configuration, one rank's actors issue them over [`warpweft_backend::sim`], and steps are
-//! recorded and replayed as the configuration says (EX-1). The result depends on program, configuration,
+//! captured and replayed as the configuration says (EX-1). The result depends on program, configuration,
 //! cluster and number of ranks alone, never on the machine it was computed on.
 
 pub(super) mod columnwise;
@@ -144,7 +144,7 @@ impl Session {
 }
 
 /// Simulates `steps` steps of `program` (at least one) on `ranks` ranks of `cluster`, after one that is
-/// not measured: it casts new masters, and is issued even where steps are recorded.
+/// not measured: it casts new masters, and is issued even where steps are captured.
 ///
 /// # Errors
 /// As [`plan_program`]; [`SessionError::Backend`] when the ranks do not fit the cluster,

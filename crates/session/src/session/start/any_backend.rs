@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::config::Reduce;
 use crate::exec::{
     CaptureMode, ExecError, FirstPlanes, Handover, Inbox, Initializer, RankThread, Setup, World,
-    landing_bytes,
+    receive_buffer_bytes,
 };
 use crate::trace::HostLane;
 use warpweft_backend::Backend;
@@ -46,7 +46,7 @@ pub(in crate::session) trait Startable: Send {
     fn describe(&self) -> String;
     fn origin(&self) -> Instant;
     fn admit(&self, ranks: usize, lanes: usize, bytes: usize) -> Result<(), ExecError>;
-    fn landing_bytes(&self, shared: &Shared) -> Result<usize, ExecError>;
+    fn receive_buffer_bytes(&self, shared: &Shared) -> Result<usize, ExecError>;
     fn start(
         self: Box<Self>,
         shared: &Shared,
@@ -80,8 +80,8 @@ impl<B: Backend> Startable for Unstarted<B> {
         Ok(self.backend.admit(ranks, lanes, bytes)?)
     }
 
-    fn landing_bytes(&self, shared: &Shared) -> Result<usize, ExecError> {
-        landing_bytes(&self.backend, &shared.prologue, shared.programs.iter().chain(&shared.foreseen))
+    fn receive_buffer_bytes(&self, shared: &Shared) -> Result<usize, ExecError> {
+        receive_buffer_bytes(&self.backend, &shared.prologue, shared.programs.iter().chain(&shared.foreseen))
     }
 
     fn start(

@@ -149,7 +149,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     }
 
     /// Plans the programs and starts one rank per backend, each inside the checking layer if the configuration
-    /// asks for it ([`Config::check`]) and the backend has none yet.
+    /// requests it ([`Config::check`]) and the backend has none yet.
     ///
     /// # Errors
     /// [`SessionError::Backends`] unless `backends` are those of one whole world in rank order;
@@ -171,7 +171,7 @@ impl<S: Surface + 'static> SessionBuilder<S> {
     /// programs.
     ///
     /// # Errors
-    /// As [`SessionBuilder::start`]; what one process cannot do is told to all.
+    /// As [`SessionBuilder::start`]; what one process cannot do is reported to all.
     pub async fn start_in<B: Backend<Surface = S>>(
         self,
         rendezvous: Arc<Rendezvous>,
@@ -187,21 +187,21 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         start.start_in(rendezvous, ranks).await
     }
 
-    /// Forgets the type of the backends, which are inside the checking layer then if the configuration asks for it.
+    /// Forgets the type of the backends, which are inside the checking layer then if the configuration requests it.
     pub(in crate::session) fn of_any<B: Backend<Surface = S>>(
         self,
         backends: Vec<B>,
     ) -> (Start, Vec<Box<dyn Startable>>) {
         let Self { config, programs, initializer, base, closures, optimizer, patience } = self;
-        let updated_by = Arc::new(OnceLock::new());
+        let optimizer_identity = Arc::new(OnceLock::new());
         let closures = match optimizer {
-            Some(optimizer) => optimizer.beside(closures, &programs, Arc::clone(&updated_by)),
+            Some(optimizer) => optimizer.beside(closures, &programs, Arc::clone(&optimizer_identity)),
             None => closures,
         };
         let device = backends.first().map_or_else(String::new, Backend::describe);
         let check = config.check && !backends.iter().all(Backend::is_checked);
         let ranks = unstarted(backends.into_iter().map(|backend| Checked::when(check, backend)), &closures);
-        (Start { config, programs, initializer, base, updated_by, patience, device }, ranks)
+        (Start { config, programs, initializer, base, optimizer_identity, patience, device }, ranks)
     }
 }
 

@@ -12,7 +12,7 @@ use warpweft_backend::BackendError;
 use warpweft_plan::plan::Costs;
 
 /// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are
-/// recorded or not as it says.
+/// captured or not as it says.
 ///
 /// # Errors
 /// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Backend`] when the

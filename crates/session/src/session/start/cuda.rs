@@ -20,7 +20,7 @@ use warpweft_cuda::{
 };
 
 /// How long a rank looks for its next command before it sleeps: longer than a caller's thread takes to wake
-/// and to ask for the next step, so that steps that follow one another wake no rank.
+/// and to request the next step, so that steps that follow one another wake no rank.
 const PATIENCE: Duration = Duration::from_micros(300);
 
 /// [`PATIENCE`], where all ranks of the host, of whatever processes, and as many other threads have a core
@@ -33,7 +33,7 @@ const fn patience(ranks_of_host: usize, cores: usize) -> Duration {
 impl SessionBuilder<CudaSurface> {
     /// Starts one rank on each of `devices`, one thread per rank, in as many replicas as the configuration
     /// says, with the transport, the deadline and the checking layer that the configuration names. Tasks are
-    /// timed on the device if a trace is asked for.
+    /// timed on the device if a trace is requested.
     ///
     /// # Errors
     /// [`SessionError::Config`] before anything is opened,
@@ -132,7 +132,7 @@ impl SessionBuilder<CudaSurface> {
         rendezvous: Arc<Rendezvous>,
         open: impl FnOnce() -> Result<(Vec<CudaBackend>, usize), CudaFailure> + Send + 'static,
     ) -> Result<Session, SessionError> {
-        // Over all of it, so that nothing lies between the opening and what guards itself behind it.
+        // Over all of it, so that nothing lies between the opening and what guards itself after it.
         let given_up = GivenUp::unless_ended(&rendezvous);
         let started = async {
             let (backends, ranks_of_host) = beside(open).await??;

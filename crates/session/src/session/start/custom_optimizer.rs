@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::checkpoint::UpdatedBy;
+use crate::checkpoint::OptimizerIdentity;
 use warpweft_plan::compute::{
     ComputeError, ComputeFactory, Optimizer, OptimizerFactory, Surface, WithOptimizer,
 };
@@ -25,7 +25,7 @@ impl<S: Surface + 'static> CustomOptimizer<S> {
         self,
         closures: ComputeFactory<S>,
         programs: &[StepProgram],
-        named: Arc<OnceLock<UpdatedBy>>,
+        named: Arc<OnceLock<OptimizerIdentity>>,
     ) -> ComputeFactory<S> {
         let updating = programs.iter().filter(|program| program.updates_weights());
         let weights = updating.clone().flat_map(|program| program.model().weights());
@@ -40,7 +40,7 @@ impl<S: Surface + 'static> CustomOptimizer<S> {
             if updates {
                 check_matrices(optimizer.as_ref(), whole.as_ref())?;
             }
-            named.get_or_init(|| UpdatedBy::custom(optimizer.as_ref()));
+            named.get_or_init(|| OptimizerIdentity::custom(optimizer.as_ref()));
             Ok(Box::new(WithOptimizer { calls, optimizer }))
         })
     }

@@ -1,4 +1,4 @@
-//! How a session starts: what a builder is given becomes a policy, plans, ranks and first values.
+//! Starts a session: what a builder is given becomes a policy, plans, ranks and first values.
 //!
 //! Law: everything is checked and planned before any thread starts; what fails leaves nothing running.
 

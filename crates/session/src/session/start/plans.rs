@@ -140,7 +140,7 @@ fn check_rules(program: &StepProgram, config: &Config) -> Result<(), SessionErro
     }
 }
 
-/// What must be recorded whole has no dynamic call.
+/// What must be captured whole has no dynamic call.
 fn check_capture(programs: &[StepProgram], config: &Config) -> Result<(), SessionError> {
     let dynamic = |program: &StepProgram| {
         let call = program.calls().iter().find(|call| call.dynamic)?;
@@ -162,7 +162,7 @@ pub(in crate::session) fn host_buffers(
             return Ok(Vec::new());
         }
         let bytes = spec.bytes().saturating_mul(plan.micro_batches as usize);
-        // Asked for first, because `vec!` ends the process when there is not that much.
+        // Requested first, because `vec!` ends the process when there is not that much.
         if Vec::<u8>::new().try_reserve_exact(bytes).is_err() {
             let (program, buffer) = (plan.name.clone(), spec.name.clone());
             return Err(SessionError::HostMemory { program, buffer, bytes });

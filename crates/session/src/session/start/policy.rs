@@ -1,4 +1,4 @@
-//! From configuration to what planner, runner and optimizer are told.
+//! From the configuration to the settings of planner, runner and optimizer.
 //!
 //! Law: a configuration is turned into a policy in this file only, by callers that have validated it. A policy is
 //! not all that a configuration says of a plan, so a user has no use for these and they are hidden from its docs.
@@ -66,7 +66,7 @@ impl From<&Config> for CaptureMode {
     fn from(config: &Config) -> Self {
         match config.capture {
             Capture::Off => Self::Off,
-            Capture::Step | Capture::Segments => Self::Recorded,
+            Capture::Step | Capture::Segments => Self::Captured,
         }
     }
 }

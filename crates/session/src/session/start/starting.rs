@@ -12,7 +12,7 @@ use super::cancelled::GivenUp;
 use super::checks::{check_outputs, check_reduce, check_replicas, one_world};
 use super::costs;
 use super::plans::{Plans, host_buffers};
-use crate::checkpoint::{FrozenBase, UpdatedBy};
+use crate::checkpoint::{FrozenBase, OptimizerIdentity};
 use crate::config::Config;
 use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World};
 use crate::session::observe::recorder::{self, Recorder};
@@ -32,7 +32,7 @@ pub(in crate::session) struct Start {
     pub(super) initializer: Option<Initializer>,
     pub(super) base: Option<FrozenBase>,
     /// Which custom optimizer updates the weights, once a rank has it.
-    pub(super) updated_by: Arc<OnceLock<UpdatedBy>>,
+    pub(super) optimizer_identity: Arc<OnceLock<OptimizerIdentity>>,
     pub(super) patience: Duration,
     /// What the backends are, but for the checking layer.
     pub(super) device: String,
@@ -96,7 +96,8 @@ impl Start {
             patience: self.patience,
             inbox: Arc::clone(&inbox),
         };
-        let landing_bytes = backends.first().map_or(Ok(0), |backend| backend.landing_bytes(&shared))?;
+        let receive_buffer_bytes =
+            backends.first().map_or(Ok(0), |backend| backend.receive_buffer_bytes(&shared))?;
         let recorder = self.recorder(&backends, &device, &rendezvous)?;
         let programs = plans.programs.iter().map(|plan| Program::new(plan, backends.len()));
         let mut programs: Vec<Program> = programs.collect::<Result<_, _>>()?;
@@ -108,7 +109,7 @@ impl Start {
             inbox,
             programs,
             sum_plans,
-            updated_by: UpdatedBy::Adam,
+            optimizer_identity: OptimizerIdentity::Adam,
             thawed: Vec::new(),
             thawing: Vec::new(),
             scheduled: Scheduled::configured(&self.config, &plans.prologue.weights),
@@ -125,7 +126,7 @@ impl Start {
             diverged: None,
             recorder: None,
             device,
-            landing_bytes,
+            receive_buffer_bytes,
             tuning,
             splits: false,
             is_virtual: false,
@@ -144,9 +145,10 @@ impl Start {
         given_up.ended();
         set_up?;
         if self.config.optimizer.custom_states.is_some() {
-            session.updated_by = self.updated_by.get().cloned().unwrap_or(UpdatedBy::Unnamed);
+            session.optimizer_identity =
+                self.optimizer_identity.get().cloned().unwrap_or(OptimizerIdentity::Unnamed);
         }
-        // Behind it: a session that did not start has no trace to write over that of the last one.
+        // After it: a session that did not start has no trace to write over that of the last one.
         session.recorder = recorder;
         Ok(session)
     }

@@ -1,6 +1,6 @@
 //! State validation: a session whose optimizer left values from which no training goes on.
 //!
-//! Law: the step that left them says so, in every process alike, and so does every step and export that is asked for
+//! Law: the step that left them says so, in every process alike, and so does every step and export that is requested
 //! after it, until an import has put other weights in place. Until then the weights are neither trained on nor saved.
 //! Main grads are still handed out, which may show where it comes from.
 
@@ -61,7 +61,7 @@ impl Divergence {
 
 impl Session {
     /// May weights be trained on, or saved?
-    pub(in crate::session) fn check_sound(&self) -> Result<(), SessionError> {
+    pub(in crate::session) fn check_finite(&self) -> Result<(), SessionError> {
         self.diverged.as_ref().map_or(Ok(()), |diverged| Err(diverged.error()))
     }
 }

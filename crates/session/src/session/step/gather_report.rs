@@ -1,7 +1,7 @@
 //! Gathers what a step that has ended left with the ranks: faults, times, reports.
 //!
-//! Law: of a step that all ranks replied to, everything is taken here before anybody is told: whoever is told of a
-//! failure loses nothing of what the step did.
+//! Law: of a step that all ranks replied to, everything is taken here before anybody gets a report: whoever gets the
+//! report of a failure loses nothing of what the step did.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ impl<'r> Faults<'r> {
 }
 
 impl Session {
-    /// A panic in a step nobody looked at still poisons the session. The vote kept every rank from changing a
+    /// A panic in a step nobody awaited still poisons the session. The vote kept every rank from changing a
     /// weight, and closures panic where ranks do not: exports go on.
     fn note_panic(&mut self, faults: &Faults<'_>) {
         if let Some((rank, fault)) = faults.panicked {
@@ -84,7 +84,7 @@ impl Session {
         let faults = Faults::of(&ranks);
         faults.iter().for_each(|faults| self.note_panic(faults));
         let plan = Arc::clone(self.plan_of(number));
-        self.unseen.not_recorded.extend(report::not_recorded(&plan.name, &ranks));
+        self.unseen.not_captured.extend(report::not_captured(&plan.name, &ranks));
         let step = self.steps;
         self.steps += 1;
         let handovers: Vec<_> = self.ranks.iter().map(RankThread::handover).collect();
@@ -110,7 +110,7 @@ impl Session {
             let (message, panicked) = (fault.message.clone(), panicked.map(|(rank, _)| rank));
             return Err(SessionError::Closure { step, rank, call, message, panicked });
         }
-        self.check_sound()?;
+        self.check_finite()?;
         self.check_skips((step, vote), non_finite.as_ref())?;
         let (device, first) = (self.device.clone(), RankId::at(self.rendezvous.range().start));
         let unseen = (std::mem::take(&mut self.unseen), self.sum.steps);

@@ -1,9 +1,9 @@
-//! Gradient accumulation: gradients added up over several steps, for one step of the optimizer.
+//! Gradient accumulation.
 //!
 //! Law: a sum belongs to the session, not to a program: any program that accumulates may begin, continue or end it,
 //! and programs without gradients may run in between. What would lose it or mix two loss scales is refused before
 //! anything runs, and so is a step after which nothing could end it. A step with gradients that fails, one that ends
-//! it, an import, and whoever asks for it drop it whole. Processes count it each for itself, and compare after every
+//! it, an import, and whoever requests it drop it whole. Processes count it each for itself, and compare after every
 //! step which plan they ran and by what main grads are multiplied.
 
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Sum {
 }
 
 impl Session {
-    /// The most steps whose gradients are added up: f32 represents every number up to it.
+    /// The most steps whose gradients are accumulated: f32 represents every number up to it.
     pub const MOST_ACCUMULATED: u32 = 1 << 24;
 
     /// Runs one step of the program called `program` up to its gradients, and adds these to those of the calls
@@ -95,7 +95,7 @@ impl Session {
     /// [`SessionError::NotAccumulating`] unless the program was declared by
     /// [`StepProgram::accumulating`](warpweft_plan::model::StepProgram::accumulating);
     /// [`SessionError::Accumulating`] where the loss scale is not the one the sum began with, and where no step
-    /// could end the sum behind this one: of [`Session::MOST_ACCUMULATED`] steps, or because f32 cannot undo their
+    /// could end the sum after this one: of [`Session::MOST_ACCUMULATED`] steps, or because f32 cannot undo their
     /// number times the loss scale; otherwise as [`Session::step`].
     pub async fn accumulate(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.accumulate_here(program).await
@@ -113,7 +113,7 @@ impl Session {
         })
     }
 
-    /// How many steps' gradients are added up, and not used by the optimizer yet.
+    /// How many steps' gradients are accumulated, and not used by the optimizer yet.
     #[must_use]
     pub const fn accumulated(&self) -> u32 {
         self.sum.steps
@@ -175,7 +175,7 @@ impl Session {
         Ok(())
     }
 
-    /// What main grads are a multiple of behind the coming step, if it adds to them.
+    /// What main grads are a multiple of after the coming step, if it adds to them.
     pub(in crate::session) fn gradient_scale(&self) -> f32 {
         self.loss_scale * self.sum.steps.saturating_add(1) as f32
     }

@@ -1,7 +1,7 @@
-//! What the optimizer goes by in the coming steps: for all weights, and for some of their own.
+//! Hyperparameters of the coming steps: for all weights, and for parameter groups.
 //!
-//! Law: what is refused changes nothing. The values reach the ranks with the next step, recorded or not; no plan, no
-//! recording and no checkpoint has them, so a loop that sets them sets them again when it resumes.
+//! Law: what is refused changes nothing. The values reach the ranks with the next step, captured or not; no plan, no
+//! capture and no checkpoint has them, so a loop that sets them sets them again when it resumes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Inputs of the coming step, as a trainer writes them.
+//! Inputs of the coming step, as a user writes them.
 //!
 //! Law: an input is written whole, in the element type it is declared in, and by the process that owns the rank.
 //! Whatever does not fit is refused and changes nothing. Bytes, whatever the elements, have a method of their own.
@@ -65,9 +65,9 @@ impl Session {
         else {
             return Err(SessionError::NoRank { rank, ranks });
         };
-        if let Some(asked) = given.filter(|given| *given != spec.element) {
+        if let Some(requested) = given.filter(|given| *given != spec.element) {
             let ((program, buffer), declared) = (named(), spec.element);
-            return Err(SessionError::Element { program, buffer, declared, asked });
+            return Err(SessionError::Element { program, buffer, declared, requested });
         }
         if bytes.len() != place.len() {
             let ((program, buffer), given, expected) = (named(), bytes.len(), place.len());

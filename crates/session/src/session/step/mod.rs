@@ -1,4 +1,4 @@
-//! One step: its inputs and scalars, its run, and what came of it.
+//! One step: its inputs and scalars, its run, and its report.
 //!
 //! Law: what is refused is refused before anything runs. A step that began is counted, however it ends.
 
@@ -13,7 +13,7 @@ mod scalars;
 
 pub use diverged::StrayValue;
 pub use non_finite::{MadeBy, NonFiniteGradient};
-pub use report::{NotRecorded, Outcome, StepReport};
+pub use report::{NotCaptured, Outcome, StepReport};
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,7 +27,7 @@ impl Session {
     /// Runs one step of the program called `program` with the inputs written so far, and waits
     /// until all ranks have drained their lanes.
     ///
-    /// While the session tunes itself (`tune.steps`), behind a step that ends a trial the next plan may be
+    /// While the session tunes itself (`tune.steps`), after a step that ends a trial the next plan may be
     /// made here, on the caller's thread, before this returns.
     ///
     /// If the future is dropped, a step that has begun goes on to its end in the background, and one that has
@@ -35,23 +35,20 @@ impl Session {
     /// only if a future was dropped before, and until that command has ended this step has not begun. The next
     /// call tells which it was: [`StepReport::unobserved`] has one entry for each step that began since the last
     /// report and ended without an error, one that failed is a [`SessionError::DroppedStep`], and
-    /// [`StepReport::step`] counts all that began. Inputs stay written, so a step that did not begin is asked for
+    /// [`StepReport::step`] counts all that began. Inputs stay written, so a step that did not begin is requested
     /// again as it is. With several processes, one in which a step did not begin is waited for by the others,
     /// for `deadline_s` at most.
     ///
     /// # Errors
     /// [`SessionError::InputNotWritten`], of a rank of this process, before anything runs;
-    /// [`SessionError::Accumulating`] where gradients are added up ([`Session::accumulate`]) and this step would lose
-    /// them or mix loss scales;
-    /// [`SessionError::Closure`] when a closure failed (weights unchanged; session usable, unless it says that one
-    /// panicked),
-    /// [`SessionError::Diverged`] when this step or one before it left a master or a moment that is not finite and
-    /// nothing was imported since,
-    /// [`SessionError::Skipped`] when this step was skipped, as were `optimizer.max_skipped` in a row with it, none of
-    /// them under a loss scale (weights unchanged; session usable),
-    /// [`SessionError::DroppedStep`] when the step before was dropped and failed,
-    /// [`SessionError::Poisoned`] after a panic or the death of a rank. One step skipped for a
-    /// non-finite gradient is no error: see [`StepReport::outcome`] and [`StepReport::non_finite`].
+    /// [`SessionError::Accumulating`] where gradients are accumulated ([`Session::accumulate`]) and this step would
+    /// lose them or mix loss scales; [`SessionError::Closure`] when a closure failed (weights unchanged; session
+    /// usable, unless it says that one panicked), [`SessionError::Diverged`] when this step or one before it left a
+    /// master or a moment that is not finite and nothing was imported since, [`SessionError::Skipped`] when this step
+    /// was skipped, as were `optimizer.max_skipped` in a row with it, none of them under a loss scale (weights
+    /// unchanged; session usable), [`SessionError::DroppedStep`] when the step before was dropped and failed,
+    /// [`SessionError::Poisoned`] after a panic or the death of a rank. One step skipped for a non-finite gradient is
+    /// no error: see [`StepReport::outcome`] and [`StepReport::non_finite`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.step_here(program).await
     }
@@ -69,7 +66,7 @@ impl Session {
     pub(super) async fn run(&mut self, by: ProgramId) -> Result<StepReport, SessionError> {
         let number = self.program_of(by);
         let begun = Instant::now();
-        self.check_sound()?;
+        self.check_finite()?;
         self.check_inputs(number)?;
         self.check_sum(self.plan_of(by))?;
         let gradient_scale = self.gradient_scale();
@@ -78,7 +75,7 @@ impl Session {
             self.programs[number.index()].plan = Arc::clone(&adoption.plan);
         }
         let measures = self.tuning.as_ref().is_some_and(|tuning| tuning.measures(number));
-        let recorded = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
+        let traced = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
         for (rank, thread) in self.ranks.iter().enumerate() {
             let mut handover = thread.handover();
             handover.coming = ComingStep {
@@ -86,7 +83,7 @@ impl Session {
                 loss_scale: self.loss_scale,
                 gradient_scale,
                 adoption: adoption.clone(),
-                recorded,
+                traced,
                 measures,
                 splits: self.splits,
                 inspects: self.skips.inspects,

@@ -35,7 +35,7 @@ pub enum MadeBy {
     /// A call wrote it: the first in program order, on the first rank on which it did.
     #[non_exhaustive]
     Call {
-        /// The step: the one that is reported, or one before it whose gradients were added up with it.
+        /// The step: the one that is reported, or one before it whose gradients were accumulated with it.
         step: u64,
         /// The rank.
         rank: RankId,

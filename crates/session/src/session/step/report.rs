@@ -1,4 +1,4 @@
-//! The step report: what came of a step.
+//! The step report: outcome, outputs, times.
 //!
 //! Law: figures are measured or planned, never guessed. *Exposed* is the time in which a
 //! communication task ran and the compute lane ran nothing, over step time; a collective begins
@@ -19,7 +19,7 @@ use warpweft_plan::model::{BufferSpec, Role};
 use warpweft_plan::op::Vote;
 use warpweft_plan::plan::{PlanBounds, StepPlan};
 
-/// How a step ended. There are four ways; what is told of one may become more.
+/// How a step ended. There are four ways; what is reported of one may become more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     /// The optimizer rewrote the weights.
@@ -42,7 +42,7 @@ pub enum Outcome {
     },
     /// The program has no optimizer.
     Evaluated,
-    /// Gradients were added up ([`Session::accumulate`](crate::session::Session::accumulate)); no weight changed.
+    /// Gradients were accumulated ([`Session::accumulate`](crate::session::Session::accumulate)); no weight changed.
     #[non_exhaustive]
     Accumulated {
         /// How many steps' gradients main grads hold now.
@@ -50,13 +50,13 @@ pub enum Outcome {
     },
 }
 
-/// Why steps of a program are issued although the configuration asks for a recording.
+/// Why steps of a program are issued although the configuration requests a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct NotRecorded {
+pub struct NotCaptured {
     /// The program.
     pub program: String,
-    /// The first rank that could not record.
+    /// The first rank that could not capture.
     pub rank: RankId,
     /// What it said.
     pub reason: String,
@@ -78,18 +78,18 @@ pub struct StepReport {
     /// gradients were only added up, the one that will have the step skipped that ends the sum. Under a loss scale it
     /// is known only where a call was seen to write it ([`MadeBy::Call`](crate::session::MadeBy::Call)).
     pub non_finite: Option<NonFiniteGradient>,
-    /// A step was to be recorded and some rank could not: this one, or one before it whose report nobody saw,
+    /// A step was to be captured and some rank could not: this one, or one before it whose report nobody saw,
     /// because its future was dropped or a closure failed in it. Ranks that could have dropped what they
-    /// recorded, so all ranks do the same: they issue that program's steps anew from now on, and none tries
+    /// captured, so all ranks do the same: they issue that program's steps anew from now on, and none tries
     /// again under the same plan. Said once, on every process; of several ranks that could not, the
     /// first is named.
-    pub not_recorded: Vec<NotRecorded>,
-    /// How many recordings were launched for it on each rank: 1 for a step that was recorded whole, one more
+    pub not_captured: Vec<NotCaptured>,
+    /// How many captures were launched for it on each rank: 1 for a step that was captured whole, one more
     /// than there are dynamic calls at most for one in segments, 0 for one whose tasks were issued.
     pub segments: usize,
     /// From the command to the last rank's reply.
     pub duration: Duration,
-    /// What issuing the step's tasks, or launching its recordings, took on the rank that took longest: time
+    /// What issuing the step's tasks, or launching its captures, took on the rank that took longest: time
     /// of the host before it waits for its lanes. On backends that run closures on the lanes, those are not
     /// in it.
     pub issue: Duration,
@@ -113,7 +113,7 @@ impl std::fmt::Debug for StepReport {
         let mut shown = formatter.debug_struct("StepReport");
         shown.field("program", &self.program).field("step", &self.step).field("outcome", &self.outcome);
         shown.field("non_finite", &self.non_finite);
-        shown.field("unobserved", &self.unobserved).field("not_recorded", &self.not_recorded);
+        shown.field("unobserved", &self.unobserved).field("not_captured", &self.not_captured);
         shown.field("segments", &self.segments).field("duration", &self.duration).field("issue", &self.issue);
         shown.field("host", &self.host).field("exposure", &self.exposure).field("device", &self.device);
         shown.finish_non_exhaustive()
@@ -179,12 +179,12 @@ impl StepReport {
         })
     }
 
-    fn check_element(&self, spec: &BufferSpec, asked: ElementType) -> Result<(), SessionError> {
-        if spec.element == asked {
+    fn check_element(&self, spec: &BufferSpec, requested: ElementType) -> Result<(), SessionError> {
+        if spec.element == requested {
             return Ok(());
         }
         let (program, buffer, declared) = (self.program.clone(), spec.name.clone(), spec.element);
-        Err(SessionError::Element { program, buffer, declared, asked })
+        Err(SessionError::Element { program, buffer, declared, requested })
     }
 
     /// The plan by which the step ran.
@@ -205,15 +205,15 @@ impl StepReport {
 pub(in crate::session) struct Unseen {
     /// How the steps since the last report ended, whose futures were dropped.
     pub(in crate::session) outcomes: Vec<Outcome>,
-    /// What was to be recorded since the last report and was not: said once, by the next one.
-    pub(in crate::session) not_recorded: Vec<NotRecorded>,
+    /// What was to be captured since the last report and was not: said once, by the next one.
+    pub(in crate::session) not_captured: Vec<NotCaptured>,
 }
 
-/// What the ranks say of a step of `program` that was to be recorded and was not.
-pub(in crate::session) fn not_recorded(program: &str, ranks: &[RankReport]) -> Option<NotRecorded> {
+/// What the ranks say of a step of `program` that was to be captured and was not.
+pub(in crate::session) fn not_captured(program: &str, ranks: &[RankReport]) -> Option<NotCaptured> {
     ranks.iter().enumerate().find_map(|(rank, report)| {
-        let reason = report.unrecorded.clone()?;
-        Some(NotRecorded { program: program.to_owned(), rank: RankId::at(rank), reason })
+        let reason = report.uncaptured.clone()?;
+        Some(NotCaptured { program: program.to_owned(), rank: RankId::at(rank), reason })
     })
 }
 
@@ -247,7 +247,7 @@ pub(in crate::session) fn build<E: Deref<Target = Handover>>(
         outcome,
         unobserved: unseen.outcomes,
         non_finite: None,
-        not_recorded: unseen.not_recorded,
+        not_captured: unseen.not_captured,
         segments: handovers.first().map_or(0, |handover| handover.last.segments),
         duration,
         issue: handovers.iter().map(|handover| handover.times.issue).max().unwrap_or_default(),

@@ -1,7 +1,7 @@
 //! The loss scale of the coming steps.
 //!
-//! Law: one that is refused leaves the scale as it was. It reaches the ranks with the next step, recorded or not, and
-//! nothing else: no plan and no recording depends on it.
+//! Law: one that is refused leaves the scale as it was. It reaches the ranks with the next step, captured or not, and
+//! nothing else: no plan and no capture depends on it.
 
 use crate::session::{Session, SessionError};
 
@@ -10,8 +10,8 @@ impl Session {
     /// [`ComputeContext::loss_scale`](warpweft_plan::compute::ComputeContext::loss_scale).
     ///
     /// Gradients are divided by it before norm, clip and update. A step whose scaled gradients overflow is
-    /// skipped ([`Outcome::Skipped`](super::Outcome::Skipped)): the trainer lowers the scale and goes on. A power
-    /// of two changes no bit of a step that does not overflow or underflow. While gradients are added up over steps
+    /// skipped ([`Outcome::Skipped`](super::Outcome::Skipped)): the user lowers the scale and goes on. A power
+    /// of two changes no bit of a step that does not overflow or underflow. While gradients are accumulated over steps
     /// ([`Session::accumulate`]) the next one is refused under another scale than theirs.
     ///
     /// # Errors

@@ -8,18 +8,18 @@
 //!   allows; plans made of measured durations are made within it. So what is resident does not move, and no trial
 //!   takes memory that was not there before the first step. Transient slots lie as each trial's plan has them.
 //! - **TU-8** all ranks of all processes try the same plans in the same steps: decisions follow from times
-//!   that all ranks agreed on and from outcomes that all are told (EX-2), and plans are compared before they
+//!   that all ranks agreed on and from outcomes that all get (EX-2), and plans are compared before they
 //!   are bound (PL-1).
 //! - **TU-9** a step that failed or was skipped is no measurement, and neither is the first of a trial, which
 //!   warms up: but each is one of the trial's steps. A trial of which no step was measured is tried once
 //!   more. One that cannot be bound on a rank ends the session on all ranks, with its cause. What its caller
-//!   is told is what it would be told without a trial.
-//! - **TU-10** behind the last trial the choice is bound anew, to be recorded if steps are, and nothing here
+//!   gets is what it would get without a trial.
+//! - **TU-10** after the last trial the choice is bound anew, to be captured if steps are, and nothing here
 //!   is touched again. Until then every step is issued: what issuing costs the host is in the times that are
-//!   compared, though steps behind the trials may be recorded.
+//!   compared, though steps after the trials may be captured.
 //!
 //! Tuned is the first program that updates weights, or the first of all; the others keep the plan of the
-//! configuration. What to try next is [`crate::tune`]'s to say; this room makes the plans and counts the
+//! configuration. What to try next is [`crate::tune`]'s to say; this module makes the plans and counts the
 //! steps.
 
 mod text;
@@ -70,7 +70,7 @@ enum Stage {
 }
 
 impl Tuning {
-    /// What the configuration asks for, if it asks for trials.
+    /// What the configuration requests, if it requests trials.
     pub(super) fn new(
         config: &Config,
         programs: &[StepProgram],

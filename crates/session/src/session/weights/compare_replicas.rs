@@ -17,19 +17,19 @@ impl Session {
     /// they are all there is, of frozen weights; those of others are made anew in every step.
     ///
     /// # Errors
-    /// [`SessionError::CopiesDiffer`] in every process; the session changes nothing and may go on.
+    /// [`SessionError::ReplicasDiffer`] in every process; the session changes nothing and may go on.
     /// [`SessionError::DroppedStep`], a poisoned session, [`SessionError::VirtualTime`]; where another process
     /// does something else the session is poisoned.
-    pub async fn compare_copies(&mut self) -> Result<(), SessionError> {
-        self.compare_copies_here().await
+    pub async fn compare_replicas(&mut self) -> Result<(), SessionError> {
+        self.compare_replicas_here().await
     }
 
-    fn compare_copies_here(&mut self) -> CompiledHere<'_, ()> {
+    fn compare_replicas_here(&mut self) -> CompiledHere<'_, ()> {
         Box::pin(async move {
             self.check_real("compares")?;
             self.settle().await?;
             self.check_usable()?;
-            self.command(Command::CompareCopies);
+            self.command(Command::CompareReplicas);
             self.finish().await?;
             let found = self.ranks.iter().find_map(|thread| thread.handover().part.unequal.take());
             // All programs have the same weights, and without a program there is none that could differ.
@@ -39,7 +39,7 @@ impl Session {
             let list =
                 if layout.is_planes_alone() { "quantized plane" } else { part.in_words(weights.state) };
             let weight = layout.name.clone();
-            Err(SessionError::CopiesDiffer { steps: self.steps, weight, part, list, rank: first, other })
+            Err(SessionError::ReplicasDiffer { steps: self.steps, weight, part, list, rank: first, other })
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Export and import of checkpoints in memory.
 //!
-//! Law: both go to all ranks at once, at an edge. An import is judged whole before it changes anything, and one
-//! that was refused is told once, to whoever awaits it.
+//! Law: both go to all ranks at once, at a step boundary. An import is judged whole before it changes anything, and one
+//! that was refused is reported once, to whoever awaits it.
 
 use crate::checkpoint::ranks::RankPart;
 use crate::checkpoint::{Checkpoint, Taken};
@@ -60,8 +60,8 @@ impl Session {
                 // Rank 0 has them all, of every process.
                 handovers.iter_mut().take(1).flat_map(|first| &mut first.transfer.gathered).collect()
             };
-            let checkpoint =
-                (!copied.is_empty()).then(|| Checkpoint::gather(&plans, &self.updated_by, &mut copied));
+            let checkpoint = (!copied.is_empty())
+                .then(|| Checkpoint::gather(&plans, &self.optimizer_identity, &mut copied));
             handovers.iter_mut().for_each(|handover| handover.forget_weights());
             Ok(checkpoint.transpose()?)
         })
@@ -71,7 +71,7 @@ impl Session {
     /// the next step. Carried buffers become what the checkpoint says ([`Checkpoint::carried`]). A session that
     /// waits for that after a [`SessionError::Diverged`] goes on from here.
     ///
-    /// A weight that was frozen and trains here begins without moments, and is told by [`Session::thawed`]; of one
+    /// A weight that was frozen and trains here begins without moments, and is reported by [`Session::thawed`]; of one
     /// that is frozen here moments are left out. Where the checkpoint has a digest and no values of it, as files
     /// have, the session must have begun with the same.
     ///
@@ -141,10 +141,10 @@ impl Session {
             self.check_real("imports")?;
             self.check_usable()?;
             if taken.is_some() {
-                self.check_sound()?;
+                self.check_finite()?;
             }
             let (plans, taken) = (self.plans(), taken.as_ref());
-            let fits = checkpoint.check(&plans, &self.updated_by, self.ranks() as usize, taken);
+            let fits = checkpoint.check(&plans, &self.optimizer_identity, self.ranks() as usize, taken);
             let checked =
                 fits.map_err(|reason| SessionError::Import { reason, source: None }).and_then(|()| {
                     for thread in &self.ranks {
@@ -179,7 +179,7 @@ impl Session {
             told = told.or(handover.transfer.refused.take());
         }
         let told = of_rank.or(told.map(|reason| (reason, None)));
-        // What this process found says more than what it told the others.
+        // What this process found says more than what it reported to the others.
         let refused =
             self.refused.take().or(told.map(|(reason, source)| SessionError::Import { reason, source }));
         match refused {

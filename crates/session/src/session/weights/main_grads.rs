@@ -1,4 +1,4 @@
-//! Main grads, for a trainer that looks at them.
+//! Main grads, for users who read them.
 //!
 //! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended
 //! well, or of several that were added up, on every rank. Nothing else of a session changes. Other processes are not
@@ -21,7 +21,7 @@ pub struct MainGrad {
     /// Which of its rows.
     pub rows: ShardRows,
     /// `[rows, columns]`, row-major: the mean over all ranks and micro-batches of what calls wrote, not clipped,
-    /// and still times the loss scale where they multiplied with one. Where gradients of several steps are added up
+    /// and still times the loss scale where they multiplied with one. Where gradients of several steps are accumulated
     /// ([`Session::accumulate`]), the sum of their means.
     pub values: Vec<f32>,
 }
@@ -36,7 +36,7 @@ impl Session {
     /// one that ended as [`SessionError::Diverged`] what the optimizer was given.
     ///
     /// # Errors
-    /// [`SessionError::NoGradients`] before the first such step, and behind one whose closure failed;
+    /// [`SessionError::NoGradients`] before the first such step, and after one whose closure failed;
     /// [`SessionError::DroppedStep`], a poisoned session.
     pub async fn main_grads(&mut self) -> Result<Vec<MainGrad>, SessionError> {
         self.main_grads_here().await

@@ -1,4 +1,4 @@
-//! What goes out of a session and into it at an edge: weights, states of the optimizer, main grads.
+//! What goes out of a session and into it at a step boundary: weights, states of the optimizer, main grads.
 
 mod compare_replicas;
 mod export_and_import;

@@ -1,6 +1,6 @@
 //! Saves sharded checkpoints, and goes on from them.
 //!
-//! Law: both are commands to all ranks at an edge, called in every process (CK-2).
+//! Law: both are commands to all ranks at a step boundary, called in every process (CK-2).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Session {
         Box::pin(async move {
             self.settle().await?;
             self.check_exports()?;
-            let (folder, by) = (files.folder().to_owned(), self.updated_by.clone());
+            let (folder, by) = (files.folder().to_owned(), self.optimizer_identity.clone());
             let save = Save::new(folder, notes.clone(), self.plans(), by);
             let writer: Arc<dyn PartWriter> = Arc::new(save);
             for thread in &self.ranks {
@@ -68,8 +68,9 @@ impl Session {
     /// The first rank that refused what all ranks have replied to: by its kind, where it is of this process.
     pub(in crate::session) fn refusal(&mut self) -> Option<Refusal> {
         let refusals = self.ranks.iter().filter_map(|thread| thread.handover().part.refusal.take());
-        // Of one that was told to several, all say the same.
-        refusals.reduce(|one, other| if matches!(one.1, CheckpointError::Told { .. }) { other } else { one })
+        // Of one that was reported to several, all say the same.
+        refusals
+            .reduce(|one, other| if matches!(one.1, CheckpointError::OtherRank { .. }) { other } else { one })
     }
 
     /// Puts in place what [`Session::save_parts`] saved, on any number of ranks and processes: every rank reads the
@@ -113,9 +114,10 @@ impl Session {
             self.check_real("imports")?;
             self.check_usable()?;
             if taken.is_some() {
-                self.check_sound()?;
+                self.check_finite()?;
             }
-            let judged = Import::open(files, self.plans(), self.ranks() as usize, &self.updated_by, taken);
+            let judged =
+                Import::open(files, self.plans(), self.ranks() as usize, &self.optimizer_identity, taken);
             let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
                 Ok(import) => {
                     let saved = import.saved();
@@ -136,7 +138,7 @@ impl Session {
             let outcome = self.finish().await;
             let imported = self.imported();
             outcome?;
-            // What this process found says more than what the others heard of it.
+            // What this process found says more than what the others got of it.
             let saved = saved?;
             imported.map(|()| saved)
         })

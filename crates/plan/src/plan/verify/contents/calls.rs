@@ -221,9 +221,9 @@ impl Run<'_> {
             );
             let remedy = match found {
                 Some(_) => {
-                    "gather behind the cast of the version the step begins with, and before the optimizer's next cast"
+                    "gather after the cast of the version the step begins with, and before the optimizer's next cast"
                 }
-                None => "gather this weight, derive what the use asks for, and let the call read that slot",
+                None => "gather this weight, derive what the use requests, and let the call read that slot",
             };
             return self.wrong_planes(running.task, slot, needs, remedy);
         }
@@ -263,7 +263,7 @@ impl Run<'_> {
         }
     }
 
-    /// A closure writes the real rows alone: zeros behind them stay.
+    /// A closure writes the real rows alone: zeros after them stay.
     fn write_gradient(&mut self, running: Running<'_>, weight: WeightId, slot: SlotId) -> Verdict<()> {
         let Running { task, id, call } = running;
         let padded = *self.slots.held(slot) == Held::Padding(weight);

@@ -2,7 +2,7 @@
 //!
 //! Law: history and factors have the version of the masters whose amaxes were recorded last, and whose cast
 //! used the factors. The next factors come from a history that does not know the masters they are for;
-//! the history then takes the amaxes of exactly those masters. So each amax is recorded once, behind the scale
+//! the history then takes the amaxes of exactly those masters. So each amax is recorded once, after the scale
 //! op, and a factor never looks at the masters it is for.
 
 use super::{Held, Run, Verdict};

@@ -1,4 +1,4 @@
-//! The edge at which a step begins.
+//! The entry state of a step.
 //!
 //! Law: before the step, resident slots hold what the plan's entry state promises, inputs, hyperparameters,
 //! loss scale and gradient scale what the session put there, and nothing else holds anything of this step. What
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use super::{BufferValue, Held, Run, Verdict, VerifyError};
 use crate::layout::{Content, Residency, Slot, WeightLayout};
 use crate::model::{Accumulation, Lifetime, Role};
-use crate::plan::{EdgeState, StepPlan};
+use crate::plan::{BoundaryState, StepPlan};
 use warpweft_base::id::{BucketId, CallId, Version, WeightId};
 
 impl Run<'_> {
@@ -31,7 +31,7 @@ impl Run<'_> {
 
     /// Entry and exit must fit each other and what kind of step it is.
     fn check_declared(&self) -> Verdict<()> {
-        let EdgeState { masters, shards } = self.plan.entry;
+        let BoundaryState { masters, shards } = self.plan.entry;
         if shards.is_some_and(|shards| shards > masters) {
             return Err(Box::new(VerifyError::Edge {
                 subject: self.plan.title(),
@@ -42,8 +42,8 @@ impl Run<'_> {
         }
         let next = if self.plan.updates_weights { masters.next() } else { masters };
         let left = if self.plan.updates_weights || self.plan.calls.is_empty() { Some(next) } else { shards };
-        let exit = EdgeState { masters: next, shards: left };
-        let quantized = EdgeState { masters: next, shards: Some(next) };
+        let exit = BoundaryState { masters: next, shards: left };
+        let quantized = BoundaryState { masters: next, shards: Some(next) };
         if self.plan.exit == exit || self.plan.exit == quantized {
             return Ok(());
         }
@@ -98,14 +98,14 @@ impl Run<'_> {
         Err(Box::new(VerifyError::Accumulation { task: self.plan.title(), problem, remedy: remedy.into() }))
     }
 
-    /// The version of a weight's shards at an edge. A shard that is half of a master is never behind it, and neither
-    /// is one that has none: of a frozen weight, it is what was set.
-    pub(super) fn shard_version(&self, weight: WeightId, edge: EdgeState) -> Option<Version> {
+    /// The version of a weight's shards at a step boundary. A shard that is half of a master is never behind it, and
+    /// neither is one that has none: of a frozen weight, it is what was set.
+    pub(super) fn shard_version(&self, weight: WeightId, edge: BoundaryState) -> Option<Version> {
         self.version_in(self.plan.weights.layout(weight).bucket, edge)
     }
 
-    /// The version of the shards and tensor scales of a bucket at an edge.
-    pub(super) fn version_in(&self, bucket: BucketId, edge: EdgeState) -> Option<Version> {
+    /// The version of the shards and tensor scales of a bucket at a step boundary.
+    pub(super) fn version_in(&self, bucket: BucketId, edge: BoundaryState) -> Option<Version> {
         let weights = &self.plan.weights;
         let is_set = weights.splits_masters(bucket) || weights.bucket(bucket).is_planes_alone();
         if is_set { Some(edge.masters) } else { edge.shards }
@@ -113,17 +113,17 @@ impl Run<'_> {
 
     /// What this plan's exit is for weights that are `frozen` or not. A step leaves frozen ones as they were: what
     /// the next edge calls its version is, of them, the one they had before.
-    pub(super) fn exit_of(&self, frozen: bool) -> EdgeState {
+    pub(super) fn exit_of(&self, frozen: bool) -> BoundaryState {
         let StepPlan { entry, exit, updates_weights, .. } = self.plan;
         if frozen && *updates_weights {
-            EdgeState { masters: entry.masters, shards: Some(entry.masters) }
+            BoundaryState { masters: entry.masters, shards: Some(entry.masters) }
         } else {
             *exit
         }
     }
 
     fn initial(&self, slot: &Slot) -> Held {
-        let EdgeState { masters, .. } = self.plan.entry;
+        let BoundaryState { masters, .. } = self.plan.entry;
         let shard = |weight| self.shard_version(weight, self.plan.entry);
         let role = |buffer: warpweft_base::id::BufferId| self.plan.buffers[buffer.index()].role;
         match (slot.content, slot.residency) {
@@ -163,8 +163,8 @@ impl Run<'_> {
     }
 }
 
-/// An edge state in words.
-pub(super) fn describe(edge: EdgeState) -> String {
+/// An entry or exit state in words.
+pub(super) fn describe(edge: BoundaryState) -> String {
     match edge.shards {
         Some(version) => format!("masters at {} and shards at {version}", edge.masters),
         None => format!("masters at {} and no shards", edge.masters),

@@ -1,8 +1,8 @@
-//! PL-10, exchanges: what ranks give each other of their buffers.
+//! PL-10, collectives between calls.
 //!
 //! Law: an exchange takes its turn among the calls, once, as it is declared. It gives what program order says of its
 //! buffer; what it leaves is the value of the other one until a later call writes that. Buffers have the sizes and
-//! element types that its kind and its number of ranks ask for, so every rank gets what all others give and nothing
+//! element types that its kind and its number of ranks request, so every rank gets what all others give and nothing
 //! else.
 
 use super::{BufferValue, Held, Run, Verdict};
@@ -59,7 +59,7 @@ impl Run<'_> {
             return wrong(self, format!("gives elements in {given} and gets some in {got} ({kind})"));
         }
         self.check_buffer((task, call), declared.from, from)?;
-        // What all bytes of the slot are cut into, or set behind each other, are the parts of ranks.
+        // What all bytes of the slot are cut into, or set after each other, are the parts of ranks.
         let bytes = plan.arena.region(from).bytes;
         if bytes != given.bytes() {
             let (slot, name) = (self.slot_name(from), &given.name);

@@ -1,4 +1,4 @@
-//! The edge at which a step ends.
+//! The exit state of a step.
 //!
 //! Law: every call ran; every gradient is in its main grad, where the session and the next step of a sum look for
 //! it, and so is what a rank added up of a replicated weight if the sum stays open; resident slots hold what the
@@ -40,7 +40,7 @@ impl Run<'_> {
         }
     }
 
-    /// PL-4: with an optimizer the norm asks for every gradient; without one the step ends with complete main
+    /// PL-4: with an optimizer the norm requests every gradient; without one the step ends with complete main
     /// grads.
     fn gradients_are_complete(&self) -> Verdict<()> {
         if self.plan.updates_weights {
@@ -77,7 +77,7 @@ impl Run<'_> {
             return self.wrong_program(
                 self.plan.title(),
                 problem,
-                "keep the fault word until the step's edge",
+                "keep the fault word until the step boundary",
             );
         }
         if self.plan.updates_weights && !remains(Held::Vote) {
@@ -226,7 +226,7 @@ impl Run<'_> {
         }))
     }
 
-    /// PL-4: what was added up lies where it is looked for: main grads behind every step that writes gradients, a
+    /// PL-4: what was added up lies where it is looked for: main grads after every step that writes gradients, a
     /// rank's own sum of a replicated weight where the next step goes on from it.
     fn sum_stays(&self, slot: SlotId, content: Content, weight: WeightId) -> Verdict<()> {
         let calls: BTreeSet<CallId> = self.contributors[weight.index()].iter().copied().collect();
@@ -272,7 +272,7 @@ impl Run<'_> {
                 if staging.is_none_or(|slot| *self.slots.held(slot) != needs) {
                     let holds = staging.map_or("no slot".into(), |slot| self.slots.describe(slot));
                     let problem = format!("ends with {holds} in the staging of output `{}`", spec.name);
-                    let remedy = "copy every output behind the last call that writes it";
+                    let remedy = "copy every output after the last call that writes it";
                     return self.wrong_program(self.plan.title(), problem, remedy);
                 }
             }

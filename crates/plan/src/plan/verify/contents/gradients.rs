@@ -4,7 +4,7 @@
 //! or in two tasks (`landed`), then summed over the replicas where there are several, then accumulated; a
 //! replicated weight's is accumulated, then all-reduced over all ranks. So a contribution passes each sum
 //! over ranks exactly once. The first contribution of a step begins the sum and no later one does; none is
-//! added twice, on the rank or behind the reduction; and they are added in program order, because sums of
+//! added twice, on the rank or after the reduction; and they are added in program order, because sums of
 //! floats depend on it: so equal programs give equal bits, however they are scheduled. Calls of different
 //! micro-batches are different contributions. Padding rows are zero before anything is summed over ranks.
 //! What a call declares in bf16 is reduced in bf16 as it lies: nothing rounds it, and nothing is added to it
@@ -54,7 +54,7 @@ impl Run<'_> {
     }
 
     /// The calls whose gradients of `weight` are in `slot` as they travel: in `element`, which is what the
-    /// plan was asked for.
+    /// plan was requested.
     pub(super) fn travelling(
         &self,
         task: TaskId,
@@ -154,7 +154,7 @@ impl Run<'_> {
             _ => {
                 let needs = format!("a call's gradient of `{}`", self.name(weight));
                 let remedy =
-                    "add gradients behind the calls that write them, before their bytes are written again";
+                    "add gradients after the calls that write them, before their bytes are written again";
                 self.wrong_gradient(task, slot, needs, remedy)
             }
         }
@@ -185,7 +185,7 @@ impl Run<'_> {
             return self.wrong_accumulation(
                 task,
                 format!(
-                    "adds the gradient of `{}` from call `{}` behind that of the later call `{}`",
+                    "adds the gradient of `{}` from call `{}` after that of the later call `{}`",
                     self.name(weight),
                     self.call_name(*first),
                     self.call_name(*last)
@@ -436,7 +436,7 @@ impl Run<'_> {
             find(&|_, held| matches!(held, Held::LocalSum(w, sum) if *w == weight && sum.contains(&call)))
         {
             let slot = self.slot_name(slot);
-            return format!("it was added to slot `{slot}`, and no all-reduce behind that brings it further");
+            return format!("it was added to slot `{slot}`, and no all-reduce after that brings it further");
         }
         let summed = |held: &Held| matches!(held, Held::SummedGradient(w, calls) if *w == weight && calls.contains(&call));
         if let Some(slot) = find(&|_, held| summed(held)) {

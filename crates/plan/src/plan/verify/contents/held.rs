@@ -15,7 +15,7 @@ use warpweft_format::{ElementType, Orientation};
 /// Where the present value of a buffer comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BufferValue {
-    /// The trainer staged it before the step, for this micro-batch.
+    /// The user staged it before the step, for this micro-batch.
     Staged(MicroBatchId),
     /// The step before left it; zeros before the first.
     Carried,
@@ -318,11 +318,11 @@ pub(super) const fn dense_in(values: ElementType) -> &'static str {
 }
 
 impl BufferValue {
-    /// In words, to stand behind the buffer's name.
+    /// In words, to stand after the buffer's name.
     pub(super) fn describe(self, plan: &StepPlan) -> String {
         match self {
-            Self::Staged(_) if plan.micro_batches == 1 => "as the trainer staged it".into(),
-            Self::Staged(micro_batch) => format!("as the trainer staged it for {micro_batch}"),
+            Self::Staged(_) if plan.micro_batches == 1 => "as the user staged it".into(),
+            Self::Staged(micro_batch) => format!("as the user staged it for {micro_batch}"),
             Self::Carried => "as the step before left it".into(),
             Self::Written(call) => format!("as call `{}` wrote it", plan.calls[call.index()].label()),
         }

@@ -1,7 +1,7 @@
 //! PL-4 where ranks sum gradients by themselves: what travels unsummed, and the sum of it.
 //!
 //! Law: an exchange brings the other ranks' slices of one gradient, of the calls whose sum it is, in the
-//! element type that was asked for. A sum takes these and the rank's own slice of the very same gradient,
+//! element type that was requested. A sum takes these and the rank's own slice of the very same gradient,
 //! which its slot must still hold: so each rank's contribution is in it once, and all of them are of the same
 //! calls. Only where a replica is one rank is there nothing that could have landed. What is summed goes on as
 //! reduced rows; or, if there are no other replicas to sum it with, into the main grad as any contribution

@@ -1,9 +1,9 @@
-//! PL-9, rounds of matrices: what a rule that needs them whole finds; PL-4, which weights may be one.
+//! PL-9, rounds of matrices: what a whole-matrix optimizer finds; PL-4, which weights may be one.
 //!
 //! Law: a round is the same weights in the same order from its preparation to its update, at most one for each rank
 //! that shares them, with shards of one size; so the n-th rank has the n-th matrix and no other, and gets back the rows
-//! that it gave. Lists that the rule keeps are one version on when their rows are prepared; the update may change them
-//! again. A weight comes to each stage of its round once a step, so no part of the rule runs twice.
+//! that it gave. Lists that the custom optimizer keeps are one version on when their rows are prepared; the update may
+//! change them again. A weight comes to each stage of its round once a step, so no part of the optimizer runs twice.
 
 use super::{Held, Run, Verdict, VerifyError};
 use crate::layout::{Content, RoundStage};
@@ -79,8 +79,8 @@ impl Run<'_> {
         self.fill_round(task, to, weights, made)
     }
 
-    /// What an update of `weights` finds of their matrices: rows that came back if its rule needs them whole, otherwise
-    /// none. Returns the version of the lists that it finds.
+    /// What an update of `weights` finds of their matrices: rows that came back if its optimizer needs them whole,
+    /// otherwise none. Returns the version of the lists that it finds.
     pub(super) fn round_of_update(
         &self,
         task: TaskId,
@@ -96,11 +96,10 @@ impl Run<'_> {
                 Ok(entry.next())
             }
             (true, None) => {
-                self.no_round(task, "updates weights whose rule needs whole matrices, without them")
+                self.no_round(task, "updates weights whose optimizer needs whole matrices, without them")
             }
-            (false, Some(_)) => {
-                self.no_round(task, "updates weights by transformed rows that their rule does not ask for")
-            }
+            (false, Some(_)) => self
+                .no_round(task, "updates weights by transformed rows that their optimizer does not request"),
         }
     }
 
@@ -159,7 +158,7 @@ impl Run<'_> {
             return self.no_round(task, "makes matrices whole for Adam, which updates rows");
         }
         if !weights.iter().all(|weight| layout(weight).parameters.whole_matrix) {
-            return self.no_round(task, "makes matrices whole whose rule does not ask for it");
+            return self.no_round(task, "makes matrices whole whose optimizer does not request it");
         }
         let size = |weight: &WeightId| (layout(weight).shard.ranks, layout(weight).stored_elements());
         if weights.array_windows().any(|[first, other]| size(first) != size(other)) {
@@ -178,7 +177,7 @@ impl Run<'_> {
     }
 
     fn no_round<T>(&self, task: TaskId, problem: &str) -> Verdict<T> {
-        let problem = format!("{problem}; plan rounds of weights as their parameter groups ask for");
+        let problem = format!("{problem}; plan rounds of weights as their parameter groups request");
         Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }))
     }
 }

@@ -16,8 +16,8 @@
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
 //! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients`
-//! and `optimizer` what follows them, `matrices` what a rule needs whole for it, `landed` gradients that ranks sum by
-//! themselves, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
+//! and `optimizer` what follows them, `matrices` what a whole-matrix optimizer needs for it, `landed` gradients that
+//! ranks sum by themselves, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
 
 mod calls;
 mod delayed;

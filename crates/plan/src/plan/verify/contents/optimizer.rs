@@ -1,7 +1,7 @@
-//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam or the trainer's own rule.
+//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam or the custom optimizer.
 //!
 //! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of
-//! all calls; the vote sees all ranks' records and counts the step once; Adam, or the rule that stands in its place,
+//! all calls; the vote sees all ranks' records and counts the step once; Adam, or the custom optimizer in its place,
 //! rewrites every such weight once, and no other, from state and main grads of this step, under that vote; one task of
 //! it speaks of one parameter group.
 
@@ -38,7 +38,7 @@ impl Run<'_> {
         let calls = self.all_closures();
         if *self.slots.held(fault) != (Held::FaultWord { calls }) {
             let needs = format!("a fault word that has seen all {calls} calls of the step");
-            return self.wrong_operand(task, fault, &needs, "take the norm behind the last call");
+            return self.wrong_operand(task, fault, &needs, "take the norm after the last call");
         }
         self.fill(task, record, Held::Record)
     }
@@ -102,11 +102,10 @@ impl Run<'_> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
         self.is_update(task, bucket, &weights, vote, hyperparameters)?;
         if self.plan.weights.state.own_states.is_some() {
-            return self
-                .other_rule(task, "lets Adam update weights that the trainer updates by a rule of its own");
+            return self.other_rule(task, "lets Adam update weights that a custom optimizer updates");
         }
         if weights.iter().any(|weight| self.plan.weights.layout(*weight).parameters.whole_matrix) {
-            return self.other_rule(task, "lets Adam update weights whose rule needs whole matrices");
+            return self.other_rule(task, "lets Adam update weights whose optimizer needs whole matrices");
         }
         let (old, new) = (self.plan.entry.masters, self.plan.entry.masters.next());
         for state in states {
@@ -135,7 +134,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The trainer's own rule gets what Adam gets, and rewrites the master and every list that it keeps.
+    /// The custom optimizer gets what Adam gets, and rewrites the master and every list that it keeps.
     pub(super) fn update(
         &mut self,
         task: TaskId,
@@ -159,7 +158,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// All lists that a rule keeps of a weight go from one version to another, or are changed within it.
+    /// All lists that a custom optimizer keeps of a weight go from one version to another, or are changed within it.
     pub(super) fn rewrite_lists(
         &mut self,
         task: TaskId,
@@ -232,7 +231,8 @@ impl Run<'_> {
     }
 
     pub(super) fn other_rule(&self, task: TaskId, problem: &str) -> Verdict<()> {
-        let problem = format!("{problem}; update all weights by the rule that their state is laid out for");
+        let problem =
+            format!("{problem}; update all weights by the optimizer that their state is laid out for");
         Err(Box::new(VerifyError::Coverage { task: self.plan.describe(task), problem }))
     }
 

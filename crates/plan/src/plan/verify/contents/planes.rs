@@ -26,7 +26,7 @@ impl Run<'_> {
                 "the other ranks' whole {orientation} shards of `{}` at {version}, like this rank's own",
                 self.name(weight)
             );
-            let remedy = "assemble planes once, behind their gather or the last chunk of one, with the shard that it sent";
+            let remedy = "assemble planes once, after their gather or the last chunk of one, with the shard that it sent";
             return self.wrong_use(task, to, needs, remedy);
         }
         self.fill(task, to, Held::Gathered(weight, orientation, version))
@@ -42,7 +42,7 @@ impl Run<'_> {
         let before = Held::Gathering { weight, orientation, version, bytes: chunk.begin };
         if !is_range || (chunk.begin > 0 && *self.slots.held(to) != before) {
             let needs = format!(
-                "bytes 0..{} of every other rank's {orientation} shard of `{}` at {version}, to gather {}..{} of {whole} behind them",
+                "bytes 0..{} of every other rank's {orientation} shard of `{}` at {version}, to gather {}..{} of {whole} after them",
                 chunk.begin,
                 self.name(weight),
                 chunk.begin,
@@ -81,7 +81,7 @@ impl Run<'_> {
                     task,
                     from,
                     needs,
-                    "take the weight's own shard, before or behind its whole cast",
+                    "take the weight's own shard, before or after its whole cast",
                 )
             }
         }
@@ -158,7 +158,7 @@ impl Run<'_> {
             "the other ranks' whole rowwise shards of `{}` at {version}, like this rank's own, to dequantize both",
             self.name(weight)
         );
-        let remedy = "dequantize rows behind the gather, or the last chunk of one, that brought them; whole planes without the rank's own shard";
+        let remedy = "dequantize rows after the gather, or the last chunk of one, that brought them; whole planes without the rank's own shard";
         self.wrong_use(task, from, needs, remedy)
     }
 
@@ -176,7 +176,7 @@ impl Run<'_> {
         };
         let name = self.name(*weight);
         let remedy = format!(
-            "an assemble of `{name}` is missing: add one behind its gather and before this reader, or let a dequantize name the rank's own shard"
+            "an assemble of `{name}` is missing: add one after its gather and before this reader, or let a dequantize name the rank's own shard"
         );
         self.wrong_use(task, slot, needs, &remedy)
     }
@@ -216,7 +216,7 @@ impl Run<'_> {
             task,
             slot,
             needs,
-            "read planes and tensor scales of one version, both before or both behind the scale op",
+            "read planes and tensor scales of one version, both before or both after the scale op",
         )
     }
 

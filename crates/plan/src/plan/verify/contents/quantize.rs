@@ -210,7 +210,7 @@ impl Run<'_> {
         self.fill(task, slot, Held::Shard { weight, orientation, data, scale })
     }
 
-    /// A task behind the optimizer must be a no-op when the vote says fault.
+    /// A task after the optimizer must be a no-op when the vote says fault.
     pub(super) fn obeys_vote(&self, task: TaskId, vote: Option<SlotId>, version: Version) -> Verdict<()> {
         match vote {
             Some(slot) => self.is_vote(task, slot),

@@ -1,8 +1,8 @@
-//! Ranks that work for long and wait for each other meanwhile.
+//! A barrier with heartbeats, for ranks that work for long.
 //!
-//! Law: who is done waits in rounds, to which who is not comes between two pieces of its work. So nobody waits
-//! past the deadline for a sign of life (RV-2), however long the work takes, and a rank that stands still in one
-//! piece is named at the deadline, with what it was doing. At the end every rank knows how each of them ended.
+//! Law: who is done waits in meetings, to which who is not comes between two pieces of its work: its heartbeat. So
+//! nobody waits past the deadline for a sign of life (RV-2), however long the work takes, and a rank that stands still
+//! in one piece is named at the deadline, with what it was doing. At the end every rank knows how each of them ended.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::checkpoint::CheckpointError;
 use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer};
 use warpweft_base::id::RankId;
 
-/// The part of the deadline after which a rank that works comes to a round.
+/// The part of the deadline after which a rank that works comes to a meeting.
 const PART_OF_DEADLINE: u32 = 4;
 
-/// A rank that refuses, and why. What another rank said is [`CheckpointError::Told`]: words travel, not kinds.
+/// A rank that refuses, and why. What another rank said is [`CheckpointError::OtherRank`]: words travel, not kinds.
 pub type Refusal = (RankId, CheckpointError);
 
-/// What ranks do in rounds.
+/// What ranks do at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     SavesItsPart,
     ReadsItsPart,
-    ComparesCopies,
+    ComparesReplicas,
     CopiesItsState,
     DigestsFrozen,
 }
@@ -40,7 +40,7 @@ impl Work {
             Self::ReadsItsPart => {
                 "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s"
             }
-            Self::ComparesCopies => "it compares copies of weights; raise deadline_s",
+            Self::ComparesReplicas => "it compares replicas of weights; raise deadline_s",
             Self::DigestsFrozen => "it digests its frozen weights; raise deadline_s",
             Self::CopiesItsState => "it copies its weights and state to the host; raise deadline_s",
         }
@@ -51,7 +51,7 @@ impl Work {
         let does = |work| match work {
             Self::SavesItsPart => "saves parts",
             Self::ReadsItsPart => "imports parts",
-            Self::ComparesCopies => "compares copies",
+            Self::ComparesReplicas => "compares replicas",
             Self::CopiesItsState => "exports a checkpoint",
             Self::DigestsFrozen => "digests frozen weights",
         };
@@ -59,7 +59,7 @@ impl Work {
     }
 }
 
-/// What a rank says in a round.
+/// What a rank says in a meeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
     Works,
@@ -67,8 +67,8 @@ enum Said {
     Refuses(String),
 }
 
-/// One rank's way through the rounds.
-pub(super) struct Rounds<'w> {
+/// One rank's way through the barrier.
+pub(super) struct Barrier<'w> {
     world: &'w World,
     rank: RankId,
     work: Work,
@@ -76,7 +76,7 @@ pub(super) struct Rounds<'w> {
     last: Cell<Instant>,
 }
 
-impl<'w> Rounds<'w> {
+impl<'w> Barrier<'w> {
     /// Of a rank that says that it does `work`, until this is dropped; but not while it waits for others.
     pub(super) fn new(world: &'w World, rank: RankId, work: Work) -> Self {
         world.stand(rank, work.in_words());
@@ -89,7 +89,7 @@ impl<'w> Rounds<'w> {
     /// # Errors
     /// The end of the world.
     pub(super) fn alive(&self) -> Result<(), ExecError> {
-        if self.last.get().elapsed() < self.every { Ok(()) } else { self.round(&Said::Works).map(drop) }
+        if self.last.get().elapsed() < self.every { Ok(()) } else { self.meet(&Said::Works).map(drop) }
     }
 
     /// Says how the work ended, waits for all others, and gives the number of each, or the first that refuses.
@@ -115,10 +115,10 @@ impl<'w> Rounds<'w> {
 
     fn wait(&self, own: &Said) -> Result<Result<Vec<u64>, Refusal>, ExecError> {
         loop {
-            let ended = self.round(own)?.into_iter().enumerate().map(|(rank, said)| match said {
+            let ended = self.meet(own)?.into_iter().enumerate().map(|(rank, said)| match said {
                 Said::Works => None,
                 Said::Done(number) => Some(Ok(number)),
-                Said::Refuses(reason) => Some(Err((RankId::at(rank), CheckpointError::Told { reason }))),
+                Said::Refuses(reason) => Some(Err((RankId::at(rank), CheckpointError::OtherRank { reason }))),
             });
             if let Some(ended) = ended.collect::<Option<Vec<_>>>() {
                 return Ok(ended.into_iter().collect());
@@ -126,7 +126,7 @@ impl<'w> Rounds<'w> {
         }
     }
 
-    fn round(&self, own: &Said) -> Result<Vec<Said>, ExecError> {
+    fn meet(&self, own: &Said) -> Result<Vec<Said>, ExecError> {
         let failed = |error| failed(self.rank, error);
         let said = encode(self.work, own);
         let all = self.world.rendezvous().exchange(self.rank, Topic::Work, &said).map_err(failed)?;
@@ -140,7 +140,7 @@ impl<'w> Rounds<'w> {
     }
 }
 
-impl Drop for Rounds<'_> {
+impl Drop for Barrier<'_> {
     fn drop(&mut self) {
         self.world.stand(self.rank, "");
     }
@@ -162,7 +162,7 @@ fn decode(bytes: &[u8]) -> Result<(Work, Said), Truncated> {
     let work = match reader.byte()? {
         0 => Work::SavesItsPart,
         1 => Work::ReadsItsPart,
-        2 => Work::ComparesCopies,
+        2 => Work::ComparesReplicas,
         3 => Work::CopiesItsState,
         4 => Work::DigestsFrozen,
         _ => return Err(Truncated),
@@ -184,8 +184,8 @@ mod tests {
     /// More than any test takes.
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    fn of(world: &World, rank: u32) -> Rounds<'_> {
-        Rounds::new(world, RankId::new(rank), Work::SavesItsPart)
+    fn of(world: &World, rank: u32) -> Barrier<'_> {
+        Barrier::new(world, RankId::new(rank), Work::SavesItsPart)
     }
 
     /// How ranks ended, with the words of the one that refuses.
@@ -200,14 +200,14 @@ mod tests {
             let world = World::new(2, DEADLINE);
             let [first, other] = std::thread::scope(|scope| {
                 let other = scope.spawn(|| {
-                    let mut rounds = of(&world, 1);
-                    rounds.every = Duration::ZERO;
-                    (0..3).try_for_each(|_| rounds.alive()).unwrap();
-                    in_words(rounds.agree(ends.map_err(CheckpointError::other)).unwrap())
+                    let mut barrier = of(&world, 1);
+                    barrier.every = Duration::ZERO;
+                    (0..3).try_for_each(|_| barrier.alive()).unwrap();
+                    in_words(barrier.agree(ends.map_err(CheckpointError::other)).unwrap())
                 });
-                let rounds = of(&world, 0);
-                assert_eq!(rounds.round(&Said::Done(7)).unwrap(), [Said::Done(7), Said::Works]);
-                [in_words(rounds.agree(Ok(7)).unwrap()), other.join().unwrap()]
+                let barrier = of(&world, 0);
+                assert_eq!(barrier.meet(&Said::Done(7)).unwrap(), [Said::Done(7), Said::Works]);
+                [in_words(barrier.agree(Ok(7)).unwrap()), other.join().unwrap()]
             });
             let expected =
                 ends.map(|number| vec![7, number]).map_err(|reason| (RankId::new(1), reason.to_owned()));
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Two refuse, and all hear of the first: whoever it is by its kind, the others by its words.
+    /// Two refuse, and all get the refusal of the first: whoever it is by its kind, the others by its words.
     #[test]
     fn the_rank_that_refuses_first_knows_the_kind_and_the_others_its_words() {
         let world = World::new(2, DEADLINE);
@@ -227,7 +227,7 @@ mod tests {
         let [first, other] = agreed.map(Result::unwrap_err);
         assert!(
             matches!(first.1, CheckpointError::Other { .. })
-                && matches!(other.1, CheckpointError::Told { .. })
+                && matches!(other.1, CheckpointError::OtherRank { .. })
         );
         assert_eq!(in_words(Err(first)), in_words(Err(other)));
     }
@@ -252,7 +252,7 @@ mod tests {
         let all = [
             Work::SavesItsPart,
             Work::ReadsItsPart,
-            Work::ComparesCopies,
+            Work::ComparesReplicas,
             Work::CopiesItsState,
             Work::DigestsFrozen,
         ];
@@ -275,10 +275,10 @@ mod tests {
         let world = World::new(2, DEADLINE);
         let [saves, reads] = std::thread::scope(|scope| {
             let reads = scope.spawn(|| {
-                let mut rounds = Rounds::new(&world, RankId::new(1), Work::ReadsItsPart);
-                rounds.every = Duration::ZERO;
-                rounds.alive().unwrap();
-                in_words(rounds.agree(Ok(1)).unwrap())
+                let mut barrier = Barrier::new(&world, RankId::new(1), Work::ReadsItsPart);
+                barrier.every = Duration::ZERO;
+                barrier.alive().unwrap();
+                in_words(barrier.agree(Ok(1)).unwrap())
             });
             [in_words(of(&world, 0).agree(Ok(0)).unwrap()), reads.join().unwrap()]
         });

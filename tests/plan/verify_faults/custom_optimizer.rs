@@ -73,7 +73,7 @@ fn is_coverage(error: &VerifyError) -> bool {
 
 /// PL-2 to PL-6, PL-9, PL-10.
 #[test]
-fn a_plan_with_a_rule_of_the_trainer_s_own_is_accepted_with_no_one_or_two_lists() {
+fn a_plan_with_a_custom_optimizer_of_the_trainer_s_own_is_accepted_with_no_one_or_two_lists() {
     for lists in 0..=2 {
         let plan = training(lists);
         verify(&plan).unwrap();
@@ -93,13 +93,13 @@ fn a_plan_with_a_rule_of_the_trainer_s_own_is_accepted_with_no_one_or_two_lists(
 
 /// PL-9
 #[test]
-fn a_weight_that_the_rule_skips_stays_a_version_behind() {
+fn a_weight_that_the_optimizer_skips_stays_a_version_behind() {
     for lists in 0..=2 {
         let mut plan = training(lists);
         states(&mut plan, "up").remove(1);
         let of_bucket = "needs the master of `down` at version 1, like its bucket's others";
         refused(&plan, &["PL-9", "(partial amax of", of_bucket, "at version 0"]);
-        // Without a cast behind it, the edge itself finds out: the replicated bias has none.
+        // Without a cast after it, the edge itself finds out: the replicated bias has none.
         let mut plan = training(lists);
         let lost = update(&plan, "bias");
         remove(&mut plan, lost);
@@ -110,7 +110,7 @@ fn a_weight_that_the_rule_skips_stays_a_version_behind() {
 
 /// PL-9, and PL-3 where it is within one task.
 #[test]
-fn a_weight_that_the_rule_updates_twice_is_refused() {
+fn a_weight_that_the_optimizer_updates_twice_is_refused() {
     for lists in 0..=2 {
         let mut plan = training(lists);
         let task = update(&plan, "up");
@@ -127,7 +127,7 @@ fn a_weight_that_the_rule_updates_twice_is_refused() {
 
 /// PL-4
 #[test]
-fn a_rule_updates_the_weights_of_its_own_bucket() {
+fn a_custom_optimizer_updates_the_weights_of_its_own_bucket() {
     let mut plan = training(1);
     let moved = states(&mut plan, "bias")[0].clone();
     states(&mut plan, "up").push(moved);
@@ -137,7 +137,7 @@ fn a_rule_updates_the_weights_of_its_own_bucket() {
 
 /// PL-4
 #[test]
-fn a_frozen_weight_that_the_rule_updates_is_refused() {
+fn a_frozen_weight_that_the_optimizer_updates_is_refused() {
     let mut plan = training(1);
     let base = weight(&plan, "base");
     states(&mut plan, "up")[0].weight = base;
@@ -147,7 +147,7 @@ fn a_frozen_weight_that_the_rule_updates_is_refused() {
 
 /// PL-4: weight decay and learning rate of a task are its first weight's.
 #[test]
-fn two_parameter_groups_are_not_updated_as_one_by_the_rule() {
+fn two_parameter_groups_are_not_updated_as_one_by_the_optimizer() {
     let mut plan = training(2);
     let moved = states(&mut plan, "calm")[0].clone();
     states(&mut plan, "up").push(moved);
@@ -157,7 +157,7 @@ fn two_parameter_groups_are_not_updated_as_one_by_the_rule() {
 
 /// PL-10: a fault on any rank must stop it.
 #[test]
-fn a_rule_under_no_vote_or_another_slot_is_refused() {
+fn a_custom_optimizer_under_no_vote_or_another_slot_is_refused() {
     let mut plan = training(1);
     let records = plan.arena.entries().find(|(_, slot)| slot.content == Content::NormRecords).unwrap().0;
     let task = update(&plan, "up");
@@ -174,7 +174,7 @@ fn a_rule_under_no_vote_or_another_slot_is_refused() {
 
 /// PL-10
 #[test]
-fn a_rule_without_the_hyperparameters_is_refused() {
+fn a_custom_optimizer_without_the_hyperparameters_is_refused() {
     let mut plan = training(1);
     let scale = slot(&plan, Content::GradientScale);
     let task = update(&plan, "bias");
@@ -189,7 +189,7 @@ fn a_rule_without_the_hyperparameters_is_refused() {
 
 /// PL-4. A second sum is begun beside the one that the norm counts, and it never gets the other gradient of `up`.
 #[test]
-fn a_rule_that_reads_a_main_grad_without_some_contribution_is_refused() {
+fn a_custom_optimizer_that_reads_a_main_grad_without_some_contribution_is_refused() {
     let mut plan = training(1);
     spread(&mut plan);
     let main_grad = slot(&plan, Content::MainGrad(weight(&plan, "up")));
@@ -211,7 +211,7 @@ fn a_rule_that_reads_a_main_grad_without_some_contribution_is_refused() {
 
 /// PL-4
 #[test]
-fn a_rule_that_reads_another_main_grad_than_the_norm_counted_is_refused() {
+fn a_custom_optimizer_that_reads_another_main_grad_than_the_norm_counted_is_refused() {
     // That of another weight.
     let mut plan = training(1);
     let other = slot(&plan, Content::MainGrad(weight(&plan, "calm")));
@@ -228,7 +228,7 @@ fn a_rule_that_reads_another_main_grad_than_the_norm_counted_is_refused() {
         &plan,
         &["PL-4", "(update of bucket", "main grad of `bias`", "this rank's gradient sum of `bias`"],
     );
-    // A sum that is begun anew behind the norm.
+    // A sum that is begun anew after the norm.
     let mut plan = training(1);
     spread(&mut plan);
     let main_grad = slot(&plan, Content::MainGrad(weight(&plan, "up")));
@@ -242,7 +242,7 @@ fn a_rule_that_reads_another_main_grad_than_the_norm_counted_is_refused() {
 
 /// PL-4: no vote is there before the main grads are complete, and no norm.
 #[test]
-fn a_rule_before_its_main_grad_is_complete_is_refused() {
+fn a_custom_optimizer_before_its_main_grad_is_complete_is_refused() {
     let mut plan = training(1);
     let (task, last) =
         (update(&plan, "up"), plan.tasks.iter().rposition(|task| task.op.name() == "sum gradient").unwrap());
@@ -260,7 +260,7 @@ fn a_rule_before_its_main_grad_is_complete_is_refused() {
 
 /// PL-5: it enqueues like a call, on the stream that calls get.
 #[test]
-fn a_rule_on_another_lane_than_that_of_calls_is_refused() {
+fn a_custom_optimizer_on_another_lane_than_that_of_calls_is_refused() {
     let plan = training(1);
     for lane in plan.lanes.iter().filter(|lane| lane.id != plan.compute_lane()) {
         let mut plan = plan.clone();
@@ -316,7 +316,7 @@ fn a_list_of_another_weight_or_in_another_s_place_is_refused() {
 
 /// PL-4
 #[test]
-fn adam_does_not_update_what_is_laid_out_for_a_rule_nor_the_reverse() {
+fn adam_does_not_update_what_is_laid_out_for_a_custom_optimizer_nor_the_reverse() {
     let (own, adam) = (training(2), plan_of_state(&program(), keeping(None)));
     verify(&adam).unwrap();
     let ops = |plan: &StepPlan, name| plan.tasks.iter().filter(|task| task.op.name() == name).count();
@@ -324,7 +324,7 @@ fn adam_does_not_update_what_is_laid_out_for_a_rule_nor_the_reverse() {
     // The layout of the other, on whose plan the ops stay: two lists are two moments, byte by byte.
     let mut by_adam = adam.clone();
     by_adam.weights.state.own_states = Some(2);
-    let lets = "lets Adam update weights that the trainer updates by a rule of its own";
+    let lets = "lets Adam update weights that a custom optimizer updates";
     assert!(is_coverage(&refused(&by_adam, &["PL-4", "(adam of", lets])));
     let mut by_rule = own.clone();
     by_rule.weights.state.own_states = None;
@@ -332,9 +332,9 @@ fn adam_does_not_update_what_is_laid_out_for_a_rule_nor_the_reverse() {
     assert!(is_coverage(&refused(&by_rule, &["PL-4", "(update of", runs])));
 }
 
-/// PL-9. Each step of the chain reads what the rule leaves.
+/// PL-9. Each step of the chain reads what the optimizer leaves.
 #[test]
-fn quantizing_before_the_rule_leaves_old_shards() {
+fn quantizing_before_the_optimizer_leaves_old_shards() {
     for (name, says) in [("partial amax", "(fused scale of"), ("partial cast", "(partial cast of")] {
         let mut plan = training(1);
         let from = plan.tasks.iter().rposition(|task| task.op.name() == name).unwrap();
@@ -343,7 +343,7 @@ fn quantizing_before_the_rule_leaves_old_shards() {
         let error = refused(&plan, &["PL-9", says, "at version 0"]);
         assert!(matches!(error, VerifyError::Edge { .. }));
     }
-    // Behind one of the bucket's updates, and before the other.
+    // After one of the bucket's updates, and before the other.
     let mut plan = training(1);
     let from = plan.tasks.iter().rposition(|task| task.op.name() == "partial amax").unwrap();
     let to = update(&plan, "up").max(update(&plan, "calm"));
@@ -351,10 +351,10 @@ fn quantizing_before_the_rule_leaves_old_shards() {
     refused(&plan, &["PL-9", "(partial amax of", "like its bucket's others"]);
 }
 
-/// PL-3. The vote is cast on the quantize lane, the rule runs where calls do, and amaxes are taken on the quantize
-/// lane again.
+/// PL-3. The vote is cast on the quantize lane, the custom optimizer runs where calls do, and amaxes are taken on the
+/// quantize lane again.
 #[test]
-fn a_missing_fence_before_or_behind_the_rule_is_a_race() {
+fn a_missing_fence_before_or_after_the_optimizer_is_a_race() {
     for lists in 0..=2 {
         let plan = training(lists);
         let first = plan.tasks.iter().position(|task| task.op.name() == "update").unwrap();
@@ -375,7 +375,7 @@ fn a_missing_fence_before_or_behind_the_rule_is_a_race() {
     }
 }
 
-/// PL-6, PL-9. What the rule does not keep has no bytes, and what it keeps has.
+/// PL-6, PL-9. What the optimizer does not keep has no bytes, and what it keeps has.
 #[test]
 fn resident_memory_has_the_lists_that_are_kept_and_no_others() {
     let lists_of = |plan: &StepPlan, name| -> Vec<SlotId> {

@@ -1,4 +1,4 @@
-//! What several ranks hold of the same weights, compared when the trainer asks.
+//! Replicas of weights, compared on request.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
@@ -20,11 +20,13 @@ fn mesh(mut config: Config) -> Config {
 
 async fn compared(session: &mut Session) -> Result<(), (String, StatePart, RankId, RankId)> {
     let before = session.export().await.unwrap();
-    let found = session.compare_copies().await;
+    let found = session.compare_replicas().await;
     assert!(session.export().await.unwrap() == before, "it only looks");
     match found {
         Ok(()) => Ok(()),
-        Err(SessionError::CopiesDiffer { weight, part, rank, other, .. }) => Err((weight, part, rank, other)),
+        Err(SessionError::ReplicasDiffer { weight, part, rank, other, .. }) => {
+            Err((weight, part, rank, other))
+        }
         Err(other) => panic!("{other}"),
     }
 }
@@ -51,7 +53,7 @@ fn training_leaves_all_copies_alike_however_state_is_kept() {
     });
 }
 
-/// A rule that leaves one value of one weight otherwise on one rank.
+/// A custom optimizer that leaves one value of one weight otherwise on one rank.
 fn parting(
     weight: &'static str,
     part: StatePart,
@@ -89,13 +91,13 @@ fn what_one_rank_holds_otherwise_is_told_by_weight_list_and_two_ranks() {
             config.optimizer.custom_states = Some(2);
             let trainer = Trainer::refined(2, Format::NVFP4_2D, &config);
             let rule = parting(weight, part, rank);
-            let builder = trainer.builder_updating(config, &Mischief::default(), rule);
+            let builder = trainer.builder_with_optimizer(config, &Mischief::default(), rule);
             let mut session = builder.start_cpu(4).await.unwrap();
             assert_eq!(compared(&mut session).await, Ok(()));
             losses(&mut session, 4, 0..1).await;
             let (first, other) = (RankId::new(pair.0), RankId::new(pair.1));
             assert_eq!(compared(&mut session).await, Err((weight.to_owned(), part, first, other)));
-            let words = session.compare_copies().await.unwrap_err().to_string();
+            let words = session.compare_replicas().await.unwrap_err().to_string();
             let list = match part {
                 StatePart::Master => "different masters of",
                 StatePart::FIRST_MOMENT => "different first states of",

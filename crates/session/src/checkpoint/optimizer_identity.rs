@@ -16,11 +16,11 @@ use warpweft_plan::compute::{Optimizer, Surface};
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum UpdatedBy {
+pub enum OptimizerIdentity {
     /// The library's Adam.
     Adam,
     /// A custom optimizer, of a file of before files said which.
-    #[serde(rename = "own_rule")]
+    #[serde(rename = "unnamed_custom")]
     Unnamed,
     /// A custom optimizer ([`Optimizer`]).
     Custom {
@@ -31,7 +31,7 @@ pub enum UpdatedBy {
     },
 }
 
-impl UpdatedBy {
+impl OptimizerIdentity {
     /// This custom optimizer.
     pub(crate) fn custom<S: Surface>(optimizer: &dyn Optimizer<S>) -> Self {
         let states = optimizer.states().iter().map(|state| (*state).to_owned());
@@ -62,7 +62,7 @@ impl UpdatedBy {
             let reason = match states.is_empty() {
                 true => format!(
                     "the checkpoint names no state `{name}`, for it does not say which optimizer wrote it; set its \
-                     `updated_by` to that optimizer and the names of its states"
+                     `optimizer_identity` to that optimizer and the names of its states"
                 ),
                 false => {
                     format!("the checkpoint names no state `{name}`; those that it names are: {}", listed("`", states))
@@ -88,7 +88,7 @@ impl UpdatedBy {
 }
 
 /// In a sentence.
-impl fmt::Display for UpdatedBy {
+impl fmt::Display for OptimizerIdentity {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Adam => out.write_str("Adam"),
@@ -107,31 +107,38 @@ impl fmt::Display for UpdatedBy {
 mod tests {
     use super::*;
 
-    fn custom(states: &[&str]) -> UpdatedBy {
+    fn custom(states: &[&str]) -> OptimizerIdentity {
         let states = states.iter().map(|state| (*state).to_owned()).collect();
-        UpdatedBy::Custom { name: "Lion".to_owned(), states }
+        OptimizerIdentity::Custom { name: "Lion".to_owned(), states }
     }
 
     #[test]
     fn the_text_in_files_is_read_back_and_no_other_is() {
         for (by, text) in [
-            (UpdatedBy::Adam, "adam"),
-            (UpdatedBy::Unnamed, "own_rule"),
+            (OptimizerIdentity::Adam, "adam"),
+            (OptimizerIdentity::Unnamed, "unnamed_custom"),
             (custom(&["momentum"]), r#"{"custom":{"name":"Lion","states":["momentum"]}}"#),
         ] {
             assert_eq!(by.text().unwrap(), text);
-            assert_eq!(UpdatedBy::of_text(text), Some(by));
+            assert_eq!(OptimizerIdentity::of_text(text), Some(by));
         }
         for text in ["Adam", "", "custom", r#"{"custom":{"name":"Lion"}}"#] {
-            assert_eq!(UpdatedBy::of_text(text), None);
+            assert_eq!(OptimizerIdentity::of_text(text), None);
         }
     }
 
     #[test]
     fn state_is_of_the_optimizer_of_its_name_and_states_and_of_any_if_it_is_not_named() {
         let lion = custom(&["momentum"]);
-        assert!(lion.may_be(&lion) && lion.may_be(&UpdatedBy::Unnamed) && UpdatedBy::Unnamed.may_be(&lion));
-        assert!(!lion.may_be(&custom(&["velocity"])) && !lion.may_be(&UpdatedBy::Adam));
-        assert!(!UpdatedBy::Adam.may_be(&UpdatedBy::Unnamed) && UpdatedBy::Adam.may_be(&UpdatedBy::Adam));
+        assert!(
+            lion.may_be(&lion)
+                && lion.may_be(&OptimizerIdentity::Unnamed)
+                && OptimizerIdentity::Unnamed.may_be(&lion)
+        );
+        assert!(!lion.may_be(&custom(&["velocity"])) && !lion.may_be(&OptimizerIdentity::Adam));
+        assert!(
+            !OptimizerIdentity::Adam.may_be(&OptimizerIdentity::Unnamed)
+                && OptimizerIdentity::Adam.may_be(&OptimizerIdentity::Adam)
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 use warpweft_cuda::DeviceAddress;
-use warpweft_cuda::kernels::LookOperand;
+use warpweft_cuda::kernels::FiniteCheckOperand;
 use warpweft_format::ElementType;
 use warpweft_plan::op::Vote;
 
@@ -19,7 +19,7 @@ const VOTE: Vote = Vote {
     reserved: 0,
 };
 
-/// One value of three tensors, wherever it is: in whole tiles, behind them, and where no 16 bytes begin.
+/// One value of three tensors, wherever it is: in whole tiles, after them, and where no 16 bytes begin.
 #[test]
 fn one_value_beyond_its_tensor_s_bound_sets_the_word_and_the_bound_itself_does_not() {
     let Some(gpu) = Gpu::open("looking for values that are not finite") else { return };
@@ -41,7 +41,7 @@ fn one_value_beyond_its_tensor_s_bound_sets_the_word_and_the_bound_itself_does_n
                     })
                     .collect();
                 let operands: Vec<_> = (0..3)
-                    .map(|number| LookOperand {
+                    .map(|number| FiniteCheckOperand {
                         values: tensors[number].address().plus(4 * skewed),
                         elements: LENGTHS[number],
                         largest: bounds[number],
@@ -52,13 +52,13 @@ fn one_value_beyond_its_tensor_s_bound_sets_the_word_and_the_bound_itself_does_n
                 for (vote, skips) in [(&on_vote, false), (&on_skip, true)] {
                     let on_word = gpu.buffer(&[0_u32]);
                     let says = (on_word.address(), 1);
-                    gpu.run(gpu.kernels.look(ElementType::F32, &operands, vote.address(), says));
+                    gpu.run(gpu.kernels.finite_check(ElementType::F32, &operands, vote.address(), says));
                     let told = !goes_on && !skips;
                     assert_eq!(on_word.read(), [u32::from(told)], "{what}, skips {skips}");
                 }
                 let alone = gpu.buffer(&[0_u32]);
                 let says = (alone.address(), 1);
-                gpu.run(gpu.kernels.look(
+                gpu.run(gpu.kernels.finite_check(
                     ElementType::F32,
                     &operands[which..=which],
                     on_vote.address(),
@@ -70,15 +70,15 @@ fn one_value_beyond_its_tensor_s_bound_sets_the_word_and_the_bound_itself_does_n
     }
 }
 
-/// Gradients as calls write them: without a vote, in f32 and in bf16, in whole tiles, behind them, and where
+/// Gradients as calls write them: without a vote, in f32 and in bf16, in whole tiles, after them, and where
 /// no 16 bytes begin.
 #[test]
 fn of_gradients_that_are_not_finite_the_first_that_was_inspected_leaves_its_number() {
     let Some(gpu) = Gpu::open("inspecting gradients") else { return };
     const LENGTH: usize = 10_001;
     let inspect = |element, address, number, word| {
-        let operand = [LookOperand { values: address, elements: LENGTH, largest: f32::MAX }];
-        gpu.run(gpu.kernels.look(element, &operand, DeviceAddress::NULL, (word, number)));
+        let operand = [FiniteCheckOperand { values: address, elements: LENGTH, largest: f32::MAX }];
+        gpu.run(gpu.kernels.finite_check(element, &operand, DeviceAddress::NULL, (word, number)));
     };
     for skewed in [0, 1] {
         for at in [0, 1, 4_095, 8_192, LENGTH - 1] {

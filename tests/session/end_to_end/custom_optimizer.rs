@@ -1,4 +1,4 @@
-//! Rules of the trainer's own in place of Adam: what they get, what they keep, and what becomes of them.
+//! Custom optimizers in place of Adam: what they get, what they keep, and what becomes of them.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,11 +7,11 @@ use warpweft_backend::cpu::CpuSurface;
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeError, Optimizer, UpdateContext};
 use warpweft_plan::layout::aligned;
-use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, PartFiles, UpdatedBy};
+use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore, OptimizerIdentity, PartFiles};
 use warpweft_session::config::{Capture, Config, Scaling};
 use warpweft_session::session::{Outcome, Session, SessionError};
+use warpweft_testing::custom_adamw::adamw;
 use warpweft_testing::custom_optimizer::{self, ByRows};
-use warpweft_testing::own_adamw::adamw;
 use warpweft_testing::trainer::{Mischief, SIZE, Shaped, Trainer, feed, losses, within_a_minute};
 
 use super::config;
@@ -43,17 +43,17 @@ fn own(lists: u8, mut config: Config) -> Config {
 }
 
 /// What checkpoints say of the optimizers here.
-fn by_rows(lists: usize) -> UpdatedBy {
+fn by_rows(lists: usize) -> OptimizerIdentity {
     let states = custom_optimizer::states(lists).iter().map(|state| (*state).to_owned());
-    UpdatedBy::Custom { name: "by rows".to_owned(), states: states.collect() }
+    OptimizerIdentity::Custom { name: "by rows".to_owned(), states: states.collect() }
 }
 
 /// The same values, whatever made them.
 fn alike(own: &Checkpoint, library: &Checkpoint) -> bool {
     let states = own.weights.first().map_or(0, |weight| weight.states.len());
     assert_eq!(
-        [own, library].map(|of| of.updated_by.clone()),
-        [Some(by_rows(states)), Some(UpdatedBy::Adam)]
+        [own, library].map(|of| of.optimizer_identity.clone()),
+        [Some(by_rows(states)), Some(OptimizerIdentity::Adam)]
     );
     (own.optimizer_step, &own.weights) == (library.optimizer_step, &library.weights)
 }
@@ -64,13 +64,13 @@ async fn start(
     ranks: u32,
     rule: fn(Context<'_, '_>) -> Result<(), ComputeError>,
 ) -> Session {
-    trainer.builder_updating(config, &Mischief::default(), rule).start_cpu(ranks).await.unwrap()
+    trainer.builder_with_optimizer(config, &Mischief::default(), rule).start_cpu(ranks).await.unwrap()
 }
 
 /// EX-1: the same masters, moments, planes and losses, so everything that Adam gets a rule gets: the factor with its
 /// clipping, the rate, the decay of every parameter group, and gradients of all ranks and replicas.
 #[test]
-fn a_rule_that_computes_adamw_leaves_the_bits_of_the_library_s_own() {
+fn a_custom_optimizer_that_computes_adamw_leaves_the_bits_of_the_library_s_own() {
     within_a_minute(async {
         let groups = "[[weights]]\nmatch = 'layer1'\nweight_decay = 0.25\nlr_scale = 0.5\n\
                       [[weights]]\nmatch = 'layer2'\nplacement = 'replicated'";
@@ -98,7 +98,7 @@ fn a_rule_that_computes_adamw_leaves_the_bits_of_the_library_s_own() {
 
 /// PL-6: what a rule does not keep takes no memory.
 #[test]
-fn a_rule_has_as_many_lists_as_it_asks_for_and_memory_for_no_others() {
+fn a_custom_optimizer_has_as_many_lists_as_it_asks_for_and_memory_for_no_others() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         let mut resident = Vec::new();
@@ -128,7 +128,7 @@ fn a_rule_has_as_many_lists_as_it_asks_for_and_memory_for_no_others() {
 
 /// A checkpoint is independent of the number of ranks, whole or in parts, in a file or in memory.
 #[test]
-fn training_by_a_rule_goes_on_from_its_checkpoints_bit_for_bit_on_any_number_of_ranks() {
+fn training_by_a_custom_optimizer_goes_on_from_its_checkpoints_bit_for_bit_on_any_number_of_ranks() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         for lists in [0, 1, 2, 3] {
@@ -176,11 +176,11 @@ fn state_of_another_rule_is_refused_by_its_count_and_may_begin_anew() {
         for lists in [0_u8, 1] {
             let mut session = start(&trainer, own(lists, config(1, Capture::Off, true)), 2, descent).await;
             let before = session.export().await.unwrap();
-            let checkpoint = Checkpoint { updated_by: None, ..checkpoint.clone() };
+            let checkpoint = Checkpoint { optimizer_identity: None, ..checkpoint.clone() };
             let words = format!("the checkpoint has 2 lists of state, and the session keeps {lists}");
             let error = session.import(&checkpoint).await.unwrap_err().to_string();
             assert!(error.contains(&words) && error.contains("restart_optimizer"), "{error}");
-            let checkpoint = Checkpoint { updated_by: Some(UpdatedBy::Adam), ..checkpoint };
+            let checkpoint = Checkpoint { optimizer_identity: Some(OptimizerIdentity::Adam), ..checkpoint };
             let words = "of the checkpoint is of Adam, and here weights are updated by `by rows`";
             for refused in [session.import(&checkpoint).await, session.import_parts(&parts).await.map(drop)] {
                 let error = refused.unwrap_err().to_string();
@@ -219,7 +219,7 @@ fn state_of_another_optimizer_is_refused_where_there_is_as_much_of_it() {
                 .await
                 .unwrap();
             // What no step has made is of nobody.
-            session.import(&Checkpoint { updated_by: None, ..unused }).await.unwrap();
+            session.import(&Checkpoint { optimizer_identity: None, ..unused }).await.unwrap();
         }
         for (session, name, words) in [
             (
@@ -246,7 +246,7 @@ fn state_of_another_optimizer_is_refused_where_there_is_as_much_of_it() {
             }
             assert!(session.export().await.unwrap() == before);
             // Whoever knows better may say so, and a file that does not say whose it is counts lists alone.
-            session.import(&Checkpoint { updated_by: None, ..whole.clone() }).await.unwrap();
+            session.import(&Checkpoint { optimizer_identity: None, ..whole.clone() }).await.unwrap();
             session.import(&whole.restart_optimizer()).await.unwrap();
             session.import_parts(&parts.restart_optimizer()).await.unwrap();
             assert_eq!(session.export().await.unwrap().optimizer_step, 0);
@@ -256,7 +256,7 @@ fn state_of_another_optimizer_is_refused_where_there_is_as_much_of_it() {
 
 /// A step that is skipped calls no rule, on no rank; the next one goes on as if it had not been.
 #[test]
-fn a_skipped_step_changes_nothing_that_a_rule_keeps() {
+fn a_skipped_step_changes_nothing_that_a_custom_optimizer_keeps() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         for capture in [Capture::Off, Capture::Step] {
@@ -266,7 +266,7 @@ fn a_skipped_step_changes_nothing_that_a_rule_keeps() {
                 counted.fetch_add(1, Ordering::SeqCst);
                 descent(context)
             };
-            let builder = trainer.builder_updating(own(1, config(1, capture, false)), &mischief, rule);
+            let builder = trainer.builder_with_optimizer(own(1, config(1, capture, false)), &mischief, rule);
             let mut session = builder.start_cpu(2).await.unwrap();
             losses(&mut session, 2, 0..2).await;
             // Two ranks, two steps, sharded weights and the bias.
@@ -287,9 +287,9 @@ fn a_skipped_step_changes_nothing_that_a_rule_keeps() {
     });
 }
 
-/// EX-1: steps that are added up are one update by the mean of their gradients.
+/// EX-1: accumulated steps are one update by the mean of their gradients.
 #[test]
-fn steps_that_are_added_up_give_a_rule_the_gradient_of_all_of_them() {
+fn steps_that_are_added_up_give_a_custom_optimizer_the_gradient_of_all_of_them() {
     within_a_minute(async {
         // One layer and one rank: nothing else is added up, so every sum is exact.
         let mut trainer = Trainer::new(1, Format::Bf16);
@@ -312,7 +312,7 @@ fn steps_that_are_added_up_give_a_rule_the_gradient_of_all_of_them() {
 
 /// Every kind of failure ends with its cause, and none leaves a session that would train on.
 #[test]
-fn a_rule_that_fails_or_panics_or_leaves_a_weight_out_ends_the_session_with_its_words() {
+fn a_custom_optimizer_that_fails_or_panics_or_leaves_a_weight_out_ends_the_session_with_its_words() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::Bf16);
         type Rule = fn(Context<'_, '_>) -> Result<(), ComputeError>;
@@ -332,7 +332,7 @@ fn a_rule_that_fails_or_panics_or_leaves_a_weight_out_ends_the_session_with_its_
                 },
                 &["rank 1", "panicked: over the edge"],
             ),
-            (|_| Ok(()), &["without asking for the master of `", "UpdateContext::weights"]),
+            (|_| Ok(()), &["without requesting the master of `", "UpdateContext::weights"]),
         ];
         for (number, (rule, words)) in cases.into_iter().enumerate() {
             let counted = Arc::clone(&runs);
@@ -342,7 +342,7 @@ fn a_rule_that_fails_or_panics_or_leaves_a_weight_out_ends_the_session_with_its_
             };
             runs.store(0, Ordering::SeqCst);
             let config = own(1, config(1, Capture::Off, true));
-            let builder = trainer.builder_updating(config, &Mischief::default(), counting);
+            let builder = trainer.builder_with_optimizer(config, &Mischief::default(), counting);
             let mut session = builder.start_cpu(2).await.unwrap();
             feed(&mut session, "train", 2, 0);
             let error = session.step("train").await.unwrap_err().to_string();
@@ -350,7 +350,7 @@ fn a_rule_that_fails_or_panics_or_leaves_a_weight_out_ends_the_session_with_its_
             let again = session.step("train").await.unwrap_err().to_string();
             assert!(again.contains(words[0]), "{again}");
             drop(session);
-            // There are two sets of weights; a rule that has panicked is not run for the second.
+            // There are two sets of weights; one that has panicked is not run for the second.
             assert!(number != 1 || runs.load(Ordering::SeqCst) == 1);
         }
     });
@@ -358,7 +358,7 @@ fn a_rule_that_fails_or_panics_or_leaves_a_weight_out_ends_the_session_with_its_
 
 /// Where rows are fewer than ranks have tiles for, some rank has none, and nothing of it is left out.
 #[test]
-fn a_rule_may_pass_over_weights_of_which_its_rank_has_no_rows() {
+fn a_custom_optimizer_may_pass_over_weights_of_which_its_rank_has_no_rows() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         let ranks = (SIZE / 16 + 1) as u32;
@@ -372,7 +372,7 @@ fn a_rule_may_pass_over_weights_of_which_its_rank_has_no_rows() {
                 if none && passes_over { Ok(()) } else { descent(context) }
             };
             let config = own(1, config(1, Capture::Off, true));
-            let builder = trainer.builder_updating(config, &Mischief::default(), rule);
+            let builder = trainer.builder_with_optimizer(config, &Mischief::default(), rule);
             let mut session = builder.start_cpu(ranks).await.unwrap();
             losses(&mut session, ranks, 0..3).await;
             assert!(without.load(Ordering::SeqCst) >= 3, "a rank has no rows");
@@ -396,7 +396,7 @@ fn a_custom_optimizer_that_is_missing_or_names_other_states_is_refused_before_th
         let builder = trainer.builder(made(), &Mischief::default());
         let builder = builder.try_optimizer(2, |_| Ok(ByRows(1, descent)));
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
-        assert!(error.contains("names 1 states, and SessionBuilder::try_optimizer was told of 2"), "{error}");
+        assert!(error.contains("names 1 states, and SessionBuilder::try_optimizer was given 2"), "{error}");
         let builder =
             trainer.builder(made(), &Mischief::default()).try_optimizer(9, |_| Ok(ByRows(2, descent)));
         let error = builder.start_cpu(2).await.unwrap_err().to_string();
@@ -406,7 +406,7 @@ fn a_custom_optimizer_that_is_missing_or_names_other_states_is_refused_before_th
 
 /// PL-7: a rule is in the last segment, or beside it, whatever calls are dynamic.
 #[test]
-fn a_step_in_segments_is_updated_by_a_rule_with_the_same_bits() {
+fn a_step_in_segments_is_updated_by_a_custom_optimizer_with_the_same_bits() {
     within_a_minute(async {
         let dynamic = ["f1", "b1"];
         let trainer = |config: &Config| {
@@ -430,7 +430,7 @@ fn a_step_in_segments_is_updated_by_a_rule_with_the_same_bits() {
 
 /// DS-1: scales follow the masters that a rule leaves.
 #[test]
-fn a_rule_that_computes_adamw_leaves_the_bits_of_the_library_s_own_under_delayed_scales() {
+fn a_custom_optimizer_that_computes_adamw_leaves_the_bits_of_the_library_s_own_under_delayed_scales() {
     within_a_minute(async {
         let mut config = config(1, Capture::Step, true);
         config.quantize.scaling = Scaling::Delayed;
@@ -446,7 +446,7 @@ fn a_rule_that_computes_adamw_leaves_the_bits_of_the_library_s_own_under_delayed
 
 /// EX-5, for what a rule leaves.
 #[test]
-fn a_rule_that_leaves_a_value_that_is_not_finite_is_told_by_weight_row_and_column() {
+fn a_custom_optimizer_that_leaves_a_value_that_is_not_finite_is_told_by_weight_row_and_column() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         type Rule = fn(Context<'_, '_>) -> Result<(), ComputeError>;
@@ -484,9 +484,9 @@ fn a_rule_that_leaves_a_value_that_is_not_finite_is_told_by_weight_row_and_colum
     });
 }
 
-/// What a rule is told of its weights, and that it gets those that train, each once.
+/// What a custom optimizer gets of its weights, and that it gets those that train, each once.
 #[test]
-fn a_rule_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
+fn a_custom_optimizer_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
     within_a_minute(async {
         let rules = "[[weights]]\nmatch = 'layer0'\nfrozen = true\n\
                      [[weights]]\nmatch = 'layer2'\nweight_decay = 0.25\nlr_scale = 0.5";
@@ -507,7 +507,7 @@ fn a_rule_gets_every_weight_that_trains_once_with_its_rows_and_parameters() {
             }
             descent(context)
         };
-        let builder = trainer.builder_updating(config, &Mischief::default(), rule);
+        let builder = trainer.builder_with_optimizer(config, &Mischief::default(), rule);
         let mut session = builder.start_cpu(2).await.unwrap();
         losses(&mut session, 2, 0..1).await;
         let mut seen = seen.lock().unwrap().clone();
@@ -558,9 +558,13 @@ fn a_checkpoint_says_which_custom_optimizer_wrote_it_and_another_refuses_its_sta
         let exported = lion.export().await.unwrap();
         lion.save_parts(&parts, &Default::default()).await.unwrap();
         FileStore::new(&path).save(&exported).await.unwrap();
-        let by = UpdatedBy::Custom { name: "Lion".to_owned(), states: vec!["momentum".to_owned()] };
+        let by = OptimizerIdentity::Custom { name: "Lion".to_owned(), states: vec!["momentum".to_owned()] };
         let loaded = FileStore::new(&path).load().await.unwrap();
-        for said in [&exported.updated_by, &loaded.updated_by, &parts.saved().unwrap().updated_by] {
+        for said in [
+            &exported.optimizer_identity,
+            &loaded.optimizer_identity,
+            &parts.saved().unwrap().optimizer_identity,
+        ] {
             assert_eq!(*said, Some(by.clone()));
         }
         lion.import(&loaded).await.unwrap();
@@ -586,7 +590,8 @@ fn a_checkpoint_says_which_custom_optimizer_wrote_it_and_another_refuses_its_sta
             // The weights alone, and a file of before files said which optimizer it was.
             session.import_weights(&loaded, |_| true).await.unwrap();
             session.import_parts(&parts.clone().restart_optimizer()).await.unwrap();
-            let unnamed = Checkpoint { updated_by: Some(UpdatedBy::Unnamed), ..loaded.clone() };
+            let unnamed =
+                Checkpoint { optimizer_identity: Some(OptimizerIdentity::Unnamed), ..loaded.clone() };
             assert_eq!(session.import(&unnamed).await.is_ok(), kept == 1);
         }
     });

@@ -1,4 +1,4 @@
-//! EX-1 of whole sessions: steps of every format, recorded whole and in segments, are the steps that are issued.
+//! EX-1 of whole sessions: steps of every format, captured whole and in segments, are the steps that are issued.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use warpweft_session::session::{MainGrad, Outcome, Session};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
 use super::harness::{noise, within_limit};
-use crate::device::most_recorded_ranks;
+use crate::device::most_captured_ranks;
 use crate::products::{Layers, Surface, settled, start};
 
 const STEPS: u32 = 6;
@@ -24,21 +24,21 @@ const STEPS: u32 = 6;
 pub(crate) type Addresses = [u64; 2];
 
 /// By rank, micro-batch, call and expert. A replay that runs no closures adds nothing, and uses what the
-/// recording was given.
+/// capture was given.
 type Seen = Arc<Mutex<BTreeMap<(RankId, MicroBatchId, CallId, usize), BTreeSet<Addresses>>>>;
 
 /// What came of some steps.
 struct Trained {
     /// Of every step, rank, expert and micro-batch.
     outputs: Vec<Vec<bf16>>,
-    /// Of the last step, as the trainer reads them.
+    /// Of the last step, as the user reads them.
     main_grads: Vec<MainGrad>,
     checkpoint: Checkpoint,
     arena_bytes: usize,
 }
 
 async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Trained {
-    let ranks = most_recorded_ranks();
+    let ranks = most_captured_ranks();
     let mut config = settled(Config { capture, ..Config::default() });
     config.prefetch.depth = Some(1);
     config.quantize.scaling = scaling;
@@ -78,7 +78,7 @@ async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Traine
             session.write_input("train", rank, &format!("input {expert}"), &tokens).unwrap();
         }
         let report = session.step("train").await.unwrap();
-        assert_eq!(report.not_recorded, [], "{scaling:?}, {capture:?}, step {step}");
+        assert_eq!(report.not_captured, [], "{scaling:?}, {capture:?}, step {step}");
         assert_eq!(report.segments, if step == 0 { 0 } else { segments }, "{capture:?}, step {step}");
         let Outcome::Updated { norm, .. } = report.outcome else { panic!("{:?}", report.outcome) };
         told = f64::from(norm);
@@ -150,7 +150,7 @@ fn assert_same_bits(found: &Trained, expected: &Trained, how: &str) {
 }
 
 /// EX-1. Micro-batches, repeated calls and groups of experts one block ahead, of every format, in one step.
-fn recorded_steps_of_every_format_give_the_bits_of_issued_ones(scaling: Scaling) {
+fn captured_steps_of_every_format_give_the_bits_of_issued_ones(scaling: Scaling) {
     within_limit(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let issued = runtime.block_on(trained(scaling, Capture::Off, &[]));
@@ -158,9 +158,9 @@ fn recorded_steps_of_every_format_give_the_bits_of_issued_ones(scaling: Scaling)
         let (first, last) =
             (loss(&issued.outputs[..of_a_step]), loss(&issued.outputs[issued.outputs.len() - of_a_step..]));
         assert!(last.is_finite() && last < 0.8 * first, "it learns: {first}, {last}");
-        let recorded = runtime.block_on(trained(scaling, Capture::Step, &[]));
-        assert_same_bits(&recorded, &issued, "recorded whole");
-        assert_eq!(recorded.arena_bytes, issued.arena_bytes);
+        let captured = runtime.block_on(trained(scaling, Capture::Step, &[]));
+        assert_same_bits(&captured, &issued, "captured whole");
+        assert_eq!(captured.arena_bytes, issued.arena_bytes);
         // In forward, a repeated call, and in backward.
         let dynamic = ["f4", "f6 again", "b3"];
         let segments = runtime.block_on(trained(scaling, Capture::Segments, &dynamic));
@@ -168,15 +168,15 @@ fn recorded_steps_of_every_format_give_the_bits_of_issued_ones(scaling: Scaling)
     });
 }
 
-fn recorded_steps_of_experts_of_every_format_give_the_bits_of_issued_ones() {
-    recorded_steps_of_every_format_give_the_bits_of_issued_ones(Scaling::Current);
+fn captured_steps_of_experts_of_every_format_give_the_bits_of_issued_ones() {
+    captured_steps_of_every_format_give_the_bits_of_issued_ones(Scaling::Current);
 }
 
-fn recorded_steps_of_experts_give_the_bits_of_issued_ones_with_delayed_scaling() {
-    recorded_steps_of_every_format_give_the_bits_of_issued_ones(Scaling::Delayed);
+fn captured_steps_of_experts_give_the_bits_of_issued_ones_with_delayed_scaling() {
+    captured_steps_of_every_format_give_the_bits_of_issued_ones(Scaling::Delayed);
 }
 
 bodies! {
-    recorded_steps_of_experts_of_every_format_give_the_bits_of_issued_ones,
-    recorded_steps_of_experts_give_the_bits_of_issued_ones_with_delayed_scaling,
+    captured_steps_of_experts_of_every_format_give_the_bits_of_issued_ones,
+    captured_steps_of_experts_give_the_bits_of_issued_ones_with_delayed_scaling,
 }

@@ -1,8 +1,8 @@
-//! Values from which training can go on.
+//! State validation: values from which training can go on.
 //!
 //! Law: a value from which no step could go on, as it is or as the session keeps or casts it, is refused with its
 //! weight, row and column, and with what to do. Rows are judged where they are, so it does not matter whether a
-//! checkpoint is whole or in parts.
+//! checkpoint is one file or sharded.
 
 use crate::checkpoint::StatePart;
 use crate::checkpoint::ranks::MasterRows;
@@ -43,8 +43,8 @@ pub(super) fn check_states(
             _ => (f32::NEG_INFINITY, "is not finite"),
         };
         let which = layout.in_words(list);
-        let is_sound = |value: f32| value >= least && layout.moment(value).is_finite();
-        let Some(position) = values.iter().position(|value| !is_sound(*value)) else { continue };
+        let is_valid = |value: f32| value >= least && layout.moment(value).is_finite();
+        let Some(position) = values.iter().position(|value| !is_valid(*value)) else { continue };
         let (name, value, at) = (rows.weight, values[position], place(rows, position));
         let (what, instead) = if value >= least && value.is_finite() {
             let kept = layout.moment(value);

@@ -1,7 +1,7 @@
 //! A custom optimizer on a rank's slices and matrices.
 //!
-//! Law: what the rule is lent, and what is looked at behind it, are real rows alone. Every value that an update leaves
-//! is held to the same bounds as what Adam leaves; what was prepared and transformed before shows in it.
+//! Law: what the optimizer is lent, and what is checked after it, are real rows alone. Every value that an update
+//! leaves is held to the same bounds as what Adam leaves; what was prepared and transformed before shows in it.
 
 use std::sync::Arc;
 
@@ -19,15 +19,15 @@ use warpweft_plan::op::{PrepareOperand, UpdateOperand, Vote};
 
 /// A part of a custom optimizer.
 #[derive(Debug)]
-pub struct Rule {
-    /// What the rule is lent.
+pub struct CustomOptimizer {
+    /// What the optimizer is lent.
     pub task: Arc<OptimizerTask>,
     pub vote: Region,
-    /// What is looked at behind it: masters and states, each with the largest magnitude from which training goes on.
-    pub looked_at: Vec<(Region, f32)>,
+    /// What is checked after it: masters and states, each with the largest magnitude from which training goes on.
+    pub checked: Vec<(Region, f32)>,
 }
 
-impl Rule {
+impl CustomOptimizer {
     /// An update of weights of one bucket and parameter group.
     pub(super) fn update(
         binder: &Binder<'_>,
@@ -38,15 +38,15 @@ impl Rule {
         transformed: Option<SlotId>,
     ) -> Result<Self, Refusal> {
         let weights = binder.binding.weights;
-        let (mut states, mut looked_at) = (Vec::new(), Vec::new());
+        let (mut states, mut checked) = (Vec::new(), Vec::new());
         for (place, operand) in operands.iter().enumerate() {
             let layout = binder.weight(operand.weight)?;
             let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
             let master = real(operand.master)?;
             let kept: Vec<Region> = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
-            looked_at.push((master, via.largest(layout.format)));
-            looked_at.extend(kept.iter().map(|list| (*list, weights.state.largest_moment())));
+            checked.push((master, via.largest(layout.format)));
+            checked.extend(kept.iter().map(|list| (*list, weights.state.largest_moment())));
             let weight = UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank));
             let main_grad = real(operand.main_grad)?;
             let hyperparameters = binder.hyperparameters(hyperparameters, operand.weight)?;
@@ -60,10 +60,10 @@ impl Rule {
         let vote = binder.elements::<Vote>(vote, 1)?;
         let name = name("update", states.iter().map(|state| &state.rows.weight), &bucket.to_string());
         let update = BoundUpdate { program: binder.binding.program.to_owned(), name, states, vote };
-        Ok(Self { task: Arc::new(OptimizerTask::Update(update)), vote, looked_at })
+        Ok(Self { task: Arc::new(OptimizerTask::Update(update)), vote, checked })
     }
 
-    /// The rows of a round of matrices. Its lists are looked at behind the update, which may change them again.
+    /// The rows of a round of matrices. Its lists are checked after the update, which may change them again.
     pub(super) fn prepare(
         binder: &Binder<'_>,
         bucket: BucketId,
@@ -96,7 +96,7 @@ impl Rule {
             vote,
             spoiled: binder.binding.spoiled,
         });
-        Ok(Self { task: Arc::new(task), vote, looked_at: Vec::new() })
+        Ok(Self { task: Arc::new(task), vote, checked: Vec::new() })
     }
 
     /// The matrix of a round that this rank has, if there is one.
@@ -131,7 +131,7 @@ impl Rule {
             vote,
             spoiled: binder.binding.spoiled,
         });
-        Ok(Self { task: Arc::new(task), vote, looked_at: Vec::new() })
+        Ok(Self { task: Arc::new(task), vote, checked: Vec::new() })
     }
 }
 
@@ -143,7 +143,7 @@ fn rows(binder: &Binder<'_>, slot: SlotId, place: usize, layout: &WeightLayout) 
     part.ok_or_else(|| format!("`{}` has more rows than a shard stores", layout.name))
 }
 
-/// What a part of the rule is called, for messages.
+/// What a part of the optimizer is called, for messages.
 fn name<'a>(
     part: &str,
     mut weights: impl ExactSizeIterator<Item = &'a UpdatedWeight>,

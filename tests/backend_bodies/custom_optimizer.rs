@@ -1,19 +1,19 @@
 //! A custom optimizer in place of Adam, in whole sessions. A device brings one that computes AdamW
-//! (`crate::products::Rule`), so the library's own is what it is held to.
+//! (`crate::products::CustomOptimizer`), so the library's own is what it is held to.
 
 use half::bf16;
 use warpweft_base::id::RankId;
 use warpweft_plan::compute::{ComputeContext, ComputeError, UpdateContext};
 use warpweft_plan::model::Call;
-use warpweft_session::checkpoint::{Checkpoint, UpdatedBy};
+use warpweft_session::checkpoint::{Checkpoint, OptimizerIdentity};
 use warpweft_session::config::{Capture, Config};
 use warpweft_session::session::{Outcome, Session, SessionError};
 use warpweft_testing::custom_optimizer::{ByMatrices, ByRows};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, declare_by_matrices, declare_with, formats, initial};
 use super::harness::{noise, within_limit};
-use crate::device::{HOST_SEES_MEMORY, most_recorded_ranks};
-use crate::products::{Layers, Rule, Surface, settled, start};
+use crate::device::{HOST_SEES_MEMORY, most_captured_ranks};
+use crate::products::{CustomOptimizer, Layers, Surface, settled, start};
 
 const STEPS: u32 = 5;
 /// The step whose input is infinite.
@@ -48,21 +48,21 @@ async fn session(capture: Capture, by: By, weight_decay: f64) -> Session {
     let builder = match by {
         By::Adam => builder,
         By::Rows => builder.try_optimizer(2, |_| Ok(ByRows(2, ruled()))),
-        By::Matrices => {
-            builder.try_optimizer(2, |_| Ok(ByMatrices(2, Rule::prepare, Rule::transform, ruled())))
-        }
+        By::Matrices => builder.try_optimizer(2, |_| {
+            Ok(ByMatrices(2, CustomOptimizer::prepare, CustomOptimizer::transform, ruled()))
+        }),
     };
-    start(builder.program(program).initialize(initial), most_recorded_ranks()).await
+    start(builder.program(program).initialize(initial), most_captured_ranks()).await
 }
 
 /// The device's rule, made on the rank that runs it.
 fn ruled() -> impl FnMut(&UpdateContext<'_, Surface>) -> Result<(), ComputeError> {
-    let mut rule = Rule::new();
+    let mut rule = CustomOptimizer::new();
     move |context| rule.adamw(context)
 }
 
 fn feed(session: &mut Session, step: u32) {
-    for rank in 0..most_recorded_ranks() {
+    for rank in 0..most_captured_ranks() {
         for expert in 0..EXPERTS as u32 {
             let mut tokens: Vec<bf16> = noise(ELEMENTS, (step * 16 + rank) * EXPERTS as u32 + expert)
                 .into_iter()
@@ -81,8 +81,8 @@ async fn left(capture: Capture, by: By) -> Checkpoint {
     for step in 0..STEPS {
         feed(&mut session, step);
         let report = session.step("train").await.unwrap();
-        assert_eq!(report.not_recorded, [], "{capture:?}, step {step}");
-        // Behind a step that was skipped gradients are inspected, which no recording has on a GPU.
+        assert_eq!(report.not_captured, [], "{capture:?}, step {step}");
+        // After a step that was skipped gradients are inspected, which no capture has on a GPU.
         let is_inspected = step == SKIPPED + 1 && !HOST_SEES_MEMORY;
         let is_replayed = capture != Capture::Off && step > 0 && !is_inspected;
         assert_eq!(report.segments, usize::from(is_replayed), "{capture:?}, step {step}");
@@ -98,8 +98,8 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
-/// EX-1, of every format, issued and recorded, over a step that is skipped, from rows and from whole matrices.
-fn a_rule_that_computes_adamw_leaves_the_bits_of_adam() {
+/// EX-1, of every format, issued and captured, over a step that is skipped, from rows and from whole matrices.
+fn a_custom_optimizer_that_computes_adamw_leaves_the_bits_of_adam() {
     within_limit(|| {
         let expected = block_on(left(Capture::Off, By::Adam));
         assert_eq!(expected.optimizer_step, STEPS - 1);
@@ -110,10 +110,11 @@ fn a_rule_that_computes_adamw_leaves_the_bits_of_adam() {
                     let name = &found.name;
                     assert!(found == expected, "{by:?}, {capture:?}: planes, masters and states of {name}");
                 }
-                let Checkpoint { updated_by: Some(UpdatedBy::Custom { .. }), .. } = found else {
+                let Checkpoint { optimizer_identity: Some(OptimizerIdentity::Custom { .. }), .. } = found
+                else {
                     panic!("{by:?}, {capture:?}")
                 };
-                let as_adam = Checkpoint { updated_by: expected.updated_by.clone(), ..found };
+                let as_adam = Checkpoint { optimizer_identity: expected.optimizer_identity.clone(), ..found };
                 assert!(as_adam == expected, "{by:?}, {capture:?}");
             }
         }
@@ -121,7 +122,7 @@ fn a_rule_that_computes_adamw_leaves_the_bits_of_adam() {
 }
 
 /// EX-5, for what a rule leaves: what it does not look at itself the library does.
-fn a_rule_that_leaves_values_that_are_not_finite_ends_the_step_by_weight_row_and_column() {
+fn a_custom_optimizer_that_leaves_values_that_are_not_finite_ends_the_step_by_weight_row_and_column() {
     within_limit(|| {
         for capture in [Capture::Off, Capture::Step] {
             block_on(async {
@@ -146,6 +147,6 @@ fn a_rule_that_leaves_values_that_are_not_finite_ends_the_step_by_weight_row_and
 }
 
 bodies! {
-    a_rule_that_computes_adamw_leaves_the_bits_of_adam,
-    a_rule_that_leaves_values_that_are_not_finite_ends_the_step_by_weight_row_and_column,
+    a_custom_optimizer_that_computes_adamw_leaves_the_bits_of_adam,
+    a_custom_optimizer_that_leaves_values_that_are_not_finite_ends_the_step_by_weight_row_and_column,
 }

@@ -1,4 +1,4 @@
-//! Looking for values that are too large or no numbers: `kernels/look.cu`.
+//! Finite check: values that are too large or no numbers (`kernels/finite_check.cu`).
 
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +13,7 @@ use warpweft_format::ElementType;
 
 /// Values to compare with a bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LookOperand {
+pub struct FiniteCheckOperand {
     /// f32 or bf16 values.
     pub values: DeviceAddress,
     /// How many.
@@ -22,7 +22,7 @@ pub struct LookOperand {
     pub largest: f32,
 }
 
-/// `LookTensor` of the kernel.
+/// `FiniteCheckTensor` of the kernel.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct TensorArguments {
@@ -58,24 +58,24 @@ impl Kernels {
     ///
     /// # Errors
     /// [`CudaFailure::Refused`] for an address that is missing or misaligned, and another type of elements.
-    pub fn look(
+    pub fn finite_check(
         &self,
         element: ElementType,
-        operands: &[LookOperand],
+        operands: &[FiniteCheckOperand],
         vote: DeviceAddress,
         (word, number): (DeviceAddress, u32),
     ) -> Result<KernelLaunch, CudaFailure> {
         let name = match element {
-            ElementType::F32 => c"look_f32",
-            ElementType::Bf16 => c"look_bf16",
+            ElementType::F32 => c"finite_check_f32",
+            ElementType::Bf16 => c"finite_check_bf16",
             other => return Err(CudaFailure::Refused(format!("values must be f32 or bf16, not {other}"))),
         };
         present("the word to set", word)?;
         element_aligned("the vote", vote, 4)?;
         element_aligned("the word to set", word, 4)?;
-        let tensor = |operand: &LookOperand| {
-            present("values to look at", operand.values)?;
-            element_aligned("values to look at", operand.values, element.bytes() as u64)?;
+        let tensor = |operand: &FiniteCheckOperand| {
+            present("values to check", operand.values)?;
+            element_aligned("values to check", operand.values, element.bytes() as u64)?;
             let tensor = TensorArguments {
                 values: operand.values,
                 count: operand.elements as u64,
@@ -95,10 +95,10 @@ impl Kernels {
             reserved: 0,
             only: only(&tensors),
         };
-        let function = self.function(Family::Look, name)?;
+        let function = self.function(Family::FiniteCheck, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 }
 
 #[cfg(test)]
-mirrors!(Family::Look, GROUPS);
+mirrors!(Family::FiniteCheck, GROUPS);

@@ -1,9 +1,10 @@
 //! Rules that random programs are trained by where Adam does not: one for each number of lists that are kept.
 //!
 //! Law: [`Closures`] are what machine and sessions carry a program out with; weights whose matrices are whole are for
-//! [`super::matrix_rule`]. A rule takes everything that differs between steps, weights and parameter groups from its
-//! context, and rounds every operation in f32, in the order in which [`super::reference`] does the same on whole
-//! weights; they share no code. Two lists are AdamW's moments, one is a momentum, and without any it is plain descent.
+//! [`super::whole_matrix_optimizer`]. A rule takes everything that differs between steps, weights and parameter groups
+//! from its context, and rounds every operation in f32, in the order in which [`super::reference`] does the same on
+//! whole weights; they share no code. Two lists are AdamW's moments, one is a momentum, and without any it is plain
+//! descent.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::WeightId;
@@ -14,9 +15,9 @@ use warpweft_plan::model::{Call, StepProgram};
 use warpweft_testing::custom_optimizer::states;
 use warpweft_testing::random_programs::Sample;
 
-use super::{closure, matrix_rule};
+use super::{closure, whole_matrix_optimizer};
 
-/// The calls of a program, and the rule if there is one.
+/// The calls of a program, and the custom optimizer if there is one.
 pub(crate) struct Closures {
     program: StepProgram,
     lists: Option<u8>,
@@ -54,7 +55,7 @@ impl Optimizer<CpuSurface> for Closures {
     fn update(&mut self, context: &UpdateContext<'_, CpuSurface>) -> Result<(), ComputeError> {
         let lists = self.lists()?;
         if context.weights().any(|weight| weight.whole_matrix) {
-            return matrix_rule::update(lists, context);
+            return whole_matrix_optimizer::update(lists, context);
         }
         match lists {
             0 => descent(context),
@@ -65,11 +66,11 @@ impl Optimizer<CpuSurface> for Closures {
     }
 
     fn prepare(&mut self, context: &PrepareContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-        matrix_rule::prepare(self.lists()?, context)
+        whole_matrix_optimizer::prepare(self.lists()?, context)
     }
 
     fn transform(&mut self, context: &TransformContext<'_, CpuSurface>) -> Result<(), ComputeError> {
-        matrix_rule::transform(context)
+        whole_matrix_optimizer::transform(context)
     }
 
     fn takes_whole_matrices(&self) -> bool {

@@ -8,13 +8,13 @@ use std::io;
 use warpweft_base::debug_in_words;
 use warpweft_base::errors::shown;
 
-/// Why a file is no sound safetensors file.
+/// Why a file is not a valid safetensors file.
 ///
 /// Places in the header count from the first byte of the file, those of tensors from the end of the header,
 /// as in the header itself.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unsound {
+pub enum Invalid {
     /// The file ends early, as a copy does that was interrupted.
     #[error("{0}")]
     CutOff(String),
@@ -45,15 +45,15 @@ pub enum TensorFileError {
     /// The file system refused; by [`io::ErrorKind::InvalidInput`] what is no regular file.
     #[error(transparent)]
     File(#[from] io::Error),
-    /// It is not sound.
+    /// It is not valid.
     #[error(transparent)]
-    Unsound(#[from] Unsound),
+    Invalid(#[from] Invalid),
 }
 
-debug_in_words!(Unsound);
+debug_in_words!(Invalid);
 debug_in_words!(TensorFileError);
 
-impl Unsound {
+impl Invalid {
     /// Of a file that is too short for the length of a header.
     pub(super) fn no_length(bytes: u64) -> Self {
         let what = "and the length of the header alone takes 8; it is empty or cut off";

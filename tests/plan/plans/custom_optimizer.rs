@@ -39,7 +39,7 @@ fn kept(weights: &Weights) -> (usize, Vec<Vec<Content>>) {
 
 /// Whatever the shapes, formats and ranks: a list is as large as the master, and only weights that train have some.
 #[test]
-fn the_layout_has_exactly_the_lists_that_a_rule_keeps() {
+fn the_layout_has_exactly_the_lists_that_a_custom_optimizer_keeps() {
     for (ranks, rows) in [(1, 1), (1, 65), (2, 64), (3, 65), (5, 3), (5, 200)] {
         let mut model = Model::builder();
         let f32 = model.sharded("f32", rows, 33, Format::F32).unwrap();
@@ -80,7 +80,7 @@ fn each_list_fewer_saves_its_bytes_in_a_plan_and_nothing_else_moves() {
 /// A main grad is read where calls run, and what was summed into it is over before that: landed gradients do not keep
 /// their bytes until the weights are updated.
 #[test]
-fn gradients_on_their_way_to_a_rule_take_no_more_memory_than_to_adam() {
+fn gradients_on_their_way_to_a_custom_optimizer_take_no_more_memory_than_to_adam() {
     for (layers, ranks) in [(4, 2), (12, 4)] {
         let transient = |own_states| {
             let mut config = Config::default();
@@ -105,7 +105,7 @@ fn who_updates_and_with_how_many_lists_is_part_of_the_fingerprint() {
 }
 
 #[test]
-fn a_rule_gets_no_halves_and_no_third_list() {
+fn a_custom_optimizer_gets_no_halves_and_no_third_list() {
     let own_states = Some(1);
     for state in [
         StateLayout { moments: Moments::Bf16, own_states, ..StateLayout::default() },
@@ -118,9 +118,10 @@ fn a_rule_gets_no_halves_and_no_third_list() {
     }
 }
 
-/// The vote is cast on one lane and the rule runs on another, behind a fence; so does what reads its masters.
+/// The vote is cast on one lane and the custom optimizer runs on another, after a fence; so does what reads its
+/// masters.
 #[test]
-fn a_rule_runs_where_calls_do_behind_the_vote_and_before_the_amaxes() {
+fn a_custom_optimizer_runs_where_calls_do_after_the_vote_and_before_the_amaxes() {
     let plan = with_state(keeping(Some(1))).unwrap();
     let vote = position(&plan, |op, _| matches!(op, Op::Vote(_)));
     let update = position(&plan, |op, _| matches!(op, Op::Update(_)));

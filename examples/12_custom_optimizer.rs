@@ -1,6 +1,6 @@
 //! Trains one weight by Lion in place of AdamW, on two ranks of this machine.
 //!
-//! `cargo run --example 12_own_update_rule`
+//! `cargo run --example 12_custom_optimizer`
 //!
 //! A custom optimizer gets a rank's rows of masters and main grads, and the states that it names. Lion has one where
 //! Adam has two moments, and goes by the sign of a blend of it and the gradient.

@@ -3,12 +3,12 @@
 //! Law: what becomes of a matrix depends on each of its elements, on where it is, and on which weight it is of; of a
 //! row it depends on the rank's own elements alone. Every list is read and changed when rows are prepared and when they
 //! are updated, and gradients are read both times.
-//! Rounding is as in [`super::rule`], the same in [`super::parameter`], with which this shares no code.
+//! Rounding is as in [`super::custom_optimizer`], the same in [`super::parameter`], with which this shares no code.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_plan::compute::{ComputeError, PrepareContext, TransformContext, UpdateContext};
 
-use super::rule::scalars;
+use super::custom_optimizer::scalars;
 
 const BETA1: f32 = 0.9;
 const BETA2: f32 = 0.999;

@@ -1,8 +1,8 @@
-//! What ranks tell other processes: how a step ended, and weights on their way to rank 0.
+//! Step reports between processes; and weights on their way to rank 0.
 //!
 //! Laws:
 //! - **EX-2** every process knows of every rank what it knows of its own: fault, divergence, gradients that are not
-//!   finite, outputs, why a step was not recorded.
+//!   finite, outputs, why a step was not captured.
 //! - What arrives is checked against the plan before it is kept. Processes that were asked for different steps end.
 //! - Values travel as they are in memory, little endian on every host this library is built for.
 //! - None of this happens in a world of one process.
@@ -33,8 +33,8 @@ pub struct RankReport {
     pub diverged: Option<Diverged>,
     /// What it knows of gradients that are not finite.
     pub gradients: Gradients,
-    /// Why it did not record the step, if it was supposed to.
-    pub unrecorded: Option<String>,
+    /// Why it did not capture the step, if it was supposed to.
+    pub uncaptured: Option<String>,
     /// Per buffer of the program: the bytes of outputs, nothing for other buffers.
     pub outputs: Vec<Vec<u8>>,
 }
@@ -52,7 +52,7 @@ impl RankReport {
             fault: handover.last.fault.clone(),
             diverged: handover.last.diverged,
             gradients: handover.last.gradients,
-            unrecorded: handover.last.unrecorded.clone(),
+            uncaptured: handover.last.uncaptured.clone(),
             outputs: staged.map(output).collect(),
         }
     }
@@ -66,8 +66,8 @@ impl RankReport {
         }
         Diverged::encode(self.diverged.as_ref(), &mut writer);
         self.gradients.encode(&mut writer);
-        writer.byte(u8::from(self.unrecorded.is_some()));
-        if let Some(reason) = &self.unrecorded {
+        writer.byte(u8::from(self.uncaptured.is_some()));
+        if let Some(reason) = &self.uncaptured {
             writer.list(cut(reason).as_bytes());
         }
         for output in &self.outputs {
@@ -86,11 +86,11 @@ impl RankReport {
         report.diverged = Diverged::decode(&mut reader, plan.weights.layouts.len())?;
         report.gradients = Gradients::decode(&mut reader, plan)?;
         if reader.byte()? != 0 {
-            report.unrecorded = Some(reader.text()?);
+            report.uncaptured = Some(reader.text()?);
         }
         for spec in &plan.buffers {
             let output = reader.list()?;
-            if output.len() != told_bytes(plan, spec) {
+            if output.len() != reported_bytes(plan, spec) {
                 return Err(Truncated);
             }
             report.outputs.push(output.to_vec());
@@ -100,9 +100,9 @@ impl RankReport {
     }
 }
 
-/// What a process had a rank do, which every other must have had its ranks do.
+/// The step that a process requested of its ranks, which must be the same in every process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Asked {
+struct StepRequest {
     /// The number of the plan: that of a program, or of a part of a sum over steps.
     plan: ProgramId,
     /// A digest of what the optimizer goes by, bits of the loss scale and the gradient scale, and how many steps in
@@ -110,7 +110,7 @@ struct Asked {
     scalars: [u32; 4],
 }
 
-impl Asked {
+impl StepRequest {
     fn of(plan: ProgramId, handover: &Handover) -> Self {
         let ComingStep { hyperparameters, loss_scale, gradient_scale, max_skipped, .. } = &handover.coming;
         let digest = Digest::from_iter([bytemuck::cast_slice::<_, u8>(hyperparameters)]).short();
@@ -140,7 +140,7 @@ impl Asked {
 impl World {
     /// Tells the ranks of other processes how a step by the plan numbered `by` ended here, and puts into `handover` how
     /// it ended there.
-    pub(super) fn spread_report(
+    pub(super) fn share_report(
         &self,
         rank: RankId,
         plan: &StepPlan,
@@ -152,8 +152,8 @@ impl World {
         if rendezvous.is_whole() {
             return Ok(());
         }
-        let asked = Asked::of(by, handover);
-        let mut own = bytemuck::cast_slice(&asked.encode()).to_vec();
+        let requested = StepRequest::of(by, handover);
+        let mut own = bytemuck::cast_slice(&requested.encode()).to_vec();
         own.extend(RankReport::of(plan, program, handover).encode());
         let all = rendezvous.exchange(rank, Topic::Reports, &own).map_err(|error| failed(rank, error))?;
         let here = rendezvous.range();
@@ -165,7 +165,7 @@ impl World {
             let (theirs, bytes) = bytes
                 .split_first_chunk::<{ size_of::<[u32; 5]>() }>()
                 .ok_or_else(|| failed(rank, misfit("the report of a step")))?;
-            if let Some(unlike) = asked.unlike(bytemuck::cast(*theirs)) {
+            if let Some(unlike) = requested.unlike(bytemuck::cast(*theirs)) {
                 let (program, other) = (plan.name.clone(), RankId::at(other));
                 return Err(ExecError::StepsDiffer { rank, program, other, unlike });
             }
@@ -286,12 +286,12 @@ const LENGTH: usize = size_of::<u64>();
 /// long as they may be, and numbers.
 #[must_use]
 pub(crate) fn report_bytes(plan: &Arc<StepPlan>) -> usize {
-    let told = plan.buffers.iter().map(|spec| told_bytes(plan, spec).saturating_add(LENGTH));
+    let told = plan.buffers.iter().map(|spec| reported_bytes(plan, spec).saturating_add(LENGTH));
     told.fold(WORDS, usize::saturating_add)
 }
 
-/// Bytes that a report has of a buffer: only outputs are told.
-fn told_bytes(plan: &StepPlan, spec: &BufferSpec) -> usize {
+/// Bytes that a report has of a buffer: only outputs are reported.
+fn reported_bytes(plan: &StepPlan, spec: &BufferSpec) -> usize {
     if spec.role == Role::Output { staged_bytes(plan, spec) } else { 0 }
 }
 
@@ -335,7 +335,7 @@ mod tests {
             fault: Some(ClosureFault { call: CallId::new(1), message: "ä".repeat(length), panicked: false }),
             diverged: None,
             gradients: Gradients::default(),
-            unrecorded: Some("ö".repeat(length)),
+            uncaptured: Some("ö".repeat(length)),
             outputs: Vec::new(),
         };
         let longest = report(1 << 20).encode().len();
@@ -347,7 +347,7 @@ mod tests {
         );
     }
 
-    /// Buffers of which nothing is told still have a length in a report.
+    /// Buffers of which nothing is reported still have a length in a report.
     #[test]
     fn what_a_report_has_of_buffers_is_what_was_counted_and_it_arrives() {
         let mut program = StepProgram::builder("look", &Model::builder().build());
@@ -359,7 +359,7 @@ mod tests {
         let program = program.build_evaluation().unwrap();
         let plan =
             StepPlan::build(&program, &Policy::from(&Config::default()), Mesh::new(1).unwrap()).unwrap();
-        let outputs: Vec<_> = plan.buffers.iter().map(|spec| vec![1; told_bytes(&plan, spec)]).collect();
+        let outputs: Vec<_> = plan.buffers.iter().map(|spec| vec![1; reported_bytes(&plan, spec)]).collect();
         let report = RankReport { outputs, ..RankReport::default() };
         let bytes = report.encode();
         assert_eq!(
