@@ -1,4 +1,4 @@
-//! A wake-up between threads: wait for a condition, and ring when it may hold.
+//! A condition variable for host threads: waits for another thread and wakes the waiters.
 //!
 //! Laws:
 //! - A wait never sleeps through what it waits for: the waker changes the state first and rings second, the

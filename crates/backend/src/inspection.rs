@@ -1,4 +1,4 @@
-//! Results of inspecting gradients: what is not finite, and which call wrote it.
+//! Gradient inspection: what a backend reports of the gradients that calls wrote in a step.
 //!
 //! Law: a gradient is inspected once, right after the call that wrote it and before anything reads it, so
 //! the call that is named is the one that made the value. The first in program order stands.

@@ -1,4 +1,4 @@
-//! A profile of the host: what a rank's thread spends its time on while it issues a step.
+//! Host time of issuing: what a rank's thread spends while it puts a step on its lanes.
 //!
 //! Laws:
 //! - **HT-1** While a meter is on, every nanosecond between two laps is charged to exactly one [`Activity`]:

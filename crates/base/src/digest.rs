@@ -1,4 +1,4 @@
-//! Digests of bytes, the same in every process and build.
+//! Digests: numbers that tell whether bytes are the same, also to another process or another build.
 //!
 //! Law: the number follows from the parts alone, in their order and with their lengths, so no two lists of parts run
 //! together; but what `Digest::more` takes is one part. Other parts have another number, but for a chance of 2^-64 or

@@ -1,4 +1,4 @@
-//! Text of errors: messages with causes, and names and paths made safe to print.
+//! Formatting of errors for the end of a program.
 //!
 //! Law: `Debug` of a public error is its message, followed by what its causes add. What `main` returns is printed
 //! by `Debug`, and so is what `unwrap` panics with. A derived one would show names of fields there, and never the

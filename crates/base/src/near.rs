@@ -1,4 +1,4 @@
-//! The key or the name that was meant by a misspelt one.
+//! Spelling suggestions: the key or the name that was meant.
 //!
 //! Law: what is close is said here once, for keys of configurations, names of weights and names of files alike.
 

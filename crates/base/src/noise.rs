@@ -1,4 +1,4 @@
-//! Pseudo-random numbers by hashing: stateless, the same on every rank.
+//! Reproducible pseudo-random numbers that follow from seed and index alone.
 //!
 //! Law: there is no state. Whoever hashes the same gets the same, on every rank and in any order.
 

@@ -1,4 +1,4 @@
-//! What memory a weight in a format takes, per orientation, for a full weight and for a row shard.
+//! Sizes of planes: the memory of a weight in a format, per orientation, for a full weight and for a row shard.
 //!
 //! Laws:
 //! - **PN-1** the first rows of a full weight's plane are its row shards' planes, one after the other: a

@@ -1,4 +1,4 @@
-//! What a format accepts and promises: shapes, alignment, sharding, orientations.
+//! Rules of a format: shapes, alignment, sharding, orientations.
 //!
 //! Every refusal names the reason and what to change. These are questions about a format and a shape alone,
 //! so that a planner can ask them before any memory exists.

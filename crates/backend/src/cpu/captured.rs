@@ -1,4 +1,4 @@
-//! A captured step: the actions of every lane, and where lanes fork and join.
+//! A captured step: the actions of every lane, and where lanes part and meet.
 //!
 //! Law: a capture begins and ends on its first lane. The others begin once the first has reached it, and
 //! the first ends once they have. So what the first lane did before is over when any of it runs, and all of

@@ -1,4 +1,4 @@
-//! The context of a lane: arena, closures, peers.
+//! The state of one lane thread: memory, peers and scratch of the task that it runs.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The far end of a lane: a thread that obeys commands in order.
+//! A lane's thread: it carries out commands in order.
 //!
 //! Laws:
 //! - A lane runs in order. Nothing orders two lanes but record and wait.

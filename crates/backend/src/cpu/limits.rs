@@ -1,4 +1,4 @@
-//! Limits of the system: threads and memory of a world, checked before anything is reserved.
+//! Limits of threads and memory: what a world takes against what the system allows this process.
 //!
 //! Law: ranks that take more than the system says it has are refused before anything is reserved for them. A
 //! thread that the system starts and then denies its stack ends the process, and so does memory that was

@@ -1,4 +1,4 @@
-//! Runs ops on the CPU: the one `match` on [`LocalOp`].
+//! Executes one op on one rank: the one `match` on an op of the CPU backend.
 //!
 //! Law: a local op holds regions and lengths of this rank; [`run`] decides nothing. Ops that carry a vote do
 //! nothing when it skips the step, on every rank alike. An op that meets a master or a moment from which no training

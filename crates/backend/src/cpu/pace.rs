@@ -1,4 +1,4 @@
-//! The pace of a link: communication that takes time on one machine.
+//! A simulated link speed: communication that takes time on one machine.
 //!
 //! Law: a link only ever delays. With or without one, the same bytes arrive in the same order.
 

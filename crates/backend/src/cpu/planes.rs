@@ -1,4 +1,4 @@
-//! Planes made whole, or turned into other planes and values: assemble, transpose and dequantize.
+//! Assemble, transpose and dequantize: planes made whole, or turned into other planes and values.
 
 use super::memory::{Arena, BorrowError, ReadSlice};
 use super::op_error::OpError;

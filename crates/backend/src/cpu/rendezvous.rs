@@ -1,4 +1,4 @@
-//! Where a group of ranks of one communicator meets: all arrive, move data, and leave.
+//! The meeting of a collective: all ranks of a group arrive, move data, and leave.
 //!
 //! Laws:
 //! - **CO-1** The ranks meet collective after collective. That all of them bring the same one is found out

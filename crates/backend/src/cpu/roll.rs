@@ -1,4 +1,4 @@
-//! The last collective of every rank of a communicator, so that a mismatch is found before ranks wait.
+//! The roll call of a communicator: ranks that disagree learn it before they wait.
 //!
 //! Laws:
 //! - **CO-1** Every rank brings a communicator the same collectives in the same order. Groups have their own

@@ -1,4 +1,4 @@
-//! Whether a step is skipped.
+//! The skip flag of a step, as the vote leaves it.
 
 use super::memory::{Arena, BorrowError};
 use warpweft_plan::layout::Region;

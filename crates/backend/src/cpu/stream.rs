@@ -1,4 +1,4 @@
-//! The near end of a lane: a bounded queue the host fills, and a recorder.
+//! A lane's host side: a bounded queue that the host fills, and a recorder.
 //!
 //! Laws:
 //! - **BK-2** A command is a small message into a queue that has room for a whole step: pushing it neither

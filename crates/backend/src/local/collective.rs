@@ -1,4 +1,4 @@
-//! Collectives: what each rank takes from its peers' arenas.
+//! Collectives on one rank: what it copies from its peers' arenas.
 //!
 //! Laws:
 //! - Offsets are the same in every arena; lengths come from the shard layout, and numbers of ranks from the

@@ -1,4 +1,4 @@
-//! Contributions of ranks to host collectives that are not collected yet.
+//! The bulletin board of a world: contributions of ranks that have not been collected yet.
 //!
 //! Law: plain state, no waiting. A rank contributes to a round of a topic only after it has collected the
 //! round before, so nobody is more than two contributions ahead of a rank of this process; more is refused. A

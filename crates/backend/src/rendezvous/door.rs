@@ -1,4 +1,4 @@
-//! Accepts connections: the handshakes of the process that listens.
+//! Admission: the handshakes of the process that listens.
 //!
 //! Laws:
 //! - **RV-4** a silent connection costs a stranger more than it costs the world. All who knock are accepted at the next

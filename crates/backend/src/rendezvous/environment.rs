@@ -1,4 +1,4 @@
-//! Which of the processes this is, as a launcher says it in the environment.
+//! Rank and address from a launcher's environment variables (torchrun, Slurm, MPI).
 //!
 //! Law: what is set is read or refused by name; nothing is guessed but the defaults written here. torchrun
 //! and starting by hand set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT; mpirun

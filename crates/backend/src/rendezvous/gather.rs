@@ -1,4 +1,4 @@
-//! Much from every rank to rank 0: the parts of a checkpoint.
+//! Large gathers to rank 0: the parts of a checkpoint.
 //!
 //! Law: pieces of a fixed size, one round each, and nobody sends the next before rank 0 has taken this one;
 //! so no process but that of rank 0 keeps what others send, and that one no more than it was asked to.

@@ -1,4 +1,4 @@
-//! The authenticated handshake of two processes.
+//! Mutual authentication of two processes.
 //!
 //! Laws:
 //! - Three messages of fixed size: the member says who it is, the host proves that it holds the secret, the

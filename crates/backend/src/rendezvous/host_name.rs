@@ -1,4 +1,4 @@
-//! Which processes share a machine, and so can reach each other's memory.
+//! Host identity: which processes share a machine, and so can reach each other's memory.
 //!
 //! Law: two processes share a host when their names are equal: machine name and the id of its present boot,
 //! or WARPWEFT_HOSTID or NCCL_HOSTID where one is set (in this order). So a test makes two hosts of one, for

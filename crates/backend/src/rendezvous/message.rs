@@ -1,4 +1,4 @@
-//! Messages between two processes, after the handshake.
+//! The messages of two processes that trust each other.
 //!
 //! Law: every message fits into [`MOST_PAYLOAD`] bytes, whatever it is about; longer contributions go in
 //! parts. Decoding takes any bytes: it gives the one message they stand for, or refuses them, and keeps no

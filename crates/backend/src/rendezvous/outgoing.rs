@@ -1,4 +1,4 @@
-//! The way to one process: messages that wait to be written.
+//! The send queue to one process.
 //!
 //! Law: who queues a message waits for room no longer than it says; a process that has said good-bye needs
 //! nothing any more.

@@ -1,4 +1,4 @@
-//! Messages on a connection whose ends trust each other.
+//! Authenticated messages on a connection.
 //!
 //! Laws:
 //! - A message is kind, length, payload and a tag: a keyed hash over the message and its number in the

@@ -1,4 +1,4 @@
-//! Rendezvous state of one process: where its ranks wait, and what its connections change.
+//! The state that ranks of one process wait on, and that its connections change.
 //!
 //! Law: whoever changes what is waited for rings, and nobody else: of the contributions to a round that is the last, or
 //! n ranks would wake each other n² times. Every wait also ends with the world, and at the deadline,

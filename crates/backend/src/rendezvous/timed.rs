@@ -1,4 +1,4 @@
-//! A connection that is used until a moment and no longer.
+//! A connection with a deadline.
 //!
 //! Law: **RV-2** the limit holds for everything that is read and written together. A time limit of the socket
 //! begins anew with every byte that comes; here it is what is left, set before each read and each write.

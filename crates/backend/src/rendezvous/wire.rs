@@ -1,4 +1,4 @@
-//! Numbers and lists as bytes: what ranks tell each other, written and read field by field.
+//! Binary encoding of the messages between ranks, field by field.
 //!
 //! Law: numbers are little-endian. A reader takes a length only after it has seen that so many bytes are
 //! there, so what it allocates is bounded by what it was given.

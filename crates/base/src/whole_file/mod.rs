@@ -1,4 +1,4 @@
-//! Files that are replaced whole, and regular files that are read (`regular.rs`).
+//! Atomic files: replaced whole, or not at all; and regular files that are read (`regular.rs`).
 //!
 //! Law: what is written goes into a file of its own beside the one that is meant, is synced, and renamed over it; so
 //! the name holds the old content or the new, also after the loss of power, and of writers at the same time one is kept

@@ -1,4 +1,4 @@
-//! The file that is written before it takes its name, and what is left of it when its writer is killed.
+//! The temporary file of an atomic write, and what is left of it when its writer is killed.
 //!
 //! Law **WF-1**: such a file is removed by others only if it is provably this library's and its writer is provably
 //! gone, or gave it up. Its name has the target, the boot of the host, the process and a number; its writer holds a

@@ -1,4 +1,4 @@
-//! Which CUDA libraries this machine has.
+//! CUDA libraries found on this machine.
 //!
 //! Law: nothing calls a library before it was requested here; the binding panics on one that is missing.
 //! Where another crate of the graph makes the binding link the libraries (`dynamic-linking`), a program starts only

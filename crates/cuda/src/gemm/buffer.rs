@@ -1,4 +1,4 @@
-//! Memory of a closure's own.
+//! Device memory owned by a closure.
 //!
 //! Law: it is zeroed when it is made. When it is dropped it is freed after the work that uses it; if a
 //! captured step may use it, once no such capture is left (RH-1). That is known of a device whose layers have

@@ -1,4 +1,4 @@
-//! Operands of a matrix product: elements, scales, shapes, and the bytes it touches.
+//! The factors of a product: elements, scales, shapes, and the bytes it touches.
 //!
 //! Law: sizes are those that cuBLASLt reads and writes, so that what is shorter is refused (GE-2).
 

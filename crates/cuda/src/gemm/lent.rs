@@ -1,4 +1,4 @@
-//! Device memory lent for work of a closure, without its element type.
+//! Device memory lent to a closure, without its element type.
 
 use std::marker::PhantomData;
 

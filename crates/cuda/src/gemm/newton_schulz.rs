@@ -1,4 +1,4 @@
-//! A matrix made nearly orthogonal by products alone.
+//! Newton-Schulz orthogonalization by matrix products.
 //!
 //! Laws:
 //! - X₀ is the matrix divided by its Frobenius norm, so no singular value is above 1. A step with coefficients

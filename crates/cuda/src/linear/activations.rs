@@ -1,4 +1,4 @@
-//! Activations as operands of products: x and dy, quantized or in bf16.
+//! Operands of products that stand for x and for dy.
 //!
 //! Law (LI-5): however a product's operand is made, its codes are those of the bf16 values that it stands
 //! for. GELU on the way to codes rounds to bf16 first. Codes that forward kept are the ones that backward

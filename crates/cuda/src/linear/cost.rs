@@ -1,4 +1,4 @@
-//! What a layer costs, for the calls that use it.
+//! Costs of a linear layer, for the calls that use it.
 //!
 //! Law: one part for every kernel that [`Linear`](super::Linear) enqueues, and one more for what a product
 //! writes: activations are quantized by kernels of their own, then multiplied. A product reads while it

@@ -1,4 +1,4 @@
-//! What a stack of linear layers computes between its products.
+//! Elementwise operations between the products of a stack of linear layers.
 
 use half::bf16;
 

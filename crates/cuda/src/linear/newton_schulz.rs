@@ -1,4 +1,4 @@
-//! Matrices made nearly orthogonal, for optimizers that want them so.
+//! Newton-Schulz orthogonalization for custom optimizers such as Muon.
 
 use super::device::Device;
 use crate::CudaFailure;

@@ -1,4 +1,4 @@
-//! Recipes: the number formats of the three products of a linear layer.
+//! The number formats in which the products of a layer are computed.
 //!
 //! Law: [`Recipe::best_for`] gives only recipes that have been seen running on some GPU. [`Recipe::native`] also
 //! gives those that NVIDIA documents for a GPU and that no such GPU was at hand for: who wants them says so.

@@ -1,4 +1,4 @@
-//! The specification of a linear layer.
+//! The description of a linear layer: shape, recipe, activation.
 //!
 //! Law: a specification is plain data; what no product takes is refused when a layer is made from it.
 

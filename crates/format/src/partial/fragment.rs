@@ -1,4 +1,4 @@
-//! Where the codes of a flat shard are in the data plane.
+//! Positions of the codes of a flat shard in the data plane.
 
 use std::ops::Range;
 

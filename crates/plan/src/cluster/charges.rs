@@ -1,4 +1,4 @@
-//! Contention charges: how long a task takes beside those that were issued before it.
+//! Charges of a simulated task: what it takes beside those issued before it in the step.
 //!
 //! Law: forecasts charge in T and the simulator in the order of issue, and both here: so they differ in nothing
 //! else. A task is charged for every lane of another kind as if it ran beside that one alone (`contention`), and

@@ -1,4 +1,4 @@
-//! The cost of a collective.
+//! The price of a collective.
 //!
 //! The model is α–β (Hockney, Parallel Computing 20, 1994): a message of `m` bytes takes `α + m/β`. With p
 //! ranks, g of them per node, n nodes, S bytes gathered or reduced in all, and subscripts i and x for links

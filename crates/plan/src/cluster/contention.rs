@@ -1,4 +1,4 @@
-//! Contention between the lanes of one GPU.
+//! Contention: what lanes of one GPU take from each other.
 //!
 //! Law: work is slowed only while the other lane runs, by the factor of the two kinds of lanes. Only the
 //! later of the two in issue order is charged. A collective takes from other lanes the share of its speed at

@@ -1,4 +1,4 @@
-//! Jitter and stragglers: how late a rank is.
+//! Jitter: how late a rank is.
 //!
 //! A local task of `d` nanoseconds takes `d · slow(rank) · (1 + mean · E)` on a rank, where E is drawn from
 //! the exponential distribution with mean 1 for every rank, step and task, and `slow` is `straggler_factor`

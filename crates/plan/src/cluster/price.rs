@@ -1,4 +1,4 @@
-//! The cost of a task without contention.
+//! The price of a task by itself.
 //!
 //! Law: an op costs what it moves ([`Op::moves`]) and the cluster charges for that: a collective what its links take,
 //! a local op what memory takes, and its kernels. Nothing here names an op. No price depends on the rank. Planner and

@@ -1,4 +1,4 @@
-//! Which links a collective takes.
+//! The links that a collective takes.
 //!
 //! Law: collectives hold each other up only where they want one link. Replicas that fill nodes exchange their
 //! gradients over the links inside of nodes, and are summed over those between them: the one takes nothing from

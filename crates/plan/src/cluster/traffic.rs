@@ -1,4 +1,4 @@
-//! Traffic on a link: how much of it collectives take, and when.
+//! Link traffic: how much of a link collectives take, and when.
 //!
 //! Law: collectives are served in the order in which they are issued. What one takes of a link is the share of
 //! its speed at which it goes: nothing while it stands still, and less than all if the compute lane holds it up.

@@ -1,4 +1,4 @@
-//! On whose behalf a surface lends memory.
+//! The borrower of memory: on whose behalf a surface lends it.
 //!
 //! Law: a borrower only gives names, for messages; what it may touch is its context's business.
 

@@ -1,4 +1,4 @@
-//! The context of a call: the memory that its closure may touch.
+//! The context of a call: what it may touch while it runs.
 //!
 //! Law: a context hands out what its call declared, in the way and in the element type it was declared, and
 //! answers everything else with an error. A buffer's bytes, whatever its elements are, have methods of their

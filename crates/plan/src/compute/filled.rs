@@ -1,4 +1,4 @@
-//! Checks that a closure wrote everything that it was to write.
+//! The check that a closure wrote all of its outputs.
 //!
 //! Law: **EX-4** Where the host can look into a call's memory, a plan that is bound spoiled is checked once the
 //! closure has returned: no element of a gradient, of an output, or of the rows that a custom optimizer prepares or

@@ -1,4 +1,4 @@
-//! Elements that a closure did not write, found by the fill of the checking layer.
+//! Elements that a closure left unwritten, by the pattern of the checking layer.
 //!
 //! Law: an element is left out when all its bytes are [`SPOILED`]. What is added to such a float is that very NaN
 //! again, so a closure that adds instead of writing shows too.

@@ -1,4 +1,4 @@
-//! Names of the weights, buffers and calls of one program.
+//! The names that calls of one program share.
 //!
 //! Law: names are those of the program's declaration. They are kept once for each plan, and a lookup
 //! allocates only the error that it may return.

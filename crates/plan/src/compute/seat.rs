@@ -1,4 +1,4 @@
-//! A rank's place: rank, local rank, device.
+//! The rank and device on which a closure computes.
 //!
 //! Law: a seat is what a factory of closures gets to know, once, before the first step. Whatever changes from
 //! step to step is in declared buffers.

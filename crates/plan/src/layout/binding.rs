@@ -1,4 +1,4 @@
-//! The view of a plan that a backend gets.
+//! The part of a plan that a backend gets.
 //!
 //! Law: a binding is all a backend needs to turn ops into launches on one rank, and it only borrows. Its
 //! settings are constant for the life of a plan; what changes from step to step is in the arena.

@@ -1,4 +1,4 @@
-//! The content of a slot, and its size in bytes.
+//! The content of a slot, and how many bytes it takes.
 //!
 //! Law: a slot has one content for the whole of its interval. Its size follows from the content, the weights'
 //! layouts and the declared buffers, and is given nowhere else. [`Content::bytes`] has no wildcard: a new

@@ -1,4 +1,4 @@
-//! A rank's shard as byte ranges of the planes of a whole weight.
+//! The cut of a weight's planes into shards.
 //!
 //! Law: planes of a whole weight are those of its shards one after the other (PN-1), so a shard is one range of
 //! bytes of each, from which the copies of rows that the format repeats are left out. Nothing is rounded or scaled

@@ -1,4 +1,4 @@
-//! How the state that is kept from step to step is laid out in memory.
+//! The memory layout of state that is kept from step to step.
 //!
 //! Law: the state layout is chosen once for all weights of a session, and sizes follow from it alone. No
 //! number depends on it except through the rounding it names.

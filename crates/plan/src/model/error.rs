@@ -1,4 +1,4 @@
-//! What can be wrong with a declaration.
+//! Errors of a declaration.
 
 use crate::model::ExchangeKind;
 use warpweft_base::errors::{LONGEST_NAME, shown, shown_text};

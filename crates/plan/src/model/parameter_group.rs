@@ -1,4 +1,4 @@
-//! How the optimizer treats one weight differently from the others.
+//! Parameter groups: a factor on the learning rate and a weight decay for some weights.
 //!
 //! Law: what is not set is as the configuration says, so a weight without settings of its own is treated as
 //! before there were groups. It holds for what a session sets for all weights from step to step, and not for what it

@@ -1,4 +1,4 @@
-//! Which rows of a weight belong to which rank.
+//! Row shards: which rows of a weight belong to which rank.
 //!
 //! Law: every rank's shard has the same *stored* rows, a multiple of the format's row tile, so collectives
 //! move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the real

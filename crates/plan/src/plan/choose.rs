@@ -1,4 +1,4 @@
-//! Chooses the timetable of a planning request.
+//! The choice of a timetable for a planning request.
 //!
 //! Law: a hand schedule is taken as it is, a policy without durations makes its own, and `auto` chooses among
 //! timetables that were placed and timed as plans are. Nothing here makes tasks or addresses.

@@ -1,4 +1,4 @@
-//! Costs for the planner: the price of every task, as plain data.
+//! The planner's cost model: the price of every task, as plain data.
 //!
 //! Law: costs come from a machine's numbers ([`Prices`]), and for tasks that were measured from what was
 //! measured. They name no rank and are given alike to all ranks, so that all of them still make one plan

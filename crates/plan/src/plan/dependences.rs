@@ -1,4 +1,4 @@
-//! Dependences between tasks, derived from accesses in issue order.
+//! Dependences between tasks, derived from their accesses in issue order.
 //!
 //! Law: T read as a sequential program defines the meaning of the step; an edge is drawn wherever
 //! swapping two tasks could change it. A *lease* edge carries content from its writer to a reader;

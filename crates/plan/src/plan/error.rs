@@ -1,4 +1,4 @@
-//! Why no plan could be made.
+//! Planning errors.
 
 use super::VerifyError;
 use crate::model::{BufferSpec, ExchangeKind};

@@ -1,4 +1,4 @@
-//! Which addresses are taken when.
+//! Occupied addresses over time.
 //!
 //! Law: [`Occupancy::lowest_free`] answers as a search through everything that was put in would. Time is
 //! halved again and again, down to single tasks, and a hold is cut into the fewest of these stretches. A

@@ -1,4 +1,4 @@
-//! Checks that a program was declared over the session's weights.
+//! The check that a program was declared over the session's weights.
 //!
 //! Law: all that a weight is declared with is compared, and the first difference is named.
 

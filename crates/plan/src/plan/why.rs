@@ -1,4 +1,4 @@
-//! Why a task stands where it stands.
+//! Explanations: why a task stands where it stands.
 //!
 //! Law: everything said here is read off the finished plan: its dependences, its fences, its slots and, if
 //! costs are given, its forecast. Whoever doubts a schedule asks here first.

@@ -1,4 +1,4 @@
-//! Where planes are found again: those of forward in backward, of a micro-batch in the next, columnwise ones.
+//! Reshard after forward: whether planes are kept or gathered again, in backward, across micro-batches, columnwise.
 
 use serde::{Deserialize, Serialize};
 

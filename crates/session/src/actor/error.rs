@@ -1,4 +1,4 @@
-//! Why a rank could not do what the session asked, from its flow control up to agreement between ranks.
+//! Errors of a rank, from its flow control up to agreement between ranks.
 //!
 //! Law: what ended a rank is said here, and what to do about an ended session by whoever owns it, once.
 

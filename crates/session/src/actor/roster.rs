@@ -1,4 +1,4 @@
-//! The roster: which actor owns which task.
+//! The owner of every task.
 //!
 //! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run on one
 //! lane, except a bucket's: its gradients have another lane than its weights, and where a custom optimizer updates

@@ -1,4 +1,4 @@
-//! What goes wrong with checkpoints and other files of weights.
+//! Errors of checkpoints and other files of weights.
 //!
 //! Law: an error says what is wrong by its kind, with the file concerned, and what to do in the message. What stands in
 //! a file of somebody else's comes into a message escaped and cut. A kind reaches whoever asked where the rank that

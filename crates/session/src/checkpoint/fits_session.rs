@@ -1,4 +1,4 @@
-//! Does a checkpoint fit a session, and can training go on from it?
+//! The check that a checkpoint fits a session, and whether training can resume from it.
 //!
 //! Law: everything is judged before anything is changed. Weights and carried buffers are found by name; what the
 //! session has must be there, in its shape, and nothing else. What a checkpoint claims is judged alike, whether it

@@ -1,4 +1,4 @@
-//! The digest by which the values of a frozen weight are known again, in files and between ranks.
+//! The digest of a frozen weight's values, in files and between ranks.
 
 use std::fmt;
 use std::str::FromStr;

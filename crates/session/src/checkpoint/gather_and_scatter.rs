@@ -1,4 +1,4 @@
-//! Gathers a checkpoint from ranks, and scatters it to them.
+//! Gathers a checkpoint from the shards of ranks, and scatters it over them.
 //!
 //! Law: what ranks of any mesh hand out gives one checkpoint, and every rank gets its rows of it back. Ranks of the
 //! first replica hand out the weights; all of them get them.

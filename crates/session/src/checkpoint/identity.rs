@@ -1,4 +1,4 @@
-//! The identity of a checkpoint, as a digest.
+//! The identity of a checkpoint, as a number.
 //!
 //! Law: processes with the same checkpoint have the same number, and others do not ([`Digest`]). It covers what an
 //! import reads: planes where there is no master that they follow from, and no notes, which are the

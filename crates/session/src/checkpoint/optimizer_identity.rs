@@ -1,4 +1,4 @@
-//! Which optimizer made the state of a checkpoint.
+//! The optimizer that wrote the state of a checkpoint, by its name and its states' names.
 //!
 //! Law: as many lists of values as a session keeps are not yet state that it can go on from: those of another
 //! optimizer have the same shape, and another meaning. So a checkpoint says whose they are, and what each is called.

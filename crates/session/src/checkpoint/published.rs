@@ -1,4 +1,4 @@
-//! The weights of a checkpoint alone, in a file for other tools.
+//! Export of weights alone into one file for other tools.
 //!
 //! Law: the file has no word of this library: one tensor per weight, under the name and in the element type
 //! that the caller chooses. It is replaced whole or not at all, and takes next to no memory beside the

@@ -1,4 +1,4 @@
-//! The weights of a session, outside of it.
+//! A checkpoint in memory: the weights of a session and its optimizer state.
 //!
 //! Law: a checkpoint is whole: every weight in its logical shape, independent of how many ranks wrote it, in
 //! how many replicas, so any mesh can read it: it is made of the first replica's shards, and every replica

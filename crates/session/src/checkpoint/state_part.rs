@@ -1,4 +1,4 @@
-//! What a rank keeps of every element of a weight.
+//! Kinds of state that a rank keeps for every element of a weight: master, moments, optimizer states.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! State validation: values from which training can go on.
+//! State validation: values from which training can resume.
 //!
 //! Law: a value from which no step could go on, as it is or as the session keeps or casts it, is refused with its
 //! weight, row and column, and with what to do. Rows are judged where they are, so it does not matter whether a

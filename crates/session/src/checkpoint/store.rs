@@ -1,4 +1,4 @@
-//! Checkpoint stores.
+//! Checkpoint stores: where checkpoints are kept.
 //!
 //! Law: a store is the user's choice; the session never calls one. Saving replaces the whole
 //! checkpoint or nothing.

@@ -1,4 +1,4 @@
-//! What is wrong with two keys together, each of which is valid by itself.
+//! Contradictions between two keys, each of which is valid by itself.
 
 use toml::Value;
 

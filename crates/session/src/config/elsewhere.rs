@@ -1,4 +1,4 @@
-//! Settings of other frameworks, and this library's names for them.
+//! Names of settings in other frameworks (FSDP2, DeepSpeed, Megatron), and what they are here.
 //!
 //! Law: one list. A name that has a key here is answered with that key, and any other with what takes its place. The
 //! names are those of PyTorch (FSDP among it), DeepSpeed, the Hugging Face Trainer, Megatron and Transformer Engine,

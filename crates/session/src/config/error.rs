@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration, and what to do about it.
+//! Configuration errors, and what to do about them.
 
 use std::io;
 use std::path::PathBuf;

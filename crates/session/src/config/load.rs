@@ -1,4 +1,4 @@
-//! Loads a configuration from files and the environment.
+//! Loads a configuration from its sources.
 //!
 //! Order of work: parse every source, refuse unknown keys (CF-2), lay the environment over the file and read the
 //! types, record where values came from (CF-3), validate (CF-1). The first error ends it.

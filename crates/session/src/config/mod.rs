@@ -1,4 +1,4 @@
-//! What an operator may choose, from a TOML file and the environment.
+//! Configuration: what an operator may choose, from a TOML file and the environment.
 //!
 //! Laws:
 //! - **CF-1** A value is used only after it was validated; an error names the key, where its value

@@ -1,4 +1,4 @@
-//! What the end of a training step does: Adam, its state, and the quantization of new masters.
+//! Optimizer settings: Adam, its state, and the quantization of new masters.
 //!
 //! Law: as of [`super::choices`]: plain data, judged by [`Config::validate`](super::Config::validate).
 

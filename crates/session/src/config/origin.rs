@@ -1,4 +1,4 @@
-//! Where the value of a key came from (CF-3).
+//! The origin of a key's value (CF-3).
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! A value of TOML as a type.
+//! Converts a value of TOML to a type.
 //!
 //! Law: what a file or a variable says becomes a type here and nowhere else, whatever the type. One deserializer over
 //! one kind of value means that a user's build compiles every type for one of them. What serde refuses is kept in

@@ -1,4 +1,4 @@
-//! A value in a refusal.
+//! A value as a message shows it.
 
 use toml::Value;
 

@@ -1,4 +1,4 @@
-//! The range of speeds that a configuration accepts.
+//! Speeds and rates, as people write them.
 //!
 //! Law: the bounds are wide, for they are there to refuse numbers whose power of ten was forgotten: such a number
 //! would make times that no clock holds.

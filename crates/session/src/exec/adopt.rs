@@ -1,4 +1,4 @@
-//! Another plan for a program, between two of its steps.
+//! Replaces the plan of a program between two of its steps.
 //!
 //! Laws:
 //! - All ranks take the same plan before the same step: they compare fingerprints first (**PL-1**), when all

@@ -1,4 +1,4 @@
-//! Checks that ranks with the same rows hold the same values, bit for bit.
+//! Compares replicas bit for bit.
 //!
 //! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
 //! ranks at one place of all replicas, those of a replicated weight over all ranks. Nothing is changed, and every rank

@@ -1,4 +1,4 @@
-//! Divergence: values that an optimizer step left from which no training goes on.
+//! Divergence: values after an optimizer step from which no training can resume.
 //!
 //! Laws:
 //! - **EX-5** A step that leaves a master or a moment that is not finite, as it is kept or as it is cast, reports it

@@ -1,4 +1,4 @@
-//! A value that a rank finds in its own rows once a step has ended.
+//! The position of a bad value that a rank found in its own rows.
 //!
 //! Law: the host searches only after a step of which the device has said that there is something to find. It begins
 //! with no further list of values once it has searched for a good part of the time that others wait.

@@ -1,4 +1,4 @@
-//! Frozen weights on a rank: their planes, and a digest by which a base is known again.
+//! Frozen weights on a rank: their planes, and a digest of the base.
 //!
 //! Laws:
 //! - **FW-1** A sharded weight that is frozen is its planes alone, in memory and in plans. The host quantizes it once,

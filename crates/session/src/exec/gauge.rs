@@ -1,4 +1,4 @@
-//! Exposed communication of one rank's step, from when its tasks ran.
+//! Exposed communication of one rank's step, from the times of its tasks.
 //!
 //! Law: it is measured on the rank's own thread, after the step, so that ranks do it in parallel and the
 //! caller's thread, which all of them wait for, does not. Nothing is allocated once there is room for a

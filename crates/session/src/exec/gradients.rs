@@ -1,4 +1,4 @@
-//! Non-finite gradients of a step, as a rank knows them.
+//! Non-finite gradients of a step, as one rank knows them.
 //!
 //! Laws:
 //! - **EX-2** The call that wrote one is known on its rank alone, and the row in which the sum has one on the

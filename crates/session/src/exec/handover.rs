@@ -1,4 +1,4 @@
-//! The handover between a session and one rank, around a step.
+//! The handover between a session and one rank around a step.
 //!
 //! Law: the session writes before a command is sent and reads after the reply has come; the rank thread
 //! touches it in between. All buffers have their final size before the first step, so a step moves bytes and

@@ -1,4 +1,4 @@
-//! A rank's masters on their way into an arena that nobody has written yet.
+//! First values of a rank's masters.
 //!
 //! Law: weight by weight, so that what is here at once is the rank's rows of one. Only what does not begin with
 //! zeros is written: the arena is reserved zeroed ([`Backend::reserve`]), and with it moments, step count and

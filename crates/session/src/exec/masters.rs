@@ -1,4 +1,4 @@
-//! The masters a session begins with.
+//! Sources of the masters that a session begins with.
 //!
 //! Law: what an initializer fills in follows from the weight's name and the rows' place in it alone: ranks
 //! that hold the same rows are asked one by one, and must be given the same values. What it cannot give it

@@ -1,4 +1,4 @@
-//! Measured step times, agreed by all ranks.
+//! The time of a step, as all ranks agree.
 //!
 //! Law: the median over the ranks, the same numbers on every rank of every process, so that equal decisions
 //! follow (TU-1 in [`crate::tune`]). A step is timed by the backend's own clock where it timed the tasks,

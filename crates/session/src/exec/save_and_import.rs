@@ -1,4 +1,4 @@
-//! A rank that saves its part of a checkpoint, or takes in what it owns of one.
+//! Saves a rank's part of a checkpoint, and imports its rows of one.
 //!
 //! Law: all ranks save or none does, and all know who refused and why. A save begins on every rank before any
 //! writes, and becomes a checkpoint once every part is kept. An import is read and judged by every rank before any

@@ -1,4 +1,4 @@
-//! The rank thread: waits for commands, carries them out, replies.
+//! The thread of a rank: waits for commands, carries them out, replies.
 //!
 //! Law: one command at a time, with one reply each. A panic is no exception: its words are the reply. A rank
 //! that fails a command aborts the backend's world and ends the host's before it replies, so no peer waits

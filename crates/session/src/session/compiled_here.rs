@@ -1,4 +1,4 @@
-//! Futures whose code is generated in this library.
+//! Boxed futures, whose code is generated in this library and not in every user's.
 
 use std::pin::Pin;
 

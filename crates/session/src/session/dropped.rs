@@ -1,4 +1,4 @@
-//! Errors of a step or a command whose future was dropped, as they are reported to the next caller.
+//! Errors of dropped futures: of a step or a command, reported by the next call.
 //!
 //! Law: what nobody got is reported once, with what became of what was asked now.
 

@@ -1,4 +1,4 @@
-//! What a session refuses, and why.
+//! Session errors.
 
 use super::dropped::closure_failed;
 use super::step::diverged::{StrayValue, described};

@@ -1,4 +1,4 @@
-//! The user's handle: programs over one set of weights, driven step by step.
+//! A session: programs over one set of weights, driven step by step.
 //!
 //! Law: between two awaited steps a session is at a step boundary: all lanes drained, weights at one version on all
 //! ranks. A command goes to all ranks at once, after those before it have ended. Once it went, dropping its

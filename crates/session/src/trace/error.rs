@@ -1,4 +1,4 @@
-//! Everything that can go wrong with a trace, and what to do about it.
+//! Trace errors, and what to do about them.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Traces: timelines of lanes, recorded, measured, written, drawn.
+//! Traces: what happened, when, and on which lane: recorded, measured, written, drawn.
 //!
 //! This module is pure bookkeeping over times that others measured. It starts no work, waits for
 //! nothing and decides nothing. All times are nanoseconds since one origin `Instant` that the

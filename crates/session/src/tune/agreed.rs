@@ -1,4 +1,4 @@
-//! Trial times, agreed by all ranks.
+//! Measurements on which all ranks agree.
 //!
 //! Law: the median over ranks, so that from three ranks on one late rank decides nothing. Of two the later
 //! counts: a step waits for it.

@@ -1,4 +1,4 @@
-//! Decisions about trials, for people.
+//! The decision about a trial, for people.
 //!
 //! Law: one line a trial, with what decided.
 

@@ -1,4 +1,4 @@
-//! Policies that a tuner can request, known before anything is measured.
+//! Expected outcomes of tuning, before anything is measured.
 //!
 //! Law: **TU-5** every policy that a tuner of these limits requests, whatever it gets, is foreseen, but
 //! for what is planned by measured durations: so whoever must make room for trials makes it once, up front.

@@ -1,4 +1,4 @@
-//! Autotuning of the prefetch policy, by measurement.
+//! Tuning: finds the fastest prefetch policy by measurement.
 //!
 //! Laws:
 //! - **TU-1** a `Tuner` is a state machine: it says what to try next and gets what came of it. It plans

@@ -1,4 +1,4 @@
-//! What a tuner requests, and what it gets.
+//! Input and output of a tuner.
 //!
 //! Law: plain data.
 

@@ -1,4 +1,4 @@
-//! The tuner: a state machine.
+//! The tuner's state machine.
 //!
 //! Law: TU-1 to TU-4 of this module.
 

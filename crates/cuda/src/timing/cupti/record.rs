@@ -1,4 +1,4 @@
-//! One activity record in our words.
+//! One activity record of CUPTI.
 //!
 //! Law: a record is read field by field, so that a library whose records grew at their end is read as well.
 //! Its first field says what it is; other libraries' numbers are never taken for variants of ours.

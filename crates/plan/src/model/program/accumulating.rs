@@ -1,4 +1,4 @@
-//! Programs whose gradients may be accumulated over several steps.
+//! Programs for gradient accumulation.
 //!
 //! Law: only a program with an optimizer accumulates; buffers and calls of its parts are its own.
 

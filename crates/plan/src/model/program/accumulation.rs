@@ -1,4 +1,4 @@
-//! Gradients of several steps for one step of the optimizer.
+//! Gradient accumulation: gradients of several steps for one step of the optimizer.
 //!
 //! Law: a sum of gradients is begun by one step, continued by any number, and ended by one with the optimizer. What
 //! a step is of it is fixed when it is planned, so there is a plan for each; a program that does not accumulate has

@@ -1,4 +1,4 @@
-//! What a call costs.
+//! Costs of a call.
 //!
 //! Law: a cost is a list of parts that add up, each of them counted in operations, bytes and kernels, and
 //! none of them in time: what these take is a cluster's to say ([`crate::cluster::Cluster::call_ns`]). No

@@ -1,4 +1,4 @@
-//! Lower bounds on the time of any schedule of a plan's tasks.
+//! A lower bound on the time of a plan's tasks in any order.
 //!
 //! Law: every constraint here holds in any schedule that computes the same: content before its reader; calls
 //! one after the other, in program order; one thing at a time on a link, on the quantize lane and on the

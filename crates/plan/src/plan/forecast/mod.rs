@@ -1,4 +1,4 @@
-//! Forecasts: the expected time of a plan, and lower bounds on it.
+//! The forecast of a plan: its expected time, and a bound that no schedule could beat.
 //!
 //! Law: a forecast is a function of a finished plan and of costs. Without contention and delays its times are
 //! those of a simulated step, to the nanosecond. With contention they are near them: the simulator charges in

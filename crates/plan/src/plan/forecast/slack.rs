@@ -1,4 +1,4 @@
-//! Slack: by how much every gather is ready before it is needed.
+//! Slack: how long every gather is ready before it is needed.
 //!
 //! Law: the slack of a gather is the time from the moment in which its planes are ready to that in which the
 //! first call that reads them could begin without them: when the call's lane is free and all else it waits

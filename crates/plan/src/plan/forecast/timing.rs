@@ -1,4 +1,4 @@
-//! Begin and end of every task, forecast.
+//! Begin and end of every task in a forecast.
 //!
 //! Law: a task begins when the host has issued it, its lane is free and the tasks it waits for are over; it
 //! takes its price and what other lanes take from it, charged in T. That is the machine of the simulator on one

@@ -1,4 +1,4 @@
-//! What one gather brought, derived by one task.
+//! Joint derivations: what one gather brought, derived by one task.
 //!
 //! Law: parts are joined that one gather brought and that are due for one call at one stage, so nobody waits
 //! for planes of another gather because of it. What it is for: beside a matrix product a kernel waits until a

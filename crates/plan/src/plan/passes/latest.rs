@@ -1,4 +1,4 @@
-//! What was gathered or derived last, by what it was made of.
+//! The planes that were gathered or derived last, by what they were made of.
 //!
 //! Law: it serves another use if it is kept, or if a new one could begin no later than in the stage after its last
 //! use: it is still there then, and a second copy would only cost memory.

@@ -1,4 +1,4 @@
-//! Rounds of matrices, for a custom optimizer that needs them whole.
+//! Whole matrices for a custom optimizer such as Muon: redistributed in rounds.
 //!
 //! Laws:
 //! - A round is at most as many weights as ranks share them, of one bucket and one parameter group, whose shards have

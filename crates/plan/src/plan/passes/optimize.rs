@@ -1,4 +1,4 @@
-//! Norm, vote, and Adam or the custom optimizer.
+//! Norm, vote, and the optimizer: Adam or a custom one.
 //!
 //! Law: nothing after the vote changes a weight unless every rank voted clean. The norm counts every main
 //! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all

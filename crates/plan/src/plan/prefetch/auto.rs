@@ -1,4 +1,4 @@
-//! The best timetable within the budget, by what it is expected to take.
+//! Automatic prefetch: the timetable within the budget that the forecast finds fastest.
 //!
 //! Law: candidates are made by the policies of this module; each is placed in the arena and timed like any
 //! plan, so what is compared is what would run. A candidate over the budget is repaired forwards: gathers are

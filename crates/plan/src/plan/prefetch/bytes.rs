@@ -1,4 +1,4 @@
-//! As early as a number of gathered bytes in flight allows.
+//! Prefetch by bytes: gathers begin as early as a number of gathered bytes in flight allows.
 //!
 //! Law: at no stage do the planes that are requested and not yet used for the last time take more than the
 //! limit, every plane counted as aligned in the arena; and each demand is requested as early as that allows,

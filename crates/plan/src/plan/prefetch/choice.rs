@@ -1,4 +1,4 @@
-//! The policies there are.
+//! Prefetch policies.
 //!
 //! Law: a choice is a name with a number; what it means is in the file of its name.
 

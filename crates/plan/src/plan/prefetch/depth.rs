@@ -1,4 +1,4 @@
-//! The policy of a fixed depth: gathers begin n calls before the one that uses them.
+//! Prefetch depth: gathers begin n calls before the one that uses them.
 //!
 //! Law: what a call uses is due together, so all of it is requested at one stage: that of the n-th call before it
 //! that uses sharded weights; the first n at the beginning. Calls that use none count for nothing, for no gather is

@@ -1,4 +1,4 @@
-//! When gathers and reductions are issued.
+//! Prefetch: when gathers and reductions are issued.
 //!
 //! Law: `demands` says *which* planes the program needs, from program order alone; a policy says *at which
 //! stage* each is requested, and nothing else; [`crate::plan`]'s gather pass makes tasks of both. A stage is

@@ -1,4 +1,4 @@
-//! When everything on the communicators is issued.
+//! The timetable: when everything on the communicators is issued.
 //!
 //! Law: a timetable has one stage for every demand, no later than the demand's own; whoever makes one looks
 //! at nothing else.

@@ -1,4 +1,4 @@
-//! Why a plan was refused.
+//! Verification errors: why a plan was refused.
 //!
 //! Law: an error names the law and what would go wrong, the tasks, the slot, what is missing and what to do,
 //! in words that need no knowledge of the planner. There is one variant for each way to break a law. A plan

@@ -1,4 +1,4 @@
-//! What a successful verification has shown, in numbers.
+//! The proof of a verified plan, in numbers.
 //!
 //! Law: a proof is made by [`verify`](super::verify) alone, from counts of what was checked.
 

@@ -1,4 +1,4 @@
-//! Every id points into the plan.
+//! Well-formed plans: every id points into the plan.
 //!
 //! Law: after this check no lookup of the verifier can fail, so a plan from anywhere gets an
 //! error and never a panic. It proves nothing else.

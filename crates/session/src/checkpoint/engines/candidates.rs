@@ -1,4 +1,4 @@
-//! The tensors of a model under their new names, and which of them are quantized.
+//! Candidates for quantization: the tensors of a model under their new names.
 //!
 //! Law: what engines fuse is quantized alike or not at all, and so are the experts of a layer (EN-2). What is said for
 //! no tensor is refused.

@@ -1,4 +1,4 @@
-//! What an inference engine calls the tensors of a quantized linear layer, and how it stores them.
+//! Dialects of quantized checkpoints: names and layouts of the tensors of a linear layer.
 //!
 //! | dialect | format | tensors of the layer `X`, weight `[M, K]` |
 //! |---|---|---|

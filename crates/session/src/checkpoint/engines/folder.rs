@@ -1,4 +1,4 @@
-//! A model's folder that is written: files of tensors with their index, `config.json`, and what travels along.
+//! The output folder of a conversion: files of tensors with their index, `config.json`, and what travels along.
 //!
 //! Law **EN-4**: the folder takes its name when every file in it is on the disk, and vanishes when it is dropped
 //! before. A name that is taken is refused, unless it is that of an empty folder. What a killed process leaves is

@@ -1,4 +1,4 @@
-//! Weights of a session that are read by a name map.
+//! Import by a name map.
 //!
 //! Law: the map is the one by which they are exported; so what was cut is put together again, what was transposed is
 //! transposed back, and a tied weight is read from where it is written.

@@ -1,4 +1,4 @@
-//! Which tensors of a model are quantized for an engine, and why the others are left alone.
+//! The choice of linear layers: which tensors of a model are quantized for an engine, and why others are left alone.
 //!
 //! Law: engines keep embeddings, the head, norms and routers in bf16, whatever a tool did with them; so these are left
 //! alone by their names, unless a rule ends in the same word. What is quantized is a matrix called `X.weight`, or a

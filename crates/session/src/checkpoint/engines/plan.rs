@@ -1,5 +1,4 @@
-//! What becomes of every tensor of a model, and in which file: decided from names, dtypes and shapes, before a value is
-//! read.
+//! The plan of a conversion: what becomes of every tensor, and in which file, from names, dtypes and shapes alone.
 //!
 //! Law: no two tensors of the output have one name.
 

@@ -1,4 +1,4 @@
-//! What `config.json` says of the quantized layers of a model, as each dialect has it.
+//! `quantization_config` of `config.json`, as each dialect has it.
 //!
 //! Source: what compressed-tensors 0.20, Model Optimizer 0.47 and DeepSeek-V3's folder write. Law: every layer is in a
 //! group by its whole name or is in the only group, and every linear layer that is not quantized is named as left out.

@@ -1,4 +1,4 @@
-//! What a model's folder says of how it is quantized.
+//! Reads the quantization of a model's folder from its `config.json`.
 //!
 //! Law (EN-3): the dialect and the encodings come from here. What is not understood is refused by its name; no default
 //! is assumed for what an engine would need to know.

@@ -1,4 +1,4 @@
-//! What a conversion for an inference engine did, as data.
+//! The report of a conversion, as data.
 
 use std::time::Duration;
 

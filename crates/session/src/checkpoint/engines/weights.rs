@@ -1,4 +1,4 @@
-//! Where a conversion takes the plain weights of a model from.
+//! Plain weights: the source of a conversion.
 
 use std::borrow::Cow;
 

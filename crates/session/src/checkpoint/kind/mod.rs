@@ -1,4 +1,4 @@
-//! What a file that should hold a model's weights *is*, by its content.
+//! The kind of a file of weights, by its content.
 //!
 //! Laws:
 //! - **FK-1** The tool and [`PretrainedFiles`](crate::checkpoint::PretrainedFiles) both ask here and add no opinion of

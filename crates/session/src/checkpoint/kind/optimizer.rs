@@ -1,4 +1,4 @@
-//! Averages that an optimizer keeps, of gradients and of their squares.
+//! Optimizer states in a file: moments of gradients.
 //!
 //! Law: an average and that of the squares are floats of one module and of one shape, and the name of the second is
 //! that of the first with `_sq` after. Short names that a model may have too (`m` and `v`) are taken for averages

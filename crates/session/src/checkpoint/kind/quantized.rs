@@ -1,4 +1,4 @@
-//! Codes beside their scales.
+//! Quantized tensors in a file: codes beside their scales.
 //!
 //! Law: *codes* are of a dtype in which no weight is kept as it is, 8-bit floats or integers. *Scales* are of the
 //! same module, are called so, and are fewer than the codes. A single one belongs to codes whose name it has, or to the

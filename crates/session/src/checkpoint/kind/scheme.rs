@@ -1,4 +1,4 @@
-//! What codes and scales are, by their shapes, and whose manner it is, by their names.
+//! Quantization schemes: by the shapes of codes and scales, and by their names.
 
 use safetensors::Dtype;
 

@@ -1,4 +1,4 @@
-//! What a file is that is no safetensors file, by how it begins.
+//! Files that are no safetensors, by how they begin.
 //!
 //! Law: a safetensors file begins with the length of its header, which is below 2^32. So nothing here is ever said of
 //! one, however that length reads as text.

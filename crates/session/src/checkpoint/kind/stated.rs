@@ -1,4 +1,4 @@
-//! What is said about a file of tensors: by its metadata, and by a `config.json` beside it.
+//! Statements about a file of tensors: its metadata, and a `config.json` beside it.
 
 use std::path::Path;
 

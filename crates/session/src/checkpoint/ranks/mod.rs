@@ -1,4 +1,4 @@
-//! What ranks hand out of their memory to a checkpoint, and what they take back.
+//! Checkpoint data of one rank, on its way out of memory or back into it.
 //!
 //! Law: who hands out knows no files, and who keeps parts knows no memory. What a rank hands out is one list of values
 //! at a time, so a part is never whole in memory; what it takes in is its own rows, which are. Whoever keeps parts

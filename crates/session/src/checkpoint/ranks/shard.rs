@@ -1,4 +1,4 @@
-//! What one rank has of one weight: its rows of the masters and of what is kept beside them, and their planes.
+//! One rank's shard of one weight: rows of the masters and of the optimizer state, and their planes.
 //!
 //! Law: real rows only, in f32 however a rank stores them, so a shard does not say what it came from.
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a safetensors file, read or to be written.
+//! Errors of a safetensors file, read or to be written.
 //!
 //! Law: whatever stands in a hostile header may end up in a message, so names are escaped and cut (`errors::shown`).
 //! Which file it is, and what to do about it, says whoever asked.

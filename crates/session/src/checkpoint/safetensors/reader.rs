@@ -1,4 +1,4 @@
-//! A safetensors file that is open.
+//! The strict reader of safetensors files.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};

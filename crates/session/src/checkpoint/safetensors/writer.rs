@@ -1,4 +1,4 @@
-//! A safetensors file that is written.
+//! The writer of safetensors files.
 //!
 //! Law: the file is byte for byte the one that `safetensors::serialize` makes of the same tensors: the header's
 //! length, the header padded to a multiple of eight, then the tensors, wider elements first and by name among

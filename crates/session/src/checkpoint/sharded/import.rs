@@ -1,4 +1,4 @@
-//! Imports a sharded checkpoint into ranks.
+//! Import of a sharded checkpoint into ranks.
 //!
 //! Law: a rank gets the rows it owns, judged, whatever number of ranks wrote them. What the checkpoint claims was
 //! judged before.

@@ -1,4 +1,4 @@
-//! The index file of a sharded checkpoint.
+//! The index of a sharded checkpoint: the file that makes one of the parts in a folder.
 //!
 //! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
 //! without opening the parts that it does not need: those with its rows, and, for delayed scaling, that of rank 0.

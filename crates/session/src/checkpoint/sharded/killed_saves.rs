@@ -1,4 +1,4 @@
-//! What a save left in its folder that was killed, or whose ranks could not agree on its end.
+//! Leftovers of killed saves in a folder.
 //!
 //! Law (CK-5): it is removed if it is provably of a save of this library, and no process is left that could end that
 //! save. A save has its index begun, and locked, from before its first part to its end, and the process of rank 0 alone

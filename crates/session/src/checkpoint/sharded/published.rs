@@ -1,4 +1,4 @@
-//! The weights of a sharded checkpoint alone, in a file for other tools.
+//! Export of a sharded checkpoint's weights into one file for other tools.
 //!
 //! Law: one weight is in memory at a time, so a model that fits into no process is published all the same.
 

@@ -1,4 +1,4 @@
-//! A sharded checkpoint merged into a whole one.
+//! Puts a sharded checkpoint together.
 //!
 //! Law: every part is read, and what comes out is what an export would have given, but for the planes. No more memory
 //! is requested than the parts have bytes, whatever the index says.

@@ -1,4 +1,4 @@
-//! One file of a sharded checkpoint.
+//! Reads one file of a sharded checkpoint and checks its digests.
 //!
 //! Law: a part that was opened is the one that was requested, of this save, this optimizer step and this rank, with all
 //! of its bytes and the header that was saved. A tensor of it is read only if it has the type and shape that the index

@@ -1,4 +1,4 @@
-//! A sharded checkpoint that is read.
+//! The rows of a rank, wherever they lie in a sharded checkpoint: resharding on load.
 //!
 //! Law: a part is opened when something of it is requested, and read where that is; so what is in memory is what
 //! was requested, the index, and the headers of the parts that it came from. Memory is taken once the parts were seen

@@ -1,4 +1,4 @@
-//! Saves the parts of a sharded checkpoint.
+//! Saves a sharded checkpoint: parts on their way into a folder.
 //!
 //! Law: every rank writes its own file, from its memory, one list of values at a time. The index comes last, when
 //! every part was seen in the folder by the process that writes it; so a folder that hosts do not share is found out.

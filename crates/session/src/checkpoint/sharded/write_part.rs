@@ -1,4 +1,4 @@
-//! A part on its way into its file, with digests of its tensors in its header.
+//! Writes one part of a sharded checkpoint, with digests of its tensors in its header.
 //!
 //! Law: every byte that goes out is in a digest of its block, taken of what was handed to the file and not of what is
 //! read back. The header comes first in a safetensors file and its digests are known last: it is written with zeros in

@@ -1,4 +1,4 @@
-//! A call that is an exchange.
+//! A collective between calls in a file.
 //!
 //! Law: it reads one buffer, writes another and requests nothing else: no closure runs for it, and what it takes
 //! follows from its bytes and the cluster.

@@ -1,4 +1,4 @@
-//! What a file of calls may say.
+//! The keys of a file of calls.
 
 use serde::Deserialize;
 

@@ -1,4 +1,4 @@
-//! Items of a list that are repeated for numbers.
+//! Repeated items of a list, by numbers.
 
 /// The numbers of an item, in order; one `None` for an item that is not repeated.
 pub(super) fn numbers(ends: Option<[u32; 2]>) -> Vec<Option<u32>> {

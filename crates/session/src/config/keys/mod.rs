@@ -1,4 +1,4 @@
-//! What the table of keys says about a path.
+//! Lookups in the table of keys.
 //!
 //! Unknown keys, validation, errors and printing all follow the table in `rows`; nothing about a single key
 //! is known here. A test holds the table against the fields of [`Config`].

@@ -1,4 +1,4 @@
-//! Host time of a step, split by what it was spent on.
+//! Host time of a step.
 //!
 //! Law: measured, on the rank of this process that took longest to issue; parts add up to the time of that
 //! rank's thread (HT-1 in [`warpweft_backend`]). What a step of a session costs beside its ranks' threads is

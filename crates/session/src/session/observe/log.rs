@@ -1,4 +1,4 @@
-//! One event of `tracing` for each step.
+//! Step logging: one event of `tracing` for each step.
 //!
 //! Law: every step that began has one event, on every process, once its end is known: at `info`, or at `warn` where no
 //! weight was updated and one should have been. Its fields have the same names whatever the outcome; those that a step

@@ -1,4 +1,4 @@
-//! Observability of a session: traces, logs, host time.
+//! Observability of a session: traces and logs beside the step reports.
 //!
 //! Law: who looks changes nothing. No step waits for what is reported of it here.
 

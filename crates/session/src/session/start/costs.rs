@@ -1,4 +1,4 @@
-//! The costs a session's planner counts with.
+//! The cost model that a session's planner uses.
 //!
 //! Law: costs are needed for `prefetch.policy = "auto"` alone, which trials come to as well (`tune.steps`),
 //! and come from the machine that the configuration names; a simulation brings its own. They are the same on

@@ -1,4 +1,4 @@
-//! Gathers what a step that has ended left with the ranks: faults, times, reports.
+//! Gathers the step report from the ranks: faults, times, outputs.
 //!
 //! Law: of a step that all ranks replied to, everything is taken here before anybody gets a report: whoever gets the
 //! report of a failure loses nothing of what the step did.

@@ -1,4 +1,4 @@
-//! Hyperparameters of the coming steps: for all weights, and for parameter groups.
+//! Learning rate schedules and other hyperparameters of coming steps: for all weights, and for some of their own.
 //!
 //! Law: what is refused changes nothing. The values reach the ranks with the next step, captured or not; no plan, no
 //! capture and no checkpoint has them, so a loop that sets them sets them again when it resumes.

@@ -1,4 +1,4 @@
-//! A gradient that is not finite: of which weight, and which call on which rank made it.
+//! Non-finite gradients: of which weight, and from which call on which rank.
 //!
 //! Laws:
 //! - What is named follows from what all ranks know together, so every process names the same (EX-2): the first

@@ -1,4 +1,4 @@
-//! The step report: outcome, outputs, times.
+//! The step report.
 //!
 //! Law: figures are measured or planned, never guessed. *Exposed* is the time in which a
 //! communication task ran and the compute lane ran nothing, over step time; a collective begins

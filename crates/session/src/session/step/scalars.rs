@@ -1,4 +1,4 @@
-//! The loss scale of the coming steps.
+//! Loss scaling: the loss scale of coming steps.
 //!
 //! Law: one that is refused leaves the scale as it was. It reaches the ranks with the next step, captured or not, and
 //! nothing else: no plan and no capture depends on it.

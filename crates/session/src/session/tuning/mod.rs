@@ -1,4 +1,4 @@
-//! A session that chooses its plan by what its first steps take.
+//! Live tuning: a session chooses its plan by the time of its first steps.
 //!
 //! Laws:
 //! - **TU-6** a trial is made of real steps. Plans of one program that group reductions alike give equal

@@ -1,4 +1,4 @@
-//! One trial: a plan, the steps it has left, and what those it had took.
+//! One trial of a plan: the steps it has left, and the times of those it had.
 //!
 //! Law: a trial ends with its last step, whatever came of its steps (TU-9).
 

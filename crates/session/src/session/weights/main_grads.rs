@@ -1,4 +1,4 @@
-//! Main grads, for users who read them.
+//! Access to main grads, such as for logging.
 //!
 //! Law: what is handed out is what norm, clip and optimizer read: complete sums of one step that ended
 //! well, or of several that were added up, on every rank. Nothing else of a session changes. Other processes are not

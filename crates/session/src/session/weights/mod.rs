@@ -1,4 +1,4 @@
-//! What goes out of a session and into it at a step boundary: weights, states of the optimizer, main grads.
+//! Weights, optimizer state and main grads, in and out of a session between steps.
 
 mod compare_replicas;
 mod export_and_import;

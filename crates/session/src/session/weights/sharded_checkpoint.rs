@@ -1,4 +1,4 @@
-//! Saves sharded checkpoints, and goes on from them.
+//! Saves sharded checkpoints and resumes from them.
 //!
 //! Law: both are commands to all ranks at a step boundary, called in every process (CK-2).
 

@@ -1,4 +1,4 @@
-//! The entry state of a step.
+//! The entry state of a plan: what slots hold when a step begins.
 //!
 //! Law: before the step, resident slots hold what the plan's entry state promises, inputs, hyperparameters,
 //! loss scale and gradient scale what the session put there, and nothing else holds anything of this step. What

@@ -1,4 +1,4 @@
-//! The exit state of a step.
+//! The exit state of a plan: what slots must hold when a step ends.
 //!
 //! Law: every call ran; every gradient is in its main grad, where the session and the next step of a sum look for
 //! it, and so is what a rank added up of a replicated weight if the sum stays open; resident slots hold what the

@@ -1,4 +1,4 @@
-//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam or the custom optimizer.
+//! PL-4 and PL-9, the optimizer: norm, records, vote, Adam or a custom optimizer.
 //!
 //! Law: the norm counts every complete main grad of a weight that trains once and carries the fault word of
 //! all calls; the vote sees all ranks' records and counts the step once; Adam, or the custom optimizer in its place,
