@@ -9,7 +9,7 @@
 #[path = "shared/print.rs"]
 mod print;
 
-use warpweft::model::{Exchange, ExchangeKind};
+use warpweft::model::{Collective, CollectiveKind};
 use warpweft::prelude::*;
 
 use print::println;
@@ -38,13 +38,13 @@ fn declare(ranks: usize) -> Result<StepProgram, DeclareError> {
 
     let maps = program.call("map", Phase::Forward).reads(x).reads(y).writes(requested).writes(answers);
     maps.uses_dense(ask).uses_dense(answer).add()?;
-    let gather = Exchange::new(ExchangeKind::AllGather, answers, all_answers);
-    program.exchange("gather answers", Phase::Forward, gather)?;
+    let gather = Collective::new(CollectiveKind::AllGather, answers, all_answers);
+    program.collective("gather answers", Phase::Forward, gather)?;
     let compare = program.call("compare", Phase::Backward).reads(requested).reads(all_answers);
     compare.writes(asked_gradient).writes(gradients_given).writes(loss).add()?;
     // Back through a gather: every rank gets what all ranks found for its answers, and adds it up.
-    let give_back = Exchange::new(ExchangeKind::AllToAll, gradients_given, gradients_got);
-    program.exchange("give gradients back", Phase::Backward, give_back)?;
+    let give_back = Collective::new(CollectiveKind::AllToAll, gradients_given, gradients_got);
+    program.collective("give gradients back", Phase::Backward, give_back)?;
     let learn = program.call("learn", Phase::Backward).reads(x).reads(y);
     learn.reads(asked_gradient).reads(gradients_got).gradient(ask).gradient(answer).add()?;
     program.build_training()
@@ -64,7 +64,7 @@ fn add(a: &mut [f32], factor: f32, b: &[f32]) {
     a.iter_mut().zip(b).for_each(|(a, b)| *a += factor * b);
 }
 
-/// Runs the closures' calls; exchanges need none.
+/// Runs the closures' calls; collectives need none.
 fn run(call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), ComputeError> {
     match call.name.as_str() {
         "map" => map(context),

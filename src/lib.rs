@@ -119,7 +119,7 @@ pub mod format {
 pub mod model {
     #[doc(inline)]
     pub use warpweft_plan::model::{
-        Call, CallBuilder, CostHint, DeclareError, Exchange, ExchangeKind, Form, Group, Hyperparameters,
+        Call, CallBuilder, Collective, CollectiveKind, CostHint, DeclareError, Form, Group, Hyperparameters,
         Layer, LayerStack, Math, Mesh, Model, ModelBuilder, NonNegative, ParameterGroup, Phase, Placement,
         ProgramBuilder, Reuse, StepProgram,
     };

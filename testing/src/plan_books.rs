@@ -6,8 +6,8 @@
 
 use warpweft_base::id::{CommSeq, EventId, SlotId, TaskId};
 use warpweft_plan::layout::{ALIGNMENT, Content, Region, Residency, Slot};
-use warpweft_plan::model::ExchangeKind;
-use warpweft_plan::op::{ExchangeBuffer, Op};
+use warpweft_plan::model::CollectiveKind;
+use warpweft_plan::op::{CollectiveCall, Op};
 use warpweft_plan::plan::StepPlan;
 
 /// Every task waits for the one before it in T; communicators count anew; releases are forgotten.
@@ -32,15 +32,15 @@ pub fn renumber_collectives(plan: &mut StepPlan) {
     }
 }
 
-/// States anew what an exchange of a buffer receives: of every peer as much as it gives this rank.
+/// States anew what a collective call receives: of every peer as much as it gives this rank.
 pub fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
-    let Op::ExchangeBuffer(ExchangeBuffer { kind, group, from, .. }) = plan.tasks[task].op else { return };
+    let Op::CollectiveCall(CollectiveCall { kind, group, from, .. }) = plan.tasks[task].op else { return };
     let ranks = plan.weights.mesh.size(group) as usize;
     let given = match plan.arena.slot(from).content {
         Content::Buffer(buffer) | Content::Staging(buffer, _) => plan.buffers[buffer.index()].bytes(),
         _ => plan.arena.region(from).bytes,
     };
-    let to_each = if kind == ExchangeKind::AllToAll { given / ranks } else { given };
+    let to_each = if kind == CollectiveKind::AllToAll { given / ranks } else { given };
     plan.tasks[task].wire_bytes = to_each * (ranks - 1);
 }
 
@@ -99,7 +99,7 @@ fn is_of_a_weight(content: Content) -> bool {
         "Dense",
         "Gradient",
         "WireGradient",
-        "LandedGradient",
+        "ReceivedGradient",
         "ReducedGradient",
         "SummedGradient",
         "Round",

@@ -119,15 +119,15 @@ fn an_exchange_brings_the_others_slices_in_rank_order() {
         let mut plan = Plan::new(ranks, &[sharded(rows, cols, Format::F32)]);
         let call = CallId::new(0);
         let from = plan.transient("gradient", Content::Gradient(W, call));
-        let landed = plan.transient("landed", Content::LandedGradient(W, call, element));
-        let part = ReducePart { weight: W, from, to: landed };
+        let received = plan.transient("landed", Content::ReceivedGradient(W, call, element));
+        let part = ReducePart { weight: W, from, to: received };
         plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts: vec![part] }));
         let slice = plan.weights.layout(W).stored_elements() * element.bytes();
         let gradient = move |rank: usize| shard_bytes(rank, slice * ranks as usize);
         let found = run(plan, move |rank| {
             rank.put(from, &gradient(rank.number()));
             rank.step().unwrap();
-            rank.get::<u8>(landed)
+            rank.get::<u8>(received)
         });
         for (rank, found) in found.iter().enumerate() {
             let others = (0..ranks as usize).filter(|other| *other != rank);
@@ -195,11 +195,11 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                     plan.op(QUANTIZE, Op::RoundGradient(RoundGradient { weight, from: own, to }));
                     own = to;
                 }
-                let landed = plan.transient("landed", Content::LandedGradient(weight, call, element));
-                parts.push(ReducePart { weight, from: own, to: landed });
+                let received = plan.transient("landed", Content::ReceivedGradient(weight, call, element));
+                parts.push(ReducePart { weight, from: own, to: received });
                 let into = plan.transient("sum", Content::ReducedGradient(weight, call));
                 let target = target(number);
-                sums.push(SumPart { weight, own, landed: Some(landed), into, target });
+                sums.push(SumPart { weight, own, received: Some(received), into, target });
             }
             plan.fence(QUANTIZE, LINK);
             plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts }));

@@ -136,7 +136,7 @@ impl Plan {
             buffers: Vec::new(),
             cost: Vec::new(),
             dynamic: false,
-            exchange: None,
+            collective: None,
         });
         self.op(COMPUTE, Op::Compute(Compute { call, fault, operands }))
     }

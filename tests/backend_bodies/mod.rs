@@ -21,13 +21,13 @@ macro_rules! bodies {
 
 pub(crate) mod accumulated;
 pub(crate) mod captured;
+pub(crate) mod collective_calls;
+pub(crate) mod collective_sessions;
 pub(crate) mod collectives;
 pub(crate) mod conformance;
 pub(crate) mod custom_optimizer;
 pub(crate) mod delayed;
 pub(crate) mod diverged;
-pub(crate) mod exchange_sessions;
-pub(crate) mod exchanges;
 pub(crate) mod experts;
 pub(crate) mod forgotten;
 pub(crate) mod harness;

@@ -21,17 +21,17 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     let gathered = plan.transient("gathered", Content::Gathered(W, ROWWISE));
     let gradient = plan.transient("gradient", Content::Gathered(W, ROWWISE));
     let element = ElementType::F32;
-    let landed = plan.transient("landed", Content::LandedGradient(W, CallId::new(0), element));
+    let received = plan.transient("landed", Content::ReceivedGradient(W, CallId::new(0), element));
     plan.op(COMPUTE, Op::ClearFault(ClearFault { fault }));
     plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: shard, to: gathered }]);
     plan.op(COMPUTE, Op::Copy(op::Copy { from: gathered, to: gradient }));
     plan.op(COMPUTE, Op::ZeroPadding(ZeroPadding { weight: W, gradient }));
     plan.fence(COMPUTE, LINK);
-    let part = ReducePart { weight: W, from: gradient, to: landed };
+    let part = ReducePart { weight: W, from: gradient, to: received };
     plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts: vec![part] }));
     plan.fence(LINK, QUANTIZE);
-    let (landed, target) = (Some(landed), SumTarget::More);
-    let part = SumPart { weight: W, own: gradient, landed, into: main_grad, target };
+    let (received, target) = (Some(received), SumTarget::More);
+    let part = SumPart { weight: W, own: gradient, received, into: main_grad, target };
     plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts: vec![part] }));
     (plan, shard, main_grad)
 }

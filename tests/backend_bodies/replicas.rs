@@ -30,10 +30,10 @@ fn sums(mesh: Mesh, captured: bool) -> Vec<Vec<Vec<f32>>> {
         let own = plan.transient("gradient", Content::Gradient(weight, call));
         let reduced = plan.transient("reduced", Content::ReducedGradient(weight, call));
         let summed = plan.transient("summed", Content::SummedGradient(weight, call));
-        let landed = (mesh.shards() > 1)
-            .then(|| plan.transient("landed", Content::LandedGradient(weight, call, element)));
-        parts.extend(landed.map(|to| ReducePart { weight, from: own, to }));
-        sums.push(SumPart { weight, own, landed, into: reduced, target: SumTarget::Rows });
+        let received = (mesh.shards() > 1)
+            .then(|| plan.transient("landed", Content::ReceivedGradient(weight, call, element)));
+        parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
+        sums.push(SumPart { weight, own, received, into: reduced, target: SumTarget::Rows });
         given.push(own);
         pairs.push((reduced, summed));
     }

@@ -61,7 +61,7 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
             into
         });
         let by_ranks = sums(ranks, element, |plan, from| {
-            let to = plan.transient("landed", Content::LandedGradient(W, CALL, element));
+            let to = plan.transient("landed", Content::ReceivedGradient(W, CALL, element));
             let into = plan.resident("main grad", Content::MainGrad(W));
             plan.op(
                 LINK,
@@ -71,8 +71,8 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
                 }),
             );
             plan.fence(LINK, QUANTIZE);
-            let (landed, target) = (Some(to), SumTarget::First);
-            let parts = vec![SumPart { weight: W, own: from, landed, into, target }];
+            let (received, target) = (Some(to), SumTarget::First);
+            let parts = vec![SumPart { weight: W, own: from, received, into, target }];
             plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts }));
             into
         });
@@ -98,7 +98,7 @@ fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
         let target = SumTarget::Rows;
         Op::SumGradient(SumGradient {
             element,
-            parts: vec![SumPart { weight: W, own, landed: None, into, target }],
+            parts: vec![SumPart { weight: W, own, received: None, into, target }],
         })
     };
     let dequantize: Case = |plan, values| {

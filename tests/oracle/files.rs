@@ -27,7 +27,7 @@ const POLICIES: [(&str, &str); 10] = [
     ("a limit in bytes", "prefetch.bytes = \"6GiB\""),
     ("auto", "prefetch.policy = \"auto\""),
     ("everything kept", "backward = \"keep\"\ncolumnwise = \"keep\"\nacross_micro_batches = \"keep\""),
-    ("gradients in bf16", "reduce_dtype = \"bf16\"\nreduce_behind = 7\nreduce_every = \"step\""),
+    ("gradients in bf16", "reduce_dtype = \"bf16\"\nreduce_delay = 7\nreduce_every = \"step\""),
     ("replicas", "mesh.replicate = 2\ncommunicators = 3"),
     ("collectives that sum", "reduce = \"nccl\"\ncommunicators = 1\nreduce_every = \"micro_batch\""),
     ("chunks", "prefetch.chunk = \"32MiB\"\nprefetch.depth = 2\nderive_ahead = true"),

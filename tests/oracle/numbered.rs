@@ -6,7 +6,7 @@
 use std::error::Error;
 
 use warpweft::prelude::*;
-use warpweft_plan::model::{Exchange, ExchangeKind, Layer, LayerStack};
+use warpweft_plan::model::{Collective, CollectiveKind, Layer, LayerStack};
 use warpweft_session::session::plan_program;
 
 use crate::planned;
@@ -41,8 +41,8 @@ pub(crate) fn plans() -> Result<Vec<Entry>, Box<dyn Error>> {
     for ranks in [1, 2, 4] {
         add(&format!("11_adapters_beside_a_frozen_weight on {ranks}"), &adapters()?, &usual, ranks)?;
     }
-    add("12_own_update_rule, AdamW", &one_map(true)?, &usual, 2)?;
-    add("12_own_update_rule, Lion", &one_map(true)?, &keeping_one(Config::default()), 2)?;
+    add("12_custom_optimizer, AdamW", &one_map(true)?, &usual, 2)?;
+    add("12_custom_optimizer, Lion", &one_map(true)?, &keeping_one(Config::default()), 2)?;
     for ranks in [1, 4] {
         add(&format!("13_loss_over_the_whole_batch on {ranks}"), &contrastive(ranks)?, &usual, ranks as u32)?;
     }
@@ -51,7 +51,7 @@ pub(crate) fn plans() -> Result<Vec<Entry>, Box<dyn Error>> {
         add(&format!("14_muon on {ranks}"), &muon(&rules, ranks)?, &rules, ranks as u32)?;
     }
     for format in ["f32", "fp8_block", "nvfp4_2d"] {
-        for (name, keeps_graph) in [("computed again", false), ("kept", true)] {
+        for (name, keeps_graph) in [("recomputed", false), ("kept", true)] {
             let program = bytes(format.parse()?, 64, keeps_graph)?;
             add(&format!("burn and candle in {format}, graphs {name}"), &program, &usual, 2)?;
         }
@@ -215,12 +215,12 @@ fn contrastive(ranks: usize) -> Declared {
     maps.uses(ask, Orientation::Rowwise, Form::Dense)
         .uses(answer, Orientation::Rowwise, Form::Dense)
         .add()?;
-    let gather = Exchange::new(ExchangeKind::AllGather, answers, all_answers);
-    program.exchange("gather answers", Phase::Forward, gather)?;
+    let gather = Collective::new(CollectiveKind::AllGather, answers, all_answers);
+    program.collective("gather answers", Phase::Forward, gather)?;
     let compare = program.call("compare", Phase::Backward).reads(asked).reads(all_answers);
     compare.writes(asked_gradient).writes(gradients_given).writes(loss).add()?;
-    let give_back = Exchange::new(ExchangeKind::AllToAll, gradients_given, gradients_got);
-    program.exchange("give gradients back", Phase::Backward, give_back)?;
+    let give_back = Collective::new(CollectiveKind::AllToAll, gradients_given, gradients_got);
+    program.collective("give gradients back", Phase::Backward, give_back)?;
     let learn = program.call("learn", Phase::Backward).reads(x).reads(y);
     learn.reads(asked_gradient).reads(gradients_got).gradient(ask).gradient(answer).add()?;
     program.build_training()

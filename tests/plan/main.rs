@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod declarations;
-mod declared_exchanges;
+mod declared_collectives;
 mod plans;
 mod policies;
 mod simulator;

@@ -154,11 +154,11 @@ fn written_and_waited_for(plan: &StepPlan, exchange: TaskId) -> (Option<TaskId>,
 }
 
 #[test]
-fn with_three_calls_of_delay_an_exchange_waits_for_no_call_but_the_one_that_wrote_what_it_sends() {
+fn with_three_calls_of_delay_a_collective_waits_for_no_call_but_the_one_that_wrote_what_it_sends() {
     let shaped = Shaped { layers: 12, weights: 2, ..Shaped::default() };
     let trainer = Trainer::shaped(shaped, Format::Bf16, &Config::default());
-    let late = |reduce_behind: u32| -> usize {
-        let config = Config { reduce_behind, reduce_dtype: ReduceDtype::F32, ..depth(1) };
+    let late = |reduce_delay: u32| -> usize {
+        let config = Config { reduce_delay, reduce_dtype: ReduceDtype::F32, ..depth(1) };
         let plan = plan(&trainer.train, &config);
         let exchanges = plan.entries().filter(|(_, task)| matches!(task.op, Op::ExchangeGradient(_)));
         let exchanges: Vec<TaskId> = exchanges.map(|(id, _)| id).collect();

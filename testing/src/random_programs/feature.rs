@@ -6,7 +6,7 @@
 use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::model::{
-    Accumulation, BufferSpec, Call, Exchange, ExchangeKind, Form, Gradient, Group, Lifetime, Phase,
+    Accumulation, BufferSpec, Call, Collective, CollectiveKind, Form, Gradient, Group, Lifetime, Phase,
     Placement, Reuse, Role, WeightSpec,
 };
 use warpweft_plan::op::{
@@ -71,7 +71,7 @@ pub fn features() -> Vec<Feature> {
                     Op::SumGradient(SumGradient { parts, .. }) => parts.as_slice(),
                     _ => &[],
                 });
-                parts.into_iter().any(|part| (part.target, part.landed.is_none()) == (target, alone))
+                parts.into_iter().any(|part| (part.target, part.received.is_none()) == (target, alone))
             };
             let of = if alone { "one rank's gradient" } else { "exchanged gradients" };
             all.push((format!("a sum of {of} as {target:?}"), Box::new(has)));
@@ -268,42 +268,44 @@ pub fn features() -> Vec<Feature> {
             all.push((format!("a buffer {role:?} for a {lifetime:?}"), Box::new(has)));
         }
     }
-    for kind in [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max] {
+    for kind in
+        [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max]
+    {
         for group in [Group::World, Group::Shard, Group::Replicate] {
             let has = move |sample: &Sample, plan: &StepPlan| {
-                let of = |exchange: Exchange| (exchange.kind, exchange.group) == (kind, group);
+                let of = |exchange: Collective| (exchange.kind, exchange.group) == (kind, group);
                 plan.weights.mesh.size(group) > 1 && exchanges(sample).any(of)
             };
-            all.push((format!("an exchange, {kind} among the {group} group"), Box::new(has)));
+            all.push((format!("a collective, {kind} among the {group} group"), Box::new(has)));
         }
     }
     for element in [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32] {
         let has = move |sample: &Sample, _: &StepPlan| {
-            let of = |exchange: Exchange| sample.program.buffers()[exchange.to.index()].element == element;
+            let of = |exchange: Collective| sample.program.buffers()[exchange.to.index()].element == element;
             exchanges(sample).any(of)
         };
-        all.push((format!("an exchange of {element}"), Box::new(has)));
+        all.push((format!("a collective of {element}"), Box::new(has)));
     }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
-    add("an exchange of one rank with itself", |sample, plan| {
+    add("a collective of one rank with itself", |sample, plan| {
         exchanges(sample).any(|exchange| plan.weights.mesh.size(exchange.group) == 1)
     });
-    add("an exchange in several micro-batches", |sample, _| {
+    add("a collective in several micro-batches", |sample, _| {
         sample.program.micro_batches() > 1 && exchanges(sample).next().is_some()
     });
-    add("an exchange before the first call", |sample, _| sample.program.calls()[0].exchange.is_some());
-    add("an exchange back into the buffer that was given", |sample, _| {
+    add("a collective before the first call", |sample, _| sample.program.calls()[0].collective.is_some());
+    add("a collective back into the buffer that was given", |sample, _| {
         exchanges(sample)
             .any(|one| exchanges(sample).any(|other| (one.from, one.to) == (other.to, other.from)))
     });
-    add("an exchange of an input, and of what an earlier step left", |sample, _| {
+    add("a collective of an input, and of what an earlier step left", |sample, _| {
         let gives = |wanted: fn(&BufferSpec) -> bool| {
             exchanges(sample).any(|exchange| wanted(&sample.program.buffers()[exchange.from.index()]))
         };
         gives(|spec| spec.role == Role::Input) && gives(|spec| spec.lifetime == Lifetime::Carried)
     });
-    add("an exchange after a call whose planes are gathered ahead", |_, plan| {
-        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::ExchangeBuffer(_)));
+    add("a collective after a call whose planes are gathered ahead", |_, plan| {
+        let exchanges = plan.tasks.iter().filter(|task| matches!(task.op, Op::CollectiveCall(_)));
         exchanges.count() > 0 && plan.tasks.iter().any(|task| task.release.is_some())
     });
     for shards in 1..=5 {
@@ -322,8 +324,8 @@ pub fn features() -> Vec<Feature> {
 }
 
 /// What ranks give each other.
-fn exchanges(sample: &Sample) -> impl Iterator<Item = Exchange> {
-    sample.program.calls().iter().filter_map(|call| call.exchange)
+fn exchanges(sample: &Sample) -> impl Iterator<Item = Collective> {
+    sample.program.calls().iter().filter_map(|call| call.collective)
 }
 
 /// Does a task add a gradient of a weight placed so to what earlier steps added up?

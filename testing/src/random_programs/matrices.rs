@@ -8,7 +8,7 @@ use warpweft_base::id::{GroupId, WeightId};
 use warpweft_plan::model::{Model, StepProgram, WeightSpec};
 use warpweft_session::config::Scaling;
 
-use super::exchanges::over;
+use super::collective_calls::over;
 use super::{Draw, Ending};
 
 /// The same program, of which all weights are to be updated as whole matrices, or some.

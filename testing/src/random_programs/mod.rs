@@ -4,8 +4,8 @@
 //! `feature` names them, and a test counts that each comes up. Deliberately absent: schedules made by hand,
 //! and what no plan can be made of.
 
+mod collective_calls;
 mod draw;
-mod exchanges;
 mod feature;
 mod matrices;
 mod matrix_features;
@@ -101,7 +101,7 @@ impl Sample {
         let exchanged = &mut Draw::new(mix(seed ^ EXCHANGES));
         if exchanged.one_in(3) {
             let mesh = config.mesh_of(ranks).unwrap();
-            program = exchanges::with_exchanges(&program, ending, mesh, exchanged);
+            program = collective_calls::with_collectives(&program, ending, mesh, exchanged);
         }
         let (parts, mut part) = (&mut Draw::new(mix(seed ^ PART)), Accumulation::Whole);
         if ending == Ending::Optimizer && parts.one_in(2) {
@@ -270,7 +270,7 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
         config.quantize.scaling = Scaling::Delayed;
         (config.quantize.amax_history, config.quantize.amax_choice) = (3, AmaxChoice::Latest);
     }
-    config.reduce_behind = draw.among(&[1, 2, 2, 2, 3, 7, 16]);
+    config.reduce_delay = draw.among(&[1, 2, 2, 2, 3, 7, 16]);
     config.derive_ahead = draw.among(&[false, false, true]);
     config
 }

@@ -61,7 +61,7 @@ impl Ranges {
 
 #[test]
 fn an_exchange_without_partners_copies_every_range_and_nothing_else_each_time_it_runs() {
-    let Some(gpu) = Gpu::open("an exchange without partners") else { return };
+    let Some(gpu) = Gpu::open("a collective without partners") else { return };
     for shift in [0, 1, 4] {
         let ranges = Ranges::new(&gpu, shift, shift as u64);
         let progress = gpu.buffer(&[0_u32]);
@@ -117,7 +117,7 @@ fn one_by_one() -> bool {
 /// PL-8. The test is the partner: it says ready and done when it likes.
 #[test]
 fn pl8_nothing_is_written_before_the_partner_is_ready_and_the_launch_ends_when_the_partner_is_done() {
-    let Some(gpu) = Gpu::open("an exchange with the test") else { return };
+    let Some(gpu) = Gpu::open("a collective with the test") else { return };
     if one_by_one() {
         return;
     }
@@ -165,7 +165,7 @@ fn pl8_nothing_is_written_before_the_partner_is_ready_and_the_launch_ends_when_t
 /// PL-8. Two launches on one GPU, each the other's partner, in either order.
 #[test]
 fn pl8_two_launches_that_are_partners_meet_whichever_comes_first() {
-    let Some(gpu) = Gpu::open("an exchange of two launches") else { return };
+    let Some(gpu) = Gpu::open("a collective of two launches") else { return };
     if one_by_one() {
         return;
     }
@@ -200,7 +200,7 @@ fn pl8_two_launches_that_are_partners_meet_whichever_comes_first() {
 /// RL-1. The partner is gone: nobody signals.
 #[test]
 fn rl1_words_that_are_open_for_good_hold_up_no_launch_however_often_it_comes_to_them() {
-    let Some(gpu) = Gpu::open("an exchange with open words") else { return };
+    let Some(gpu) = Gpu::open("a collective with open words") else { return };
     if one_by_one() {
         return;
     }

@@ -22,8 +22,8 @@ fn with_state(state: StateLayout) -> Result<StepPlan, PlanError> {
     StepPlan::within(&program, &weights, &resident, &policy(1))
 }
 
-fn keeping(own_states: Option<u8>) -> StateLayout {
-    StateLayout { own_states, ..StateLayout::default() }
+fn keeping(custom_states: Option<u8>) -> StateLayout {
+    StateLayout { custom_states, ..StateLayout::default() }
 }
 
 /// Bytes of resident memory, and the lists that are kept beside each weight's master.
@@ -82,9 +82,9 @@ fn each_list_fewer_saves_its_bytes_in_a_plan_and_nothing_else_moves() {
 #[test]
 fn gradients_on_their_way_to_a_custom_optimizer_take_no_more_memory_than_to_adam() {
     for (layers, ranks) in [(4, 2), (12, 4)] {
-        let transient = |own_states| {
+        let transient = |custom_states| {
             let mut config = Config::default();
-            config.optimizer.custom_states = own_states;
+            config.optimizer.custom_states = custom_states;
             plan_program(&chain(layers, Format::NVFP4_2D), &config, ranks).unwrap().arena.transient_bytes
         };
         let by_adam = transient(None);
@@ -106,10 +106,10 @@ fn who_updates_and_with_how_many_lists_is_part_of_the_fingerprint() {
 
 #[test]
 fn a_custom_optimizer_gets_no_halves_and_no_third_list() {
-    let own_states = Some(1);
+    let custom_states = Some(1);
     for state in [
-        StateLayout { moments: Moments::Bf16, own_states, ..StateLayout::default() },
-        StateLayout { masters: Masters::Bf16Remainder, own_states, ..StateLayout::default() },
+        StateLayout { moments: Moments::Bf16, custom_states, ..StateLayout::default() },
+        StateLayout { masters: Masters::Bf16Remainder, custom_states, ..StateLayout::default() },
         keeping(Some(9)),
     ] {
         let error = with_state(state).unwrap_err();

@@ -14,7 +14,7 @@ use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft_session::config::Config;
 use warpweft_session::session::plan_program;
 
-use super::exchanges::before;
+use super::collective_calls::before;
 use super::{policy, position};
 
 use RoundStage::{Gathered, Prepared, Returned, Transformed};
@@ -56,7 +56,7 @@ pub(crate) fn program(specs: &[WeightSpec]) -> StepProgram {
 }
 
 pub(crate) fn planned(program: &StepProgram, policy: &Policy, mesh: Mesh) -> StepPlan {
-    let state = StateLayout { own_states: Some(1), ..StateLayout::default() };
+    let state = StateLayout { custom_states: Some(1), ..StateLayout::default() };
     let weights = Weights::new(program.model().weights(), mesh).with_state(state);
     let resident = ResidentLayout::new(&weights, &[program]).unwrap();
     StepPlan::within(program, &weights, &resident, policy).unwrap()

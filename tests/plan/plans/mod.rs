@@ -2,8 +2,8 @@
 
 mod ahead;
 mod calls_ahead;
+mod collective_calls;
 mod custom_optimizer;
-mod exchanges;
 mod joined;
 mod matrices;
 mod matrix_costs;
@@ -32,7 +32,7 @@ fn policy(depth: u32) -> Policy {
         backward: Backward::Regather,
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
-        reduce_behind: 2,
+        reduce_delay: 2,
         derive_ahead: false,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),

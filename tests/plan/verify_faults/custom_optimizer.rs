@@ -37,8 +37,8 @@ fn program() -> StepProgram {
     program.build_training().unwrap()
 }
 
-fn keeping(own_states: Option<u8>) -> StateLayout {
-    StateLayout { own_states, ..StateLayout::default() }
+fn keeping(custom_states: Option<u8>) -> StateLayout {
+    StateLayout { custom_states, ..StateLayout::default() }
 }
 
 fn training(lists: u8) -> StepPlan {
@@ -323,11 +323,11 @@ fn adam_does_not_update_what_is_laid_out_for_a_custom_optimizer_nor_the_reverse(
     assert_eq!((ops(&own, "update"), ops(&adam, "adam")), (3, 3));
     // The layout of the other, on whose plan the ops stay: two lists are two moments, byte by byte.
     let mut by_adam = adam.clone();
-    by_adam.weights.state.own_states = Some(2);
+    by_adam.weights.state.custom_states = Some(2);
     let lets = "lets Adam update weights that a custom optimizer updates";
     assert!(is_coverage(&refused(&by_adam, &["PL-4", "(adam of", lets])));
     let mut by_rule = own.clone();
-    by_rule.weights.state.own_states = None;
+    by_rule.weights.state.custom_states = None;
     let runs = "runs a custom optimizer on weights that Adam updates";
     assert!(is_coverage(&refused(&by_rule, &["PL-4", "(update of", runs])));
 }

@@ -1,5 +1,5 @@
 //! PL-4: the way of every gradient to its main grad, where collectives sum. What differs where ranks do:
-//! `landed`.
+//! `received`.
 
 use warpweft_base::id::CallId;
 use warpweft_plan::layout::Content;

@@ -47,8 +47,8 @@ fn program() -> StepProgram {
     program.build_training().unwrap()
 }
 
-fn keeping(own_states: Option<u8>) -> StateLayout {
-    StateLayout { own_states, ..StateLayout::default() }
+fn keeping(custom_states: Option<u8>) -> StateLayout {
+    StateLayout { custom_states, ..StateLayout::default() }
 }
 
 /// Its step on four ranks, by a custom optimizer that keeps so many lists.
@@ -231,7 +231,7 @@ fn on(mesh: Mesh) -> StepPlan {
 #[test]
 fn a_round_under_adam_is_refused() {
     let mut plan = by_matrices(2);
-    plan.weights.state.own_states = None;
+    plan.weights.state.custom_states = None;
     not_covered(&plan, &["(prepare of wide)", "makes matrices whole for Adam, which updates rows"]);
     // Where nothing is prepared, by what comes next.
     for (part, says) in [(There, "(exchange rows of wide, whole)"), (Transform, "(transform of wide)")] {

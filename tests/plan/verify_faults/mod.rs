@@ -12,8 +12,8 @@
 //! | buffer freed for a stream that still uses it | PL-3 | `plan/verify_faults/classes.rs` | `a_buffer_freed_for_a_stream_that_still_uses_it_is_refused` |
 //! | only the last of several gradients of a tied weight surviving | PL-4 | `plan/verify_faults/gradients.rs` | `only_the_last_of_several_gradients_of_a_tied_weight_surviving_is_refused` |
 //! | gradients of earlier steps of a sum overwritten by a later one | PL-4 | `plan/verify_faults/accumulations.rs` | `a_contribution_that_overwrites_what_earlier_steps_added_is_refused` |
-//! | gradients summed before all of them are there, or when some are gone | PL-4 | `plan/verify_faults/landed.rs` | `a_sum_before_its_exchange_is_refused` |
-//! | a rank's own share of a sum overwritten while peers have theirs | PL-4 | `plan/verify_faults/landed.rs` | `an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ordered` |
+//! | gradients summed before all of them are there, or when some are gone | PL-4 | `plan/verify_faults/received.rs` | `a_sum_before_its_exchange_is_refused` |
+//! | a rank's own share of a sum overwritten while peers have theirs | PL-4 | `plan/verify_faults/received.rs` | `an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ordered` |
 //! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `plan/verify_faults/replicas.rs` | `a_gradient_summed_over_the_replicas_twice_is_refused` |
 //! | un-joined fork in a captured step | PL-7 | `cpu_backend/checked.rs` | `an_un_joined_fork_in_a_captured_step_is_refused` |
 //! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `session/ranks/mod.rs` | `a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused` |
@@ -33,16 +33,15 @@ mod bytes;
 mod calls;
 mod chunks;
 mod classes;
+mod collective_calls;
+mod collective_slots;
 mod custom_optimizer;
 mod delayed;
 mod edges;
 mod edit;
-mod exchange_slots;
-mod exchanges;
 mod frozen;
 mod gradients;
 mod groups;
-mod landed;
 mod malformed;
 mod matrices;
 mod micro_batches;
@@ -50,6 +49,7 @@ mod order;
 mod prepared;
 mod programs;
 mod races;
+mod received;
 mod replicas;
 mod rounds;
 mod stages;

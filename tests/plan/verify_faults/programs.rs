@@ -12,8 +12,8 @@ use warpweft_plan::policy::{
     AcrossMicroBatches, AdamMode, Backward, Columnwise, Masters, Reduce, ReduceDtype, ReduceEvery,
 };
 
+use super::collective_calls::exchanging_training;
 use super::edit::{recount, serialize};
-use super::exchanges::exchanging_training;
 use super::matrices::by_matrices;
 
 use Orientation::{Columnwise as Cols, Rowwise as Rows};
@@ -28,7 +28,7 @@ pub(crate) fn policy() -> Policy {
         backward: Backward::Regather,
         across_micro_batches: AcrossMicroBatches::default(),
         reduce_every: ReduceEvery::default(),
-        reduce_behind: 2,
+        reduce_delay: 2,
         derive_ahead: false,
         reduce_dtype: ReduceDtype::default(),
         reduce: Reduce::default(),
@@ -226,7 +226,7 @@ fn delayed() -> (StepPlan, StepPlan) {
 
 /// The training step in NVFP4, its weights updated by a custom optimizer that keeps one list.
 pub(crate) fn own_training() -> StepPlan {
-    let state = StateLayout { own_states: Some(1), ..StateLayout::default() };
+    let state = StateLayout { custom_states: Some(1), ..StateLayout::default() };
     plan_of_state(&training_program(Format::NVFP4_2D), state)
 }
 

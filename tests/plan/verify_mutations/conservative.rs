@@ -11,7 +11,7 @@ use warpweft_base::id::{BufferId, CommId, CommSeq, SlotId, TaskId, WeightId};
 use warpweft_plan::layout::{Content, LaneKind};
 use warpweft_plan::model::Group;
 use warpweft_plan::op::{
-    AddGradient, AllReduce, Compute, Dequantize, ExchangeBuffer, FusedScale, Op, OperandRole, Reduction,
+    AddGradient, AllReduce, CollectiveCall, Compute, Dequantize, FusedScale, Op, OperandRole, Reduction,
     ZeroPadding,
 };
 use warpweft_plan::plan::{StepPlan, Task, VerifyError};
@@ -49,10 +49,10 @@ pub(crate) enum Class {
     /// Over a single rank, where an all-reduce is a copy: a sum in place of a maximum, or what is reduced in
     /// place of its sum. An exchange of another kind likewise.
     SingleRank,
-    /// Calls in another order than the program's, or in another's name, of which one is an exchange: whatever depends
+    /// Calls in another order than the program's, or in another's name, of which one is a collective: whatever depends
     /// on which stays as it is.
     Turn,
-    /// A buffer read from the slot of another one, where an exchange left the same: ranks gave each other the same
+    /// A buffer read from the slot of another one, where a collective left the same: ranks gave each other the same
     /// twice, or one rank gave itself what it had.
     OtherBuffer,
 }
@@ -185,8 +185,8 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
             };
             (pairs.iter().any(odd), *group)
         }
-        Op::ExchangeBuffer(ExchangeBuffer { call, kind, group, .. }) => {
-            let declared = plan.calls[call.index()].exchange;
+        Op::CollectiveCall(CollectiveCall { call, kind, group, .. }) => {
+            let declared = plan.calls[call.index()].collective;
             (declared.is_some_and(|exchange| exchange.kind != *kind), *group)
         }
         Op::GradNorm(_) | Op::Adam(_) | Op::Prepare(_) | Op::Update(_) => {
@@ -198,19 +198,20 @@ fn takes_one_rank_for_all(plan: &StepPlan, op: &Op) -> bool {
     odd && plan.weights.mesh.size(group) == 1
 }
 
-/// Tasks that stand for another call than their place among all that stand for one says, if exchanges are among those.
+/// Tasks that stand for another call than their place among all that stand for one says, if collectives are among
+/// those.
 fn out_of_turn(plan: &StepPlan) -> Vec<Place> {
     let calls = (0..plan.tasks.len()).filter_map(|task| Some((task, plan.tasks[task].op.call()?.index())));
     let others = calls.enumerate().filter(|(turn, (_, call))| turn != call);
-    if plan.calls.iter().all(|call| call.exchange.is_none()) {
+    if plan.calls.iter().all(|call| call.collective.is_none()) {
         return Vec::new();
     }
     others.map(|(_, (task, _))| Some(task)).collect()
 }
 
-/// Does the op read a buffer from the slot of another one, of which either is a side of an exchange?
+/// Does the op read a buffer from the slot of another one, of which either is a side of a collective?
 fn reads_another_buffer(plan: &StepPlan, op: &Op) -> bool {
-    let exchanges = || plan.calls.iter().filter_map(|call| call.exchange);
+    let exchanges = || plan.calls.iter().filter_map(|call| call.collective);
     let is_side = |buffer| exchanges().any(|exchange| [exchange.from, exchange.to].contains(&buffer));
     let is_of_another = |buffer: BufferId, slot: SlotId| match plan.arena.slot(slot).content {
         Content::Buffer(found) | Content::Staging(found, _) => {
@@ -219,8 +220,8 @@ fn reads_another_buffer(plan: &StepPlan, op: &Op) -> bool {
         _ => false,
     };
     match op {
-        Op::ExchangeBuffer(ExchangeBuffer { call, from, .. }) => {
-            plan.calls[call.index()].exchange.is_some_and(|exchange| is_of_another(exchange.from, *from))
+        Op::CollectiveCall(CollectiveCall { call, from, .. }) => {
+            plan.calls[call.index()].collective.is_some_and(|exchange| is_of_another(exchange.from, *from))
         }
         Op::Compute(Compute { operands, .. }) => operands.iter().any(|operand| match operand.role {
             OperandRole::Buffer(buffer) => operand.access.reads() && is_of_another(buffer, operand.slot),

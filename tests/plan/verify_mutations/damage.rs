@@ -35,7 +35,7 @@ pub(crate) enum Edit {
     ReorderCollective,
     ChangeLane,
     ChangeOperand,
-    ExchangeOperands,
+    CollectiveOperands,
     LoseOperand,
     ChangePhase,
     ChangeSubject,
@@ -45,7 +45,7 @@ pub(crate) enum Edit {
     ChangePart,
     UseTwin,
     ChangeOptimizer,
-    ChangeExchange,
+    ChangeCollectiveCall,
     ChangeRound,
 }
 
@@ -65,7 +65,7 @@ impl Edit {
         Self::ReorderCollective,
         Self::ChangeLane,
         Self::ChangeOperand,
-        Self::ExchangeOperands,
+        Self::CollectiveOperands,
         Self::LoseOperand,
         Self::ChangePhase,
         Self::ChangeSubject,
@@ -75,7 +75,7 @@ impl Edit {
         Self::ChangePart,
         Self::UseTwin,
         Self::ChangeOptimizer,
-        Self::ChangeExchange,
+        Self::ChangeCollectiveCall,
         Self::ChangeRound,
     ];
 
@@ -160,7 +160,7 @@ impl Edit {
                 let task = draw.below(plan.tasks.len());
                 change_operand(&mut plan, task, draw)?;
             }
-            Self::ExchangeOperands => {
+            Self::CollectiveOperands => {
                 let sizes: Vec<usize> = plan.arena.slots.iter().map(|slot| slot.region.bytes).collect();
                 let (one, other) = (draw.below(plan.tasks.len()), draw.below(plan.tasks.len()));
                 let named: Vec<SlotId> =
@@ -268,8 +268,8 @@ impl Edit {
                 }
             }
             // A task in which ranks give each other a buffer: few plans have many.
-            Self::ChangeExchange => {
-                let exchanges = |op: &Op| matches!(op, Op::ExchangeBuffer(_));
+            Self::ChangeCollectiveCall => {
+                let exchanges = |op: &Op| matches!(op, Op::CollectiveCall(_));
                 let all: Vec<usize> =
                     (0..plan.tasks.len()).filter(|task| exchanges(&plan.tasks[*task].op)).collect();
                 let task = *draw.of(&all)?;

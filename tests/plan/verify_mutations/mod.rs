@@ -94,7 +94,7 @@ fn every_harmful_mutant_is_refused() {
         // Tasks and exchanges of a custom optimizer are few among many, and each of their operands is to be hit.
         let more = |tasks: Said<'_>| if tasks.is_empty() { 0 } else { 10 };
         let more = std::iter::repeat_n(Edit::ChangeOptimizer, more(updates(&plan)))
-            .chain(std::iter::repeat_n(Edit::ChangeExchange, more(exchanges(&plan))))
+            .chain(std::iter::repeat_n(Edit::ChangeCollectiveCall, more(exchanges(&plan))))
             .chain(std::iter::repeat_n(Edit::ChangeRound, 3 * more(rounds(&plan))));
         for edit in Edit::ALL.into_iter().chain(more) {
             let Some(mutant) = edit.apply(&plan, draw) else { continue };
@@ -145,9 +145,9 @@ fn updates(plan: &StepPlan) -> Said<'_> {
     said(plan, |op| matches!(op, Op::Update(_)))
 }
 
-/// Of exchanges of buffers.
+/// Of collective calls.
 fn exchanges(plan: &StepPlan) -> Said<'_> {
-    said(plan, |op| matches!(op, Op::ExchangeBuffer(_)))
+    said(plan, |op| matches!(op, Op::CollectiveCall(_)))
 }
 
 /// Of what rounds of matrices do, but for the updates after it.

@@ -5,10 +5,10 @@
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::{ArenaLayout, Content, Slot};
-use warpweft_plan::model::{Access, ExchangeKind, Group};
+use warpweft_plan::model::{Access, CollectiveKind, Group};
 use warpweft_plan::op::{
-    Accumulate, Adam, AllGather, AllReduce, Assemble, ClearFault, Compute, DelayedScale, Dequantize,
-    DequantizePart, ExchangeBuffer, ExchangeGradient, ExchangeRows, FusedScale, GatherChunk, GradNorm, Op,
+    Accumulate, Adam, AllGather, AllReduce, Assemble, ClearFault, CollectiveCall, Compute, DelayedScale,
+    Dequantize, DequantizePart, ExchangeGradient, ExchangeRows, FusedScale, GatherChunk, GradNorm, Op,
     Operand, OperandRole, PartialAmax, PartialCast, Prepare, PrepareOperand, RecordAmax, ReduceScatter,
     Reduction, SumGradient, SumTarget, Transform, Transpose, Update, UpdateOperand,
 };
@@ -95,7 +95,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
             one(parts, draw)
         }
         Op::SumGradient(SumGradient { parts, .. }) if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
-        Op::SumGradient(SumGradient { parts, .. }) => absent(&mut parts.first_mut()?.landed),
+        Op::SumGradient(SumGradient { parts, .. }) => absent(&mut parts.first_mut()?.received),
         Op::GradNorm(GradNorm { main_grads, .. }) => one(main_grads, draw),
         Op::Adam(Adam { states, .. }) => one(states, draw),
         Op::Prepare(Prepare { states, .. }) if draw.one_in(2) => one(states, draw),
@@ -125,14 +125,14 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
     };
     match &mut plan.tasks[task].op {
         Op::Compute(Compute { call, .. }) => *call = *draw.of(&calls)?,
-        Op::ExchangeBuffer(ExchangeBuffer { call, kind, group, from, to }) => match draw.below(4) {
+        Op::CollectiveCall(CollectiveCall { call, kind, group, from, to }) => match draw.below(4) {
             0 => *call = *draw.of(&calls)?,
             1 => {
                 *kind = draw.among(&[
-                    ExchangeKind::AllGather,
-                    ExchangeKind::AllToAll,
-                    ExchangeKind::Sum,
-                    ExchangeKind::Max,
+                    CollectiveKind::AllGather,
+                    CollectiveKind::AllToAll,
+                    CollectiveKind::Sum,
+                    CollectiveKind::Max,
                 ]);
             }
             2 => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
@@ -235,10 +235,10 @@ fn swap_two<T>(list: &mut [T], draw: &mut Draw) -> Option<()> {
     Some(())
 }
 
-/// Lets a closure read and write what ranks would give each other, in the exchange's place.
+/// Lets a closure read and write what ranks would give each other, in the collective's place.
 pub(crate) fn run_as_closure(plan: &mut StepPlan, task: usize) -> Option<()> {
-    let Op::ExchangeBuffer(ExchangeBuffer { call, from, to, .. }) = plan.tasks[task].op else { return None };
-    let exchange = plan.calls[call.index()].exchange?;
+    let Op::CollectiveCall(CollectiveCall { call, from, to, .. }) = plan.tasks[task].op else { return None };
+    let exchange = plan.calls[call.index()].collective?;
     let fault = plan.tasks.iter().find_map(|task| match task.op {
         Op::ClearFault(ClearFault { fault }) => Some(fault),
         _ => None,
@@ -253,9 +253,9 @@ pub(crate) fn run_as_closure(plan: &mut StepPlan, task: usize) -> Option<()> {
     Some(())
 }
 
-/// Lets ranks do once more what they do in the exchange, in place of a closure.
+/// Lets ranks do once more what they do in the collective, in place of a closure.
 pub(crate) fn run_as_exchange(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
-    let Op::ExchangeBuffer(ExchangeBuffer { kind, group, from, to, .. }) = plan.tasks[task].op else {
+    let Op::CollectiveCall(CollectiveCall { kind, group, from, to, .. }) = plan.tasks[task].op else {
         return None;
     };
     let is_closure = |other: &usize| matches!(plan.tasks[*other].op, Op::Compute(_));
@@ -265,7 +265,7 @@ pub(crate) fn run_as_exchange(plan: &mut StepPlan, task: usize, draw: &mut Draw)
     let (lane, collective) = (plan.tasks[task].lane, plan.tasks[task].collective);
     let exchange = &mut plan.tasks[replaced];
     (exchange.lane, exchange.collective) = (lane, collective);
-    exchange.op = Op::ExchangeBuffer(ExchangeBuffer { call, kind, group, from, to });
+    exchange.op = Op::CollectiveCall(CollectiveCall { call, kind, group, from, to });
     restate_what_is_received(plan, replaced);
     renumber_collectives(plan);
     Some(())

@@ -22,7 +22,7 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
             let operands = op.operands.iter_mut().map(|operand| &mut operand.slot);
             Words::of([&mut op.fault].into_iter().chain(operands))
         }
-        Op::ExchangeBuffer(op) => Words::of([&mut op.from, &mut op.to]),
+        Op::CollectiveCall(op) => Words::of([&mut op.from, &mut op.to]),
         Op::PartialAmax(op) => {
             let amaxes = [&mut op.block_amax, &mut op.tensor_amax];
             Words::of(op.masters.iter_mut().chain(amaxes).chain(&mut op.vote)).bucket(&mut op.bucket)
@@ -74,7 +74,7 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
         Op::SumGradient(op) => {
             let (mut slots, mut weights) = (Vec::new(), Vec::new());
             for part in &mut op.parts {
-                slots.extend([&mut part.own, &mut part.into].into_iter().chain(&mut part.landed));
+                slots.extend([&mut part.own, &mut part.into].into_iter().chain(&mut part.received));
                 weights.push(&mut part.weight);
             }
             Words::of(slots).weights(weights.into_iter().take(1))
@@ -153,8 +153,8 @@ impl Memory<'_> {
             Op::Compute(op) => self.call(op),
             // What a peer gives came to be as what this rank gives; which of it a rank gets is said by the kind and
             // by who meets. The call is a name: nothing that is moved depends on it.
-            Op::ExchangeBuffer(op) => {
-                let exchange = self.plan.calls[op.call.index()].exchange;
+            Op::CollectiveCall(op) => {
+                let exchange = self.plan.calls[op.call.index()].collective;
                 let wanted = exchange.map(|exchange| Content::Buffer(exchange.to));
                 self.put(op.to, wanted, self.among(op.group, (name, op.kind), self.read(op.from)));
             }
@@ -265,8 +265,8 @@ impl Memory<'_> {
                 let read: Vec<_> =
                     op.parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
                 for (part, rows) in op.parts.iter().zip(read) {
-                    let landed = |call| Content::LandedGradient(part.weight, call, op.element);
-                    let wanted = self.call_of(part.from).map(landed);
+                    let received = |call| Content::ReceivedGradient(part.weight, call, op.element);
+                    let wanted = self.call_of(part.from).map(received);
                     self.put(part.to, wanted, Cell::of((name, op.element, part.weight, rows)));
                 }
             }
@@ -274,7 +274,7 @@ impl Memory<'_> {
             Op::SumGradient(op) => {
                 for part in &op.parts {
                     let own = self.gradient(part.weight, part.own);
-                    let sum = Cell::of((name, op.element, part.weight, own, self.maybe(part.landed)));
+                    let sum = Cell::of((name, op.element, part.weight, own, self.maybe(part.received)));
                     let rows = |call| Content::ReducedGradient(part.weight, call);
                     let main_grad = Some(Content::MainGrad(part.weight));
                     let (wanted, made) = match part.target {

@@ -117,7 +117,7 @@ fn no_accepted_plan_lets_a_peer_touch_memory_that_does_not_stand_still() {
             Edit::MoveSlot,
             Edit::SwapSlots,
             Edit::MoveTask,
-            Edit::ChangeExchange,
+            Edit::ChangeCollectiveCall,
             Edit::ChangeRound,
         ] {
             let Some(mutant) = edit.apply(&step, draw) else { continue };

@@ -120,7 +120,8 @@ fn a_round_whose_weights_change_places_on_their_way_is_refused() {
 }
 
 /// May two neighbours of T change places? They may if they share no written byte, and in one more case: a
-/// closure writes the real rows of a gradient, which are not its padding. But calls, exchanges among them, take turns.
+/// closure writes the real rows of a gradient, which are not its padding. But calls, collectives among them, take
+/// turns.
 fn commute(plan: &StepPlan, first: usize, second: usize) -> bool {
     match (&plan.tasks[first].op, &plan.tasks[second].op) {
         (Op::Compute(_), Op::ZeroPadding(_)) => true,

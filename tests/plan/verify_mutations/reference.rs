@@ -10,7 +10,7 @@ use half::bf16;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft_plan::model::{
-    Call, Exchange, ExchangeKind, Form, Gradient, Lifetime, NonNegative, Placement, Role,
+    Call, Collective, CollectiveKind, Form, Gradient, Lifetime, NonNegative, Placement, Role,
 };
 use warpweft_plan::policy::{Masters, Moments, ReduceDtype, ReduceEvery};
 use warpweft_session::config::Scaling;
@@ -77,7 +77,7 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
         }
         let taken = number as i32 + 1;
         if sample.program.updates_weights() {
-            let own_states = sample.config.optimizer.custom_states;
+            let custom_states = sample.config.optimizer.custom_states;
             let trained =
                 parameters.iter_mut().enumerate().filter(|(number, _)| !model.weights()[*number].frozen);
             for (number, parameter) in trained {
@@ -88,13 +88,13 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
                 gradient.iter_mut().for_each(|value| *value *= undone);
                 let decay = group.weight_decay.map_or(0.0, NonNegative::value);
                 let rate = 1e-3f32 * group.learning_rate_scale.map_or(1.0, NonNegative::value);
-                if let (true, Some(lists)) = (group.whole_matrix, own_states) {
+                if let (true, Some(lists)) = (group.whole_matrix, custom_states) {
                     let prepared = parameter.prepare(lists, &gradient, taken);
                     let transformed = transformed(&prepared, model.weights()[number].shape.cols, number);
                     parameter.descend_by(lists, (&transformed, &gradient), taken, rate, decay);
                     continue;
                 }
-                match own_states {
+                match custom_states {
                     None | Some(2) => parameter.update(&gradient, taken, rate, decay),
                     Some(1) => parameter.roll(&gradient, rate, decay),
                     _ => parameter.descend(&gradient, rate, decay),
@@ -140,7 +140,7 @@ fn stored(sample: &Sample, parameters: &[Parameter]) -> Vec<Option<Quantized>> {
 }
 
 /// Adds the ranks' gradients of a step to those of each weight, and returns their outputs. Calls run one after the
-/// other, each on all ranks, so that an exchange finds what all of them gave.
+/// other, each on all ranks, so that a collective finds what all of them gave.
 fn one_step(
     sample: &Sample,
     step: u32,
@@ -163,7 +163,7 @@ fn one_step(
             }
         }
         for call in program.calls() {
-            if let Some(exchange) = call.exchange {
+            if let Some(exchange) = call.collective {
                 give(sample, exchange, memories);
                 continue;
             }
@@ -224,7 +224,7 @@ fn one_call(
 
 /// What ranks give each other, as the kinds are worded: all that all ranks of a replica, or of one place in all
 /// replicas, gave before any of them gets something.
-fn give(sample: &Sample, exchange: Exchange, memories: &mut [Buffers]) {
+fn give(sample: &Sample, exchange: Collective, memories: &mut [Buffers]) {
     let mesh = sample.mesh();
     let given: Vec<Vec<u8>> = memories.iter().map(|memory| memory[&exchange.from].clone()).collect();
     for (rank, memory) in memories.iter_mut().enumerate() {
@@ -233,13 +233,13 @@ fn give(sample: &Sample, exchange: Exchange, memories: &mut [Buffers]) {
         let given = || members.iter().map(|member| given[*member].as_slice());
         let values = || given().map(bytemuck::pod_collect_to_vec::<u8, f32>);
         let got: Vec<u8> = match exchange.kind {
-            ExchangeKind::AllGather => given().collect::<Vec<_>>().concat(),
-            ExchangeKind::AllToAll => {
+            CollectiveKind::AllGather => given().collect::<Vec<_>>().concat(),
+            CollectiveKind::AllToAll => {
                 let part = |from: &[u8]| from.chunks(from.len() / members.len()).nth(place).unwrap().to_vec();
                 given().flat_map(part).collect()
             }
-            ExchangeKind::Sum => bytemuck::cast_slice(&sum(values())).to_vec(),
-            ExchangeKind::Max => {
+            CollectiveKind::Sum => bytemuck::cast_slice(&sum(values())).to_vec(),
+            CollectiveKind::Max => {
                 let larger = |one: Vec<f32>, other: Vec<f32>| {
                     one.into_iter().zip(other).map(|(one, other)| one.max(other)).collect()
                 };

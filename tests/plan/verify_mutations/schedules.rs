@@ -123,7 +123,7 @@ fn harmful_mutants_show_on_the_machine() {
             Edit::SwapSlots,
             Edit::MoveSlot,
             Edit::DropTask,
-            Edit::ChangeExchange,
+            Edit::ChangeCollectiveCall,
             Edit::ChangeRound,
         ] {
             let harmful = edit

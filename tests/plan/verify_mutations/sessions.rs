@@ -97,7 +97,7 @@ fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
         let by_matrices =
             sample.program.model().weights().iter().any(|spec| !spec.frozen && spec.parameters.whole_matrix);
         whole += usize::from(by_rule && by_matrices);
-        exchanging += usize::from(sample.program.calls().iter().any(|call| call.exchange.is_some()));
+        exchanging += usize::from(sample.program.calls().iter().any(|call| call.collective.is_some()));
         let found = within_a_minute(async move { outcome(&sample, config).await });
         assert_eq!(found, expected, "seed {seed}, {capture:?}");
     }

@@ -1,10 +1,10 @@
 //! Sessions end to end on the CPU backend: what a user may rely on.
 
 mod checking;
+mod collective_calls;
 mod compare_replicas;
 mod custom_optimizer;
 mod elements;
-mod exchanges;
 mod executors;
 mod frozen;
 mod loss_scale;

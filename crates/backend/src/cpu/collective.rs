@@ -103,8 +103,8 @@ fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError>
     let given = Region { offset: part.given(taker), bytes: part.bytes };
     for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| part.with_own || *giver != taker) {
         let source = arena?.read::<u8>(given)?;
-        let landed = Region { offset: part.received_at(giver, taker), bytes: part.bytes };
-        own.write::<u8>(landed)?.copy_from_slice(&source);
+        let received = Region { offset: part.received_at(giver, taker), bytes: part.bytes };
+        own.write::<u8>(received)?.copy_from_slice(&source);
     }
     Ok(())
 }

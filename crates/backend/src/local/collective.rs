@@ -14,7 +14,7 @@ use super::binder::Binder;
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{ElementType, PlaneSpec};
 use warpweft_plan::layout::{PlaneRegions, Region};
-use warpweft_plan::model::{ExchangeKind, Group};
+use warpweft_plan::model::{CollectiveKind, Group};
 use warpweft_plan::op::{self, Chunk, Division, GatherPart, NormRecord, ReducePart, Reduction};
 
 /// One collective, bound to one rank.
@@ -78,7 +78,7 @@ pub struct Slices {
     /// The rank's slices for all, in rank order; the same place in every arena.
     pub source: Region,
     /// The others' slices for the rank, in rank order; the same place in every arena.
-    pub landed: Region,
+    pub received: Region,
     /// Whether the rank's own slice has a place among them.
     pub with_own: bool,
     /// Bytes of a slice.
@@ -94,7 +94,7 @@ impl Slices {
     /// Where in the arena of `taker` the slice of `giver` lands, which is another rank unless own slices have a place.
     pub const fn received_at(&self, giver: usize, taker: usize) -> usize {
         let place = if self.with_own || giver < taker { giver } else { giver - 1 };
-        self.landed.offset + self.bytes * place
+        self.received.offset + self.bytes * place
     }
 }
 
@@ -196,17 +196,17 @@ impl Collective {
             spread(binder, part.weight)?;
             let bytes = binder.weight(part.weight)?.stored_elements() * element.bytes();
             let source = binder.bytes(part.from, bytes * binder.shards())?;
-            let landed = binder.bytes(part.to, bytes * (binder.shards() - 1))?;
-            Ok(Slices { source, landed, with_own: false, bytes })
+            let received = binder.bytes(part.to, bytes * (binder.shards() - 1))?;
+            Ok(Slices { source, received, with_own: false, bytes })
         };
         let slices = parts.iter().map(slices).collect::<Result<Vec<_>, Refusal>>()?;
         let source = slices.first().map_or_else(Region::default, |first| first.source);
         Ok(Self::new(binder, Group::Shard, source, Pull::ExchangeGradient(slices)))
     }
 
-    pub(super) fn exchange_buffer(
+    pub(super) fn collective_call(
         binder: &Binder<'_>,
-        (kind, group): (ExchangeKind, Group),
+        (kind, group): (CollectiveKind, Group),
         from: SlotId,
         to: SlotId,
     ) -> Result<Self, Refusal> {
@@ -216,13 +216,13 @@ impl Collective {
         let received = received.ok_or_else(|| format!("{} bytes are no {ranks} parts", from.bytes))?;
         let to = binder.bytes(to, received)?;
         let pull = match kind {
-            ExchangeKind::AllGather => Pull::Concatenate(Move { from, to }),
-            ExchangeKind::AllToAll => {
+            CollectiveKind::AllGather => Pull::Concatenate(Move { from, to }),
+            CollectiveKind::AllToAll => {
                 let bytes = kind.given_to_each(from.bytes, ranks);
-                Pull::AllToAll(Slices { source: from, landed: to, with_own: true, bytes })
+                Pull::AllToAll(Slices { source: from, received: to, with_own: true, bytes })
             }
-            ExchangeKind::Sum => combined(Reduction::Sum, ranks, vec![Move { from, to }]),
-            ExchangeKind::Max => combined(Reduction::Max, ranks, vec![Move { from, to }]),
+            CollectiveKind::Sum => combined(Reduction::Sum, ranks, vec![Move { from, to }]),
+            CollectiveKind::Max => combined(Reduction::Max, ranks, vec![Move { from, to }]),
         };
         Ok(Self::new(binder, group, from, pull))
     }
@@ -237,8 +237,8 @@ impl Collective {
         let first = weights.first().ok_or("a round of no weight")?;
         let bytes = binder.weight(*first)?.stored_elements().saturating_mul(size_of::<f32>());
         let all = bytes.saturating_mul(binder.shards());
-        let (source, landed) = (binder.bytes(from, all)?, binder.bytes(to, all)?);
-        let pull = Pull::AllToAll(Slices { source, landed, with_own: true, bytes });
+        let (source, received) = (binder.bytes(from, all)?, binder.bytes(to, all)?);
+        let pull = Pull::AllToAll(Slices { source, received, with_own: true, bytes });
         Ok(Self::new(binder, Group::Shard, source, pull))
     }
 

@@ -105,14 +105,17 @@ impl RowSum {
             slice.ok_or_else(|| format!("a slot of `{}` has too few slices", layout.name))
         };
         let own = of(binder.bytes(part.own, bytes * shards)?, shard)?;
-        let landed = match part.landed {
+        let received = match part.received {
             Some(slot) => binder.bytes(slot, bytes * (shards - 1))?,
             None if shards == 1 => Region::default(),
             None => {
-                return Err(format!("nothing landed of `{}`, and {shards} ranks give of it", layout.name));
+                return Err(format!(
+                    "nothing was received of `{}`, and {shards} ranks give of it",
+                    layout.name
+                ));
             }
         };
-        let mut slices = (0..shards - 1).map(|number| of(landed, number)).collect::<Result<Vec<_>, _>>()?;
+        let mut slices = (0..shards - 1).map(|number| of(received, number)).collect::<Result<Vec<_>, _>>()?;
         slices.insert(shard, own);
         let into = binder.elements::<f32>(part.into, layout.stored_elements())?;
         Ok(Self { slices, into, target: part.target })

@@ -120,9 +120,9 @@ impl Binder<'_> {
             Op::AllReduce(op) => {
                 LocalOp::Collective(Collective::all_reduce(self, op.reduction, op.group, &op.pairs)?)
             }
-            Op::ExchangeBuffer(op) => {
+            Op::CollectiveCall(op) => {
                 let what = (op.kind, op.group);
-                LocalOp::Collective(Collective::exchange_buffer(self, what, op.from, op.to)?)
+                LocalOp::Collective(Collective::collective_call(self, what, op.from, op.to)?)
             }
             Op::AllGather(op) => LocalOp::Collective(Collective::all_gather(self, &op.parts)?),
             Op::GatherChunk(op) => LocalOp::Collective(Collective::gather_chunk(self, &op.part, op.chunk)?),

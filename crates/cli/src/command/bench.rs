@@ -53,7 +53,7 @@ enum What {
 ///   prefetch    depth0 on demand, depthN gathers N units ahead, auto lets the planner choose. By
 ///               weights depth3 has at most one block in flight, depth7 at most two; by blocks depth1
 ///               has at most two. Gradients are reduced as many calls later, but no fewer than three
-///               and than the configuration's reduce_behind, unless --behind says how many; auto
+///               and than the configuration's reduce_delay, unless --reduce-delay says how many; auto
 ///               finds the number itself, whatever either says
 ///   mode        eager issues every task in every step, graph replays a capture
 ///   transport   peer pushes by copy engines, nccl uses NCCL
@@ -145,7 +145,7 @@ struct Stack {
     /// How many calls after its own a gradient is reduced, 1 to 16, at any depth; auto finds its own. More evens out
     /// late sums, and costs a call's gradients of memory each
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
-    behind: Option<u32>,
+    reduce_delay: Option<u32>,
 
     /// The configuration that variants change; the environment (WARPWEFT_…) is read as well
     #[arg(long, value_name = "FILE")]
@@ -337,7 +337,7 @@ impl Stack {
                 DtypeName::F32 => ReduceDtype::F32,
                 DtypeName::Bf16 => ReduceDtype::Bf16,
             },
-            behind: self.behind,
+            reduce_delay: self.reduce_delay,
             config: self.config,
             cluster: self.cluster,
             traces: self.traces,

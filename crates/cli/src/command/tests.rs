@@ -49,16 +49,16 @@ fn the_examples_of_the_bench_parse_and_its_help_names_what_units_there_are() {
     for example in examples {
         parse(&example.replace('\'', "")).unwrap_or_else(|error| panic!("{error}"));
     }
-    parse("warpweft bench stack --unit block --depths 1,2 --behind 16")
+    parse("warpweft bench stack --unit block --depths 1,2 --reduce-delay 16")
         .unwrap_or_else(|error| panic!("{error}"));
-    for line in ["warpweft bench stack --unit layer", "warpweft bench stack --behind 0"] {
+    for line in ["warpweft bench stack --unit layer", "warpweft bench stack --reduce-delay 0"] {
         assert!(parse(line).is_err(), "{line}");
     }
     let help = parse("warpweft bench stack --help").unwrap_err().to_string();
     assert!(
         help.contains("[possible values: weight, block]")
             && help.contains("depthN gathers N units ahead")
-            && help.contains("and than the configuration's reduce_behind, unless --behind"),
+            && help.contains("and than the configuration's reduce_delay, unless --reduce-delay"),
         "{help}"
     );
 }

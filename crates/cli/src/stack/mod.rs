@@ -16,7 +16,7 @@
 //!   and the order of products are those of the resident stack. What differs is where weights come from, how
 //!   many of them a call takes and a gather brings (the *unit*: a weight, or a block), and what they are
 //!   rounded to. With gathers N units ahead, gradients are reduced as many calls later, no fewer than three
-//!   and than the configuration's `reduce_behind`, unless a number is given; `auto` finds the number itself,
+//!   and than the configuration's `reduce_delay`, unless a number is given; `auto` finds the number itself,
 //!   whatever is given.
 //! - **SK-2** a step is timed with the devices idle before it and after it; times are medians. Where a trace
 //!   is requested, a session of its own is traced, of one ending.
@@ -103,7 +103,7 @@ pub struct StackOptions {
     pub reduce_dtype: ReduceDtype,
     /// How many calls after its own a gradient is reduced, 1 to 16. `None`: as many as gathers are ahead,
     /// at least as many as the configuration says, and three at least. `auto` finds the number itself.
-    pub behind: Option<u32>,
+    pub reduce_delay: Option<u32>,
     /// The configuration the variants change.
     pub config: Option<PathBuf>,
     /// The machine that `auto` counts with and that steps are predicted for: a preset or a cluster file.

@@ -144,7 +144,7 @@ impl fmt::Display for Variant {
 }
 
 /// The fewest calls that reductions come later where a depth is given.
-const LEAST_BEHIND: u32 = 3;
+const LEAST_DELAY: u32 = 3;
 
 impl Variant {
     pub(super) fn name(&self, ending: Ending) -> String {
@@ -154,11 +154,11 @@ impl Variant {
     /// Unless asked otherwise, reductions may come as many calls later as gathers come ahead: a stack this deep into
     /// the future has the memory. With three an exchange begins with the call after its own. They are at
     /// least as late as the configuration says.
-    fn behind(&self, base: &Config, options: &StackOptions) -> u32 {
-        match (options.behind, self.ahead) {
-            (Some(behind), _) => behind,
-            (None, Ahead::Depth(depth)) => depth.max(base.reduce_behind).max(LEAST_BEHIND),
-            (None, Ahead::Auto) => base.reduce_behind,
+    fn reduce_delay(&self, base: &Config, options: &StackOptions) -> u32 {
+        match (options.reduce_delay, self.ahead) {
+            (Some(reduce_delay), _) => reduce_delay,
+            (None, Ahead::Depth(depth)) => depth.max(base.reduce_delay).max(LEAST_DELAY),
+            (None, Ahead::Auto) => base.reduce_delay,
         }
     }
 
@@ -186,7 +186,7 @@ impl Variant {
             Ahead::Auto => Prefetch::auto(),
         };
         let mut config = Config {
-            reduce_behind: self.behind(base, options),
+            reduce_delay: self.reduce_delay(base, options),
             prefetch: base.prefetch.started_as(prefetch),
             transport: self.transport,
             reduce_dtype: options.reduce_dtype,
@@ -264,7 +264,7 @@ mod tests {
             only: Vec::new(),
             gradients: ElementType::Bf16,
             reduce_dtype: ReduceDtype::Bf16,
-            behind: None,
+            reduce_delay: None,
             config: None,
             cluster: None,
             traces: None,
@@ -315,16 +315,16 @@ mod tests {
 
     #[test]
     fn reductions_are_as_far_behind_as_gathers_are_ahead_unless_a_number_is_given() {
-        let behind = |reduce_behind, options: &StackOptions| -> Vec<u32> {
-            let base = Config { reduce_behind, ..Config::default() };
+        let reduce_delay = |reduce_delay, options: &StackOptions| -> Vec<u32> {
+            let base = Config { reduce_delay, ..Config::default() };
             let eager =
                 StackOptions { modes: vec![Mode::Eager], units: vec![Unit::Block], ..options.clone() };
-            let config = |of: &Selected| of.variant.config(&base, options).reduce_behind;
+            let config = |of: &Selected| of.variant.config(&base, options).reduce_delay;
             select(&eager).iter().map(config).collect()
         };
-        assert_eq!(behind(2, &options()), [3, 7, 2]);
-        assert_eq!(behind(5, &options()), [5, 7, 5], "the configuration's is a floor");
-        assert_eq!(behind(5, &StackOptions { behind: Some(2), ..options() }), [2, 2, 2]);
+        assert_eq!(reduce_delay(2, &options()), [3, 7, 2]);
+        assert_eq!(reduce_delay(5, &options()), [5, 7, 5], "the configuration's is a floor");
+        assert_eq!(reduce_delay(5, &StackOptions { reduce_delay: Some(2), ..options() }), [2, 2, 2]);
     }
 
     #[test]

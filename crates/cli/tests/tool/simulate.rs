@@ -88,19 +88,19 @@ fn a_list_of_calls_is_planned_simulated_and_tuned_like_a_decoder() {
 }
 
 #[test]
-fn a_list_with_exchanges_is_planned_and_simulated_for_as_many_ranks_as_its_sizes_say() {
+fn a_list_with_collectives_is_planned_and_simulated_for_as_many_ranks_as_its_sizes_say() {
     let folder = folder();
     let towers = include_str!("../../../../examples/simulate/two-towers.toml");
     std::fs::write(folder.path().join("towers.toml"), towers).unwrap();
     let tasks = said(folder.path(), "plan towers.toml --ranks 8 --tasks");
     for name in ["gather texts", "gather pictures", "give texts back", "give pictures back"] {
         let line = tasks.lines().find(|line| line.contains(name)).unwrap();
-        assert!(line.contains("exchange buffer"), "{line}");
+        assert!(line.contains("collective call"), "{line}");
     }
     let line = "simulate towers.toml --cluster h100x8-ib --ranks 8 --trace step.json";
     assert!(said(folder.path(), line).contains("exposed"));
     let trace = std::fs::read_to_string(folder.path().join("step.json")).unwrap();
-    assert!(trace.contains("exchange buffer gather texts"), "it is on the timeline");
+    assert!(trace.contains("collective call gather texts"), "it is on the timeline");
     let other = run(folder.path(), "plan towers.toml --ranks 4");
     let other = String::from_utf8(other.stderr).unwrap();
     assert!(
@@ -396,7 +396,7 @@ fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads()
 
 #[test]
 fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given() {
-    let given = "communicators = 1\nreduce_behind = 4\nbackward = 'keep'\nmesh.replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
+    let given = "communicators = 1\nreduce_delay = 4\nbackward = 'keep'\nmesh.replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
     let mut replaced = Vec::new();
     for way in ["", "prefetch.bytes = '1 MiB'\n", "prefetch.policy = 'auto'\ntune.steps = 12\n"] {
         let pasted = same_plan_pasted(&format!("{way}{given}"));

@@ -52,7 +52,7 @@ pub(super) fn all_reduce(
 fn of_value(division: Division, part: Move) -> Option<Slices> {
     let (bytes, all) = (division.slice(part.from.bytes), part.from.bytes - division.rest(part.from.bytes));
     let first = |region: Region| Region { offset: region.offset, bytes: all };
-    let slices = Slices { source: first(part.from), landed: first(part.to), with_own: true, bytes };
+    let slices = Slices { source: first(part.from), received: first(part.to), with_own: true, bytes };
     (bytes > 0).then_some(slices)
 }
 
@@ -65,7 +65,7 @@ fn strung(
     let bytes = division.slice_of_string(moves.iter().map(|part| part.from.bytes));
     let all = bytes * view.hosts.ranks();
     let source = Region { offset: view.receive_buffer_from_arena(), bytes: all };
-    let landed = Region { offset: source.offset + stride(all), bytes: all };
+    let received = Region { offset: source.offset + stride(all), bytes: all };
     let (own, mut at) = (view.own(), 0);
     let (mut into, mut out) = (Vec::new(), Vec::new());
     for Move { from, to } in moves {
@@ -74,10 +74,10 @@ fn strung(
         let copy =
             |from: usize, to: usize| CopyOperand { from: own.plus(from), to: own.plus(to), bytes: rest };
         into.push(copy(from.offset + cut, source.offset + at));
-        out.push(copy(landed.offset + at, to.offset + cut));
+        out.push(copy(received.offset + at, to.offset + cut));
         at += division.in_string(from.bytes);
     }
-    let slices = Slices { source, landed, with_own: true, bytes };
+    let slices = Slices { source, received, with_own: true, bytes };
     ((bytes > 0).then_some(slices), into, out)
 }
 
@@ -98,5 +98,5 @@ fn own_slice(view: &View<'_>, part: &Slices) -> CombineOperand {
 /// From this rank's slice of the target to its place in every target.
 const fn given(view: &View<'_>, part: &Slices) -> Move {
     let offset = part.received_at(view.rank.index(), view.rank.index());
-    Move { from: Region { offset, bytes: part.bytes }, to: part.landed }
+    Move { from: Region { offset, bytes: part.bytes }, to: part.received }
 }

@@ -75,7 +75,7 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
     for part in moves {
         let (from, bytes) = (own.plus(part.from.offset), part.from.bytes);
         // NCCL gathers without gaps.
-        let to = view.landed(view.rank, ahead, bytes, 0);
+        let to = view.received(view.rank, ahead, bytes, 0);
         if bytes > 0 {
             gathers.push(Transfer::AllGather { from, to, bytes });
         }

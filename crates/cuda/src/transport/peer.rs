@@ -77,7 +77,9 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
         // holder's column.
         let given = |holder: RankId, giver: RankId, taker: RankId| match hosts.distance(holder, taker) {
             0 => slot(giver, taker),
-            distance => view.landed(holder, ahead, bytes, (distance - 1) * hosts.each() + hosts.place(giver)),
+            distance => {
+                view.received(holder, ahead, bytes, (distance - 1) * hosts.each() + hosts.place(giver))
+            }
         };
         for neighbour in hosts.neighbours(view.rank) {
             pushes.extend(hosts.column(neighbour).map(|taker| CopyOperand {
@@ -111,16 +113,16 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
     let mut ahead = 0;
     for part in moves {
         let (from, bytes) = (own.plus(part.from.offset), part.from.bytes);
-        let landed = |holder: RankId, of: RankId| view.landed(holder, ahead, bytes, of.index());
+        let received = |holder: RankId, of: RankId| view.received(holder, ahead, bytes, of.index());
         if bytes > 0 {
             for peer in hosts.counterparts(view.rank) {
                 exchange.push(Transfer::Send { from, bytes, peer });
-                exchange.push(Transfer::Receive { to: landed(view.rank, peer), bytes, peer });
+                exchange.push(Transfer::Receive { to: received(view.rank, peer), bytes, peer });
             }
             for neighbour in hosts.neighbours(view.rank) {
                 pushes.extend(hosts.column(view.rank).map(|of| CopyOperand {
-                    from: if of == view.rank { from } else { landed(view.rank, of) },
-                    to: landed(neighbour, of),
+                    from: if of == view.rank { from } else { received(view.rank, of) },
+                    to: received(neighbour, of),
                     bytes,
                 }));
             }
@@ -142,6 +144,6 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
 
 /// All ranks' values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its receive buffer.
 fn arrived(view: &View<'_>, own: DeviceAddress, ahead: usize, bytes: usize) -> Vec<DeviceAddress> {
-    let landed = |rank: RankId| view.landed(view.rank, ahead, bytes, rank.index());
-    view.ranks().map(|rank| if rank == view.rank { own } else { landed(rank) }).collect()
+    let received = |rank: RankId| view.received(view.rank, ahead, bytes, rank.index());
+    view.ranks().map(|rank| if rank == view.rank { own } else { received(rank) }).collect()
 }

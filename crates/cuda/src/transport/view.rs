@@ -38,7 +38,13 @@ impl View<'_> {
 
     /// In the receive buffer of `holder`, `ahead` bytes into the lane's part: the `number`th of values of `bytes`
     /// bytes.
-    pub(super) fn landed(&self, holder: RankId, ahead: usize, bytes: usize, number: usize) -> DeviceAddress {
+    pub(super) fn received(
+        &self,
+        holder: RankId,
+        ahead: usize,
+        bytes: usize,
+        number: usize,
+    ) -> DeviceAddress {
         self.homes[holder.index()].receive_buffer.plus(self.receive_buffer + ahead + stride(bytes) * number)
     }
 

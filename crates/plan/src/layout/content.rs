@@ -85,7 +85,7 @@ pub enum Content {
     WireGradient(WeightId, CallId),
     /// The other ranks' slices of that gradient that belong to this rank's rows, in rank order without its
     /// own: `[shards - 1, rows_per_rank, cols]` in the element type in which it travels.
-    LandedGradient(WeightId, CallId, ElementType),
+    ReceivedGradient(WeightId, CallId, ElementType),
     /// The rank's rows of that gradient, summed over the ranks of its replica: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
     /// Those rows, summed over the replicas where there are several: f32 `[rows_per_rank, cols]`.
@@ -143,7 +143,7 @@ impl Content {
             | Self::Dense(..)
             | Self::Gradient(..)
             | Self::WireGradient(..)
-            | Self::LandedGradient(..)
+            | Self::ReceivedGradient(..)
             | Self::ReducedGradient(..)
             | Self::SummedGradient(..)
             | Self::Round(..) => true,
@@ -216,7 +216,7 @@ impl Content {
             Self::WireGradient(weight, _) => {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
             }
-            Self::LandedGradient(weight, _, element) => {
+            Self::ReceivedGradient(weight, _, element) => {
                 let peers = weights.mesh.shards().saturating_sub(1) as usize;
                 stored(weight, element.bytes()).saturating_mul(peers)
             }

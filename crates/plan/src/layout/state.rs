@@ -21,7 +21,7 @@ pub struct StateLayout {
     pub delayed: Option<Delayed>,
     /// Unless set, Adam updates the weights. Otherwise a custom optimizer does, which keeps so many lists of values
     /// beside every master.
-    pub own_states: Option<u8>,
+    pub custom_states: Option<u8>,
 }
 
 /// The lists of a custom optimizer, in words.
@@ -49,7 +49,7 @@ impl StateLayout {
     /// Lists of values that are kept beside the master of every weight that trains: two moments for Adam.
     #[must_use]
     pub fn lists(self) -> usize {
-        self.own_states.map_or(2, usize::from)
+        self.custom_states.map_or(2, usize::from)
     }
 
     /// These lists, in their order.
@@ -64,7 +64,7 @@ impl StateLayout {
     pub const fn in_words(self, list: StateId) -> &'static str {
         const MOMENTS: [&str; 2] = ["first moment", "second moment"];
         let at = list.index();
-        match self.own_states {
+        match self.custom_states {
             None if at < MOMENTS.len() => MOMENTS[at],
             Some(_) if at < STATES.len() => STATES[at],
             _ => "state that is not kept",

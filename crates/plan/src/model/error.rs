@@ -1,6 +1,6 @@
 //! Errors of a declaration.
 
-use crate::model::ExchangeKind;
+use crate::model::CollectiveKind;
 use warpweft_base::errors::{LONGEST_NAME, shown, shown_text};
 use warpweft_format::{ElementType, FormatError};
 
@@ -225,24 +225,24 @@ pub enum DeclareError {
         /// The name in question.
         name: String,
     },
-    /// An exchange from a buffer to itself, which other ranks may still read when it is overwritten.
-    #[error("exchange `{call}` reads and overwrites buffer `{buffer}`; let it write another one")]
-    ExchangeInPlace {
-        /// The exchange's name.
+    /// A collective from a buffer to itself, which other ranks may still read when it is overwritten.
+    #[error("collective `{call}` reads and overwrites buffer `{buffer}`; let it write another one")]
+    CollectiveInPlace {
+        /// The collective's name.
         call: String,
         /// The buffer's name.
         buffer: String,
     },
-    /// An exchange between buffers of two element types, or of values that are not combined.
+    /// A collective between buffers of two element types, or of values that are not combined.
     #[error(
-        "`{call}` is an exchange ({kind}) from buffer `{from}` of {from_type} to `{to}` of {to_type}; {}",
+        "`{call}` is a collective ({kind}) from buffer `{from}` of {from_type} to `{to}` of {to_type}; {}",
         if kind.combines() { "values of ranks are combined in f32: declare both as f32" } else { "declare both with one element type" }
     )]
-    ExchangeElement {
-        /// The exchange's name.
+    CollectiveElement {
+        /// The collective's name.
         call: String,
         /// What it does.
-        kind: ExchangeKind,
+        kind: CollectiveKind,
         /// The buffer that ranks give.
         from: String,
         /// Its element type.

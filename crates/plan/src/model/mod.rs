@@ -6,9 +6,9 @@
 //! devices, lanes or time, and nothing is observed at run time: the program *is* the declaration.
 
 mod buffer;
+mod collective;
 mod decoder;
 mod error;
-mod exchange;
 mod hyperparameters;
 mod layers;
 mod mesh;
@@ -20,9 +20,9 @@ mod shard;
 mod weight;
 
 pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
+pub use collective::{Collective, CollectiveKind};
 pub use decoder::Decoder;
 pub use error::DeclareError;
-pub use exchange::{Exchange, ExchangeKind};
 pub use hyperparameters::Hyperparameters;
 pub use layers::{Layer, LayerStack};
 pub use mesh::{Group, Mesh};

@@ -14,7 +14,7 @@
 //!   cut like a value. So a rank gets the same number of bytes from each other one, and not more messages than
 //!   there are large values.
 
-use crate::model::ExchangeKind;
+use crate::model::CollectiveKind;
 
 /// Slices, and what lies in a string, begin at multiples of this: the widest access of a kernel.
 const ALIGNMENT: usize = 16;
@@ -107,7 +107,7 @@ where
 }
 
 /// The same in an exchange of a buffer of `bytes` bytes.
-pub fn exchange_given_to_each(kind: ExchangeKind, bytes: usize, ranks: u32) -> usize {
+pub fn collective_given_to_each(kind: CollectiveKind, bytes: usize, ranks: u32) -> usize {
     if kind.combines() {
         given_to_each(std::iter::once(bytes), ranks)
     } else {
@@ -155,9 +155,9 @@ mod tests {
         assert_eq!(given_to_each([8 << 20].into_iter(), 8), 2 << 20);
         assert_eq!(given_to_each([4096, 8].into_iter(), 8), 4104);
         assert_eq!(given_to_each(std::iter::empty(), 8), 0);
-        let sum = |bytes| exchange_given_to_each(ExchangeKind::Sum, bytes, 8);
+        let sum = |bytes| collective_given_to_each(CollectiveKind::Sum, bytes, 8);
         assert_eq!((sum(8 << 20), sum(24)), (2 << 20, 24));
-        assert_eq!(exchange_given_to_each(ExchangeKind::AllGather, 8 << 20, 8), 8 << 20);
+        assert_eq!(collective_given_to_each(CollectiveKind::AllGather, 8 << 20, 8), 8 << 20);
     }
 
     proptest! {

@@ -15,12 +15,12 @@ mod adam;
 mod add_gradient;
 mod all_reduce;
 mod clear_fault;
+mod collective_call;
 mod compute;
 mod copy;
 mod delayed_scale;
 mod dequantize;
 mod division;
-mod exchange_buffer;
 mod exchange_rows;
 mod fused_scale;
 mod gather;
@@ -47,13 +47,13 @@ pub use adam::{Adam, AdamOperand, MasterOperand};
 pub use add_gradient::AddGradient;
 pub use all_reduce::{AllReduce, Reduction};
 pub use clear_fault::ClearFault;
+pub use collective_call::CollectiveCall;
 pub use compute::{Compute, Operand, OperandRole};
 pub use copy::Copy;
 pub use delayed_scale::DelayedScale;
 pub use dequantize::{Dequantize, DequantizePart};
 #[doc(hidden)]
-pub use division::{Division, exchange_given_to_each, given_to_each};
-pub use exchange_buffer::ExchangeBuffer;
+pub use division::{Division, collective_given_to_each, given_to_each};
 pub use exchange_rows::ExchangeRows;
 pub use fused_scale::FusedScale;
 pub use gather::{AllGather, Assemble, Chunk, GatherChunk, GatherPart};
@@ -90,7 +90,7 @@ pub enum Op {
     /// Runs the user's closure for a call.
     Compute(Compute),
     /// Gives other ranks what a buffer holds, in the place of a call.
-    ExchangeBuffer(ExchangeBuffer),
+    CollectiveCall(CollectiveCall),
     /// Amaxes of the masters.
     PartialAmax(PartialAmax),
     /// Combines slots of all ranks of a group.
@@ -151,7 +151,7 @@ impl Op {
             Self::ClearFault(op) => op,
             Self::ZeroPadding(op) => op,
             Self::Compute(op) => op,
-            Self::ExchangeBuffer(op) => op,
+            Self::CollectiveCall(op) => op,
             Self::PartialAmax(op) => op,
             Self::AllReduce(op) => op,
             Self::FusedScale(op) => op,
@@ -229,7 +229,7 @@ impl Op {
     #[must_use]
     pub const fn call(&self) -> Option<CallId> {
         match self {
-            Self::Compute(Compute { call, .. }) | Self::ExchangeBuffer(ExchangeBuffer { call, .. }) => {
+            Self::Compute(Compute { call, .. }) | Self::CollectiveCall(CollectiveCall { call, .. }) => {
                 Some(*call)
             }
             _ => None,

@@ -26,7 +26,7 @@ pub struct SumPart {
     /// The rank's full gradient, in the element type that travelled: its own slice is read there.
     pub own: SlotId,
     /// The peers' slices; absent where a replica is one rank, which has none.
-    pub landed: Option<SlotId>,
+    pub received: Option<SlotId>,
     /// Where the sum goes, f32.
     pub into: SlotId,
     /// What goes there.
@@ -57,7 +57,7 @@ impl Operation for SumGradient {
         let mut all = Vec::with_capacity(3 * self.parts.len());
         for part in &self.parts {
             all.push((part.own, Read));
-            all.extend(part.landed.map(|slot| (slot, Read)));
+            all.extend(part.received.map(|slot| (slot, Read)));
             all.push((part.into, if part.target == SumTarget::More { Update } else { Write }));
         }
         all
@@ -71,9 +71,9 @@ impl Operation for SumGradient {
         // One slice of the rank's own gradient is read.
         let touched = self.parts.iter().map(|part| {
             let own = sizes.rows(part.weight)?.saturating_mul(self.element.bytes());
-            let landed = part.landed.map_or(Some(0), |slot| sizes.slot(slot))?;
+            let received = part.received.map_or(Some(0), |slot| sizes.slot(slot))?;
             let times = if part.target == SumTarget::More { 2 } else { 1 };
-            Some(own.saturating_add(landed).saturating_add(sizes.slot(part.into)?.saturating_mul(times)))
+            Some(own.saturating_add(received).saturating_add(sizes.slot(part.into)?.saturating_mul(times)))
         });
         sum(touched).map(Moves::memory)
     }

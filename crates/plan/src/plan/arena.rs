@@ -68,14 +68,15 @@ pub(super) fn holds(
         let brought = |before: &usize| brings[*before] || goes_on[*before];
         let from = content.filter(|before| made_rows && brought(before));
         goes_on.push(from.is_some());
-        // What lands may take the place of what landed before, once that is summed.
-        let landed = |wanted: fn(Access) -> bool| {
+        // What lands may take the place of what was received before, once that is summed.
+        let received = |wanted: fn(Access) -> bool| {
             let mut slots_of = accesses.iter().filter(|(_, access)| wanted(*access));
-            slots_of
-                .any(|(slot, _)| has(slots, *slot, |content| matches!(content, Content::LandedGradient(..))))
+            slots_of.any(|(slot, _)| {
+                has(slots, *slot, |content| matches!(content, Content::ReceivedGradient(..)))
+            })
         };
-        let summed = last_sum.filter(|_| landed(Access::writes)).map_or(0, |sum| sum + 1);
-        if landed(Access::reads) {
+        let summed = last_sum.filter(|_| received(Access::writes)).map_or(0, |sum| sum + 1);
+        if received(Access::reads) {
             last_sum = Some(position);
         }
         let released = releases[position].map_or(0, |release| release.index() + 1).max(summed);
@@ -185,7 +186,7 @@ const fn is_reduced(content: Content) -> bool {
     matches!(
         content,
         Content::WireGradient(..)
-            | Content::LandedGradient(..)
+            | Content::ReceivedGradient(..)
             | Content::ReducedGradient(..)
             | Content::SummedGradient(..)
     )

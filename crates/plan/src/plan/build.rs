@@ -7,8 +7,8 @@
 
 use super::arena;
 use super::choose::timetable;
+use super::collective_calls::check_collective_calls;
 use super::dependences::{Edge, EdgeKind, dependences};
-use super::exchanges::check_exchanges;
 use super::fences::fences;
 use super::other_model::check_model;
 use super::place::{Placed, Request, place};
@@ -182,7 +182,7 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
 fn build_as_requested(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
     check_sums(request.name, request.calls, request.weights, request.policy.reduce_every)?;
-    check_exchanges(request)?;
+    check_collective_calls(request)?;
     let demands = demands(request.calls, request.weights, request.policy);
     let timetable = timetable(request, &demands)?;
     let placed = place(request, request.policy, &demands, &timetable)?;
@@ -297,10 +297,10 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
             advice: "use 1 (shared), 2 (one for gathers, one for reductions) or 3 (one for sums over replicas, too)",
         });
     }
-    if !policy::REDUCE_BEHIND.contains(&policy.reduce_behind) {
+    if !policy::REDUCE_DELAY.contains(&policy.reduce_delay) {
         return Err(PlanError::Policy {
-            key: "reduce_behind",
-            value: policy.reduce_behind.to_string(),
+            key: "reduce_delay",
+            value: policy.reduce_delay.to_string(),
             advice: "use from 1 to 16 calls",
         });
     }

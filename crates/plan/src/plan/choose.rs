@@ -25,7 +25,7 @@ pub(super) fn timetable(request: &Request<'_>, demands: &[Demand<'_>]) -> Result
     match (request.issues, request.policy.prefetch, request.costs) {
         (Some(issues), ..) => by_hand(request, issues, demands),
         (None, GatherStart::Auto, Some(costs)) => auto(request, demands, costs),
-        (None, prefetch, _) => Timetable::of(prefetch, request.policy.reduce_behind as usize, demands),
+        (None, prefetch, _) => Timetable::of(prefetch, request.policy.reduce_delay as usize, demands),
     }
 }
 
@@ -46,7 +46,7 @@ fn by_hand(request: &Request<'_>, issues: &[usize], demands: &[Demand<'_>]) -> R
             number + 1
         )));
     }
-    Ok(Timetable::by_hand(demands, issues, request.policy.reduce_behind as usize))
+    Ok(Timetable::by_hand(demands, issues, request.policy.reduce_delay as usize))
 }
 
 fn auto(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs) -> Result<Timetable, PlanError> {
@@ -147,7 +147,7 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
                 pace.reductions[made.copied().unwrap_or(0)] += beside;
             }
             // Calls wait for it as they wait for each other.
-            (Op::ExchangeBuffer(_), _) if stage < calls => pace.calls[stage] += time,
+            (Op::CollectiveCall(_), _) if stage < calls => pace.calls[stage] += time,
             (op @ Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) if !beside_gathers(op) => {}
             (Op::ReduceScatter(_) | Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) => {
                 // Of the reference, in which reductions stand so many calls later.

@@ -32,7 +32,7 @@ pub(super) enum Carrier {
 
 /// The order of work inside a stage.
 ///
-/// Gradients are summed as many calls after their own as the timetable says (`reduce_behind` of the policy,
+/// Gradients are summed as many calls after their own as the timetable says (`reduce_delay` of the policy,
 /// or what `auto` finds), by a reduction that sums or after an exchange that stands at least one call
 /// before, so what lands is alive while a call runs beside it. What a reduction summed is accumulated one
 /// call further, so that a transposition never stands after an accumulation that waits for it.

@@ -1,7 +1,7 @@
 //! Planning errors.
 
 use super::VerifyError;
-use crate::model::{BufferSpec, ExchangeKind};
+use crate::model::{BufferSpec, CollectiveKind};
 use crate::policy::ByteSize;
 use warpweft_format::ElementType;
 
@@ -127,23 +127,23 @@ pub enum PlanError {
         /// What is configured.
         reduce_every: &'static str,
     },
-    /// The buffers of an exchange are not of the sizes that its ranks need.
+    /// The buffers of a collective are not of the sizes that its ranks need.
     #[error(
-        "program `{program}`: exchange `{call}` ({kind}) among {ranks} ranks gives `{}` of {} elements and gets `{}` of {}; {}",
+        "program `{program}`: collective `{call}` ({kind}) among {ranks} ranks gives `{}` of {} elements and gets `{}` of {}; {}",
         from.name, from.elements, to.name, to.elements,
         match kind.received(from.elements, *ranks) {
             Some(wanted) => format!("declare `{}` with {wanted}", to.name),
-            None if *kind == ExchangeKind::AllToAll => format!("declare both with a multiple of {ranks}"),
+            None if *kind == CollectiveKind::AllToAll => format!("declare both with a multiple of {ranks}"),
             None => "these are too many elements to count; declare fewer".to_owned(),
         }
     )]
-    Exchange {
+    Collective {
         /// The program.
         program: String,
-        /// The exchange's name.
+        /// The collective's name.
         call: String,
         /// What it does.
-        kind: ExchangeKind,
+        kind: CollectiveKind,
         /// Ranks of its group.
         ranks: u32,
         /// The buffer that ranks give.

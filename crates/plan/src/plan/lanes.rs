@@ -73,7 +73,7 @@ mod tests {
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
             reduce_every: ReduceEvery::default(),
-            reduce_behind: 2,
+            reduce_delay: 2,
             derive_ahead: false,
             reduce_dtype: ReduceDtype::default(),
             reduce: Reduce::default(),

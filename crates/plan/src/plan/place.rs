@@ -126,7 +126,7 @@ const fn paced_by(carrier: Carrier) -> Carrier {
     }
 }
 
-/// The compute task after which each gather may begin: that of its call or, where this is an exchange, of the last
+/// The compute task after which each gather may begin: that of its call or, where this is a collective, of the last
 /// call before it.
 fn releases(drafted: &[DraftTask], calls: usize) -> Vec<Option<TaskId>> {
     let mut compute_tasks = vec![None; calls];

@@ -62,7 +62,7 @@ impl ResidentLayout {
                     add(format!("{name} master"), Content::Master(*weight));
                 }
                 if !members.frozen {
-                    let is_adam = weights.state.own_states.is_none();
+                    let is_adam = weights.state.custom_states.is_none();
                     for list in weights.state.states() {
                         let what = match list.index() {
                             0 if is_adam => "exp_avg",
@@ -170,8 +170,8 @@ fn check_masters(weights: &Weights) -> Result<(), PlanError> {
 fn check_custom_optimizer(weights: &Weights) -> Result<(), PlanError> {
     let state = weights.state;
     let is_f32 = (state.moments, state.masters) == (Moments::F32, Masters::F32);
-    match state.own_states {
-        Some(lists) if !is_f32 || !policy::OWN_STATES.contains(&lists) => Err(PlanError::Policy {
+    match state.custom_states {
+        Some(lists) if !is_f32 || !policy::CUSTOM_STATES.contains(&lists) => Err(PlanError::Policy {
             key: "optimizer.custom_states",
             value: lists.to_string(),
             advice: "keep at most 8 lists for a custom optimizer, and masters and moments in f32",
@@ -183,7 +183,7 @@ fn check_custom_optimizer(weights: &Weights) -> Result<(), PlanError> {
 /// Adam would update a matrix row by row.
 fn check_matrices(weights: &Weights, programs: &[&StepProgram]) -> Result<(), PlanError> {
     let by_adam =
-        weights.state.own_states.is_none() && programs.iter().any(|program| program.updates_weights());
+        weights.state.custom_states.is_none() && programs.iter().any(|program| program.updates_weights());
     let whole = |layout: &&WeightLayout| layout.parameters.whole_matrix && !layout.frozen;
     match weights.layouts.iter().find(whole).filter(|_| by_adam) {
         None => Ok(()),

@@ -35,7 +35,7 @@ pub struct Policy {
     /// How many gradients are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
     /// How many calls after its own a gradient is reduced, where the policy does not find that out.
-    pub reduce_behind: u32,
+    pub reduce_delay: u32,
     /// In what gradients travel.
     pub reduce_dtype: ReduceDtype,
     /// Who sums them over the ranks of a replica: a task of each rank, or the collective itself.

@@ -29,7 +29,7 @@ pub const COMMUNICATORS: RangeInclusive<u32> = 1..=3;
 
 /// How many calls after its own a gradient may be reduced.
 #[doc(hidden)]
-pub const REDUCE_BEHIND: RangeInclusive<u32> = 1..=16;
+pub const REDUCE_DELAY: RangeInclusive<u32> = 1..=16;
 
 /// The deepest prefetch, calls.
 #[doc(hidden)]
@@ -37,4 +37,4 @@ pub const MAX_DEPTH: u32 = 64;
 
 /// How many lists of f32 state a custom optimizer may keep beside every master.
 #[doc(hidden)]
-pub const OWN_STATES: RangeInclusive<u8> = 0..=8;
+pub const CUSTOM_STATES: RangeInclusive<u8> = 0..=8;

@@ -1,7 +1,7 @@
 //! The actor of the compute lane: the user's calls and what comes right before and after them, such as
 //! making gathered planes whole.
 //!
-//! Law: calls are issued in program order, each once; exchanges between them are their communicator's. Only the
+//! Law: calls are issued in program order, each once; collectives between them are their communicator's. Only the
 //! device knows what a closure does and whether it failed in this step; the actor issues the same tasks either way.
 
 use super::{Actor, Context, ExecError, Ready, out_of_turn};
@@ -14,7 +14,7 @@ use warpweft_plan::plan::StepPlan;
 #[derive(Debug)]
 pub struct ComputeActor {
     rank: RankId,
-    /// Calls so far, with the exchanges before the last of them.
+    /// Calls so far, with the collectives before the last of them.
     issued: usize,
 }
 
@@ -39,11 +39,11 @@ impl<B: Backend> Actor<B> for ComputeActor {
         let task = ready.task();
         if let Op::Compute(Compute { call, .. }) = context.plan().task(task).op {
             let calls = context.plan().calls.get(self.issued..).unwrap_or_default();
-            let exchanges = calls.iter().take_while(|call| call.exchange.is_some()).count();
-            if call != CallId::at(self.issued + exchanges) {
+            let collectives = calls.iter().take_while(|call| call.collective.is_some()).count();
+            if call != CallId::at(self.issued + collectives) {
                 return Err(out_of_turn(context, self.rank, task));
             }
-            self.issued += exchanges + 1;
+            self.issued += collectives + 1;
         }
         context.issue(ready).map(|_| ())
     }

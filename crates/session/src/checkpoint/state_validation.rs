@@ -38,7 +38,7 @@ pub(super) fn check_states(
     layout: StateLayout,
 ) -> Result<(), String> {
     for (list, values) in layout.states().zip(states) {
-        let (least, what) = match (layout.own_states, StatePart::State(list)) {
+        let (least, what) = match (layout.custom_states, StatePart::State(list)) {
             (None, StatePart::SECOND_MOMENT) => (0.0, "is no mean of squares"),
             _ => (f32::NEG_INFINITY, "is not finite"),
         };

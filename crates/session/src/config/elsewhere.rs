@@ -36,7 +36,7 @@ const KEYS: &[(&[&str], &str)] = &[
         "prefetch.depth",
     ),
     (&["stage3_prefetch_bucket_size", "prefetch_bucket_size"], "prefetch.bytes"),
-    (&["overlap_comm", "overlap_grad_reduce"], "reduce_behind"),
+    (&["overlap_comm", "overlap_grad_reduce"], "reduce_delay"),
     (&["reshard_after_forward"], "backward"),
     (&["dp_replicate", "data_parallel_replicate_degree", "num_replicas", "replicas"], "mesh.replicate"),
     (&["cuda_graph", "cuda_graphs", "enable_cuda_graph", "use_cuda_graph"], "capture"),

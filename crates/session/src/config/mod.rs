@@ -125,10 +125,10 @@ pub struct Config {
     pub across_micro_batches: AcrossMicroBatches,
     /// How many gradients of a weight are added on a rank before they are reduced.
     pub reduce_every: ReduceEvery,
-    /// How many calls after its own a gradient is reduced ([`Config::REDUCE_BEHIND`]). On GPUs a sum waits for a
+    /// How many calls after its own a gradient is reduced ([`Config::REDUCE_DELAY`]). On GPUs a sum waits for a
     /// multiprocessor, and the next gradient may take its bytes only then: more evens that out, and costs a
     /// gradient of memory for each call. `prefetch.policy = "auto"` finds a number itself.
-    pub reduce_behind: u32,
+    pub reduce_delay: u32,
     /// In what gradients travel to be reduced.
     pub reduce_dtype: ReduceDtype,
     /// When columnwise planes are derived.
@@ -183,7 +183,7 @@ impl Default for Config {
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
             reduce_every: ReduceEvery::default(),
-            reduce_behind: 2,
+            reduce_delay: 2,
             reduce_dtype: ReduceDtype::default(),
             columnwise: Columnwise::default(),
             derive_ahead: false,
@@ -209,7 +209,7 @@ impl Config {
     pub const COMMUNICATORS: RangeInclusive<u32> = policy::COMMUNICATORS;
 
     /// How many calls after its own a gradient may be reduced.
-    pub const REDUCE_BEHIND: RangeInclusive<u32> = policy::REDUCE_BEHIND;
+    pub const REDUCE_DELAY: RangeInclusive<u32> = policy::REDUCE_DELAY;
 
     /// What goes by a kernel where steps are captured and nothing else is said: every launch of a capture
     /// costs the host about 2 µs for each word and copy in it, and next to nothing for a kernel.

@@ -23,7 +23,7 @@ const KNOWN: [(&str, &str); 30] = [
     ("all-reduce", "#cdb4db"),
     ("reduce-scatter", "#fdc280"),
     ("exchange gradient", "#fb8500"),
-    ("exchange buffer", "#c46800"),
+    ("collective call", "#c46800"),
     ("exchange rows", "#b4957d"),
     ("compute", "#4f9bc8"),
     ("transpose", "#d9d375"),

@@ -104,8 +104,8 @@ fn check_exchange(scene: Scene, parts: &[usize]) {
     let mut places = Places::default();
     let slices: Vec<_> = (parts.iter())
         .map(|bytes| {
-            let (source, landed) = (places.next(bytes * size), places.next(bytes * (size - 1)));
-            Slices { source, landed, with_own: false, bytes: *bytes }
+            let (source, received) = (places.next(bytes * size), places.next(bytes * (size - 1)));
+            Slices { source, received, with_own: false, bytes: *bytes }
         })
         .collect();
     let before = arenas(scene.hosts.ranks(), places.end);
@@ -116,7 +116,7 @@ fn check_exchange(scene: Scene, parts: &[usize]) {
             let slice = part.source.offset + scene.own(rank) * part.bytes;
             let given = others.flat_map(|other| &before[other][slice..][..part.bytes]);
             let given: Vec<u8> = given.copied().collect();
-            arena[part.landed.offset..][..given.len()].copy_from_slice(&given);
+            arena[part.received.offset..][..given.len()].copy_from_slice(&given);
         }
     }
     every_way(&before, scene, &Pull::ExchangeGradient(slices), &expected);
@@ -125,16 +125,16 @@ fn check_exchange(scene: Scene, parts: &[usize]) {
 /// The slices that all ranks have for each, its own among them.
 fn check_all_to_all(scene: Scene, bytes: usize) {
     let mut places = Places::default();
-    let (source, landed) = (places.next(bytes * scene.size()), places.next(bytes * scene.size()));
+    let (source, received) = (places.next(bytes * scene.size()), places.next(bytes * scene.size()));
     let before = arenas(scene.hosts.ranks(), places.end);
     let mut expected = before.clone();
     for (rank, arena) in expected.iter_mut().enumerate() {
         let slice = source.offset + scene.own(rank) * bytes;
         let given = scene.members(rank).into_iter().flat_map(|member| &before[member][slice..][..bytes]);
         let given: Vec<u8> = given.copied().collect();
-        arena[landed.offset..][..given.len()].copy_from_slice(&given);
+        arena[received.offset..][..given.len()].copy_from_slice(&given);
     }
-    let slices = Slices { source, landed, with_own: true, bytes };
+    let slices = Slices { source, received, with_own: true, bytes };
     every_way(&before, scene, &Pull::AllToAll(slices), &expected);
 }
 

@@ -21,7 +21,7 @@ use warpweft_plan::op::{Division, Reduction};
 fn slices() -> Slices {
     Slices {
         source: Region { offset: 0, bytes: 4 * 256 },
-        landed: Region { offset: 1024, bytes: 3 * 256 },
+        received: Region { offset: 1024, bytes: 3 * 256 },
         with_own: false,
         bytes: 256,
     }
@@ -85,7 +85,7 @@ fn parts_of_one_length_are_one_copy_to_each_neighbour() {
     let view = View { rank: RankId::new(2), homes: &homes, hosts: hosts(1, 4), receive_buffer: 0 };
     let part = |number: usize| Slices {
         source: Region { offset: 8192 + 2048 * number, bytes: 4 * 256 },
-        landed: Region { offset: 1024 * number, bytes: 3 * 256 },
+        received: Region { offset: 1024 * number, bytes: 3 * 256 },
         with_own: false,
         bytes: 256,
     };
@@ -221,9 +221,9 @@ fn a_sum_in_slices_lands_in_its_target_and_brings_two_slices_of_each_peer() {
     let of = |copies: &[CopyOperand]| -> Vec<usize> { copies.iter().map(|copy| copy.bytes).collect() };
     assert_eq!((of(slices), of(sums)), ([[256; 3], [16; 3]].concat(), [256, 16].repeat(3)));
     // The value's own slice, and that of the string of 8 bytes and a pad.
-    let landed = |giver: usize| home(2).arena.plus(4096 + 256 * giver);
-    assert_eq!(operands[0].sources, [landed(0), landed(1), home(2).arena.plus(256 * 2), landed(3)]);
-    assert_eq!(operands[0].to, landed(2), "no rank's slice lands there");
+    let received = |giver: usize| home(2).arena.plus(4096 + 256 * giver);
+    assert_eq!(operands[0].sources, [received(0), received(1), home(2).arena.plus(256 * 2), received(3)]);
+    assert_eq!(operands[0].to, received(2), "no rank's slice lands there");
     let (given, string) = (home(2).receive_buffer.plus(512), home(2).receive_buffer.plus(512 + 256));
     assert_eq!(operands[1].sources, [string, string.plus(16), given.plus(32), string.plus(48)]);
     assert_eq!(operands[1].to, string.plus(32));

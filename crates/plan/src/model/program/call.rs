@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::cost::CostHint;
-use crate::model::{BufferAccess, Exchange};
+use crate::model::{BufferAccess, Collective};
 use warpweft_base::id::{MicroBatchId, WeightId};
 use warpweft_format::{ElementType, Orientation};
 
@@ -102,9 +102,9 @@ pub struct Call {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub dynamic: bool,
     /// What ranks give each other in the call's place: no closure runs then, and the call accesses the two buffers of
-    /// the exchange and nothing else.
+    /// the collective and nothing else.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub exchange: Option<Exchange>,
+    pub collective: Option<Collective>,
 }
 
 impl Call {

@@ -10,7 +10,7 @@ use super::builder::ProgramBuilder;
 use super::call::{Call, Form, Gradient, Phase, Reuse, Use};
 use super::cost::CostHint;
 use crate::model::weight::{check_name, names};
-use crate::model::{Access, BufferAccess, BufferSpec, DeclareError, Exchange, Placement, WeightSpec};
+use crate::model::{Access, BufferAccess, BufferSpec, Collective, DeclareError, Placement, WeightSpec};
 use warpweft_base::id::{BufferId, CallId, MicroBatchId, WeightId};
 use warpweft_format::{ElementType, Orientation};
 
@@ -28,30 +28,35 @@ impl ProgramBuilder {
                 buffers: Vec::new(),
                 cost: Vec::new(),
                 dynamic: false,
-                exchange: None,
+                collective: None,
             },
             reuse_of_nothing: false,
         }
     }
 
-    /// Adds an [`Exchange`] after the calls added before. It counts as a call of that name, which no closure runs.
+    /// Adds an [`Collective`] after the calls added before. It counts as a call of that name, which no closure runs.
     ///
     /// How many elements `to` must have follows from `from` and from the number of ranks
-    /// ([`ExchangeKind::received`](crate::model::ExchangeKind::received)), which is known when a session starts; it
+    /// ([`CollectiveKind::received`](crate::model::CollectiveKind::received)), which is known when a session starts; it
     /// is checked then.
     ///
     /// In a step in which a closure failed on some rank, what that rank gives is whatever its buffer held, so closures
-    /// after an exchange must bear any bits: check indices that came by one. The step
+    /// after a collective must bear any bits: check indices that came by one. The step
     /// is skipped on all ranks; a [carried](crate::model::Lifetime::Carried) buffer is not rolled back, so what is
-    /// made of an exchange should reach it in the step that follows.
+    /// made of a collective should reach it in the step that follows.
     ///
     /// # Errors
     /// A repeated, empty or unprintable name, a buffer that the program does not have, a buffer of another
-    /// program, one buffer on both sides ([`DeclareError::ExchangeInPlace`]), buffers of two element types or, to be
-    /// summed or compared, not of f32 ([`DeclareError::ExchangeElement`]). The program is unchanged then.
-    pub fn exchange(&mut self, name: &str, phase: Phase, exchange: Exchange) -> Result<CallId, DeclareError> {
-        let mut builder = self.call(name, phase).reads(exchange.from).writes(exchange.to);
-        builder.call.exchange = Some(exchange);
+    /// program, one buffer on both sides ([`DeclareError::CollectiveInPlace`]), buffers of two element types or, to be
+    /// summed or compared, not of f32 ([`DeclareError::CollectiveElement`]). The program is unchanged then.
+    pub fn collective(
+        &mut self,
+        name: &str,
+        phase: Phase,
+        collective: Collective,
+    ) -> Result<CallId, DeclareError> {
+        let mut builder = self.call(name, phase).reads(collective.from).writes(collective.to);
+        builder.call.collective = Some(collective);
         builder.add()
     }
 }
@@ -202,14 +207,14 @@ impl CallBuilder<'_> {
             }
             if !seen.insert(access.buffer) {
                 let name = spec.name.clone();
-                return Err(match call.exchange {
-                    Some(_) => DeclareError::ExchangeInPlace { call: call.name, buffer: name },
+                return Err(match call.collective {
+                    Some(_) => DeclareError::CollectiveInPlace { call: call.name, buffer: name },
                     None => DeclareError::RepeatedAccess { call: call.name, kind: "buffer", name },
                 });
             }
         }
-        if let Some(exchange) = &call.exchange {
-            check_exchange(&call.name, exchange, &program.buffers)?;
+        if let Some(collective) = &call.collective {
+            check_collective(&call.name, collective, &program.buffers)?;
         }
         program.call_names.push(&call.name);
         program.calls.push(call);
@@ -218,13 +223,13 @@ impl CallBuilder<'_> {
 }
 
 /// After the checks of the accesses: both buffers exist.
-fn check_exchange(call: &str, exchange: &Exchange, buffers: &[BufferSpec]) -> Result<(), DeclareError> {
-    let Exchange { kind, from, to, .. } = *exchange;
+fn check_collective(call: &str, collective: &Collective, buffers: &[BufferSpec]) -> Result<(), DeclareError> {
+    let Collective { kind, from, to, .. } = *collective;
     let (from, to) = (&buffers[from.index()], &buffers[to.index()]);
     if from.element == to.element && (from.element == ElementType::F32 || !kind.combines()) {
         return Ok(());
     }
-    Err(DeclareError::ExchangeElement {
+    Err(DeclareError::CollectiveElement {
         call: call.to_owned(),
         kind,
         from: from.name.clone(),

@@ -2,9 +2,9 @@
 //!
 //! Law: a call sees a buffer at one address for its whole micro-batch; the user sees only staging.
 //! An input is copied right before the first call of a micro-batch that touches it, an output right after the last
-//! that does, so that neither occupies transient memory longer than needed; but what an exchange leaves in an output is
-//! copied at the end, so that no call waits for it. Each micro-batch has slots of its own, so what one has done with is
-//! free for the next; a carried buffer has one for all, so what the next micro-batch overwrites is copied before.
+//! that does, so that neither occupies transient memory longer than needed; but what a collective leaves in an output
+//! is copied at the end, so that no call waits for it. Each micro-batch has slots of its own, so what one has done with
+//! is free for the next; a carried buffer has one for all, so what the next micro-batch overwrites is copied before.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use crate::layout::Content;
@@ -65,10 +65,10 @@ fn in_micro_batch(
 }
 
 /// The stage in which an output goes out that stage `last` touches last in its micro-batch. Copies are on the compute
-/// lane, and would hold up the calls after an exchange.
+/// lane, and would hold up the calls after a collective.
 fn copied_after(draft: &Draft<'_>, output: BufferId, last: usize, is_last: bool) -> usize {
-    let exchange = draft.calls.get(last).and_then(|call| call.exchange);
-    let is_exchanged = exchange.is_some_and(|exchange| exchange.to == output);
+    let collective = draft.calls.get(last).and_then(|call| call.collective);
+    let is_exchanged = collective.is_some_and(|collective| collective.to == output);
     let is_overwritten = !is_last && draft.buffers[output.index()].lifetime == Lifetime::Carried;
     if is_exchanged && !is_overwritten { draft.tail() } else { last }
 }

@@ -1,4 +1,4 @@
-//! One task per call: a closure's, with everything the call touches, or an exchange's.
+//! One task per call: a closure's, with everything the call touches, or a collective's.
 //!
 //! Law: every gradient a call writes has a slot of its own, in the element type the call declares; padding
 //! rows of that slot are zeroed right after the call. The fault word is cleared before the first call of the
@@ -7,8 +7,8 @@
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::peers;
 use crate::layout::Content;
-use crate::model::{Access, Call, Exchange, Form, Gradient};
-use crate::op::{self, ClearFault, Compute, ExchangeBuffer, Op, Operand, OperandRole, ZeroPadding};
+use crate::model::{Access, Call, Collective, Form, Gradient};
+use crate::op::{self, ClearFault, CollectiveCall, Compute, Op, Operand, OperandRole, ZeroPadding};
 use warpweft_base::id::{BufferId, CallId, SlotId};
 
 pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
@@ -19,9 +19,9 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
         DraftTask::local(Op::ClearFault(ClearFault { fault }), "step", Carrier::Compute),
     );
     for (stage, id, call) in draft.stages_of_calls() {
-        if let Some(exchange) = call.exchange {
+        if let Some(collective) = call.collective {
             let slots = &buffers[call.micro_batch.index()];
-            draft.add(stage, Section::Compute, exchanged(draft, exchange, (id, call), slots));
+            draft.add(stage, Section::Compute, exchanged(draft, collective, (id, call), slots));
             continue;
         }
         let mut operands = Vec::new();
@@ -74,19 +74,19 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
     }
 }
 
-/// Calls wait for an exchange and gathers ahead do not, so it goes where those are not in its way.
+/// Calls wait for a collective and gathers ahead do not, so it goes where those are not in its way.
 fn exchanged(
     draft: &Draft<'_>,
-    exchange: Exchange,
+    collective: Collective,
     (id, call): (CallId, &Call),
     slots: &[Option<SlotId>],
 ) -> DraftTask {
-    let Exchange { kind, group, from, to } = exchange;
+    let Collective { kind, group, from, to } = collective;
     // Touched by this very call, so each has one.
     let slot = |buffer: BufferId| slots[buffer.index()].unwrap_or(SlotId::at(usize::MAX));
     let given = draft.buffers[from.index()].bytes();
-    let bytes = op::exchange_given_to_each(kind, given, draft.weights.mesh.size(group))
+    let bytes = op::collective_given_to_each(kind, given, draft.weights.mesh.size(group))
         .saturating_mul(peers(draft.weights.mesh, group));
-    let op = Op::ExchangeBuffer(ExchangeBuffer { call: id, kind, group, from: slot(from), to: slot(to) });
+    let op = Op::CollectiveCall(CollectiveCall { call: id, kind, group, from: slot(from), to: slot(to) });
     DraftTask::collective(op, call.label(), Carrier::Reduce, bytes)
 }

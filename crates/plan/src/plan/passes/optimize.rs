@@ -65,7 +65,7 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
                 Some(first) => of_group(draft.name(*first), weights.len()),
                 None => bucket.to_string(),
             };
-            let (op, carrier) = if draft.weights.state.own_states.is_some() {
+            let (op, carrier) = if draft.weights.state.custom_states.is_some() {
                 let states = weights.into_iter().map(|weight| own(draft, weight)).collect();
                 (
                     Op::Update(Update { bucket, states, vote, hyperparameters, transformed: None }),

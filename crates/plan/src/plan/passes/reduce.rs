@@ -248,11 +248,11 @@ impl Collected {
             let named = format!("{name} reduced gradient of {label}");
             draft.transient(named, Content::ReducedGradient(weight, call))
         });
-        let landed = (!collective && mesh.shards() > 1).then(|| {
+        let received = (!collective && mesh.shards() > 1).then(|| {
             let named = format!("{name} gradient of {label} from others");
-            draft.transient(named, Content::LandedGradient(weight, call, self.element))
+            draft.transient(named, Content::ReceivedGradient(weight, call, self.element))
         });
-        let travels_to = if collective { reduced } else { landed };
+        let travels_to = if collective { reduced } else { received };
         self.parts.extend(travels_to.map(|to| ReducePart { weight, from, to }));
         if !collective {
             let (into, target) = match (reduced, first) {
@@ -260,7 +260,7 @@ impl Collected {
                 (None, true) => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
                 (None, false) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
             };
-            self.sums.push(SumPart { weight, own: from, landed, into, target });
+            self.sums.push(SumPart { weight, own: from, received, into, target });
         }
         let Some(reduced) = reduced else { return };
         let mut from = reduced;

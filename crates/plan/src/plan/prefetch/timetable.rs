@@ -50,10 +50,10 @@ impl Timetable {
     pub(in super::super) fn by_hand(
         demands: &[Demand<'_>],
         mut issues: Vec<usize>,
-        reduce_behind: usize,
+        reduce_delay: usize,
     ) -> Self {
         together(demands, &mut issues, Pick::Latest);
-        Self { reductions: Reductions::standing(reduce_behind), ..Self::as_issued(issues) }
+        Self { reductions: Reductions::standing(reduce_delay), ..Self::as_issued(issues) }
     }
 
     /// Gathers issued at these stages, nothing kept, reductions two calls later.
@@ -67,7 +67,7 @@ impl Timetable {
     /// [`PlanError::Prefetch`]; [`PlanError::Policy`] for one that needs them.
     pub(in super::super) fn of(
         prefetch: GatherStart,
-        reduce_behind: usize,
+        reduce_delay: usize,
         demands: &[Demand<'_>],
     ) -> Result<Self, PlanError> {
         let issues = match prefetch {
@@ -81,6 +81,6 @@ impl Timetable {
                 });
             }
         };
-        Ok(Self { reductions: Reductions::standing(reduce_behind), ..Self::as_issued(issues) })
+        Ok(Self { reductions: Reductions::standing(reduce_delay), ..Self::as_issued(issues) })
     }
 }

@@ -142,7 +142,7 @@ impl Ids<'_> {
         {
             self.weight(weight, &place)?;
         }
-        let exchanged = call.exchange.iter().flat_map(|exchange| [exchange.from, exchange.to]);
+        let exchanged = call.collective.iter().flat_map(|exchange| [exchange.from, exchange.to]);
         for buffer in call.buffers.iter().map(|access| access.buffer).chain(exchanged) {
             self.buffer(buffer, &place)?;
         }
@@ -163,7 +163,7 @@ impl Ids<'_> {
             | Content::Dense(weight, _, _) => self.weight(weight, &place),
             Content::Gradient(weight, call)
             | Content::WireGradient(weight, call)
-            | Content::LandedGradient(weight, call, _)
+            | Content::ReceivedGradient(weight, call, _)
             | Content::ReducedGradient(weight, call)
             | Content::SummedGradient(weight, call) => {
                 self.weight(weight, &place)?;

@@ -301,7 +301,7 @@ mod as_text {
 mod lists {
     use serde::de::{Deserialize, Deserializer, Error};
     use serde::ser::Serializer;
-    use warpweft_plan::policy::OWN_STATES;
+    use warpweft_plan::policy::CUSTOM_STATES;
 
     #[derive(serde::Deserialize)]
     #[serde(untagged)]
@@ -321,9 +321,9 @@ mod lists {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
         match Lists::deserialize(deserializer)? {
             Lists::Moments(moments) => Ok(if moments { 2 } else { 0 }),
-            Lists::Number(number) if OWN_STATES.contains(&number) => Ok(number),
+            Lists::Number(number) if CUSTOM_STATES.contains(&number) => Ok(number),
             Lists::Number(number) => {
-                Err(D::Error::custom(format!("{number} lists of state, of at most {}", OWN_STATES.end())))
+                Err(D::Error::custom(format!("{number} lists of state, of at most {}", CUSTOM_STATES.end())))
             }
         }
     }

@@ -133,8 +133,8 @@ impl CallList {
                 accesses.push((buffer, access));
             }
         }
-        if let Some(exchange) = self.exchange(item, call, &accesses)? {
-            let added = program.exchange(&numbered(&call.name, number), call.phase.into(), exchange);
+        if let Some(collective) = self.collective(item, call, &accesses)? {
+            let added = program.collective(&numbered(&call.name, number), call.phase.into(), collective);
             return added.map(drop).map_err(self.at(format!("call.{item}")));
         }
         let usual = call.part.math.unwrap_or(self.file.math);

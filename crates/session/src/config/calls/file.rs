@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::config::{Rule, Rules, Takes};
 use warpweft_format::{ElementType, Format, Orientation};
-use warpweft_plan::model::{ExchangeKind, Form, Group, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
+use warpweft_plan::model::{CollectiveKind, Form, Group, Lifetime, Math, Phase, ProgramBuilder, Reuse, Role};
 
 /// Largest number of rows, columns or elements.
 const LARGEST: u64 = 1 << 48;
@@ -77,7 +77,7 @@ pub(super) struct CallItem {
     pub(super) parts: Vec<PartItem>,
     #[serde(default)]
     pub(super) dynamic: bool,
-    pub(super) exchange: Option<Given>,
+    pub(super) collective: Option<Given>,
     pub(super) among: Option<Ranks>,
 }
 
@@ -143,11 +143,11 @@ words! {
     Side: Orientation {
         Rowwise = Self::Rowwise, Columnwise = Self::Columnwise,
     }
-    /// Kind of an exchange.
-    Given: ExchangeKind {
+    /// Kind of a collective.
+    Given: CollectiveKind {
         AllGather = Self::AllGather, AllToAll = Self::AllToAll, Sum = Self::Sum, Max = Self::Max,
     }
-    /// The ranks among which an exchange is.
+    /// The ranks among which a collective is.
     Ranks: Group {
         World = Self::World, Shard = Self::Shard, Replicate = Self::Replicate,
     }
@@ -220,7 +220,7 @@ impl Rules for File {
         optional("call.#.parts.#.math", MATH),
         optional("call.#.math", MATH),
         optional("call.#.dynamic", Takes::Switch),
-        optional("call.#.exchange", Takes::OneOf(&["all_gather", "all_to_all", "sum", "max"])),
+        optional("call.#.collective", Takes::OneOf(&["all_gather", "all_to_all", "sum", "max"])),
         optional("call.#.among", Takes::OneOf(&["world", "shard", "replicate"])),
     ];
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use warpweft_format::{ElementType, Orientation};
-use warpweft_plan::model::{CostHint, Exchange, ExchangeKind, Group, Math};
+use warpweft_plan::model::{Collective, CollectiveKind, CostHint, Group, Math};
 
 const EXAMPLE: &str = include_str!("../../../../../examples/simulate/calls.toml");
 
@@ -62,34 +62,38 @@ fn a_call_of_a_list_is_dynamic_if_it_says_so() {
 
 /// Between the calls of [`VALID`], whose second one reads what ranks give each other.
 const EXCHANGING: &str = "[[buffer]]\nname = 'all'\nelements = 6\nrole = 'output'\n\
-    [[call]]\nname = 'share'\nphase = 'forward'\nexchange = 'all_gather'\namong = 'shard'\nreads = ['x']\nwrites = ['all']\n";
+    [[call]]\nname = 'share'\nphase = 'forward'\ncollective = 'all_gather'\namong = 'shard'\nreads = ['x']\nwrites = ['all']\n";
 
 #[test]
-fn a_call_of_a_list_may_be_an_exchange() {
+fn a_call_of_a_list_may_be_a_collective() {
     let list = CallList::from_toml(&format!("{VALID}{EXCHANGING}"), "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
     let last = program.calls().last().unwrap();
     let buffer = |name: &str| program.buffer(name).unwrap();
-    let expected = Exchange::new(ExchangeKind::AllGather, buffer("x"), buffer("all")).among(Group::Shard);
-    assert_eq!((last.name.as_str(), last.exchange), ("share", Some(expected)));
-    assert!(program.calls()[..4].iter().all(|call| call.exchange.is_none()));
+    let expected = Collective::new(CollectiveKind::AllGather, buffer("x"), buffer("all")).among(Group::Shard);
+    assert_eq!((last.name.as_str(), last.collective), ("share", Some(expected)));
+    assert!(program.calls()[..4].iter().all(|call| call.collective.is_none()));
     let world = EXCHANGING.replace("among = 'shard'\n", "");
     let list = CallList::from_toml(&format!("{VALID}{world}"), "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
-    assert_eq!(program.calls().last().unwrap().exchange.unwrap().group, Group::World);
+    assert_eq!(program.calls().last().unwrap().collective.unwrap().group, Group::World);
     for (from, to, complaint) in [
-        ("'all_gather'", "'gather'", "`call.2.exchange` is \"gather\"; set it to one of"),
+        ("'all_gather'", "'gather'", "`call.2.collective` is \"gather\"; set it to one of"),
         (
             "reads = ['x']\n",
             "",
-            "`call.2.exchange` is given for a call that does not read one buffer and write one",
+            "`call.2.collective` is given for a call that does not read one buffer and write one",
         ),
-        ("writes = ['all']", "updates = ['all']", "`call.2.updates` is given for an exchange"),
-        ("writes = ['all']", "writes = ['x']", "`call.2`: exchange `share` reads and overwrites buffer `x`"),
-        ("reads = ['x']", "reads = ['x']\nflops = 3", "m.toml:36: `call.2.flops` is given for an exchange"),
-        ("reads = ['x']", "reads = ['x']\ndynamic = true", "`call.2.dynamic` is given for an exchange"),
+        ("writes = ['all']", "updates = ['all']", "`call.2.updates` is given for a collective"),
+        (
+            "writes = ['all']",
+            "writes = ['x']",
+            "`call.2`: collective `share` reads and overwrites buffer `x`",
+        ),
+        ("reads = ['x']", "reads = ['x']\nflops = 3", "m.toml:36: `call.2.flops` is given for a collective"),
+        ("reads = ['x']", "reads = ['x']\ndynamic = true", "`call.2.dynamic` is given for a collective"),
         ("elements = 6", "elements = 6\nelement = 'u8'", "buffer `x` of f32 to `all` of u8"),
-        ("exchange = 'all_gather'\n", "", "`call.2.among` is given for a call that is no exchange"),
+        ("collective = 'all_gather'\n", "", "`call.2.among` is given for a call that is no collective"),
     ] {
         let text = EXCHANGING.replacen(from, to, 1);
         assert_ne!(text, EXCHANGING, "{from}");
@@ -175,8 +179,8 @@ fn the_example_of_exchanges_gathers_features_and_gives_their_gradients_back() {
         CallList::from_toml(include_str!("../../../../../examples/simulate/two-towers.toml"), "t.toml")
             .unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();
-    let kinds: Vec<_> = program.calls().iter().filter_map(|call| Some(call.exchange?.kind)).collect();
-    let (gather, back) = (ExchangeKind::AllGather, ExchangeKind::AllToAll);
+    let kinds: Vec<_> = program.calls().iter().filter_map(|call| Some(call.collective?.kind)).collect();
+    let (gather, back) = (CollectiveKind::AllGather, CollectiveKind::AllToAll);
     assert_eq!(kinds, [gather, gather, back, back]);
 }
 

@@ -61,10 +61,10 @@ pub(super) const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
-        path: "reduce_behind",
+        path: "reduce_delay",
         expected: "a whole number of calls from 1 to 16",
-        value: |c| toml(c.reduce_behind),
-        valid: |c| Config::REDUCE_BEHIND.contains(&c.reduce_behind),
+        value: |c| toml(c.reduce_delay),
+        valid: |c| Config::REDUCE_DELAY.contains(&c.reduce_delay),
     },
     Row {
         path: "reduce_dtype",

@@ -20,7 +20,7 @@ impl From<&Config> for Policy {
             backward: config.backward,
             across_micro_batches: config.across_micro_batches,
             reduce_every: config.reduce_every,
-            reduce_behind: config.reduce_behind,
+            reduce_delay: config.reduce_delay,
             derive_ahead: config.derive_ahead,
             reduce_dtype: config.reduce_dtype,
             reduce: config.reduce,
@@ -55,7 +55,7 @@ impl From<&Config> for StateLayout {
         Self {
             moments: config.optimizer.moments,
             masters: config.optimizer.masters,
-            own_states: config.optimizer.custom_states,
+            custom_states: config.optimizer.custom_states,
             delayed: (quantize.scaling == Scaling::Delayed).then_some(delayed),
         }
     }

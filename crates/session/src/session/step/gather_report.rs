@@ -16,7 +16,7 @@ use warpweft_plan::model::Call;
 
 /// The closures that failed in a step, on all ranks.
 struct Faults<'r> {
-    /// The first in program order: what a failed closure did not write may have reached other ranks by an exchange.
+    /// The first in program order: what a failed closure did not write may have reached other ranks by a collective.
     first: (RankId, &'r ClosureFault),
     /// The first that panicked.
     panicked: Option<(RankId, &'r ClosureFault)>,

@@ -31,8 +31,8 @@ impl Run<'_> {
         let plan = self.plan;
         let running = Running { task, id, call: &plan.calls[id.index()] };
         self.check_turn(task, id)?;
-        if running.call.exchange.is_some() {
-            let problem = format!("runs a closure for `{}`, which is an exchange", running.call.label());
+        if running.call.collective.is_some() {
+            let problem = format!("runs a closure for `{}`, which is a collective", running.call.label());
             return self.wrong_program(plan.describe(task), problem, "let ranks give each other its buffer");
         }
         if *self.slots.held(fault) != (Held::FaultWord { calls: self.closures }) {
@@ -75,7 +75,7 @@ impl Run<'_> {
 
     /// How many closures the step runs.
     pub(super) fn all_closures(&self) -> usize {
-        self.plan.calls.iter().filter(|call| call.exchange.is_none()).count()
+        self.plan.calls.iter().filter(|call| call.collective.is_none()).count()
     }
 
     /// Copies between a buffer and its staging.

@@ -1,7 +1,7 @@
 //! PL-4: the way of a gradient from the call that wrote it to its main grad.
 //!
 //! Law: a sharded weight's gradient is reduced, by itself or added to others of the weight, by one collective
-//! or in two tasks (`landed`), then summed over the replicas where there are several, then accumulated; a
+//! or in two tasks (`received`), then summed over the replicas where there are several, then accumulated; a
 //! replicated weight's is accumulated, then all-reduced over all ranks. So a contribution passes each sum
 //! over ranks exactly once. The first contribution of a step begins the sum and no later one does; none is
 //! added twice, on the rank or after the reduction; and they are added in program order, because sums of
@@ -261,7 +261,7 @@ impl Run<'_> {
         let placement = match self.plan.arena.slot(slot).content {
             Content::Gradient(weight, _)
             | Content::WireGradient(weight, _)
-            | Content::LandedGradient(weight, ..)
+            | Content::ReceivedGradient(weight, ..)
             | Content::ReducedGradient(weight, _)
             | Content::SummedGradient(weight, _)
             | Content::LocalGrad(weight)
@@ -300,7 +300,7 @@ impl Run<'_> {
                 Held::Gradient { .. }
                 | Held::WireGradient(..)
                 | Held::Unpadded(..)
-                | Held::LandedGradient(..),
+                | Held::ReceivedGradient(..),
             ) => (
                 "gradient rows that were reduced inside of each replica",
                 "exchange and sum the gradient, or reduce-scatter it, before it is summed over the replicas",
@@ -459,7 +459,7 @@ impl Run<'_> {
             let holds = self.slots.describe(slot);
             return format!("it was reduced into slot `{}`, which holds {holds}", self.slot_name(slot));
         }
-        if let Some(whereabouts) = self.landed(weight, call) {
+        if let Some(whereabouts) = self.received(weight, call) {
             return whereabouts;
         }
         let rounded = |held: &Held| {

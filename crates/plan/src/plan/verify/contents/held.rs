@@ -72,7 +72,7 @@ pub(super) enum Held {
     WireGradient(WeightId, BTreeSet<CallId>),
     /// The other ranks' slices for this rank of what these calls made, in the element type that travelled,
     /// its padding rows zero.
-    LandedGradient(WeightId, BTreeSet<CallId>, ElementType),
+    ReceivedGradient(WeightId, BTreeSet<CallId>, ElementType),
     /// What a call wrote in bf16, its padding rows not zero yet.
     Unpadded(WeightId, CallId),
     /// This rank's rows of that, summed over the ranks of its replica.
@@ -137,8 +137,8 @@ impl Held {
             Self::WireGradient(weight, calls) => {
                 matches!(content, Content::WireGradient(other, call) if other == *weight && calls.contains(&call))
             }
-            Self::LandedGradient(weight, calls, element) => {
-                matches!(content, Content::LandedGradient(other, call, of) if (other, of) == (*weight, *element) && calls.contains(&call))
+            Self::ReceivedGradient(weight, calls, element) => {
+                matches!(content, Content::ReceivedGradient(other, call, of) if (other, of) == (*weight, *element) && calls.contains(&call))
             }
             Self::Unpadded(weight, call) => content == Content::WireGradient(*weight, *call),
             Self::ReducedGradient(weight, calls) => {
@@ -250,7 +250,7 @@ impl Held {
                 let (name, call) = (name(weight), call(of));
                 format!("the gradient of {name} from {call}, written in bf16, its padding rows not zeroed")
             }
-            Self::LandedGradient(weight, of, element) => {
+            Self::ReceivedGradient(weight, of, element) => {
                 let element = in_words(*element);
                 format!(
                     "the other ranks' slices in {element} of the gradient of {} from {}",

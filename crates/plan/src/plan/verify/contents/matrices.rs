@@ -154,7 +154,7 @@ impl Run<'_> {
     /// What holds of every round.
     fn is_round(&self, task: TaskId, weights: &[WeightId]) -> Verdict<()> {
         let layout = |weight: &WeightId| self.plan.weights.layout(*weight);
-        if self.plan.weights.state.own_states.is_none() {
+        if self.plan.weights.state.custom_states.is_none() {
             return self.no_round(task, "makes matrices whole for Adam, which updates rows");
         }
         if !weights.iter().all(|weight| layout(weight).parameters.whole_matrix) {

@@ -15,22 +15,22 @@
 //!   buffers hold what program order says; fault word, records and vote are this step's.
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
-//! weights, `calls` the closures and their buffers, `exchanges` what ranks give each other of these, `gradients`
-//! and `optimizer` what follows them, `matrices` what a whole-matrix optimizer needs for it, `landed` gradients that
+//! weights, `calls` the closures and their buffers, `collective_calls` what ranks give each other of these, `gradients`
+//! and `optimizer` what follows them, `matrices` what a whole-matrix optimizer needs for it, `received` gradients that
 //! ranks sum by themselves, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
 
 mod calls;
+mod collective_calls;
 mod delayed;
 mod entry;
-mod exchanges;
 mod exit;
 mod gradients;
 mod held;
-mod landed;
 mod matrices;
 mod optimizer;
 mod planes;
 mod quantize;
+mod received;
 mod slots;
 
 use std::collections::HashMap;
@@ -70,7 +70,7 @@ struct Run<'p> {
     slots: Slots<'p>,
     /// Calls executed so far; they run in program order, so this is also the next one.
     calls: usize,
-    /// Those of them that closures ran: all but exchanges.
+    /// Those of them that closures ran: all but collectives.
     closures: usize,
     /// For every weight, the calls that write a gradient of it.
     contributors: Vec<Vec<CallId>>,
@@ -112,8 +112,8 @@ impl<'p> Run<'p> {
             Op::ClearFault(op) => self.fill(task, op.fault, Held::FaultWord { calls: 0 }),
             Op::ZeroPadding(op) => self.zero_padding(task, op.weight, op.gradient),
             Op::Compute(op) => self.compute(task, op.call, op.fault, &op.operands),
-            Op::ExchangeBuffer(op) => {
-                self.exchange_buffer(task, op.call, (op.kind, op.group), op.from, op.to)
+            Op::CollectiveCall(op) => {
+                self.collective_call(task, op.call, (op.kind, op.group), op.from, op.to)
             }
             Op::PartialAmax(op) => {
                 let amaxes = (op.block_amax, op.tensor_amax);

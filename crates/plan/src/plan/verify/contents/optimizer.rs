@@ -101,7 +101,7 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
         self.is_update(task, bucket, &weights, vote, hyperparameters)?;
-        if self.plan.weights.state.own_states.is_some() {
+        if self.plan.weights.state.custom_states.is_some() {
             return self.other_rule(task, "lets Adam update weights that a custom optimizer updates");
         }
         if weights.iter().any(|weight| self.plan.weights.layout(*weight).parameters.whole_matrix) {
@@ -145,7 +145,7 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
         self.is_update(task, bucket, &weights, vote, hyperparameters)?;
-        if self.plan.weights.state.own_states.is_none() {
+        if self.plan.weights.state.custom_states.is_none() {
             return self.other_rule(task, "runs a custom optimizer on weights that Adam updates");
         }
         let found = self.round_of_update(task, &weights, transformed)?;

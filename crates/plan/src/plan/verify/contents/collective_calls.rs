@@ -1,21 +1,21 @@
 //! PL-10, collectives between calls.
 //!
-//! Law: an exchange takes its turn among the calls, once, as it is declared. It gives what program order says of its
+//! Law: a collective takes its turn among the calls, once, as it is declared. It gives what program order says of its
 //! buffer; what it leaves is the value of the other one until a later call writes that. Buffers have the sizes and
 //! element types that its kind and its number of ranks request, so every rank gets what all others give and nothing
 //! else.
 
 use super::{BufferValue, Held, Run, Verdict};
-use crate::model::{Exchange, ExchangeKind, Group};
+use crate::model::{Collective, CollectiveKind, Group};
 use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::ElementType;
 
 impl Run<'_> {
-    pub(super) fn exchange_buffer(
+    pub(super) fn collective_call(
         &mut self,
         task: TaskId,
         id: CallId,
-        (kind, group): (ExchangeKind, Group),
+        (kind, group): (CollectiveKind, Group),
         from: SlotId,
         to: SlotId,
     ) -> Verdict<()> {
@@ -25,13 +25,13 @@ impl Run<'_> {
             run.wrong_program(
                 plan.describe(task),
                 problem,
-                "exchange what the call declares, as it declares it",
+                "run the collective that the call declares, as it declares it",
             )
         };
         self.check_turn(task, id)?;
-        let declared = match call.exchange {
+        let declared = match call.collective {
             Some(declared) if declared.kind == kind && mesh.alike(declared.group, group) => declared,
-            Some(Exchange { kind: other, group: among, .. }) => {
+            Some(Collective { kind: other, group: among, .. }) => {
                 let label = call.label();
                 return wrong(
                     self,
@@ -41,7 +41,7 @@ impl Run<'_> {
             None => {
                 return wrong(
                     self,
-                    format!("exchanges buffers for `{}`, which is a closure's", call.label()),
+                    format!("runs a collective for `{}`, which is a closure's", call.label()),
                 );
             }
         };

@@ -138,7 +138,7 @@ fn a_landed_slot_that_is_used_again_too_early_is_refused_even_when_ordered() {
 
 /// PL-3. The same without an order: nothing makes the second exchange wait for the sum.
 #[test]
-fn a_landed_slot_that_two_exchanges_share_is_refused() {
+fn a_landed_slot_that_two_collectives_share_is_refused() {
     let mut plan = nvfp4_training();
     let (first, second) = (exchange_of(&plan, "block.1", 0), exchange_of(&plan, "block.0", 0));
     let (kept, again) = (reduced(&mut plan, first).to, reduced(&mut plan, second).to);
@@ -166,7 +166,7 @@ fn a_gradient_summed_twice_is_refused() {
 
 /// PL-4
 #[test]
-fn an_exchange_that_is_never_summed_is_reported_with_the_call_and_where_its_slices_lie() {
+fn a_collective_that_is_never_summed_is_reported_with_the_call_and_where_its_slices_lie() {
     let mut plan = nvfp4_training();
     spread(&mut plan);
     let second = sum_of(&plan, "embedding", 1);
@@ -191,8 +191,8 @@ fn slices_of_another_weight_or_another_call_are_not_summed() {
     spread(&mut plan);
     // Another weight of the same shape.
     let (one, other) = (sum_of(&plan, "block.1", 0), sum_of(&plan, "block.0", 0));
-    let wrong = summed(&mut plan, one)[0].landed;
-    summed(&mut plan, other)[0].landed = wrong;
+    let wrong = summed(&mut plan, one)[0].received;
+    summed(&mut plan, other)[0].received = wrong;
     refused(&plan, &["PL-4", "slices in f32 of the gradient of `block.0`", "of the gradient of `block.1`"]);
     // Another call of the same weight: what landed, and what is the own of it.
     for own in [false, true] {
@@ -204,7 +204,7 @@ fn slices_of_another_weight_or_another_call_are_not_summed() {
         if own {
             part.own = wrong.own
         } else {
-            part.landed = wrong.landed
+            part.received = wrong.received
         }
         serialize(&mut plan);
         refused(&plan, &["PL-4", "from call `embed.backward`", "from call `head.backward`"]);
@@ -256,19 +256,19 @@ fn the_mean_over_one_replica_is_not_taken() {
 fn a_sum_without_what_the_others_give_is_refused() {
     let mut plan = nvfp4_training();
     let sum = sum_of(&plan, "block.0", 0);
-    summed(&mut plan, sum)[0].landed = None;
+    summed(&mut plan, sum)[0].received = None;
     serialize(&mut plan);
     refused(&plan, &["PL-4", "sums the gradient of `block.0` without what other ranks give"]);
 }
 
 /// PL-4. A replica of one rank has nobody to exchange with, and its plan says so.
 #[test]
-fn a_rank_that_is_alone_exchanges_nothing_and_sums_all_the_same() {
+fn a_rank_that_is_alone_collectives_nothing_and_sums_all_the_same() {
     for mesh in [Mesh::new(1).unwrap(), Mesh::hybrid(3, 3).unwrap()] {
         let mut plan = StepPlan::build(&accumulating_program(1), &policy(), mesh).unwrap();
         assert!(plan.tasks.iter().all(|task| !is_reduction(&task.op)));
         let sum = sum_of(&plan, "embedding", 0);
-        assert_eq!(summed(&mut plan, sum)[0].landed, None);
+        assert_eq!(summed(&mut plan, sum)[0].received, None);
         remove(&mut plan, sum);
         refused(&plan, &["PL-4"]);
     }
@@ -340,7 +340,8 @@ fn a_replicated_gradient_is_not_summed_in_slices() {
         unreachable!()
     };
     assert_eq!(plan.weights.layout(weight).placement, Placement::Replicated);
-    let part = warpweft_plan::op::SumPart { weight, own: from, landed: None, into, target: SumTarget::First };
+    let part =
+        warpweft_plan::op::SumPart { weight, own: from, received: None, into, target: SumTarget::First };
     plan.tasks[accumulation].op =
         Op::SumGradient(SumGradient { element: ElementType::F32, parts: vec![part] });
     refused(&plan, &["PL-4", "of which every rank has all rows"]);

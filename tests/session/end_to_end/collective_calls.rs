@@ -11,7 +11,7 @@ use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
-use warpweft_plan::model::{Call, Exchange, ExchangeKind, Form, Model, Phase, StepProgram};
+use warpweft_plan::model::{Call, Collective, CollectiveKind, Form, Model, Phase, StepProgram};
 use warpweft_plan::op::Op;
 use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Capture, Config};
@@ -26,7 +26,7 @@ const WIDTH: usize = 5;
 const FEATURES: usize = 6;
 const STEPS: u32 = 5;
 
-/// Captured in segments, it has a call that is issued anew in every step, between two exchanges.
+/// Captured in segments, it has a call that is issued anew in every step, between two collectives.
 fn program(ranks: u32, micro_batches: u32, capture: Capture) -> (StepProgram, WeightId) {
     let own_examples = EXAMPLES / ranks as usize;
     let mut model = Model::builder();
@@ -43,12 +43,14 @@ fn program(ranks: u32, micro_batches: u32, capture: Capture) -> (StepProgram, We
     let (forward, backward) = (Phase::Forward, Phase::Backward);
     let call = program.call("features", forward).uses(weight, Orientation::Rowwise, Form::Dense);
     call.reads(x).writes(own).add().unwrap();
-    program.exchange("gather", forward, Exchange::new(ExchangeKind::AllGather, own, all)).unwrap();
+    program.collective("gather", forward, Collective::new(CollectiveKind::AllGather, own, all)).unwrap();
     let call = program.call("pull", forward).reads(all).writes(pulls).writes(share);
     let call = if capture == Capture::Segments { call.dynamic() } else { call };
     call.add().unwrap();
-    program.exchange("sum", forward, Exchange::new(ExchangeKind::Sum, share, loss)).unwrap();
-    program.exchange("give back", backward, Exchange::new(ExchangeKind::AllToAll, pulls, back)).unwrap();
+    program.collective("sum", forward, Collective::new(CollectiveKind::Sum, share, loss)).unwrap();
+    program
+        .collective("give back", backward, Collective::new(CollectiveKind::AllToAll, pulls, back))
+        .unwrap();
     program.call("fit", backward).reads(x).reads(back).gradient(weight).add().unwrap();
     (program.build_training().unwrap(), weight)
 }
@@ -242,9 +244,9 @@ fn a_loss_over_the_examples_of_all_ranks_trains_the_same_weights_on_any_number_o
                 let none = Mischief::default();
                 let builder = builder(ranks, micro_batches, config(capture, replicas), &none);
                 let mut session = builder.start_cpu(ranks).await.unwrap();
-                let exchanges = session.plan("train").unwrap().tasks.iter();
-                let exchanges = exchanges.filter(|task| matches!(task.op, Op::ExchangeBuffer(_))).count();
-                assert_eq!(exchanges, 3 * micro_batches as usize);
+                let collectives = session.plan("train").unwrap().tasks.iter();
+                let collectives = collectives.filter(|task| matches!(task.op, Op::CollectiveCall(_))).count();
+                assert_eq!(collectives, 3 * micro_batches as usize);
                 let found = train(&mut session, ranks, 0..STEPS).await;
                 let left = bits(&session.export().await.unwrap());
                 session.close().await.unwrap();
@@ -261,9 +263,9 @@ fn a_loss_over_the_examples_of_all_ranks_trains_the_same_weights_on_any_number_o
     });
 }
 
-/// PL-4: a sum over several steps has the exchanges of each.
+/// PL-4: a sum over several steps has the collectives of each.
 #[test]
-fn steps_with_exchanges_that_are_added_up_are_one_of_as_many_micro_batches() {
+fn steps_with_collectives_that_are_added_up_are_one_of_as_many_micro_batches() {
     within_a_minute(async {
         for capture in [Capture::Off, Capture::Step] {
             let start = |micro_batches| {
@@ -290,10 +292,10 @@ fn steps_with_exchanges_that_are_added_up_are_one_of_as_many_micro_batches() {
     });
 }
 
-/// CO-2: the rank whose closure failed takes part in the exchanges after it, or its peers would wait past the
+/// CO-2: the rank whose closure failed takes part in the collectives after it, or its peers would wait past the
 /// minute.
 #[test]
-fn a_closure_that_fails_before_an_exchange_changes_no_weight_on_any_rank_and_the_next_step_is_right() {
+fn a_closure_that_fails_before_a_collective_changes_no_weight_on_any_rank_and_the_next_step_is_right() {
     within_a_minute(async {
         for (ranks, capture) in
             [(2, Capture::Off), (4, Capture::Off), (4, Capture::Step), (4, Capture::Segments)]
@@ -320,7 +322,7 @@ fn a_closure_that_fails_before_an_exchange_changes_no_weight_on_any_rank_and_the
     });
 }
 
-/// EX-2, of a value that came by an exchange.
+/// EX-2, of a value that came by a collective.
 #[test]
 fn a_feature_of_one_rank_that_is_no_number_skips_the_step_on_all_and_the_next_is_right() {
     within_a_minute(async {
@@ -349,7 +351,7 @@ fn a_feature_of_one_rank_that_is_no_number_skips_the_step_on_all_and_the_next_is
 }
 
 #[test]
-fn a_closure_that_panics_before_an_exchange_leaves_no_rank_waiting_in_it() {
+fn a_closure_that_panics_before_a_collective_leaves_no_rank_waiting_in_it() {
     within_a_minute(async {
         let mischief = Mischief::default();
         let mut session = builder(4, 1, config(Capture::Off, 1), &mischief).start_cpu(4).await.unwrap();
@@ -366,7 +368,7 @@ fn a_closure_that_panics_before_an_exchange_leaves_no_rank_waiting_in_it() {
 
 /// On no runtime, and step by step on threads of its own.
 #[test]
-fn a_session_with_exchanges_needs_no_executor_and_is_bound_to_no_thread() {
+fn a_session_with_collectives_needs_no_executor_and_is_bound_to_no_thread() {
     ended(|| {
         let start = || builder(4, 2, config(Capture::Step, 1), &Mischief::default()).start_cpu(4);
         let mut plain = block_on(start()).unwrap();

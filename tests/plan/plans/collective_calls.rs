@@ -1,23 +1,24 @@
-//! Exchanges of buffers in plans: where they stand, who waits for them, what they receive, and which sizes are refused.
+//! Collectives of buffers in plans: where they stand, who waits for them, what they receive, and which sizes are
+//! refused.
 
 use warpweft_base::id::{BufferId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::{Content, LaneKind, Residency};
 use warpweft_plan::model::{
-    BufferSpec, DeclareError, Exchange, ExchangeKind, Form, Group, Lifetime, Mesh, Model, Phase,
+    BufferSpec, Collective, CollectiveKind, DeclareError, Form, Group, Lifetime, Mesh, Model, Phase,
     ProgramBuilder, Role, StepProgram,
 };
-use warpweft_plan::op::{ExchangeBuffer, Op};
+use warpweft_plan::op::{CollectiveCall, Op};
 use warpweft_plan::plan::{PlanError, Policy, StepPlan, Task};
 
 use super::{policy, position};
 
-const KINDS: [ExchangeKind; 4] =
-    [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max];
+const KINDS: [CollectiveKind; 4] =
+    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
 
 /// Elements of the features of a rank.
 const OWN: usize = 24;
-/// Layers before the exchange, and as many after it.
+/// Layers before the collective, and as many after it.
 const LAYERS: usize = 4;
 
 /// Layers in a chain; between the two halves all ranks' features are gathered.
@@ -34,8 +35,8 @@ fn between_layers(mesh: Mesh, micro_batches: u32) -> StepProgram {
     let loss = program.output("loss", 1, ElementType::F32).unwrap();
     for (layer, weight) in weights.iter().enumerate() {
         if layer == LAYERS {
-            let gather = Exchange::new(ExchangeKind::AllGather, own, all);
-            program.exchange("gather features", Phase::Forward, gather).unwrap();
+            let gather = Collective::new(CollectiveKind::AllGather, own, all);
+            program.collective("gather features", Phase::Forward, gather).unwrap();
         }
         let call = program.call(&format!("f{layer}"), Phase::Forward).uses(
             *weight,
@@ -63,7 +64,7 @@ fn planned(depth: u32, communicators: u32) -> StepPlan {
 }
 
 fn is_exchange(op: &Op) -> bool {
-    matches!(op, Op::ExchangeBuffer(_))
+    matches!(op, Op::CollectiveCall(_))
 }
 
 /// Everything that must be over before a task begins: what stands before it on its lane, its fences, and theirs.
@@ -85,12 +86,12 @@ pub(crate) fn before(plan: &StepPlan, task: usize) -> Vec<bool> {
 
 /// CO-1. With two communicators, gathers have the other one.
 #[test]
-fn an_exchange_takes_its_turn_among_reductions_between_its_writer_and_its_reader() {
+fn a_collective_takes_its_turn_among_reductions_between_its_writer_and_its_reader() {
     for (depth, communicators) in [(0, 1), (2, 1), (0, 2), (1, 2), (3, 2)] {
         let plan = planned(depth, communicators);
-        let exchange = position(&plan, |op, _| is_exchange(op));
-        let task = &plan.tasks[exchange];
-        assert_eq!((task.subject.as_str(), task.op.name()), ("gather features", "exchange buffer"));
+        let collective = position(&plan, |op, _| is_exchange(op));
+        let task = &plan.tasks[collective];
+        assert_eq!((task.subject.as_str(), task.op.name()), ("gather features", "collective call"));
         let lane_of = |wanted: fn(&Op) -> bool| -> Vec<_> {
             let mut lanes: Vec<_> =
                 plan.tasks.iter().filter(|task| wanted(&task.op)).map(|task| task.lane).collect();
@@ -105,34 +106,34 @@ fn an_exchange_takes_its_turn_among_reductions_between_its_writer_and_its_reader
         let call =
             |name: &'static str| position(&plan, move |op, subject| op.call().is_some() && subject == name);
         let (writer, reader) = (call("f3"), call("f4"));
-        assert!(before(&plan, exchange)[writer] && before(&plan, reader)[exchange], "depth {depth}");
-        assert!(!before(&plan, exchange)[reader] && !before(&plan, writer)[exchange]);
+        assert!(before(&plan, collective)[writer] && before(&plan, reader)[collective], "depth {depth}");
+        assert!(!before(&plan, collective)[reader] && !before(&plan, writer)[collective]);
     }
 }
 
-/// Weights of calls after an exchange come while it waits for the slowest rank.
+/// Weights of calls after a collective come while it waits for the slowest rank.
 #[test]
-fn gathers_ahead_wait_for_the_call_before_an_exchange_and_not_for_the_exchange() {
+fn gathers_ahead_wait_for_the_call_before_a_collective_and_not_for_the_exchange() {
     for depth in 0..4 {
         let plan = planned(depth, 2);
-        let exchange = position(&plan, |op, _| is_exchange(op));
+        let collective = position(&plan, |op, _| is_exchange(op));
         let call = position(&plan, |op, subject| op.call().is_some() && subject == "f4");
         let last = LAYERS + depth as usize;
         for layer in LAYERS..=last.min(2 * LAYERS - 1) {
             let gather = position(&plan, |op, subject| op.is_gather() && subject == format!("w{layer}"));
-            assert!(!before(&plan, gather)[exchange], "depth {depth}, layer {layer}");
+            assert!(!before(&plan, gather)[collective], "depth {depth}, layer {layer}");
             let release = plan.task(plan.tasks[gather].release.unwrap());
             assert!(matches!(release.op, Op::Compute(_)), "{}", release.op.name());
             assert!(layer < last || release.subject == "f3", "depth {depth}: {}", release.subject);
         }
-        assert!(before(&plan, call)[exchange]);
+        assert!(before(&plan, call)[collective]);
         assert!(before(&plan, call)[position(&plan, |op, subject| op.is_gather() && subject == "w4")]);
     }
 }
 
 /// PL-3. Whether what comes of it stays in the program or leaves it, and where buffers are exchanged again and again.
 #[test]
-fn a_call_that_touches_neither_buffer_of_an_exchange_does_not_wait_for_it() {
+fn a_call_that_touches_neither_buffer_of_a_collective_does_not_wait_for_it() {
     for role in [Role::Internal, Role::Output] {
         let mut program = StepProgram::builder("evaluate", &Model::builder().build());
         let x = program.input("x", OWN, ElementType::F32).unwrap();
@@ -144,7 +145,7 @@ fn a_call_that_touches_neither_buffer_of_an_exchange_does_not_wait_for_it() {
             let call = |name: &str| format!("{name}{turn}");
             program.call(&call("gives"), Phase::Forward).reads(x).writes(given).add().unwrap();
             program
-                .exchange(&call("sum"), Phase::Forward, Exchange::new(ExchangeKind::Sum, given, got))
+                .collective(&call("sum"), Phase::Forward, Collective::new(CollectiveKind::Sum, given, got))
                 .unwrap();
             program.call(&call("apart"), Phase::Forward).reads(x).writes(own).add().unwrap();
             program.call(&call("apart too"), Phase::Forward).reads(own).writes(out).add().unwrap();
@@ -156,19 +157,19 @@ fn a_call_that_touches_neither_buffer_of_an_exchange_does_not_wait_for_it() {
         let plan = StepPlan::build(&program, &policy(1), mesh).unwrap();
         let named = |name: String| position(&plan, move |op, subject| op.call().is_some() && subject == name);
         for turn in 0..3 {
-            let exchange = named(format!("sum{turn}"));
+            let collective = named(format!("sum{turn}"));
             for apart in ["apart", "apart too"] {
                 let call = named(format!("{apart}{turn}"));
-                assert!(exchange < call && !before(&plan, call)[exchange], "{role:?}: {apart}{turn}");
+                assert!(collective < call && !before(&plan, call)[collective], "{role:?}: {apart}{turn}");
             }
         }
     }
 }
 
-/// PL-10. A carried buffer has one slot for all micro-batches, so what an exchange leaves there goes out before the
+/// PL-10. A carried buffer has one slot for all micro-batches, so what a collective leaves there goes out before the
 /// next.
 #[test]
-fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
+fn what_a_collective_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
     for (lifetime, micro_batches, copies_after) in
         [(Lifetime::Carried, 2, 1), (Lifetime::Step, 2, 2), (Lifetime::Carried, 1, 1)]
     {
@@ -176,8 +177,8 @@ fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
         let given = program.activation("given", OWN).unwrap();
         let got = program.buffer(spec("got", Role::Output, lifetime)).unwrap();
         program.call("gives", Phase::Forward).writes(given).add().unwrap();
-        let sum = Exchange::new(ExchangeKind::Sum, given, got);
-        program.exchange("sum", Phase::Forward, sum).unwrap();
+        let sum = Collective::new(CollectiveKind::Sum, given, got);
+        program.collective("sum", Phase::Forward, sum).unwrap();
         let apart = program.activation("apart", OWN).unwrap();
         program.call("apart", Phase::Forward).reads(given).writes(apart).add().unwrap();
         program.micro_batches(micro_batches).unwrap();
@@ -191,28 +192,28 @@ fn what_an_exchange_leaves_in_a_carried_output_goes_out_in_each_micro_batch() {
     }
 }
 
-/// An exchange of 24 elements in and as many as `kind` gives `ranks` out, from an input to an output.
-fn alone(kind: ExchangeKind, group: Group, element: ElementType, got: usize) -> StepProgram {
+/// A collective of 24 elements in and as many as `kind` gives `ranks` out, from an input to an output.
+fn alone(kind: CollectiveKind, group: Group, element: ElementType, got: usize) -> StepProgram {
     let mut program = StepProgram::builder("evaluate", &Model::builder().build());
     let from = program.input("features", OWN, element).unwrap();
     let to = program.output("all features", got, element).unwrap();
-    program.exchange("gather", Phase::Forward, Exchange::new(kind, from, to).among(group)).unwrap();
+    program.collective("gather", Phase::Forward, Collective::new(kind, from, to).among(group)).unwrap();
     program.build_evaluation().unwrap()
 }
 
 /// PL-6, of shards and replicas of unlike numbers.
 #[test]
-fn an_exchange_receives_from_each_rank_of_its_group_what_its_kind_gives_to_each() {
+fn a_collective_receives_from_each_rank_of_its_group_what_its_kind_gives_to_each() {
     let mesh = Mesh::hybrid(6, 3).unwrap();
     for (group, ranks) in [(Group::World, 6), (Group::Shard, 2), (Group::Replicate, 3)] {
         for kind in KINDS {
             let moved = [ElementType::U8, ElementType::Bf16, ElementType::F32];
             let elements = if kind.combines() { &moved[2..] } else { &moved[..] };
             for element in elements {
-                let got = if kind == ExchangeKind::AllGather { OWN * ranks } else { OWN };
+                let got = if kind == CollectiveKind::AllGather { OWN * ranks } else { OWN };
                 let plan = StepPlan::build(&alone(kind, group, *element, got), &policy(1), mesh).unwrap();
                 let task = &plan.tasks[position(&plan, |op, _| is_exchange(op))];
-                let given = if kind == ExchangeKind::AllToAll { OWN / ranks } else { OWN };
+                let given = if kind == CollectiveKind::AllToAll { OWN / ranks } else { OWN };
                 assert_eq!(task.wire_bytes, given * element.bytes() * (ranks - 1), "{kind}, {group}");
                 assert_eq!(task.op.group(), Some(group));
                 assert_eq!(plan.bounds.wire_bytes, task.wire_bytes);
@@ -220,36 +221,36 @@ fn an_exchange_receives_from_each_rank_of_its_group_what_its_kind_gives_to_each(
         }
     }
     let plan = |ranks| {
-        let program = alone(ExchangeKind::Sum, Group::World, ElementType::F32, OWN);
+        let program = alone(CollectiveKind::Sum, Group::World, ElementType::F32, OWN);
         StepPlan::build(&program, &policy(1), Mesh::new(ranks).unwrap()).unwrap()
     };
     assert_eq!([1, 2].map(|ranks| plan(ranks).bounds.wire_bytes), [0, 4 * OWN]);
 }
 
 #[test]
-fn buffers_that_do_not_fit_the_ranks_of_an_exchange_are_refused_with_the_sizes_that_do() {
+fn buffers_that_do_not_fit_the_ranks_of_a_collective_are_refused_with_the_sizes_that_do() {
     let mesh = Mesh::hybrid(10, 2).unwrap();
     let refused = |kind, group, got| {
         let error =
             StepPlan::build(&alone(kind, group, ElementType::F32, got), &policy(1), mesh).unwrap_err();
-        assert!(matches!(error, PlanError::Exchange { .. }), "{error}");
+        assert!(matches!(error, PlanError::Collective { .. }), "{error}");
         error.to_string()
     };
     assert_eq!(
-        refused(ExchangeKind::AllGather, Group::World, 48),
-        "program `evaluate`: exchange `gather` (all-gather) among 10 ranks gives `features` of 24 elements and \
+        refused(CollectiveKind::AllGather, Group::World, 48),
+        "program `evaluate`: collective `gather` (all-gather) among 10 ranks gives `features` of 24 elements and \
          gets `all features` of 48; declare `all features` with 240"
     );
     assert_eq!(
-        refused(ExchangeKind::AllToAll, Group::Shard, 24),
-        "program `evaluate`: exchange `gather` (all-to-all) among 5 ranks gives `features` of 24 elements and \
+        refused(CollectiveKind::AllToAll, Group::Shard, 24),
+        "program `evaluate`: collective `gather` (all-to-all) among 5 ranks gives `features` of 24 elements and \
          gets `all features` of 24; declare both with a multiple of 5"
     );
     for (kind, group, got, ranks, wanted) in [
-        (ExchangeKind::AllGather, Group::Replicate, 24, 2, 48),
-        (ExchangeKind::AllToAll, Group::Replicate, 12, 2, 24),
-        (ExchangeKind::Sum, Group::World, 240, 10, 24),
-        (ExchangeKind::Max, Group::Shard, 23, 5, 24),
+        (CollectiveKind::AllGather, Group::Replicate, 24, 2, 48),
+        (CollectiveKind::AllToAll, Group::Replicate, 12, 2, 24),
+        (CollectiveKind::Sum, Group::World, 240, 10, 24),
+        (CollectiveKind::Max, Group::Shard, 23, 5, 24),
     ] {
         let said = refused(kind, group, got);
         assert!(said.contains(&format!("({kind}) among {ranks} ranks")), "{said}");
@@ -260,14 +261,14 @@ fn buffers_that_do_not_fit_the_ranks_of_an_exchange_are_refused_with_the_sizes_t
 
 /// PL-1. Kind and group are part of what ranks agree on.
 #[test]
-fn equal_exchanges_give_equal_plans_and_another_kind_or_group_another_fingerprint() {
+fn equal_collectives_give_equal_plans_and_another_kind_or_group_another_fingerprint() {
     assert_eq!(planned(2, 2), planned(2, 2));
     let mesh = Mesh::hybrid(4, 2).unwrap();
     let fingerprint = |kind, group| {
         let program = alone(kind, group, ElementType::F32, OWN);
         StepPlan::build(&program, &policy(1), mesh).unwrap().fingerprint()
     };
-    let kinds = [ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max];
+    let kinds = [CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
     let groups = [Group::World, Group::Shard, Group::Replicate];
     let all = || kinds.into_iter().flat_map(|kind| groups.map(|group| fingerprint(kind, group)));
     let once: Vec<u64> = all().collect();
@@ -276,13 +277,13 @@ fn equal_exchanges_give_equal_plans_and_another_kind_or_group_another_fingerprin
     assert_eq!(distinct.len(), once.len());
 }
 
-/// Buffers of an exchange of a micro-batch are that micro-batch's.
+/// Buffers of a collective of a micro-batch are that micro-batch's.
 #[test]
 fn every_micro_batch_exchanges_its_own_buffers() {
     let mesh = Mesh::new(2).unwrap();
     let plan = StepPlan::build(&between_layers(mesh, 3), &policy(1), mesh).unwrap();
     let touched = |task: &Task| match task.op {
-        Op::ExchangeBuffer(ExchangeBuffer { call, from, to, .. }) => {
+        Op::CollectiveCall(CollectiveCall { call, from, to, .. }) => {
             Some((plan.calls[call.index()].micro_batch.index(), from, to))
         }
         _ => None,
@@ -306,14 +307,14 @@ fn every_micro_batch_exchanges_its_own_buffers() {
 
 /// Twelve buffers of one size in a chain of maxima.
 #[test]
-fn buffers_between_exchanges_live_from_one_exchange_to_the_next() {
+fn buffers_between_collectives_live_from_one_exchange_to_the_next() {
     let elements = 1 << 16;
     let mut program = StepProgram::builder("evaluate", &Model::builder().build());
     let mut last = program.input("input", elements, ElementType::F32).unwrap();
     for number in 0..12 {
         let next = program.activation(&format!("x{number}"), elements).unwrap();
-        let exchange = Exchange::new(ExchangeKind::Max, last, next);
-        program.exchange(&format!("maximum {number}"), Phase::Forward, exchange).unwrap();
+        let collective = Collective::new(CollectiveKind::Max, last, next);
+        program.collective(&format!("maximum {number}"), Phase::Forward, collective).unwrap();
         last = next;
     }
     let program = program.build_evaluation().unwrap();
@@ -328,12 +329,12 @@ fn spec(name: &str, role: Role, lifetime: Lifetime) -> BufferSpec {
 }
 
 fn sum(program: &mut ProgramBuilder, name: &str, from: BufferId, to: BufferId) {
-    program.exchange(name, Phase::Forward, Exchange::new(ExchangeKind::Sum, from, to)).unwrap();
+    program.collective(name, Phase::Forward, Collective::new(CollectiveKind::Sum, from, to)).unwrap();
 }
 
 /// What is carried and what lives in a step, where no closure touches either.
 #[test]
-fn a_buffer_that_exchanges_alone_touch_has_the_lifetime_that_it_is_declared_with() {
+fn a_buffer_that_collectives_alone_touch_has_the_lifetime_that_it_is_declared_with() {
     let mut program = StepProgram::builder("evaluate", &Model::builder().build());
     let [one, two] = ["one", "two"].map(|name| program.carried(name, OWN, ElementType::F32).unwrap());
     let scratch = program.activation("scratch", OWN).unwrap();
@@ -351,7 +352,7 @@ fn a_buffer_that_exchanges_alone_touch_has_the_lifetime_that_it_is_declared_with
     }
 }
 
-/// An exchange counts as one call: scratch of it is an input that it reads, or what nobody reads after it.
+/// A collective counts as one call: scratch of it is an input that it reads, or what nobody reads after it.
 #[test]
 fn a_buffer_of_one_call_is_on_one_side_of_one_exchange_and_no_other_call_s() {
     let begin = || StepProgram::builder("evaluate", &Model::builder().build());
@@ -363,7 +364,7 @@ fn a_buffer_of_one_call_is_on_one_side_of_one_exchange_and_no_other_call_s() {
         StepPlan::build(&program.build_evaluation().unwrap(), &policy(1), Mesh::new(2).unwrap()).unwrap();
     let names: Vec<&str> = plan.tasks.iter().map(|task| task.op.name()).collect();
     let names: Vec<&str> = names.into_iter().filter(|name| *name != "clear fault").collect();
-    assert_eq!(names, ["copy", "exchange buffer", "copy"]);
+    assert_eq!(names, ["copy", "collective call", "copy"]);
 
     let mut program = begin();
     let input = program.input("input", OWN, ElementType::F32).unwrap();

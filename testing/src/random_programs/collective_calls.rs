@@ -1,29 +1,29 @@
-//! Exchanges between the calls of a random program.
+//! Collectives between the calls of a random program.
 //!
-//! Law: all that was drawn of a program stays; some calls write and read a buffer more. What an exchange gives is
-//! written in every micro-batch, or staged, or left by an earlier step, and a call after the exchange reads what came
+//! Law: all that was drawn of a program stays; some calls write and read a buffer more. What a collective gives is
+//! written in every micro-batch, or staged, or left by an earlier step, and a call after the collective reads what came
 //! of it: so none is for nothing. Buffers have the sizes that a mesh requests, so a program fits no other.
 
 use warpweft_base::id::BufferId;
 use warpweft_format::ElementType;
 use warpweft_plan::model::{
-    Access, BufferSpec, Call, Exchange, ExchangeKind, Gradient, Group, Lifetime, Mesh, Model, Role,
+    Access, BufferSpec, Call, Collective, CollectiveKind, Gradient, Group, Lifetime, Mesh, Model, Role,
     StepProgram,
 };
 
 use super::{Draw, Ending, built, with_use};
 
-const KINDS: [ExchangeKind; 4] =
-    [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max];
+const KINDS: [CollectiveKind; 4] =
+    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
 
 const ELEMENTS: [ElementType; 4] = [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32];
 
-/// An exchange to be, its buffers known by their place.
+/// A collective to be, its buffers known by their place.
 struct Between {
     name: String,
     /// The call before which it takes place.
     before: usize,
-    kind: ExchangeKind,
+    kind: CollectiveKind,
     group: Group,
     from: usize,
     to: usize,
@@ -32,15 +32,15 @@ struct Between {
 /// What is added to a program.
 struct Additions<'p> {
     calls: &'p [Call],
-    /// Those of the program and, after them, those of exchanges.
+    /// Those of the program and, after them, those of collectives.
     buffers: Vec<BufferSpec>,
     /// Call, buffer, access.
     accesses: Vec<(usize, usize, Access)>,
-    exchanges: Vec<Between>,
+    collectives: Vec<Between>,
 }
 
-/// The same program with up to three exchanges, some of them there and back.
-pub(super) fn with_exchanges(
+/// The same program with up to three collectives, some of them there and back.
+pub(super) fn with_collectives(
     program: &StepProgram,
     ending: Ending,
     mesh: Mesh,
@@ -48,7 +48,7 @@ pub(super) fn with_exchanges(
 ) -> StepProgram {
     let mut additions = Additions::none(program);
     for number in 0..1 + draw.below(3) {
-        additions.exchange(number, mesh, draw);
+        additions.collective(number, mesh, draw);
     }
     additions.added_to(program, program.model(), ending)
 }
@@ -64,11 +64,11 @@ impl<'p> Additions<'p> {
             calls: program.calls(),
             buffers: program.buffers().to_vec(),
             accesses: Vec::new(),
-            exchanges: Vec::new(),
+            collectives: Vec::new(),
         }
     }
 
-    fn exchange(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
+    fn collective(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
         let reader = draw.below(self.calls.len());
         let before = draw.below(reader + 1);
         let (kind, group) = (draw.among(&KINDS), draw.among(&[Group::World, Group::Shard, Group::Replicate]));
@@ -89,21 +89,21 @@ impl<'p> Additions<'p> {
             lifetime: if stays { Lifetime::Carried } else { Lifetime::Step },
         });
         let name = format!("x{number}");
-        self.exchanges.push(Between { name: name.clone(), before, kind, group, from, to });
+        self.collectives.push(Between { name: name.clone(), before, kind, group, from, to });
         self.accesses.push((reader, to, Access::Read));
         // What one rank gives itself it has already.
-        let returns = kind != ExchangeKind::AllGather && ranks > 1;
+        let returns = kind != CollectiveKind::AllGather && ranks > 1;
         if returns && found.is_none() && lifetime == Lifetime::Step && draw.one_in(2) {
             let reader = before + draw.below(self.calls.len() - before);
             let before = before + draw.below(reader + 1 - before);
             let name = format!("{name} back");
-            self.exchanges.push(Between { name, before, kind, group, from: to, to: from });
+            self.collectives.push(Between { name, before, kind, group, from: to, to: from });
             self.accesses.push((reader, from, Access::Read));
         }
     }
 
     /// Does a buffer of the program hold something before that call, which ranks can give each other so?
-    fn gives(&self, buffer: usize, before: usize, kind: ExchangeKind, ranks: u32) -> bool {
+    fn gives(&self, buffer: usize, before: usize, kind: CollectiveKind, ranks: u32) -> bool {
         let spec = &self.buffers[buffer];
         let is_written = |call: &Call| {
             call.buffers.iter().any(|access| access.buffer.index() == buffer && access.access.writes())
@@ -117,18 +117,18 @@ impl<'p> Additions<'p> {
             && kind.received(spec.elements, ranks).is_some()
     }
 
-    /// A buffer that a call writes: one before the exchange, or any if it stays from step to step.
+    /// A buffer that a call writes: one before the collective, or any if it stays from step to step.
     fn written(
         &mut self,
         number: usize,
         before: usize,
-        (kind, ranks): (ExchangeKind, u32),
+        (kind, ranks): (CollectiveKind, u32),
         draw: &mut Draw,
     ) -> usize {
         let stays = before == 0 || draw.one_in(4);
         let writer = draw.below(if stays { self.calls.len() } else { before });
         let elements = match kind {
-            ExchangeKind::AllToAll => ranks as usize * (1 + draw.below(40)),
+            CollectiveKind::AllToAll => ranks as usize * (1 + draw.below(40)),
             _ => 1 + draw.below(97),
         };
         let given = self.buffer(BufferSpec {
@@ -154,10 +154,10 @@ impl<'p> Additions<'p> {
         let ids: Vec<BufferId> = self.buffers.into_iter().map(|spec| program.buffer(spec).unwrap()).collect();
         for (number, call) in self.calls.iter().enumerate() {
             for Between { name, kind, group, from, to, .. } in
-                self.exchanges.iter().filter(|exchange| exchange.before == number)
+                self.collectives.iter().filter(|collective| collective.before == number)
             {
-                let exchange = Exchange::new(*kind, ids[*from], ids[*to]).among(*group);
-                program.exchange(name, call.phase, exchange).unwrap();
+                let collective = Collective::new(*kind, ids[*from], ids[*to]).among(*group);
+                program.collective(name, call.phase, collective).unwrap();
             }
             let mut added = program.call(&call.name, call.phase);
             added = call.uses.iter().fold(added, |added, usage| with_use(added, *usage));

@@ -1,11 +1,11 @@
 //! Collectives between calls: all-gather, all-to-all, all-reduce of buffers.
 //!
-//! Law: an exchange is a call that no closure runs: it has a name and a place in program order, reads one buffer and
+//! Law: a collective is a call that no closure runs: it has a name and a place in program order, reads one buffer and
 //! overwrites another. All ranks of its group give equally many elements. What it leaves follows from what they give
 //! and from their order alone, so it is the same bits for every transport and number of processes. A gradient needs
 //! none of these: gradients of weights are reduced by themselves.
 //!
-//! Deliberately absent: sums in other types than f32, parts of different lengths, and exchanges of a rank with
+//! Deliberately absent: sums in other types than f32, parts of different lengths, and collectives of a rank with
 //! another alone.
 
 use serde::Serialize;
@@ -15,9 +15,9 @@ use warpweft_base::id::BufferId;
 
 /// What ranks do with the elements they give each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub enum ExchangeKind {
+pub enum CollectiveKind {
     /// Every rank gets the elements of all, in rank order: `[ranks, elements]`, any element type. What flows back
-    /// through it is [`ExchangeKind::AllToAll`], whose parts are then to be added up.
+    /// through it is [`CollectiveKind::AllToAll`], whose parts are then to be added up.
     AllGather,
     /// Every rank gives each rank, and so itself, an equal part of its elements. It gets as many back, in rank
     /// order: both buffers are `[ranks, elements / ranks]`, any element type. It is its own inverse, and
@@ -29,7 +29,7 @@ pub enum ExchangeKind {
     Max,
 }
 
-impl ExchangeKind {
+impl CollectiveKind {
     /// Does it combine the values of ranks, as opposed to moving them?
     #[must_use]
     pub const fn combines(self) -> bool {
@@ -63,7 +63,7 @@ impl ExchangeKind {
     }
 }
 
-impl std::fmt::Display for ExchangeKind {
+impl std::fmt::Display for CollectiveKind {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(match self {
             Self::AllGather => "all-gather",
@@ -74,11 +74,11 @@ impl std::fmt::Display for ExchangeKind {
     }
 }
 
-/// One exchange: [`ProgramBuilder::exchange`](super::ProgramBuilder::exchange) adds it to a program.
+/// One collective: [`ProgramBuilder::collective`](super::ProgramBuilder::collective) adds it to a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct Exchange {
+pub struct Collective {
     /// What is done.
-    pub kind: ExchangeKind,
+    pub kind: CollectiveKind,
     /// Among which ranks.
     pub group: Group,
     /// What every rank gives. It is read and stays.
@@ -87,10 +87,10 @@ pub struct Exchange {
     pub to: BufferId,
 }
 
-impl Exchange {
+impl Collective {
     /// Of the given kind, among all ranks.
     #[must_use]
-    pub const fn new(kind: ExchangeKind, from: BufferId, to: BufferId) -> Self {
+    pub const fn new(kind: CollectiveKind, from: BufferId, to: BufferId) -> Self {
         Self { kind, group: Group::World, from, to }
     }
 
@@ -107,12 +107,12 @@ mod tests {
 
     #[test]
     fn what_ranks_get_follows_from_what_they_give_and_how_many_they_are() {
-        assert_eq!(ExchangeKind::AllGather.received(6, 4), Some(24));
-        assert_eq!(ExchangeKind::AllGather.received(usize::MAX, 2), None);
-        assert_eq!(ExchangeKind::AllToAll.received(6, 3), Some(6));
-        assert_eq!(ExchangeKind::AllToAll.received(6, 4), None);
-        assert_eq!(ExchangeKind::Sum.received(6, 4), Some(6));
-        assert_eq!(ExchangeKind::AllToAll.given_to_each(24, 3), 8);
-        assert_eq!(ExchangeKind::Max.given_to_each(24, 3), 24);
+        assert_eq!(CollectiveKind::AllGather.received(6, 4), Some(24));
+        assert_eq!(CollectiveKind::AllGather.received(usize::MAX, 2), None);
+        assert_eq!(CollectiveKind::AllToAll.received(6, 3), Some(6));
+        assert_eq!(CollectiveKind::AllToAll.received(6, 4), None);
+        assert_eq!(CollectiveKind::Sum.received(6, 4), Some(6));
+        assert_eq!(CollectiveKind::AllToAll.given_to_each(24, 3), 8);
+        assert_eq!(CollectiveKind::Max.given_to_each(24, 3), 24);
     }
 }

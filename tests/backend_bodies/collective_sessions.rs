@@ -1,15 +1,17 @@
-//! Exchanges of buffers in whole sessions: programs of nothing else, issued and captured.
+//! Collectives of buffers in whole sessions: programs of nothing else, issued and captured.
 //!
-//! Law: what is expected is computed from what ranks give, as where exchanges are driven by hand. No closure runs.
+//! Law: what is expected is computed from what ranks give, as where collectives are driven by hand. No closure runs.
 
 use warpweft_base::id::{BufferId, RankId};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
-use warpweft_plan::model::{Call, Exchange, ExchangeKind, Mesh, Model, Phase, ProgramBuilder, StepProgram};
+use warpweft_plan::model::{
+    Call, Collective, CollectiveKind, Mesh, Model, Phase, ProgramBuilder, StepProgram,
+};
 use warpweft_session::config::{Capture, Config};
 use warpweft_session::session::{Outcome, Session};
 
-use super::exchanges::{GROUPS, given, received};
+use super::collective_calls::{GROUPS, given, received};
 use super::harness::within_limit;
 use crate::device::most_captured_ranks;
 use crate::products::{Surface, settled, start};
@@ -19,18 +21,18 @@ const PART: usize = 11;
 
 /// For each group values that move, there and back again, and values that are combined, thrice.
 fn declared(mesh: Mesh, micro_batches: u32) -> StepProgram {
-    let mut program = StepProgram::builder("exchange", &Model::builder().build());
+    let mut program = StepProgram::builder("collective", &Model::builder().build());
     program.micro_batches(micro_batches).unwrap();
     for group in GROUPS {
         let all = PART * mesh.size(group) as usize;
         let between = |program: &mut ProgramBuilder, number: usize, element, elements| {
             program.activation_in(&format!("{group} {number}"), elements, element).unwrap()
         };
-        let chain = |program: &mut ProgramBuilder, buffers: &[BufferId], kinds: &[ExchangeKind]| {
+        let chain = |program: &mut ProgramBuilder, buffers: &[BufferId], kinds: &[CollectiveKind]| {
             for (pair, kind) in buffers.windows(2).zip(kinds) {
-                let exchange = Exchange::new(*kind, pair[0], pair[1]).among(group);
+                let collective = Collective::new(*kind, pair[0], pair[1]).among(group);
                 let name = format!("{kind} {group} {}", pair[1]);
-                program.exchange(&name, Phase::Forward, exchange).unwrap();
+                program.collective(&name, Phase::Forward, collective).unwrap();
             }
         };
         let moved = [
@@ -38,14 +40,14 @@ fn declared(mesh: Mesh, micro_batches: u32) -> StepProgram {
             between(&mut program, 1, ElementType::Bf16, all),
             program.output(&format!("{group} moved"), all, ElementType::Bf16).unwrap(),
         ];
-        chain(&mut program, &moved, &[ExchangeKind::AllGather, ExchangeKind::AllToAll]);
+        chain(&mut program, &moved, &[CollectiveKind::AllGather, CollectiveKind::AllToAll]);
         let combined = [
             program.input(&format!("{group} adds"), all, ElementType::F32).unwrap(),
             between(&mut program, 2, ElementType::F32, all),
             between(&mut program, 3, ElementType::F32, all),
             program.output(&format!("{group} added"), all, ElementType::F32).unwrap(),
         ];
-        chain(&mut program, &combined, &[ExchangeKind::Sum, ExchangeKind::AllToAll, ExchangeKind::Max]);
+        chain(&mut program, &combined, &[CollectiveKind::Sum, CollectiveKind::AllToAll, CollectiveKind::Max]);
     }
     program.build_evaluation().unwrap()
 }
@@ -55,31 +57,31 @@ async fn check_session(mesh: Mesh, micro_batches: u32, capture: Capture) {
     config.mesh.replicate = mesh.replicas();
     let closures = |_: RankId| {
         |call: &Call, _: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
-            panic!("a closure ran for the exchange `{}`", call.name)
+            panic!("a closure ran for the collective `{}`", call.name)
         }
     };
     let builder = Session::builder(config, closures).program(declared(mesh, micro_batches));
     let mut session = start(builder, mesh.ranks()).await;
     for step in 0..4 {
-        let input = |kind: ExchangeKind, rank: RankId, batch: u32, bytes: usize| {
+        let input = |kind: CollectiveKind, rank: RankId, batch: u32, bytes: usize| {
             given(kind, bytes, rank.index(), (step * micro_batches + batch) as usize)
         };
         let batches = || 0..micro_batches;
         for (rank, group) in mesh.iter().flat_map(|rank| GROUPS.map(|group| (rank, group))) {
             let all = PART * mesh.size(group) as usize;
             let moves: Vec<u8> =
-                batches().flat_map(|batch| input(ExchangeKind::AllGather, rank, batch, 2 * PART)).collect();
+                batches().flat_map(|batch| input(CollectiveKind::AllGather, rank, batch, 2 * PART)).collect();
             let adds: Vec<u8> =
-                batches().flat_map(|batch| input(ExchangeKind::Sum, rank, batch, 4 * all)).collect();
-            session.write_input_bytes("exchange", rank, &format!("{group} moves"), &moves).unwrap();
-            session.write_input_bytes("exchange", rank, &format!("{group} adds"), &adds).unwrap();
+                batches().flat_map(|batch| input(CollectiveKind::Sum, rank, batch, 4 * all)).collect();
+            session.write_input_bytes("collective", rank, &format!("{group} moves"), &moves).unwrap();
+            session.write_input_bytes("collective", rank, &format!("{group} adds"), &adds).unwrap();
         }
-        let report = session.step("exchange").await.unwrap();
+        let report = session.step("collective").await.unwrap();
         assert_eq!(report.outcome, Outcome::Evaluated);
         let is_replayed = capture == Capture::Step && step > 0;
         assert_eq!(report.segments, usize::from(is_replayed), "{mesh}, {capture:?}, step {step}");
         for (rank, group) in mesh.iter().flat_map(|rank| GROUPS.map(|group| (rank, group))) {
-            let chained = |first, kinds: &[ExchangeKind], bytes: usize, batch: u32| {
+            let chained = |first, kinds: &[CollectiveKind], bytes: usize, batch: u32| {
                 let mut all: Vec<Vec<u8>> =
                     mesh.iter().map(|rank| input(first, rank, batch, bytes)).collect();
                 for kind in kinds {
@@ -92,8 +94,8 @@ async fn check_session(mesh: Mesh, micro_batches: u32, capture: Capture) {
                 }
                 all.swap_remove(rank.index())
             };
-            let moved = [ExchangeKind::AllGather, ExchangeKind::AllToAll];
-            let added = [ExchangeKind::Sum, ExchangeKind::AllToAll, ExchangeKind::Max];
+            let moved = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
+            let added = [CollectiveKind::Sum, CollectiveKind::AllToAll, CollectiveKind::Max];
             let all = 4 * PART * mesh.size(group) as usize;
             let moved: Vec<u8> =
                 batches().flat_map(|batch| chained(moved[0], &moved, 2 * PART, batch)).collect();
@@ -108,7 +110,7 @@ async fn check_session(mesh: Mesh, micro_batches: u32, capture: Capture) {
 }
 
 /// EX-1. No closure runs, with one micro-batch and with several.
-fn sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_captured() {
+fn sessions_of_collectives_alone_give_every_rank_what_its_group_gave_issued_and_captured() {
     within_limit(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let most = most_captured_ranks();
@@ -123,5 +125,5 @@ fn sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_ca
 }
 
 bodies! {
-    sessions_of_exchanges_alone_give_every_rank_what_its_group_gave_issued_and_captured,
+    sessions_of_collectives_alone_give_every_rank_what_its_group_gave_issued_and_captured,
 }

@@ -1,21 +1,21 @@
-//! Exchanges of buffers: what every rank has after one of each kind, over every group, issued and captured.
+//! Collectives of buffers: what every rank has after one of each kind, over every group, issued and captured.
 //!
 //! Law: what is expected is computed here, from what ranks give and a few lines for each kind. All bytes of every
-//! arena are checked: what no exchange writes stays as it was.
+//! arena are checked: what no collective writes stays as it was.
 
 use warpweft_backend::Backend;
 use warpweft_base::id::{BufferId, CallId, SlotId};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::{Content, Region};
-use warpweft_plan::model::{BufferSpec, ExchangeKind, Group, Lifetime, Mesh, Role};
-use warpweft_plan::op::{self, ExchangeBuffer, Op};
+use warpweft_plan::model::{BufferSpec, CollectiveKind, Group, Lifetime, Mesh, Role};
+use warpweft_plan::op::{self, CollectiveCall, Op};
 
 use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
 use crate::device::{Device, meshes, most_captured_ranks};
 
 pub(crate) const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
-const KINDS: [ExchangeKind; 4] =
-    [ExchangeKind::AllGather, ExchangeKind::AllToAll, ExchangeKind::Sum, ExchangeKind::Max];
+const KINDS: [CollectiveKind; 4] =
+    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
 
 /// What each rank gives each other: bytes that no wide copy fits, a few, and many.
 const MOVED: [(ElementType, usize); 5] = [
@@ -36,13 +36,15 @@ fn worlds() -> Vec<Mesh> {
 }
 
 /// What a rank gets of what those of its group give, of which it is number `place`.
-pub(crate) fn received(kind: ExchangeKind, given: &[&[u8]], place: usize) -> Vec<u8> {
+pub(crate) fn received(kind: CollectiveKind, given: &[&[u8]], place: usize) -> Vec<u8> {
     let part = given[0].len() / given.len();
     match kind {
-        ExchangeKind::AllGather => given.concat(),
-        ExchangeKind::AllToAll => given.iter().flat_map(|all| all[part * place..][..part].to_vec()).collect(),
-        ExchangeKind::Sum => combined(given, |sum, value| sum + value),
-        ExchangeKind::Max => combined(given, |most, value| match value.is_nan() || most > value {
+        CollectiveKind::AllGather => given.concat(),
+        CollectiveKind::AllToAll => {
+            given.iter().flat_map(|all| all[part * place..][..part].to_vec()).collect()
+        }
+        CollectiveKind::Sum => combined(given, |sum, value| sum + value),
+        CollectiveKind::Max => combined(given, |most, value| match value.is_nan() || most > value {
             true => most,
             false => value,
         }),
@@ -61,17 +63,17 @@ fn combined(given: &[&[u8]], combine: fn(f32, f32) -> f32) -> Vec<u8> {
 
 /// What a rank gives: values of which another order of addition makes other sums, and for a maximum some that are
 /// infinite or not numbers; any bytes where these only move.
-pub(crate) fn given(kind: ExchangeKind, bytes: usize, rank: usize, number: usize) -> Vec<u8> {
+pub(crate) fn given(kind: CollectiveKind, bytes: usize, rank: usize, number: usize) -> Vec<u8> {
     let seed = (64 * number + rank) as u32;
     let values: Vec<f32> = match kind {
-        ExchangeKind::AllGather | ExchangeKind::AllToAll => {
+        CollectiveKind::AllGather | CollectiveKind::AllToAll => {
             return noise(bytes, seed).iter().map(|value| (128.0 * value) as i8 as u8).collect();
         }
-        ExchangeKind::Sum => {
+        CollectiveKind::Sum => {
             let scale = [1e8, 1.0, -1e8, 3.0, 1e7, -1e7][rank];
             noise(bytes / 4, seed).iter().map(|value| value * scale).collect()
         }
-        ExchangeKind::Max => {
+        CollectiveKind::Max => {
             let odd = |at: usize, value: f32| match (at + 3 * rank + number) % 7 {
                 0 | 3 => f32::NAN,
                 1 => f32::NEG_INFINITY,
@@ -99,51 +101,52 @@ fn buffer(plan: &mut Plan, name: &str, element: ElementType, elements: usize) ->
     plan.transient(name, Content::Buffer(BufferId::at(plan.buffers.len() - 1)))
 }
 
-/// An exchange of a plan made by hand.
+/// A collective of a plan made by hand.
 #[derive(Clone, Copy, Debug)]
 struct Planned {
-    kind: ExchangeKind,
+    kind: CollectiveKind,
     group: Group,
     from: SlotId,
     to: SlotId,
 }
 
 /// Every kind over every group in every size, one after the other.
-fn every_exchange(mesh: Mesh) -> (Plan, Vec<Planned>) {
+fn every_collective(mesh: Mesh) -> (Plan, Vec<Planned>) {
     let mut plan = Plan::over(mesh, &[]);
-    let mut exchanges = Vec::new();
+    let mut collectives = Vec::new();
     for (kind, group) in KINDS.into_iter().flat_map(|kind| GROUPS.map(|group| (kind, group))) {
         let sizes = if kind.combines() { &COMBINED[..] } else { &MOVED[..] };
         for (element, elements) in sizes {
             let ranks = mesh.size(group);
-            let parts = if kind == ExchangeKind::AllToAll { ranks as usize } else { 1 };
+            let parts = if kind == CollectiveKind::AllToAll { ranks as usize } else { 1 };
             let from = buffer(&mut plan, "from", *element, elements * parts);
             let got = kind.received(elements * parts, ranks).unwrap();
             let to = buffer(&mut plan, "to", *element, got);
-            plan.op(LINK, Op::ExchangeBuffer(ExchangeBuffer { call: CallId::new(0), kind, group, from, to }));
-            exchanges.push(Planned { kind, group, from, to });
+            plan.op(LINK, Op::CollectiveCall(CollectiveCall { call: CallId::new(0), kind, group, from, to }));
+            collectives.push(Planned { kind, group, from, to });
         }
     }
-    (plan, exchanges)
+    (plan, collectives)
 }
 
 /// All bytes of a rank's arena before a step.
-fn before(plan: &Plan, exchanges: &[Planned], rank: usize, round: usize) -> Vec<u8> {
-    let mut arena = given(ExchangeKind::AllGather, plan.arena.bytes(), rank, round);
-    for (number, exchange) in exchanges.iter().enumerate() {
-        let Region { offset, bytes } = plan.region(exchange.from);
-        let values = given(exchange.kind, bytes, rank, round + 8 * number);
+fn before(plan: &Plan, collectives: &[Planned], rank: usize, round: usize) -> Vec<u8> {
+    let mut arena = given(CollectiveKind::AllGather, plan.arena.bytes(), rank, round);
+    for (number, collective) in collectives.iter().enumerate() {
+        let Region { offset, bytes } = plan.region(collective.from);
+        let values = given(collective.kind, bytes, rank, round + 8 * number);
         arena[offset..][..bytes].copy_from_slice(&values);
     }
     arena
 }
 
-fn check_arenas(plan: &Plan, exchanges: &[Planned], round: usize, found: &[Vec<Vec<u8>>]) {
+fn check_arenas(plan: &Plan, collectives: &[Planned], round: usize, found: &[Vec<Vec<u8>>]) {
     let mesh = plan.weights.mesh;
-    let given: Vec<Vec<u8>> = mesh.iter().map(|rank| before(plan, exchanges, rank.index(), round)).collect();
+    let given: Vec<Vec<u8>> =
+        mesh.iter().map(|rank| before(plan, collectives, rank.index(), round)).collect();
     for rank in mesh.iter() {
         let (mut expected, mut found) = (given[rank.index()].clone(), found[rank.index()][round].clone());
-        for Planned { kind, group, from, to } in exchanges {
+        for Planned { kind, group, from, to } in collectives {
             let [from, to] = [*from, *to].map(|slot| plan.region(slot));
             let members = mesh.members(rank, *group);
             let gave: Vec<&[u8]> =
@@ -152,7 +155,7 @@ fn check_arenas(plan: &Plan, exchanges: &[Planned], round: usize, found: &[Vec<V
             expected[to.offset..to.end()].copy_from_slice(&got);
             let what = format!("{kind} of {} bytes, {group}, {mesh}, {rank}, round {round}", from.bytes);
             for arena in [&mut expected, &mut found] {
-                if *kind == ExchangeKind::Max {
+                if *kind == CollectiveKind::Max {
                     settle_nan(&mut arena[to.offset..to.end()]);
                 }
             }
@@ -165,11 +168,11 @@ fn check_arenas(plan: &Plan, exchanges: &[Planned], round: usize, found: &[Vec<V
 }
 
 /// EX-1. Every round has other values, so what stayed of the round before would show.
-fn an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_and_all_else_alone() {
+fn a_collective_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_and_all_else_alone() {
     for mesh in worlds() {
-        let (plan, exchanges) = every_exchange(mesh);
+        let (plan, collectives) = every_collective(mesh);
         let is_recorded = mesh.ranks() <= most_captured_ranks();
-        let planned = exchanges.clone();
+        let planned = collectives.clone();
         let found = run(plan.clone(), move |rank: &mut Rank<Device>| {
             let all = Region { offset: 0, bytes: rank.plan.arena.bytes() };
             let put = |rank: &Rank<Device>, round: usize| {
@@ -196,7 +199,7 @@ fn an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_a
             rounds
         });
         for round in 0..found[0].len() {
-            check_arenas(&plan, &exchanges, round, &found);
+            check_arenas(&plan, &collectives, round, &found);
         }
         assert_eq!(found[0].len(), if is_recorded { 4 } else { 2 });
     }
@@ -206,7 +209,7 @@ fn an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_a
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     Copy(usize, usize),
-    Exchange(ExchangeKind, usize, usize),
+    Collective(CollectiveKind, usize, usize),
 }
 
 /// The second half of them captured.
@@ -215,35 +218,35 @@ const STEPS: usize = 8;
 /// Two buffers that go back and forth, each overwritten right after what peers read of it, and read right before
 /// what peers bring next.
 const BACK_AND_FORTH: [Turn; 17] = {
-    use ExchangeKind::{AllGather, AllToAll, Max, Sum};
+    use CollectiveKind::{AllGather, AllToAll, Max, Sum};
     [
         Turn::Copy(2, 7),
-        Turn::Exchange(AllToAll, 7, 8),
+        Turn::Collective(AllToAll, 7, 8),
         Turn::Copy(3, 7),
         Turn::Copy(8, 9),
-        Turn::Exchange(AllToAll, 7, 8),
+        Turn::Collective(AllToAll, 7, 8),
         Turn::Copy(8, 10),
-        Turn::Exchange(Sum, 8, 7),
+        Turn::Collective(Sum, 8, 7),
         Turn::Copy(7, 11),
-        Turn::Exchange(AllGather, 0, 8),
+        Turn::Collective(AllGather, 0, 8),
         Turn::Copy(1, 0),
         Turn::Copy(8, 12),
-        Turn::Exchange(AllGather, 0, 7),
-        Turn::Exchange(Max, 7, 8),
+        Turn::Collective(AllGather, 0, 7),
+        Turn::Collective(Max, 7, 8),
         Turn::Copy(4, 7),
-        Turn::Exchange(Max, 7, 5),
-        Turn::Exchange(Sum, 5, 7),
+        Turn::Collective(Max, 7, 5),
+        Turn::Collective(Sum, 5, 7),
         Turn::Copy(7, 6),
     ]
 };
 
 /// What a rank writes into its buffers before a step. The two that go back and forth keep what they have.
 fn written(number: usize, elements: usize, rank: usize, step: usize) -> Vec<u8> {
-    given(ExchangeKind::Sum, 4 * elements, rank, 16 * step + number)
+    given(CollectiveKind::Sum, 4 * elements, rank, 16 * step + number)
 }
 
-/// EX-1, PL-8: a rank that is done with an exchange overwrites at once what it gave, and peers what it got.
-fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
+/// EX-1, PL-8: a rank that is done with a collective overwrites at once what it gave, and peers what it got.
+fn buffers_that_collectives_use_again_and_again_hold_what_program_order_says() {
     let ranks = most_captured_ranks();
     let mesh = Mesh::new(ranks).unwrap();
     let part = 5003;
@@ -255,9 +258,9 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
     for turn in BACK_AND_FORTH {
         let (lane, op) = match turn {
             Turn::Copy(from, to) => (COMPUTE, Op::Copy(op::Copy { from: slots[from], to: slots[to] })),
-            Turn::Exchange(kind, from, to) => {
+            Turn::Collective(kind, from, to) => {
                 let (call, group, from, to) = (CallId::new(0), Group::World, slots[from], slots[to]);
-                (LINK, Op::ExchangeBuffer(ExchangeBuffer { call, kind, group, from, to }))
+                (LINK, Op::CollectiveCall(CollectiveCall { call, kind, group, from, to }))
             }
         };
         if lane != last {
@@ -296,7 +299,7 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
             for (rank, buffers) in state.iter_mut().enumerate() {
                 match turn {
                     Turn::Copy(from, to) => buffers[to] = before[rank][from].clone(),
-                    Turn::Exchange(kind, from, to) => {
+                    Turn::Collective(kind, from, to) => {
                         let gave: Vec<&[u8]> = before.iter().map(|buffers| &buffers[from][..]).collect();
                         buffers[to] = received(kind, &gave, rank);
                     }
@@ -312,6 +315,6 @@ fn buffers_that_exchanges_use_again_and_again_hold_what_program_order_says() {
 }
 
 bodies! {
-    an_exchange_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_and_all_else_alone,
-    buffers_that_exchanges_use_again_and_again_hold_what_program_order_says,
+    a_collective_of_any_kind_size_and_group_leaves_each_rank_what_its_group_gave_and_all_else_alone,
+    buffers_that_collectives_use_again_and_again_hold_what_program_order_says,
 }

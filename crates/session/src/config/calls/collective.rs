@@ -7,41 +7,41 @@ use super::CallList;
 use super::file::{CallItem, PartItem};
 use crate::config::ConfigError;
 use warpweft_base::id::BufferId;
-use warpweft_plan::model::{Access, Exchange};
+use warpweft_plan::model::{Access, Collective};
 
 impl CallList {
-    /// The exchange that `call` is, item `item` of the list, with what its lists of buffers name; none for a closure.
+    /// The collective that `call` is, item `item` of the list, with what its lists of buffers name; none for a closure.
     ///
     /// # Errors
     /// [`ConfigError::Together`]: it does not read one buffer and write one, it has what only closures have, or it has
-    /// ranks and is no exchange.
-    pub(super) fn exchange(
+    /// ranks and is no collective.
+    pub(super) fn collective(
         &self,
         item: usize,
         call: &CallItem,
         accesses: &[(BufferId, Access)],
-    ) -> Result<Option<Exchange>, ConfigError> {
+    ) -> Result<Option<Collective>, ConfigError> {
         let refused = |key: &str, problem: &str, advice: &str| {
             let key = format!("call.{item}.{key}");
             let origin = self.document.origin_near(&key);
             Err(ConfigError::Together { key, origin, problem: problem.to_owned(), advice: advice.to_owned() })
         };
-        let Some(kind) = call.exchange else {
+        let Some(kind) = call.collective else {
             if call.among.is_none() {
                 return Ok(None);
             }
-            let advice = "leave it out, or say by `exchange` what these ranks do";
-            return refused("among", "is given for a call that is no exchange", advice);
+            let advice = "leave it out, or say by `collective` what these ranks do";
+            return refused("among", "is given for a call that is no collective", advice);
         };
         if let Some(key) = of_closures(call) {
-            let problem = "is given for an exchange, which no closure runs";
-            return refused(key, problem, "leave it out, or give it to a call without `exchange`");
+            let problem = "is given for a collective, which no closure runs";
+            return refused(key, problem, "leave it out, or give it to a call without `collective`");
         }
         let &[(from, Access::Read), (to, Access::Write)] = accesses else {
             let problem = "is given for a call that does not read one buffer and write one";
-            return refused("exchange", problem, "name one in `reads` and another in `writes`");
+            return refused("collective", problem, "name one in `reads` and another in `writes`");
         };
-        Ok(Some(Exchange::new(kind.into(), from, to).among(call.among.unwrap_or_default().into())))
+        Ok(Some(Collective::new(kind.into(), from, to).among(call.among.unwrap_or_default().into())))
     }
 }
 

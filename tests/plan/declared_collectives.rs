@@ -1,11 +1,11 @@
-//! Exchanges of buffers that cannot be declared, and the error that the user gets; nothing is added by a refused one.
+//! Collectives of buffers that cannot be declared, and the error that the user gets; nothing is added by a refused one.
 
 use warpweft_base::id::BufferId;
 use warpweft_format::ElementType;
-use warpweft_plan::model::{DeclareError, Exchange, ExchangeKind, Group, Model, Phase, StepProgram};
+use warpweft_plan::model::{Collective, CollectiveKind, DeclareError, Group, Model, Phase, StepProgram};
 
 #[test]
-fn exchanges_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
+fn collectives_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
     let mut program = StepProgram::builder("train", &Model::builder().build());
     let own = program.input("own", 8, ElementType::F32).unwrap();
     let all = program.output("all", 8, ElementType::F32).unwrap();
@@ -13,36 +13,36 @@ fn exchanges_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
     let other_half = program.activation_in("other half", 8, ElementType::Bf16).unwrap();
     let foreign = StepProgram::builder("evaluate", program.model()).activation("y", 8).unwrap();
     let unknown = BufferId::new(9);
-    let [gather, sum] = [ExchangeKind::AllGather, ExchangeKind::Sum];
+    let [gather, sum] = [CollectiveKind::AllGather, CollectiveKind::Sum];
     program.call("fit", Phase::Forward).writes(half).add().unwrap();
     let mut refused = |name: &str, kind, from, to| {
         let before = format!("{program:?}");
-        let exchange = Exchange::new(kind, from, to).among(Group::Shard);
-        let error = program.exchange(name, Phase::Forward, exchange).unwrap_err();
+        let collective = Collective::new(kind, from, to).among(Group::Shard);
+        let error = program.collective(name, Phase::Forward, collective).unwrap_err();
         assert_eq!(format!("{program:?}"), before, "{error}");
         error.to_string()
     };
     for (kind, from, to, expected) in [
-        (sum, own, own, "exchange `x` reads and overwrites buffer `own`; let it write another one"),
+        (sum, own, own, "collective `x` reads and overwrites buffer `own`; let it write another one"),
         (
             gather,
             own,
             half,
-            "`x` is an exchange (all-gather) from buffer `own` of f32 to `half` of bf16; declare both with one \
+            "`x` is a collective (all-gather) from buffer `own` of f32 to `half` of bf16; declare both with one \
              element type",
         ),
         (
             sum,
             half,
             other_half,
-            "`x` is an exchange (sum) from buffer `half` of bf16 to `other half` of bf16; values of ranks are \
+            "`x` is a collective (sum) from buffer `half` of bf16 to `other half` of bf16; values of ranks are \
              combined in f32: declare both as f32",
         ),
         (
-            ExchangeKind::Max,
+            CollectiveKind::Max,
             half,
             all,
-            "`x` is an exchange (maximum) from buffer `half` of bf16 to `all` of f32; values of ranks are \
+            "`x` is a collective (maximum) from buffer `half` of bf16 to `all` of f32; values of ranks are \
              combined in f32: declare both as f32",
         ),
     ] {
@@ -59,27 +59,27 @@ fn exchanges_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
     assert!(refused("fit", gather, own, all).contains("`fit`"));
     assert!(refused("", gather, own, all).contains("give it one"));
     // What was refused has taken no name, and what is added takes its own.
-    program.exchange("x", Phase::Forward, Exchange::new(sum, own, all)).unwrap();
+    program.collective("x", Phase::Forward, Collective::new(sum, own, all)).unwrap();
     for again in [
-        program.exchange("x", Phase::Forward, Exchange::new(gather, half, other_half)).unwrap_err(),
+        program.collective("x", Phase::Forward, Collective::new(gather, half, other_half)).unwrap_err(),
         program.call("x", Phase::Forward).add().unwrap_err(),
     ] {
         assert!(matches!(&again, DeclareError::Duplicate { kind: "call", name } if name == "x"), "{again}");
     }
     let program = program.build_evaluation().unwrap();
-    let named = program.calls().iter().map(|call| (call.name.as_str(), call.exchange));
-    assert_eq!(named.collect::<Vec<_>>(), [("fit", None), ("x", Some(Exchange::new(sum, own, all)))]);
+    let named = program.calls().iter().map(|call| (call.name.as_str(), call.collective));
+    assert_eq!(named.collect::<Vec<_>>(), [("fit", None), ("x", Some(Collective::new(sum, own, all)))]);
 }
 
 #[test]
-fn an_exchange_reads_what_was_filled_and_overwrites_no_input() {
+fn a_collective_reads_what_was_filled_and_overwrites_no_input() {
     let mut program = StepProgram::builder("train", &Model::builder().build());
     let [one, two] = ["one", "two"].map(|name| program.activation(name, 4).unwrap());
     let input = program.input("input", 4, ElementType::F32).unwrap();
     let exchanged = |from, to| {
         let mut program = program.clone();
-        let exchange = Exchange::new(ExchangeKind::AllToAll, from, to);
-        program.exchange("give", Phase::Forward, exchange).unwrap();
+        let collective = Collective::new(CollectiveKind::AllToAll, from, to);
+        program.collective("give", Phase::Forward, collective).unwrap();
         program.call("look", Phase::Forward).reads(input).reads(to).add().unwrap();
         program.build_evaluation()
     };
@@ -90,7 +90,9 @@ fn an_exchange_reads_what_was_filled_and_overwrites_no_input() {
     );
     let mut program = program.clone();
     program.call("fill", Phase::Forward).writes(one).add().unwrap();
-    program.exchange("give", Phase::Forward, Exchange::new(ExchangeKind::AllToAll, one, input)).unwrap();
+    program
+        .collective("give", Phase::Forward, Collective::new(CollectiveKind::AllToAll, one, input))
+        .unwrap();
     let error = program.build_evaluation().unwrap_err();
     assert!(
         matches!(&error, DeclareError::WritesInput { call, buffer } if call == "give" && buffer == "input"),

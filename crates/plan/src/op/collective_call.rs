@@ -3,17 +3,17 @@
 use serde::Serialize;
 
 use super::operation::{Moves, Named, Operation, Part, Sizes};
-use crate::model::{Access, ExchangeKind, Group};
+use crate::model::{Access, CollectiveKind, Group};
 use warpweft_base::id::{CallId, SlotId};
 
-/// Gives other ranks what a buffer holds, in the place of a call ([`Exchange`](crate::model::Exchange)). It
+/// Gives other ranks what a buffer holds, in the place of a call ([`Collective`](crate::model::Collective)). It
 /// takes place whatever the fault word says (CO-2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct ExchangeBuffer {
+pub struct CollectiveCall {
     /// Which call.
     pub call: CallId,
     /// What is done.
-    pub kind: ExchangeKind,
+    pub kind: CollectiveKind,
     /// Among which ranks.
     #[serde(skip_serializing_if = "Group::is_world")]
     pub group: Group,
@@ -23,9 +23,9 @@ pub struct ExchangeBuffer {
     pub to: SlotId,
 }
 
-impl Operation for ExchangeBuffer {
+impl Operation for CollectiveCall {
     fn name(&self) -> &'static str {
-        "exchange buffer"
+        "collective call"
     }
 
     fn part(&self) -> Part {
@@ -44,9 +44,9 @@ impl Operation for ExchangeBuffer {
         let given = sizes.slot(self.from)?;
         let to_each = self.kind.given_to_each(given, sizes.ranks(self.group));
         Some(match self.kind {
-            ExchangeKind::AllToAll => Moves::Exchanged(to_each),
-            ExchangeKind::AllGather => Moves::Gathered(to_each),
-            ExchangeKind::Sum | ExchangeKind::Max => Moves::Combined(vec![given]),
+            CollectiveKind::AllToAll => Moves::Exchanged(to_each),
+            CollectiveKind::AllGather => Moves::Gathered(to_each),
+            CollectiveKind::Sum | CollectiveKind::Max => Moves::Combined(vec![given]),
         })
     }
 }

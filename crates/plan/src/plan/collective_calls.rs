@@ -7,17 +7,17 @@ use super::PlanError;
 use super::place::Request;
 
 /// # Errors
-/// [`PlanError::Exchange`].
-pub(super) fn check_exchanges(request: &Request<'_>) -> Result<(), PlanError> {
+/// [`PlanError::Collective`].
+pub(super) fn check_collective_calls(request: &Request<'_>) -> Result<(), PlanError> {
     for call in request.calls {
-        let Some(exchange) = call.exchange else { continue };
-        let ranks = request.weights.mesh.size(exchange.group);
-        let [from, to] = [exchange.from, exchange.to].map(|buffer| &request.buffers[buffer.index()]);
-        if exchange.kind.received(from.elements, ranks) != Some(to.elements) {
-            return Err(PlanError::Exchange {
+        let Some(collective) = call.collective else { continue };
+        let ranks = request.weights.mesh.size(collective.group);
+        let [from, to] = [collective.from, collective.to].map(|buffer| &request.buffers[buffer.index()]);
+        if collective.kind.received(from.elements, ranks) != Some(to.elements) {
+            return Err(PlanError::Collective {
                 program: request.name.to_owned(),
                 call: call.name.clone(),
-                kind: exchange.kind,
+                kind: collective.kind,
                 ranks,
                 from: Box::new(from.clone()),
                 to: Box::new(to.clone()),

@@ -25,11 +25,11 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
         let calls = self.travelling(task, element, weight, from)?;
-        self.fill(task, to, Held::LandedGradient(weight, calls, element))
+        self.fill(task, to, Held::ReceivedGradient(weight, calls, element))
     }
 
     pub(super) fn sum_gradient(&mut self, task: TaskId, element: ElementType, part: SumPart) -> Verdict<()> {
-        let SumPart { weight, own, landed, into, target } = part;
+        let SumPart { weight, own, received, into, target } = part;
         let calls = self.travelling(task, element, weight, own)?;
         if self.plan.weights.layout(weight).placement == Placement::Replicated {
             let name = self.name(weight);
@@ -38,7 +38,7 @@ impl Run<'_> {
             let remedy = "accumulate the gradient of a replicated weight as it is";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        self.all_landed(task, weight, &calls, element, landed)?;
+        self.all_received(task, weight, &calls, element, received)?;
         if target == SumTarget::Rows {
             return self.fill(task, into, Held::ReducedGradient(weight, calls));
         }
@@ -54,37 +54,41 @@ impl Run<'_> {
     }
 
     /// The slices of every other rank, of the gradient that `calls` made, must be there.
-    fn all_landed(
+    fn all_received(
         &self,
         task: TaskId,
         weight: WeightId,
         calls: &BTreeSet<CallId>,
         element: ElementType,
-        landed: Option<SlotId>,
+        received: Option<SlotId>,
     ) -> Verdict<()> {
-        let Some(slot) = landed else {
+        let Some(slot) = received else {
             if self.plan.weights.mesh.shards() == 1 {
                 return Ok(());
             }
             let problem =
                 format!("sums the gradient of `{}` without what other ranks give", self.name(weight));
-            return self.wrong_accumulation(task, problem, "exchange the gradient, and sum what has landed");
+            return self.wrong_accumulation(
+                task,
+                problem,
+                "exchange the gradient, and sum what was received",
+            );
         };
-        let expected = Held::LandedGradient(weight, calls.clone(), element);
+        let expected = Held::ReceivedGradient(weight, calls.clone(), element);
         if *self.slots.held(slot) == expected {
             return Ok(());
         }
-        let remedy = "exchange the gradient first; until the sum, write neither the gradient nor what has landed of it";
+        let remedy = "exchange the gradient first; until the sum, write neither the gradient nor what was received of it";
         self.wrong_gradient(task, slot, expected.describe(self.plan), remedy)
     }
 
     /// Where the other ranks' slices of what `call` made have landed, in words; `None` if no task brought them.
-    pub(super) fn landed(&self, weight: WeightId, call: CallId) -> Option<String> {
-        let has = |held: &Held| matches!(held, Held::LandedGradient(of, calls, _) if *of == weight && calls.contains(&call));
+    pub(super) fn received(&self, weight: WeightId, call: CallId) -> Option<String> {
+        let has = |held: &Held| matches!(held, Held::ReceivedGradient(of, calls, _) if *of == weight && calls.contains(&call));
         if let Some((slot, _)) = self.slots.all().find(|(_, held)| has(held)) {
             return Some(format!("it was exchanged into slot `{}` and not summed", self.slot_name(slot)));
         }
-        let was = |slot: SlotId| matches!(self.plan.arena.slot(slot).content, Content::LandedGradient(of, by, _) if (of, by) == (weight, call));
+        let was = |slot: SlotId| matches!(self.plan.arena.slot(slot).content, Content::ReceivedGradient(of, by, _) if (of, by) == (weight, call));
         let lost = |held: &Held| matches!(held, Held::Overwritten { .. });
         let (slot, _) = self.slots.all().find(|(slot, held)| lost(held) && was(*slot))?;
         let (name, holds) = (self.slot_name(slot), self.slots.describe(slot));
