@@ -1,0 +1,218 @@
+//! The sample step: every block is recorded, built and run once, forward and backward, before anything starts.
+//!
+//! Law: blocks are tried one after the other, with their first values, so one block's weights are in memory at a time.
+//! What a step of the session relies on is found out here: the forms of what goes between blocks, that gradients reach
+//! every weight and every input, and whether a block may be built once and find new values in its tensors.
+
+use std::sync::Arc;
+
+use candle_core::{DType, Result, Tensor, Var};
+use warpweft::config::{Config, pattern_matches};
+
+use crate::Error;
+use crate::blocks::{Apply, Block, Loss, LossOf, guarded};
+use crate::cut;
+use crate::dropout::{self, Place};
+use crate::error::form;
+use crate::record::{Asked, Entry, Registry, Served, record};
+use crate::slot::{Pool, Slot};
+use crate::source::Source;
+use crate::values::{Form, same_bits};
+
+/// What is tried.
+pub(crate) struct Trial<'a> {
+    pub(crate) blocks: &'a [Block],
+    pub(crate) loss: &'a LossOf,
+    pub(crate) dtype: DType,
+    pub(crate) source: Arc<Source>,
+    pub(crate) config: &'a Config,
+    pub(crate) buffers: &'a [String],
+    pub(crate) drawn: &'a [String],
+    pub(crate) unused: &'a [String],
+    pub(crate) recompute: &'a [String],
+    pub(crate) seed: u64,
+}
+
+/// A block as it was found.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BlockInfo {
+    /// Its name.
+    pub name: String,
+    /// Does backward compute it again, in place of keeping its graph?
+    pub recomputes: bool,
+    /// Is it built anew for every call, because a constructor that ran before the weights were there gave other values?
+    /// That is so where the constructor computes with weights, and where a block is random.
+    pub rebuilt: bool,
+    /// Tensors that its forward makes of weights alone, such as transposed or rounded copies. A kept graph holds them.
+    pub derived: usize,
+    /// Their bytes, of one call.
+    pub derived_bytes: usize,
+}
+
+/// The forms of a program: every block's input and the last one's output.
+pub(crate) type Forms = Vec<Form>;
+
+/// What was found.
+pub(crate) struct Found {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) asked: Vec<Asked>,
+    pub(crate) blocks: Vec<BlockInfo>,
+    /// Of every sample that was given, the first one that of training.
+    pub(crate) forms: Vec<Forms>,
+    /// Does the loss give a sum with its weight?
+    pub(crate) sums: bool,
+}
+
+/// A block with its first values.
+struct Tried<'a> {
+    block: &'a Block,
+    entries: &'a [Entry],
+    asked: &'a Asked,
+    slots: &'a [Slot],
+    apply: Apply,
+    input: Tensor,
+    output: Tensor,
+}
+
+impl Trial<'_> {
+    /// Runs all blocks on `samples`, the first of which trains with `targets`.
+    pub(crate) fn run(&self, samples: &[Tensor], targets: &Tensor) -> std::result::Result<Found, Error> {
+        let mut registry = Registry::new(self.config, self.buffers, self.drawn);
+        let (mut asked, mut blocks) = (Vec::new(), Vec::new());
+        let mut values: Vec<Tensor> = samples.to_vec();
+        let mut forms: Vec<Forms> = values.iter().map(|value| vec![Form::of(value)]).collect();
+        for (number, block) in self.blocks.iter().enumerate() {
+            let (recorded, of_block, slots, apply) =
+                record(registry, &self.source, (&block.name, self.dtype), |vb| block.build(vb));
+            registry = recorded;
+            let apply = apply?;
+            self.place(&registry.entries, &of_block, &slots).map_err(in_block(block))?;
+            let input = match number > 0 && values[0].dtype().is_float() {
+                true => Var::from_tensor(&values[0]).map_err(in_block(block))?.into_inner(),
+                false => values[0].clone(),
+            };
+            let output = self.output(block, &apply, &input)?;
+            let (entries, asked_here, slots) = (registry.entries.as_slice(), &of_block, slots.as_slice());
+            let tried = Tried { block, entries, asked: asked_here, slots, apply, input, output };
+            blocks.push(self.judge(&tried)?);
+            for (value, forms) in values.iter_mut().zip(&mut forms).skip(1) {
+                *value = self.output(block, &tried.apply, value)?.detach();
+                forms.push(Form::of(value));
+            }
+            values[0] = tried.output.detach();
+            forms[0].push(Form::of(&values[0]));
+            asked.push(of_block);
+        }
+        let sums = self.judge_loss(&values[0], targets)?;
+        Ok(Found { entries: registry.entries, asked, blocks, forms, sums })
+    }
+
+    /// Tells the dropouts of a block where they are.
+    fn place(&self, entries: &[Entry], asked: &Asked, slots: &[Slot]) -> Result<()> {
+        let place = Place { trains: true, seed: self.seed, step: 0, rank: 0, micro_batch: 0 };
+        let of_dropouts = asked.tensors.iter().zip(slots);
+        for (_, slot) in of_dropouts.filter(|(number, _)| dropout::is_state(&entries[**number].name)) {
+            slot.fill_words(&place.words())?;
+        }
+        Ok(())
+    }
+
+    fn output(&self, block: &Block, apply: &Apply, input: &Tensor) -> std::result::Result<Tensor, Error> {
+        let output = guarded(&block.name, || apply(input))?;
+        if output.dtype().is_float() && Form::of(&output).flow().is_some() && output.elem_count() > 0 {
+            return Ok(output);
+        }
+        Err(Error::Output {
+            block: block.name.clone(),
+            given: form(output.dims(), output.dtype()),
+            expected: "what goes between blocks is in F32, BF16, F16 or F64, and not empty".to_owned(),
+        })
+    }
+
+    fn judge(&self, tried: &Tried<'_>) -> std::result::Result<BlockInfo, Error> {
+        let name = &tried.block.name;
+        self.gradients_arrive(tried)?;
+        let again = self.output(tried.block, &tried.apply, &tried.input)?;
+        let random = !same_bits(&tried.output, &again).map_err(in_block(tried.block))?;
+        let recomputes = self.recompute.iter().any(|pattern| pattern_matches(pattern, name));
+        if random && recomputes {
+            return Err(Error::Random { block: name.clone() });
+        }
+        let rebuilt = random || !self.may_be_built_once(tried);
+        let (derived, derived_bytes) = cut::derived(&tried.output, &tried.input, tried.slots);
+        Ok(BlockInfo { name: name.clone(), recomputes, rebuilt, derived, derived_bytes })
+    }
+
+    /// Does a block that was built over zeros give the same bits once the values are in place?
+    fn may_be_built_once(&self, tried: &Tried<'_>) -> bool {
+        let run = || -> std::result::Result<bool, Error> {
+            let (asked, entries) = (&tried.asked.tensors, tried.entries);
+            let zeros = asked.iter().zip(tried.slots).map(|(number, first)| {
+                let entry = &entries[*number];
+                match entry.is_buffer() {
+                    true => Ok(first.clone()),
+                    false => Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains()),
+                }
+            });
+            let slots = zeros.collect::<Result<Vec<Slot>>>().map_err(in_block(tried.block))?;
+            let served = Served::new(entries, tried.asked, &slots);
+            let apply = served.build(self.dtype, |vb| tried.block.build(vb), &tried.block.name)?;
+            for (number, slot) in
+                asked.iter().zip(&slots).filter(|(number, _)| !entries[**number].is_buffer())
+            {
+                let values = self.source.values(&entries[*number]).map_err(in_block(tried.block))?;
+                slot.fill(&values, &mut Pool::default()).map_err(in_block(tried.block))?;
+            }
+            let output = self.output(tried.block, &apply, &tried.input)?;
+            same_bits(&tried.output, &output).map_err(in_block(tried.block))
+        };
+        run().unwrap_or(false)
+    }
+
+    /// Every weight that trains has a gradient, and so has the input.
+    fn gradients_arrive(&self, tried: &Tried<'_>) -> std::result::Result<(), Error> {
+        let Tried { block, entries, asked, slots, input, output, .. } = tried;
+        let gradients = output.sum_all().and_then(|sum| sum.backward()).map_err(in_block(block))?;
+        let may_be_unused = |name: &str| self.unused.iter().any(|pattern| pattern_matches(pattern, name));
+        for (number, slot) in asked.tensors.iter().zip(*slots) {
+            let entry = &entries[*number];
+            if entry.trains() && gradients.get(slot.tensor()).is_none() && !may_be_unused(&entry.name) {
+                return Err(cut::of_weight(&block.name, entry));
+            }
+        }
+        let is_cut = input.is_variable() && gradients.get(input).is_none();
+        match is_cut && !may_be_unused(&block.name) {
+            true => Err(cut::of_input(&block.name, input)),
+            false => Ok(()),
+        }
+    }
+
+    /// The loss is a scalar, and a gradient reaches the logits. Gives whether it is a sum with its weight.
+    fn judge_loss(&self, logits: &Tensor, targets: &Tensor) -> std::result::Result<bool, Error> {
+        const LOSS: &str = "loss";
+        let of_candle = |source| Error::Block { block: LOSS.to_owned(), source };
+        let logits = Var::from_tensor(logits).map_err(of_candle)?.into_inner();
+        let (value, weight) = match guarded(LOSS, || (self.loss)(&logits, targets))? {
+            Loss::Mean(mean) => (mean, None),
+            Loss::Sum { sum, weight } => (sum, Some(weight)),
+        };
+        let scalars = [Some(&value), weight.as_ref()];
+        if let Some(scalar) = scalars.into_iter().flatten().find(|scalar| scalar.elem_count() != 1) {
+            return Err(Error::Output {
+                block: LOSS.to_owned(),
+                given: form(scalar.dims(), scalar.dtype()),
+                expected: "a loss is a scalar, or a scalar sum with a scalar weight".to_owned(),
+            });
+        }
+        let gradients = value.sum_all().and_then(|value| value.backward()).map_err(of_candle)?;
+        match gradients.get(&logits) {
+            Some(_) => Ok(weight.is_some()),
+            None => Err(cut::of_input(LOSS, &logits)),
+        }
+    }
+}
+
+fn in_block(block: &Block) -> impl Fn(candle_core::Error) -> Error + '_ {
+    |source| Error::Block { block: block.name.clone(), source }
+}

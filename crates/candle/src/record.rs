@@ -1,0 +1,315 @@
+//! What constructors ask a `VarBuilder` for: names, shapes, dtypes, first values.
+//!
+//! Law: the first build of a block records what it asks for, and every later one, on whichever rank, must ask for the
+//! same and is served the same tensors. One name is one tensor: asked for again with the same shape it is the same
+//! weight, used twice; with another shape it is an error.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Error, Result, Shape, Tensor, bail};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
+use warpweft::config::{Config, pattern_matches};
+
+use crate::dropout;
+use crate::slot::{Pool, Slot};
+use crate::source::Source;
+
+/// What becomes of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// It is sharded or replicated, gets gradients, and the optimizer rewrites it.
+    Trained,
+    /// It is gathered like a weight that trains, and stays as it is.
+    Frozen,
+    /// Every rank has all of it, and no session knows of it: masks, tables, integers.
+    Buffer,
+}
+
+/// One tensor that blocks ask for.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Entry {
+    /// Its name, with all prefixes.
+    pub name: String,
+    /// Its shape. As a weight of the session it is `[first dimension, all others]`, and a vector is one row.
+    pub shape: Vec<usize>,
+    /// The dtype in which blocks see it. Masters are f32.
+    pub dtype: DType,
+    /// How it begins where nothing else was given.
+    pub init: Init,
+    /// Whether it trains.
+    pub kind: Kind,
+    /// The blocks that use it; several of them are tied by it.
+    pub blocks: Vec<String>,
+}
+
+impl Entry {
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Rows and columns of the weight.
+    pub(crate) fn matrix(&self) -> (usize, usize) {
+        match self.shape.as_slice() {
+            [] => (1, 1),
+            [columns] => (1, *columns),
+            [rows, rest @ ..] => (*rows, rest.iter().product()),
+        }
+    }
+
+    pub(crate) fn is_buffer(&self) -> bool {
+        self.kind == Kind::Buffer
+    }
+
+    pub(crate) fn trains(&self) -> bool {
+        self.kind == Kind::Trained
+    }
+}
+
+/// All tensors so far, and what decides of new ones.
+#[derive(Debug, Default)]
+pub(crate) struct Registry {
+    pub(crate) entries: Vec<Entry>,
+    numbers: HashMap<String, usize>,
+    /// Its rules say which weights are frozen.
+    config: Config,
+    buffers: Vec<String>,
+    drawn: Vec<String>,
+}
+
+/// What one block asked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    /// Numbers of the entries, in the order in which they were first asked for.
+    pub(crate) tensors: Vec<usize>,
+    /// What it was told of names that it asked about.
+    pub(crate) contains: HashMap<String, bool>,
+}
+
+impl Registry {
+    /// Without tensors; `buffers` and `drawn` are patterns of names.
+    pub(crate) fn new(config: &Config, buffers: &[String], drawn: &[String]) -> Self {
+        let (config, buffers, drawn) = (config.clone(), buffers.to_vec(), drawn.to_vec());
+        Self { config, buffers, drawn, ..Self::default() }
+    }
+}
+
+/// The backend of the first build of one block.
+struct Recorder(Arc<Mutex<Recording>>);
+
+struct Recording {
+    block: String,
+    registry: Registry,
+    source: Arc<Source>,
+    asked: Asked,
+    slots: HashMap<usize, Slot>,
+}
+
+/// Runs `build` over a recording builder; gives back the registry, what was asked for, and the tensors with their first
+/// values, in the same order.
+pub(crate) fn record<R>(
+    registry: Registry,
+    source: &Arc<Source>,
+    (block, dtype): (&str, DType),
+    build: impl FnOnce(VarBuilder<'static>) -> R,
+) -> (Registry, Asked, Vec<Slot>, R) {
+    let recording = Recording {
+        block: block.to_owned(),
+        registry,
+        source: Arc::clone(source),
+        asked: Asked::default(),
+        slots: HashMap::new(),
+    };
+    let recording = Arc::new(Mutex::new(recording));
+    let backend = Box::new(Recorder(Arc::clone(&recording)));
+    let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
+    let mut recording = locked(&recording);
+    let (registry, asked) = (std::mem::take(&mut recording.registry), std::mem::take(&mut recording.asked));
+    let slots = asked.tensors.iter().filter_map(|number| recording.slots.get(number).cloned()).collect();
+    (registry, asked, slots, built)
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Recording {
+    /// The tensor of that name, new or known.
+    fn tensor(&mut self, name: &str, shape: &[usize], (init, dtype): (Init, DType)) -> Result<Tensor> {
+        let number = match self.registry.numbers.get(name) {
+            Some(number) => *number,
+            None => self.add(name, shape, (init, dtype))?,
+        };
+        let entry = &mut self.registry.entries[number];
+        if entry.shape != shape || entry.dtype != dtype {
+            bail!(
+                "tensor `{name}` is {:?} of {:?} in block `{}`, and {shape:?} of {dtype:?} here; one name is one \
+                 weight, so give the other a name of its own (`vb.pp(…)`)",
+                entry.shape,
+                entry.dtype,
+                entry.blocks.join("`, `")
+            );
+        }
+        if !entry.blocks.contains(&self.block) {
+            entry.blocks.push(self.block.clone());
+        }
+        if let Some(slot) = self.slots.get(&number) {
+            return Ok(slot.tensor().clone());
+        }
+        let slot = first_values(entry, &self.source)?;
+        let tensor = slot.tensor().clone();
+        self.slots.insert(number, slot);
+        self.asked.tensors.push(number);
+        Ok(tensor)
+    }
+
+    fn add(&mut self, name: &str, shape: &[usize], (init, dtype): (Init, DType)) -> Result<usize> {
+        let matches = |patterns: &[String]| patterns.iter().any(|pattern| pattern_matches(pattern, name));
+        let registry = &mut self.registry;
+        match self.source.shape(name) {
+            Some(given) if given != shape => {
+                bail!("tensor `{name}` is given in shape {given:?}, and asked for in {shape:?}")
+            }
+            None if self.source.is_strict() && !matches(&registry.drawn) && !dropout::is_state(name) => {
+                bail!("the files have no tensor `{name}`; `drawn(\"{name}\")` lets it begin as its Init says")
+            }
+            Some(_) | None => {}
+        }
+        let kind = match dtype {
+            _ if matches(&registry.buffers) => Kind::Buffer,
+            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => {
+                match registry.config.weight_settings(name).frozen.unwrap_or(false) {
+                    true => Kind::Frozen,
+                    false => Kind::Trained,
+                }
+            }
+            _ => Kind::Buffer,
+        };
+        let number = registry.entries.len();
+        let (name, shape, blocks) = (name.to_owned(), shape.to_vec(), Vec::new());
+        registry.numbers.insert(name.clone(), number);
+        registry.entries.push(Entry { name, shape, dtype, init, kind, blocks });
+        Ok(number)
+    }
+}
+
+/// A tensor with its first values.
+pub(crate) fn first_values(entry: &Entry, source: &Source) -> Result<Slot> {
+    let slot = Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains())?;
+    match entry.dtype {
+        DType::F32 | DType::F64 | DType::BF16 | DType::F16 => {
+            slot.fill(&source.values(entry)?, &mut Pool::default())?;
+            Ok(slot)
+        }
+        _ if dropout::is_state(&entry.name) => Ok(slot),
+        // Integers are exact as f32 up to 2^24; what is larger was not written by a trainer of weights.
+        dtype => {
+            let values = Tensor::from_vec(source.values(entry)?, entry.shape.as_slice(), &Device::Cpu)?;
+            Ok(Slot::of(values.to_dtype(dtype)?))
+        }
+    }
+}
+
+impl SimpleBackend for Recorder {
+    fn get(&self, shape: Shape, name: &str, init: Init, dtype: DType, _: &Device) -> Result<Tensor> {
+        locked(&self.0).tensor(name, shape.dims(), (init, dtype))
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> Result<Tensor> {
+        let mut recording = locked(&self.0);
+        let known =
+            recording.registry.numbers.get(name).map(|number| recording.registry.entries[*number].clone());
+        let shape = known.map(|entry| entry.shape).or_else(|| recording.source.shape(name));
+        let Some(shape) = shape else {
+            bail!(
+                "`get_unchecked` of tensor `{name}`, of which neither files nor a block say the shape; use `get`"
+            );
+        };
+        recording.tensor(name, &shape, (Init::default(), dtype))
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        let mut recording = locked(&self.0);
+        let found = recording.registry.numbers.contains_key(name) || recording.source.shape(name).is_some();
+        recording.asked.contains.insert(name.to_owned(), found);
+        found
+    }
+}
+
+/// The backend of every later build of a block: what the first one asked for, and nothing else.
+pub(crate) struct Served {
+    tensors: HashMap<String, Tensor>,
+    contains: HashMap<String, bool>,
+    left: Mutex<BTreeSet<String>>,
+}
+
+impl Served {
+    /// Serves `slots`, which are those of the tensors asked for, in their order.
+    pub(crate) fn new(entries: &[Entry], asked: &Asked, slots: &[Slot]) -> Self {
+        let names = asked.tensors.iter().map(|number| entries[*number].name.clone());
+        let left = Mutex::new(names.clone().collect());
+        let tensors = names.zip(slots).map(|(name, slot)| (name, slot.tensor().clone())).collect();
+        Self { tensors, contains: asked.contains.clone(), left }
+    }
+
+    /// Builds over it, and sees that everything was asked for.
+    pub(crate) fn build<R>(
+        self,
+        dtype: DType,
+        build: impl FnOnce(VarBuilder<'static>) -> std::result::Result<R, crate::Error>,
+        block: &str,
+    ) -> std::result::Result<R, crate::Error> {
+        let shared = Arc::new(self);
+        let backend = Box::new(SharedServed(Arc::clone(&shared)));
+        let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu))?;
+        match locked(&shared.left).first() {
+            None => Ok(built),
+            Some(name) => Err(crate::Error::Block {
+                block: block.to_owned(),
+                source: Error::Msg(format!(
+                    "tensor `{name}` was not asked for again; a constructor must ask for the same tensors each time, \
+                     on every rank"
+                )),
+            }),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<&Tensor> {
+        locked(&self.left).remove(name);
+        let found = self.tensors.get(name);
+        found.ok_or_else(|| {
+            Error::Msg(format!(
+                "tensor `{name}` was not asked for when the block was recorded; a constructor must ask for the same \
+                 tensors each time, on every rank"
+            ))
+        })
+    }
+}
+
+struct SharedServed(Arc<Served>);
+
+impl SimpleBackend for SharedServed {
+    fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, _: &Device) -> Result<Tensor> {
+        let tensor = self.0.find(name)?;
+        if tensor.shape() != &shape || tensor.dtype() != dtype {
+            bail!(
+                "tensor `{name}` was {:?} of {:?} when the block was recorded, and is asked for as {shape:?} of \
+                 {dtype:?}",
+                tensor.shape(),
+                tensor.dtype()
+            );
+        }
+        Ok(tensor.clone())
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> Result<Tensor> {
+        self.0.find(name).cloned()
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.0.contains.get(name).copied().unwrap_or(false)
+    }
+}

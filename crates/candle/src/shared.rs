@@ -1,0 +1,119 @@
+//! What all ranks share, and a block as one rank has it.
+//!
+//! Law: what is shared never changes. A rank has tensors of its own for the weights of every block, also for one that
+//! two blocks share: each block's backward gives a gradient of its own.
+
+use std::collections::HashMap;
+
+use candle_core::{DType, Tensor};
+use warpweft::compute::{ComputeContext, ComputeError};
+use warpweft::config::pattern_matches;
+use warpweft::prelude::CpuSurface;
+
+use crate::Error;
+use crate::blocks::{Apply, Block, LossOf};
+use crate::error::form as in_words;
+use crate::probe::{BlockInfo, Forms};
+use crate::record::{Asked, Entry, Served};
+use crate::slot::{Pool, Slot};
+use crate::values::Form;
+
+/// What all ranks share.
+pub(crate) struct Shared {
+    pub(crate) blocks: Vec<Block>,
+    pub(crate) found: Vec<BlockInfo>,
+    pub(crate) asked: Vec<Asked>,
+    pub(crate) entries: Vec<Entry>,
+    /// The values of buffers, by the number of their entry.
+    pub(crate) buffers: HashMap<usize, Tensor>,
+    pub(crate) loss: LossOf,
+    pub(crate) dtype: DType,
+    pub(crate) seed: u64,
+    pub(crate) unused: Vec<String>,
+    /// Of every program: its samples a part, the forms of its flows, and that of its targets.
+    pub(crate) programs: HashMap<&'static str, Shape>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Shared").field("blocks", &self.found).finish_non_exhaustive()
+    }
+}
+
+/// The forms of one program.
+pub(crate) struct Shape {
+    pub(crate) samples: usize,
+    pub(crate) forms: Forms,
+    pub(crate) targets: Form,
+}
+
+/// A block on a rank.
+pub(crate) struct Built {
+    /// `None` of a block that is built for every call.
+    pub(crate) apply: Option<Apply>,
+    /// Of what the block asked for, in that order.
+    pub(crate) slots: Vec<Slot>,
+}
+
+impl Built {
+    /// Builds it, unless it is built for every call.
+    pub(crate) fn new(shared: &Shared, number: usize) -> Result<Self, Error> {
+        let name = &shared.blocks[number].name;
+        let of_candle = |source| Error::Block { block: name.clone(), source };
+        let slot = |number: &usize| {
+            let entry = &shared.entries[*number];
+            match shared.buffers.get(number) {
+                Some(tensor) => Ok(Slot::of(tensor.clone())),
+                None => Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains()),
+            }
+        };
+        let asked = &shared.asked[number];
+        let slots = asked.tensors.iter().map(slot).collect::<candle_core::Result<_>>().map_err(of_candle)?;
+        let mut built = Self { apply: None, slots };
+        if !shared.found[number].rebuilt {
+            built.apply = Some(built.build(shared, number)?);
+        }
+        for (number, slot) in asked.tensors.iter().zip(&built.slots) {
+            if !shared.entries[*number].is_buffer() {
+                slot.empty(&mut Pool::default()).map_err(of_candle)?;
+            }
+        }
+        Ok(built)
+    }
+
+    /// Its closure over its tensors as they are now.
+    pub(crate) fn build(&self, shared: &Shared, number: usize) -> Result<Apply, Error> {
+        let block = &shared.blocks[number];
+        let served = Served::new(&shared.entries, &shared.asked[number], &self.slots);
+        served.build(shared.dtype, |vb| block.build(vb), &block.name)
+    }
+}
+
+impl Shared {
+    /// The forms of the program that a call is of.
+    pub(crate) fn shape(&self, context: &ComputeContext<'_, CpuSurface>) -> Result<&Shape, ComputeError> {
+        let program = context.program();
+        let found = self.programs.get(program);
+        found.ok_or_else(|| ComputeError::closure(format!("program `{program}` is not one of these blocks")))
+    }
+
+    pub(crate) fn may_be_unused(&self, name: &str) -> bool {
+        self.unused.iter().any(|pattern| pattern_matches(pattern, name))
+    }
+}
+
+impl Shape {
+    /// A form for fewer samples.
+    pub(crate) fn part(&self, form: &Form, samples: usize, block: &str) -> Result<Form, ComputeError> {
+        if samples == self.samples {
+            return Ok(form.clone());
+        }
+        form.part(samples, self.samples).ok_or_else(|| {
+            ComputeError::closure(format!(
+                "block `{block}`: {} cannot be cut into {} samples, so a batch must be whole here",
+                in_words(&form.dims, form.dtype),
+                self.samples
+            ))
+        })
+    }
+}

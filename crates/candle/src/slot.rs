@@ -1,0 +1,138 @@
+//! Tensors whose memory is put in place for a call and taken out behind it.
+//!
+//! Law: a slot is one tensor for as long as its block lives, so that closures and graphs that hold it find new values
+//! in it. Between calls it has no memory: a graph that is kept from forward to backward holds activations, not weights.
+//! Whoever reads an empty slot gets candle's error or a panic, never old values.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::mem;
+
+use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor, Var, bail};
+use warpweft::{bf16, f16};
+
+/// One tensor without memory of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Slot {
+    tensor: Tensor,
+}
+
+/// Memory that slots leave for the next of their size.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    free: HashMap<usize, Vec<Vec<f32>>>,
+}
+
+/// Exchanges a tensor's storage.
+struct Swap(RefCell<CpuStorage>);
+
+impl InplaceOp1 for Swap {
+    fn name(&self) -> &'static str {
+        "the exchange of a weight's memory"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+        mem::swap(storage, &mut self.0.borrow_mut());
+        Ok(())
+    }
+}
+
+impl Slot {
+    /// A slot of zeros; its gradient can be asked for if it is variable.
+    pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, variable: bool) -> Result<Self> {
+        let shape = shape.into();
+        let tensor = match variable {
+            true => Var::zeros(shape, dtype, &Device::Cpu)?.into_inner(),
+            false => Tensor::zeros(shape, dtype, &Device::Cpu)?,
+        };
+        Ok(Self { tensor })
+    }
+
+    /// A slot that keeps its memory.
+    pub(crate) const fn of(tensor: Tensor) -> Self {
+        Self { tensor }
+    }
+
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Puts `values` in place, rounded to the tensor's dtype.
+    pub(crate) fn fill(&self, values: &[f32], pool: &mut Pool) -> Result<()> {
+        if values.len() != self.tensor.elem_count() {
+            bail!("{} values for a tensor of shape {:?}", values.len(), self.tensor.dims());
+        }
+        let each = || values.iter().copied();
+        let storage = match self.tensor.dtype() {
+            DType::F32 => {
+                let mut memory = pool.free.get_mut(&values.len()).and_then(Vec::pop).unwrap_or_default();
+                memory.clear();
+                memory.extend_from_slice(values);
+                CpuStorage::F32(memory)
+            }
+            DType::F64 => CpuStorage::F64(each().map(f64::from).collect()),
+            DType::BF16 => CpuStorage::BF16(each().map(bf16::from_f32).collect()),
+            DType::F16 => CpuStorage::F16(each().map(f16::from_f32).collect()),
+            other => bail!("a weight of dtype {other:?}"),
+        };
+        self.swap(storage, pool)
+    }
+
+    /// Puts words in place, of a slot of u32.
+    pub(crate) fn fill_words(&self, words: &[u32]) -> Result<()> {
+        self.swap(CpuStorage::U32(words.to_vec()), &mut Pool::default())
+    }
+
+    /// Takes the memory out.
+    pub(crate) fn empty(&self, pool: &mut Pool) -> Result<()> {
+        let storage = match self.tensor.dtype() {
+            DType::F32 => CpuStorage::F32(Vec::new()),
+            DType::F64 => CpuStorage::F64(Vec::new()),
+            DType::BF16 => CpuStorage::BF16(Vec::new()),
+            DType::F16 => CpuStorage::F16(Vec::new()),
+            _ => return Ok(()),
+        };
+        self.swap(storage, pool)
+    }
+
+    fn swap(&self, storage: CpuStorage, pool: &mut Pool) -> Result<()> {
+        let swap = Swap(RefCell::new(storage));
+        self.tensor.inplace_op1(&swap)?;
+        if let CpuStorage::F32(memory) = swap.0.into_inner()
+            && !memory.is_empty()
+        {
+            pool.free.entry(memory.len()).or_default().push(memory);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Storage;
+
+    #[test]
+    fn a_graph_whose_weight_was_emptied_and_filled_again_has_the_gradients_of_one_that_kept_it() -> Result<()>
+    {
+        let (mut pool, values) = (Pool::default(), [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let slot = Slot::zeros((2, 3), DType::F32, true)?;
+        slot.fill(&values, &mut pool)?;
+        let x = Var::new(&[[1.0_f32, -1.0, 2.0]], &Device::Cpu)?;
+        let y = x.matmul(&slot.tensor().t()?)?.silu()?;
+        let expected = y.sum_all()?.backward()?;
+        slot.empty(&mut pool)?;
+        let held = match &*slot.tensor().storage_and_layout().0 {
+            Storage::Cpu(CpuStorage::F32(values)) => values.len(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(held, 0);
+        slot.fill(&values, &mut pool)?;
+        let again = y.sum_all()?.backward()?;
+        for of in [x.as_tensor(), slot.tensor()] {
+            let (expected, again) = (expected.get(of).unwrap(), again.get(of).unwrap());
+            assert_eq!(expected.to_vec2::<f32>()?, again.to_vec2::<f32>()?);
+        }
+        Ok(())
+    }
+}
