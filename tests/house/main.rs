@@ -43,13 +43,13 @@ fn no_comment_is_wider_than_a_screen() {
     assert!(wide.is_empty(), "wrap these at 110 columns:\n{}", wide.join("\n"));
 }
 
-/// What a function gives is its name.
+/// What a function gives is its name; but for the methods of candle's `SimpleBackend`.
 #[test]
 fn no_name_of_a_function_begins_with_get() {
     let mut files = Vec::new();
     FOLDERS.iter().for_each(|folder| sources(&root().join(folder), &mut files));
     let has_one = |file: &PathBuf| {
-        let text = std::fs::read_to_string(file).unwrap();
+        let text = std::fs::read_to_string(file).unwrap().replace(concat!("fn ", "get_unchecked"), "");
         text.contains(concat!("fn ", "get_"))
     };
     let found: Vec<_> = files.iter().filter(|file| has_one(file)).collect();
