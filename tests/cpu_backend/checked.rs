@@ -144,7 +144,7 @@ fn a_wait_for_an_event_nothing_recorded_is_a_hazard() {
 fn an_event_recorded_twice_is_a_hazard() {
     let Chain { mut plan, .. } = chain();
     plan.script.push(Do::Record(COMPUTE, EventId::new(0)));
-    assert_parts(verdict(plan), &["lane 0 records event 0", "captured before"]);
+    assert_parts(verdict(plan), &["lane 0 records event 0", "recorded before"]);
 }
 
 #[test]
