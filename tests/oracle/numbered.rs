@@ -265,7 +265,7 @@ fn parts() -> Vec<Part> {
     parts
 }
 
-/// `examples/shared/program.rs` over the layers of `examples/candle`, for `samples` on a rank. Where a
+/// `examples/shared/program.rs` over the layers of `examples/candle_on_a_gpu`, for `samples` on a rank. Where a
 /// layer's graph is kept from forward to backward, backward uses no weight again.
 fn bytes(format: Format, samples: usize, keeps_graph: bool) -> Declared {
     let (parts, mut model) = (parts(), Model::builder());
