@@ -1,0 +1,13 @@
+//! What the programs in `bin/` train: two models in plain candle, and a text.
+//!
+//! The models know nothing of ranks, shards and formats. Of each model there are two programs, one for one device and
+//! one for several ranks, which differ by a few lines:
+//!
+//! | model | one device | sharded |
+//! |---|---|---|
+//! | `model.rs`, a few layers | `bin/alone.rs` | |
+//! | `llama.rs`, a Llama | `bin/llama_alone.rs` | |
+
+pub mod llama;
+pub mod model;
+pub mod text;
