@@ -69,9 +69,7 @@ impl Cache {
         let speeds = Tensor::from_iter(speeds, vb.device())?.reshape((1, ()))?;
         let places = Tensor::arange(0, length as u32, vb.device())?.to_dtype(DType::F32)?;
         let angles = places.reshape((length, 1))?.matmul(&speeds)?;
-        // A checkpoint may have these tables.
-        let cosines = vb.get((length, width / 2), "freq_cis_real").or_else(|_| angles.cos())?;
-        let sines = vb.get((length, width / 2), "freq_cis_imag").or_else(|_| angles.sin())?;
+        let (cosines, sines) = (angles.cos()?, angles.sin()?);
         let later = |at: usize| if at % length > at / length { f32::NEG_INFINITY } else { 0.0 };
         let mask = Tensor::from_iter((0..length * length).map(later), vb.device())?;
         Ok(Self { cosines, sines, mask: mask.reshape((length, length))? })
@@ -179,8 +177,8 @@ impl Block {
     /// # Errors
     /// If the input has another shape.
     pub fn forward(&self, x: &Tensor, cache: &Cache) -> Result<Tensor> {
-        let x = (self.attention.forward(&self.before_attention.forward(x)?, cache)? + x)?;
-        self.gated.forward(&self.before_gated.forward(&x)?)? + x
+        let x = (self.attention.forward(&self.before_attention.forward_diff(x)?, cache)? + x)?;
+        self.gated.forward(&self.before_gated.forward_diff(&x)?)? + x
     }
 }
 
@@ -226,7 +224,7 @@ impl Head {
 
 impl Module for Head {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.map.forward(&self.norm.forward(x)?)
+        self.map.forward(&self.norm.forward_diff(x)?)
     }
 }
 

@@ -1,11 +1,14 @@
-//! The Llama has the logits of candle's own.
+//! The Llama has the logits of candle's own, and learns with every weight.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashMap;
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_example::llama::{Cache, Config, Llama};
 use candle_example::text;
-use candle_nn::{VarBuilder, VarMap};
+use candle_nn::loss::cross_entropy;
+use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use candle_transformers::models::llama2_c;
 
 fn new() -> Result<(VarMap, Llama, Cache)> {
@@ -14,6 +17,10 @@ fn new() -> Result<(VarMap, Llama, Cache)> {
     let cache = Cache::new(&config, vb.pp("rot"))?;
     let model = Llama::load(vb, &config)?;
     Ok((weights, model, cache))
+}
+
+fn loss(model: &Llama, cache: &Cache, (x, y): &(Tensor, Tensor)) -> Result<Tensor> {
+    cross_entropy(&model.forward(x, cache)?.flatten_to(1)?, &y.flatten_all()?)
 }
 
 #[test]
@@ -43,5 +50,27 @@ fn logits_are_those_of_candles_own() -> Result<()> {
         let apart = (ours - theirs)?.abs()?.max_all()?.to_scalar::<f32>()?;
         assert!(apart < 1e-4, "{apart} for {length} tokens");
     }
+    Ok(())
+}
+
+#[test]
+fn every_weight_has_a_gradient_in_the_first_step_and_the_loss_falls() -> Result<()> {
+    let (weights, model, cache) = new()?;
+    let mut optimizer = AdamW::new(weights.all_vars(), ParamsAdamW { lr: 3e-3, ..ParamsAdamW::default() })?;
+    let mut losses = Vec::new();
+    for step in 0..40 {
+        let loss = loss(&model, &cache, &text::windows(step, 8, Config::SMALL.length)?)?;
+        let gradients = loss.backward()?;
+        if step == 0 {
+            for (name, weight) in weights.data().lock().unwrap().iter() {
+                let gradient = gradients.get(weight).unwrap_or_else(|| panic!("{name} has no gradient"));
+                let largest = gradient.abs()?.max_all()?.to_scalar::<f32>()?;
+                assert!(largest > 0.0 && largest.is_finite(), "the gradient of {name} is {largest}");
+            }
+        }
+        optimizer.step(&gradients)?;
+        losses.push(loss.to_scalar::<f32>()?);
+    }
+    assert!(losses[39] < 0.6 * losses[0], "{losses:?}");
     Ok(())
 }
