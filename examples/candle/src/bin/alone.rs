@@ -8,7 +8,7 @@ use candle_example::text;
 use candle_nn::loss::cross_entropy;
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap};
 
-const STEPS: usize = 100;
+const STEPS: usize = 60;
 const SAMPLES: usize = 128;
 
 fn main() -> Result<()> {

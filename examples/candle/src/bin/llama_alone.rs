@@ -8,7 +8,7 @@ use candle_example::llama::{Cache, Config, Llama};
 use candle_example::text;
 use candle_nn::{AdamW, Optimizer, ParamsAdamW, VarBuilder, VarMap, loss};
 
-const STEPS: usize = 120;
+const STEPS: usize = 60;
 const SAMPLES: usize = 8;
 
 fn cross_entropy(logits: &Tensor, y: &Tensor) -> Result<Tensor> {
@@ -29,7 +29,7 @@ fn main() -> Result<()> {
         optimizer.backward_step(&loss)?;
         let loss: f32 = loss.to_scalar()?;
         println!("step {step:3}  loss {loss:.4}");
-        if step % 40 == 39 {
+        if step % 20 == 19 {
             let (x, y) = text::held_out(SAMPLES, config.length)?;
             let loss = cross_entropy(&model.forward(&x, &cache)?, &y)?;
             let loss: f32 = loss.to_scalar()?;
