@@ -5,9 +5,14 @@
 //!
 //! | model | one device | sharded |
 //! |---|---|---|
-//! | `model.rs`, a few layers | `bin/alone.rs` | |
-//! | `llama.rs`, a Llama | `bin/llama_alone.rs` | |
+//! | `model.rs`, a few layers | `bin/alone.rs` | `bin/sharded.rs` |
+//! | `llama.rs`, a Llama | `bin/llama_alone.rs` | `bin/llama_sharded.rs` |
 
 pub mod llama;
 pub mod model;
 pub mod text;
+
+/// The programs of the page, which the library's own tests cannot compile.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/from-candle.md")]
+mod from_candle {}
