@@ -173,7 +173,7 @@ pub mod config {
     #[doc(inline)]
     pub use warpweft_session::config::{
         Backward, ByteSize, CallList, Capture, Columnwise, Config, ConfigError, Declared, Masters, Moments,
-        OptimizerConfig, Prefetch, Scaling, Transport,
+        OptimizerConfig, Prefetch, Scaling, Transport, WeightRule,
     };
 }
 

@@ -93,7 +93,7 @@ impl Blocks {
         Self { input, targets, every: Vec::new(), outputs, blocks: Vec::new() }
     }
 
-    /// Adds a block behind the others.
+    /// Adds a block after the others.
     pub fn block(&mut self, block: Block) -> &mut Self {
         self.blocks.push(block);
         self

@@ -17,7 +17,7 @@ pub struct Job {
     pub weights: Vec<WeightId>,
     /// The inputs that every call reads, in the order of [`Blocks::every`](crate::Blocks::every).
     pub every: Vec<BufferId>,
-    /// Does the block's backward run in this step, in this call or behind it? It does where the block or one before it
+    /// Does the block's backward run in this step, in this call or after it? It does where the block or one before it
     /// has a weight that trains.
     pub trains: bool,
     /// What it does.
@@ -73,13 +73,13 @@ pub struct At<'a, S: Surface> {
     pub weights: &'a [WeightId],
     /// The inputs that every call reads.
     pub every: &'a [BufferId],
-    /// Does the block's backward run in this step, in this call or behind it?
+    /// Does the block's backward run in this step, in this call or after it?
     pub trains: bool,
     /// Lends memory.
     pub context: &'a ComputeContext<'a, S>,
 }
 
-/// What a trainer implements, one value a rank: the passes of all its blocks.
+/// What a user implements, one value a rank: the passes of all its blocks.
 pub trait Passes<S: Surface> {
     /// Writes a block's output. Also of the last block, in a program that predicts.
     ///

@@ -1,6 +1,6 @@
 //! Blocks as the user gives them: a constructor over a `VarBuilder`, which returns a closure over tensors.
 //!
-//! Law: a constructor is called anew on every rank and must ask for the same tensors each time. A panic in it or in
+//! Law: a constructor is called anew on every rank and must request the same tensors each time. A panic in it or in
 //! its closure is an error that names the block, and ends nothing else.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -50,7 +50,7 @@ pub enum Error {
         /// What was expected, and what to do.
         expected: String,
     },
-    /// A block that is random was to be computed again in backward.
+    /// A block that is random was to be recomputed in backward.
     #[error(
         "block `{block}` gives other values when it is called again with the same input, so backward cannot compute it \
          again; replace candle's Dropout by `warpweft_candle::Dropout`, or leave `recompute` away, which keeps its \
@@ -84,7 +84,7 @@ pub enum Error {
         /// What to do.
         advice: &'static str,
     },
-    /// The weight of a loss, which is asked for before the step, is another in the step.
+    /// The weight of a loss, which is requested before the step, is another in the step.
     #[error(
         "the loss has weight {given} in the step, and {expected} with logits of zeros: a weight must follow from the \
          targets alone, because gradients are divided by that of the whole batch before it is known otherwise"
@@ -113,7 +113,7 @@ pub enum Error {
         /// Why there is none.
         reason: String,
     },
-    /// What was asked for was not declared.
+    /// What was requested was not declared.
     #[error("{what}; {advice}")]
     Undeclared {
         /// What is missing.

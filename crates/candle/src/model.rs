@@ -136,7 +136,7 @@ impl ShardedModel {
         Tensor::cat(&outputs, 0).map_err(Error::candle("the prediction"))
     }
 
-    /// All tensors that blocks ask for, in the order in which they first did.
+    /// All tensors that blocks request, in the order in which they first did.
     #[must_use]
     pub fn tensors(&self) -> &[Entry] {
         &self.shared.entries
@@ -210,12 +210,12 @@ impl ShardedModel {
     /// The gradient of a weight in the last step, the mean over the whole batch, not clipped.
     ///
     /// # Errors
-    /// [`Error::NoGradient`] for a frozen weight, a buffer, or a name that no block asks for; what the session says.
+    /// [`Error::NoGradient`] for a frozen weight, a buffer, or a name that no block requests; what the session says.
     pub async fn gradient(&mut self, name: &str) -> Result<Tensor, Error> {
         let refuse = |reason: String| Error::NoGradient { tensor: name.to_owned(), reason };
         let entry = self.shared.entries.iter().find(|entry| entry.name == name);
         let entry = entry
-            .ok_or_else(|| refuse("no block asks for it; `ShardedModel::tensors` lists all".to_owned()))?;
+            .ok_or_else(|| refuse("no block requests it; `ShardedModel::tensors` lists all".to_owned()))?;
         let blocks = entry.blocks.join("`, `");
         match entry.kind {
             Kind::Trained => {}

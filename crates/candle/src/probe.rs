@@ -7,14 +7,15 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Result, Tensor, Var};
-use warpweft::config::{Config, pattern_matches};
+use warpweft::config::Config;
+use warpweft_base::pattern::pattern_matches;
 
 use crate::Error;
 use crate::blocks::{Apply, Block, Loss, LossOf, guarded};
 use crate::cut;
 use crate::dropout::{self, Place};
 use crate::error::form;
-use crate::record::{Asked, Entry, Registry, Served, record};
+use crate::record::{Entry, Registry, Requested, Served, record};
 use crate::slot::{Pool, Slot};
 use crate::source::Source;
 use crate::values::{Form, same_bits};
@@ -56,7 +57,7 @@ pub(crate) type Forms = Vec<Form>;
 /// What was found.
 pub(crate) struct Found {
     pub(crate) entries: Vec<Entry>,
-    pub(crate) asked: Vec<Asked>,
+    pub(crate) requested: Vec<Requested>,
     pub(crate) blocks: Vec<BlockInfo>,
     /// Of every sample that was given, the first one that of training.
     pub(crate) forms: Vec<Forms>,
@@ -68,7 +69,7 @@ pub(crate) struct Found {
 struct Tried<'a> {
     block: &'a Block,
     entries: &'a [Entry],
-    asked: &'a Asked,
+    requested: &'a Requested,
     slots: &'a [Slot],
     apply: Apply,
     input: Tensor,
@@ -79,7 +80,7 @@ impl Trial<'_> {
     /// Runs all blocks on `samples`, the first of which trains with `targets`.
     pub(crate) fn run(&self, samples: &[Tensor], targets: &Tensor) -> std::result::Result<Found, Error> {
         let mut registry = Registry::new(self.config, self.buffers, self.drawn);
-        let (mut asked, mut blocks) = (Vec::new(), Vec::new());
+        let (mut requested, mut blocks) = (Vec::new(), Vec::new());
         let mut values: Vec<Tensor> = samples.to_vec();
         let mut forms: Vec<Forms> = values.iter().map(|value| vec![Form::of(value)]).collect();
         for (number, block) in self.blocks.iter().enumerate() {
@@ -93,8 +94,8 @@ impl Trial<'_> {
                 false => values[0].clone(),
             };
             let output = self.output(block, &apply, &input)?;
-            let (entries, asked_here, slots) = (registry.entries.as_slice(), &of_block, slots.as_slice());
-            let tried = Tried { block, entries, asked: asked_here, slots, apply, input, output };
+            let (entries, requested_here, slots) = (registry.entries.as_slice(), &of_block, slots.as_slice());
+            let tried = Tried { block, entries, requested: requested_here, slots, apply, input, output };
             blocks.push(self.judge(&tried)?);
             for (value, forms) in values.iter_mut().zip(&mut forms).skip(1) {
                 *value = self.output(block, &tried.apply, value)?.detach();
@@ -102,16 +103,16 @@ impl Trial<'_> {
             }
             values[0] = tried.output.detach();
             forms[0].push(Form::of(&values[0]));
-            asked.push(of_block);
+            requested.push(of_block);
         }
         let sums = self.judge_loss(&values[0], targets)?;
-        Ok(Found { entries: registry.entries, asked, blocks, forms, sums })
+        Ok(Found { entries: registry.entries, requested, blocks, forms, sums })
     }
 
     /// Tells the dropouts of a block where they are.
-    fn place(&self, entries: &[Entry], asked: &Asked, slots: &[Slot]) -> Result<()> {
+    fn place(&self, entries: &[Entry], requested: &Requested, slots: &[Slot]) -> Result<()> {
         let place = Place { trains: true, seed: self.seed, step: 0, rank: 0, micro_batch: 0 };
-        let of_dropouts = asked.tensors.iter().zip(slots);
+        let of_dropouts = requested.tensors.iter().zip(slots);
         for (_, slot) in of_dropouts.filter(|(number, _)| dropout::is_state(&entries[**number].name)) {
             slot.fill_words(&place.words())?;
         }
@@ -147,8 +148,8 @@ impl Trial<'_> {
     /// Does a block that was built over zeros give the same bits once the values are in place?
     fn may_be_built_once(&self, tried: &Tried<'_>) -> bool {
         let run = || -> std::result::Result<bool, Error> {
-            let (asked, entries) = (&tried.asked.tensors, tried.entries);
-            let zeros = asked.iter().zip(tried.slots).map(|(number, first)| {
+            let (requested, entries) = (&tried.requested.tensors, tried.entries);
+            let zeros = requested.iter().zip(tried.slots).map(|(number, first)| {
                 let entry = &entries[*number];
                 match entry.is_buffer() {
                     true => Ok(first.clone()),
@@ -156,10 +157,10 @@ impl Trial<'_> {
                 }
             });
             let slots = zeros.collect::<Result<Vec<Slot>>>().map_err(in_block(tried.block))?;
-            let served = Served::new(entries, tried.asked, &slots);
+            let served = Served::new(entries, tried.requested, &slots);
             let apply = served.build(self.dtype, |vb| tried.block.build(vb), &tried.block.name)?;
             for (number, slot) in
-                asked.iter().zip(&slots).filter(|(number, _)| !entries[**number].is_buffer())
+                requested.iter().zip(&slots).filter(|(number, _)| !entries[**number].is_buffer())
             {
                 let values = self.source.values(&entries[*number]).map_err(in_block(tried.block))?;
                 slot.fill(&values, &mut Pool::default()).map_err(in_block(tried.block))?;
@@ -172,10 +173,10 @@ impl Trial<'_> {
 
     /// Every weight that trains has a gradient, and so has the input.
     fn gradients_arrive(&self, tried: &Tried<'_>) -> std::result::Result<(), Error> {
-        let Tried { block, entries, asked, slots, input, output, .. } = tried;
+        let Tried { block, entries, requested, slots, input, output, .. } = tried;
         let gradients = output.sum_all().and_then(|sum| sum.backward()).map_err(in_block(block))?;
         let may_be_unused = |name: &str| self.unused.iter().any(|pattern| pattern_matches(pattern, name));
-        for (number, slot) in asked.tensors.iter().zip(*slots) {
+        for (number, slot) in requested.tensors.iter().zip(*slots) {
             let entry = &entries[*number];
             if entry.trains() && gradients.get(slot.tensor()).is_none() && !may_be_unused(&entry.name) {
                 return Err(cut::of_weight(&block.name, entry));

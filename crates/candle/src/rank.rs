@@ -63,7 +63,7 @@ impl Rank {
             micro_batch: at.context.micro_batch().index() as u32,
         };
         let mut weights = at.weights.iter();
-        for (number, slot) in shared.asked[at.block].tensors.iter().zip(&block.slots) {
+        for (number, slot) in shared.requested[at.block].tensors.iter().zip(&block.slots) {
             let entry = &shared.entries[*number];
             let filled = match entry.is_buffer() {
                 true if dropout::is_state(&entry.name) => slot.fill_words(&place.words()),
@@ -81,7 +81,7 @@ impl Rank {
     /// Takes them out again.
     fn empty(&mut self, block: usize) -> Result<(), ComputeError> {
         let name = &self.shared.blocks[block].name;
-        for (number, slot) in self.shared.asked[block].tensors.iter().zip(&self.blocks[block].slots) {
+        for (number, slot) in self.shared.requested[block].tensors.iter().zip(&self.blocks[block].slots) {
             if !self.shared.entries[*number].is_buffer() {
                 slot.empty(&mut self.pool).map_err(|source| failed(name, source))?;
             }
@@ -132,7 +132,7 @@ impl Rank {
     ) -> Result<(), ComputeError> {
         let shared = &self.shared;
         let name = &shared.blocks[at.block].name;
-        let weights = shared.asked[at.block].tensors.iter().zip(&self.blocks[at.block].slots);
+        let weights = shared.requested[at.block].tensors.iter().zip(&self.blocks[at.block].slots);
         let weights = weights.filter(|(number, _)| !shared.entries[**number].is_buffer());
         for ((number, slot), weight) in weights.zip(at.weights) {
             let entry = &shared.entries[*number];

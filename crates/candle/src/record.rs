@@ -1,7 +1,7 @@
 //! What constructors ask a `VarBuilder` for: names, shapes, dtypes, first values.
 //!
-//! Law: the first build of a block records what it asks for, and every later one, on whichever rank, must ask for the
-//! same and is served the same tensors. One name is one tensor: asked for again with the same shape it is the same
+//! Law: the first build of a block records what it requests, and every later one, on whichever rank, must request the
+//! same and is served the same tensors. One name is one tensor: requested again with the same shape it is the same
 //! weight, used twice; with another shape it is an error.
 
 use std::collections::{BTreeSet, HashMap};
@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use candle_core::{DType, Device, Error, Result, Shape, Tensor, bail};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
-use warpweft::config::{Config, pattern_matches};
+use warpweft::config::Config;
+use warpweft_base::pattern::pattern_matches;
 
 use crate::dropout;
 use crate::slot::{Pool, Slot};
@@ -28,7 +29,7 @@ pub enum Kind {
     Buffer,
 }
 
-/// One tensor that blocks ask for.
+/// One tensor that blocks request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Entry {
@@ -80,10 +81,10 @@ pub(crate) struct Registry {
     drawn: Vec<String>,
 }
 
-/// What one block asked for.
+/// What one block requested.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Asked {
-    /// Numbers of the entries, in the order in which they were first asked for.
+pub(crate) struct Requested {
+    /// Numbers of the entries, in the order in which they were first requested.
     pub(crate) tensors: Vec<usize>,
     /// What it was told of names that it asked about.
     pub(crate) contains: HashMap<String, bool>,
@@ -104,32 +105,33 @@ struct Recording {
     block: String,
     registry: Registry,
     source: Arc<Source>,
-    asked: Asked,
+    requested: Requested,
     slots: HashMap<usize, Slot>,
 }
 
-/// Runs `build` over a recording builder; gives back the registry, what was asked for, and the tensors with their first
+/// Runs `build` over a recording builder; gives back the registry, what was requested, and the tensors with their first
 /// values, in the same order.
 pub(crate) fn record<R>(
     registry: Registry,
     source: &Arc<Source>,
     (block, dtype): (&str, DType),
     build: impl FnOnce(VarBuilder<'static>) -> R,
-) -> (Registry, Asked, Vec<Slot>, R) {
+) -> (Registry, Requested, Vec<Slot>, R) {
     let recording = Recording {
         block: block.to_owned(),
         registry,
         source: Arc::clone(source),
-        asked: Asked::default(),
+        requested: Requested::default(),
         slots: HashMap::new(),
     };
     let recording = Arc::new(Mutex::new(recording));
     let backend = Box::new(Recorder(Arc::clone(&recording)));
     let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
     let mut recording = locked(&recording);
-    let (registry, asked) = (std::mem::take(&mut recording.registry), std::mem::take(&mut recording.asked));
-    let slots = asked.tensors.iter().filter_map(|number| recording.slots.get(number).cloned()).collect();
-    (registry, asked, slots, built)
+    let (registry, requested) =
+        (std::mem::take(&mut recording.registry), std::mem::take(&mut recording.requested));
+    let slots = requested.tensors.iter().filter_map(|number| recording.slots.get(number).cloned()).collect();
+    (registry, requested, slots, built)
 }
 
 fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -162,7 +164,7 @@ impl Recording {
         let slot = first_values(entry, &self.source)?;
         let tensor = slot.tensor().clone();
         self.slots.insert(number, slot);
-        self.asked.tensors.push(number);
+        self.requested.tensors.push(number);
         Ok(tensor)
     }
 
@@ -171,7 +173,7 @@ impl Recording {
         let registry = &mut self.registry;
         match self.source.shape(name) {
             Some(given) if given != shape => {
-                bail!("tensor `{name}` is given in shape {given:?}, and asked for in {shape:?}")
+                bail!("tensor `{name}` is given in shape {given:?}, and requested in {shape:?}")
             }
             None if self.source.is_strict() && !matches(&registry.drawn) && !dropout::is_state(name) => {
                 bail!("the files have no tensor `{name}`; `drawn(\"{name}\")` lets it begin as its Init says")
@@ -234,12 +236,12 @@ impl SimpleBackend for Recorder {
     fn contains_tensor(&self, name: &str) -> bool {
         let mut recording = locked(&self.0);
         let found = recording.registry.numbers.contains_key(name) || recording.source.shape(name).is_some();
-        recording.asked.contains.insert(name.to_owned(), found);
+        recording.requested.contains.insert(name.to_owned(), found);
         found
     }
 }
 
-/// The backend of every later build of a block: what the first one asked for, and nothing else.
+/// The backend of every later build of a block: what the first one requested, and nothing else.
 pub(crate) struct Served {
     tensors: HashMap<String, Tensor>,
     contains: HashMap<String, bool>,
@@ -247,15 +249,15 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Serves `slots`, which are those of the tensors asked for, in their order.
-    pub(crate) fn new(entries: &[Entry], asked: &Asked, slots: &[Slot]) -> Self {
-        let names = asked.tensors.iter().map(|number| entries[*number].name.clone());
+    /// Serves `slots`, which are those of the tensors requested, in their order.
+    pub(crate) fn new(entries: &[Entry], requested: &Requested, slots: &[Slot]) -> Self {
+        let names = requested.tensors.iter().map(|number| entries[*number].name.clone());
         let left = Mutex::new(names.clone().collect());
         let tensors = names.zip(slots).map(|(name, slot)| (name, slot.tensor().clone())).collect();
-        Self { tensors, contains: asked.contains.clone(), left }
+        Self { tensors, contains: requested.contains.clone(), left }
     }
 
-    /// Builds over it, and sees that everything was asked for.
+    /// Builds over it, and sees that everything was requested.
     pub(crate) fn build<R>(
         self,
         dtype: DType,
@@ -270,7 +272,7 @@ impl Served {
             Some(name) => Err(crate::Error::Block {
                 block: block.to_owned(),
                 source: Error::Msg(format!(
-                    "tensor `{name}` was not asked for again; a constructor must ask for the same tensors each time, \
+                    "tensor `{name}` was not requested again; a constructor must request the same tensors each time, \
                      on every rank"
                 )),
             }),
@@ -282,7 +284,7 @@ impl Served {
         let found = self.tensors.get(name);
         found.ok_or_else(|| {
             Error::Msg(format!(
-                "tensor `{name}` was not asked for when the block was recorded; a constructor must ask for the same \
+                "tensor `{name}` was not requested when the block was recorded; a constructor must request the same \
                  tensors each time, on every rank"
             ))
         })
@@ -296,7 +298,7 @@ impl SimpleBackend for SharedServed {
         let tensor = self.0.find(name)?;
         if tensor.shape() != &shape || tensor.dtype() != dtype {
             bail!(
-                "tensor `{name}` was {:?} of {:?} when the block was recorded, and is asked for as {shape:?} of \
+                "tensor `{name}` was {:?} of {:?} when the block was recorded, and is requested as {shape:?} of \
                  {dtype:?}",
                 tensor.shape(),
                 tensor.dtype()

@@ -13,7 +13,7 @@ use warpweft::compute::{ComputeError, Seat};
 use warpweft::config::{Config, WeightRule};
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::WeightId;
-use warpweft::model::{Model, WeightSpec};
+use warpweft::model::Model;
 use warpweft::session::Session;
 use warpweft_blocks::{Block as Declared, Blocks, Flow, Jobs};
 
@@ -22,7 +22,7 @@ use crate::blocks::{Block, Loss, LossOf};
 use crate::model::ShardedModel;
 use crate::probe::{Found, Trial};
 use crate::rank::Rank;
-use crate::record::{Asked, Entry, first_values};
+use crate::record::{Entry, Requested, first_values};
 use crate::settings::Settings;
 use crate::shared::{Shape, Shared};
 use crate::source::{Source, Start};
@@ -98,7 +98,7 @@ impl Sharded {
     }
 
     /// Adds a block: `constructor` takes weights from the builder, by their whole names, and returns the closure that
-    /// computes. It is called on every rank, and must ask for the same tensors each time. A block is at most one layer
+    /// computes. It is called on every rank, and must request the same tensors each time. A block is at most one layer
     /// of the model, because all its weights are gathered together.
     pub fn block<C, F>(mut self, name: &str, constructor: C) -> Self
     where
@@ -269,7 +269,7 @@ impl Sharded {
             shared.entries.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
         let fill = move |rows: warpweft::session::initial::MasterRows<'_>, values: &mut [f32]| {
             let Some(entry) = entries.get(rows.weight) else {
-                return Err(format!("no block asks for `{}`", rows.weight));
+                return Err(format!("no block requests `{}`", rows.weight));
             };
             source.fill(entry, rows.first_row, values).map_err(|error| error.to_string())
         };
@@ -297,11 +297,11 @@ impl Sharded {
         let (mut model, mut ids) = (Model::builder(), HashMap::new());
         for (number, entry) in entries.iter().enumerate().filter(|(_, entry)| !entry.is_buffer()) {
             let (rows, columns) = entry.matrix();
-            let spec = match entry.shape.len() {
-                0 | 1 => WeightSpec::replicated(&entry.name, rows, columns),
-                _ => WeightSpec::sharded(&entry.name, rows, columns, Format::F32),
+            let weight = match entry.shape.len() {
+                0 | 1 => model.replicated(&entry.name, rows, columns)?,
+                _ => model.sharded(&entry.name, rows, columns, Format::F32)?,
             };
-            ids.insert(number, model.add(spec)?);
+            ids.insert(number, weight);
         }
         Ok((self.config.apply_weight_rules(&model.build())?, ids))
     }
@@ -324,10 +324,10 @@ impl Sharded {
             blocks.every("part", Flow { elements: Part::WORDS, element: ElementType::U32 });
             let scalar = |name: &str| (name.to_owned(), Flow::f32(1));
             blocks.outputs(vec![scalar("loss_sum"), scalar("loss_weight")]);
-            for (((block, asked), info), form) in
-                self.blocks.iter().zip(&found.asked).zip(&found.blocks).zip(&forms[1..])
+            for (((block, requested), info), form) in
+                self.blocks.iter().zip(&found.requested).zip(&found.blocks).zip(&forms[1..])
             {
-                let weights = weights_of(asked, ids);
+                let weights = weights_of(requested, ids);
                 let mut declared = Declared::new(&block.name, weights, flow(form, &block.name)?);
                 declared.keeps = !info.recomputes;
                 // Autograd wants the operand that forward had.
@@ -370,7 +370,7 @@ impl Sharded {
         Ok(Shared {
             blocks: self.blocks.clone(),
             found: found.blocks,
-            asked: found.asked,
+            requested: found.requested,
             entries: found.entries,
             buffers,
             loss,
@@ -382,8 +382,8 @@ impl Sharded {
     }
 }
 
-fn weights_of(asked: &Asked, ids: &HashMap<usize, WeightId>) -> Vec<WeightId> {
-    asked.tensors.iter().filter_map(|number| ids.get(number).copied()).collect()
+fn weights_of(requested: &Requested, ids: &HashMap<usize, WeightId>) -> Vec<WeightId> {
+    requested.tensors.iter().filter_map(|number| ids.get(number).copied()).collect()
 }
 
 fn flow(form: &crate::values::Form, what: &str) -> Result<Flow, Error> {

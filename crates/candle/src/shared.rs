@@ -7,14 +7,14 @@ use std::collections::HashMap;
 
 use candle_core::{DType, Tensor};
 use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::config::pattern_matches;
 use warpweft::prelude::CpuSurface;
+use warpweft_base::pattern::pattern_matches;
 
 use crate::Error;
 use crate::blocks::{Apply, Block, LossOf};
 use crate::error::form as in_words;
 use crate::probe::{BlockInfo, Forms};
-use crate::record::{Asked, Entry, Served};
+use crate::record::{Entry, Requested, Served};
 use crate::slot::{Pool, Slot};
 use crate::values::Form;
 
@@ -22,7 +22,7 @@ use crate::values::Form;
 pub(crate) struct Shared {
     pub(crate) blocks: Vec<Block>,
     pub(crate) found: Vec<BlockInfo>,
-    pub(crate) asked: Vec<Asked>,
+    pub(crate) requested: Vec<Requested>,
     pub(crate) entries: Vec<Entry>,
     /// The values of buffers, by the number of their entry.
     pub(crate) buffers: HashMap<usize, Tensor>,
@@ -51,7 +51,7 @@ pub(crate) struct Shape {
 pub(crate) struct Built {
     /// `None` of a block that is built for every call.
     pub(crate) apply: Option<Apply>,
-    /// Of what the block asked for, in that order.
+    /// Of what the block requested, in that order.
     pub(crate) slots: Vec<Slot>,
 }
 
@@ -67,13 +67,14 @@ impl Built {
                 None => Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains()),
             }
         };
-        let asked = &shared.asked[number];
-        let slots = asked.tensors.iter().map(slot).collect::<candle_core::Result<_>>().map_err(of_candle)?;
+        let requested = &shared.requested[number];
+        let slots =
+            requested.tensors.iter().map(slot).collect::<candle_core::Result<_>>().map_err(of_candle)?;
         let mut built = Self { apply: None, slots };
         if !shared.found[number].rebuilt {
             built.apply = Some(built.build(shared, number)?);
         }
-        for (number, slot) in asked.tensors.iter().zip(&built.slots) {
+        for (number, slot) in requested.tensors.iter().zip(&built.slots) {
             if !shared.entries[*number].is_buffer() {
                 slot.empty(&mut Pool::default()).map_err(of_candle)?;
             }
@@ -84,7 +85,7 @@ impl Built {
     /// Its closure over its tensors as they are now.
     pub(crate) fn build(&self, shared: &Shared, number: usize) -> Result<Apply, Error> {
         let block = &shared.blocks[number];
-        let served = Served::new(&shared.entries, &shared.asked[number], &self.slots);
+        let served = Served::new(&shared.entries, &shared.requested[number], &self.slots);
         served.build(shared.dtype, |vb| block.build(vb), &block.name)
     }
 }

@@ -1,4 +1,4 @@
-//! Tensors whose memory is put in place for a call and taken out behind it.
+//! Tensors whose memory is put in place for a call and taken out after it.
 //!
 //! Law: a slot is one tensor for as long as its block lives, so that closures and graphs that hold it find new values
 //! in it. Between calls it has no memory: a graph that is kept from forward to backward holds activations, not weights.
@@ -38,7 +38,7 @@ impl InplaceOp1 for Swap {
 }
 
 impl Slot {
-    /// A slot of zeros; its gradient can be asked for if it is variable.
+    /// A slot of zeros; its gradient can be requested if it is variable.
     pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, variable: bool) -> Result<Self> {
         let shape = shape.into();
         let tensor = match variable {

@@ -76,7 +76,7 @@ impl Cache {
     }
 }
 
-/// Queries, keys and values of a sequence to a mean of the values, which sees what is behind alone.
+/// Queries, keys and values of a sequence to a mean of the values, which sees what is after alone.
 #[derive(Clone, Debug)]
 struct Attention {
     queries: Linear,

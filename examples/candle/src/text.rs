@@ -17,7 +17,7 @@ pub fn windows(step: usize, samples: usize, length: usize) -> Result<(Tensor, Te
     cut(places(step, samples, length), length)
 }
 
-/// `samples` windows of `length` bytes, `[samples, length]`, and the byte behind each, `[samples]`.
+/// `samples` windows of `length` bytes, `[samples, length]`, and the byte after each, `[samples]`.
 ///
 /// # Errors
 /// If candle cannot make a tensor.
@@ -46,8 +46,8 @@ fn places(step: usize, samples: usize, length: usize) -> Vec<usize> {
 }
 
 fn cut(places: Vec<usize>, length: usize) -> Result<(Tensor, Tensor)> {
-    let bytes = |behind: usize| {
-        let windows = places.iter().flat_map(|place| &TEXT[place + behind..][..length]);
+    let bytes = |after: usize| {
+        let windows = places.iter().flat_map(|place| &TEXT[place + after..][..length]);
         let bytes: Vec<u32> = windows.map(|byte| u32::from(*byte)).collect();
         Tensor::from_vec(bytes, (places.len(), length), &Device::Cpu)
     };

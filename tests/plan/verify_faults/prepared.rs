@@ -194,7 +194,7 @@ fn an_update_of_no_weight_is_refused() {
         let again = task(&plan, Update, first);
         repeat(&mut plan, again);
         updated(&mut plan.tasks[again + 1].op).clear();
-        let says = ["malformed plan: ", "(update of ", "names no weight", "every part of a rule"];
+        let says = ["malformed plan: ", "(update of ", "names no weight", "every part of a custom optimizer"];
         let error = refused(&plan, &says);
         assert!(matches!(error, VerifyError::Malformed { .. }), "{error}");
     }

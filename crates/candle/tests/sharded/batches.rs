@@ -131,7 +131,7 @@ async fn evaluation_and_prediction_have_shapes_of_their_own_and_the_values_of_ca
     let (ours, theirs) =
         (model.evaluate((&held_x, &held_y)).await.unwrap(), alone.loss((&held_x, &held_y)).unwrap());
     assert!(apart(&[ours], &[theirs.to_scalar().unwrap()]) < 1e-5);
-    // A fixed window: the next byte is the likeliest behind the last of the window.
+    // A fixed window: the next byte is the likeliest after the last of the window.
     let logits = model.predict(&one).await.unwrap();
     assert_eq!(logits.to_vec2::<f32>().unwrap(), alone.logits(&one).unwrap().to_vec2::<f32>().unwrap());
     let mut plain = sharded(rates()).shard(Devices::cpu(1), (&x, &y)).await.unwrap();

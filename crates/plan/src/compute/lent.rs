@@ -1,4 +1,4 @@
-//! The check that a running call asked for what it must overwrite.
+//! The check that a running call requested what it must overwrite.
 //!
 //! **EX-4** A closure requests everything that its call declares to overwrite; otherwise the step has failed.
 //! A rank runs one call at a time, so marks always belong to the call that is running. They are made when a

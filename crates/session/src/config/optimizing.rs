@@ -1,4 +1,4 @@
-//! Optimizer settings: Adam, its state, and the quantization of new masters.
+//! OptimizerConfig settings: Adam, its state, and the quantization of new masters.
 //!
 //! Law: as of [`super::choices`]: plain data, judged by [`Config::validate`](super::Config::validate).
 

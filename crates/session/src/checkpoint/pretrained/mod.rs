@@ -67,6 +67,7 @@ const MOST_NAMES: usize = 3;
 /// ```
 /// use warpweft::prelude::*;
 /// use warpweft::checkpoint::PretrainedFiles;
+/// use warpweft::session::block_on;
 /// # use safetensors::tensor::{Dtype, TensorView};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("model.safetensors");
