@@ -94,7 +94,7 @@
 //!
 //! What a program only receives and reads has no name here. It is documented in the crate that it stands in, to which
 //! its links lead: `warpweft-session`, `-backend`, `-plan`, `-format`, `-base` and `-cuda`. No version number promises
-//! anything of what only they name.
+//! anything of their paths; fields and methods of what a function here gives are promised with that function.
 //!
 //! It is not a tensor library and no model: a trainer brings its own products, in closures. The program `warpweft`,
 //! which quantizes checkpoints, plans and simulates, is a crate of its own, `warpweft-cli`.
@@ -231,7 +231,7 @@ pub mod trace {
     };
 }
 
-/// The attribute by which a [`checkpoint::CheckpointStore`] is written: that of the crate `async-trait`, which an
+/// The attribute by which a [`checkpoint::CheckpointStore`] is written: that of the crate `async-trait`, which a
 /// user then need not name.
 #[doc(no_inline)]
 pub use async_trait::async_trait;

@@ -44,7 +44,7 @@ fn summary(sizes: &[Size], rows: &[Row<'_>]) {
         return;
     };
     println!(
-        "\nbelow 90 % of the copy where 200 MB move, over 2 microseconds after it elsewhere, quarter over 30 %;\n\
+        "\nbelow 90 % of the copy where 200 MB move, over 2 microseconds slower elsewhere, quarter over 30 %;\n\
          plain: a kernel that reads and writes the same bytes and computes nothing:"
     );
     for row in rows {

@@ -29,7 +29,7 @@ pub(crate) enum DataError {
     },
     /// The repository is not where the program was built.
     #[error(
-        "this program was built in {path}, whose text it trains on unless set otherwise, and that folder is not here; name text files or folders to train on", path = path.display()
+        "this program was built in {path}, whose text it trains on unless other text is named, and that folder is not here; name text files or folders to train on", path = path.display()
     )]
     NoRepository {
         /// Where it was.

@@ -6,7 +6,7 @@
 //! other lanes took from them, so contention is not charged on top. A cluster that cannot hold the ranks is
 //! refused before they train; after that a forecast that cannot be made is a line, and takes no result away.
 //!
-//! What the planner counts with stands in crates after `warpweft`, which promise nothing.
+//! What the planner counts with stands in crates beneath `warpweft`, which promise nothing.
 
 use std::error::Error;
 

@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
     }
     if let Some(reason) = say::unsaid() {
         complain!(
-            "train: stdout could not be written ({reason}), so what was printed there is incomplete; send it where there is room"
+            "train: stdout could not be written ({reason}), so the output there is incomplete; send it where there is room"
         );
     }
     match ended {

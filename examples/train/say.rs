@@ -1,6 +1,6 @@
 //! What is printed on stdout and stderr.
 //!
-//! Law: whoever closes them (`train | head`), or a full disk after them, ends what is printed and nothing else:
+//! Law: whoever closes them (`train | head`), or a full disk behind them, ends what is printed and nothing else:
 //! training goes on, and its files are written. `println!` and `eprintln!` would panic there. That stdout could
 //! not be written is said on stderr at the end, and the exit status shows it; but a reader who closed a pipe
 //! has what they wanted.

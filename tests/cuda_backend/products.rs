@@ -113,7 +113,7 @@ impl Layers {
     }
 }
 
-/// AdamW by the library's kernel, as a user's own rule enqueues it: one launch for the weights of an update, made
+/// AdamW by the library's kernel, as a custom optimizer enqueues it: one launch for the weights of an update, made
 /// when they first come.
 pub(crate) struct CustomOptimizer {
     kernels: Option<Kernels>,

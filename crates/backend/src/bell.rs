@@ -4,7 +4,7 @@
 //! - A wait never sleeps through what it waits for: the waker changes the state first and rings second, the
 //!   sleeper announces itself first and looks second, with a fence between the two steps on both sides.
 //! - Ringing a bell at which no thread waits costs one fence and one load; nothing here allocates.
-//! - Every condition that is waited for also requests poison, so no wait outlives its world.
+//! - Every condition that is waited for also checks for poison, so no wait outlives its world.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

@@ -190,7 +190,7 @@ fn file(
     }
     let source = Source::of(&header, path)?;
     found.what = format!("a checkpoint that a session saved, of {} weights", source.tensors.len());
-    for key in ["optimizer_step", "optimizer_identity"] {
+    for key in ["optimizer_step", "optimizer_identity", "updated_by"] {
         if let Some(said) = header.metadata().get(key) {
             found.about.insert(key.replace('_', " "), shown(said));
         }

@@ -27,11 +27,13 @@ use super::{Progress, ToolError};
 /// stay.
 const SAVED: &str = "warpweft_checkpoint";
 const WEIGHTS: &str = "weights";
-const OF_A_SESSION: [&str; 11] = [
+const OF_A_SESSION: [&str; 12] = [
     SAVED,
     WEIGHTS,
     "optimizer_step",
     "optimizer_identity",
+    // What it was called in files of before.
+    "updated_by",
     "carried",
     "frozen",
     "one_state",

@@ -57,7 +57,7 @@ pub fn record_amax(history: &mut [f32], amax: f32) {
 pub struct DelayedState {
     /// The encode factor of the last cast.
     pub scale: f32,
-    /// Amaxes, the latest first; uncaptured entries are 0.
+    /// Amaxes, the latest first; unrecorded entries are 0.
     pub history: Vec<f32>,
 }
 
@@ -104,7 +104,7 @@ impl DelayedState {
 pub struct DelayedScaling {
     tensor: Fp8Tensor,
     choice: AmaxChoice,
-    /// The latest first; uncaptured entries are 0.
+    /// The latest first; unrecorded entries are 0.
     history: Vec<f32>,
     scale: Fp8Scale,
 }

@@ -1,4 +1,4 @@
-//! One command of a lane: an op, a wait, a record, or a stop.
+//! One command of a lane: run a task, record an event, or wait for one.
 //!
 //! Law: an action is a number and what to do with it, so it makes no difference to it whether it is done at
 //! once or captured.

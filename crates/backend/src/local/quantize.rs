@@ -1,7 +1,7 @@
 //! Masters into quantized shards: amax, scale, cast. Multi-tensor ops over one bucket.
 //!
 //! Laws:
-//! - Only a rank's real rows are checked. Block amaxes, scales and codes of the stored rows
+//! - Only a rank's real rows are read. Block amaxes, scales and codes of the stored rows
 //!   beyond them are zero.
 //! - Block amaxes and encode factors are packed as [`warpweft_plan::layout::Weights::block_sizes`] says:
 //!   weight after weight, stored orientation after stored orientation, each with the blocks of the

@@ -83,7 +83,7 @@ const MASTER_ADDR: &str = "MASTER_ADDR";
 const MASTER_PORT: &str = "MASTER_PORT";
 const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 
-/// Every variable that is checked.
+/// Every variable that is read.
 const READ: [&str; 15] = [
     TORCHRUN.process,
     TORCHRUN.processes,

@@ -280,7 +280,7 @@ impl World {
 /// Where one rank of a world whose ranks share GPUs meets the others on the host: between the signals of every
 /// meeting and the waits for them.
 ///
-/// Streams of one GPU share its hardware queues, and a wait at the head of a queue holds up what is after it. If
+/// Streams of one GPU share its hardware queues, and a wait at the head of a queue holds up what is behind it. If
 /// that is the signal waited for, neither ends. But if every wait is enqueued after its signal, then of all work
 /// that is left the earliest can always run: what it is queued after came earlier, and so did what it waits for.
 /// This holds as long as all waits of ranks for each other are those of meetings. No kernel may wait for a peer here.

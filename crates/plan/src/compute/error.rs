@@ -122,7 +122,7 @@ pub enum ComputeError {
     },
     /// The optimizer requested the transformed rows of a weight whose matrix is not made whole.
     #[error(
-        "the optimizer requested the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or ask only where UpdatedWeight::whole_matrix is set"
+        "the optimizer requested the transformed rows of `{weight}`, whose matrix is not made whole; set whole_matrix for the weight, or request them only where UpdatedWeight::whole_matrix is set"
     )]
     NoMatrix {
         /// The weight's name.
@@ -177,7 +177,7 @@ pub enum ComputeError {
     /// The closure asked by the id of a weight of another model or of a buffer of another program, whose number one
     /// here has under another name.
     #[error(
-        "call `{call}` of `{program}` was asked for {id} of another {owner}; in this one that is `{named}`. Take the id \
+        "call `{call}` of `{program}` requested {id} of another {owner}; in this one that is `{named}`. Take the id \
          that this {owner} gives, or look it up by its name (ComputeContext::weight_named, buffer_named)"
     )]
     OtherOwner {
@@ -194,7 +194,7 @@ pub enum ComputeError {
     },
     /// A gradient was requested in another element type than the call declares.
     #[error(
-        "call `{call}` requested the gradient of {weight} in {requested}, which it declares in {declared}; ask by {}, or declare it by CallBuilder::gradient_in",
+        "call `{call}` requested the gradient of {weight} in {requested}, which it declares in {declared}; request it by {}, or declare it by CallBuilder::gradient_in",
         match declared { ElementType::Bf16 => "gradient_bf16", _ => "gradient" }
     )]
     GradientElement {

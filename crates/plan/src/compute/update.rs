@@ -173,8 +173,8 @@ impl<'a, S: Surface> UpdateContext<'a, S> {
         self.base.state_of(&self.bound_state(weight)?.rows, name)
     }
 
-    /// What the step goes by for a weight, one value: learning rate, weight decay and betas, as the session got
-    /// all weights or of this one, with what the weight's parameter group says.
+    /// What the step goes by for a weight, one value: learning rate, weight decay and betas, as set on the session
+    /// for all weights or for this one, with what the weight's parameter group says.
     ///
     /// # Errors
     /// [`ComputeError::NotOfUpdate`] for a weight that is not of this update.

@@ -1,4 +1,4 @@
-//! The trainer's own optimizer on the masters of a bucket.
+//! A custom optimizer on the masters of a bucket.
 
 use serde::Serialize;
 

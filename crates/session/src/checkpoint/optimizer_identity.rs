@@ -20,7 +20,7 @@ pub enum OptimizerIdentity {
     /// The library's Adam.
     Adam,
     /// A custom optimizer, of a file of before files said which.
-    #[serde(rename = "unnamed_custom")]
+    #[serde(rename = "unnamed_custom", alias = "own_rule")]
     Unnamed,
     /// A custom optimizer ([`Optimizer`]).
     Custom {

@@ -1,7 +1,7 @@
 //! Environment variables as a layer of the configuration.
 //!
 //! The variables are handed in: nothing here reads the environment of the process, so tests need not change
-//! it. Only names that begin with [`PREFIX`] are checked, without those that tell processes of each other.
+//! it. Only names that begin with [`PREFIX`] are read, without those that tell processes of each other.
 
 use std::collections::BTreeMap;
 

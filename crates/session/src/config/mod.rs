@@ -115,8 +115,8 @@ pub struct Config {
     pub mesh: MeshAxes,
     /// Whether the first steps of a session are trials that choose when gathers start.
     pub tune: Tune,
-    /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue after gathers;
-    /// with three, sums over replicas do not queue after reductions. Where there is one replica, three are
+    /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue behind gathers;
+    /// with three, sums over replicas do not queue behind reductions. Where there is one replica, three are
     /// two.
     pub communicators: u32,
     /// Where backward finds a weight that forward gathered.

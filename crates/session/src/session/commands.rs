@@ -1,7 +1,7 @@
 //! Commands to the ranks of this process, and their replies.
 //!
 //! Law: one command is under way at a time, and goes to all ranks. Whoever sends one awaits all replies; if that future
-//! was dropped, the next call does, and reports what nobody got. A rank that fails poisons the session.
+//! was dropped, the next call does, and reports what no caller saw. A rank that fails poisons the session.
 
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! Errors of dropped futures: of a step or a command, reported by the next call.
 //!
-//! Law: what nobody got is reported once, with what became of what was asked now.
+//! Law: what no caller saw is reported once, with what became of what was asked now.
 
 use super::SessionError;
 use super::step::diverged::described;
@@ -52,7 +52,7 @@ impl SessionError {
     }
 }
 
-/// The call that reports what the caller of another did not get.
+/// The call that reports what the caller of another did not see.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Asks {
     /// Anything that is not done then.

@@ -59,7 +59,7 @@ pub enum SessionError {
     NoGradients,
     /// A step that is to be captured whole, and cannot.
     #[error(
-        "`{program}` cannot be captured whole: its call `{call}` is declared dynamic, to be issued anew in every step; set capture = \"segments\" to record what lies between such calls, or capture = \"off\""
+        "`{program}` cannot be captured whole: its call `{call}` is declared dynamic, to be issued anew in every step; set capture = \"segments\" to capture what lies between such calls, or capture = \"off\""
     )]
     Dynamic {
         /// The program.
@@ -155,14 +155,14 @@ pub enum SessionError {
     },
     /// Gradients are accumulated, and what was requested would lose them, make the sum wrong or leave it without an
     /// end.
-    #[error("gradients of {steps} steps are added up: {refused}")]
+    #[error("gradients of {steps} steps are accumulated: {refused}")]
     Accumulating {
         /// Of how many steps.
         steps: u32,
         /// What would go wrong, and what to do.
         refused: &'static str,
     },
-    /// Gradients of a program are to be added up that was not declared for it.
+    /// Gradients of a program are to be accumulated that was not declared for it.
     #[error(
         "program `{program}` was not declared to accumulate gradients over several steps; declare it by `StepProgram::accumulating`, so that the session plans for it"
     )]

@@ -88,8 +88,7 @@ impl Timeline {
 }
 
 /// The steps of a rank at the beginning of `left`, which is ordered by rank, and takes them from there. Ranks are
-/// requested
-///  in order.
+/// asked for in order.
 pub(super) fn steps_of<'a>(rank: RankId, left: &mut &'a [StepExposure]) -> &'a [StepExposure] {
     let (_, from_rank) = left.split_at(left.partition_point(|step| step.rank < rank));
     let (own, rest) = from_rank.split_at(from_rank.partition_point(|step| step.rank == rank));

@@ -176,7 +176,7 @@ impl<'de> Visitor<'de> for Events<'_> {
         while let Some(event) = sequence.next_element::<Event>()? {
             if let Err(failure) = (self.each)(Event { index, ..event }) {
                 *self.failure = Some(failure);
-                return Err(A::Error::custom("stopped at an unsound event"));
+                return Err(A::Error::custom("stopped at an invalid event"));
             }
             index += 1;
         }

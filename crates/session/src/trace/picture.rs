@@ -1,7 +1,7 @@
 //! A timeline as an SVG picture: ranks below each other, lanes as rows, slices coloured by
 //! category.
 //!
-//! After the lanes of a rank, the parts of a step in which communication is exposed are shaded,
+//! Behind the lanes of a rank, the parts of a step in which communication is exposed are shaded,
 //! and those in which the rank waits for others in a paler tone; both follow TR-1 and TR-2, so the
 //! shaded width is the reported figure. That holds of a picture of one rank too: when the others arrived is
 //! computed over the whole timeline, and only then is it cut. Figures are those of whole steps, also where a

@@ -1,6 +1,6 @@
-//! Expected outcomes of tuning, before anything is measured.
+//! Policies that a tuner may try, known before anything is measured.
 //!
-//! Law: **TU-5** every policy that a tuner of these limits requests, whatever it gets, is foreseen, but
+//! Law: **TU-5** every policy that a tuner of these limits may request, whatever the trials measure, is foreseen, but
 //! for what is planned by measured durations: so whoever must make room for trials makes it once, up front.
 
 use super::trial::{Limits, TrialOutcome};

@@ -6,7 +6,7 @@
 //!   give back what is out, waits for a stream that waits for ever. No other world gets CUPTI then.
 //! - Only a library whose records are known is used: that of CUDA 12, or a later one, whose records grew at
 //!   their end.
-//! - What CUPTI got lives as long as the process: nothing says that a thread is no longer inside a
+//! - What CUPTI was given lives as long as the process: nothing says that a thread is no longer inside a
 //!   callback when the subscription ends. It is a few words for each world that had CUPTI, emptied at the
 //!   end.
 //! - **CU-1** A node of a launched graph is a clone of the node that was captured; CUPTI says so while the

@@ -34,7 +34,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// Adds an [`Collective`] after the calls added before. It counts as a call of that name, which no closure runs.
+    /// Adds a [`Collective`] after the calls added before. It counts as a call of that name, which no closure runs.
     ///
     /// How many elements `to` must have follows from `from` and from the number of ranks
     /// ([`CollectiveKind::received`](crate::model::CollectiveKind::received)), which is known when a session starts; it

@@ -160,7 +160,8 @@ impl FileStore {
                 || self.content(format!("its weights were updated by `{}`, which is not known", shown(word)));
             OptimizerIdentity::of_text(word).ok_or_else(unknown)
         };
-        let optimizer_identity = about.get("optimizer_identity").map(whose).transpose()?;
+        let optimizer_identity =
+            about.get("optimizer_identity").or_else(|| about.get("updated_by")).map(whose).transpose()?;
         let names: Vec<(String, String)> = self.listed(field("weights")?)?;
         self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
         let notes = self.listed_in(about, "notes")?;

@@ -54,7 +54,7 @@ pub(super) struct Index {
     pub(super) save: SaveId,
     pub(super) optimizer_step: u32,
     /// What updated the weights; not said by every index of version 2, nor by those before.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, alias = "updated_by", skip_serializing_if = "Option::is_none")]
     pub(super) optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved, one part each.
     pub(super) ranks: u32,
