@@ -28,7 +28,7 @@ pub struct ShardedModel {
     batches: Vec<Batch>,
     /// Does the loss give a sum with its weight?
     sums: bool,
-    steps: u32,
+    calls: u32,
 }
 
 /// What came of a step.
@@ -48,7 +48,7 @@ pub(crate) type Pair<'a> = (&'a Tensor, &'a Tensor);
 
 impl ShardedModel {
     pub(crate) const fn new(session: Session, shared: Arc<Shared>, batches: Vec<Batch>, sums: bool) -> Self {
-        Self { session, shared, batches, sums, steps: 0 }
+        Self { session, shared, batches, sums, calls: 0 }
     }
 
     /// Trains on a batch, cut along dimension 0 over ranks and micro-batches. It may have fewer samples than the
@@ -78,10 +78,13 @@ impl ShardedModel {
                 advice: "give a step at least one sample that counts",
             });
         }
+        // What a step that failed or was dropped left of its sum.
+        self.session.discard_gradients().await?;
         let (mut sum, mut last) = (0.0, None);
         for (number, ((x, y), weights)) in batches.iter().zip(&weights).enumerate() {
             let scale = (self.batch(TRAIN)?.parts() * batches.len()) as f64 / total;
             self.write(TRAIN, (x, Some(y)), weights, scale)?;
+            self.calls = self.calls.wrapping_add(1);
             let report = match number + 1 == batches.len() {
                 true => self.session.step(TRAIN).await?,
                 false => self.session.accumulate(TRAIN).await?,
@@ -89,7 +92,6 @@ impl ShardedModel {
             sum += self.sums_of(&report)?.0;
             last = Some(report);
         }
-        self.steps = self.steps.wrapping_add(1);
         let session = last.ok_or_else(|| Error::Undeclared {
             what: "a step over no batch".to_owned(),
             advice: "give it at least one",
@@ -188,6 +190,19 @@ impl ShardedModel {
     pub async fn export_into(&mut self, map: &VarMap) -> Result<(), Error> {
         let all = self.export().await?;
         let mut vars = map.data().lock().unwrap_or_else(PoisonError::into_inner);
+        // All or nothing.
+        for (name, tensor) in &all {
+            if let Some(var) = vars.get(name).filter(|var| var.shape() != tensor.shape()) {
+                return Err(Error::Undeclared {
+                    what: format!(
+                        "variable `{name}` is of shape {:?}, and the weight of {:?}",
+                        var.dims(),
+                        tensor.dims()
+                    ),
+                    advice: "give an empty VarMap, or one of the same model; none of its variables changed",
+                });
+            }
+        }
         for (name, tensor) in all {
             let done = match vars.get(&name) {
                 Some(var) => tensor.to_dtype(var.dtype()).and_then(|tensor| var.set(&tensor)),
@@ -204,6 +219,18 @@ impl ShardedModel {
     /// As [`ShardedModel::export`]; candle's, of the file.
     pub async fn save(&mut self, folder: impl AsRef<Path>) -> Result<(), Error> {
         let (all, file) = (self.export().await?, folder.as_ref().join("model.safetensors"));
+        let index = folder.as_ref().join("model.safetensors.index.json");
+        if index.exists() {
+            return Err(Error::Undeclared {
+                what: format!(
+                    "{} lists the files of another model, which loaders would prefer",
+                    index.display()
+                ),
+                advice: "save into an empty folder",
+            });
+        }
+        std::fs::create_dir_all(&folder)
+            .map_err(|error| Error::candle(&file.display().to_string())(error.into()))?;
         candle_core::safetensors::save(&all, &file).map_err(Error::candle(&file.display().to_string()))
     }
 
@@ -302,7 +329,7 @@ impl ShardedModel {
             let mut words = Vec::new();
             for ((_, count), weight) in of_rank.iter().zip(&weights[first..]) {
                 let scale = if self.sums { scale } else { scale * f64::from(*weight) };
-                let (scale, weight, step) = (scale as f32, *weight, self.steps);
+                let (scale, weight, step) = (scale as f32, *weight, self.calls);
                 words.extend(Part { samples: *count, scale, weight, step }.words());
             }
             self.session.write_input(program, rank, "part", &words)?;

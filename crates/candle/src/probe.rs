@@ -141,40 +141,68 @@ impl Trial<'_> {
             return Err(Error::Random { block: name.clone() });
         }
         let rebuilt = random || !self.may_be_built_once(tried);
+        if rebuilt && recomputes && self.constructor_draws(tried)? {
+            return Err(Error::Random { block: name.clone() });
+        }
         let (derived, derived_bytes) = cut::derived(&tried.output, &tried.input, tried.slots);
         Ok(BlockInfo { name: name.clone(), recomputes, rebuilt, derived, derived_bytes })
     }
 
-    /// Does a block that was built over zeros give the same bits once the values are in place?
+    /// Does a block that was built over zeros give the bits of one that is built over the values? Asked at values other
+    /// than the first, which are zeros themselves where an adapter or a bias begins.
     fn may_be_built_once(&self, tried: &Tried<'_>) -> bool {
         let run = || -> std::result::Result<bool, Error> {
-            let (requested, entries) = (&tried.requested.tensors, tried.entries);
-            let zeros = requested.iter().zip(tried.slots).map(|(number, first)| {
-                let entry = &entries[*number];
-                match entry.is_buffer() {
-                    true => Ok(first.clone()),
-                    false => Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains()),
-                }
-            });
-            let slots = zeros.collect::<Result<Vec<Slot>>>().map_err(in_block(tried.block))?;
-            let served = Served::new(entries, tried.requested, &slots);
-            let apply = served.build(self.dtype, |vb| tried.block.build(vb), &tried.block.name)?;
+            let (once, fresh) = (self.built_over(tried, false)?, self.built_over(tried, true)?);
+            same_bits(&once, &fresh).map_err(in_block(tried.block))
+        };
+        run().unwrap_or(false)
+    }
+
+    /// Do two builds over the same values give other bits, because the constructor draws?
+    fn constructor_draws(&self, tried: &Tried<'_>) -> std::result::Result<bool, Error> {
+        let (one, other) = (self.built_over(tried, true)?, self.built_over(tried, true)?);
+        Ok(!same_bits(&one, &other).map_err(in_block(tried.block))?)
+    }
+
+    /// The output on the sample of a block that is built over zeros, or over the values that the others get afterwards:
+    /// the first ones, each a little aside.
+    fn built_over(&self, tried: &Tried<'_>, filled: bool) -> std::result::Result<Tensor, Error> {
+        let (requested, entries) = (&tried.requested.tensors, tried.entries);
+        let slots = requested.iter().zip(tried.slots).map(|(number, first)| {
+            let entry = &entries[*number];
+            match entry.is_buffer() {
+                true => Ok(first.clone()),
+                false => Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains()),
+            }
+        });
+        let slots = slots.collect::<Result<Vec<Slot>>>().map_err(in_block(tried.block))?;
+        let fill = || -> Result<()> {
             for (number, slot) in
                 requested.iter().zip(&slots).filter(|(number, _)| !entries[**number].is_buffer())
             {
-                let values = self.source.values(&entries[*number]).map_err(in_block(tried.block))?;
-                slot.fill(&values, &mut Pool::default()).map_err(in_block(tried.block))?;
+                let mut values = self.source.values(&entries[*number])?;
+                for (at, value) in values.iter_mut().enumerate() {
+                    *value += 0.01 * ((at * 37 % 64) as f32 / 64.0 - 0.5);
+                }
+                slot.fill(&values, &mut Pool::default())?;
             }
-            let output = self.output(tried.block, &apply, &tried.input)?;
-            same_bits(&tried.output, &output).map_err(in_block(tried.block))
+            Ok(())
         };
-        run().unwrap_or(false)
+        if filled {
+            fill().map_err(in_block(tried.block))?;
+        }
+        let served = Served::new(entries, tried.requested, &slots);
+        let apply = served.build(self.dtype, |vb| tried.block.build(vb), &tried.block.name)?;
+        if !filled {
+            fill().map_err(in_block(tried.block))?;
+        }
+        self.output(tried.block, &apply, &tried.input)
     }
 
     /// Every weight that trains has a gradient, and so has the input.
     fn gradients_arrive(&self, tried: &Tried<'_>) -> std::result::Result<(), Error> {
         let Tried { block, entries, requested, slots, input, output, .. } = tried;
-        let gradients = output.sum_all().and_then(|sum| sum.backward()).map_err(in_block(block))?;
+        let gradients = guarded(&block.name, || output.sum_all()?.backward())?;
         let may_be_unused = |name: &str| self.unused.iter().any(|pattern| pattern_matches(pattern, name));
         for (number, slot) in requested.tensors.iter().zip(*slots) {
             let entry = &entries[*number];
@@ -206,7 +234,7 @@ impl Trial<'_> {
                 expected: "a loss is a scalar, or a scalar sum with a scalar weight".to_owned(),
             });
         }
-        let gradients = value.sum_all().and_then(|value| value.backward()).map_err(of_candle)?;
+        let gradients = guarded(LOSS, || value.sum_all()?.backward())?;
         match gradients.get(&logits) {
             Some(_) => Ok(weight.is_some()),
             None => Err(cut::of_input(LOSS, &logits)),

@@ -187,11 +187,14 @@ impl Passes<CpuSurface> for Rank {
         }
         self.fill(at, part)?;
         let keeps = at.trains && !self.shared.found[at.block].recomputes;
-        let ran = self.run(at, input, (part.samples, keeps));
+        let ran = self.run(at, input, (part.samples, keeps)).and_then(|ran| {
+            // Before the weights leave: an output may be a view of one.
+            let stored = store(&ran.output, &mut at.context.write_bytes(output)?);
+            stored.map_err(|source| failed(&self.shared.blocks[at.block].name, source))?;
+            Ok(ran)
+        });
         self.empty(at.block)?;
         let ran = ran?;
-        let stored = store(&ran.output, &mut at.context.write_bytes(output)?);
-        stored.map_err(|source| failed(&self.shared.blocks[at.block].name, source))?;
         if keeps {
             self.kept.insert((at.block, at.context.micro_batch().index()), ran);
         }
@@ -218,8 +221,7 @@ impl Passes<CpuSurface> for Rank {
             }
             let scale = f64::from(part.scale) * f64::from(at.context.loss_scale()?[0]);
             let scaled = if scale == 1.0 { Ok(value) } else { value * scale };
-            let gradients = scaled.and_then(|scaled| scaled.backward());
-            let gradients = gradients.map_err(|source| failed("loss", source))?;
+            let gradients = guarded("loss", || scaled?.backward()).map_err(ComputeError::closure)?;
             self.write(at, Some((&gradients, &ran.input)), pass.input_gradient)
         });
         self.empty(at.block)?;
@@ -242,8 +244,8 @@ impl Passes<CpuSurface> for Rank {
         let done = ran.and_then(|ran| {
             let of_output =
                 values::tensor(&at.context.read_bytes(pass.output_gradient)?, &Form::of(&ran.output), false);
-            let gradients = of_output.and_then(|of_output| (&ran.output * of_output)?.sum_all()?.backward());
-            let gradients = gradients.map_err(|source| failed(&name, source))?;
+            let gradients = guarded(&name, || (&ran.output * of_output?)?.sum_all()?.backward());
+            let gradients = gradients.map_err(ComputeError::closure)?;
             self.write(at, Some((&gradients, &ran.input)), pass.input_gradient)
         });
         self.empty(at.block)?;

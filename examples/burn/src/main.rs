@@ -51,7 +51,14 @@ type Values = BTreeMap<String, Vec<f32>>;
 /// The optimizer of both trainers. warpweft's AdamW and burn's are the same formula: decay of the weight before the
 /// update, times the learning rate, and `eps` beside the root of the corrected second moment.
 fn optimizer() -> OptimizerConfig {
-    OptimizerConfig { lr: 2e-3, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.01, ..OptimizerConfig::default() }
+    OptimizerConfig {
+        lr: 2e-3,
+        beta1: 0.9,
+        beta2: 0.99,
+        eps: 1e-8,
+        weight_decay: 0.01,
+        ..OptimizerConfig::default()
+    }
 }
 
 /// The values of all parameters.

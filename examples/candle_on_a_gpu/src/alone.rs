@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result, Tensor, Var};
 use candle_nn::loss::cross_entropy;
-use candle_nn::optim::{AdamW, OptimizerConfig, ParamsAdamW};
+use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};
 use warpweft::checkpoint::Checkpoint;
 
 use crate::compare::Losses;

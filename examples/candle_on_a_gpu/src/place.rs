@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::Device;
+#[cfg(feature = "cuda")]
 use warpweft::compute::Seat;
 use warpweft::prelude::*;
 use warpweft::session::initial;

@@ -115,3 +115,61 @@ async fn dropout_of_candle_keeps_its_graph_and_ours_may_be_computed_again() {
     assert_eq!(one, other);
     assert_eq!(kept.tensors().iter().filter(|entry| entry.name.contains("dropout")).count(), 1);
 }
+
+/// LoRA begins with a product of zero, whatever its other factor is.
+#[tokio::test]
+async fn a_constructor_that_computes_with_weights_of_zeros_is_found_too() {
+    let kaiming = candle_nn::init::DEFAULT_KAIMING_NORMAL;
+    let mut in_constructor = start(with_middle(move |vb| {
+        let (a, b) = (vb.get_with_hints((2, WIDTH), "a", kaiming)?, vb.get((WIDTH, 2), "b")?);
+        let product = b.matmul(&a)?.t()?;
+        Ok(move |x: &Tensor| x + x.broadcast_matmul(&product)?)
+    }))
+    .await;
+    let mut in_closure = start(with_middle(move |vb| {
+        let (a, b) = (vb.get_with_hints((2, WIDTH), "a", kaiming)?, vb.get((WIDTH, 2), "b")?);
+        Ok(move |x: &Tensor| x + x.broadcast_matmul(&b.matmul(&a)?.t()?)?)
+    }))
+    .await;
+    assert!(in_constructor.blocks()[1].rebuilt && !in_closure.blocks()[1].rebuilt);
+    assert_eq!(train(&mut in_constructor).await, train(&mut in_closure).await);
+}
+
+#[tokio::test]
+async fn a_constructor_that_draws_may_not_be_computed_again() {
+    let drawing = || {
+        with_middle(|vb| {
+            let w = linear_no_bias(WIDTH, WIDTH, vb.pp("w"))?;
+            let mask = Tensor::randn(0f32, 1., WIDTH, vb.device())?;
+            Ok(move |x: &Tensor| x + w.forward(x)?.broadcast_mul(&mask)?)
+        })
+    };
+    let (x, y) = batch(0, 8);
+    let refused = drawing().recompute("middle").shard(Devices::cpu(2), (&x, &y)).await.unwrap_err();
+    assert!(matches!(&refused, Error::Random { block } if block == "middle"), "{refused}");
+    assert!(start(drawing()).await.blocks()[1].rebuilt);
+}
+
+/// Nothing of a weight is read after its memory was taken out.
+#[tokio::test]
+async fn a_block_whose_output_is_a_view_of_a_weight_trains() {
+    let mut model = start(
+        Sharded::new(rates())
+            .block("embed", |vb| {
+                let table =
+                    vb.get_with_hints((8, WIDTH), "table", candle_nn::init::DEFAULT_KAIMING_NORMAL)?;
+                Ok(move |x: &Tensor| table.narrow(0, 0, x.dim(0)?))
+            })
+            .block("head", |vb| {
+                let h = linear_no_bias(WIDTH, VOCABULARY, vb.pp("head"))?;
+                Ok(move |x: &Tensor| h.forward(x))
+            })
+            .loss(|logits: &Tensor, y: &Tensor| {
+                let first = y.reshape((logits.dim(0)?, ()))?.narrow(1, 0, 1)?.flatten_all()?;
+                loss::cross_entropy(logits, &first)
+            }),
+    )
+    .await;
+    let losses = train(&mut model).await;
+    assert!(losses.iter().all(|loss| loss.is_finite()), "{losses:?}");
+}
