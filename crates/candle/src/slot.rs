@@ -2,7 +2,7 @@
 //!
 //! Law: a slot is one tensor for as long as its block lives, so that closures and graphs that hold it find new values
 //! in it. Between calls it has no memory: a graph that is kept from forward to backward holds activations, not weights.
-//! Whoever reads an empty slot gets candle's error or a panic, never old values.
+//! Whoever reads an empty slot gets candle's error, never old values and never memory that is not there.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -83,16 +83,13 @@ impl Slot {
         self.swap(CpuStorage::U32(words.to_vec()), &mut Pool::default())
     }
 
-    /// Takes the memory out.
+    /// Takes the memory out. What is left is of a dtype that candle's operations refuse: memory of no bytes would be
+    /// read past its end by some of them.
     pub(crate) fn empty(&self, pool: &mut Pool) -> Result<()> {
-        let storage = match self.tensor.dtype() {
-            DType::F32 => CpuStorage::F32(Vec::new()),
-            DType::F64 => CpuStorage::F64(Vec::new()),
-            DType::BF16 => CpuStorage::BF16(Vec::new()),
-            DType::F16 => CpuStorage::F16(Vec::new()),
-            _ => return Ok(()),
-        };
-        self.swap(storage, pool)
+        match self.tensor.dtype() {
+            DType::F32 | DType::F64 | DType::BF16 | DType::F16 => self.swap(CpuStorage::F4(Vec::new()), pool),
+            _ => Ok(()),
+        }
     }
 
     fn swap(&self, storage: CpuStorage, pool: &mut Pool) -> Result<()> {
@@ -123,10 +120,13 @@ mod tests {
         let expected = y.sum_all()?.backward()?;
         slot.empty(&mut pool)?;
         let held = match &*slot.tensor().storage_and_layout().0 {
-            Storage::Cpu(CpuStorage::F32(values)) => values.len(),
+            Storage::Cpu(CpuStorage::F4(values)) => values.len(),
             other => panic!("{other:?}"),
         };
         assert_eq!(held, 0);
+        // What reads it meanwhile is told, and reads nothing.
+        assert!(x.matmul(&slot.tensor().t()?).is_err() && slot.tensor().sqr().is_err());
+        assert!(slot.tensor().contiguous()?.sum_all().is_err() && (slot.tensor() * 2.0).is_err());
         slot.fill(&values, &mut pool)?;
         let again = y.sum_all()?.backward()?;
         for of in [x.as_tensor(), slot.tensor()] {
