@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 use candle_core::{Storage, Tensor};
 
 use crate::Error;
+use crate::entry::Entry;
 use crate::error::form;
-use crate::record::Entry;
 use crate::slot::Slot;
 
 const NORMS: &str = "the usual cause is `RmsNorm::forward`, or `LayerNorm::forward` with a bias, which have no \

@@ -38,6 +38,7 @@ mod batch;
 mod blocks;
 mod cut;
 mod dropout;
+mod entry;
 mod error;
 mod model;
 mod probe;
@@ -52,10 +53,10 @@ mod values;
 
 pub use blocks::Loss;
 pub use dropout::Dropout;
+pub use entry::{Entry, Kind};
 pub use error::Error;
 pub use model::{Report, ShardedModel};
 pub use probe::BlockInfo;
-pub use record::{Entry, Kind};
 pub use settings::Settings;
 pub use sharded::{Devices, Sharded};
 

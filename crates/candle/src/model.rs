@@ -14,8 +14,8 @@ use warpweft::session::{Session, StepReport};
 
 use crate::batch::{Batch, Part};
 use crate::blocks::{Loss, guarded};
+use crate::entry::{Entry, Kind};
 use crate::probe::BlockInfo;
-use crate::record::{Entry, Kind};
 use crate::shared::Shared;
 use crate::values::{self, Form, with_bytes};
 use crate::{EVALUATE, Error, PREDICT, TRAIN};

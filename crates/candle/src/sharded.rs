@@ -19,10 +19,11 @@ use warpweft_blocks::{Block as Declared, Blocks, Flow, Jobs};
 
 use crate::batch::{Batch, Part};
 use crate::blocks::{Block, Loss, LossOf};
+use crate::entry::Entry;
 use crate::model::ShardedModel;
 use crate::probe::{Found, Trial};
 use crate::rank::Rank;
-use crate::record::{Entry, Requested, first_values};
+use crate::record::{Requested, first_values};
 use crate::settings::Settings;
 use crate::shared::{Shape, Shared};
 use crate::source::{Source, Start};

@@ -12,9 +12,10 @@ use warpweft_base::pattern::pattern_matches;
 
 use crate::Error;
 use crate::blocks::{Apply, Block, LossOf};
+use crate::entry::Entry;
 use crate::error::form as in_words;
 use crate::probe::{BlockInfo, Forms};
-use crate::record::{Entry, Requested, Served};
+use crate::record::{Requested, Served};
 use crate::slot::{Pool, Slot};
 use crate::values::Form;
 

@@ -12,7 +12,7 @@ use candle_nn::init::NormalOrUniform;
 use warpweft::checkpoint::PretrainedFiles;
 use warpweft::session::initial::{self, MasterRows};
 
-use crate::record::Entry;
+use crate::entry::Entry;
 
 /// What was given beside the draws.
 #[derive(Debug)]
