@@ -198,6 +198,11 @@ fn a_file_of_before_is_read_and_compared_by_what_it_has() {
     content.about.insert("digests".into(), serde_json::to_string(&digests).unwrap());
     content.write(&path);
     assert_eq!(block_on(store.load()).unwrap(), without);
+    // What the key of the optimizer and a word for one were.
+    content.about.insert("updated_by".into(), "own_rule".into());
+    content.write(&path);
+    assert_eq!(block_on(store.load()).unwrap().optimizer_identity, Some(OptimizerIdentity::Unnamed));
+    content.about.remove("updated_by");
     content.tensors.get_mut("v.exp_avg").unwrap().2[1] ^= 1;
     content.write(&path);
     let said = block_on(store.load()).unwrap_err().to_string();

@@ -122,6 +122,7 @@ mod tests {
             assert_eq!(by.text().unwrap(), text);
             assert_eq!(OptimizerIdentity::of_text(text), Some(by));
         }
+        assert_eq!(OptimizerIdentity::of_text("own_rule"), Some(OptimizerIdentity::Unnamed));
         for text in ["Adam", "", "custom", r#"{"custom":{"name":"Lion"}}"#] {
             assert_eq!(OptimizerIdentity::of_text(text), None);
         }
