@@ -203,9 +203,10 @@ fn gradients_in_bf16_that_would_be_added_on_a_rank_are_refused_with_both_ways_ou
 #[test]
 fn a_gradient_is_lent_in_the_element_type_it_was_declared_in_and_no_other() {
     within_a_minute(async {
-        for (element, word) in
-            [(ElementType::F32, "ask by gradient,"), (ElementType::Bf16, "ask by gradient_bf16,")]
-        {
+        for (element, word) in [
+            (ElementType::F32, "request it by gradient,"),
+            (ElementType::Bf16, "request it by gradient_bf16,"),
+        ] {
             let (program, weights) = Declared::new(Format::F32, element).program();
             let closures = move |_: RankId| {
                 move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {

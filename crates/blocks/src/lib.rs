@@ -7,6 +7,7 @@
 //!
 //! ```
 //! use warpweft::prelude::*;
+//! use warpweft::session::block_on;
 //! use warpweft_blocks::{At, Backward, Block, Blocks, Flow, Loss, Passes};
 //!
 //! const SIZE: usize = 16;
