@@ -9,7 +9,7 @@ use crate::Error;
 use crate::error::form;
 use crate::values::Form;
 
-/// What a call is told of its part of the batch.
+/// A part of a batch, as a call gets it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Part {
     /// How many samples; the rest of its buffers is padding.
@@ -18,7 +18,7 @@ pub(crate) struct Part {
     pub(crate) scale: f32,
     /// The weight of its loss, where losses are sums.
     pub(crate) weight: f32,
-    /// The number of the step.
+    /// The number of the batch, which the masks of dropouts follow.
     pub(crate) step: u32,
 }
 
@@ -67,7 +67,7 @@ impl Batch {
             Some(targets) if targets.part(samples, samples).is_none() => Err(batch.refuse(
                 "targets",
                 targets,
-                &format!("so many for each of {samples} samples"),
+                &format!("the same number for each of {samples} samples"),
                 advice,
             )),
             Some(_) | None => Ok(batch),
@@ -94,7 +94,7 @@ impl Batch {
         (of(&self.input), self.targets.as_ref().map(of))
     }
 
-    /// Where each part of so many samples begins, and how many it has.
+    /// Begin and length of each part of a batch of `samples`.
     pub(crate) fn cut(&self, samples: usize) -> Vec<(usize, usize)> {
         let (each, more) = (samples / self.parts(), samples % self.parts());
         let mut begin = 0;

@@ -1,7 +1,7 @@
 //! Gradients that do not arrive, and tensors that a block makes of its weights.
 //!
-//! Law: candle cuts its graph without a word where an operation has no backward, so whoever finds a cut says which
-//! operations these are, and what has one.
+//! Law: candle cuts its graph without a word where an operation has no backward, so an error of a cut names these
+//! operations and their replacements.
 
 use std::collections::BTreeSet;
 
@@ -30,12 +30,13 @@ pub(crate) fn of_weight(block: &str, entry: &Entry) -> Error {
         _ => ATTENTION,
     };
     let name = &entry.name;
+    let freeze = if entry.trains() { format!("`freeze(\"{name}\")` it, or ") } else { String::new() };
     Error::Cut {
         block: block.to_owned(),
         what: format!("weight `{name}`, {}", form(&entry.shape, entry.dtype)),
         cause: format!(
-            "If the block uses it, {usual}. If it is meant, `freeze(\"{name}\")` it, or let it be a `buffer`; if other \
-             batches use it, `may_be_unused(\"{name}\")`"
+            "If the block uses it, {usual}. If it is meant, {freeze}let it be a `buffer`; if other batches use it, \
+             `may_be_unused(\"{name}\")`"
         ),
     }
 }

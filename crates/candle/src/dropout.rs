@@ -5,8 +5,7 @@
 
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
-
-use crate::source::{mixed, unit};
+use warpweft_base::noise::{mixed, unit};
 
 /// The last part of the name of a tensor that tells a `Dropout` where it is.
 const STATE: &str = "warpweft_dropout";
@@ -68,7 +67,7 @@ impl Dropout {
         let hash = state.iter().fold(self.salt, |hash, word| mixed(hash ^ u64::from(*word)));
         let stays = f64::from(1.0 - self.probability);
         let scale = if stays > 0.0 { (1.0 / stays) as f32 } else { 0.0 };
-        let draw = |place: usize| if unit(mixed(hash ^ place as u64)) < stays { scale } else { 0.0 };
+        let draw = |place: usize| if unit(mixed(hash ^ place as u64)) <= stays { scale } else { 0.0 };
         let mask: Vec<f32> = (0..input.elem_count()).map(draw).collect();
         let mask = Tensor::from_vec(mask, input.shape(), input.device())?;
         input * mask.to_dtype(input.dtype())?

@@ -49,6 +49,7 @@ mod sharded;
 mod shared;
 mod slot;
 mod source;
+mod start;
 mod values;
 
 pub use blocks::Loss;

@@ -28,10 +28,13 @@ pub struct ShardedModel {
     batches: Vec<Batch>,
     /// Does the loss give a sum with its weight?
     sums: bool,
+    /// Batches trained on so far, which the masks of dropouts follow.
     calls: u32,
+    /// How many times the gradient of the last step's loss its main grads are: batches, times the loss scale.
+    of_main_grads: f32,
 }
 
-/// What came of a step.
+/// The report of a step.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
@@ -48,7 +51,7 @@ pub(crate) type Pair<'a> = (&'a Tensor, &'a Tensor);
 
 impl ShardedModel {
     pub(crate) const fn new(session: Session, shared: Arc<Shared>, batches: Vec<Batch>, sums: bool) -> Self {
-        Self { session, shared, batches, sums, calls: 0 }
+        Self { session, shared, batches, sums, calls: 0, of_main_grads: 1.0 }
     }
 
     /// Trains on a batch, cut along dimension 0 over ranks and micro-batches. It may have fewer samples than the
@@ -71,15 +74,11 @@ impl ShardedModel {
         for batch in batches {
             weights.push(self.weights(*batch)?);
         }
-        let total: f64 = weights.iter().flatten().map(|weight| f64::from(*weight)).sum();
-        if total.is_nan() || total <= 0.0 {
-            return Err(Error::Undeclared {
-                what: format!("the loss of {} batches has weight {total}", batches.len()),
-                advice: "give a step at least one sample that counts",
-            });
-        }
+        let total = weights.iter().flatten().map(|weight| f64::from(*weight)).sum();
+        counts(total)?;
         // What a step that failed or was dropped left of its sum.
         self.session.discard_gradients().await?;
+        self.of_main_grads = batches.len() as f32 * self.session.loss_scale();
         let (mut sum, mut last) = (0.0, None);
         for (number, ((x, y), weights)) in batches.iter().zip(&weights).enumerate() {
             let scale = (self.batch(TRAIN)?.parts() * batches.len()) as f64 / total;
@@ -109,6 +108,7 @@ impl ShardedModel {
         self.write(EVALUATE, (x, Some(y)), &vec![1.0; parts], 1.0)?;
         let report = self.session.step(EVALUATE).await?;
         let (sum, weight) = self.sums_of(&report)?;
+        counts(weight)?;
         Ok((sum / weight) as f32)
     }
 
@@ -213,7 +213,8 @@ impl ShardedModel {
         Ok(())
     }
 
-    /// Writes all values to `model.safetensors` in a folder, which candle alone loads by the same names.
+    /// Writes all values to `model.safetensors` in a folder, which candle alone loads by the same names. Those of a
+    /// frozen weight in a quantized format are what its blocks computed with.
     ///
     /// # Errors
     /// As [`ShardedModel::export`]; candle's, of the file.
@@ -234,7 +235,7 @@ impl ShardedModel {
         candle_core::safetensors::save(&all, &file).map_err(Error::candle(&file.display().to_string()))
     }
 
-    /// The gradient of a weight in the last step, the mean over the whole batch, not clipped.
+    /// The gradient of a weight in the last step: that of its report's loss, not clipped.
     ///
     /// # Errors
     /// [`Error::NoGradient`] for a frozen weight, a buffer, or a name that no block requests; what the session says.
@@ -258,7 +259,7 @@ impl ShardedModel {
         for part in self.session.main_grads().await?.into_iter().filter(|part| part.weight == name) {
             let begin = part.rows.begin * columns;
             if let Some(rows) = values.get_mut(begin..begin + part.values.len()) {
-                rows.copy_from_slice(&part.values);
+                rows.iter_mut().zip(&part.values).for_each(|(row, value)| *row = value / self.of_main_grads);
             }
         }
         Tensor::from_vec(values, entry.shape.as_slice(), &Device::Cpu).map_err(Error::candle(name))
@@ -355,6 +356,17 @@ impl ShardedModel {
         };
         Ok((over_ranks("loss_sum")?, over_ranks("loss_weight")?))
     }
+}
+
+/// A loss is divided by its weight.
+fn counts(weight: f64) -> Result<(), Error> {
+    if weight > 0.0 {
+        return Ok(());
+    }
+    Err(Error::Undeclared {
+        what: format!("the loss has weight {weight}"),
+        advice: "give at least one sample that counts",
+    })
 }
 
 /// The bytes of the parts of a tensor, each padded with zeros to `room`.

@@ -75,6 +75,8 @@ struct Tried<'a> {
     apply: Apply,
     input: Tensor,
     output: Tensor,
+    /// Does it train, or a block before it?
+    trains: bool,
 }
 
 impl Trial<'_> {
@@ -82,21 +84,25 @@ impl Trial<'_> {
     pub(crate) fn run(&self, samples: &[Tensor], targets: &Tensor) -> std::result::Result<Found, Error> {
         let mut registry = Registry::new(self.config, self.buffers, self.drawn);
         let (mut requested, mut blocks) = (Vec::new(), Vec::new());
+        // Does a block up to here train?
+        let mut trains = false;
         let mut values: Vec<Tensor> = samples.to_vec();
         let mut forms: Vec<Forms> = values.iter().map(|value| vec![Form::of(value)]).collect();
-        for (number, block) in self.blocks.iter().enumerate() {
+        for block in self.blocks {
             let (recorded, of_block, slots, apply) =
                 record(registry, &self.source, (&block.name, self.dtype), |vb| block.build(vb));
             registry = recorded;
             let apply = apply?;
             self.place(&registry.entries, &of_block, &slots).map_err(in_block(block))?;
-            let input = match number > 0 && values[0].dtype().is_float() {
+            let input = match trains && values[0].dtype().is_float() {
                 true => Var::from_tensor(&values[0]).map_err(in_block(block))?.into_inner(),
                 false => values[0].clone(),
             };
             let output = self.output(block, &apply, &input)?;
-            let (entries, requested_here, slots) = (registry.entries.as_slice(), &of_block, slots.as_slice());
-            let tried = Tried { block, entries, requested: requested_here, slots, apply, input, output };
+            let entries = registry.entries.as_slice();
+            trains |= of_block.tensors.iter().any(|number| entries[*number].trains());
+            let tried =
+                Tried { block, entries, requested: &of_block, slots: &slots, apply, input, output, trains };
             blocks.push(self.judge(&tried)?);
             for (value, forms) in values.iter_mut().zip(&mut forms).skip(1) {
                 *value = self.output(block, &tried.apply, value)?.detach();
@@ -141,7 +147,7 @@ impl Trial<'_> {
         if random && recomputes {
             return Err(Error::Random { block: name.clone() });
         }
-        let rebuilt = random || !self.may_be_built_once(tried);
+        let rebuilt = random || !self.may_be_built_once(tried)?;
         if rebuilt && recomputes && self.constructor_draws(tried)? {
             return Err(Error::Random { block: name.clone() });
         }
@@ -151,12 +157,11 @@ impl Trial<'_> {
 
     /// Does a block that was built over zeros give the bits of one that is built over the values? Asked at values other
     /// than the first, which are zeros themselves where an adapter or a bias begins.
-    fn may_be_built_once(&self, tried: &Tried<'_>) -> bool {
-        let run = || -> std::result::Result<bool, Error> {
-            let (once, fresh) = (self.built_over(tried, false)?, self.built_over(tried, true)?);
-            same_bits(&once, &fresh).map_err(in_block(tried.block))
-        };
-        run().unwrap_or(false)
+    fn may_be_built_once(&self, tried: &Tried<'_>) -> std::result::Result<bool, Error> {
+        let fresh = self.built_over(tried, true)?;
+        // A constructor may refuse zeros.
+        let Ok(once) = self.built_over(tried, false) else { return Ok(false) };
+        same_bits(&once, &fresh).map_err(in_block(tried.block))
     }
 
     /// Do two builds over the same values give other bits, because the constructor draws?
@@ -200,14 +205,18 @@ impl Trial<'_> {
         self.output(tried.block, &apply, &tried.input)
     }
 
-    /// Every weight that trains has a gradient, and so has the input.
+    /// Every weight has a gradient, and so has the input, where something trains. A frozen one too: what cuts it off
+    /// cuts off what trains before it, and that may have a gradient by another way.
     fn gradients_arrive(&self, tried: &Tried<'_>) -> std::result::Result<(), Error> {
-        let Tried { block, entries, requested, slots, input, output, .. } = tried;
+        let Tried { block, entries, requested, slots, input, output, trains, .. } = tried;
+        if !trains {
+            return Ok(());
+        }
         let gradients = guarded(&block.name, || output.sum_all()?.backward())?;
         let may_be_unused = |name: &str| self.unused.iter().any(|pattern| pattern_matches(pattern, name));
         for (number, slot) in requested.tensors.iter().zip(*slots) {
             let entry = &entries[*number];
-            if entry.trains() && gradients.get(slot.tensor()).is_none() && !may_be_unused(&entry.name) {
+            if !entry.is_buffer() && gradients.get(slot.tensor()).is_none() && !may_be_unused(&entry.name) {
                 return Err(cut::of_weight(&block.name, entry));
             }
         }

@@ -34,7 +34,7 @@ pub(crate) struct Registry {
 pub(crate) struct Requested {
     /// Numbers of the entries, in the order in which they were first requested.
     pub(crate) tensors: Vec<usize>,
-    /// What it was told of names that it asked about.
+    /// The answers to `contains_tensor`.
     pub(crate) contains: HashMap<String, bool>,
 }
 
@@ -148,7 +148,8 @@ impl Recording {
 
 /// A tensor with its first values.
 pub(crate) fn first_values(entry: &Entry, source: &Source) -> Result<Slot> {
-    let slot = Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains())?;
+    // Also of a frozen weight: without a gradient in the trial, what trains before it would get none by this way.
+    let slot = Slot::zeros(entry.shape.as_slice(), entry.dtype, !entry.is_buffer())?;
     match entry.dtype {
         DType::F32 | DType::F64 | DType::BF16 | DType::F16 => {
             slot.fill(&source.values(entry)?, &mut Pool::default())?;

@@ -57,7 +57,7 @@ pub(crate) struct Built {
 }
 
 impl Built {
-    /// Builds it, unless it is built for every call.
+    /// Builds it, also where it is built for every call: its constructor must request the same here.
     pub(crate) fn new(shared: &Shared, number: usize) -> Result<Self, Error> {
         let name = &shared.blocks[number].name;
         let of_candle = |source| Error::Block { block: name.clone(), source };
@@ -72,9 +72,7 @@ impl Built {
         let slots =
             requested.tensors.iter().map(slot).collect::<candle_core::Result<_>>().map_err(of_candle)?;
         let mut built = Self { apply: None, slots };
-        if !shared.found[number].rebuilt {
-            built.apply = Some(built.build(shared, number)?);
-        }
+        built.apply = Some(built.build(shared, number)?).filter(|_| !shared.found[number].rebuilt);
         for (number, slot) in requested.tensors.iter().zip(&built.slots) {
             if !shared.entries[*number].is_buffer() {
                 slot.empty(&mut Pool::default()).map_err(of_candle)?;

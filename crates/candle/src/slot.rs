@@ -5,7 +5,6 @@
 //! Whoever reads an empty slot gets candle's error, never old values and never memory that is not there.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::mem;
 
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Tensor, Var, bail};
@@ -17,10 +16,20 @@ pub(crate) struct Slot {
     tensor: Tensor,
 }
 
-/// Memory that slots leave for the next of their size.
+/// Memory that slots leave for the next: as many pieces as the block of the most weights has.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    free: HashMap<usize, Vec<Vec<f32>>>,
+    free: Vec<Vec<f32>>,
+}
+
+impl Pool {
+    /// The smallest piece that holds `elements`, or else one that grows.
+    fn take(&mut self, elements: usize) -> Vec<f32> {
+        let fits = |(_, piece): &(usize, &Vec<f32>)| piece.capacity() >= elements;
+        let best = self.free.iter().enumerate().filter(fits).min_by_key(|(_, piece)| piece.capacity());
+        let place = best.map_or(self.free.len().wrapping_sub(1), |(place, _)| place);
+        if place < self.free.len() { self.free.swap_remove(place) } else { Vec::new() }
+    }
 }
 
 /// Exchanges a tensor's storage.
@@ -65,7 +74,7 @@ impl Slot {
         let each = || values.iter().copied();
         let storage = match self.tensor.dtype() {
             DType::F32 => {
-                let mut memory = pool.free.get_mut(&values.len()).and_then(Vec::pop).unwrap_or_default();
+                let mut memory = pool.take(values.len());
                 memory.clear();
                 memory.extend_from_slice(values);
                 CpuStorage::F32(memory)
@@ -96,9 +105,9 @@ impl Slot {
         let swap = Swap(RefCell::new(storage));
         self.tensor.inplace_op1(&swap)?;
         if let CpuStorage::F32(memory) = swap.0.into_inner()
-            && !memory.is_empty()
+            && memory.capacity() > 0
         {
-            pool.free.entry(memory.len()).or_default().push(memory);
+            pool.free.push(memory);
         }
         Ok(())
     }
@@ -124,7 +133,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(held, 0);
-        // What reads it meanwhile is told, and reads nothing.
+        // What reads it meanwhile gets an error, and reads nothing.
         assert!(x.matmul(&slot.tensor().t()?).is_err() && slot.tensor().sqr().is_err());
         assert!(slot.tensor().contiguous()?.sum_all().is_err() && (slot.tensor() * 2.0).is_err());
         slot.fill(&values, &mut pool)?;

@@ -11,6 +11,7 @@ use candle_nn::Init;
 use candle_nn::init::NormalOrUniform;
 use warpweft::checkpoint::PretrainedFiles;
 use warpweft::session::initial::{self, MasterRows};
+use warpweft_base::noise::{mixed, unit};
 
 use crate::entry::Entry;
 
@@ -125,17 +126,4 @@ impl Source {
             *value = (low + (high - low) * unit(mixed(name ^ place))) as f32;
         }
     }
-}
-
-/// SplitMix64 (Steele, Lea and Flood 2014).
-pub(crate) const fn mixed(state: u64) -> u64 {
-    let z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
-/// From 0 to below 1.
-pub(crate) fn unit(hash: u64) -> f64 {
-    (hash >> 11) as f64 / (1_u64 << 53) as f64
 }

@@ -95,13 +95,28 @@ async fn a_sum_and_its_weight_count_tokens_over_all_ranks_micro_batches_and_batc
     let gradients = mean.backward().unwrap();
     for name in ["model.embed.weight", "model.layers.0.qkv.weight", "lm_head.weight", "model.norm.weight"] {
         let ours = model.gradient(name).await.unwrap();
-        let ours = (ours / 2.0).unwrap(); // main grads are the sum of both batches' means
         let vars = map.data().lock().unwrap();
         let theirs = gradients.get(&vars[name]).unwrap();
         let size = theirs.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
         let apart = (ours - theirs).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
         assert!(apart <= 1e-5 * size, "{name}: {apart} of {size}");
     }
+}
+
+#[tokio::test]
+async fn a_batch_of_which_nothing_counts_is_refused() {
+    let (x, y) = batch(0, 4);
+    let mut model = sharded(rates()).loss(over_tokens).shard(Devices::cpu(2), (&x, &y)).await.unwrap();
+    let padding = y.zeros_like().unwrap();
+    let (step, evaluation) = (model.step((&x, &padding)).await, model.evaluate((&x, &padding)).await);
+    for refused in [step.map(|_| ()), evaluation.map(|_| ())] {
+        let refused = refused.unwrap_err().to_string();
+        assert!(
+            refused.contains("weight 0") && refused.contains("at least one sample that counts"),
+            "{refused}"
+        );
+    }
+    model.step((&x, &y)).await.unwrap();
 }
 
 #[tokio::test]

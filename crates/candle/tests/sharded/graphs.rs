@@ -1,10 +1,10 @@
 //! Graphs that are kept and blocks that are computed again, blocks that must be built anew, and dropout.
 
-use candle_core::{Module, Result, Tensor};
-use candle_nn::{VarBuilder, linear_no_bias, loss};
+use candle_core::{Module, Tensor};
+use candle_nn::{linear_no_bias, loss};
 use warpweft_candle::{Devices, Dropout, Error, Sharded, ShardedModel};
 
-use crate::model::{VOCABULARY, WIDTH, batch, embed, rates, sharded};
+use crate::model::{VOCABULARY, WIDTH, batch, rates, sharded, with_middle};
 
 async fn train(model: &mut ShardedModel) -> Vec<f32> {
     let mut losses = Vec::new();
@@ -35,25 +35,6 @@ fn bits(tensors: std::collections::HashMap<String, Tensor>) -> std::collections:
         tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
     };
     tensors.into_iter().map(|(name, tensor)| (name, bits(tensor))).collect()
-}
-
-/// A small model with `middle` between embedding and head.
-fn with_middle<C, F>(middle: C) -> Sharded
-where
-    C: Fn(VarBuilder<'static>) -> Result<F> + Send + Sync + 'static,
-    F: Fn(&Tensor) -> Result<Tensor> + 'static,
-{
-    Sharded::new(rates())
-        .block("embed", |vb| {
-            let e = embed(vb)?;
-            Ok(move |x: &Tensor| e.forward(x))
-        })
-        .block("middle", middle)
-        .block("head", |vb| {
-            let h = linear_no_bias(WIDTH, VOCABULARY, vb.pp("head"))?;
-            Ok(move |x: &Tensor| h.forward(x)?.flatten_to(1))
-        })
-        .loss(loss::cross_entropy)
 }
 
 #[tokio::test]

@@ -4,29 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{D, Module, Result, Tensor};
-use candle_nn::{VarBuilder, layer_norm, linear_no_bias, loss, ops, rms_norm};
+use candle_nn::{layer_norm, linear_no_bias, ops, rms_norm};
 use warpweft_candle::{Devices, Error, Sharded, ShardedModel};
 
-use crate::model::{TOKENS, VOCABULARY, WIDTH, batch, embed, rates, sharded};
-
-/// A small model with `middle` between embedding and head.
-fn with_middle<C, F>(middle: C) -> Sharded
-where
-    C: Fn(VarBuilder<'static>) -> Result<F> + Send + Sync + 'static,
-    F: Fn(&Tensor) -> Result<Tensor> + 'static,
-{
-    Sharded::new(rates())
-        .block("embed", |vb| {
-            let e = embed(vb)?;
-            Ok(move |x: &Tensor| e.forward(x))
-        })
-        .block("middle", middle)
-        .block("head", |vb| {
-            let h = linear_no_bias(WIDTH, VOCABULARY, vb.pp("head"))?;
-            Ok(move |x: &Tensor| h.forward(x)?.flatten_to(1))
-        })
-        .loss(loss::cross_entropy)
-}
+use crate::model::{TOKENS, VOCABULARY, WIDTH, batch, embed, rates, sharded, with_middle};
 
 async fn start(builder: Sharded) -> std::result::Result<ShardedModel, Error> {
     let (x, y) = batch(0, 4);
@@ -195,4 +176,32 @@ async fn a_rule_for_no_weight_and_a_model_without_a_loss_are_refused() {
         Ok(move |x: &Tensor| e.forward(x))
     });
     refused(builder, &["no loss"]).await;
+}
+
+/// Its input has a gradient by the other way, and nothing of its own trains.
+#[tokio::test]
+async fn a_frozen_norm_that_cuts_off_what_trains_before_it_is_refused() {
+    let cutting = || {
+        with_middle(|vb| {
+            let (norm, w) =
+                (rms_norm(WIDTH, 1e-5, vb.pp("norm"))?, linear_no_bias(WIDTH, WIDTH, vb.pp("w"))?);
+            Ok(move |x: &Tensor| x + w.forward(&norm.forward(x)?)?)
+        })
+        .freeze("norm.weight")
+        .freeze("w.weight")
+    };
+    refused(cutting(), &["block `middle`", "`norm.weight`", "RmsNorm::forward", "forward_diff"]).await;
+    // Where nothing before it trains, there is nothing to cut off.
+    start(cutting().freeze("model.embed.weight")).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_pattern_that_matches_nothing_is_refused_with_the_names_there_are() {
+    refused(
+        sharded(rates()).recompute("block.*"),
+        &["recompute(\"block.*\")", "matches nothing", "`blocks.0`"],
+    )
+    .await;
+    refused(sharded(rates()).buffer("rope"), &["buffer(\"rope\")", "`lm_head.weight`"]).await;
+    refused(sharded(rates()).micro_batches(0), &["in 0 micro-batches"]).await;
 }

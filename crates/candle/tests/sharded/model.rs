@@ -169,3 +169,22 @@ pub(crate) fn batch(step: usize, samples: usize) -> (Tensor, Tensor) {
 pub(crate) fn apart(one: &[f32], other: &[f32]) -> f32 {
     one.iter().zip(other).map(|(one, other)| ((one - other) / other).abs()).fold(0.0, f32::max)
 }
+
+/// A small model with `middle` between embedding and head.
+pub(crate) fn with_middle<C, F>(middle: C) -> Sharded
+where
+    C: Fn(VarBuilder<'static>) -> Result<F> + Send + Sync + 'static,
+    F: Fn(&Tensor) -> Result<Tensor> + 'static,
+{
+    Sharded::new(rates())
+        .block("embed", |vb| {
+            let e = embed(vb)?;
+            Ok(move |x: &Tensor| e.forward(x))
+        })
+        .block("middle", middle)
+        .block("head", |vb| {
+            let h = linear_no_bias(WIDTH, VOCABULARY, vb.pp("head"))?;
+            Ok(move |x: &Tensor| h.forward(x)?.flatten_to(1))
+        })
+        .loss(loss::cross_entropy)
+}
