@@ -24,7 +24,7 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// So many numbers in f32.
+    /// `elements` numbers in f32.
     #[must_use]
     pub const fn f32(elements: usize) -> Self {
         Self { elements, element: ElementType::F32 }
@@ -111,7 +111,7 @@ impl Blocks {
         self
     }
 
-    /// The program that trains, in so many micro-batches a rank.
+    /// The program that trains, in `micro_batches` of each rank.
     ///
     /// # Errors
     /// What [`ProgramBuilder`] refuses, such as two blocks of one name, and a list without blocks.

@@ -126,8 +126,8 @@ impl<S: Surface, P: Passes<S>> Compute<S> for Running<P> {
         let program = self.programs.iter().find(|program| program.program == context.program());
         let Some(job) = program.and_then(|program| program.jobs.get(context.call().index())) else {
             let program = context.program();
-            let told = format!("call `{}` of program `{program}` is not one of these blocks", call.name);
-            return Err(ComputeError::closure(told));
+            let foreign = format!("call `{}` of program `{program}` is not one of these blocks", call.name);
+            return Err(ComputeError::closure(foreign));
         };
         let Job { block, trains, .. } = *job;
         let at = At { block, weights: &job.weights, every: &job.every, trains, context };

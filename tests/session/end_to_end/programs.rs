@@ -4,10 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
-use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_format::{ElementType, Format, Orientation, Shape};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft_session::config::Config;
+use warpweft_session::session::initial::MasterRows;
 use warpweft_session::session::{Session, SessionError, initial};
 use warpweft_testing::trainer::within_a_minute;
 
@@ -129,5 +130,54 @@ fn a_buffer_that_its_program_does_not_declare_fails_the_step_with_the_names_near
         assert!(matches!(&error, SessionError::Closure { panicked: None, .. }), "{error}");
         let said = error.to_string();
         assert!(said.contains("`ouput`") && said.contains("`train`") && said.contains("`output`"), "{said}");
+    });
+}
+
+#[test]
+fn what_a_call_names_is_what_it_would_reach_by_ids_and_nothing_else() {
+    within_a_minute(async {
+        let mut model = Model::builder();
+        let w = model.sharded("w", 4, 8, Format::F32).unwrap();
+        let other = model.sharded("other", 4, 8, Format::F32).unwrap();
+        let model = model.build();
+        let mut program = StepProgram::builder("train", &model);
+        let input = program.input("input", 1, ElementType::F32).unwrap();
+        let output = program.output("output", 1, ElementType::F32).unwrap();
+        let call = program.call("fit", Phase::Backward).uses_dense(w).gradient(w);
+        call.reads(input).writes(output).add().unwrap();
+        // Every weight that trains has a gradient.
+        program.call("rest", Phase::Backward).gradient(other).add().unwrap();
+        let program = program.build_training().unwrap();
+        let closures = move |_: RankId| {
+            move |call: &Call, context: &ComputeContext<'_, CpuSurface>| -> Result<(), ComputeError> {
+                if call.name == "rest" {
+                    context.gradient_named("other")?.fill(0.0);
+                    let said = context.dense_named("w").map(|_| ()).unwrap_err().to_string();
+                    assert!(said.contains("`rest`") && said.contains("`w`"), "{said}");
+                    return Ok(());
+                }
+                assert_eq!(context.shape(w)?, Shape::new(4, 8));
+                assert!(context.shape(other).is_err() && context.gradient_named("other").is_err());
+                assert_eq!(*context.dense_named("w")?, *context.dense(w, Orientation::Rowwise)?);
+                assert_eq!(*context.read_named::<f32>("input")?, *context.read::<f32>(input)?);
+                context.gradient_named("w")?.fill(1.0);
+                context.write_named::<f32>("output")?[0] = context.dense_named("w")?[8];
+                let said = context.dense_named("v").map(|_| ()).unwrap_err().to_string();
+                assert!(said.contains("`v`") && said.contains("`w`"), "{said}");
+                Ok(())
+            }
+        };
+        let builder = Session::builder(Config::default(), closures).program(program);
+        let rows = |rows: MasterRows<'_>, values: &mut [f32]| {
+            values.iter_mut().enumerate().for_each(|(at, value)| *value = (rows.first_element() + at) as f32);
+        };
+        let mut session = builder.initialize(rows).start_cpu(1).await.unwrap();
+        session.write_input("train", RankId::new(0), "input", &[3.0_f32]).unwrap();
+        let report = session.step("train").await.unwrap();
+        assert_eq!(report.output::<f32>(RankId::new(0), "output").unwrap(), [8.0]);
+        // A gradient of ones moved every value of `w` by the learning rate, and `other` stayed.
+        let after = session.export().await.unwrap();
+        assert!(after.weights[0].master.iter().zip(0u16..).all(|(value, at)| *value < f32::from(at)));
+        assert_eq!(after.weights[1].master[8], 8.0);
     });
 }
