@@ -6,7 +6,6 @@
 
 use std::path::Path;
 
-use half::bf16;
 use safetensors::Dtype;
 use warpweft_session::checkpoint::engines::{
     EngineModel, EngineOptions, EngineReport, PlainTensor, PlainWeights,
@@ -130,24 +129,13 @@ impl PlainWeights for Masters {
         self.files.rows(&stored(tensor), first_row, columns, values)
     }
 
-    /// Masters are rounded to bf16, in which a model is served.
-    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        let words = bytes.as_chunks_mut().0;
-        let mut master = vec![0_u8; words.len() * size_of::<f32>()];
-        self.files.bytes(&stored(tensor), at / size_of::<bf16>() * size_of::<f32>(), &mut master)?;
-        for (word, value) in words.iter_mut().zip(master.as_chunks().0) {
-            *word = bf16::from_f32(f32::from_le_bytes(*value)).to_le_bytes();
-        }
-        Ok(())
-    }
-
     fn delayed_factor(&self, tensor: &str) -> Result<Option<f32>, CheckpointError> {
         let name = format!("{tensor}.delayed_scale");
         if !self.files.tensor_names().any(|found| found == name) {
             return Ok(None);
         }
         let mut factor = [0; size_of::<f32>()];
-        self.files.bytes(&name, 0, &mut factor)?;
+        self.files.bytes(&name, 1, 0, &mut factor)?;
         Ok(Some(f32::from_le_bytes(factor)))
     }
 }

@@ -239,7 +239,7 @@ impl Conversion<'_> {
         let mut piece = vec![0; PIECE.min(left)];
         while left > 0 {
             let bytes = &mut piece[..PIECE.min(left)];
-            self.weights.bytes(tensor, at, bytes)?;
+            self.weights.bytes(tensor, shape.cols, at, bytes)?;
             self.folder.append(place, bytes)?;
             (at, left) = (at + bytes.len(), left - bytes.len());
             let read = bytes.len() as u64;

@@ -40,11 +40,29 @@ pub trait PlainWeights: Sync {
         values: &mut [f32],
     ) -> Result<(), CheckpointError>;
 
-    /// Fills `bytes` with those of a tensor from the byte `at` on, in its own dtype.
+    /// Fills `bytes` with those of a tensor of `columns` columns from the byte `at` on, in its own dtype: its rows
+    /// rounded to bf16, in which a model is served, unless the source has bytes of its own.
     ///
     /// # Errors
     /// What cannot be read.
-    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError>;
+    fn bytes(
+        &self,
+        tensor: &str,
+        columns: usize,
+        at: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), CheckpointError> {
+        let (begin, words) = (at / size_of::<bf16>(), bytes.as_chunks_mut().0);
+        let first = begin / columns.max(1);
+        // Whole rows around them.
+        let rows = (begin + words.len()).div_ceil(columns.max(1)) - first;
+        let mut values = vec![0.0; rows * columns];
+        self.rows(tensor, first, columns, &mut values)?;
+        for (word, value) in words.iter_mut().zip(&values[begin - first * columns..]) {
+            *word = bf16::from_f32(*value).to_le_bytes();
+        }
+        Ok(())
+    }
 
     /// What delayed scaling multiplied a tensor by before it became FP8 with one scale; `None` where the scale is of
     /// the tensor itself.
@@ -73,7 +91,13 @@ impl PlainWeights for PretrainedFiles {
         Self::rows(self, tensor, first_row, columns, values)
     }
 
-    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+    fn bytes(
+        &self,
+        tensor: &str,
+        _columns: usize,
+        at: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), CheckpointError> {
         self.fill(tensor, at, bytes)
     }
 }
@@ -109,16 +133,6 @@ impl PlainWeights for Checkpoint {
         let all = values_of(self, tensor)?;
         let rows = all.get(begin..begin + values.len()).ok_or_else(|| no_values(tensor))?;
         values.copy_from_slice(rows);
-        Ok(())
-    }
-
-    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        let (begin, words) = (at / size_of::<bf16>(), bytes.as_chunks_mut().0);
-        let all = values_of(self, tensor)?;
-        let values = all.get(begin..begin + words.len()).ok_or_else(|| no_values(tensor))?;
-        for (word, value) in words.iter_mut().zip(values) {
-            *word = bf16::from_f32(*value).to_le_bytes();
-        }
         Ok(())
     }
 

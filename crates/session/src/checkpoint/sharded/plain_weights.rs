@@ -2,7 +2,6 @@
 //!
 //! Law: of a weight the rows that are requested are in memory, from whichever parts have them.
 
-use half::bf16;
 use safetensors::Dtype;
 
 use super::PartFiles;
@@ -99,20 +98,6 @@ impl PlainWeights for Masters {
         let rows = self.rows_of(tensor, first_row, values.len() / columns.max(1))?;
         let rows = rows.get(..values.len()).ok_or_else(|| too_few(tensor))?;
         values.copy_from_slice(rows);
-        Ok(())
-    }
-
-    fn bytes(&self, tensor: &str, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        let cols = self.indexed(tensor).map_or(1, |weight| weight.cols).max(1);
-        let (begin, words) = (at / size_of::<bf16>(), bytes.as_chunks_mut().0);
-        // Whole rows around them.
-        let (first, last) = (begin / cols, (begin + words.len()).div_ceil(cols));
-        let values = self.rows_of(tensor, first, last - first)?;
-        let skipped = begin - first * cols;
-        let values = values.get(skipped..skipped + words.len()).ok_or_else(|| too_few(tensor))?;
-        for (word, value) in words.iter_mut().zip(values) {
-            *word = bf16::from_f32(*value).to_le_bytes();
-        }
         Ok(())
     }
 
