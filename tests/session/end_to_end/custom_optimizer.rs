@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use warpweft_backend::cpu::CpuSurface;
+use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::compute::{ComputeError, Optimizer, UpdateContext};
 use warpweft_plan::layout::aligned;
@@ -527,24 +528,41 @@ fn a_custom_optimizer_gets_every_weight_that_trains_once_with_its_rows_and_param
     });
 }
 
+/// An optimizer of this name, with these states.
+#[derive(Clone)]
+struct Called(&'static str, &'static [&'static str]);
+
+impl Optimizer<CpuSurface> for Called {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+
+    fn states(&self) -> &'static [&'static str] {
+        self.1
+    }
+
+    fn update(&mut self, context: Context<'_, '_>) -> Result<(), ComputeError> {
+        descent(context)
+    }
+}
+
+#[test]
+fn ranks_that_make_different_optimizers_do_not_start() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::Bf16);
+        let builder = trainer.builder(config(1, Capture::Off, true), &Mischief::default());
+        let of = |rank: RankId| if rank.index() == 0 { "Lion" } else { "Tiger" };
+        let builder = builder.try_optimizer(1, move |seat| Ok(Called(of(seat.rank), &["momentum"])));
+        let error = builder.start_cpu(2).await.unwrap_err().to_string();
+        assert!(error.contains("`Lion` with state `momentum`"), "{error}");
+        assert!(error.contains("`Tiger` with state `momentum`"), "{error}");
+        assert!(error.contains("return the same optimizer on every rank"), "{error}");
+    });
+}
+
 /// As many lists of another custom optimizer are no state of this one.
 #[test]
 fn a_checkpoint_says_which_custom_optimizer_wrote_it_and_another_refuses_its_state_by_both_names() {
-    #[derive(Clone)]
-    struct Called(&'static str, &'static [&'static str]);
-    impl Optimizer<CpuSurface> for Called {
-        fn name(&self) -> &'static str {
-            self.0
-        }
-
-        fn states(&self) -> &'static [&'static str] {
-            self.1
-        }
-
-        fn update(&mut self, context: Context<'_, '_>) -> Result<(), ComputeError> {
-            descent(context)
-        }
-    }
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::Bf16);
         let start = async |of: Called| {

@@ -63,6 +63,16 @@ pub enum ComputeError {
         /// States that are kept.
         states: usize,
     },
+    /// The ranks of a process made different optimizers.
+    #[error(
+        "this rank made {optimizer}, and another made {first}; return the same optimizer on every rank, for they update slices of the same weights"
+    )]
+    OtherOptimizer {
+        /// Name and states of this rank's.
+        optimizer: String,
+        /// Those of the rank that was first.
+        first: String,
+    },
     /// The optimizer requested a weight that this update, or this round, is not about.
     #[error(
         "the optimizer requested {weight}, which is not of this task; take the weights of its context (`weights`), of which every task has others"

@@ -1,7 +1,7 @@
 //! A custom optimizer as a session's builder gets it.
 //!
 //! Law: how many states it keeps is known before anything is planned. A session whose weights want whole matrices of an
-//! optimizer that takes none, or the other way around, does not start.
+//! optimizer that takes none, or the other way around, does not start; nor do ranks with different optimizers.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,7 +20,7 @@ pub(in crate::session) struct CustomOptimizer<S: Surface> {
 
 impl<S: Surface + 'static> CustomOptimizer<S> {
     /// The same closures with it beside them, where a program updates weights.
-    /// Once a rank has it, `named` says which it is.
+    /// The first rank that has it says in `named` which it is, and the others have the same.
     pub(in crate::session) fn beside(
         self,
         closures: ComputeFactory<S>,
@@ -40,7 +40,12 @@ impl<S: Surface + 'static> CustomOptimizer<S> {
             if updates {
                 check_matrices(optimizer.as_ref(), whole.as_ref())?;
             }
-            named.get_or_init(|| OptimizerIdentity::custom(optimizer.as_ref()));
+            let identity = OptimizerIdentity::custom(optimizer.as_ref());
+            let first = named.get_or_init(|| identity.clone());
+            if *first != identity {
+                let (optimizer, first) = (identity.to_string(), first.to_string());
+                return Err(ComputeError::OtherOptimizer { optimizer, first });
+            }
             Ok(Box::new(WithOptimizer { calls, optimizer }))
         })
     }
