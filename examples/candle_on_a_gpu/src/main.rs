@@ -1,6 +1,6 @@
 //! Trains a small language model whose layers are candle's, forward and backward by candle's autograd.
 //!
-//! `cargo run --release --manifest-path examples/candle/Cargo.toml`
+//! `cargo run --release --manifest-path examples/candle_on_a_gpu/Cargo.toml`
 //!
 //! The layers are ordinary functions over candle's tensors (`model.rs`). warpweft shards their weights over two ranks
 //! of this machine's CPU, gathers them quantized and calls one closure for each layer, which turns what is lent into
