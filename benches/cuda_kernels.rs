@@ -1,4 +1,4 @@
-//! Every kernel against a device copy of the same bytes, in the same job.
+//! Benchmark of every CUDA kernel against a device copy of the same bytes, in the same job.
 //!
 //! `cargo bench --bench cuda_kernels`; it says so and ends where there is no GPU. An argument,
 //! `-- amax,cast`, leaves only the kernels whose names contain one of its parts. Between two runs of a launch

@@ -1,4 +1,4 @@
-//! What a step costs the host: time per task issued and per message between actors.
+//! Benchmark of the host's time in a step: per task issued, and per message between actors.
 //!
 //! The pump drives the actors of a real plan over a backend that does nothing, so what is left is flow
 //! control itself: mailboxes, rights, worklists, the checks at issue. A message is a right or a turn;

@@ -1,4 +1,4 @@
-//! Products of linear layers, in bf16 and in FP8 blocks: TFLOP/s of y, dx and dW on one GPU.
+//! Benchmark of the products of linear layers, in bf16 and in FP8 blocks: TFLOP/s of y, dx and dW on one GPU.
 //!
 //! `cargo bench --bench linear`; it says so and ends where there is no GPU. Shapes are tokens × inputs ×
 //! outputs. In FP8 a product quantizes its activations first; the table gives the time of both together, that

@@ -1,5 +1,5 @@
-//! How long it takes from a declared program to a plan that may run, for 100 to 10,000 tasks; and for 2,000 to
-//! 30,000 of a decoder each of whose experts is a group of its own, so that many slots are held at one time.
+//! Benchmark of planning: the time from a declared program to a plan that may run, for 100 to 10,000 tasks; and for
+//! 2,000 to 30,000 of a decoder each of whose experts is a group of its own, so that many slots are held at one time.
 //!
 //! `build` is all of it, verification included; `verify` is the proof alone, `wire` the routes of its
 //! messages, `fingerprint` what ranks compare. All of it happens once per program, before the first step. A

@@ -1,4 +1,4 @@
-//! How fast the formats are, in GB/s, beside memcpy of the same f32 matrix and beside the naive scalar loop.
+//! Benchmark of the formats: GB/s of each stage, beside memcpy of the same f32 matrix and beside the naive scalar loop.
 //!
 //! The matrix is larger than the last cache. Every round times memcpy and every stage once, one right after the
 //! other, and a ratio is the median over rounds of *memcpy's time / the stage's time* within a round: so

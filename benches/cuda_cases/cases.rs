@@ -1,4 +1,4 @@
-//! The launches, with the fewest bytes each must read and write per element of the weights.
+//! The measured kernel launches, each with the fewest bytes it must read and write per element of the weights.
 
 use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{

@@ -1,4 +1,4 @@
-//! What is measured, how many bytes it must move, and the table.
+//! The kernel benchmark: its cases, the sizes they run on, and one row of times for each.
 
 mod cases;
 mod table;

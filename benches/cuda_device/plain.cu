@@ -1,4 +1,5 @@
-// Reads so many bytes and writes so many, and does nothing else: how fast a kernel that moves them could be.
+// A plain kernel: reads and writes given numbers of bytes and does nothing else, as fast as any kernel that moves them
+// could be.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -1,4 +1,4 @@
-//! The plain kernel: what reading so many bytes and writing so many takes, with nothing computed.
+//! The plain kernel: the time of reading and writing given numbers of bytes, with nothing computed.
 //!
 //! A copy reads as much as it writes, and what a small one writes is still in the L2 cache when its time is
 //! taken. So it is no measure for a kernel that mostly reads, or mostly writes; this one is.

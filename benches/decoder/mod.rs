@@ -1,4 +1,4 @@
-//! The program both scheduler benchmarks plan: a decoder as the planner sees one.
+//! The step program of both scheduler benchmarks: a decoder as the planner sees one.
 //!
 //! A block is an attention layer and an MLP layer, each with two NVFP4 weights and a replicated norm, used
 //! rowwise forward and columnwise backward. The weights are tiny on purpose: planning and issuing cost the

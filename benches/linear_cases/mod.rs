@@ -1,4 +1,4 @@
-//! What is measured, on operands of the pool.
+//! The linear-layer benchmark: shapes, recipes, and products on operands of the pool.
 
 #![allow(unsafe_code, reason = "slices of the benchmark's own pool")]
 

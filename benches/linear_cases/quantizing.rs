@@ -1,4 +1,4 @@
-//! Making activations operands: what a launch costs, beside a copy of as many bytes.
+//! Benchmark of quantizing activations into operands: the time of a launch, beside a copy of as many bytes.
 
 use half::bf16;
 use warpweft_cuda::DeviceAddress;

@@ -1,4 +1,4 @@
-//! A backend that takes every task and does nothing.
+//! A null backend: it takes every task and does nothing.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! Ranks on the CPU that a test makes fail or die at a chosen moment.
+//! CPU ranks that a test makes fail or die at a chosen moment.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};

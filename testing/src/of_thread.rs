@@ -1,4 +1,4 @@
-//! The allocations of the thread that asks, for tests that promise that there are none, or how many.
+//! Counts the allocations of the calling thread, for tests that promise none, or a number.
 //!
 //! Law: counted where [`Allocator`](crate::Allocator) is the global allocator, and nowhere else.
 

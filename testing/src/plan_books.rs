@@ -1,4 +1,4 @@
-//! What a plan says about itself, stated anew after an edit.
+//! Bookkeeping of a plan, recomputed after an edit.
 //!
 //! Law: nothing here changes what a plan does, but that [`serialize`] orders it by its tasks' places in T. A slot
 //! that [`twin`] adds is used by no task.

@@ -1,4 +1,4 @@
-//! Futures that are dropped on the way.
+//! Futures that are dropped before they are ready.
 
 use std::pin::pin;
 use std::task::{Context, Poll};

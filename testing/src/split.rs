@@ -1,4 +1,4 @@
-//! Sessions that own a part of the ranks, as processes have them: one for each, on a thread of its own.
+//! Split sessions: each owns a part of the ranks, as a process does, on a thread of its own.
 
 use std::ops::Range;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! A weight, or a row shard of one, quantized stage by stage into memory of the caller's.
+//! A weight, or a row shard of one, quantized stage by stage into the caller's memory.
 
 use warpweft_format::{Format, Orientation, PlanesMut, Shape, Via, fused_scale, partial_amax, partial_cast};
 

@@ -1,5 +1,5 @@
-//! What stays the same for 200 steps, on any backend: nothing is allocated on the host by threads that are
-//! not the user's, nothing on a device, and no operand moves.
+//! The steady-state test for any backend: over 200 steps nothing is allocated on the host by threads that are not the
+//! user's, nothing on a device, and no operand moves.
 //!
 //! Guards BK-2, TU-10 and the arena's law, of steps whose host time is split as of others, and of steps whose
 //! tasks are timed. Such a test has its process for itself (`alone`), so that nothing else there allocates

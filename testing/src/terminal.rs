@@ -1,4 +1,4 @@
-//! What no message may do to a terminal.
+//! Checks that a message cannot flood or steer a terminal.
 
 /// Steers a terminal.
 pub const STEERING: &str = "\u{1b}[2J\u{1b}]0;owned\u{7}";

@@ -1,4 +1,4 @@
-//! Any backend, with a hook on every call.
+//! A wrapper around any backend, with a hook on every call.
 //!
 //! The one place in the tests that writes out the whole trait: what a test wants to see or to spoil is a hook.
 

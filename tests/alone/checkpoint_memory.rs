@@ -1,6 +1,6 @@
-//! What a session's weights cost on their way in and out, beside the arena: a start takes one weight, from
-//! files too, an export the checkpoint and one weight, a save next to nothing, a save in parts one list of values
-//! of each rank, and an import of parts the rows of the ranks.
+//! Peak memory of getting a session's weights in and out, beside the arena: a start takes one weight, from files too,
+//! an export the checkpoint and one weight, a save next to nothing, a sharded save one list of values of each rank, and
+//! a sharded import the rows of the ranks.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;

@@ -1,5 +1,5 @@
-//! ST-2 and MW-3: the stages allocate nothing, and the multi-tensor call nothing once its workspace has
-//! grown. Conformance A5: no plane is allocated that nobody requested.
+//! ST-2 and MW-3: the stages allocate nothing, and the multi-tensor call nothing once its workspace has grown.
+//! Conformance A5: no plane is allocated that nobody requested.
 
 use std::convert::Infallible;
 

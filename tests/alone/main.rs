@@ -1,5 +1,4 @@
-//! Tests that need the process for themselves: they count what it allocates, or see all that is traced in
-//! it.
+//! Tests that need a process of their own: they count its allocations, or see everything that is traced in it.
 //!
 //! A program with a runner of its own, and with an allocator that counts. One test runs at a time, in the
 //! order below: the last is seen by a subscriber that stays. `cargo test --test alone -- PART` runs those

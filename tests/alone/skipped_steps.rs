@@ -1,4 +1,5 @@
-//! Steps that are skipped for a gradient that is not finite: what is named, when they are an error, what is logged.
+//! Steps that are skipped for a non-finite gradient: the names in the report, the limit that makes them an error, the
+//! log.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

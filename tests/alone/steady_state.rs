@@ -1,4 +1,4 @@
-//! 200 steps on the CPU backend allocate nothing on rank and lane threads and move nothing (`steady`).
+//! Steady state on the CPU backend (`steady`): 200 steps allocate nothing on rank and lane threads and move nothing.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::WeightId;

@@ -1,5 +1,5 @@
-//! 200 steps on GPUs allocate nothing on rank threads nor on a device, and move nothing (`steady`): issued,
-//! captured, and captured in segments.
+//! Steady state on GPUs (`steady`): 200 steps allocate nothing on rank threads nor on a device, and move nothing:
+//! issued, captured, and captured in segments.
 //!
 //! One rank on each GPU, four at most. Without a GPU it says on stderr that it was skipped.
 

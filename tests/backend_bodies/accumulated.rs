@@ -1,4 +1,4 @@
-//! EX-1 of whole sessions: gradients of several steps, added up, are those of one step with as many micro-batches.
+//! EX-1 of whole sessions: gradients accumulated over several steps are those of one step with as many micro-batches.
 
 use half::bf16;
 use warpweft_base::id::RankId;

@@ -1,4 +1,4 @@
-//! EX-1 of whole sessions: steps of every format, captured whole and in segments, are the steps that are issued.
+//! EX-1 of whole sessions: steps of every format give the same bits captured whole, captured in segments and issued.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! Collectives of buffers: what every rank has after one of each kind, over every group, issued and captured.
+//! Collectives of buffers: the contents of every rank after one of each kind, over every group, issued and captured.
 //!
 //! Law: what is expected is computed here, from what ranks give and a few lines for each kind. All bytes of every
 //! arena are checked: what no collective writes stays as it was.

@@ -1,4 +1,4 @@
-//! Collectives of buffers in whole sessions: programs of nothing else, issued and captured.
+//! Collectives of buffers in whole sessions, whose programs have nothing else, issued and captured.
 //!
 //! Law: what is expected is computed from what ranks give, as where collectives are driven by hand. No closure runs.
 

@@ -1,4 +1,4 @@
-//! Collectives give every rank the values, the padding and the time they should.
+//! Collectives of planes and gradients: values, padding and times on every rank.
 
 use half::bf16;
 use warpweft_base::id::{CallId, WeightId};

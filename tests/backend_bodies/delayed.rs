@@ -1,4 +1,4 @@
-//! The ops of delayed scaling do what the library type does, weight by weight.
+//! Ops of delayed scaling, against the library's own type, weight by weight.
 
 use warpweft_base::id::BucketId;
 use warpweft_format::{AmaxChoice, DelayedScaling, Format};

@@ -1,5 +1,5 @@
-//! AD-4 of the optimizer alone, and EX-5 of whole sessions: masters and moments from which no training goes on are
-//! reported by the step that makes them, whatever the format, and an import heals.
+//! AD-4 of the optimizer alone, and EX-5 of whole sessions: masters and moments that are not finite are reported by the
+//! step that makes them, whatever the format, and an import heals.
 
 use half::bf16;
 use warpweft_backend::Backend;

@@ -1,4 +1,5 @@
-//! EX-3 and EX-4 of whole sessions: what a closure forgets is reported by name, and the plan it failed in is cold.
+//! EX-3 and EX-4 of whole sessions: an operand that a closure forgets is reported by name, and the plan it failed in is
+//! not captured.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,4 +1,4 @@
-//! Drives backends by hand: a small plan, one thread per rank, a limit on how long anything takes.
+//! A harness that drives backends by hand: a small plan, one thread per rank, a time limit.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! What every backend must do, as bodies without a device. A test program names its device in
-//! `crate::device`: `Device`, `DeviceOptions`, `on_every_rank`, `most_captured_ranks`, `HOST_SEES_MEMORY` and the
-//! `meshes` of replicas it is requested; and in `crate::products` what whole sessions compute on it, and how they are
-//! started: `Surface`, `Layers`, `CustomOptimizer`, `form`, `turned`, `settled` and `start`.
+//! Tests that every backend must pass, as bodies without a device. A test program names its device in `crate::device`:
+//! `Device`, `DeviceOptions`, `on_every_rank`, `most_captured_ranks`, `HOST_SEES_MEMORY` and the `meshes` of replicas
+//! it is requested; and in `crate::products` what whole sessions compute on it, and how they are started: `Surface`,
+//! `Layers`, `CustomOptimizer`, `form`, `turned`, `settled` and `start`.
 
 /// Lists the bodies of a file, for programs with a runner of their own, and makes each a test for the others.
 macro_rules! bodies {

@@ -1,4 +1,4 @@
-//! Local ops do what their names say, on real rows alone.
+//! Local ops, each alone against a scalar reference, on real rows only.
 
 use half::bf16;
 use warpweft_base::id::{BucketId, CallId, RankId, SlotId};

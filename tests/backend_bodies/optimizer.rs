@@ -1,4 +1,4 @@
-//! The end of a step does what its name says: Adam by the golden cases, and the vote that stops it.
+//! The ops at the end of a step: Adam by the golden cases, and the vote that stops it.
 
 use half::bf16;
 use safetensors::SafeTensors;

@@ -1,4 +1,4 @@
-//! Whole sessions that save themselves in parts, out of the memory of their devices and back.
+//! Sharded checkpoints of whole sessions, out of the memory of their devices and back.
 
 use std::ops::Range;
 use std::sync::Arc;

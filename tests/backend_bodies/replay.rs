@@ -1,4 +1,4 @@
-//! A captured step is the step: EX-1.
+//! EX-1: a captured step, replayed, is the step that was issued.
 
 use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format};

@@ -1,5 +1,5 @@
-//! Collectives of a mesh of several replicas: who takes part, and in which order values are added. Meshes are
-//! the device's.
+//! Collectives of a mesh of several replicas: who takes part, and in which order values are added. Meshes are the
+//! device's.
 
 use warpweft_base::id::{CallId, RankId, WeightId};
 use warpweft_format::{ElementType, Format};

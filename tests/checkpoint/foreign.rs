@@ -1,4 +1,4 @@
-//! What others hand in: files that are no files, and text that is to flood or steer a terminal.
+//! Hostile input: files that are no files, and text that would flood or steer a terminal.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};

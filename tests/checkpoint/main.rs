@@ -1,4 +1,4 @@
-//! Checkpoints and files of weights: what is in them, what a failed save leaves, and what is refused.
+//! Checkpoints and files of weights: contents, failed saves, and refused input.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 

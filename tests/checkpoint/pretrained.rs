@@ -1,4 +1,4 @@
-//! Weights from files of others, and back into files for others.
+//! Pretrained weights from files of other tools, and exports for other tools.
 
 use std::path::{Path, PathBuf};
 

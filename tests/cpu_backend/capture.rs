@@ -1,4 +1,4 @@
-//! A captured step is the step: EX-1.
+//! EX-1 on the CPU: a captured step, replayed, is the step that was issued.
 
 use warpweft_backend::{Backend, BackendError};
 use warpweft_base::id::{CallId, EventId, SlotId, TaskId};

@@ -1,4 +1,4 @@
-//! The checker refuses what nothing orders, whether or not the lanes collide.
+//! The checker: it refuses unordered accesses, whether or not the lanes collide.
 
 use std::sync::Arc;
 

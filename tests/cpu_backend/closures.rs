@@ -1,4 +1,4 @@
-//! Closures that fail fault their step, and nothing else.
+//! Failing closures: they fault their step, and nothing else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

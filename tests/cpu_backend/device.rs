@@ -1,4 +1,4 @@
-//! The CPU as a device.
+//! The CPU as the device of the shared test bodies.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! A paced link takes the time that it is set to.
+//! Paced links: a transfer takes the time that the link is set to.
 
 use std::time::Duration;
 

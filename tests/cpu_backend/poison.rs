@@ -1,4 +1,4 @@
-//! Nothing hangs: whoever waits for what will not come gets the reason.
+//! Poisoned worlds: nothing hangs, and every waiting rank gets the reason.
 
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};

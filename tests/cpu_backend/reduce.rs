@@ -1,5 +1,5 @@
-//! Reductions that a collective sums by itself: what a collective library is requested, and what the CPU does
-//! in its place.
+//! Reduce-scatter and all-reduce, which sum within the collective: the request to a collective library, and the CPU's
+//! own sum in its place.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What of meshes of several replicas is not for every backend: sums by a collective, and what is said of a
-//! wrong mesh or of a rank that is gone.
+//! Meshes of several replicas on the CPU alone: sums by a collective, and the errors of a wrong mesh and of a lost
+//! rank.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What computes in a CUDA context: kernels, and linear layers made of them.
+//! Tests that need a CUDA context: kernels, and linear layers made of them.
 //!
 //! One test at a time has the GPU (`gpu`). Without one each skips, and says so on stderr.
 

@@ -1,5 +1,5 @@
-//! GPUs as devices. Ranks beyond the number of GPUs share them, where the way bytes go allows it; elsewhere the body
-//! that requests them ends there.
+//! GPUs as the device of the shared test bodies. Ranks beyond the number of GPUs share them, where the way bytes go
+//! allows it; elsewhere the body that requests them ends there.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex};

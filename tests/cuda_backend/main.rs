@@ -1,5 +1,5 @@
-//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once
-//! with copy engines that write to peers, once with copies as signals too, once with kernels, and once with NCCL.
+//! The CUDA backend, driven by hand through the `Backend` trait: the bodies that hold for every backend, once with each
+//! transport: copy engines that write to peers, copies as signals too, kernels, and NCCL.
 //!
 //! A program with a runner of its own, so that a machine without a GPU says that everything is skipped.
 //! Arguments choose bodies by part of their name.

@@ -1,5 +1,5 @@
 //! Products of the experts of whole sessions, on a GPU: linear layers, native FP8 where there is such a product; and a
-//! rule of updates.
+//! custom optimizer.
 
 #![allow(unsafe_code, reason = "a rule enqueues a launch, which says why it is sound")]
 

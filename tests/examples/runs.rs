@@ -1,4 +1,4 @@
-//! The numbered examples and the main job run, and print what their readers expect.
+//! Runs of the numbered examples and the main job, with the output that their readers expect.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! One orientation alone, and the other one when it is requested: conformance A5, A6, B3, B4, and round trips
-//! of columnwise planes alone.
+//! One orientation of planes alone, and the other one on request: conformance A5, A6, B3, B4, and round trips of
+//! columnwise planes alone.
 
 use warpweft_format::{
     Directions, Format, FormatError, Fp8Block, Fp8Tile, Orientation, OwnedPlanes, Quantized, ScaleLayout,

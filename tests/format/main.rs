@@ -1,4 +1,4 @@
-//! What a number is: the formats, from golden vectors and the reference up to lists of weights on ranks.
+//! The formats: golden vectors, the scalar reference, and lists of weights on ranks.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! Errors as a program's end shows them: `main` prints what it returns by `Debug`.
+//! Errors that `main` returns, which are printed by `Debug`.
 
 use std::error::Error;
 

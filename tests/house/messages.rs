@@ -1,4 +1,4 @@
-//! What errors say: every text in an `#[error(…)]` of the crates, against the list in `messages.txt`.
+//! Error messages: every text in an `#[error(…)]` of the crates, against the list in `messages.txt`.
 //!
 //! Law: the list knows neither enums nor files, so variants may move and enums may be merged, and no message is lost
 //! or changed unseen. Who changes one on purpose writes the list anew, and the difference is there to be read:

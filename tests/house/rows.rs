@@ -1,4 +1,4 @@
-//! The rows of modules inside of a crate: what no compiler checks there.
+//! The rows of modules inside of a crate, which no compiler checks.
 
 use std::collections::BTreeMap;
 use std::path::Path;

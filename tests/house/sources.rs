@@ -1,4 +1,4 @@
-//! Where the sources are, and which module a file belongs to.
+//! The source files, and the module that each belongs to.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What the bits of losses depend on beside the program: which kernels libraries choose on this machine.
+//! The features of a machine on which the bits of losses depend: libraries choose their kernels by them.
 //!
 //! Law: two machines that are called the same have the same bits. The products of matrices and the C
 //! library's logarithm choose their kernels by these features of the processor; a sum that is fused with its

@@ -1,5 +1,4 @@
-//! The oracle: what was planned and trained on the day of the record is planned and trained today, byte for
-//! byte.
+//! The oracle: plans and losses equal those on record, byte for byte.
 //!
 //! For changes that must change nothing, such as moving files or renaming types. Law: `plans.txt` and
 //! `losses.txt` say in their heads what stands in them and how they are compared, and only a change that

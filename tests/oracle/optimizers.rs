@@ -1,4 +1,4 @@
-//! Update rules in place of Adam: Lion, and momentum of which each matrix takes a direction.
+//! Custom optimizers of the oracle: Lion, and momentum that orthogonalizes each matrix.
 
 use warpweft::compute::{PrepareContext, TransformContext};
 use warpweft::prelude::*;

@@ -1,5 +1,5 @@
-//! What cannot be declared, and the error that the user gets; nothing is added by a refused call. And what a stack of
-//! layers declares for the user.
+//! Refused declarations: the user's error, and that nothing is added. And the declarations of a stack of layers. And
+//! what a stack of layers declares for the user.
 
 use warpweft_base::id::{BufferId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};

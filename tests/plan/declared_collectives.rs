@@ -1,4 +1,4 @@
-//! Collectives of buffers that cannot be declared, and the error that the user gets; nothing is added by a refused one.
+//! Refused collectives of buffers: the user's error, and that nothing is added.
 
 use warpweft_base::id::BufferId;
 use warpweft_format::ElementType;

@@ -1,4 +1,4 @@
-//! Plans: what is declared, what the passes make of it, what it costs, and what the verifier refuses.
+//! Plans: declarations, passes, costs, and the verifier.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What a step program costs: gathers of repeated uses, memory of micro-batches, and their inputs and outputs.
+//! Costs of a step program: gathers of repeated uses, memory of micro-batches, and their inputs and outputs.
 
 use warpweft_base::id::{MicroBatchId, RankId, TaskId, WeightId};
 use warpweft_format::{Format, Orientation};

@@ -1,4 +1,4 @@
-//! What a child does: joins the world its environment describes, lets its ranks meet, and says how it ended.
+//! A child process: joins the world of its environment, lets its ranks meet, and reports how it ended.
 
 use std::io::Write;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Children of this program, as a launcher would start them.
+//! Child processes of this program, started as a launcher would.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! Worlds that end, or never begin: within the deadline, and with the cause on every process (RV-2, RV-3).
+//! Worlds that end early, or never begin: within the deadline, and with the cause on every process (RV-2, RV-3).
 
 use std::net::TcpListener;
 

@@ -1,4 +1,4 @@
-//! What a process that is killed in a save leaves behind, and what the next save does about it.
+//! Killed saves: the leftovers of a killed process, and how the next save removes them.
 //!
 //! `WARPWEFT_KILLS=60 cargo test --test processes -- killed_saves` kills 60 saves of each kind, and says what
 //! they left.

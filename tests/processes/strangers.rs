@@ -1,4 +1,4 @@
-//! Strangers who say nothing and come again as soon as they are hung up on, while a world starts.
+//! Silent strangers: connections that say nothing and return as soon as they are closed, while a world starts.
 //!
 //! A few hundred of them and one world in the suite. `WARPWEFT_STRANGERS` and `WARPWEFT_WORLDS` request more, and then
 //! the figures are printed and judged:

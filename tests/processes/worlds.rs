@@ -1,4 +1,4 @@
-//! Worlds that begin and end as they should.
+//! Worlds that begin and end without a fault.
 
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! Carried buffers: what closures keep from step to step, and how it leaves a session and comes back.
+//! Carried buffers: they last from step to step, leave a session by export, and come back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -1,4 +1,4 @@
-//! Delayed scaling of per-tensor FP8, end to end: what a user may rely on.
+//! Delayed scaling of per-tensor FP8, end to end.
 
 use safetensors::SafeTensors;
 use warpweft_format::{AmaxChoice, Format, Fp8Scale};

@@ -1,4 +1,4 @@
-//! What closures and trainers forget or overdo: reported by name, before it is trained on.
+//! Forgotten and excessive operands of closures and trainers: reported by name, before they are trained on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -1,5 +1,4 @@
-//! Where the host's time of a step went, as a session reports it (HT-1): the driver here is a hook that keeps
-//! the host busy.
+//! Host time of a step, as a session reports it (HT-1): the driver here is a hook that keeps the host busy.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

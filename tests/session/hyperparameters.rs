@@ -1,4 +1,4 @@
-//! What the optimizer goes by, set from step to step, for all weights and for some.
+//! Hyperparameters, set from step to step, for all weights and for some.
 
 use warpweft_format::Format;
 use warpweft_plan::model::Hyperparameters;

@@ -1,4 +1,4 @@
-//! Main grads that a trainer reads: complete sums, of one step that ended well.
+//! Main grads read by a trainer: complete sums, of one step that ended well.
 
 use std::future::Future;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A tied embedding whose rows are no whole blocks, as a vocabulary of 50257 is, in sessions of all formats.
+//! A tied embedding with rows that end within a block, as a vocabulary of 50257 does, in sessions of all formats.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! Gradient accumulation, in sessions that own a part of the ranks, as processes have them.
+//! Gradient accumulation in split sessions, each of which owns a part of the ranks, as processes do.
 
 use warpweft_format::Format;
 use warpweft_session::config::{Capture, Config};

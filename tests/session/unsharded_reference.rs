@@ -1,4 +1,4 @@
-//! The whole machine against the plainest trainer there is: one process, whole weights, no schedule.
+//! Sharded training against the plainest trainer there is: one process, whole weights, no schedule.
 //!
 //! Conformance C4, C6: a trainer whose weights are sharded, quantized from shards and gathered gives
 //! exactly the losses of one that quantizes whole weights in place, at every step and for every

@@ -1,4 +1,4 @@
-//! `warpweft quantize --dequantize`: a quantized checkpoint back to f32.
+//! `warpweft quantize --dequantize`: converts a quantized checkpoint back to f32.
 //!
 //! The manifest of the file says which tensors there are; every part is checked against it before the output
 //! exists.

@@ -1,4 +1,5 @@
-//! What `quantize --to` did, as people read it: a row for each kind of tensor, what was left alone and why.
+//! The printed report of `quantize --to`: a row for each kind of tensor, and the tensors that were left alone, with
+//! reasons.
 //!
 //! Tensors are of one kind whose names differ in indices alone: `model.layers.*.mlp.up_proj`.
 

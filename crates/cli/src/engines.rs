@@ -1,4 +1,4 @@
-//! `warpweft quantize --to`: a model into a folder that inference engines load.
+//! `warpweft quantize --to`: converts a model into a folder that inference engines load.
 //!
 //! Law: what is computed, and what is refused, the library says (`warpweft_session::checkpoint::engines`). Here a
 //! file or a folder becomes plain weights: the masters of a checkpoint that a session saved, in one file or in one for

@@ -1,4 +1,4 @@
-//! Why a checkpoint was not converted, and what to do about it.
+//! Errors of converting a checkpoint, and what to do about them.
 
 use std::io;
 use std::path::{Path, PathBuf};

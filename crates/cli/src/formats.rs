@@ -1,4 +1,4 @@
-//! The formats, explained: the one place that help texts and `warpweft formats` take their words from.
+//! The texts about formats, for help pages and `warpweft formats` alike.
 
 use warpweft_format::{Format, Fp8Element, Fp8Tile, Nvfp4Block, Orientation, PlaneSpec, ScaleRule, Shape};
 

@@ -1,4 +1,4 @@
-//! A checkpoint that is read: header at once, tensors in pieces (TL-3).
+//! The input checkpoint: its header is read at once, its tensors in pieces (TL-3).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

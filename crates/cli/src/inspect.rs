@@ -1,4 +1,4 @@
-//! `warpweft inspect`: what a checkpoint is, ours or an engine's.
+//! `warpweft inspect`: the contents of a checkpoint, ours or an engine's.
 //!
 //! Law: what is said of a file comes from its headers, its metadata and its scales of tensors; digests are compared
 //! only where that is requested, since it reads every byte.

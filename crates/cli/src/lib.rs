@@ -1,5 +1,5 @@
-//! The program `warpweft`: checkpoints into the formats and back; plans, simulations and traces looked at; machines
-//! measured.
+//! The program `warpweft`: quantizes checkpoints and converts them back, plans and simulates steps, draws traces,
+//! measures machines.
 //!
 //! It is a user of the library `warpweft` and no part of it: a trainer needs nothing that is here. `main.rs` is what
 //! belongs to a process; all else is in this small library, for the program, its tests, and whoever converts

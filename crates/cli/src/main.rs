@@ -1,4 +1,4 @@
-//! The `warpweft` program. What it does is in [`warpweft_cli`]; here is what belongs to a process.
+//! The process of the `warpweft` program. All else is in [`warpweft_cli`].
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Why a schedule was not shown or a machine not measured, and what to do about it.
+//! Errors of planning, simulating, tracing and measuring, and what to do about them.
 //!
 //! Law: one enum for all commands that plan and time (`plan`, `simulate`, `tune`, `trace`, `calibrate`, `bench`),
 //! because they take the same files and sessions, and write the same kinds of output. What goes wrong with files of

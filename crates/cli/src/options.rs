@@ -1,4 +1,4 @@
-//! How a checkpoint is quantized.
+//! Options of quantizing a checkpoint.
 
 use std::num::NonZeroUsize;
 

@@ -1,4 +1,4 @@
-//! A checkpoint that is written (TL-2).
+//! The output checkpoint (TL-2).
 
 use std::collections::BTreeMap;
 use std::io::ErrorKind;

@@ -1,4 +1,4 @@
-//! What becomes of every tensor of a checkpoint, decided from names, dtypes and shapes alone.
+//! The plan of a conversion: the decision about every tensor, from names, dtypes and shapes alone.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What the tool tells while it works, and how it is stopped.
+//! The progress of a conversion, and a way to stop it.
 
 use std::ops::ControlFlow;
 

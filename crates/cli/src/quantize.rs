@@ -1,4 +1,4 @@
-//! `warpweft quantize`: a checkpoint into a format.
+//! `warpweft quantize`: quantizes a checkpoint into a format.
 //!
 //! Order of work: read the header, decide for every tensor, lay out the output, then take the tensors one by
 //! one. Everything that names and shapes can say is said before the output exists.

@@ -1,4 +1,4 @@
-//! What a conversion did, as data. `table.rs` prints it.
+//! The report of a conversion, as data. `table.rs` prints it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The flat partial-cast flow over simulated ranks, one after the other.
+//! Flat partial casts over simulated ranks, one rank after the other.
 //!
 //! Each rank owns an equal slice of the flattened weight, cut wherever that falls: inside a row, a block, a
 //! byte. The result has the bytes of the whole weight (FO-3), and takes the memory of one rank at a time.

@@ -1,4 +1,4 @@
-//! What of a checkpoint is quantized.
+//! The tensors of a checkpoint that are to be quantized or copied.
 //!
 //! Laws:
 //! - Of a checkpoint that a session saved, the masters alone, under the names of their weights; for moments, planes and

@@ -1,4 +1,4 @@
-//! A report as people read it: a row per tensor, what was not converted and why, totals.
+//! The printed report of a conversion: a row per tensor, the tensors that were copied, with reasons, and totals.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,5 @@
-//! TL-3: memory is in proportion to the header and the largest tensor; a size that a file claims costs nothing.
+//! TL-3: the memory of a conversion is in proportion to the header and the largest tensor; a size that a file claims
+//! costs nothing.
 //!
 //! A program of its own, with an allocator that counts.
 

@@ -1,4 +1,4 @@
-//! What may come up in a random program and its plan.
+//! Features of random programs and their plans, counted over a run.
 //!
 //! Law: a case that a suite counts on has a row here, or in `matrix_features` if it is about whole matrices, so it
 //! cannot get lost when the generator changes.

@@ -1,4 +1,4 @@
-//! Which matrices of a random program the custom optimizer gets whole.
+//! The choice of matrices that a random program's optimizer gets whole.
 //!
 //! Law: all that was drawn of a program stays, but that some weights say this of themselves, and that they may have
 //! the format, the shape and the parameter group of others: a round is of matrices of one size and group. Frozen

@@ -1,4 +1,4 @@
-//! What may come up of whole matrices in a random program and its plan.
+//! Features of whole-matrix optimizers in random programs and their plans.
 //!
 //! Law: as of `feature`, which has these rows among its own.
 

@@ -1,4 +1,4 @@
-//! Bad input: a clear error, and nothing half-written.
+//! Bad input for engines: a clear error, and nothing half-written.
 
 use std::ops::ControlFlow;
 use std::path::Path;

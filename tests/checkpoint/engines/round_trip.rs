@@ -1,4 +1,4 @@
-//! What is written is read again, and is what training computes with.
+//! Round trips through engine folders: written values are read again, and equal those that training computes with.
 
 use std::collections::BTreeSet;
 

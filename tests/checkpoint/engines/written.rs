@@ -1,4 +1,4 @@
-//! What is written, byte for byte as the packages of the engines have read it.
+//! Engine folders as written, byte for byte as the packages of the engines have read them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

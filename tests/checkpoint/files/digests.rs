@@ -1,4 +1,5 @@
-//! A file that changed is refused, wherever it changed; files of before are read by what they have.
+//! Digests of checkpoint files: a changed file is refused, wherever it changed; files of earlier versions are read by
+//! the digests they have.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Checkpoint files: what they are called inside, and what a failed save leaves.
+//! Checkpoint files: their contents by name, and the leftovers of a failed save.
 
 mod digests;
 

@@ -1,4 +1,4 @@
-//! Checkpoints that are changed by hand and still fit together: digests are made anew, here by their definition.
+//! Sharded checkpoints that are changed by hand and still fit together: their digests are computed here, by definition.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Carried buffers in parts: each rank's own, which fit the ranks that saved them.
+//! Carried buffers in sharded checkpoints: they fit only the ranks that saved them.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;

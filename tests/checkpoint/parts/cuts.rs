@@ -1,4 +1,4 @@
-//! Models of random shapes, cut by random meshes.
+//! Resharding: models of random shapes over random meshes.
 
 use proptest::prelude::*;
 use warpweft_backend::cpu::CpuSurface;

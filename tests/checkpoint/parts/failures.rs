@@ -1,4 +1,4 @@
-//! Saves that fail: every rank says so, the session goes on, and what was there stays.
+//! Failed saves: every rank reports the failure, the session goes on, and the older checkpoint stays.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

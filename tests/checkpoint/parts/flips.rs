@@ -1,4 +1,4 @@
-//! CK-4: bits that changed on the disk are noticed, wherever they are.
+//! CK-4: flipped bits on the disk are noticed, wherever they are.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Parts that several processes write and read, each those of its ranks.
+//! Sharded checkpoints that several processes write and read, each for its own ranks.
 
 use warpweft_format::Format;
 use warpweft_session::checkpoint::{CheckpointError, PartFiles};

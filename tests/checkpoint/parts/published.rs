@@ -1,4 +1,4 @@
-//! Weights of parts alone, for other tools.
+//! Exports of the weights of a sharded checkpoint, for other tools.
 
 use warpweft_format::{ElementType, Format};
 use warpweft_session::checkpoint::PartFiles;

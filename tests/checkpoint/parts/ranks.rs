@@ -1,4 +1,4 @@
-//! Ranks that save and import through a keeper of parts that fails at one of them: all do the same, and get the reason.
+//! A checkpoint store that fails at one rank: all ranks fail alike, with the reason.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter};

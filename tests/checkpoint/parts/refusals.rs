@@ -1,4 +1,5 @@
-//! What is no whole checkpoint of this model is refused by name, on all ranks, and nothing is changed.
+//! Refused folders: anything that is no whole checkpoint of this model is refused by name, on all ranks, and nothing
+//! changes.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What was saved in parts comes back, on any number of ranks.
+//! Round trips of sharded checkpoints, on any number of ranks.
 
 use warpweft_format::Format;
 use warpweft_session::checkpoint::{CheckpointStore, FileStore, PartFiles};

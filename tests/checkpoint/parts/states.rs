@@ -1,4 +1,5 @@
-//! Parts do not show how state was kept: split masters, rounded moments, delayed scales, weights that do not train.
+//! Sharded checkpoints do not depend on how state was kept: split masters, rounded moments, delayed scales, frozen
+//! weights.
 
 use warpweft_format::{Directions, Format, Via, quantize};
 use warpweft_plan::policy::{Masters, Moments};

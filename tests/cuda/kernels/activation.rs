@@ -1,4 +1,4 @@
-//! Activations into FP8 operands: bit for bit what `format` makes of the matrix and of its transpose.
+//! Activations quantized to FP8 operands, bit for bit as `format` quantizes the matrix and its transpose.
 
 use half::bf16;
 use warpweft_cuda::DeviceAddress;

@@ -1,5 +1,5 @@
-//! Activations into operands of block-scaled products: codes and swizzled scales, bit for bit what `format` makes
-//! of the matrix and of its transpose. Any GPU makes them; only some multiply them.
+//! Activations quantized to operands of block-scaled products: codes and swizzled scales, bit for bit as `format`
+//! quantizes the matrix and its transpose. Any GPU makes them; only some multiply them.
 
 use half::bf16;
 use warpweft_cuda::DeviceAddress;

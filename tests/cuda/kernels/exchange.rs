@@ -1,4 +1,4 @@
-//! Exchanges by one kernel: what is copied, when, and what is left behind. The laws are those of
+//! Exchanges by one kernel: the bytes that are copied, the time, and the state that is left. The laws are those of
 //! `kernels/exchange.cu`.
 //!
 //! Every launch runs several times: whatever it left in its gate would let blocks go too early the next time,

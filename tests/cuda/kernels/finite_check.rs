@@ -1,4 +1,4 @@
-//! Looking for values from which no training goes on.
+//! The finite check: values from which training cannot resume are found.
 
 use half::bf16;
 use warpweft_cuda::DeviceAddress;

@@ -1,4 +1,4 @@
-//! Planes into planes and into values: transpose, expand, swizzle, dequantize, many weights in one launch.
+//! Kernels from planes to planes and to values: transpose, expand, swizzle, dequantize, many weights in one launch.
 
 use half::bf16;
 use warpweft_cuda::DeviceAddress;

@@ -1,4 +1,4 @@
-//! Streams for tests of launches that are not waited for at once.
+//! Streams for tests of launches that are in flight.
 
 #![allow(unsafe_code, reason = "driver calls, on streams that the tests own")]
 

@@ -1,4 +1,4 @@
-//! Values to quantize: ordinary ones, and everything that is not.
+//! Values to quantize: ordinary ones, extremes, and values that are not finite.
 
 use warpweft_format::{Format, Shape};
 

@@ -1,4 +1,4 @@
-//! RH-1: what a captured step uses outlives the closure's own hold on it.
+//! RH-1: operands of a captured step outlive the closure's own handles to them.
 
 use half::bf16;
 use warpweft_base::id::RankId;

@@ -1,5 +1,5 @@
-//! A layer in the closure of a session: gathered planes, columnwise ones made on demand, dense slots,
-//! captured steps.
+//! Linear layers in the closure of a session: gathered planes, columnwise ones made on demand, dense slots, captured
+//! steps.
 
 use half::bf16;
 use warpweft_base::id::{BufferId, RankId, WeightId};

@@ -1,5 +1,4 @@
-//! LI-5: codes kept from forward, and GELU on the way to codes, give the bits of doing it by launches of
-//! their own.
+//! LI-5: codes kept from forward, and GELU fused into quantizing, give the bits of separate launches.
 
 use cudarc::driver::result;
 use half::bf16;

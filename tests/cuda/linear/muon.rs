@@ -1,4 +1,4 @@
-//! A custom optimizer that makes whole matrices nearly orthogonal, in sessions.
+//! Muon in sessions on a GPU: a custom optimizer that orthogonalizes whole matrices.
 
 #![allow(unsafe_code, reason = "memory that a session lends is copied; each block says why it is sound")]
 

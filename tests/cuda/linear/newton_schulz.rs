@@ -1,4 +1,4 @@
-//! Matrices made nearly orthogonal, against the same polynomials in f64.
+//! Newton-Schulz orthogonalization, against the same polynomials in f64.
 
 use cudarc::driver::result;
 use warpweft_cuda::CudaFailure;

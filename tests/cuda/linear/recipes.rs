@@ -1,4 +1,4 @@
-//! Which recipe a format has on which GPU; no GPU is needed to ask.
+//! The recipe of a format on a GPU; no GPU is needed to ask.
 
 use warpweft_cuda::ComputeCapability;
 use warpweft_cuda::CudaFailure;

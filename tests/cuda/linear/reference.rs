@@ -1,4 +1,4 @@
-//! Products in f64, and how far a GPU's may be from them.
+//! Reference products in f64, and the tolerance for a GPU's.
 
 use half::bf16;
 use warpweft_cuda::linear::Recipe;

@@ -1,4 +1,4 @@
-//! One layer with its operands on the GPU, outside of a session.
+//! A rig for one layer with its operands on the GPU, outside of a session.
 
 #![allow(unsafe_code, reason = "slices of memory that the tests own")]
 

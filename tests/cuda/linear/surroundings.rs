@@ -1,4 +1,4 @@
-//! What surrounds a product: wider matrices that hold its operands, residuals, GELU, sums.
+//! Products within wider matrices, with residuals, GELU and sums.
 
 use cudarc::driver::result;
 use half::bf16;

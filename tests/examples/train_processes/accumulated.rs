@@ -1,4 +1,4 @@
-//! Gradients of several steps, over processes and hosts.
+//! Gradient accumulation, over processes and hosts.
 
 use super::run::{Gpus, Run};
 use super::{gpus, has_nccl, skipped};

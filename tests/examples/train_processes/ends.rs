@@ -1,4 +1,4 @@
-//! Processes that are killed or stopped in a step of others.
+//! Processes that are killed or stopped while others run a step.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The same losses, however ranks are split and whatever way bytes go.
+//! Losses that are equal however ranks are split over processes, and whatever the transport.
 
 use std::time::Instant;
 

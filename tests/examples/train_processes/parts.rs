@@ -1,4 +1,4 @@
-//! Parts that several processes on GPUs write, each those of its ranks, and others read.
+//! Sharded checkpoints that several processes on GPUs write, each for its own ranks, and others read.
 
 use super::run::{Gpus, Run};
 use super::{gpus, has_nccl, skipped};

@@ -1,4 +1,4 @@
-//! `derive_ahead`: what a call reads of gathered planes is made beside the call before it.
+//! `derive_ahead`: planes for a call are derived beside the call before it.
 
 use warpweft_base::id::SlotId;
 use warpweft_format::Format;

@@ -1,4 +1,4 @@
-//! `prefetch.depth` counts calls, and what a call uses is one gather.
+//! `prefetch.depth`: it counts calls, and each call's weights are one gather.
 
 use warpweft_base::id::WeightId;
 use warpweft_format::{Format, Orientation};

@@ -1,5 +1,4 @@
-//! Collectives of buffers in plans: where they stand, who waits for them, what they receive, and which sizes are
-//! refused.
+//! Collectives of buffers in plans: their places, their fences, their receive buffers, and the sizes that are refused.
 
 use warpweft_base::id::{BufferId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format, Orientation};

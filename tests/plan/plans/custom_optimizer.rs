@@ -1,4 +1,4 @@
-//! What a custom optimizer changes in a plan: who updates, where, and what is kept for it.
+//! Custom optimizers in plans: the task of an update, its place, and its states.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! What one gather brought is derived for a call by one task.
+//! Joined derivations: one task derives for a call all that one gather brought.
 
 use warpweft_base::id::WeightId;
 use warpweft_format::{ElementType, Format, Orientation};

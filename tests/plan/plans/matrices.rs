@@ -1,5 +1,5 @@
-//! What rules that need whole matrices change in a plan: which weights are a round, in which order rounds go their way,
-//! what runs beside them, what they take, and what is refused.
+//! Whole-matrix optimizers in plans: the weights of a round, the order of rounds, the work beside them, their memory,
+//! and refusals.
 
 use std::collections::{BTreeMap, BTreeSet};
 

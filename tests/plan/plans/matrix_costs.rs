@@ -1,4 +1,4 @@
-//! What rounds of whole matrices take: how many are in memory at once, and what a rank receives for them.
+//! Costs of whole-matrix optimizers: the rounds in memory at once, and the bytes that a rank receives.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! Plans as data: what the passes place where.
+//! Plans as data: the tasks of the passes, and their places.
 
 mod ahead;
 mod calls_ahead;

@@ -1,4 +1,4 @@
-//! Plans of the parts of an accumulation: gradients of several steps for one of the optimizer.
+//! Plans of gradient accumulation: one for each part of a sum over several steps.
 
 use std::collections::BTreeSet;
 

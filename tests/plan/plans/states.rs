@@ -1,4 +1,4 @@
-//! What the optimizer's state and its constants change in a plan.
+//! Optimizer state and hyperparameters in plans.
 
 use std::collections::BTreeSet;
 

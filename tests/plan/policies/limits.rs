@@ -1,4 +1,4 @@
-//! What policies may not do: exceed their bytes, their budget, or program order.
+//! Limits of policies: their bytes, their budget, program order.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Prefetch policies against each other: what `auto` finds, and what hand schedules come to.
+//! Prefetch policies against each other: the choice of `auto`, beside schedules by hand.
 //!
 //! `cargo test --test plan policies:: -- --nocapture` prints the tables.
 

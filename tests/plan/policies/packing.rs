@@ -1,4 +1,4 @@
-//! PL-6: what sharing bytes costs where a step has micro-batches, groups, and gradients in either type.
+//! PL-6: memory of a step with micro-batches, groups, and gradients in either type, where slots share bytes.
 
 use warpweft_plan::model::StepProgram;
 use warpweft_plan::policy::{AcrossMicroBatches, ByteSize, ReduceDtype, ReduceEvery};

@@ -1,4 +1,4 @@
-//! Times that a pencil gives as well.
+//! Simulated times against closed forms.
 
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::cluster::Cluster;

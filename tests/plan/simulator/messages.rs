@@ -1,4 +1,4 @@
-//! EX-1, AC-3: what drives the simulator is what drives the CPU.
+//! EX-1, AC-3: the same messages drive the simulator and the CPU.
 
 use std::cmp::Ordering;
 use std::sync::{Arc, Mutex};

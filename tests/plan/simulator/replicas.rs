@@ -1,4 +1,4 @@
-//! Replicas on hosts: what stays inside of one, and what goes between them.
+//! Replicas on simulated hosts: traffic within a replica, and between replicas.
 
 use warpweft_plan::cluster::Cluster;
 use warpweft_session::config::Config;

@@ -1,4 +1,4 @@
-//! Many ranks, late ranks, worlds that cannot be.
+//! Simulated worlds: many ranks, late ranks, and worlds that are refused.
 
 use std::time::Instant;
 

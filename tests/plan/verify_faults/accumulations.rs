@@ -1,4 +1,4 @@
-//! PL-4 over several steps: a sum of gradients that one step begins, others continue, and the last one uses.
+//! PL-4 in gradient accumulation: one step begins a sum, others continue it, and the last one uses it.
 
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_plan::layout::Content;

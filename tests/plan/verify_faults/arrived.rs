@@ -1,5 +1,4 @@
-//! PL-2, PL-3 for values that are made of what arrived and of the rank's own shard, where nobody makes planes
-//! whole.
+//! PL-2, PL-3 for values that are dequantized from received bytes and the rank's own shard, without an assemble.
 
 use warpweft_base::id::SlotId;
 use warpweft_format::{Format, Orientation};

@@ -1,4 +1,4 @@
-//! PL-2, PL-3, PL-5 for what makes gathered planes whole.
+//! PL-2, PL-3, PL-5 for the assemble of gathered planes.
 
 use warpweft_base::id::{LaneId, SlotId};
 use warpweft_format::{Format, Orientation};

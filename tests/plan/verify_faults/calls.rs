@@ -1,4 +1,4 @@
-//! PL-10: every call once, in program order, on what it declares; bookkeeping of this step.
+//! PL-10: every call runs once, in program order, on what it declares; the bookkeeping is this step's.
 
 use warpweft_base::id::{BufferId, CallId};
 use warpweft_plan::layout::Content;

@@ -1,4 +1,4 @@
-//! PL-10, PL-6 and PL-3 for collectives of buffers between calls: whose turn it is, who meets, and who waits.
+//! PL-10, PL-6 and PL-3 for collectives of buffers between calls: their order, their groups, and their fences.
 
 use warpweft_base::id::{BufferId, CallId, EventId, TaskId};
 use warpweft_format::{ElementType, Format, Orientation};

@@ -1,4 +1,4 @@
-//! PL-10 and PL-6 for the slots and buffers of collectives: which ones, how large, and of what.
+//! PL-10 and PL-6 for the slots and buffers of collectives: which ones, their sizes, their contents.
 
 use warpweft_base::id::{BufferId, CallId, SlotId};
 use warpweft_format::ElementType;

@@ -1,5 +1,5 @@
-//! PL-4 and PL-9 where a custom optimizer updates weights: it gets what Adam gets, once for every weight that
-//! trains, and the lists that are kept for it, each with its own weight.
+//! PL-4 and PL-9 for custom optimizers: each gets what Adam gets, once for every weight that trains, and its states,
+//! each with its own weight.
 
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{Format, Orientation};

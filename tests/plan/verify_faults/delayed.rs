@@ -1,4 +1,4 @@
-//! PL-9 where scaling is delayed: each amax is remembered once, after the scales, and under the vote.
+//! PL-9 for delayed scaling: each amax is recorded once, after the scales, and under the vote.
 
 use warpweft_base::id::BucketId;
 use warpweft_plan::layout::Content;

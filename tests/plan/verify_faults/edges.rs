@@ -1,4 +1,4 @@
-//! PL-9: one version on, for everything that stays.
+//! PL-9: the exit state, one version on, for everything that stays.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,4 @@
-//! PL-4: the way of every gradient to its main grad, where collectives sum. What differs where ranks do:
-//! `received`.
+//! PL-4 for gradients that collectives sum: the way of each to its main grad. What differs where ranks do: `received`.
 
 use warpweft_base::id::CallId;
 use warpweft_plan::layout::Content;

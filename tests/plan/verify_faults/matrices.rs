@@ -1,4 +1,4 @@
-//! PL-4, PL-9 and PL-10 where a rule needs whole matrices: which weights are a round, and who gets rows of one.
+//! PL-4, PL-9 and PL-10 for whole-matrix optimizers: the weights of a round, and the owners of its rows.
 //!
 //! The sample and the tools for damaging it are here; `prepared`, `stages` and `rounds` have the other faults.
 

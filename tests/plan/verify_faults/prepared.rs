@@ -1,5 +1,5 @@
-//! PL-4, PL-9 and PL-10 where rows of whole matrices are prepared and updated: under the vote, from complete main
-//! grads, with every list that is kept, each weight once.
+//! PL-4, PL-9 and PL-10 for rows of whole matrices that are prepared and updated: under the vote, from complete main
+//! grads, with every state, each weight once.
 
 use warpweft_base::id::TaskId;
 use warpweft_plan::layout::Content;

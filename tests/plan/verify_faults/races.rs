@@ -1,4 +1,4 @@
-//! PL-3: bytes that two tasks touch and nothing orders.
+//! PL-3: two tasks that touch the same bytes without an order.
 
 use warpweft_base::id::SlotId;
 use warpweft_plan::layout::{Region, Residency};

@@ -1,4 +1,4 @@
-//! PL-4 where every rank sums gradients by itself: what lands, the own slice, and the sum of both.
+//! PL-4 for gradients that every rank sums by itself: the received slices, the own slice, and their sum.
 
 use warpweft_base::id::{CallId, SlotId};
 use warpweft_format::ElementType;

@@ -1,5 +1,4 @@
-//! PL-3, PL-5 and PL-6 for rounds of matrices: who waits, who runs what, how many bytes come; and names of what is not
-//! there.
+//! PL-3, PL-5 and PL-6 for rounds of matrices: fences, tasks, received bytes; and names of what is not there.
 
 use warpweft_base::id::{BucketId, CommSeq, SlotId, WeightId};
 use warpweft_plan::layout::{ALIGNMENT, Content, LaneKind, RoundStage};

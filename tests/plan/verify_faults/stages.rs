@@ -1,5 +1,5 @@
-//! PL-9 and PL-4: what a task of a round finds is this round's, all of its weights in their order, and has come as far
-//! as the task goes on from.
+//! PL-9 and PL-4 for the tasks of a round: each finds this round's data, all of its weights in their order, at the
+//! stage before its own.
 
 use warpweft_plan::layout::RoundStage;
 use warpweft_plan::op::{self, ExchangeRows, Op};

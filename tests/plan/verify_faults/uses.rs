@@ -1,4 +1,4 @@
-//! PL-2: what a call would compute with.
+//! PL-2: the weights that a call would compute with.
 
 use warpweft_base::id::{LaneId, SlotId};
 use warpweft_format::{ElementType, Orientation};

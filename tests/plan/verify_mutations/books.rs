@@ -1,4 +1,4 @@
-//! Tasks added, dropped and moved, with everything that a plan says about itself kept true.
+//! Edits that add, drop and move tasks, with everything that a plan says about itself kept true.
 //!
 //! Law: whoever waited for a task still waits for it, wherever it went; places on communicators and byte
 //! counts are stated anew. No fence is added, so that what an edit of T leaves unordered is for the verifier

@@ -1,4 +1,4 @@
-//! What the calls of a random program compute: numbers that depend on every bit they read.
+//! The calls of a random program: they compute numbers that depend on every bit they read.
 //!
 //! Law: a call folds all that it reads into one number and writes noise made of it, so one wrong bit anywhere
 //! changes everything after it. Machine and reference share this arithmetic and nothing else: each has its

@@ -1,4 +1,4 @@
-//! Why the verifier may refuse what is harmless.
+//! Classes of harmless plans that the verifier may refuse.
 //!
 //! Law: a refusal of a harmless plan is of one of these classes, or it is a false alarm and the suite fails.
 //! A class is a property of the plan, found here without the verifier: what is odd, and at which task. Of the

@@ -1,4 +1,4 @@
-//! Rules that random programs are trained by where Adam does not: one for each number of lists that are kept.
+//! Custom optimizers of random programs: one for each number of states.
 //!
 //! Law: [`Closures`] are what machine and sessions carry a program out with; weights whose matrices are whole are for
 //! [`super::whole_matrix_optimizer`]. A rule takes everything that differs between steps, weights and parameter groups

@@ -1,4 +1,4 @@
-//! Is an edited plan harmful? Decided without the verifier.
+//! The judge of an edited plan: harmful or not, decided without the verifier. Decided without the verifier.
 //!
 //! Law: a plan is harmful if on some machine it does something else than the plan it was made from: a rank
 //! stands still, two tasks meet on a byte in no order, a slot is too small for what is written, or a call, an

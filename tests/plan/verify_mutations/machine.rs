@@ -1,4 +1,4 @@
-//! The CPU backend driven task by task, in any order that a plan's lanes and fences allow.
+//! The CPU backend, driven task by task in any order that a plan's lanes and fences allow.
 //!
 //! Law: the driver knows no actor and no executor. One task runs at a time; which one is drawn among those
 //! whose predecessors are over, each rank by itself, and a collective once all ranks of its group are there.

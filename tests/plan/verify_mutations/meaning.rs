@@ -1,4 +1,4 @@
-//! What a plan computes, as terms instead of numbers.
+//! The meaning of a plan: its computation on terms in place of numbers.
 //!
 //! Law: memory is bytes, and every byte knows the term that was written over it. A task reads its operands'
 //! terms and writes new ones made of its op and of all that it read, so two plans that leave equal terms

@@ -1,4 +1,4 @@
-//! What an op says, edited: its operands, its weight, what it does with them.
+//! Edits of one op: its operands, its weight, its parameters.
 //!
 //! Law: an edit changes one word of one op and nothing around it.
 

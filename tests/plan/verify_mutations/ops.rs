@@ -1,4 +1,4 @@
-//! What the judge knows of every op: the words that edits change, and what the op does with terms.
+//! The judge's knowledge of every op: the words that edits change, and the op's effect on terms.
 //!
 //! Law: two matches on an op, without a wildcard, and nothing else here. They are made of the vocabulary's
 //! documentation alone and share nothing with the verifier. An op of a plan that a planner made writes only into slots

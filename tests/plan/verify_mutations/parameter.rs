@@ -1,4 +1,4 @@
-//! A weight as the plainest trainer has it, and all ways in which it is updated.
+//! A weight of the plainest trainer, and all ways in which it is updated.
 //!
 //! Law: as of [`super::reference`]. A weight is one list of values, whole, and each update is written operation by
 //! operation.

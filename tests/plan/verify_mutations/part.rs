@@ -1,4 +1,4 @@
-//! Is a plan what it says it is of a sum of gradients?
+//! The judge of accumulation: is a plan the part of a gradient sum that it says it is?
 //!
 //! Law: a plan's word is judged by running it on terms twice, with two different things in main grads and in what ranks
 //! add up by themselves. What goes on with a sum leaves something else each time, in every one of them; what begins

@@ -1,4 +1,4 @@
-//! What holds of the plans of random programs, and of whole families of edits.
+//! Properties of the plans of random programs, and of whole families of edits.
 
 use warpweft_base::id::{EventId, TaskId};
 use warpweft_plan::op::Op;

@@ -1,4 +1,4 @@
-//! A round of matrices, edited: one of its tasks, the slots between them, or the places of its weights.
+//! Edits of a round of matrices: one of its tasks, the slots between them, or the places of its weights.
 //!
 //! Law: as of every edit, one thing is changed and the books are kept. Where weights change places, they do so in all
 //! tasks of the round on one side of a cut, so that these agree with each other and not with the rest.

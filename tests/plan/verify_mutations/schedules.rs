@@ -1,4 +1,4 @@
-//! What is accepted leaves the same bits in every order that its lanes and fences allow.
+//! Accepted plans leave the same bits in every order that their lanes and fences allow.
 
 use super::damage::Edit;
 use super::harm::{Harm, Original};

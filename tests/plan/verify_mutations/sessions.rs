@@ -1,4 +1,4 @@
-//! Random programs on the whole machine: session, actors, checker, CPU.
+//! Random programs in whole sessions: actors, checker, CPU.
 
 use std::collections::HashMap;
 

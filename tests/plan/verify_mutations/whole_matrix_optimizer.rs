@@ -1,4 +1,4 @@
-//! Rules that get matrices whole: one for each number of lists that are kept.
+//! Whole-matrix optimizers of random programs: one for each number of states.
 //!
 //! Law: what becomes of a matrix depends on each of its elements, on where it is, and on which weight it is of; of a
 //! row it depends on the rank's own elements alone. Every list is read and changed when rows are prepared and when they

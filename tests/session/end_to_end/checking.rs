@@ -1,4 +1,4 @@
-//! The key `check`: every session heeds it, whoever made its backends.
+//! The key `check`: every session obeys it, whoever made its backends.
 
 use warpweft_backend::cpu::{CpuOptions, CpuSurface, CpuWorld};
 use warpweft_backend::{Backend, Checked};

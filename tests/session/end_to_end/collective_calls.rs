@@ -1,5 +1,5 @@
-//! A loss over the examples of all ranks: features are gathered, what pulls at each comes back all-to-all, and the
-//! shares of the loss are summed.
+//! A contrastive loss over the examples of all ranks: an all-gather of features, an all-to-all of their gradients, a
+//! sum of the loss.
 //!
 //! All sums here are of whole numbers that f32 holds exactly, so any number of ranks makes the same bits of them: what
 //! pulls at a feature is rounded, by the same rank for all, and everything after that is multiplied and added only.

@@ -1,4 +1,4 @@
-//! Replicas of weights, compared on request.
+//! Comparison of replicas on request.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;

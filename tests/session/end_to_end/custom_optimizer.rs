@@ -1,4 +1,4 @@
-//! Custom optimizers in place of Adam: what they get, what they keep, and what becomes of them.
+//! Custom optimizers in place of Adam: their inputs, their states, and their failures.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

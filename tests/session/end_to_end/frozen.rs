@@ -1,4 +1,4 @@
-//! Weights that do not train: they stay bit for bit, and nothing else notices.
+//! Frozen weights: they stay bit for bit, and nothing else changes for it.
 
 use warpweft_format::{Directions, Format, Orientation, Via, quantize};
 use warpweft_plan::policy::{Masters, Moments};

@@ -1,4 +1,4 @@
-//! The loss scale as closures see it.
+//! Loss scaling, as closures see it.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};

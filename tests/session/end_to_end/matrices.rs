@@ -1,4 +1,4 @@
-//! Whole-matrix optimizers: who gets which, what comes back, and what becomes of one that fails.
+//! Whole-matrix optimizers: who gets which matrix, what comes back, and failures.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};

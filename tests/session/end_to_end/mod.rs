@@ -1,4 +1,4 @@
-//! Sessions end to end on the CPU backend: what a user may rely on.
+//! Sessions end to end on the CPU backend.
 
 mod checking;
 mod collective_calls;

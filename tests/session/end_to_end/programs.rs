@@ -1,4 +1,4 @@
-//! One closure for several programs: it knows which one it runs, and finds what they name alike.
+//! One closure for several programs: it knows which one it runs, and finds by name what both declare.
 
 use std::sync::{Arc, Mutex};
 

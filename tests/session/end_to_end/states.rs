@@ -1,4 +1,4 @@
-//! Optimizer state in fewer bytes: the same training, and exports that do not show it.
+//! Optimizer state in fewer bytes: training is the same, and exports do not show it.
 
 use warpweft_format::{Format, Via};
 use warpweft_plan::policy::{Masters, Moments};

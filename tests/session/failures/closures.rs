@@ -1,4 +1,4 @@
-//! Closures that fail on several ranks in one step, and closures that are slow.
+//! Closures that fail on several ranks in one step, and slow closures.
 
 use super::drop_a_step;
 use warpweft_backend::cpu::CpuSurface;

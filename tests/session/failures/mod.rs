@@ -1,4 +1,4 @@
-//! Sessions in which something fails: the cause is reported, and nobody hangs.
+//! Failures in a session: the cause is reported, and no rank hangs.
 
 mod closures;
 mod starts;

@@ -1,4 +1,4 @@
-//! Sessions that do not start: the cause is reported with its rank, or with the key that is at fault.
+//! Failed starts: the cause is reported with its rank, or with the key that is at fault.
 
 use super::{traced, trainer};
 use warpweft_backend::BackendError;

@@ -1,4 +1,4 @@
-//! What a rank refuses to run in place of a program's plan.
+//! Plans that a rank refuses to run in place of its program's.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What is chosen, by dictated times.
+//! Choices of the tuner, by dictated times.
 
 use warpweft_backend::TaskInterval;
 use warpweft_format::Format;

@@ -1,4 +1,4 @@
-//! Ranks on the CPU whose tasks take what a test says.
+//! CPU ranks whose tasks take the times that a test dictates.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,4 @@
-//! TU-9: what fails in a trial fails as it would elsewhere, and measures nothing.
+//! TU-9: a failure in a trial is an ordinary failure, and measures nothing.
 
 use warpweft_format::Format;
 use warpweft_session::config::Config;

@@ -1,4 +1,4 @@
-//! Never more memory, never more steps, and nothing changes after the last trial.
+//! Limits of tuning: never more memory, never more steps, and no change after the last trial.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Sessions that choose their plan by what their first steps take.
+//! Live tuning: sessions choose their plan by the time of their first steps.
 //!
 //! Where a choice is judged, times are dictated or virtual, so that nothing here depends on how fast a machine is.
 

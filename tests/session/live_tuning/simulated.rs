@@ -1,4 +1,4 @@
-//! Sessions in virtual time.
+//! Live tuning of sessions in virtual time.
 
 use warpweft_backend::sim::SimSurface;
 use warpweft_plan::cluster::Cluster;

@@ -1,4 +1,4 @@
-//! A rank without a thread: its backend, opened and bound, whose tasks a test issues itself.
+//! A rank without a thread: a test issues its tasks itself, on its opened and bound backend.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Ranks that begin with the planes of a frozen base, as they are called without a session.
+//! Ranks that begin with the planes of a frozen base, driven without a session.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What one rank issues: in the plan's order, ahead of the device, and only what its messages give it the right to.
+//! The tasks that one rank issues: in the plan's order, ahead of the device, and only with the rights its messages
+//! bring.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! What fails in a step of segments.
+//! Failures in a step of segments.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

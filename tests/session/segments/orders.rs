@@ -1,4 +1,4 @@
-//! The calls that a backend gets when a step is captured in segments, and when it is replayed.
+//! Calls to the backend while a step is captured in segments, and while it is replayed.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

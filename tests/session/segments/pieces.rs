@@ -1,4 +1,4 @@
-//! What a plan is cut into.
+//! The segments that a plan is cut into.
 
 use warpweft_base::id::TaskId;
 use warpweft_format::Format;

@@ -1,4 +1,4 @@
-//! All that is measured, in order.
+//! The order of measurements.
 //!
 //! Law: a number is measured before those that are read with its help: kernels and delays before memory,
 //! memory before products, products before what lanes take from each other. Every program is run once and

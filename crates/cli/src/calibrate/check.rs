@@ -1,4 +1,4 @@
-//! The held-out step: what the new cluster file predicts, against what the machine took.
+//! The held-out step: the prediction of the new cluster file beside the machine's time.
 //!
 //! Law: no number was read from this program. Prediction is the simulator's, with the cluster of the file and
 //! nothing else, of the very plan that ran. A prediction that is far off is warned of: the file is of no use.

@@ -1,4 +1,4 @@
-//! The CPU backend as what is measured.
+//! The CPU backend as the subject of a calibration.
 //!
 //! Law: products are the tool's own, plain f32 loops on the thread that runs a rank's calls. What an
 //! user's closures reach on a CPU is the user's; the file says whose products its number is of.

@@ -1,4 +1,4 @@
-//! GPUs of this machine as what is measured.
+//! GPUs of this machine as the subject of a calibration.
 //!
 //! Law: products are those of [`warpweft_cuda::linear`], in the best recipe the GPU has for a format. Weights and
 //! activations are spread numbers, as a trainer's are: a GPU that multiplies zeros draws so little power that

@@ -1,4 +1,4 @@
-//! One number of a cluster, and what numbers are made of: medians and quartiles.
+//! A number of a cluster with its origin in words; medians and quartiles, of which numbers are made.
 //!
 //! Law: a number never travels without the words of how it came about (CL-3).
 

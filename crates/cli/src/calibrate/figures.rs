@@ -1,4 +1,4 @@
-//! From observations to the numbers of a cluster, each with a sentence that says how it came about.
+//! The numbers of a cluster, derived from observations, each with a sentence about its origin.
 //!
 //! Law: a number is read from times alone, by the formulas that will be charged with it ([`Share`]); what is
 //! not seen is said to be not seen. Times of local tasks are lower quartiles, brought down to what they would

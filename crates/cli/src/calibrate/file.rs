@@ -1,4 +1,4 @@
-//! The cluster file: every number with the sentence that says where it comes from.
+//! The cluster file of a calibration: every number with a sentence about its origin.
 //!
 //! Law: what is written is read back by the reader of every cluster file before anybody gets it, so the
 //! cluster of a calibration is the cluster of its file, rounded as the file is.

@@ -1,4 +1,4 @@
-//! Two numbers out of many times: `time = a·x + b·y`.
+//! A robust fit of two numbers to many times: `time = a·x + b·y`.
 //!
 //! Laws:
 //! - **FT-1** times that follow the formula give back its numbers, to rounding.

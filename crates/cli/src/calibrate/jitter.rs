@@ -1,4 +1,4 @@
-//! Jitter of local tasks, measured.
+//! Jitter of local tasks, from measured times.
 //!
 //! Law: the model is [`Jitter`](warpweft_plan::cluster::Jitter)'s, `time = d · (1 + mean · E)` with E exponential of
 //! mean 1.

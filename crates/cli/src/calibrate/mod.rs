@@ -1,4 +1,4 @@
-//! `warpweft calibrate`: this machine as a cluster file.
+//! `warpweft calibrate`: measures this machine and writes it as a cluster file.
 //!
 //! Laws:
 //! - **CL-1** a number is read from the steps of small sessions, as a user's would run them: what a task

@@ -1,4 +1,4 @@
-//! The step programs that are measured, and the one that is held out.
+//! The step programs of a calibration, and the one that is held out.
 //!
 //! Law: a program is the same on every device; what differs is how a product multiplies ([`Arithmetic`]).
 //! Every program has one shape of weights, so that a task of one kind takes one time, and what it takes by

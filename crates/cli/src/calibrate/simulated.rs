@@ -1,4 +1,4 @@
-//! A simulated cluster as what is measured: the instrument's own test.
+//! A simulated cluster as the subject of a calibration: the instrument's own test.
 //!
 //! Law: what calibration finds here are the numbers of the cluster's file, because the times it reads were
 //! made of them and of nothing else. No clock of this machine is read.

@@ -1,4 +1,4 @@
-//! What is measured: something that runs programs and says when every task ran.
+//! The subject of a calibration: runs programs and gives the times of every task.
 //!
 //! Law: nothing above this file knows whether time is real. An observation holds steps that are warm, with
 //! the times of all tasks as the backend measured them. A collective is counted from the arrival of its last

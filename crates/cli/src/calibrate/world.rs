@@ -1,4 +1,4 @@
-//! Sessions of this machine as what is measured.
+//! Sessions of this machine as the subject of a calibration.
 //!
 //! Law: programs run as a user's would, over the public handle; what differs between devices is how a
 //! session is started and what a closure multiplies with.

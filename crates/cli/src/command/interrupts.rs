@@ -1,4 +1,4 @@
-//! Interrupts, and who attends to them.
+//! Interrupts of the process: who ends the work, and when the process ends at once.
 //!
 //! Law: no interrupt is lost. A command that looks for the first one ends by itself and tidies up, or is past
 //! where it would; where none ever looks, and from the second one on, the process has to end at once. Then a

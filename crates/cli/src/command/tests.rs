@@ -1,4 +1,4 @@
-//! What the command line takes and what it refuses.
+//! Command lines that are accepted, and command lines that are refused.
 
 use super::quantize::EXAMPLES;
 use super::schedule::{PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES};

@@ -1,4 +1,4 @@
-//! Plans, simulations and traces, for people.
+//! `warpweft plan`, `simulate`, `tune` and `trace`: plans, simulations and traces, for people.
 //!
 //! Law: nothing is planned or timed here. The plan is the session's, the times are the simulator's or the
 //! plan's forecast, the summary is the trace module's; this folder reads files, lays out numbers and writes

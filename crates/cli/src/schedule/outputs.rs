@@ -1,4 +1,4 @@
-//! Files that a schedule is written to.
+//! Output files of a schedule.
 //!
 //! Law: names that are taken are refused before anything is computed, unless they may be replaced, and so is
 //! one name for two files; a name that was taken since is refused in the end. What is read is never replaced.

@@ -1,4 +1,4 @@
-//! A trace that was written, summed up and drawn.
+//! `warpweft trace`: the summary and the picture of a written trace.
 //!
 //! Law: the picture shows a part, the figures in it are those of whole steps. So a step is picked before
 //! anything is measured, a rank and a window only when it is drawn: what a rank waits for is known from the

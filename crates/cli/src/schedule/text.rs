@@ -1,4 +1,4 @@
-//! A plan and a simulation in words.
+//! The printed form of a plan and of a simulation.
 //!
 //! Law: numbers are laid out here and made elsewhere.
 

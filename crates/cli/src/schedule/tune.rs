@@ -1,4 +1,4 @@
-//! The fastest policy on a machine: a sweep, and the tuner.
+//! `warpweft tune`: a sweep of prefetch policies and the tuner, on a simulated machine.
 //!
 //! Law: every time is a simulated one, every plan one that a session would run, and what is printed makes the
 //! chosen plan again, by itself and over the configuration that was given, but for the keys that it says it stands

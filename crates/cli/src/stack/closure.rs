@@ -1,4 +1,4 @@
-//! A rank's calls.
+//! The closure of a rank, which runs the calls of the stack.
 //!
 //! Laws:
 //! - A call carries out its parts in order (SK-1); what one of them wrote the next may read, whether they are

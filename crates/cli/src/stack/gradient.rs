@@ -1,4 +1,4 @@
-//! A weight's gradient in the resident stack.
+//! The memory of weight gradients in the resident stack.
 //!
 //! Law: it has the element type of the sharded variants', so that both are measured with the same products.
 

@@ -1,4 +1,4 @@
-//! What the stack computes, part by part, and which memory a part touches.
+//! The parts of the stack's computation, and the memory that each touches.
 //!
 //! Law (SK-1): the parts of a step and their order follow from the number of blocks alone. A call is a run of
 //! them, and carries them out one after the other; its declaration is that of its parts together.

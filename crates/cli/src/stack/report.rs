@@ -1,4 +1,4 @@
-//! What was measured, as data, as a table and as JSON.
+//! The report of the stack benchmark: as data, as a table and as JSON.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Compute only: the stack with all its weights in memory, no session and no communication, on every GPU at once.
+//! The compute-only baseline: the stack with all its weights in memory, no session and no communication, on every GPU
+//! at once.
 //!
 //! Law: the parts are those of the sharded variants, in their order, on a queue; weight gradients have the
 //! element type of the sharded variants', and each has its own memory, as PyTorch's do. All ranks begin a

@@ -1,4 +1,4 @@
-//! Sizes of a stack, its layers, and what its parts cost.
+//! Sizes of a stack, its layers, and the cost of its parts.
 //!
 //! Law: what layers cost is theirs to say ([`LinearSpec::forward_cost`]); what stands between them is said
 //! here and nowhere else.

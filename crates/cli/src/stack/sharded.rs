@@ -1,4 +1,4 @@
-//! One session of a variant, with a program for each ending.
+//! Measures a variant of the sharded stack: one session, with a program for each ending.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The numbers a stack begins with.
+//! Initial weights and inputs of a stack.
 //!
 //! Law: element i of a tensor depends on the tensor's seed and i alone, so shards drawn by ranks on the host
 //! are the parts of the weight that `uniform` of `kernels/elementwise.cu` draws on a GPU.

@@ -1,4 +1,4 @@
-//! What is varied between sessions, and its names.
+//! Variants of the sharded stack, and their names.
 
 use std::fmt;
 use std::path::PathBuf;

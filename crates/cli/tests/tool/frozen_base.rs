@@ -1,4 +1,4 @@
-//! A frozen base from a file that is quantized, and adapters that are saved, resumed and merged beside it.
+//! A frozen base from a quantized file, and adapters that are saved, resumed and merged beside it.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! What must hold whatever bytes arrive: shared by the bounded runs of the test suite and by `fuzz/`.
+//! Invariants for arbitrary input bytes, shared by the bounded runs of the test suite and by `fuzz/`.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! Configurations from anywhere: refused with an error, or valid and printed as what loads back. The same
-//! body as in `fuzz/`, over seeded mutations of a file with every key.
+//! Arbitrary configurations: refused with an error, or valid and printed as text that loads back. The same body as in
+//! `fuzz/`, over seeded mutations of a file with every key.
 
 use warpweft_session::config::{Config, WeightRule};
 use warpweft_testing::random_weight::bits;

@@ -1,4 +1,4 @@
-//! Names that others hand in on the command line, which are to flood or steer a terminal.
+//! Hostile names on the command line: none may flood or steer a terminal.
 
 use std::process::Command;
 

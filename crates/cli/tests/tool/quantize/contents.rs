@@ -1,4 +1,4 @@
-//! What stands in a file that the tool wrote.
+//! Contents of the files that the tool writes.
 
 use half::{bf16, f16};
 use safetensors::tensor::Dtype;

@@ -1,4 +1,4 @@
-//! Files that hold something other than weights in plain numbers: what the tool and `PretrainedFiles` say of each.
+//! Files without plain weights: what the tool and `PretrainedFiles` say of each kind.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! TL-2: work that is ended leaves nothing behind.
+//! TL-2: interrupted work leaves nothing behind.
 
 use std::ops::ControlFlow;
 

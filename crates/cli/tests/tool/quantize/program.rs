@@ -1,4 +1,4 @@
-//! What only the program does: exit codes, where it says what, signals.
+//! The program alone: exit codes, output streams, signals.
 
 use std::process::{Command, Output};
 

@@ -1,4 +1,4 @@
-//! What the tool refuses, what it says, and that it leaves nothing behind.
+//! Refused input: the message, and that nothing is left behind.
 
 use std::num::NonZeroUsize;
 use std::path::Path;

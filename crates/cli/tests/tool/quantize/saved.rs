@@ -1,4 +1,4 @@
-//! Checkpoints that a session saved: their masters are quantized, and nothing else is there.
+//! Checkpoints of a session as input: their masters are quantized, everything else is left out.
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;

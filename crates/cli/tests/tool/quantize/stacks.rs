@@ -1,4 +1,4 @@
-//! Tensors of three dimensions, such as the experts of a layer: so many matrices, each quantized by itself.
+//! Tensors of three dimensions, such as the experts of a layer: each matrix is quantized by itself.
 
 use std::num::NonZeroUsize;
 
