@@ -1,4 +1,4 @@
-// What every kernel shares: fixed-width names, the verdict of a step, and how a thread block finds its tile
+// Names shared by all kernels: fixed-width types, the verdict of a step, and the search of a thread block for its tile
 // of work.
 //
 // Laws:

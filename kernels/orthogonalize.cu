@@ -1,5 +1,4 @@
-// What a matrix goes through before and after the products that orthogonalize it: f32 divided by its Frobenius norm
-// into bf16, and bf16 into f32.
+// The steps of orthogonalization around its products: f32 divided by its Frobenius norm into bf16, and bf16 into f32.
 //
 // Laws:
 // - The norm is taken in f64, in one written order and without atomics: it neither overflows nor vanishes, and is the

@@ -1,5 +1,7 @@
-//! **warpweft** plans one training step of a model whose weights are sharded and quantized, proves the plan
-//! safe, and drives it so that gathers, transposes and reductions run behind compute.
+//! **warpweft** trains models whose weights are sharded over ranks, as in FSDP and ZeRO-3, and travel in 4 or 8 bits.
+//!
+//! It plans one training step, proves the plan safe before anything runs, and drives it so that gathers, transposes
+//! and reductions run while your closures compute.
 //!
 //! > The planner decides, the registers pace, the actors enqueue, the backend obeys, the trace shows.
 //!
@@ -84,13 +86,13 @@
 //!
 //! [`prelude`] exports what a typical trainer needs. Each other module lists what a program must name of one subject:
 //!
-//! - [`id`], [`mod@format`]: numbers that name things; what a number is
-//! - [`model`], [`config`]: what a user declares; what an operator chooses
+//! - [`id`], [`mod@format`]: indices of ranks, weights and buffers; formats of weights, element types of buffers
+//! - [`model`], [`config`]: the declaration of a model and its steps; the configuration
 //! - [`compute`], [`backend`]: the user's traits; the memory that they are lent, on the CPU and on GPUs
 //! - `linear` (feature `cuda`): matrix products for closures on GPUs
 //! - [`session`], [`checkpoint`]: the user's handle; weights and the state of an optimizer, in memory and in files
-//! - [`plan`], [`cluster`]: what a step will do; a machine described by its numbers
-//! - [`rendezvous`], [`trace`]: how processes meet; what people look at
+//! - [`plan`], [`cluster`]: the tasks of a step; a machine described by its numbers
+//! - [`rendezvous`], [`trace`]: how processes meet; traces and pictures of steps
 //!
 //! What a program only receives and reads has no name here. It is documented in the crate that it stands in, to which
 //! its links lead: `warpweft-session`, `-backend`, `-plan`, `-format`, `-base` and `-cuda`. No version number promises
@@ -103,19 +105,19 @@
 
 pub mod prelude;
 
-/// Numbers that name things.
+/// Indices of ranks, weights, buffers and groups.
 pub mod id {
     #[doc(inline)]
     pub use warpweft_base::id::{BufferId, GroupId, RankId, WeightId};
 }
 
-/// What a number is: formats of weights, element types of buffers.
+/// Formats of weights, element types of buffers.
 pub mod format {
     #[doc(inline)]
     pub use warpweft_format::{ElementType, Format, FormatError, Orientation, Shape, Via};
 }
 
-/// What a user declares: weights, buffers, calls, step programs.
+/// Declarations of a user: weights, buffers, calls, step programs.
 pub mod model {
     #[doc(inline)]
     pub use warpweft_plan::model::{
@@ -134,7 +136,8 @@ pub mod compute {
     };
 }
 
-/// Where ranks run. [`session::SessionBuilder`] starts them; here is the memory that their closures are lent.
+/// Backends: the devices of ranks. [`session::SessionBuilder`] starts them; here is the memory that their closures are
+/// lent.
 pub mod backend {
     #[doc(inline)]
     pub use warpweft_backend::BackendError;
@@ -168,7 +171,7 @@ pub mod linear {
     };
 }
 
-/// What an operator chooses, from a TOML file and the environment.
+/// Configuration, from a TOML file and the environment.
 pub mod config {
     #[doc(inline)]
     pub use warpweft_session::config::{
@@ -184,7 +187,7 @@ pub mod session {
         Outcome, Session, SessionBuilder, SessionError, StepReport, block_on, plan_program, simulate_program,
     };
 
-    /// What masters begin with.
+    /// Initial values of masters.
     pub mod initial {
         #[doc(inline)]
         pub use warpweft_session::session::initial::{MasterRows, normal, zeros};
@@ -205,7 +208,7 @@ pub mod checkpoint {
     }
 }
 
-/// What a step will do, task by task, and that it is proven safe.
+/// Plans: the tasks of a step, proven safe before it runs.
 pub mod plan {
     #[doc(inline)]
     pub use warpweft_plan::plan::{PlanError, StepPlan};
@@ -217,13 +220,13 @@ pub mod cluster {
     pub use warpweft_session::cluster::{Cluster, named};
 }
 
-/// How processes meet on the host.
+/// The rendezvous of processes on the host.
 pub mod rendezvous {
     #[doc(inline)]
     pub use warpweft_backend::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret};
 }
 
-/// What people look at: where the time of a step went.
+/// Traces: where the time of a step went.
 pub mod trace {
     #[doc(inline)]
     pub use warpweft_session::trace::{

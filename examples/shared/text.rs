@@ -1,4 +1,4 @@
-//! What is learned: bytes of a text that stays as it is, in batches that depend on the step alone.
+//! The training text: bytes of a text that stays as it is, in batches that depend on the step alone.
 
 use crate::sizes::WINDOW;
 

@@ -1,4 +1,4 @@
-//! What a step was expected to take, beside what it took.
+//! The forecast of a step's time, beside the measured time.
 //!
 //! Law: the prediction is the plan's forecast, with the prices of the cluster file for everything the library
 //! does. Calls are the example's own, and no cluster knows what they take: theirs are the medians of a few

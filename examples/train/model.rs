@@ -1,4 +1,4 @@
-//! What the model is: its sizes, its parameters, the activations it keeps, the scratch it reuses.
+//! The model: its sizes, its parameters, the activations it keeps, the scratch it reuses.
 //!
 //! Law: this page alone knows the names and shapes. A call (`embedding`, `attention`, `mlp`, `head`)
 //! receives slices of exactly these shapes and allocates nothing of its own. Matrices are row-major

@@ -1,4 +1,4 @@
-//! Where the ranks run: on the CPU, or each on a GPU.
+//! The placement of ranks: on the CPU, or each on a GPU.
 //!
 //! Law: decided once, from the flags and what the machine shows, before anything starts. `auto` never fails for
 //! want of a GPU, but says why it took the CPU; who names GPUs gets them or an error.

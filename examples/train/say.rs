@@ -1,4 +1,4 @@
-//! What is printed on stdout and stderr.
+//! Printing to stdout and stderr.
 //!
 //! Law: whoever closes them (`train | head`), or a full disk behind them, ends what is printed and nothing else:
 //! training goes on, and its files are written. `println!` and `eprintln!` would panic there. That stdout could

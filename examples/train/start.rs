@@ -1,4 +1,4 @@
-//! From a placement to a session: the same programs and first values on either device.
+//! The start of a session on a placement: the same programs and first values on either device.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! What is printed of a run: before it what is about to run, after it how it went and where its files
-//! are.
+//! The printed summary of a run: before it the settings, after it the outcome and the files.
 //!
 //! Law: nothing is decided here; a summary only tells, and writes what [`Outputs`] was prepared for.
 

@@ -1,4 +1,4 @@
-//! What an operator chooses about GPUs: transport, signals, the source of device times.
+//! Choices of an operator about GPUs: transport, signals, the source of device times.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! Why a backend refuses or fails.
+//! Errors of a backend.
 //!
 //! Law: what is wrong is said with the rank, the lane or the task, and what to do. A caller that only passes it on
 //! needs no other type, whatever the backend.

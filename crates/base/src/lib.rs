@@ -1,4 +1,4 @@
-//! What every crate of **warpweft** names: indices, digests, amounts of time, errors in words, whole files.
+//! The names that every crate of **warpweft** uses: indices, digests, amounts of time, errors in words, whole files.
 //!
 //! Law: nothing here knows a weight, a plan or a device. No version number promises anything of this crate: it is
 //! public for the crates of warpweft alone. Use `warpweft`, which exports what a user needs.

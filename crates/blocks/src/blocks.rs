@@ -1,4 +1,4 @@
-//! The declaration: blocks, what goes between them, and the programs that follow.
+//! The declaration of blocks: their inputs and outputs, and the programs that follow.
 //!
 //! Law: buffers are `input`, `targets`, `<block>.output` and `<block>.output_gradient`, calls `<block>.forward` and
 //! `<block>.backward`. The last block is one call, `<block>.loss`, or where nothing is trained or measured
@@ -14,7 +14,7 @@ use warpweft::model::{
 
 use crate::passes::{Backward, Job, Jobs, Loss, Pass};
 
-/// What goes into a block or comes out of it, of one rank and micro-batch.
+/// The size and element type of a block's input or output, of one rank and micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
     /// How many elements.
@@ -31,7 +31,7 @@ impl Flow {
     }
 }
 
-/// One block.
+/// One block of a model.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Block {
@@ -58,7 +58,7 @@ impl Block {
     }
 }
 
-/// A program and what its calls do.
+/// A step program of blocks, with the job of each of its calls.
 #[derive(Clone, Debug)]
 pub struct Declared {
     /// For `SessionBuilder::program`.
@@ -67,7 +67,7 @@ pub struct Declared {
     pub jobs: Jobs,
 }
 
-/// Blocks, first to last.
+/// A model as its blocks, first to last.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     input: Flow,
@@ -77,7 +77,7 @@ pub struct Blocks {
     blocks: Vec<Block>,
 }
 
-/// What a program of blocks is for.
+/// The purpose of a program of blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     Training,
@@ -86,7 +86,7 @@ enum Purpose {
 }
 
 impl Blocks {
-    /// No block yet; the first reads `input`, and the loss compares with `targets`.
+    /// A model without blocks yet: the first one reads `input`, and the loss compares with `targets`.
     #[must_use]
     pub fn new(input: Flow, targets: Flow) -> Self {
         let outputs = vec![("loss".to_owned(), Flow::f32(1))];
@@ -105,7 +105,7 @@ impl Blocks {
         self
     }
 
-    /// What the last block's call writes of the loss, in place of one f32 called `loss`.
+    /// Sets the outputs of the last block's call, in place of one f32 called `loss`.
     pub fn outputs(&mut self, outputs: Vec<(String, Flow)>) -> &mut Self {
         self.outputs = outputs;
         self
@@ -285,7 +285,7 @@ fn uses<'p>(
     orientations.into_iter().fold(call, |call, orientation| call.uses(weight, orientation, form))
 }
 
-/// What blocks give each other, and the gradients of it.
+/// The buffers between blocks, and those of their gradients.
 struct Between {
     values: Vec<BufferId>,
     gradients: Vec<Option<BufferId>>,

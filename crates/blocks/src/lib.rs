@@ -1,4 +1,4 @@
-//! A model as a list of blocks, each with a forward and a backward: what goes between them is declared here.
+//! A model as a list of blocks, each with a forward and a backward: the buffers between them are declared here.
 //!
 //! Law: this is sugar over `StepProgram`, nothing more. A block is one call forward and one backward, so all its
 //! weights are gathered together, and `prefetch.depth` counts blocks. A block is at most one layer: what it gathers is

@@ -1,4 +1,4 @@
-//! What the calls of blocks do: the user's passes, called with what each may touch.
+//! The passes of blocks: the user's forward, loss and backward, called with the operands of each.
 //!
 //! Law: a pass is given the ids of what its call declared, and reaches memory through its context alone.
 
@@ -8,7 +8,7 @@ use warpweft::compute::{Compute, ComputeContext, ComputeError, Surface};
 use warpweft::id::{BufferId, WeightId};
 use warpweft::model::Call;
 
-/// One call of a block.
+/// The job of a call: one pass of one block.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// Which block, counted from 0.
@@ -24,7 +24,7 @@ pub struct Job {
     pub pass: Pass,
 }
 
-/// What a call of a block does.
+/// A pass of a block: forward, loss or backward.
 #[derive(Clone, Debug)]
 pub enum Pass {
     /// From the block's input to its output.
@@ -40,7 +40,7 @@ pub enum Pass {
     Backward(Backward),
 }
 
-/// The last block's call.
+/// The operands of the last block's call, which computes the loss.
 #[derive(Clone, Debug)]
 pub struct Loss {
     /// The block's input.
@@ -53,7 +53,7 @@ pub struct Loss {
     pub input_gradient: Option<BufferId>,
 }
 
-/// A backward call.
+/// The operands of a backward call.
 #[derive(Clone, Copy, Debug)]
 pub struct Backward {
     /// The block's input once more; `None` of a block whose forward keeps what backward needs.
@@ -64,7 +64,7 @@ pub struct Backward {
     pub input_gradient: Option<BufferId>,
 }
 
-/// Which block a pass is for, and what it may touch.
+/// The context of a pass: its block, and the operands it may touch.
 #[derive(Debug)]
 pub struct At<'a, S: Surface> {
     /// The block, counted from 0.
@@ -79,7 +79,7 @@ pub struct At<'a, S: Surface> {
     pub context: &'a ComputeContext<'a, S>,
 }
 
-/// What a user implements, one value a rank: the passes of all its blocks.
+/// The user's passes of all blocks, one value for each rank.
 pub trait Passes<S: Surface> {
     /// Writes a block's output. Also of the last block, in a program that predicts.
     ///
@@ -100,14 +100,14 @@ pub trait Passes<S: Surface> {
     fn backward(&mut self, at: &At<'_, S>, backward: &Backward) -> Result<(), ComputeError>;
 }
 
-/// The calls of one program, in their order.
+/// The jobs of one program's calls, in their order.
 #[derive(Clone, Debug)]
 pub struct Jobs {
     pub(crate) program: String,
     pub(crate) jobs: Arc<[Job]>,
 }
 
-/// What a session calls: `passes`, for the calls of `programs`.
+/// The closure of a rank, for `Session::builder`: it calls `passes` for the calls of `programs`.
 #[must_use]
 pub fn compute<S: Surface, P: Passes<S>>(
     programs: impl IntoIterator<Item = Jobs>,

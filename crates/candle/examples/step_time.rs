@@ -1,5 +1,5 @@
-//! What a step costs beside candle alone, on one rank of the CPU: with graphs kept, and with blocks computed again, for
-//! which candle alone computes each block again too.
+//! Benchmark of a step beside candle alone, on one rank of the CPU: with graphs kept, and with blocks recomputed, for
+//! which candle alone recomputes each block too.
 //!
 //! `cargo run --release --manifest-path crates/candle/Cargo.toml --example step_time`
 //!

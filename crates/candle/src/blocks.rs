@@ -1,4 +1,4 @@
-//! Blocks as the user gives them: a constructor over a `VarBuilder`, which returns a closure over tensors.
+//! Blocks of the user: a constructor over a `VarBuilder`, which returns a closure over tensors.
 //!
 //! Law: a constructor is called anew on every rank and must request the same tensors each time. A panic in it or in
 //! its closure is an error that names the block, and ends nothing else.
@@ -11,16 +11,16 @@ use candle_nn::VarBuilder;
 
 use crate::Error;
 
-/// What a constructor returns.
+/// The closure that a constructor returns.
 pub(crate) type Apply = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
 
-/// What makes a block's closure.
+/// A constructor of a block's closure.
 pub(crate) type Constructor = Arc<dyn Fn(VarBuilder<'static>) -> Result<Apply> + Send + Sync>;
 
-/// The loss, as the user gives it.
+/// The user's loss closure.
 pub(crate) type LossOf = Arc<dyn Fn(&Tensor, &Tensor) -> Result<Loss> + Send + Sync>;
 
-/// What a loss closure gives: a mean over its samples, or a sum with its weight.
+/// The value of a loss closure: a mean over its samples, or a sum with its weight.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Loss {

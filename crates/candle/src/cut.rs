@@ -1,4 +1,4 @@
-//! Gradients that do not arrive, and tensors that a block makes of its weights.
+//! Errors of gradients that do not arrive, and counts of tensors that a block derives from its weights.
 //!
 //! Law: candle cuts its graph without a word where an operation has no backward, so an error of a cut names these
 //! operations and their replacements.

@@ -36,7 +36,7 @@ impl Place {
     }
 }
 
-/// Sets elements to zero with a probability, and divides the others by that of staying.
+/// Dropout: sets elements to zero with a probability `p`, and divides the others by `1 − p`.
 #[derive(Clone, Debug)]
 pub struct Dropout {
     probability: f32,

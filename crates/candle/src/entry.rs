@@ -3,7 +3,7 @@
 use candle_core::DType;
 use candle_nn::Init;
 
-/// What becomes of a tensor.
+/// The kind of a tensor: trained, frozen, or a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
@@ -15,7 +15,7 @@ pub enum Kind {
     Buffer,
 }
 
-/// One tensor that blocks request.
+/// A tensor that blocks request.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Entry {

@@ -1,4 +1,4 @@
-//! Why a model cannot be sharded, or a step not taken.
+//! Errors of sharding a model and of its steps.
 //!
 //! Law: whatever is wrong with a block names the block, and the tensor where there is one, and says what to do.
 
@@ -10,7 +10,7 @@ use warpweft::config::ConfigError;
 use warpweft::model::DeclareError;
 use warpweft::session::SessionError;
 
-/// What went wrong.
+/// An error of a sharded model.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

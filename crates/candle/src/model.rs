@@ -144,7 +144,7 @@ impl ShardedModel {
         &self.shared.entries
     }
 
-    /// What was found of the blocks.
+    /// The blocks, as the sample step found them.
     #[must_use]
     pub fn blocks(&self) -> &[BlockInfo] {
         &self.shared.found

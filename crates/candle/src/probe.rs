@@ -21,7 +21,7 @@ use crate::slot::{Pool, Slot};
 use crate::source::Source;
 use crate::values::{Form, same_bits};
 
-/// What is tried.
+/// The input of the sample step.
 pub(crate) struct Trial<'a> {
     pub(crate) blocks: &'a [Block],
     pub(crate) loss: &'a LossOf,
@@ -35,7 +35,7 @@ pub(crate) struct Trial<'a> {
     pub(crate) seed: u64,
 }
 
-/// A block as it was found.
+/// A block, as the sample step found it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct BlockInfo {
@@ -55,7 +55,7 @@ pub struct BlockInfo {
 /// The forms of a program: every block's input and the last one's output.
 pub(crate) type Forms = Vec<Form>;
 
-/// What was found.
+/// The findings of the sample step.
 pub(crate) struct Found {
     pub(crate) entries: Vec<Entry>,
     pub(crate) requested: Vec<Requested>,

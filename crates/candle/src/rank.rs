@@ -1,4 +1,4 @@
-//! What a rank does in the calls of blocks.
+//! The closure of a rank: the calls of its blocks, computed by candle.
 //!
 //! Law: a call copies what it is lent into tensors, runs the user's closure, and copies out. Weights are in memory
 //! while their block runs, forward or backward, and not in between. A block that keeps its graph keeps it from its

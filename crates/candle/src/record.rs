@@ -1,4 +1,4 @@
-//! What constructors ask a `VarBuilder` for: names, shapes, dtypes, first values.
+//! The record of a constructor's requests to its `VarBuilder`: names, shapes, dtypes, first values.
 //!
 //! Law: the first build of a block records what it requests, and every later one, on whichever rank, must request the
 //! same and is served the same tensors. One name is one tensor: requested again with the same shape it is the same

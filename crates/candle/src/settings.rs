@@ -1,9 +1,10 @@
-//! What a model is sharded with: warpweft's configuration, or candle's optimizer.
+//! The settings of a sharded model: warpweft's configuration, or candle's optimizer.
 
 use candle_nn::ParamsAdamW;
 use warpweft::config::Config;
 
-/// What [`Sharded::new`](crate::Sharded::new) takes: a [`Config`], or candle's [`ParamsAdamW`], which becomes one:
+/// The settings for [`Sharded::new`](crate::Sharded::new): a [`Config`], or candle's [`ParamsAdamW`], which becomes
+/// one:
 ///
 /// | candle | warpweft |
 /// |---|---|

@@ -1,4 +1,4 @@
-//! The builder: blocks, the loss, where weights begin, and what is declared of them.
+//! The builder of a sharded model: blocks, the loss, first values, and declarations about weights.
 //!
 //! Law: nothing runs before [`Sharded::shard`], which stands in `start`. Patterns are those of the configuration: `*`
 //! stands for any characters, dots too, and `?` for one. One that matches nothing is refused.
@@ -15,7 +15,7 @@ use crate::blocks::{Block, Loss, LossOf};
 use crate::settings::Settings;
 use crate::source::Start;
 
-/// Where ranks compute.
+/// The devices of the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Devices {
@@ -35,7 +35,7 @@ impl Devices {
     }
 }
 
-/// A model to be sharded, block by block.
+/// The builder of a sharded model, block by block.
 #[must_use = "a model is sharded by `shard`"]
 pub struct Sharded {
     pub(crate) config: Config,

@@ -1,4 +1,4 @@
-//! What all ranks share, and a block as one rank has it.
+//! The state that all ranks share, and the blocks of one rank.
 //!
 //! Law: what is shared never changes. A rank has tensors of its own for the weights of every block, also for one that
 //! two blocks share: each block's backward gives a gradient of its own.

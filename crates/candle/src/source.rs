@@ -1,4 +1,4 @@
-//! Where the first values of tensors come from: draws, a `VarMap`, or a folder of files.
+//! Sources of the first values of tensors: draws, a `VarMap`, or a folder of files.
 //!
 //! Law: a value follows from the seed, the tensor's name and its place in the whole tensor, or from what was given, and
 //! from nothing else; so any number of ranks begins with the same weights.

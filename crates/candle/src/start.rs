@@ -1,4 +1,4 @@
-//! The start: from declared blocks to a session whose calls run them.
+//! The start of a sharded model: from declared blocks to a session whose calls run them.
 //!
 //! Law: every block is tried on a sample before anything starts, and what the sample does not bear starts nothing. What
 //! a program is comes from `warpweft-blocks`; this file says which weights, flows and programs there are.

@@ -1,4 +1,4 @@
-//! Values between candle's tensors and the bytes that a session lends.
+//! Copies of values between candle's tensors and the memory that a session lends.
 //!
 //! Law: bytes are the tensor's elements, row-major, little endian, in its own dtype. What the session has no type for
 //! travels as bytes.

@@ -54,7 +54,7 @@ pub fn quantize_for_engines(
     }
 }
 
-/// The plain weights of a file or a folder.
+/// The plain weights of a file or a folder, as input of a conversion for engines.
 pub struct EngineInput {
     weights: Box<dyn PlainWeights>,
     /// Is it a model's folder, from which the rest travels along?

@@ -14,7 +14,7 @@ use warpweft_session::checkpoint::safetensors::Invalid;
 use super::formats::quantizing_names;
 use super::report::{Copied, CopyReason};
 
-/// Why a checkpoint was not converted. The output is as it was before: absent, or the older file.
+/// An error of converting a checkpoint. The output is as it was before: absent, or the older file.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolError {

@@ -17,7 +17,7 @@ use super::source::Source;
 use super::text::{Align, Table};
 use super::{Progress, ToolError};
 
-/// What a checkpoint is.
+/// The result of inspecting a checkpoint.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Inspection {

@@ -22,7 +22,7 @@ use warpweft_session::trace::TraceError;
 
 use super::calibrate::FitError;
 
-/// What is measured: the same mistake has another remedy.
+/// The kind of measurement, on which the remedy for a mistake depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measuring {
     /// A schedule, or a machine by its backends.
@@ -31,7 +31,7 @@ pub enum Measuring {
     Stack,
 }
 
-/// Why a plan, a simulation or a trace could not be shown, or a machine or a stack of layers not measured.
+/// An error of planning, simulating, tracing, calibrating or benchmarking.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MeasureError {

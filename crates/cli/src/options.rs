@@ -6,7 +6,7 @@ use warpweft_format::{Directions, Format, FormatError, Quantized, Shape, Via, qu
 
 use super::{ToolError, shards};
 
-/// How a checkpoint is quantized.
+/// Options of quantizing a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// The format; F32 and BF16 are refused.

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-/// Watches a conversion. `()` watches nothing and stops nothing.
+/// An observer of a conversion. `()` watches nothing and stops nothing.
 pub trait Progress {
     /// The tensors to be read take `bytes`.
     fn start(&mut self, bytes: u64) {

@@ -6,7 +6,7 @@ use safetensors::Dtype;
 use warpweft_base::debug_in_words;
 use warpweft_format::{FormatError, Shape};
 
-/// What a conversion did.
+/// The report of a conversion.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
@@ -60,7 +60,7 @@ pub struct Copied {
     pub reason: CopyReason,
 }
 
-/// Why a tensor was copied as it is.
+/// The reason why a tensor was copied as it is.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyReason {

@@ -1,5 +1,5 @@
-//! What this crate refuses and why: an answer of the CUDA libraries, with the call, the code and advice, or a product
-//! that a layer of `linear` does not compute.
+//! Failures of this crate: an answer of the CUDA libraries, with the call, the code and advice, or a product that a
+//! layer of `linear` does not compute.
 //!
 //! Law: a code is looked up where it arises. Nothing above this file knows a number of CUDA, NVRTC, NCCL,
 //! cuBLASLt or CUPTI.

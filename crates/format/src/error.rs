@@ -1,4 +1,4 @@
-//! What can go wrong with a format, and what to do about it.
+//! Errors of formats, and what to do about them.
 //!
 //! Every stage validates its arguments before it writes the first byte, so an error means that nothing
 //! was changed. Building an error never allocates, except for an unknown name, which only parsing makes.

@@ -1,4 +1,4 @@
-//! What the FP8 formats with an f32 scale share: the scale of an amax.
+//! The scale of an amax, which all FP8 formats with an f32 scale share.
 //!
 //! ```text
 //! a < epsilon: a = epsilon

@@ -1,4 +1,4 @@
-//! What a row shard sends, and how the full weight receives it.
+//! The bytes that a row shard sends, and the full weight that receives them.
 //!
 //! Laws:
 //! - **GA-1** a shard sends its data plane and the valid rows of its scale plane, both as they lie in memory:

@@ -1,4 +1,4 @@
-//! Which kernel serves which format: the dispatch below the stages.
+//! The dispatch below the stages: the kernel of each format.
 //!
 //! Arguments are already validated. A [`Span`] is either a whole row shard or any slice of a weight. This is
 //! the one place where a format, an orientation and a rounding meet a loop. The loops are compiled once per

@@ -1,4 +1,4 @@
-//! What a call does: burn's forward, or forward once more and burn's autodiff.
+//! The closure of a rank: burn's forward, or forward once more and burn's autodiff.
 //!
 //! Tensors live for one call. Forward keeps nothing of its graph, so backward computes its layer again from the input,
 //! as activation checkpointing does, and takes the gradient of `sum(output × output's gradient)`: by the chain

@@ -1,4 +1,4 @@
-//! What the programs in `bin/` train: two models in plain candle, and a text.
+//! The models and the text of the programs in `bin/`: two models in plain candle.
 //!
 //! The models know nothing of ranks, shards and formats. Of each model there are two programs, one for one device and
 //! one for several ranks, which differ by a few lines:

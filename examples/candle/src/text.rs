@@ -1,4 +1,4 @@
-//! What is learned: the bytes of a text that stays as it is, in windows from places that the step alone decides.
+//! The training text: the bytes of a text that stays as it is, in windows from places that the step alone decides.
 
 use candle_core::{Device, Result, Tensor};
 

@@ -1,4 +1,4 @@
-//! What a call does: candle's forward, or forward once more and candle's autograd.
+//! The closure of a rank: candle's forward, or forward once more and candle's autograd.
 //!
 //! Tensors live for one call, unless the step keeps its graphs. Then forward leaves its tensors with the closure, and
 //! backward takes them. Otherwise backward recomputes its layer from the input, as with activation recompute. Both

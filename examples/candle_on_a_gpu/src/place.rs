@@ -1,4 +1,4 @@
-//! Where ranks compute, and how a session starts there.
+//! The devices of ranks, and the start of a session there.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What can go wrong on the way to a GPU and on it.
+//! Failures on the way to a GPU and on it.
 
 /// Why the GPU cannot do what the example wants.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Whole sessions: the first losses on GPUs against those on the CPU.
+//! The first losses of whole sessions, on GPUs against those on the CPU.
 //!
 //! Law: same programs, seeds and inputs; what is left are sums in another order. The first loss is a forward pass
 //! and must be close; later ones may drift, because a quantized weight can fall to the other side of a tie.

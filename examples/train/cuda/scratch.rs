@@ -1,4 +1,4 @@
-//! What calls compute and forget on the GPU, allocated once per rank before the first step.
+//! Scratch memory of calls on the GPU, allocated once per rank before the first step.
 //!
 //! Law: as the CPU's [`crate::model::Scratch`], no call reads what another left here.
 

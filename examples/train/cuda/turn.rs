@@ -1,4 +1,4 @@
-//! Whose turn it is on the GPUs, in tests.
+//! A lock on the GPUs, for tests.
 //!
 //! Law: one test at a time. While one captures a step, CUDA forbids everybody in the process to wait for that
 //! device. A test that cannot run says so on stderr, past the harness, which keeps the output of tests that

@@ -1,4 +1,4 @@
-//! Who touched which bytes when, by vector clocks.
+//! The ledger of accesses to bytes, ordered by vector clocks.
 //!
 //! Laws:
 //! - Every lane counts its tasks. Its clock says how many tasks of every lane are surely over when its next

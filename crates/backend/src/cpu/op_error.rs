@@ -1,4 +1,4 @@
-//! Why a task of a lane fails.
+//! Errors of a task on a lane.
 
 use super::memory::BorrowError;
 use crate::BackendError;

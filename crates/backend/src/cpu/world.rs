@@ -1,4 +1,4 @@
-//! What the ranks of one world share: the clock, the arenas, the communicators, the poison.
+//! The world of CPU ranks: their clock, arenas, communicators and poison.
 //!
 //! Laws:
 //! - No process-global state: ranks meet through the [`CpuWorld`] their backends were made from,

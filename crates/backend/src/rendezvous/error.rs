@@ -1,4 +1,4 @@
-//! Why ranks could not meet.
+//! Errors of ranks that meet.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! How processes become a world: the process of rank 0 listens, the others connect, and all begin together.
+//! Start-up of a world of processes: the process of rank 0 listens, the others connect, and all begin together.
 //!
 //! Laws:
 //! - **RV-2** a process that is missing at the deadline is named on every process that came, and so is

@@ -1,4 +1,4 @@
-//! How the ranks of a world find each other and agree, on the host.
+//! The rendezvous of the ranks of a world on the host: they find each other and agree.
 //!
 //! Laws:
 //! - **RV-1** what ranks of one process and ranks of many processes do is the same: every rank contributes

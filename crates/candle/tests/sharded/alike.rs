@@ -1,4 +1,4 @@
-//! What candle trains alone, it trains sharded: losses, gradients, formats, prefetch and replicas.
+//! Sharded training against candle alone: losses, gradients, formats, prefetch and replicas.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Batches: short ones, micro-batches, accumulation, sums with weights, evaluation and prediction.
+//! Batches: short ones, micro-batches, gradient accumulation, weighted sums, evaluation and prediction.
 
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{VarMap, loss, ops};

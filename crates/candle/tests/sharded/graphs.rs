@@ -1,4 +1,4 @@
-//! Graphs that are kept and blocks that are computed again, blocks that must be built anew, and dropout.
+//! Kept graphs and recomputed blocks, blocks that must be built anew, and dropout.
 
 use candle_core::{Module, Tensor};
 use candle_nn::{linear_no_bias, loss};

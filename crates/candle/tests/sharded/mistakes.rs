@@ -1,4 +1,4 @@
-//! Mistakes, each with the block and the tensor.
+//! Mistakes of a user, each reported with the block and the tensor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

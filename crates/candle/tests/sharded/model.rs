@@ -1,4 +1,4 @@
-//! A transformer of bytes in candle, as its blocks, and its training by candle alone.
+//! A byte-level transformer in candle, as its blocks, and its training by candle alone.
 
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::optim::{AdamW, Optimizer, ParamsAdamW};

@@ -1,4 +1,4 @@
-//! Where weights begin and where they go: draws, `VarMap`, folders, frozen ones, adapters, ties.
+//! Weights in and out: draws, `VarMap`, folders, frozen ones, adapters, ties.
 
 use candle_core::{DType, Device, Module, Tensor};
 use candle_nn::{Init, VarBuilder, VarMap, linear_no_bias, loss};

@@ -27,7 +27,7 @@ pub struct Check {
     pub ops: Vec<(String, Compared)>,
 }
 
-/// A prediction beside what came of it, nanoseconds.
+/// A prediction beside the measured time, nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Compared {

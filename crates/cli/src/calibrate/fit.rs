@@ -32,7 +32,7 @@ pub(super) struct Fit {
     pub(super) points: usize,
 }
 
-/// Why times give no numbers.
+/// The reason why times give no numbers.
 #[derive(Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FitError {

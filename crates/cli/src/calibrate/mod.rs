@@ -59,7 +59,7 @@ use self::subject::Subject;
 use super::text::{Align, Table, bytes};
 use super::{MeasureError, Measuring};
 
-/// What is measured.
+/// The device to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CalibrateDevice {
     /// GPUs if there are enough of them, else the CPU.
@@ -72,7 +72,7 @@ pub enum CalibrateDevice {
     Simulated(String),
 }
 
-/// How to measure.
+/// Options of a calibration.
 #[derive(Clone, Debug)]
 pub struct CalibrateOptions {
     /// What is measured.
@@ -119,7 +119,7 @@ impl CalibrateOptions {
     }
 }
 
-/// A machine that was measured.
+/// The result of a calibration.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Calibration {

@@ -14,7 +14,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// What a process that is asked to end exits with.
+    /// The exit code of an interrupted process.
     pub const EXIT_CODE: u8 = 130;
 
     /// An interrupt came. Does the process have to end at once?

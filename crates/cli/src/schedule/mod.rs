@@ -41,7 +41,7 @@ use super::{MeasureError, Measuring};
 /// The most tasks that are explained at once.
 const MOST_REASONS: usize = 50;
 
-/// How much of a plan is shown.
+/// The level of detail of a printed plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlanView {
     /// Tasks by op, bytes by kind.
@@ -54,7 +54,7 @@ pub enum PlanView {
     Why(String),
 }
 
-/// Which model, and how it is planned.
+/// A model, and the options of planning it.
 #[derive(Clone, Debug)]
 pub struct ModelOptions {
     /// The model's file: a decoder by its sizes, or calls.
@@ -118,7 +118,7 @@ impl ModelOptions {
     }
 }
 
-/// What to simulate, and what to write.
+/// Options of a simulation.
 #[derive(Clone, Debug)]
 pub struct SimulateOptions {
     /// Which model, and how it is planned.

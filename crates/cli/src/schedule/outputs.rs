@@ -15,7 +15,7 @@ use super::{MeasureError, Measuring};
 /// Width of pictures, pixels.
 const WIDTH: u32 = 1400;
 
-/// What to write where.
+/// The output files of a command.
 #[derive(Clone, Debug, Default)]
 pub struct Outputs {
     /// Where a chrome trace goes.

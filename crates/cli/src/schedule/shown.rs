@@ -15,7 +15,7 @@ use warpweft_session::trace::{Summary, Timeline, TimelinePicture, read_trace};
 use super::outputs::refused;
 use super::{MeasureError, Outputs};
 
-/// Which part of a trace is drawn.
+/// The part of a trace to draw.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TracePart {
     /// The step; the first of the trace when `None`.

@@ -29,7 +29,7 @@ const DEPTHS: [u32; 8] = [0, 1, 2, 3, 4, 8, 16, 32];
 /// Bytes in flight of the sweep: from the first, in steps of the factor, so many.
 const BYTES: (u64, u64, u32) = (64 << 20, 2, 8);
 
-/// What to tune, and what to draw.
+/// Options of tuning a model.
 #[derive(Clone, Debug)]
 pub struct TuneOptions {
     /// Which model, and what the tuner begins with.

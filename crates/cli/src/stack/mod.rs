@@ -72,7 +72,7 @@ use warpweft_plan::policy::ReduceDtype;
 use warpweft_session::cluster::named;
 use warpweft_session::config::Config;
 
-/// What to measure.
+/// Options of the stack benchmark.
 #[derive(Clone, Debug)]
 pub struct StackOptions {
     /// Sizes.

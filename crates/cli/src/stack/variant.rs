@@ -43,7 +43,7 @@ impl StackFormat {
     }
 }
 
-/// What one call computes with, and one gather brings.
+/// The unit of a call and of a gather.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// One weight; its gradient is one exchange.
@@ -63,7 +63,7 @@ impl Unit {
     }
 }
 
-/// When gathers start.
+/// The start of gathers: a prefetch depth, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// So many units ahead of their use; 0 is on demand.
@@ -81,7 +81,7 @@ impl fmt::Display for Ahead {
     }
 }
 
-/// How a step is put on its lanes.
+/// The mode of a step: issued or captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Task by task.
@@ -101,7 +101,7 @@ impl Mode {
     }
 }
 
-/// What becomes of gradients.
+/// The ending of a step: the use of its gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// They are reduced and added to the main grads.

@@ -1,4 +1,4 @@
-//! What operands must satisfy, asked before a table is built.
+//! Checks of operands before a table is built.
 
 use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;

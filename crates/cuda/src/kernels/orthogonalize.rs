@@ -1,4 +1,4 @@
-//! What a matrix goes through before and after the products that orthogonalize it: `kernels/orthogonalize.cu`.
+//! The steps of orthogonalization around its products: `kernels/orthogonalize.cu`.
 //!
 //! Law: launches are prepared by value, without tables: nothing is allocated, so a closure may prepare one in
 //! every step.

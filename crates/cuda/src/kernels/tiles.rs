@@ -1,4 +1,4 @@
-//! From a list of tensors to the tiles of one launch, and the table on the device that describes them.
+//! The tiles of one launch over a list of tensors, and the table on the device that describes them.
 //!
 //! Law: the tiles of the tensors are numbered one after the other. The table holds the tensors' descriptors,
 //! the number of each tensor's first tile followed by the number of all tiles, and the workspace a kernel

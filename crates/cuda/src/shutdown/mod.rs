@@ -1,4 +1,4 @@
-//! How a wait ends: progress that is watched, a deadline, and the release of what devices wait for.
+//! The end of waits: progress that is watched, a deadline, and the release of what devices wait for.
 //!
 //! Law: no wait for a device or a peer outlives its deadline or its world, but for the three that the crate's head
 //! names. Names of collectives are for the message that then says who stood where.

@@ -1,4 +1,4 @@
-//! How far the lanes of a rank are, in words that streams write and the host reads while they run.
+//! Progress of a rank's lanes, in words that streams write and the host reads while they run.
 //!
 //! Law: a word says what its writer said last. It decides nothing except whether a rank still makes progress,
 //! which words an error uses, whether training can go on from what the optimizer left, and which gradient a report

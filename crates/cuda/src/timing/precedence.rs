@@ -1,4 +1,4 @@
-//! What a task comes after: the task before it on its lane, and those whose events its lane waited for since.
+//! The predecessors of a task: the task before it on its lane, and those whose events its lane waited for since.
 //!
 //! Law: what is noted here is what lanes got, in the same order, since a step or a capture began, or
 //! since a capture was launched: after a launch lanes begin anew. This file knows no device. **BK-2** What

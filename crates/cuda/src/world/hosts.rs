@@ -1,5 +1,5 @@
-//! How the ranks of a world, or of a group, are spread over hosts: a number of hosts with the same number of
-//! ranks each, numbered host by host.
+//! The hosts of a world's ranks, or of a group's: a number of hosts with the same number of ranks each, numbered host
+//! by host.
 //!
 //! Laws:
 //! - The ranks of a group are numbered in it and are spread over hosts as those of a world are, or the group

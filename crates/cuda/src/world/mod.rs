@@ -1,4 +1,4 @@
-//! What the ranks of one world share: the clock, where they meet, and where every rank's memory is.
+//! The world of GPU ranks: their clock, their meeting place, and the addresses of their memory.
 //!
 //! Laws:
 //! - No process-global state: ranks meet through the [`crate::CudaWorld`] their backends were made from.

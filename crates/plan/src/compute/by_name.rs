@@ -1,4 +1,4 @@
-//! What a call may touch, by the names of its declaration.
+//! Operands of a call, by the names of its declaration.
 //!
 //! Law: a name means what its id would: the same checks, the same memory, the same errors. A lookup takes a few
 //! comparisons of names and allocates nothing.

@@ -1,4 +1,4 @@
-//! Why a call could not be carried out.
+//! Errors of a call.
 //!
 //! Law: an error of any kind ends the call and skips the step on all ranks; the rank itself goes on. An error of an
 //! update comes too late for that and ends the session.

@@ -1,4 +1,4 @@
-//! Whole matrices of a custom optimizer, as Muon needs them: what it may touch of them.
+//! Whole-matrix optimizers such as Muon: the contexts of their parts.
 //!
 //! Laws:
 //! - Such an optimizer has three parts. It *prepares* the rank's rows of what each matrix is made of; the library

@@ -1,4 +1,4 @@
-//! What every part of a custom optimizer gets from its context.
+//! The base of all contexts of a custom optimizer.
 //!
 //! Law: rank, program, vote and handles are the same for all parts of a step. The rows of a weight are lent to the
 //! parts that work on rows alone, with the state that the optimizer names.

@@ -1,4 +1,4 @@
-//! Where things are: the arena, its slots, the lanes, the cut of weights into shards.
+//! The layout of memory: the arena, its slots, the lanes, the cut of weights into shards.
 //!
 //! Law: a layout is the same on every rank, and addresses follow from it alone: region = offset from the
 //! start of a rank's arena. *Resident* slots never move for the life of a session, across programs and plans.

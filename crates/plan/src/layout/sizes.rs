@@ -1,4 +1,4 @@
-//! How large is what ops name.
+//! Sizes of the slots and weights that ops name.
 //!
 //! Law: sizes of weights follow from their layouts; those of slots are what the caller goes by, their place or their
 //! content.

@@ -1,4 +1,4 @@
-//! What the user declares: weights, their placement, buffers, and the step program.
+//! The user's declarations: weights, their placement, buffers, and the step program.
 //!
 //! Law: everything here is plain data that was checked when it was built. A value of these types is valid; no
 //! lower layer validates it again. What a user fills in by hand ([`WeightSpec`], [`BufferSpec`],

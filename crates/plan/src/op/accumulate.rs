@@ -1,4 +1,4 @@
-//! How a gradient comes into the sum that the optimizer gets.
+//! Ops that accumulate a gradient into the sum that the optimizer gets.
 
 use serde::Serialize;
 

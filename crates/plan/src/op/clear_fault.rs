@@ -1,4 +1,4 @@
-//! How the fault word of a step begins.
+//! The op that clears the fault word at the begin of a step.
 
 use serde::Serialize;
 

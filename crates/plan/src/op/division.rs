@@ -1,4 +1,4 @@
-//! How ranks share the work of an all-reduce.
+//! The division of an all-reduce among its ranks.
 //!
 //! *Whole*, every rank gets the values of all others and combines them by itself, in rank order: `ranks − 1` times
 //! its own bytes arrive. *In slices*, each rank gets the others' values of one slice, combines those in the same

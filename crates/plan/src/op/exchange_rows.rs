@@ -1,4 +1,4 @@
-//! How the rows of matrices come together on one rank each, and back.
+//! The op that brings the rows of matrices together on one rank each, and back.
 
 use serde::Serialize;
 

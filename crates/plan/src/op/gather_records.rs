@@ -1,4 +1,4 @@
-//! What ranks tell each other before the vote.
+//! The op that gathers the ranks' records before the vote.
 
 use serde::Serialize;
 

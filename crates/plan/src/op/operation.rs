@@ -1,4 +1,4 @@
-//! What an op says of itself, in its own file.
+//! The description that every op gives of itself, in its own file.
 //!
 //! Law: an op names slots and weights and never how many bytes these have; whoever counts bytes brings the
 //! [`Sizes`]. Nothing here is said twice: planner, verifier, checker, prices and actors all ask the op.

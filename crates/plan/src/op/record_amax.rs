@@ -1,4 +1,4 @@
-//! What scales of later steps are made from.
+//! The op that records amaxes for the scales of later steps.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! How gradients come to the ranks that own their rows, summed on the way or not.
+//! Ops that bring gradients to the ranks that own their rows, summed on the way or not.
 
 use serde::Serialize;
 

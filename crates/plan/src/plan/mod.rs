@@ -1,4 +1,4 @@
-//! From a declared program to a verified plan: pure data in, pure data out.
+//! Planning: from a declared program to a verified plan, pure data in, pure data out.
 //!
 //! Law: planning knows no device, no rank number and no clock; what it knows of time are prices it is given.
 //! The passes in `passes` write a draft in *issue order* T; dependences, addresses and fences then follow

@@ -1,4 +1,4 @@
-//! From a request and a timetable to tasks in issue order and slots with addresses.
+//! The run of the passes: a request and a timetable become tasks in issue order and slots with addresses.
 //!
 //! Law: passes run in one order, then the arena is laid out; nothing is chosen here, so a candidate that is
 //! only tried and the plan that is kept are made alike.

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use super::{ExecError, Right};
 use warpweft_base::id::{ActorId, RankId, TaskId};
 
-/// What actors tell each other.
+/// A message between actors.
 #[derive(Debug)]
 pub enum Message {
     /// The lane's turn is at this task.

@@ -58,7 +58,7 @@ use warpweft_backend::Backend;
 use warpweft_base::id::TaskId;
 use warpweft_plan::plan::{BoundaryState, StepPlan};
 
-/// What an actor can reach while it fires: it may look at the plan, and issue the task it was given.
+/// The context of an actor that fires: it may read the plan, and issue the task it was given.
 #[derive(Debug)]
 pub struct Context<'a, B: Backend> {
     issuer: &'a mut Issuer,

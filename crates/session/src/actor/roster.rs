@@ -13,7 +13,7 @@ use warpweft_plan::layout::LaneKind;
 use warpweft_plan::op::{Named, Op, Part};
 use warpweft_plan::plan::StepPlan;
 
-/// What an actor is responsible for.
+/// The responsibility of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ActorKind {
     /// The compute lane.
@@ -51,7 +51,7 @@ impl Roster {
         Self { actors, owners }
     }
 
-    /// How many messages each actor can have at once: a turn and all rights of all its tasks.
+    /// The most messages each actor can have at once: a turn and all rights of all its tasks.
     #[must_use]
     pub fn capacities(&self, wiring: &Wiring) -> Vec<usize> {
         let mut capacities = vec![0; self.actors.len()];

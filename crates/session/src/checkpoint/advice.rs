@@ -1,4 +1,4 @@
-//! What the messages about files of weights say of a task, and what to do.
+//! Advice in messages about files of weights: names of the task, and what to do.
 
 use std::io;
 use std::path::{Component, Path};
@@ -7,7 +7,7 @@ use warpweft_base::errors::{listed, shown_path};
 use warpweft_base::whole_file::next_step;
 use warpweft_format::Shape;
 
-/// What was to be done with a file or folder.
+/// A task on a file or folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileTask {

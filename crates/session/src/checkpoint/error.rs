@@ -15,7 +15,7 @@ use warpweft_base::errors::{shown, shown_path, shown_text};
 use warpweft_base::id::RankId;
 use warpweft_format::{FormatError, Shape};
 
-/// Why a checkpoint was not saved, loaded or imported, or why weights from elsewhere cannot be had.
+/// An error of saving, loading or importing a checkpoint, or of reading pretrained weights.
 ///
 /// Of a sharded checkpoint it is the source of [`SessionError::Parts`](crate::session::SessionError::Parts) and
 /// `SessionError::Import`:
@@ -330,7 +330,7 @@ impl CheckpointError {
         Self::Other { source: Arc::from(reason.into()) }
     }
 
-    /// What the file system says of a file.
+    /// An error of the file system about a file.
     pub fn file(path: impl Into<PathBuf>, task: FileTask, source: io::Error) -> Self {
         Self::File { path: path.into(), task, source: Arc::new(source) }
     }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use warpweft_base::errors::shown;
 
-/// Which values a frozen weight has: equal for equal planes in one format, whatever the number of ranks.
+/// The digest of a frozen weight's values: equal for equal planes in one format, whatever the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct FrozenDigest(u64);

@@ -1,5 +1,5 @@
-//! What a file that `warpweft quantize` wrote says about itself, one entry of its metadata as JSON, and the names of
-//! the tensors that a quantized one is stored as.
+//! The manifest of a file that `warpweft quantize` wrote, one entry of its metadata as JSON, and the names of the
+//! tensors that a quantized one is stored as.
 //!
 //! ```json
 //! {"version": 2, "written_by": "warpweft 0.1.0", "format": "nvfp4_2d", "via": "none",
@@ -25,7 +25,7 @@ pub const KEY: &str = "warpweft_quantized";
 /// The newest version, which is written.
 pub const VERSION: u32 = 2;
 
-/// What is quantized, and how.
+/// A manifest: the quantized tensors of a file, and their formats.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -122,7 +122,7 @@ impl Manifest {
         Self { version: VERSION, written_by, format, via, tensors: BTreeMap::new() }
     }
 
-    /// What the text of a file says.
+    /// Reads the text of a file.
     ///
     /// # Errors
     /// Why it cannot be used.
@@ -136,7 +136,7 @@ impl Manifest {
     }
 }
 
-/// Why a manifest cannot be used. In which file it is says whoever asked.
+/// A problem with a manifest. The caller adds the file's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ManifestError {
     /// What the parser says of it.

@@ -12,7 +12,7 @@ use warpweft_base::errors::{listed, shown};
 use warpweft_base::id::StateId;
 use warpweft_plan::compute::{Optimizer, Surface};
 
-/// What updated the weights of a checkpoint.
+/// The optimizer that updated the weights of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

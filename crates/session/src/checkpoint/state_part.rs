@@ -5,7 +5,7 @@ use std::fmt;
 use warpweft_base::id::StateId;
 use warpweft_plan::layout::StateLayout;
 
-/// What the optimizer keeps of every element of a weight.
+/// A kind of state that is kept for every element of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StatePart {

@@ -86,7 +86,7 @@ impl std::fmt::Display for Prefetch {
     }
 }
 
-/// How ranks are arranged.
+/// The mesh of ranks: replicas, in HSDP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MeshAxes {
@@ -102,7 +102,7 @@ impl Default for MeshAxes {
     }
 }
 
-/// Whether a session chooses when gathers start by what its first steps take.
+/// Live tuning: a session chooses when gathers start by the time of its first steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tune {
@@ -125,7 +125,7 @@ impl Tune {
     pub const MOST_STEPS: u32 = 20;
 }
 
-/// How much transient memory a plan may use.
+/// The memory budget: the most transient memory a plan may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
@@ -139,7 +139,7 @@ pub struct Memory {
     pub budget: Option<ByteSize>,
 }
 
-/// Whether a step is captured once and replayed.
+/// The capture of steps: as CUDA graphs, on GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Capture {

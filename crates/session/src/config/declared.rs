@@ -21,7 +21,7 @@ use warpweft_base::whole_file::regular;
 /// Largest number that an item of a list may be repeated for.
 const MOST_NUMBERED: u64 = 65_535;
 
-/// What a key takes.
+/// The type of a key's value.
 #[derive(Clone, Copy, Debug)]
 pub enum Takes {
     /// A whole number in a range, both ends included.
@@ -72,8 +72,8 @@ pub trait Rules {
     }
 }
 
-/// What a TOML file declares: a [`Cluster`](crate::cluster::Cluster), a [`Decoder`](warpweft_plan::model::Decoder), a
-/// [`CallList`](super::CallList).
+/// A value that a TOML file declares: a [`Cluster`](crate::cluster::Cluster), a
+/// [`Decoder`](warpweft_plan::model::Decoder), a [`CallList`](super::CallList).
 pub trait Declared: Sized {
     /// Reads a text; `source_name` is what errors call it.
     ///

@@ -33,8 +33,9 @@ impl Config {
         text
     }
 
-    /// What makes this configuration of the default one, and of the file it was loaded from: keys that are not as by
-    /// default, and those that were set over the file. As TOML without tables but those of rules, which come last.
+    /// The changes that make this configuration of the default one, and of the file it was loaded from: keys that are
+    /// not as by default, and those that were set over the file. As TOML without tables but those of rules, which come
+    /// last.
     #[doc(hidden)]
     pub fn changes(&self) -> String {
         let mut text = String::new();

@@ -7,7 +7,7 @@ use super::origin::Origin;
 use warpweft_base::errors::{shown, shown_path, shown_text};
 use warpweft_plan::model::DeclareError;
 
-/// Why a configuration was refused. Nothing of it was used.
+/// An error of a configuration. Nothing of it was used.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {

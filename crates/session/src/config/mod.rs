@@ -85,7 +85,7 @@ use serde::{Deserialize, Serialize};
 use warpweft_plan::model::{DeclareError, Mesh};
 use warpweft_plan::policy;
 
-/// All that can be chosen about a session, apart from the model and its step programs.
+/// The configuration of a session: every choice apart from the model and its step programs.
 ///
 /// Built by [`Config::load`], or in code by `Config { check: true, ..Config::default() }`; a
 /// session validates both alike.

@@ -1,4 +1,4 @@
-//! OptimizerConfig settings: Adam, its state, and the quantization of new masters.
+//! Settings of the optimizer: Adam, its state, and the quantization of new masters.
 //!
 //! Law: as of [`super::choices`]: plain data, judged by [`Config::validate`](super::Config::validate).
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use warpweft_format::{AmaxChoice, Via};
 use warpweft_plan::policy::{AdamMode, Masters, Moments};
 
-/// Where the scale of a weight in a per-tensor FP8 format comes from.
+/// The source of the scale of a weight in a per-tensor FP8 format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -20,7 +20,7 @@ pub enum Scaling {
     Delayed,
 }
 
-/// How masters become quantized weights.
+/// Quantization of masters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Quantize {
@@ -46,7 +46,8 @@ impl Default for Quantize {
     }
 }
 
-/// Adam, or what stands in its place, and clipping. All numbers are used as f32, and validated as such.
+/// The optimizer, Adam unless a custom one takes its place, and gradient clipping. All numbers are used as f32, and
+/// validated as such.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {

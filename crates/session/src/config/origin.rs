@@ -9,7 +9,7 @@ use super::Config;
 use super::keys::{self, Entry};
 use warpweft_base::errors::{shown, shown_path};
 
-/// Where the value of a key came from.
+/// The origin of a key's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Origin {

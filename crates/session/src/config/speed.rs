@@ -3,7 +3,7 @@
 //! Law: the bounds are wide, for they are there to refuse numbers whose power of ten was forgotten: such a number
 //! would make times that no clock holds.
 
-/// What is admitted as so much per second.
+/// The range of a speed, in units per second.
 #[derive(Clone, Copy, Debug)]
 pub struct Speed {
     /// What there is so many of in a second.

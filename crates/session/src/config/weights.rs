@@ -45,7 +45,7 @@ pub struct WeightRule {
     pub frozen: Option<bool>,
 }
 
-/// What the rules say about one weight; `None` leaves its declaration as it is.
+/// The settings of one weight by the rules; `None` leaves its declaration as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WeightSettings {
     /// Its format.
@@ -65,7 +65,7 @@ pub struct WeightSettings {
 }
 
 impl Config {
-    /// What the rules say about the weight of this name.
+    /// The settings of the weight of this name, by the rules.
     pub fn weight_settings(&self, name: &str) -> WeightSettings {
         settings(self.weights.iter().filter(|rule| pattern_matches(&rule.pattern, name)))
     }

@@ -1,4 +1,4 @@
-//! When a step is issued, captured or replayed: one state machine.
+//! The state machine of captures: whether a step is issued, captured or replayed.
 //!
 //! **EX-3** A plan is captured only after a step of it has completed on all ranks and no closure failed in
 //! it. Its first step runs eagerly (*cold*: caches fill, lazy handles are made), and so do later ones until
@@ -9,7 +9,7 @@
 
 use super::Captured;
 
-/// Whether steps are captured.
+/// The mode of captures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CaptureMode {
     /// Every step is issued anew.
@@ -19,7 +19,7 @@ pub enum CaptureMode {
     Captured,
 }
 
-/// What to do for the coming step.
+/// The action for the coming step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Issue it.
@@ -53,7 +53,7 @@ impl<G> Capture<G> {
         }
     }
 
-    /// What the coming step does.
+    /// The action for the coming step.
     #[must_use]
     pub const fn action(&self) -> Action {
         match self {

@@ -22,7 +22,7 @@ pub struct Stray {
     pub found: FoundValue,
 }
 
-/// That training cannot go on from what a rank holds.
+/// Divergence on a rank: state from which training cannot go on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Diverged {
     /// The first value of the rank's own rows; `None` if none of them is one, and another rank of the replica has

@@ -15,7 +15,7 @@ use warpweft_plan::layout::Content;
 use warpweft_plan::op::Vote;
 use warpweft_plan::plan::StepPlan;
 
-/// What one rank knows of gradients of a step.
+/// One rank's findings about gradients of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gradients {
     /// What its calls wrote.

@@ -23,9 +23,9 @@ pub struct Handover {
     /// Per program, per buffer: bytes of inputs and outputs, micro-batch after micro-batch; empty for internal
     /// buffers. Plans of one name are one program.
     pub staged: Vec<Vec<Vec<u8>>>,
-    /// How the last step ended.
+    /// The end of the last step.
     pub last: LastStep,
-    /// What the last step took.
+    /// The times of the last step.
     pub times: StepTimes,
     /// Weights and state that go out or come in whole.
     pub transfer: Transfer,

@@ -13,7 +13,7 @@ use warpweft_backend::Backend;
 use warpweft_base::id::{ActorId, PieceId, RankId, TaskId};
 use warpweft_plan::plan::{BoundaryState, Pieces, StepPlan};
 
-/// The actors of one plan on one rank, and what drives them.
+/// The pump: the actors of one plan on one rank, driven in place.
 #[derive(Debug)]
 pub struct Pump<B: Backend> {
     rank: RankId,

@@ -24,7 +24,7 @@ use warpweft_plan::plan::StepPlan;
 pub(super) const DIFFERENT_CHECKPOINTS: &str =
     "processes were given different checkpoints; give every process the same";
 
-/// How a step ended on one rank.
+/// The report of a step from one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankReport {
     /// The fault of its closures.

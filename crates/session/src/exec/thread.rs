@@ -40,7 +40,7 @@ pub enum Command {
     CompareReplicas,
 }
 
-/// What a rank answers.
+/// The reply of a rank to a command.
 #[derive(Debug)]
 pub struct Reply {
     /// The rank that answers.
@@ -49,7 +49,7 @@ pub struct Reply {
     pub outcome: Result<(), ExecError>,
 }
 
-/// Where all ranks of a session put their replies.
+/// The replies of all ranks of a session.
 #[derive(Debug)]
 pub struct Inbox {
     replies: ArrayQueue<Reply>,

@@ -159,7 +159,7 @@ impl Session {
         Ok(&self.programs[self.position(program)?.index()].plan)
     }
 
-    /// What the session tried and chose, if its configuration requests trials (`tune.steps`).
+    /// The trials and the choice of a session whose configuration requests trials (`tune.steps`).
     #[must_use]
     pub const fn tuning(&self) -> Option<&Tuning> {
         self.tuning.as_ref()
@@ -177,7 +177,7 @@ impl Session {
         self.rendezvous.own()
     }
 
-    /// What the session runs on, and whether its link is paced.
+    /// The device that the session runs on, and whether its link is paced.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device

@@ -12,7 +12,7 @@ use super::timeline::{LaneKind, Slice, Timeline, hull};
 use warpweft_base::id::{RankId, TaskId};
 use warpweft_base::time::{Interval, Nanoseconds};
 
-/// Where the time of one step of one rank went.
+/// The time of one step of one rank, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepExposure {
     /// The rank.

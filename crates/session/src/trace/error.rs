@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{LaneId, RankId, TaskId};
 
-/// Why a trace could not be recorded, written, read or drawn.
+/// An error of recording, writing, reading or drawing a trace.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TraceError {

@@ -24,7 +24,7 @@ pub(super) const DERIVED: &str = "derived";
 /// The category of arrows.
 pub(super) const ARROW: &str = "arrow";
 
-/// What went into a trace file.
+/// The counts of a written trace file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Written {

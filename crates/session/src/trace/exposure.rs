@@ -11,7 +11,8 @@ use std::iter::Sum;
 
 use warpweft_base::time::{Interval, Nanoseconds, coalesce, measure};
 
-/// Where the time of one step of one rank went. Lengths of several steps or ranks may be summed.
+/// The time of one step of one rank: compute, communication, and the exposed part. Lengths of several steps or ranks
+/// may be summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exposure {
     /// The whole step.

@@ -47,7 +47,7 @@ pub struct HostTrace {
     shared: Shared,
 }
 
-/// Where one thread of a rank records. Cheap to clone and to send to that thread.
+/// The host lane of one thread of a rank, on which it records. Cheap to clone and to send to that thread.
 #[derive(Clone)]
 pub struct HostLane {
     subscribers: Subscribers,

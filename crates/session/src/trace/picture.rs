@@ -40,7 +40,7 @@ const STEP_FONT: Font = Font::new(10.0, MUTED, Anchor::Start);
 const TICK_FONT: Font = Font::new(11.0, MUTED, Anchor::Middle);
 const LEGEND_FONT: Font = Font::new(11.0, TEXT, Anchor::Start);
 
-/// How to draw a timeline.
+/// A picture of a timeline: options of drawing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TimelinePicture {
     /// What stands above it.

@@ -22,7 +22,7 @@ use super::timeline::{
 use super::totals::{HostLaneTotal, HostThread};
 use warpweft_base::id::{LaneId, RankId, TaskId};
 
-/// What a trace file holds.
+/// The content of a trace file.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct TraceFile {

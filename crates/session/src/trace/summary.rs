@@ -20,7 +20,7 @@ use warpweft_base::time::{Interval, Nanoseconds, coalesce, measure};
 /// How many of the longest slices a summary keeps, one for each name.
 const LONGEST: usize = 8;
 
-/// How busy one lane was.
+/// The busy time of one lane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaneSummary {
     /// The lane.
@@ -31,7 +31,7 @@ pub struct LaneSummary {
     pub busy: Nanoseconds,
 }
 
-/// Where the time of one rank went.
+/// The time of one rank, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankSummary {
     /// The rank.
@@ -42,7 +42,7 @@ pub struct RankSummary {
     pub exposure: Exposure,
 }
 
-/// Where the time of the steps of one program went.
+/// The time of the steps of one program, by kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramSummary {
     /// Its name.

@@ -14,7 +14,7 @@ use warpweft_base::time::{Interval, Nanoseconds};
 /// Names of slice arguments that the trace keeps for itself.
 pub(super) const RESERVED: &[&str] = &["step", "task", "collective", "first_rank"];
 
-/// What a lane is for.
+/// The purpose of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LaneKind {
     /// Forward and backward closures, and the dequantizing that feeds them.
@@ -103,7 +103,7 @@ pub struct ArrowEnd {
     pub step: u64,
 }
 
-/// Why one slice waited for another.
+/// The reason why one slice waited for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ArrowKind {
     /// It reads the slot that the other filled.

@@ -1,4 +1,4 @@
-//! The decision about a trial, for people.
+//! The printed decision about a trial.
 //!
 //! Law: one line a trial, with what decided.
 
@@ -7,7 +7,7 @@ use std::fmt;
 use super::trial::Candidate;
 use warpweft_plan::policy::ByteSize;
 
-/// One trial and what was made of it.
+/// A decision: one trial, and its verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Decision {
@@ -19,7 +19,7 @@ pub struct Decision {
     pub verdict: Verdict,
 }
 
-/// What was made of a trial.
+/// The verdict about a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {

@@ -5,7 +5,7 @@
 use crate::config::Tune;
 use warpweft_plan::plan::GatherStart;
 
-/// What a tuner may spend.
+/// The limits of a tuner: steps and memory.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// Most transient bytes per rank; no limit if there is none.
@@ -27,7 +27,7 @@ impl Default for Limits {
     }
 }
 
-/// What to try.
+/// A candidate to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// The policy.
@@ -38,7 +38,7 @@ pub struct Candidate {
     pub steps: u32,
 }
 
-/// What came of a trial.
+/// The outcome of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TrialOutcome {
     /// It ran.
@@ -55,7 +55,7 @@ pub enum TrialOutcome {
     },
 }
 
-/// The best so far.
+/// The best candidate so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Choice {

@@ -8,7 +8,7 @@ use crate::config::{ConfigError, Tune};
 use warpweft_base::median::lower_median;
 use warpweft_plan::plan::GatherStart;
 
-/// The state machine.
+/// The tuner's state machine.
 #[derive(Clone, Debug)]
 pub struct Tuner {
     limits: Limits,
@@ -62,7 +62,7 @@ impl Tuner {
         })
     }
 
-    /// What to try next; `None` once the choice is frozen. Asking again without a report gives the same.
+    /// The candidate to try next; `None` once the choice is frozen. Asking again without a report gives the same.
     pub fn next_trial(&mut self) -> Option<Candidate> {
         if self.requested.is_some() {
             return self.requested;

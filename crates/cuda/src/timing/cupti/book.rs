@@ -1,4 +1,4 @@
-//! What a bound plan needs of CUPTI: which of its tasks is enqueuing, which captured what, and when they ran.
+//! The CUPTI book of a bound plan: the task that is enqueuing, the task of each captured node, and their times.
 //!
 //! Law: a task of a book is named by its number in the plan; two plans, or one plan bound twice, have two books.
 

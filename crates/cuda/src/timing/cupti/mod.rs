@@ -1,4 +1,4 @@
-//! When tasks ran, as CUPTI saw the devices: activities of kernels, copies and memory sets, with begin and end.
+//! Task times from CUPTI: activities of kernels, copies and memory sets, with begin and end.
 //!
 //! Laws:
 //! - **CU-1** An activity belongs to at most one task: a replayed one by the node of the graph it ran as, an

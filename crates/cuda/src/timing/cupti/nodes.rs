@@ -1,4 +1,4 @@
-//! Which nodes of a capture a task added.
+//! The nodes that a task added to a capture.
 //!
 //! Law: a rank enqueues one task after the other, on one thread, and only that thread adds to its capture.
 //! So what is in the graph after a task and was not there before belongs to the task, on whatever stream a

@@ -1,4 +1,4 @@
-//! Which task of which bound plan, as one number that CUPTI carries for us.
+//! A task of a bound plan as one number, which CUPTI carries for us.
 
 use warpweft_base::id::TaskId;
 

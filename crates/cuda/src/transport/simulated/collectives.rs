@@ -1,5 +1,5 @@
-//! What every collective leaves on every rank, by every transport, for every group of a mesh, computed from
-//! the arenas as they were.
+//! The result of every collective on every rank, by every transport, for every group of a mesh, computed from the
+//! arenas as they were.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! What one rank does in a collective: what takes no multiprocessor, and which rank sends what to which.
+//! The stages of a collective on one rank: work without a multiprocessor, and the transfers between ranks.
 
 use super::{Memory, home, hosts};
 use crate::DeviceAddress;

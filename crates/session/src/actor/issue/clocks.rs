@@ -1,4 +1,4 @@
-//! What each lane is known to run after: vector clocks of the step being issued.
+//! Vector clocks of the step being issued: the tasks that each lane is known to run after.
 //!
 //! Law: they advance by lane order, fences and joins of all lanes alone. A point is covered for a lane if
 //! these already make what is issued there next run after it.

@@ -1,4 +1,4 @@
-//! How the weight of a linear layer is encoded, in the engines' terms.
+//! Encodings of a linear layer's weight, in the engines' terms.
 
 use warpweft_format::{Format, Fp8Element, Fp8Tile};
 

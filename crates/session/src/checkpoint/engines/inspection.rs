@@ -1,4 +1,4 @@
-//! What a model's folder that engines load is: its layers, and the scale groups that an engine would decode wrongly.
+//! Inspection of a model's folder for engines: its layers, and the scale groups that an engine would decode wrongly.
 //!
 //! Law: nothing but headers and scales of tensors is read. Two layers of a group mismatch where their scales of the
 //! tensor differ in any bit, for an engine takes one of them for both.

@@ -40,7 +40,7 @@ const CONV1D: &str = "a Conv1D as GPT-2 has it, which is transposed,";
 /// Last parts of names of stacks of experts that engines know one by one.
 const STACKS: [&str; 6] = ["w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"];
 
-/// Why a tensor is left as it is.
+/// The reason why a tensor is not quantized.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum LeftAlone {
@@ -84,7 +84,7 @@ impl fmt::Display for LeftAlone {
     }
 }
 
-/// What a rule says of the tensors that its pattern matches: a format, or `None` to keep them.
+/// A rule for the tensors that its pattern matches: a format, or `None` to keep them.
 pub type LayerRule = (String, Option<Format>);
 
 /// The weights of linear layers in one tensor.

@@ -80,7 +80,7 @@ pub use report::{ConvertedLayer, EngineReport, ScaleGroup};
 pub(super) use weights::dimensions;
 pub use weights::{PlainTensor, PlainWeights};
 
-/// How a model is converted for inference engines.
+/// Options of converting a model for inference engines.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EngineOptions {

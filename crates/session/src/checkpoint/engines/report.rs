@@ -7,7 +7,7 @@ use warpweft_format::{Format, Shape};
 use super::linears::LeftAlone;
 use super::weights::PlainTensor;
 
-/// What a conversion did.
+/// The report of a conversion.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct EngineReport {

@@ -73,7 +73,7 @@ impl<'a> Listed<'a> {
     }
 }
 
-/// What is no weight among the tensors of a file or a model.
+/// The tensors of a file or a model that are no weights.
 #[derive(Debug, Default)]
 pub struct NotWeights {
     /// Such tensors by name, with what the file *is* for having them.
@@ -81,7 +81,7 @@ pub struct NotWeights {
 }
 
 impl NotWeights {
-    /// What is no weight among `tensors`, of files about which this is `stated`.
+    /// Those among `tensors`, of files about which this is `stated`.
     pub fn of<'a>(tensors: impl IntoIterator<Item = Listed<'a>>, stated: &Stated) -> Self {
         let tensors: Vec<Listed<'a>> = tensors.into_iter().collect();
         let mut found = Self::default();

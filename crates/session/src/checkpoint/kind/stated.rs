@@ -17,7 +17,7 @@ const METHODS: [&str; 2] = ["quant_method", "quant_algo"];
 /// More than a `config.json` takes. A longer one is not read.
 const LONGEST: u64 = 1 << 24;
 
-/// What is said about files of tensors.
+/// Statements about files of tensors.
 #[derive(Clone, Debug, Default)]
 pub struct Stated {
     /// Who says that the model is quantized, and as what.
@@ -30,7 +30,7 @@ pub struct Stated {
 const PART: &str = "warpweft_part";
 
 impl Stated {
-    /// What the metadata of the file `path`, by their keys, and the files beside it say.
+    /// The statements of the metadata of the file `path`, by their keys, and of the files beside it.
     pub fn of<'a>(path: &Path, metadata: impl IntoIterator<Item = &'a String>) -> Self {
         let (mut of_metadata, mut is_part) = (None, false);
         for key in metadata {
@@ -42,7 +42,7 @@ impl Stated {
         Self { quantized: beside(path).or(of_metadata), is_part }
     }
 
-    /// What this or the other one says, as the files of one model.
+    /// The statements of both, as the files of one model.
     pub fn or(self, other: Self) -> Self {
         Self { quantized: self.quantized.or(other.quantized), is_part: self.is_part || other.is_part }
     }

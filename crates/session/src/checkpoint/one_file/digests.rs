@@ -63,7 +63,7 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// What a file says in its metadata.
+    /// The digests in a file's metadata.
     ///
     /// # Errors
     /// As [`compare_metadata`].

@@ -18,7 +18,7 @@ use warpweft_format::DelayedState;
 
 pub use shard::{MasterRows, ShardPlanes, WeightShard};
 
-/// Which save a part is of. No two saves have the same one, but for a chance of 2^-64.
+/// The identity of a save, which all its parts have. No two saves have the same one, but for a chance of 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SaveId(u64);
 
@@ -48,11 +48,11 @@ impl FromStr for SaveId {
     }
 }
 
-/// Whoever takes long for a part calls it between two pieces of its work, which tells the other ranks to wait on.
+/// A heartbeat: whoever takes long for a part calls it between two pieces of its work, so that the other ranks wait on.
 /// Its error ends the work.
 pub type Alive<'a> = dyn Fn() -> io::Result<()> + 'a;
 
-/// What a rank hands out. An error of any of these ends the part; the rank knows why.
+/// The state that a rank hands out. An error of any of these ends the part; the rank knows why.
 pub trait RankState {
     /// The rank.
     fn rank(&self) -> RankId;
@@ -95,7 +95,7 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     fn withdraw(&self, save: SaveId, rank: RankId);
 }
 
-/// Why parts did not become a checkpoint.
+/// The reason why parts did not become a checkpoint.
 #[derive(Clone, Debug)]
 pub enum Incomplete {
     /// There is none, so parts are withdrawn.
@@ -104,7 +104,7 @@ pub enum Incomplete {
     Uncertain(CheckpointError),
 }
 
-/// What a rank takes in: its own rows of every weight, and its carried buffers.
+/// The part of a checkpoint that a rank imports: its own rows of every weight, and its carried buffers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankPart {
     /// Its rows of every weight.

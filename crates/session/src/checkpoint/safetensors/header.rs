@@ -132,7 +132,7 @@ impl Header {
         &self.tensors
     }
 
-    /// What the file says of itself.
+    /// The file's metadata.
     #[must_use]
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata

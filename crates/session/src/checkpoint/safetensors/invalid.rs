@@ -8,7 +8,7 @@ use std::io;
 use warpweft_base::debug_in_words;
 use warpweft_base::errors::shown;
 
-/// Why a file is not a valid safetensors file.
+/// The reason why a file is not a valid safetensors file.
 ///
 /// Places in the header count from the first byte of the file, those of tensors from the end of the header,
 /// as in the header itself.
@@ -39,7 +39,7 @@ pub enum Invalid {
     Header(String),
 }
 
-/// Why a file of tensors is not read or written.
+/// An error of reading or writing a file of tensors.
 #[derive(thiserror::Error)]
 pub enum TensorFileError {
     /// The file system refused; by [`io::ErrorKind::InvalidInput`] what is no regular file.

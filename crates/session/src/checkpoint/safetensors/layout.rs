@@ -1,5 +1,4 @@
-//! Where the tensors of a file that is to be written will lie: decided from names, dtypes and shapes, before any byte
-//! is written.
+//! The layout of a file of tensors before it is written, from names, dtypes and shapes.
 //!
 //! Tensors are sorted by dtype, wider elements first, then by name: the order of the safetensors library, which
 //! aligns every tensor to its element when the file is mapped. They may be written in any order.

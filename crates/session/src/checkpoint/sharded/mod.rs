@@ -121,7 +121,7 @@ pub struct PartFiles {
     state: Option<String>,
 }
 
-/// What a sharded checkpoint says of itself.
+/// The description of a sharded checkpoint, from its index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SavedParts {
@@ -178,7 +178,7 @@ impl PartFiles {
         Index::is_there(&self.folder)
     }
 
-    /// What the checkpoint says of itself. Reads the index and no part.
+    /// The description of the checkpoint. Reads the index and no part.
     ///
     /// # Errors
     /// [`CheckpointError::Parts`] when there is no checkpoint in the folder, or its index is damaged.

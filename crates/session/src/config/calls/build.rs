@@ -1,4 +1,4 @@
-//! From a file of calls to weights and calls.
+//! Builds weights and calls from a file of calls.
 //!
 //! Law: items are declared in the order of the file. Whatever is refused is reported with the key of the item,
 //! and nothing is kept. Gradients of frozen weights are left out, and nothing else.

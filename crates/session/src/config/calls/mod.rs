@@ -71,7 +71,7 @@ impl CallList {
         text.parse::<toml::Table>().is_ok_and(lists)
     }
 
-    /// What it is called.
+    /// Its name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.file.name

@@ -1,4 +1,4 @@
-//! What a list of calls declares, and the error where it cannot.
+//! Declarations of lists of calls, and the errors where there can be none.
 
 use super::*;
 use warpweft_format::{ElementType, Orientation};

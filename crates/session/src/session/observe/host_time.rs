@@ -11,7 +11,7 @@ use crate::exec::Handover;
 use warpweft_backend::HostSplit;
 use warpweft_base::id::RankId;
 
-/// Where the host's time of one step went ([`Session::split_host_time`](crate::session::Session::split_host_time)).
+/// The host time of one step, by kind of work ([`Session::split_host_time`](crate::session::Session::split_host_time)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostTime {

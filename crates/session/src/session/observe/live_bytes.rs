@@ -1,4 +1,4 @@
-//! What a rank's transient memory held during a step, as counters of a trace.
+//! Transient memory of a rank during a step, as counters of a trace.
 //!
 //! Law: a slot is live from the begin of the first task that touches it to the end of the last, by the times
 //! that the backend measured. Slots, bytes and who touches them are the plan's; no device is queried.

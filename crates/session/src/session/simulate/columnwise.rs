@@ -10,10 +10,10 @@ use warpweft_plan::model::StepProgram;
 use warpweft_plan::op::Op;
 use warpweft_plan::plan::{Costs, PlanError, StepPlan};
 
-/// How many transient bytes `plan` saves by deriving columnwise planes on demand over keeping them from their
-/// gather on; 0 for a plan that keeps them or needs none, and `None` where one that keeps them would not fit
-/// the budget. It is of `program`, planned as `config` says, and so is the plan that it is compared with, which
-/// is made here. `costs` are those that it was planned with, if not the configuration's.
+/// The transient bytes that `plan` saves by deriving columnwise planes on demand over keeping them from their gather
+/// on; 0 for a plan that keeps them or needs none, and `None` where one that keeps them would not fit the budget. It is
+/// of `program`, planned as `config` says, and so is the plan that it is compared with, which is made here. `costs` are
+/// those that it was planned with, if not the configuration's.
 ///
 /// # Errors
 /// As [`plan_program`](crate::session::plan_program).

@@ -27,7 +27,7 @@ use warpweft_plan::layout::LaneKind;
 use warpweft_plan::model::{Call, Mesh, StepProgram};
 use warpweft_plan::plan::{Costs, StepPlan};
 
-/// What a simulated step came to.
+/// The result of simulating a step.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Simulation {

@@ -1,4 +1,4 @@
-//! What a session refuses before it plans: backends that are no world, or none that the configuration means.
+//! Checks before a session plans: its backends are one world, and the one that the configuration means.
 
 use std::sync::Arc;
 

@@ -11,8 +11,8 @@ use crate::session::SessionError;
 use warpweft_backend::BackendError;
 use warpweft_plan::plan::Costs;
 
-/// What tasks take for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are
-/// captured or not as it says.
+/// The costs of tasks for `ranks` ranks of `cluster`, in as many replicas as `config` says, where steps are captured or
+/// not as it says.
 ///
 /// # Errors
 /// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Backend`] when the

@@ -1,4 +1,4 @@
-//! From configuration to the settings of planner, runner and optimizer.
+//! Settings of planner, runner and optimizer, from the configuration.
 //!
 //! Law: a configuration is turned into a policy in this file only, by callers that have validated it. A policy is
 //! not all that a configuration says of a plan, so a user has no use for these and they are hidden from its docs.

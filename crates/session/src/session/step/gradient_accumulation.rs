@@ -113,7 +113,7 @@ impl Session {
         })
     }
 
-    /// How many steps' gradients are accumulated, and not used by the optimizer yet.
+    /// The number of steps whose gradients are accumulated, and not used by the optimizer yet.
     #[must_use]
     pub const fn accumulated(&self) -> u32 {
         self.sum.steps

@@ -95,7 +95,7 @@ impl Session {
         Ok(())
     }
 
-    /// What was set for all weights.
+    /// The hyperparameters of all weights.
     #[must_use]
     pub const fn hyperparameters(&self) -> Hyperparameters {
         self.scheduled.all

@@ -28,7 +28,7 @@ pub struct NonFiniteGradient {
     pub made_by: MadeBy,
 }
 
-/// Where a value of a gradient comes from that is not finite.
+/// The origin of a non-finite value of a gradient.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum MadeBy {

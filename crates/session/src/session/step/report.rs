@@ -19,7 +19,7 @@ use warpweft_plan::model::{BufferSpec, Role};
 use warpweft_plan::op::Vote;
 use warpweft_plan::plan::{PlanBounds, StepPlan};
 
-/// How a step ended. There are four ways; what is reported of one may become more.
+/// The outcome of a step. There are four; what is reported of one may become more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Outcome {
     /// The optimizer rewrote the weights.
@@ -50,7 +50,7 @@ pub enum Outcome {
     },
 }
 
-/// Why steps of a program are issued although the configuration requests a capture.
+/// The reason why steps of a program are issued although the configuration requests a capture.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NotCaptured {

@@ -39,8 +39,8 @@ use warpweft_base::id::ProgramId;
 use warpweft_plan::model::StepProgram;
 use warpweft_plan::plan::{Costs, StepPlan};
 
-/// How a session tunes itself: what it tried, and what it chose. Its text is a table of the trials with the
-/// configuration to paste.
+/// Live tuning of a session: its trials, and its choice. Its text is a table of the trials with the configuration to
+/// paste.
 ///
 /// Each trial has its own places for gathered planes, gradients and transient buffers: a closure that keeps
 /// addresses from step to step may do so once [`Tuning::is_frozen`].
@@ -187,7 +187,7 @@ impl Tuning {
         &self.chosen.name
     }
 
-    /// What is being tried, if a trial is under way.
+    /// The candidate of the trial that is under way, if one is.
     #[must_use]
     pub const fn trial(&self) -> Option<Candidate> {
         match &self.stage {

@@ -1,4 +1,4 @@
-//! Trials as people read them.
+//! The printed table of trials.
 //!
 //! Law: one row a trial with what decided; below it lines that load as a configuration and make the same plan
 //! again.

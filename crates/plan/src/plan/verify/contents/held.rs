@@ -1,4 +1,4 @@
-//! What a slot holds, as a symbol.
+//! The content of a slot, as a symbol.
 //!
 //! Law: a symbol says everything an op may rely on and nothing about numbers. Two slots with equal
 //! symbols hold equal bytes, for every run of the plan with a clean vote.
