@@ -1,6 +1,6 @@
 //! The model: its sizes, its parameters, the activations it keeps, the scratch it reuses.
 //!
-//! Law: this page alone knows the names and shapes. A call (`embedding`, `attention`, `mlp`, `head`)
+//! Law: this file alone knows the names and shapes. A call (`embedding`, `attention`, `mlp`, `head`)
 //! receives slices of exactly these shapes and allocates nothing of its own. Matrices are row-major
 //! `[rows, cols]` with rows = output features; activations are row-major `[tokens, features]`, where
 //! token `b · sequence + t` is position `t` of text `b` of the rank's batch.
@@ -87,7 +87,7 @@ impl Config {
     }
 }
 
-/// How a parameter begins.
+/// The initial values of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Initial {
     /// Uniform around zero with this standard deviation: a matrix, to be sharded.
@@ -170,7 +170,7 @@ pub(crate) fn buffers(config: &Config) -> Vec<BufferSpec> {
     all
 }
 
-/// What calls compute and forget, allocated once per rank. No call reads what another left here.
+/// Scratch memory of calls, allocated once per rank. No call reads what another left here.
 pub(crate) struct Scratch {
     /// `[tokens, width]`: the normalized input of the call.
     pub(crate) normalized: Vec<f32>,

@@ -68,7 +68,7 @@ fn put_moments(rank: &Rank<Device>, slot: SlotId, values: &[f32], moments: Momen
 
 /// AD-4: one value of many, as large as may be, larger, or no number, in a step that is issued and in one that is
 /// replayed. A step that is skipped looks at nothing.
-fn a_master_or_a_moment_that_is_too_large_is_told_once_and_the_largest_is_not() {
+fn a_master_or_a_moment_that_is_too_large_is_reported_once_and_the_largest_is_not() {
     const LENGTH: usize = 5001;
     for (format, via, moments) in [
         (Format::F32, Via::Bf16, Moments::F32),
@@ -131,7 +131,7 @@ fn a_master_or_a_moment_that_is_too_large_is_told_once_and_the_largest_is_not() 
 }
 
 /// AD-4: the square of a gradient that f32 holds, and bf16 does not.
-fn a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_told() {
+fn a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_reported() {
     for moments in [Moments::F32, Moments::Bf16] {
         let mut optimizer = optimizer(1, Format::Bf16, Via::Bf16, moments);
         let plan = &mut optimizer.plan;
@@ -300,7 +300,7 @@ fn block_on(work: impl Future<Output = ()>) {
 }
 
 /// EX-5
-fn a_learning_rate_that_overflows_is_told_by_its_step_in_every_format_and_an_import_heals() {
+fn a_learning_rate_that_overflows_is_reported_by_its_step_in_every_format_and_an_import_heals() {
     for case in cases() {
         within_limit(move || {
             block_on(async move {
@@ -356,7 +356,7 @@ fn one_master_that_overflows_is_named_by_its_rank_row_and_column() {
 }
 
 /// EX-5: of a step whose future was dropped, the next caller gets it.
-fn what_a_dropped_step_left_is_told_to_whoever_asks_next() {
+fn what_a_dropped_step_left_is_reported_to_the_next_caller() {
     let case = Case::plain(Format::Bf16);
     within_limit(move || {
         block_on(async move {
@@ -383,9 +383,9 @@ fn what_a_dropped_step_left_is_told_to_whoever_asks_next() {
 }
 
 bodies! {
-    a_master_or_a_moment_that_is_too_large_is_told_once_and_the_largest_is_not,
-    a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_told,
-    a_learning_rate_that_overflows_is_told_by_its_step_in_every_format_and_an_import_heals,
+    a_master_or_a_moment_that_is_too_large_is_reported_once_and_the_largest_is_not,
+    a_square_that_the_vote_lets_pass_and_bf16_rounds_to_infinity_is_reported,
+    a_learning_rate_that_overflows_is_reported_by_its_step_in_every_format_and_an_import_heals,
     one_master_that_overflows_is_named_by_its_rank_row_and_column,
-    what_a_dropped_step_left_is_told_to_whoever_asks_next,
+    what_a_dropped_step_left_is_reported_to_the_next_caller,
 }

@@ -13,7 +13,7 @@ use crate::on_cpu::OnCpu;
 #[cfg(feature = "cuda")]
 use crate::{on_cuda::OnCuda, print::println};
 
-/// Where ranks compute.
+/// The devices of ranks.
 pub(crate) enum Place {
     Cpu(u32),
     #[cfg(feature = "cuda")]

@@ -78,7 +78,7 @@ fn parting(
 
 /// Sharded weights are compared over the replicas, replicated ones over all ranks.
 #[test]
-fn what_one_rank_holds_otherwise_is_told_by_weight_list_and_two_ranks() {
+fn what_one_rank_holds_otherwise_is_reported_by_weight_list_and_two_ranks() {
     within_a_minute(async {
         for (weight, part, rank, pair) in [
             ("layer1", StatePart::Master, 2, (0, 2)),

@@ -447,7 +447,7 @@ fn a_custom_optimizer_that_computes_adamw_leaves_the_bits_of_the_library_s_own_u
 
 /// EX-5, for what a rule leaves.
 #[test]
-fn a_custom_optimizer_that_leaves_a_value_that_is_not_finite_is_told_by_weight_row_and_column() {
+fn a_custom_optimizer_that_leaves_a_value_that_is_not_finite_is_reported_by_weight_row_and_column() {
     within_a_minute(async {
         let trainer = Trainer::new(2, Format::NVFP4_2D);
         type Rule = fn(Context<'_, '_>) -> Result<(), ComputeError>;

@@ -355,7 +355,7 @@ fn a_part_of_a_custom_optimizer_that_fails_or_panics_or_leaves_something_out_end
 
 /// EX-5. What came of a matrix is checked where it is put into a master.
 #[test]
-fn a_matrix_that_is_not_finite_is_told_by_weight_row_and_column_of_the_master() {
+fn a_matrix_that_is_not_finite_is_reported_by_weight_row_and_column_of_the_master() {
     within_a_minute(async {
         let config = by_matrices(1, "", config(1, Capture::Off, true));
         let trainer = Trainer::refined(2, Format::NVFP4_2D, &config);

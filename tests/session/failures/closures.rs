@@ -65,7 +65,7 @@ fn a_step_in_which_one_rank_fails_and_another_panics_says_that_the_session_is_po
 }
 
 #[test]
-fn of_several_panics_in_one_step_the_first_in_the_order_of_calls_is_told() {
+fn of_several_panics_in_one_step_the_first_in_the_order_of_calls_is_reported() {
     within_a_minute(async {
         let builder = two_calls(Config::default(), |rank, call| match (rank.number(), call) {
             (0, "late") => panic!("too late"),
@@ -91,7 +91,7 @@ fn of_several_panics_in_one_step_the_first_in_the_order_of_calls_is_told() {
 
 /// There is nothing to ask again of a session that is poisoned, nor of one that is closed.
 #[test]
-fn a_dropped_step_in_which_one_rank_fails_and_another_panics_is_told_without_a_wrong_advice() {
+fn a_dropped_step_in_which_one_rank_fails_and_another_panics_is_reported_without_a_wrong_advice() {
     within_a_minute(async {
         for closes in [false, true] {
             let gate = Gate::default();

@@ -117,7 +117,7 @@ fn a_session_ends_even_if_the_rank_the_others_wait_for_could_not_warn_them() {
 
 /// What was issued before the failure is on the lanes, and memory must not go while they work in it.
 #[test]
-fn a_step_that_could_not_be_issued_whole_is_drained_before_it_is_told() {
+fn a_step_that_could_not_be_issued_whole_is_drained_before_it_is_reported() {
     within_a_minute(async {
         for panics in [false, true] {
             let (requested, lanes) = issued_in_part(panics).await;
@@ -198,7 +198,7 @@ fn a_session_that_is_dropped_in_the_middle_of_a_step_ends() {
 }
 
 #[test]
-fn how_a_dropped_step_ended_is_told_by_the_next_report() {
+fn how_a_dropped_step_ended_is_reported_by_the_next_report() {
     within_a_minute(async {
         let (mischief, gate) = (Mischief::default(), Gate::default());
         let mut session = gated(2, &mischief, &gate).await;
@@ -239,7 +239,7 @@ async fn with_a_failed_step_dropped() -> (Session, Mischief) {
 }
 
 #[test]
-fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
+fn a_closure_error_in_a_dropped_step_is_reported_by_the_next_call_once() {
     within_a_minute(async {
         let (mut session, mischief) = with_a_failed_step_dropped().await;
         let error = session.export().await.unwrap_err();
@@ -254,7 +254,7 @@ fn a_closure_error_in_a_dropped_step_is_told_by_the_next_call_once() {
 
 /// The session runs no more, so no message says to ask again, but for what is still to be had.
 #[test]
-fn a_closure_panic_in_a_dropped_step_is_told_once_and_then_the_weights_are_exported() {
+fn a_closure_panic_in_a_dropped_step_is_reported_once_and_then_the_weights_are_exported() {
     within_a_minute(async {
         let (mischief, gate) = (Mischief::default(), Gate::default());
         let mut session = gated(2, &mischief, &gate).await;
@@ -293,7 +293,7 @@ fn a_step_dropped_before_an_earlier_one_ended_has_not_begun() {
 }
 
 #[test]
-fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
+fn a_closure_error_in_a_dropped_step_is_reported_by_closing() {
     within_a_minute(async {
         let (session, _) = with_a_failed_step_dropped().await;
         let error = session.close().await.unwrap_err();
@@ -305,7 +305,7 @@ fn a_closure_error_in_a_dropped_step_is_told_by_closing() {
 }
 
 #[test]
-fn a_capture_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
+fn a_capture_that_fails_on_one_rank_is_reported_and_the_losses_stay_the_same() {
     within_a_minute(async {
         let mut plain = trainer().start(Config::default(), 2).await.unwrap();
         let expected = losses(&mut plain, 2, 0..4).await;
@@ -332,7 +332,7 @@ fn a_capture_that_fails_on_one_rank_is_told_and_the_losses_stay_the_same() {
 
 /// It is said once, so it may not be lost with a step that nobody awaited.
 #[test]
-fn a_capture_that_fails_in_a_dropped_step_is_told_by_the_next_report() {
+fn a_capture_that_fails_in_a_dropped_step_is_reported_by_the_next_report() {
     within_a_minute(async {
         let gate = Gate::default();
         let held = gate.clone();
@@ -358,7 +358,7 @@ fn a_capture_that_fails_in_a_dropped_step_is_told_by_the_next_report() {
 
 /// A step whose closure fails has no report.
 #[test]
-fn a_capture_given_up_in_a_step_whose_closure_failed_is_told_by_the_next_report() {
+fn a_capture_given_up_in_a_step_whose_closure_failed_is_reported_by_the_next_report() {
     within_a_minute(async {
         let (mischief, switch) = (Mischief::default(), Switch::default());
         switch.on();

@@ -49,7 +49,7 @@ fn a_dynamic_call_that_fails_skips_the_step_everywhere_and_the_next_one_goes_on(
 
 /// One rank cannot capture its second segment: all drop what they captured, and say so once.
 #[test]
-fn a_segment_that_one_rank_cannot_record_is_told_and_the_losses_stay_the_same() {
+fn a_segment_that_one_rank_cannot_record_is_reported_and_the_losses_stay_the_same() {
     within_a_minute(async {
         let trainer = trainer(&["f1", "b1"], 1, Format::Bf16);
         let mut plain = trainer.start(config(1, Capture::Off), 2).await.unwrap();

@@ -6,10 +6,10 @@
 //! - **FT-3** neither number is negative, and `b` is above 0. What cannot be fitted so is an error that says
 //!   what to do.
 //!
-//! What is made small is the sum of relative deviations, `Σ |tᵢ − fᵢ| / max(tᵢ, fᵢ)`: every size counts
-//! alike, and a time that is far off counts at most 1. That it is least absolute deviations (Boscovich,
-//! 1757), not least squares, makes it robust. An optimum of absolute deviations lies on two of the points or
-//! on a border, so those candidates alone are tried, all of them: there are few points.
+//! The fit minimizes the sum of relative deviations, `Σ |tᵢ − fᵢ| / max(tᵢ, fᵢ)`: every size counts alike, and a time
+//! that is far off counts at most 1. That it is least absolute deviations (Boscovich, 1757), not least squares, makes
+//! it robust. An optimum of absolute deviations lies on two of the points or on a border, so those candidates alone are
+//! tried, all of them: there are few points.
 
 /// One time: how often it contains `a`, how often `b`.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,4 +1,4 @@
-//! CUDA graphs: a step captured once and launched again.
+//! CUDA graphs: a step captured once and replayed.
 
 pub(crate) mod capture;
 pub(crate) mod keep_alive;

@@ -1,4 +1,4 @@
-//! Values that all ranks of a group combine, each of which gets the outcome.
+//! The all-reduce: the ranks of a group combine their values, and each gets the result.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! A collective that the user declares: what ranks give each other of a buffer.
+//! A collective between calls, which the user declares: ranks exchange parts of a buffer.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! A call of the user's closure, and what its operands are to it.
+//! A call of the user's closure, and the roles of its operands.
 
 use std::collections::HashMap;
 

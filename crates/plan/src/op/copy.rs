@@ -1,4 +1,4 @@
-//! A copy of a slot: how buffers of the host come into a step and leave it.
+//! A copy of a slot, by which buffers of the host come into a step and leave it.
 
 use serde::Serialize;
 

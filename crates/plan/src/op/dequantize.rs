@@ -1,4 +1,4 @@
-//! Values made of planes, for calls that want no planes.
+//! The op that dequantizes planes, for calls that use dense values.
 
 use std::collections::{HashMap, HashSet};
 

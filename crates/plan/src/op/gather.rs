@@ -1,4 +1,4 @@
-//! Gathers of planes, whole or in chunks, and what makes gathered planes whole.
+//! The all-gather of planes, whole or in chunks, and the assemble that completes them.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Amaxes of masters: what scales are made from.
+//! Amaxes of masters, from which scales are made.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! The verdict over a step, and how it is taken.
+//! The vote of all ranks on a step, and its verdict.
 //!
 //! Law: a vote is plain old data whose bytes are the same on the CPU and on a device: fields, order and size are
 //! part of every backend's kernels. No byte is padding.

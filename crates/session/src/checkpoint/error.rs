@@ -1,9 +1,8 @@
 //! Errors of checkpoints and other files of weights.
 //!
-//! Law: an error says what is wrong by its kind, with the file concerned, and what to do in the message. What stands in
-//! a file of somebody else's comes into a message escaped and cut. A kind reaches whoever asked where the rank that
-//! found it is of the same process. To other processes travels the message alone, which arrives as
-//! [`CheckpointError::OtherRank`].
+//! Law: an error says what is wrong by its kind, with the file concerned, and what to do in the message. Text from a
+//! foreign file comes into a message escaped and cut. Within a process the caller gets the error with its kind. Between
+//! processes only the message travels, and it arrives as [`CheckpointError::OtherRank`].
 
 use std::error::Error;
 use std::io;

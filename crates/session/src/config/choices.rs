@@ -1,4 +1,4 @@
-//! The types of the values, with their defaults; those of the optimizer are in [`super::optimizing`].
+//! Values of the configuration: their types and defaults; those of the optimizer are in [`super::optimizing`].
 //!
 //! Plain data: any value of these types can be built, and
 //! [`Config::validate`](super::Config::validate) says which are valid. Text values of enumerations
@@ -17,9 +17,9 @@ pub struct Prefetch {
     /// How many calls ahead a call's weights are gathered, 0 to 64; 0 gathers on demand. 1 by default. Calls that
     /// use no sharded weight do not count.
     pub depth: Option<u32>,
-    /// As early as so many bytes of gathered planes in flight allow.
+    /// As early as this limit on gathered bytes in flight allows.
     pub bytes: Option<ByteSize>,
-    /// By what tasks take.
+    /// Chosen by the durations of tasks.
     pub policy: Option<PrefetchPolicy>,
     /// The most gathered bytes of one collective. Weights of a call share a collective up to this; when not set, all
     /// of them do. A weight of more is cut into chunks of about this size, at most 256, spread over the calls until
@@ -29,7 +29,7 @@ pub struct Prefetch {
     pub cluster: String,
 }
 
-/// Policies that choose by what tasks take.
+/// Policies that choose by the durations of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PrefetchPolicy {
@@ -50,7 +50,7 @@ impl Prefetch {
         Self { depth: Some(depth), ..Self::default() }
     }
 
-    /// So many bytes in flight.
+    /// A limit on gathered bytes in flight.
     #[must_use]
     pub fn bytes(bytes: ByteSize) -> Self {
         Self { depth: None, bytes: Some(bytes), ..Self::default() }
@@ -182,7 +182,7 @@ pub struct TraceOutput {
     pub first_step: u32,
     /// How many steps are recorded, at least 1: a trace of a whole run is too long to look at.
     pub steps: u32,
-    /// What says when tasks ran on a GPU. The CPU backend times its tasks itself.
+    /// The source of task times on a GPU. The CPU backend times its tasks itself.
     pub device: DeviceTimes,
 }
 

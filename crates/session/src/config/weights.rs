@@ -1,4 +1,4 @@
-//! Rules that choose format, placement, reuse, parameter group and whether it trains by the name of a weight.
+//! Rules for weights by name: format, placement, reuse, parameter group, and whether they are frozen.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
@@ -13,7 +13,7 @@ use warpweft_base::pattern::pattern_matches;
 use warpweft_format::Format;
 use warpweft_plan::model::{NonNegative, Placement, Reuse};
 
-/// One rule.
+/// A rule for the weights whose names match a pattern.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightRule {

@@ -20,7 +20,7 @@ const PART_OF_DEADLINE: u32 = 4;
 /// A rank that refuses, and why. What another rank said is [`CheckpointError::OtherRank`]: words travel, not kinds.
 pub type Refusal = (RankId, CheckpointError);
 
-/// What ranks do at a barrier.
+/// The work that ranks do before a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
     SavesItsPart,
@@ -59,7 +59,7 @@ impl Work {
     }
 }
 
-/// What a rank says in a meeting.
+/// The message of a rank in a meeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
     Works,

@@ -31,7 +31,7 @@ pub struct Diverged {
 }
 
 impl Diverged {
-    /// What one rank of another process says.
+    /// Writes the report of one rank for another process.
     pub(super) fn encode(told: Option<&Self>, writer: &mut Writer) {
         let Some(Self { stray }) = told else {
             writer.byte(0);
@@ -47,7 +47,7 @@ impl Diverged {
         }
     }
 
-    /// What [`Diverged::encode`] wrote, in a session of so many weights.
+    /// Reads what [`Diverged::encode`] wrote, in a session of `weights` weights.
     pub(super) fn decode(reader: &mut Reader<'_>, weights: usize) -> Result<Option<Self>, Truncated> {
         if reader.byte()? == 0 {
             return Ok(None);
@@ -64,7 +64,7 @@ impl Diverged {
 }
 
 impl<B: Backend> Rank<B> {
-    /// What there is to tell of the step that has just ended, if it left something to tell.
+    /// The divergence that the step that has just ended left, if any.
     ///
     /// # Errors
     /// What the backend refuses.

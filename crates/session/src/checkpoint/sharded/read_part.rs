@@ -21,7 +21,7 @@ use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
 use warpweft_base::whole_file::regular;
 
-/// What all parts of a save say of themselves, beside whose they are.
+/// The metadata that all parts of a save have in common.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) version: u32,
@@ -31,7 +31,7 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// What the part of a rank says of itself. Those of version 1 do not know their step.
+    /// The metadata of a rank's part. Those of version 1 do not know their step.
     pub(super) fn about(self, rank: RankId) -> Vec<(&'static str, String)> {
         let mut about = vec![
             ("warpweft_part", self.version.to_string()),
