@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::sources::root;
 
 /// The terms that a practitioner searches for. Each must be in the index, and on the page that the index links.
-const TERMS: [&str; 20] = [
+const TERMS: [&str; 38] = [
     "gradient accumulation",
     "custom optimizer",
     "Muon",
@@ -27,6 +27,24 @@ const TERMS: [&str; 20] = [
     "torchrun",
     "memory budget",
     "determinism",
+    "FSDP2",
+    "DeepSpeed",
+    "ZeRO-2",
+    "NVFP4",
+    "MXFP8",
+    "FP8",
+    "prefetch",
+    "overlap",
+    "all-gather",
+    "vLLM",
+    "NCCL",
+    "reduce-scatter",
+    "safetensors",
+    "master weights",
+    "EMA",
+    "gradient checkpointing",
+    "data parallel",
+    "tensor parallelism",
 ];
 
 fn read(page: &Path) -> String {
