@@ -1,7 +1,9 @@
-//! The picture of the crates in ARCHITECTURE.md: each arrow a dependence that cargo knows, and none that follows from
-//! others.
+//! The crates: the picture in ARCHITECTURE.md, and what each needs to be published.
+//!
+//! Law: each arrow of the picture is a dependence that cargo knows, and none follows from others.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::process::Command;
 
 use crate::sources::root;
@@ -16,8 +18,8 @@ fn drawn() -> Arrows {
     arrows.map(|(from, to)| (from.to_owned(), to.to_owned())).collect()
 }
 
-/// The crates of this workspace that each of them depends on, tests apart.
-fn known() -> BTreeMap<String, BTreeSet<String>> {
+/// The packages of this workspace, as cargo knows them.
+fn packages() -> Vec<serde_json::Value> {
     let metadata = Command::new(env!("CARGO"))
         .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
         .current_dir(root())
@@ -25,8 +27,16 @@ fn known() -> BTreeMap<String, BTreeSet<String>> {
         .unwrap();
     assert!(metadata.status.success(), "{}", String::from_utf8_lossy(&metadata.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&metadata.stdout).unwrap();
-    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let packages = metadata["packages"].as_array().unwrap();
+    metadata["packages"].as_array().unwrap().clone()
+}
+
+fn text(value: &serde_json::Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+/// The crates of this workspace that each of them depends on, tests apart.
+fn known() -> BTreeMap<String, BTreeSet<String>> {
+    let packages = packages();
     let names: BTreeSet<String> = packages.iter().map(|package| text(&package["name"])).collect();
     let imported = |package: &serde_json::Value| {
         let dependencies = package["dependencies"].as_array().unwrap().iter();
@@ -60,4 +70,27 @@ fn the_picture_of_the_crates_is_what_cargo_knows() {
     }
     assert!(needed.len() > 5, "{needed:?}");
     assert_eq!(drawn(), needed);
+}
+
+/// What crates.io and docs.rs show of a crate. Its folder has the licences, because a package has no other files.
+#[test]
+fn every_published_crate_has_its_licences_a_description_and_a_target_for_its_pages() {
+    let is_published = |package: &&serde_json::Value| package["publish"].is_null();
+    let packages = packages();
+    let published: Vec<_> = packages.iter().filter(is_published).collect();
+    assert!(published.len() > 9, "{}", published.len());
+    for package in published {
+        let name = text(&package["name"]);
+        let folder = Path::new(package["manifest_path"].as_str().unwrap()).parent().unwrap();
+        for licence in ["LICENSE-APACHE", "LICENSE-MIT"] {
+            assert!(folder.join(licence).is_file(), "{name} has no {licence}");
+        }
+        assert_eq!(text(&package["license"]), "MIT OR Apache-2.0", "{name}");
+        assert!(text(&package["description"]).ends_with('.'), "{name}");
+        for list in [&package["keywords"], &package["categories"]] {
+            assert!((1..=5).contains(&list.as_array().unwrap().len()), "{name}: {list}");
+        }
+        // Without it docs.rs may choose targets that the library refuses.
+        assert_eq!(package["metadata"]["docs"]["rs"]["targets"][0], "x86_64-unknown-linux-gnu", "{name}");
+    }
 }

@@ -1,10 +1,10 @@
 //! The house rules of sources and documents.
 //!
-//! The picture of the crates in ARCHITECTURE.md is what cargo knows (`crates`), a module imports only from a lower row
-//! (`rows`), and every law is listed there, stated in one module, and cited in the test that guards it (`laws`). No
-//! comment is wider than a screen, and the front page has the crate's own first program. Errors end a program readably
-//! (`errors`), and no message is lost (`messages`). The names that users find are a short list (`surface`). Links of the
-//! documents lead somewhere, and the terms of the field to their pages (`documents`).
+//! The picture of the crates in ARCHITECTURE.md is what cargo knows, and each can be published (`crates`), a module
+//! imports only from a lower row (`rows`), and every law is listed there, stated in one module, and cited in the test
+//! that guards it (`laws`). No comment is wider than a screen, and the front page has the crate's own first program.
+//! Errors end a program readably (`errors`), and no message is lost (`messages`). The names that users find are a short
+//! list (`surface`). Links of the documents lead somewhere, and the terms of the field to their pages (`documents`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 

@@ -26,9 +26,9 @@ fn listed(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut before = "";
     for part in code.split("pub use ") {
-        let anothers = before.trim_end().ends_with("#[doc(no_inline)]");
+        let of_another_crate = before.trim_end().ends_with("#[doc(no_inline)]");
         let (list, rest) = if before.is_empty() { ("", part) } else { part.split_once(';').unwrap() };
-        if !anothers && !list.is_empty() {
+        if !of_another_crate && !list.is_empty() {
             let (path, names) = list.split_once('{').unwrap_or_else(|| list.rsplit_once("::").unwrap());
             let names = names.trim_end_matches('}').split(',').map(str::trim).filter(|name| !name.is_empty());
             found.extend(names.map(|name| format!("{}::{name}", path.trim_end_matches("::"))));
