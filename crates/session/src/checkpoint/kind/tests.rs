@@ -1,3 +1,5 @@
+//! The kinds of files of weights, recognized by dtypes, shapes and names.
+
 use super::*;
 
 fn found(tensors: &[(&str, Dtype, &[usize])], stated: &Stated) -> Vec<String> {
