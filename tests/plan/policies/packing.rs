@@ -18,7 +18,7 @@ const SHAPES: [(&str, u32, &str); 4] = [
     ),
     ("uneven", 12, "layers = 7\nhidden = 4608\nffn = 12304\nheads = 36\nkv_heads = 4\nvocabulary = 50257"),
     (
-        "tied, replayed",
+        "tied, recomputed",
         16,
         "layers = 6\nhidden = 2048\nffn = 8192\nheads = 16\nvocabulary = 151936\ntied = true\nreplays = 3",
     ),

@@ -25,7 +25,7 @@ pub(crate) const SHAPES: [(&str, u32, &str); 5] = [
     ),
     ("uneven", 12, "layers = 30\nhidden = 4608\nffn = 12304\nheads = 36\nkv_heads = 4\nvocabulary = 50257"),
     (
-        "tied, replayed",
+        "tied, recomputed",
         16,
         "layers = 24\nhidden = 2048\nffn = 8192\nheads = 16\nvocabulary = 151936\ntied = true\nreplays = 8",
     ),
