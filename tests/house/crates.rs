@@ -87,6 +87,7 @@ fn every_published_crate_has_its_licences_a_description_and_a_target_for_its_pag
         }
         assert_eq!(text(&package["license"]), "MIT OR Apache-2.0", "{name}");
         assert!(text(&package["description"]).ends_with('.'), "{name}");
+        assert_eq!(text(&package["documentation"]), format!("https://docs.rs/{name}"));
         for list in [&package["keywords"], &package["categories"]] {
             assert!((1..=5).contains(&list.as_array().unwrap().len()), "{name}: {list}");
         }
