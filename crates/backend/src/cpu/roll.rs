@@ -18,7 +18,7 @@ use std::sync::Mutex;
 use crate::bell::lock;
 use warpweft_base::id::{CommId, RankId, TaskId};
 use warpweft_plan::layout::Region;
-use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::model::{Group, Mesh, Strides};
 
 /// What a rank is about to do; the same on every rank, or something is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +65,11 @@ impl Roll {
         Self { communicator, mesh, called: Mutex::new(mesh.iter().map(|_| None).collect()) }
     }
 
+    /// The ranks that a group means.
+    pub(super) const fn strides(&self, group: Group) -> Strides {
+        self.mesh.strides(group)
+    }
+
     /// `rank` brings its next collective, one of `group`.
     ///
     /// # Errors
@@ -101,11 +106,7 @@ impl Roll {
 
     /// Whether `peer` is in `rank`'s group.
     fn takes_part(&self, peer: RankId, rank: RankId, group: Group) -> bool {
-        match group {
-            Group::Shard => self.mesh.replica_of(peer) == self.mesh.replica_of(rank),
-            Group::Replicate => self.mesh.shard_of(peer) == self.mesh.shard_of(rank),
-            Group::World => true,
-        }
+        self.strides(group).bring_together(peer, rank)
     }
 
     fn disagreement(&self, (rank, brought): (RankId, &Called), (other, theirs): (RankId, &Called)) -> String {

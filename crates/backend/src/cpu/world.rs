@@ -24,7 +24,7 @@ use crate::bell::lock;
 use crate::clock::Clock;
 use crate::poison::Poison;
 use warpweft_base::id::{CallId, CommId, RankId, WeightId};
-use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::model::{Group, Mesh, Strides};
 
 /// Choices of a CPU world.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -118,17 +118,15 @@ pub(super) struct World {
 #[derive(Debug)]
 struct Communicator {
     roll: Arc<Roll>,
-    /// By group, and the first rank of the group.
-    places: BTreeMap<(Group, RankId), Arc<Rendezvous>>,
+    /// By the strides of a group, and the first rank of the group.
+    places: BTreeMap<(Strides, RankId), Arc<Rendezvous>>,
 }
 
 /// Where one rank meets the others of one communicator.
 #[derive(Debug)]
 pub(super) struct Places {
     roll: Arc<Roll>,
-    shard: Arc<Rendezvous>,
-    replicate: Arc<Rendezvous>,
-    world: Arc<Rendezvous>,
+    of: BTreeMap<Strides, Arc<Rendezvous>>,
 }
 
 impl Places {
@@ -144,16 +142,13 @@ impl Places {
         poison: &Poison,
     ) -> Result<&Rendezvous, BackendError> {
         self.roll.call(rank, group, ticket).map_err(|reason| poison.set(reason))?;
-        Ok(match group {
-            Group::Shard => &self.shard,
-            Group::Replicate => &self.replicate,
-            Group::World => &self.world,
-        })
+        let place = self.of.get(&self.roll.strides(group));
+        place.map(|place| &**place).ok_or_else(|| poison.set(format!("{group} ranks have no place to meet")))
     }
 
     /// Notes that `rank` comes to none of them any more.
     pub(super) fn depart(&self, rank: RankId) {
-        [&self.shard, &self.replicate, &self.world].into_iter().for_each(|place| place.depart(rank));
+        self.of.values().for_each(|place| place.depart(rank));
     }
 }
 
@@ -182,24 +177,20 @@ impl World {
         let Communicator { roll, places } = communicators.entry(communicator).or_insert_with(|| {
             Communicator { roll: Arc::new(Roll::new(communicator, self.mesh)), places: BTreeMap::new() }
         });
-        let mut place = |group: Group| {
-            let all = [Group::World, Group::Shard, Group::Replicate];
-            let group = all.into_iter().find(|other| self.mesh.alike(*other, group)).unwrap_or(group);
-            let members = || self.mesh.members(rank, group);
-            let first = members().next().unwrap_or(rank);
-            let place = places.entry((group, first)).or_insert_with(|| {
+        let place = |strides: Strides| {
+            let place = places.entry((strides, strides.first(rank))).or_insert_with(|| {
                 let is_gone = |rank: RankId| {
                     self.ranks.get(rank.index()).is_none_or(|seat| seat.gone.load(Ordering::SeqCst))
                 };
-                let members = members().map(|rank| (rank, is_gone(rank))).collect();
+                let members = strides.members(rank).map(|rank| (rank, is_gone(rank))).collect();
                 let place = Arc::new(Rendezvous::new(communicator, members));
                 self.poison.watch(Arc::<Rendezvous>::downgrade(&place));
                 place
             });
-            Arc::clone(place)
+            (strides, Arc::clone(place))
         };
-        let [shard, replicate, world] = [Group::Shard, Group::Replicate, Group::World].map(&mut place);
-        Places { roll: Arc::clone(roll), shard, replicate, world }
+        let of = self.mesh.groups().map(|group| self.mesh.strides(group)).map(place).collect();
+        Places { roll: Arc::clone(roll), of }
     }
 
     /// Notes that `rank` takes part in nothing any more.

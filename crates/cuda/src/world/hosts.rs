@@ -3,7 +3,7 @@
 //!
 //! Laws:
 //! - The ranks of a group are numbered in it and are spread over hosts as those of a world are, or the group
-//!   has no hosts. Where replicas neither fill hosts nor are filled by them, some host would have more of a
+//!   has no hosts. Where groups neither fill hosts nor are filled by them, some host would have more of a
 //!   group's ranks than another.
 //! - A *neighbour* is another rank of the same host, a *counterpart* the rank at the same place of another
 //!   host, and a rank's *column* are its counterparts and itself. Every rank of the world is in the column of
@@ -14,7 +14,7 @@
 
 use warpweft_backend::rendezvous::HostName;
 use warpweft_base::id::RankId;
-use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::model::Strides;
 
 /// Hosts, and ranks of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,18 +39,19 @@ impl Hosts {
         even.then_some(Self { count: runs.len(), each })
     }
 
-    /// The hosts of a group of `mesh`, whose ranks are on these hosts.
-    pub(crate) fn of_group(self, mesh: Mesh, group: Group) -> Option<Self> {
-        let (shards, replicas) = (mesh.shards() as usize, mesh.replicas() as usize);
-        let (fill, filled) = (self.each.is_multiple_of(shards), shards.is_multiple_of(self.each));
-        match group {
-            Group::World => Some(self),
-            Group::Shard if fill => Some(Self::one(shards)),
-            Group::Shard if filled => Some(Self { count: shards / self.each, each: self.each }),
-            Group::Replicate if fill => Some(Self { count: self.count, each: self.each / shards }),
-            Group::Replicate if filled => Some(Self { count: replicas, each: 1 }),
-            Group::Shard | Group::Replicate => None,
+    /// The hosts of a group of the world, whose ranks are on these hosts: one, some of whole groups, or each with as many
+    /// of its ranks. `None` where a host would have more of them than another.
+    pub(crate) fn of_group(self, group: Strides) -> Option<Self> {
+        let (stride, ranks) = (group.stride() as usize, group.count() as usize);
+        let all = stride * ranks;
+        if self.each.is_multiple_of(all) {
+            return Some(Self::one(ranks));
         }
+        if stride.is_multiple_of(self.each) {
+            return Some(Self { count: ranks, each: 1 });
+        }
+        let even = self.each.is_multiple_of(stride) && all.is_multiple_of(self.each);
+        even.then(|| Self { count: all / self.each, each: self.each / stride })
     }
 
     pub(crate) const fn count(self) -> usize {
@@ -108,6 +109,7 @@ impl Hosts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warpweft_plan::model::Mesh;
 
     #[test]
     fn hosts_have_equally_many_ranks_one_after_the_other_or_are_none() {
@@ -127,7 +129,6 @@ mod tests {
 
     #[test]
     fn the_ranks_of_a_group_lie_on_the_hosts_that_its_members_lie_on() {
-        let groups = [Group::Shard, Group::Replicate, Group::World];
         for (count, each, replicas) in [
             (1, 4, 2),
             (2, 4, 2),
@@ -141,8 +142,8 @@ mod tests {
         ] {
             let hosts = Hosts { count, each };
             let mesh = Mesh::hybrid((count * each) as u32, replicas).unwrap();
-            for (rank, group) in mesh.iter().flat_map(|rank| groups.map(|group| (rank, group))) {
-                let of_group = hosts.of_group(mesh, group).unwrap();
+            for (rank, group) in mesh.iter().flat_map(|rank| mesh.groups().map(move |group| (rank, group))) {
+                let of_group = hosts.of_group(mesh.strides(group)).unwrap();
                 let members: Vec<_> = mesh.members(rank, group).collect();
                 assert_eq!(of_group.ranks(), members.len());
                 for (one, other) in
@@ -155,7 +156,8 @@ mod tests {
         }
         // Three ranks per replica on hosts of two: a host has one of some replica and two of another.
         let (hosts, mesh) = (Hosts { count: 3, each: 2 }, Mesh::hybrid(6, 2).unwrap());
-        assert_eq!(groups.map(|group| hosts.of_group(mesh, group)), [None, None, Some(hosts)]);
+        let of_groups: Vec<_> = mesh.groups().map(|group| hosts.of_group(mesh.strides(group))).collect();
+        assert_eq!(of_groups, [Some(hosts), None, None]);
     }
 
     #[test]

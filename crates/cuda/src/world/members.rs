@@ -3,7 +3,7 @@
 //! Law: all members number each other alike, in rank order.
 
 use warpweft_base::id::RankId;
-use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::model::Strides;
 
 /// `count` ranks of the world from `first` on, `step` apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,14 +15,8 @@ pub(crate) struct Members {
 
 impl Members {
     /// The ranks of `rank`'s group.
-    pub(crate) fn of(mesh: Mesh, rank: RankId, group: Group) -> Self {
-        let shards = mesh.shards() as usize;
-        let (first, step) = match group {
-            Group::World => (RankId::new(0), 1),
-            Group::Shard => (RankId::new(mesh.replica_of(rank) * mesh.shards()), 1),
-            Group::Replicate => (RankId::new(mesh.shard_of(rank)), shards),
-        };
-        Self { first, step, count: mesh.size(group) as usize }
+    pub(crate) const fn of(group: Strides, rank: RankId) -> Self {
+        Self { first: group.first(rank), step: group.stride() as usize, count: group.count() as usize }
     }
 
     /// Of these, `count` from number `first` on, `step` numbers apart.
@@ -58,16 +52,14 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use warpweft_plan::model::Mesh;
 
     #[test]
     fn the_ranks_of_a_group_are_the_mesh_s_and_number_each_other_as_there() {
         for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 3), (6, 2)] {
             let mesh = Mesh::hybrid(ranks, replicas).unwrap();
-            for (rank, group) in mesh
-                .iter()
-                .flat_map(|rank| [Group::Shard, Group::Replicate, Group::World].map(|group| (rank, group)))
-            {
-                let members = Members::of(mesh, rank, group);
+            for (rank, group) in mesh.iter().flat_map(|rank| mesh.groups().map(move |group| (rank, group))) {
+                let members = Members::of(mesh.strides(group), rank);
                 assert_eq!(members.iter().collect::<Vec<_>>(), mesh.members(rank, group).collect::<Vec<_>>());
                 assert_eq!(members.number(rank), mesh.position(rank, group) as usize);
                 assert_eq!(members.rank(members.number(rank)), rank);

@@ -14,7 +14,7 @@ use crate::failure::CudaFailure;
 use crate::options::{CudaOptions, Transport};
 use warpweft_backend::rendezvous::{HostName, Reader, Truncated, Writer};
 use warpweft_base::id::RankId;
-use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::model::Mesh;
 use warpweft_plan::policy::Reduce;
 
 /// What one rank reports.
@@ -117,9 +117,7 @@ pub(crate) fn network(
     let all = Hosts::one(statements.len());
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
-    let even = |hosts: &Hosts| {
-        [Group::Shard, Group::Replicate].into_iter().all(|group| hosts.of_group(mesh, group).is_some())
-    };
+    let even = |hosts: &Hosts| mesh.groups().all(|group| hosts.of_group(mesh.strides(group)).is_some());
     match (first.wish.0, first.wish.1) {
         (None | Some(Transport::Peer), Reduce::Ordered) if !one_host && !alone => {
             refused("over several hosts each rank needs a GPU of its own; name each GPU once")

@@ -28,7 +28,8 @@ impl Team {
     /// The team of `rank`. `None` where its ranks are spread unevenly over hosts, in which case no network is
     /// made of them.
     pub(crate) fn of(network: Network, mesh: Mesh, rank: RankId, group: Group) -> Option<Self> {
-        let (members, hosts) = (Members::of(mesh, rank, group), network.hosts.of_group(mesh, group)?);
+        let strides = mesh.strides(group);
+        let (members, hosts) = (Members::of(strides, rank), network.hosts.of_group(strides)?);
         Some(Self { members, transport: network.transport, hosts, own: RankId::at(members.number(rank)) })
     }
 

@@ -26,7 +26,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Cluster, Link, Reach};
-use crate::model::{Group, Mesh};
+use crate::model::{Mesh, Strides};
 
 /// How a collective is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ impl Links {
     /// one node of a cluster without links between nodes. Of several such groups it is the one spread over
     /// the most nodes, and of those the one with the fewest ranks on a node.
     #[must_use]
-    pub fn new(cluster: &Cluster, mesh: Mesh, group: Group) -> Option<Self> {
+    pub fn new(cluster: &Cluster, mesh: Mesh, group: Strides) -> Option<Self> {
         let (per_node, nodes) = cluster.spread(mesh, group);
         let between = match cluster.between {
             Some(between) => between,
@@ -68,7 +68,7 @@ impl Links {
             None => cluster.inside,
         };
         Some(Self {
-            ranks: f64::from(mesh.size(group)),
+            ranks: f64::from(group.count()),
             per_node: f64::from(per_node),
             nodes: f64::from(nodes),
             inside: cluster.inside,
@@ -160,6 +160,7 @@ fn least(time: impl Fn(Algorithm) -> f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Group;
 
     fn cluster(algorithm: &str) -> Cluster {
         let text = format!(
@@ -172,7 +173,11 @@ mod tests {
     }
 
     fn links(algorithm: &str, ranks: u32) -> Links {
-        Links::new(&cluster(algorithm), Mesh::new(ranks).unwrap(), Group::World).unwrap()
+        among(algorithm, Mesh::new(ranks).unwrap(), Group::World)
+    }
+
+    fn among(algorithm: &str, mesh: Mesh, group: Group) -> Links {
+        Links::new(&cluster(algorithm), mesh, mesh.strides(group)).unwrap()
     }
 
     fn close(found: f64, expected: f64) {
@@ -212,15 +217,15 @@ mod tests {
     fn a_replica_stays_inside_of_a_node_and_its_copies_meet_between_nodes() {
         // 4 GPUs a node: four replicas of four ranks, one on each node.
         let mesh = Mesh::hybrid(16, 4).unwrap();
-        let of = |group| Links::new(&cluster("ring"), mesh, group).unwrap();
+        let of = |group| among("ring", mesh, group);
         close(of(Group::Shard).gather_ns(8000), 3000.0 + 6000.0);
         // One rank of each node: every GPU has the links between nodes for its own ring.
         close(of(Group::Replicate).gather_ns(8000), 3.0 * 10_000.0 + 6000.0 / 0.1);
         // Two replicas of two ranks on each node: two ranks of a group share a node.
-        let pairs = Links::new(&cluster("ring"), Mesh::hybrid(8, 4).unwrap(), Group::Replicate).unwrap();
+        let pairs = among("ring", Mesh::hybrid(8, 4).unwrap(), Group::Replicate);
         close(pairs.gather_ns(8000), 3.0 * 10_000.0 + 6000.0 / 0.2);
         // Replicas of 3 ranks do not fill nodes of 4, and a node's border cuts one of them.
-        let cut = Links::new(&cluster("ring"), Mesh::hybrid(6, 2).unwrap(), Group::Shard).unwrap();
+        let cut = among("ring", Mesh::hybrid(6, 2).unwrap(), Group::Shard);
         close(cut.gather_ns(9000), 2.0 * 10_000.0 + 6000.0 / 0.2);
     }
 

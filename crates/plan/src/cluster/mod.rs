@@ -35,7 +35,7 @@ pub use reach::Reach;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{CostHint, Group, Math, Mesh};
+use crate::model::{CostHint, Math, Mesh, Strides};
 use warpweft_base::id::RankId;
 
 /// Names and files of the clusters that come with the library. A preset is a file like any other; a comment beside each
@@ -162,11 +162,11 @@ impl Cluster {
     /// node after node. Of all groups of that kind it is the one on the most nodes, and of those the one with
     /// the fewest ranks on one.
     #[must_use]
-    pub fn spread(&self, mesh: Mesh, group: Group) -> (u32, u32) {
-        let firsts = mesh.iter().filter(|rank| mesh.position(*rank, group) == 0);
+    pub fn spread(&self, mesh: Mesh, group: Strides) -> (u32, u32) {
+        let firsts = mesh.iter().filter(|rank| group.position(*rank) == 0);
         let of = |first: RankId| {
             let (mut most, mut nodes, mut here, mut last) = (0, 0, 0, None);
-            for rank in mesh.members(first, group) {
+            for rank in group.members(first) {
                 let node = rank.number() / self.gpus_per_node.max(1);
                 if last.replace(node) != Some(node) {
                     (nodes, here) = (nodes + 1, 0);

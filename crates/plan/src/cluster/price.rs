@@ -4,9 +4,11 @@
 //! a local op what memory takes, and its kernels. Nothing here names an op. No price depends on the rank. Planner and
 //! simulator both ask here, so a forecast and a simulation differ only by what they do with prices.
 
+use std::collections::BTreeMap;
+
 use super::{Cluster, Links, Reach};
 use crate::layout::{SizesOf, Slot, Weights};
-use crate::model::{Call, Group, Mesh};
+use crate::model::{Call, Group, Mesh, Strides};
 use crate::op::{Division, Moves, Op};
 
 /// Longest price, some 30 years: sums of prices stay numbers.
@@ -27,29 +29,21 @@ pub struct Work<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prices {
     cluster: Cluster,
-    shard: Links,
-    replicate: Links,
-    world: Links,
+    mesh: Mesh,
+    links: BTreeMap<Strides, Links>,
 }
 
 impl Prices {
     /// For the ranks of `mesh`; `None` when they need more than one node of a cluster without links between nodes.
     #[must_use]
     pub fn new(cluster: &Cluster, mesh: Mesh) -> Option<Self> {
-        Some(Self {
-            cluster: cluster.clone(),
-            shard: Links::new(cluster, mesh, Group::Shard)?,
-            replicate: Links::new(cluster, mesh, Group::Replicate)?,
-            world: Links::new(cluster, mesh, Group::World)?,
-        })
+        let links = |strides| Links::new(cluster, mesh, strides).map(|links| (strides, links));
+        let links = mesh.groups().map(|group| links(mesh.strides(group))).collect::<Option<_>>()?;
+        Some(Self { cluster: cluster.clone(), mesh, links })
     }
 
-    const fn links(&self, group: Group) -> &Links {
-        match group {
-            Group::Shard => &self.shard,
-            Group::Replicate => &self.replicate,
-            Group::World => &self.world,
-        }
+    fn links(&self, group: Group) -> Option<&Links> {
+        self.links.get(&self.mesh.strides(group))
     }
 
     /// Which links an op takes; `None` for one that is no collective.
@@ -61,7 +55,7 @@ impl Prices {
     /// Which links the collectives of a group take.
     #[must_use]
     pub fn reach_of(&self, group: Group) -> Reach {
-        self.links(group).reach()
+        self.links(group).map_or(Reach::Inside, Links::reach)
     }
 
     /// The cluster whose prices these are.
@@ -87,32 +81,31 @@ impl Prices {
                 Some((0..*kernels).fold(moved, |sum, _| sum + cluster.kernels_ns(1)))
             }
             // What a collective waits for is in the link's latency.
-            (_, Some(group)) => Some(self.collective(weights, group, &moves)),
+            (_, Some(group)) => Some(collective(self.links(group)?, weights.mesh.size(group), &moves)),
             (_, None) => None,
         }
     }
+}
 
-    /// Nanoseconds of what the ranks of a group give each other.
-    fn collective(&self, weights: &Weights, group: Group, moves: &Moves) -> f64 {
-        let ranks = weights.mesh.size(group);
-        // What a gather takes of `own` bytes of every rank of a group, and an exchange of as many for each.
-        let of_all = |own: usize| (own as u64).saturating_mul(u64::from(ranks));
-        let gathered = |own: usize| self.links(group).gather_ns(of_all(own));
-        let exchanged = |own: usize| self.links(group).exchange_ns(of_all(own));
-        match moves {
-            Moves::Call(_) | Moves::Memory { .. } => 0.0,
-            Moves::Gathered(own) => gathered(*own),
-            Moves::Exchanged(own) => exchanged(*own),
-            // Slices go to those who combine them and come back, or all goes to all.
-            Moves::Combined(values) => {
-                let sizes = values.iter().copied();
-                let division = Division::of(sizes.clone(), ranks);
-                if division.is_in_slices() {
-                    let slices = division.combined(sizes);
-                    exchanged(slices) + gathered(slices)
-                } else {
-                    gathered(sizes.fold(0, usize::saturating_add))
-                }
+/// Nanoseconds of what that many ranks of a group give each other.
+fn collective(links: &Links, ranks: u32, moves: &Moves) -> f64 {
+    // What a gather takes of `own` bytes of every rank of a group, and an exchange of as many for each.
+    let of_all = |own: usize| (own as u64).saturating_mul(u64::from(ranks));
+    let gathered = |own: usize| links.gather_ns(of_all(own));
+    let exchanged = |own: usize| links.exchange_ns(of_all(own));
+    match moves {
+        Moves::Call(_) | Moves::Memory { .. } => 0.0,
+        Moves::Gathered(own) => gathered(*own),
+        Moves::Exchanged(own) => exchanged(*own),
+        // Slices go to those who combine them and come back, or all goes to all.
+        Moves::Combined(values) => {
+            let sizes = values.iter().copied();
+            let division = Division::of(sizes.clone(), ranks);
+            if division.is_in_slices() {
+                let slices = division.combined(sizes);
+                exchanged(slices) + gathered(slices)
+            } else {
+                gathered(sizes.fold(0, usize::saturating_add))
             }
         }
     }

@@ -2,12 +2,12 @@
 //!
 //! Law: rank = replica · shards + shard. So the ranks of a replica are numbered one after the other, and
 //! share a host where a host has as many ranks as a replica. Every replica holds every weight; ranks at the
-//! same place in all replicas hold the same bits. A [`Group`] says which ranks a collective brings together;
-//! rank numbers never do.
+//! same place in all replicas hold the same bits. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere
+//! else: everything that needs their numbers, or how many they are, asks there.
 
 use serde::{Serialize, Serializer};
 
-use super::DeclareError;
+use super::{DeclareError, Group, Strides};
 use warpweft_base::id::RankId;
 
 /// The ranks a model is sharded over, and how often it is copied.
@@ -15,35 +15,6 @@ use warpweft_base::id::RankId;
 pub struct Mesh {
     shards: u32,
     replicas: u32,
-}
-
-/// Which ranks take part in a collective, as seen from any one of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub enum Group {
-    /// Those of the rank's own replica: together they hold every weight once.
-    Shard,
-    /// Those that hold the same shard, one of each replica.
-    Replicate,
-    /// All ranks.
-    World,
-}
-
-impl Group {
-    /// Whether these are all ranks; a plan then leaves the group out.
-    #[must_use]
-    pub const fn is_world(&self) -> bool {
-        matches!(self, Self::World)
-    }
-}
-
-impl std::fmt::Display for Group {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(match self {
-            Self::Shard => "shard",
-            Self::Replicate => "replicate",
-            Self::World => "world",
-        })
-    }
 }
 
 impl Mesh {
@@ -111,42 +82,43 @@ impl Mesh {
         (0..self.ranks()).map(RankId::new)
     }
 
+    /// The ranks that a group means.
+    #[must_use]
+    pub const fn strides(self, group: Group) -> Strides {
+        match group {
+            Group::Shard => Strides::new(1, self.shards),
+            Group::Replicate => Strides::new(self.shards, self.replicas),
+            Group::World => Strides::new(1, self.ranks()),
+        }
+    }
+
+    /// Every group that plans for this mesh may name. Some may have the same members.
+    pub fn groups(self) -> impl Iterator<Item = Group> {
+        [Group::World, Group::Shard, Group::Replicate].into_iter()
+    }
+
     /// How many ranks a group has.
     #[must_use]
     pub const fn size(self, group: Group) -> u32 {
-        match group {
-            Group::Shard => self.shards,
-            Group::Replicate => self.replicas,
-            Group::World => self.ranks(),
-        }
+        self.strides(group).count()
     }
 
     /// The ranks of `rank`'s group, in rank order.
     pub fn members(self, rank: RankId, group: Group) -> impl Iterator<Item = RankId> + use<> {
-        let (first, stride) = match group {
-            Group::Shard => (self.replica_of(rank) * self.shards, 1),
-            Group::Replicate => (self.shard_of(rank), self.shards),
-            Group::World => (0, 1),
-        };
-        (0..self.size(group)).map(move |position| RankId::new(first + position * stride))
+        self.strides(group).members(rank)
     }
 
     /// The place of `rank` among the [`members`](Mesh::members) of its group.
     #[must_use]
     pub const fn position(self, rank: RankId, group: Group) -> u32 {
-        match group {
-            Group::Shard => self.shard_of(rank),
-            Group::Replicate => self.replica_of(rank),
-            Group::World => rank.number(),
-        }
+        self.strides(group).position(rank)
     }
 
     /// Whether both groups bring the same ranks together. With one replica the shard group is the world; with
     /// one shard the replicate group is.
     #[must_use]
     pub fn alike(self, one: Group, other: Group) -> bool {
-        let size = self.size(one);
-        one == other || size == self.size(other) && (size == 1 || size == self.ranks())
+        self.strides(one) == self.strides(other)
     }
 
     /// The group of a replica's ranks, called the world where there is one replica.
@@ -219,7 +191,7 @@ mod tests {
     fn every_group_parts_the_ranks_and_keeps_their_order() {
         for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (6, 3), (3, 3), (12, 2)] {
             let mesh = Mesh::hybrid(ranks, replicas).unwrap();
-            for group in [Group::Shard, Group::Replicate, Group::World] {
+            for group in mesh.groups() {
                 for rank in mesh.iter() {
                     let members: Vec<RankId> = mesh.members(rank, group).collect();
                     assert!(members.is_sorted() && members.len() == mesh.size(group) as usize);
@@ -237,10 +209,9 @@ mod tests {
 
     #[test]
     fn groups_are_alike_exactly_where_they_have_the_same_members() {
-        let all = [Group::Shard, Group::Replicate, Group::World];
         for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 3)] {
             let mesh = Mesh::hybrid(ranks, replicas).unwrap();
-            for (one, other) in all.into_iter().flat_map(|one| all.map(|other| (one, other))) {
+            for (one, other) in mesh.groups().flat_map(|one| mesh.groups().map(move |other| (one, other))) {
                 let same = mesh.iter().all(|rank| mesh.members(rank, one).eq(mesh.members(rank, other)));
                 assert_eq!(mesh.alike(one, other), same, "{mesh}: {one} and {other}");
             }

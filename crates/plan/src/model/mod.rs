@@ -9,6 +9,7 @@ mod buffer;
 mod collective;
 mod decoder;
 mod error;
+mod group;
 mod hyperparameters;
 mod layers;
 mod mesh;
@@ -23,9 +24,10 @@ pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
 pub use collective::{Collective, CollectiveKind};
 pub use decoder::Decoder;
 pub use error::DeclareError;
+pub use group::{Group, Strides};
 pub use hyperparameters::Hyperparameters;
 pub use layers::{Layer, LayerStack};
-pub use mesh::{Group, Mesh};
+pub use mesh::Mesh;
 pub use parameter_group::{NonNegative, ParameterGroup};
 pub use program::{
     Accumulation, Call, CallBuilder, CostHint, Form, Gradient, Math, Phase, ProgramBuilder, Reuse,

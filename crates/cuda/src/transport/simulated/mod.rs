@@ -213,7 +213,7 @@ fn collective(
 ) -> Vec<Vec<u8>> {
     let ranks = before.len();
     let receive_buffer =
-        RECEIVE_BUFFER + needed(pull, network.hosts.of_group(scene.mesh, scene.group).unwrap());
+        RECEIVE_BUFFER + needed(pull, network.hosts.of_group(scene.mesh.strides(scene.group)).unwrap());
     let arenas = before.iter().map(|arena| [arena.clone(), vec![0xEE; receive_buffer]]);
     let mut memory = Memory { ranks: arenas.collect() };
     let mut queues: Vec<VecDeque<Stage>> = (0..ranks)
