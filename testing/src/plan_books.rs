@@ -100,6 +100,8 @@ fn is_of_a_weight(content: Content) -> bool {
         "Gradient",
         "WireGradient",
         "ReceivedGradient",
+        "PartialGradient",
+        "ReceivedPartial",
         "ReducedGradient",
         "SummedGradient",
         "Round",

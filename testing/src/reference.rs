@@ -6,6 +6,7 @@ use warpweft_format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
     partial_amax, partial_cast, quantize, transpose,
 };
+use warpweft_plan::model::{Levels, Mesh};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 use warpweft_session::session::initial::MasterRows;
 
@@ -116,13 +117,29 @@ pub struct Reducing {
     pub ranks: u32,
     /// How many there are.
     pub replicas: u32,
+    /// In which levels they are summed, if not in those that a mesh has by itself.
+    pub levels: Option<Levels>,
     /// Of how many steps the gradients are accumulated for one of the optimizer.
     pub steps: u32,
 }
 
+impl Reducing {
+    /// The mesh that reduces so.
+    pub fn mesh(&self) -> Mesh {
+        Mesh::of(self.ranks, self.replicas, self.levels).unwrap()
+    }
+}
+
 impl Default for Reducing {
     fn default() -> Self {
-        Self { every: ReduceEvery::default(), dtype: ReduceDtype::default(), ranks: 3, replicas: 1, steps: 1 }
+        Self {
+            every: ReduceEvery::default(),
+            dtype: ReduceDtype::default(),
+            ranks: 3,
+            replicas: 1,
+            levels: None,
+            steps: 1,
+        }
     }
 }
 
@@ -140,7 +157,12 @@ pub fn mean_over_replicas(
     micro_batches: u32,
     dtype: ReduceDtype,
 ) -> Vec<f32> {
-    let shards = ranks.len() / replicas as usize;
+    mean_over(Mesh::hybrid(ranks.len() as u32, replicas).unwrap(), ranks, micro_batches, dtype)
+}
+
+/// The same over the ranks of a mesh: within a replica the ranks of a block are summed first, then blocks.
+pub fn mean_over(mesh: Mesh, ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype: ReduceDtype) -> Vec<f32> {
+    let shards = mesh.shards() as usize;
     let factor = 1.0 / (ranks.len() * micro_batches as usize) as f32;
     sum((0..ranks[0].len()).map(|contribution| {
         let sent = |of: &Vec<Vec<f32>>| match dtype {
@@ -149,7 +171,14 @@ pub fn mean_over_replicas(
                 of[contribution].iter().map(|value| bf16::from_f32(*value).to_f32()).collect()
             }
         };
-        let over_ranks = sum(ranks.chunks(shards).map(|replica| sum(replica.iter().map(sent))));
+        let of_replica = |replica: &[Vec<Vec<f32>>]| {
+            let each: Vec<Vec<f32>> = replica.iter().map(sent).collect();
+            let in_blocks = |sums: Vec<Vec<f32>>, group| {
+                sums.chunks(mesh.size(group) as usize).map(|block| sum(block.iter().cloned())).collect()
+            };
+            mesh.tree().fold(each, in_blocks).remove(0)
+        };
+        let over_ranks = sum(ranks.chunks(shards).map(of_replica));
         over_ranks.iter().map(|sum| sum * factor).collect()
     }))
 }

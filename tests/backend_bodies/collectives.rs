@@ -121,7 +121,10 @@ fn an_exchange_brings_the_others_slices_in_rank_order() {
         let from = plan.transient("gradient", Content::Gradient(W, call));
         let received = plan.transient("landed", Content::ReceivedGradient(W, call, element));
         let part = ReducePart { weight: W, from, to: received };
-        plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts: vec![part] }));
+        plan.op(
+            LINK,
+            Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts: vec![part] }),
+        );
         let slice = plan.weights.layout(W).stored_elements() * element.bytes();
         let gradient = move |rank: usize| shard_bytes(rank, slice * ranks as usize);
         let found = run(plan, move |rank| {
@@ -202,9 +205,12 @@ fn gradients_reduced_together_are_summed_in_f32_in_rank_order() {
                 sums.push(SumPart { weight, own, received: Some(received), into, target });
             }
             plan.fence(QUANTIZE, LINK);
-            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts }));
+            plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts }));
             plan.fence(LINK, QUANTIZE);
-            plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts: sums.clone() }));
+            plan.op(
+                QUANTIZE,
+                Op::SumGradient(SumGradient { element, group: Group::Shard, parts: sums.clone() }),
+            );
             // Huge and tiny values: another order of addition gives other bits.
             let values = move |rank: usize, number: usize, elements: usize| {
                 let scale = [1e8, 1.0, -1e8, 3.0][rank];

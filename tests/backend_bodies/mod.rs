@@ -31,6 +31,7 @@ pub(crate) mod diverged;
 pub(crate) mod experts;
 pub(crate) mod forgotten;
 pub(crate) mod harness;
+pub(crate) mod levels;
 pub(crate) mod ops;
 pub(crate) mod optimizer;
 pub(crate) mod parts;

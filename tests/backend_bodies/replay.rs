@@ -3,6 +3,7 @@
 use warpweft_base::id::{CallId, SlotId, TaskId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::model::Group;
 use warpweft_plan::op::{
     self, ClearFault, ExchangeGradient, GatherPart, Op, ReducePart, SumGradient, SumPart, SumTarget,
     ZeroPadding,
@@ -28,11 +29,11 @@ fn pipeline(ranks: u32) -> (Plan, SlotId, SlotId) {
     plan.op(COMPUTE, Op::ZeroPadding(ZeroPadding { weight: W, gradient }));
     plan.fence(COMPUTE, LINK);
     let part = ReducePart { weight: W, from: gradient, to: received };
-    plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts: vec![part] }));
+    plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts: vec![part] }));
     plan.fence(LINK, QUANTIZE);
     let (received, target) = (Some(received), SumTarget::More);
     let part = SumPart { weight: W, own: gradient, received, into: main_grad, target };
-    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts: vec![part] }));
+    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts: vec![part] }));
     (plan, shard, main_grad)
 }
 

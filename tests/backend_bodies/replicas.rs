@@ -38,10 +38,10 @@ fn sums(mesh: Mesh, captured: bool) -> Vec<Vec<Vec<f32>>> {
         pairs.push((reduced, summed));
     }
     if mesh.shards() > 1 {
-        plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, parts }));
+        plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group: Group::Shard, parts }));
         plan.fence(LINK, QUANTIZE);
     }
-    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts: sums }));
+    plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts: sums }));
     plan.fence(QUANTIZE, LINK);
     let (reduction, group) = (Reduction::Sum, Group::Replicate);
     plan.op(LINK, Op::AllReduce(AllReduce { reduction, group, pairs: pairs.clone() }));

@@ -9,7 +9,7 @@ use warpweft_backend::cpu::{CpuOptions, CpuWorld};
 use warpweft_base::id::{CallId, RankId, SlotId};
 use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::layout::Content;
-use warpweft_plan::model::Mesh;
+use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::{
     Accumulate, Dequantize, DequantizePart, ExchangeGradient, Op, ReducePart, ReduceScatter, SumGradient,
     SumPart, SumTarget,
@@ -67,13 +67,14 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
                 LINK,
                 Op::ExchangeGradient(ExchangeGradient {
                     element,
+                    group: Group::Shard,
                     parts: vec![ReducePart { weight: W, from, to }],
                 }),
             );
             plan.fence(LINK, QUANTIZE);
             let (received, target) = (Some(to), SumTarget::First);
             let parts = vec![SumPart { weight: W, own: from, received, into, target }];
-            plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, parts }));
+            plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group: Group::Shard, parts }));
             into
         });
         assert!(by_ranks.iter().flatten().any(|value| *value != 0.0));
@@ -98,6 +99,7 @@ fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
         let target = SumTarget::Rows;
         Op::SumGradient(SumGradient {
             element,
+            group: Group::Shard,
             parts: vec![SumPart { weight: W, own, received: None, into, target }],
         })
     };

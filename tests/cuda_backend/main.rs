@@ -20,6 +20,7 @@ fn main() {
         std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let all = [
         bodies::collectives::ALL,
+        bodies::levels::ALL,
         bodies::conformance::ALL,
         bodies::delayed::ALL,
         bodies::diverged::ALL,

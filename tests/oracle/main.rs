@@ -76,7 +76,7 @@ fn planned(name: impl Into<String>, plan: &StepPlan) -> Entry {
 
 #[test]
 fn the_plans_of_examples_models_and_random_programs_are_those_of_the_record() {
-    let random = random_programs::samples(FIRST).take(PROGRAMS).map(|(seed, _, prologue, step)| {
+    let random = random_programs::flat_samples(FIRST).take(PROGRAMS).map(|(seed, _, prologue, step)| {
         let value = format!("{:016x} {:016x}", prologue.fingerprint(), step.fingerprint());
         Entry::new(format!("random program {}", seed - FIRST), value)
     });

@@ -12,10 +12,11 @@
 //! library. Layers of those widths, on two ranks, are in `unsharded_widths`.
 
 use warpweft_format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape};
+use warpweft_plan::model::Levels;
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceDtype, ReduceEvery};
 use warpweft_session::config::{Capture, Config, Scaling};
 use warpweft_testing::reference::{
-    Parameter, RATE, Reducing, mean_over_replicas, scaling, stored_values, stored_values_delayed, sum,
+    Parameter, RATE, Reducing, mean_over, scaling, stored_values, stored_values_delayed, sum,
 };
 use warpweft_testing::trainer::{self, SIZE, Shaped, Trainer, losses, within_a_minute};
 
@@ -136,8 +137,7 @@ fn repeated_reference(
             };
             let contributions: Vec<Vec<_>> =
                 ranks.iter().map(|steps| steps.iter().flat_map(of_step).collect()).collect();
-            let Reducing { dtype, replicas, .. } = reducing;
-            let gradient = mean_over_replicas(&contributions, replicas, micro_batches, dtype);
+            let gradient = mean_over(reducing.mesh(), &contributions, micro_batches, reducing.dtype);
             layer.update(&of_steps(gradient), step as i32 + 1);
         }
         let of_bias = ranks
@@ -203,7 +203,7 @@ fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
             {
                 let mut config = Config { check: true, capture, ..Config::default() };
                 (config.reduce_every, config.reduce_dtype) = (reducing.every, reducing.dtype);
-                config.mesh.replicate = reducing.replicas;
+                (config.mesh.replicate, config.mesh.levels) = (reducing.replicas, reducing.levels);
                 if kept {
                     (config.backward, config.across_micro_batches) =
                         (Backward::Keep, AcrossMicroBatches::Keep);
@@ -293,6 +293,40 @@ fn replicas_go_together_with_tied_weights_micro_batches_and_gradients_in_bf16() 
 fn gradients_added_up_over_steps_train_as_their_mean_does() {
     let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
     for (every, dtype) in [(ReduceEvery::Call, ReduceDtype::Bf16), (ReduceEvery::Step, ReduceDtype::F32)] {
-        equals_the_reference(shaped, Reducing { every, dtype, ranks: 4, replicas: 2, steps: 3 });
+        equals_the_reference(
+            shaped,
+            Reducing { every, dtype, ranks: 4, replicas: 2, steps: 3, ..Reducing::default() },
+        );
     }
+}
+
+/// PL-4. Ranks of a block are added first, then blocks: in every schedule, with replicas, in both types on the wire.
+#[test]
+fn ranks_that_sum_in_levels_learn_what_an_unsharded_trainer_does_that_adds_in_their_order() {
+    let levels = |blocks: &[u32]| Some(Levels::new(blocks).unwrap());
+    for (ranks, replicas, blocks, dtype) in [
+        (4, 1, &[2][..], ReduceDtype::F32),
+        (6, 1, &[3], ReduceDtype::Bf16),
+        (8, 1, &[2, 4], ReduceDtype::F32),
+        (8, 2, &[2], ReduceDtype::Bf16),
+    ] {
+        let levels = levels(blocks);
+        equals_the_reference(
+            Shaped::default(),
+            Reducing { ranks, replicas, levels, dtype, ..Reducing::default() },
+        );
+    }
+}
+
+/// PL-4. Without a word a mesh of more than eight ranks sums in blocks of eight, and a word turns that off.
+#[test]
+fn sixteen_ranks_sum_in_blocks_of_eight_by_themselves() {
+    let reducing = Reducing { ranks: 16, ..Reducing::default() };
+    let flat = Reducing { levels: Some(Levels::FLAT), ..reducing };
+    assert_eq!((reducing.mesh().tree().len(), flat.mesh().tree().len()), (2, 1));
+    let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
+    let reference = |reducing| repeated_reference(Format::F32, None, 12, shaped, reducing);
+    assert_ne!(reference(reducing), reference(flat), "the order of a sum has a say in its bits");
+    equals_the_reference(shaped, reducing);
+    equals_the_reference(shaped, flat);
 }

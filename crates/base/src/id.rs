@@ -94,6 +94,10 @@ index!(
     BucketId, "bucket "
 );
 index!(
+    /// A level at which ranks sum gradients; 0 is that of the smallest blocks.
+    LevelId, "level "
+);
+index!(
     /// One list of optimizer state, by its place among those that are kept of every weight that trains.
     StateId, "state "
 );

@@ -262,10 +262,8 @@ impl Backend for CudaBackend {
     fn receive_buffer_bytes(&self, binding: &Binding<'_>) -> Result<usize, BackendError> {
         within(binding, self.world.mesh)?;
         let ops = resolve(binding, binding.arena.bytes())?;
-        let hosts = |group| self.world.team(self.rank, group).map(|team| team.hosts());
-        let receive_buffer =
-            ReceiveBuffers::of(binding, &ops, hosts).map_err(self.failed("measuring a plan"))?;
-        Ok(receive_buffer.bytes())
+        let hosts = |group| self.world.team(self.rank, group).hosts();
+        Ok(ReceiveBuffers::of(binding, &ops, hosts).bytes())
     }
 
     fn reserve(&self, bytes: usize, receive_buffer: usize) -> Result<CudaMemory, BackendError> {

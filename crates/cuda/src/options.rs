@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::device::context::DeviceOrdinal;
 use warpweft_backend::{DeviceTimes, SignalBy};
+use warpweft_plan::model::Levels;
 use warpweft_plan::policy::Reduce;
 
 /// How bytes get from one GPU to another.
@@ -32,6 +33,8 @@ pub struct CudaOptions {
     /// Replicas of the model: the world is a mesh of that many replicas. Over several hosts with
     /// [`Transport::Peer`], replicas fill hosts or hosts fill replicas.
     pub replicas: u32,
+    /// In which levels the mesh sums; `None` for those that it has by itself.
+    pub levels: Option<Levels>,
     /// Up to this many bytes per neighbour, a collective of [`Transport::Peer`] goes by one kernel instead of
     /// copy engines. A kernel waits for a multiprocessor, and takes some from the products beside it. It
     /// costs the host one launch, where engines cost a call per word and copy, and in a capture they do so
@@ -55,6 +58,7 @@ impl CudaOptions {
             transport: None,
             reduce: Reduce::Ordered,
             replicas: 1,
+            levels: None,
             kernel_bytes: 0,
             signal_by: SignalBy::Auto,
             timeline: None,

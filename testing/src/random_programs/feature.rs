@@ -316,6 +316,17 @@ pub fn features() -> Vec<Feature> {
         let has = move |sample: &Sample, _: &StepPlan| sample.mesh().replicas() == replicas;
         all.push((format!("{replicas} replicas"), Box::new(has)));
     }
+    for levels in 2..=3 {
+        for replicated in [false, true] {
+            let has = move |_: &Sample, plan: &StepPlan| {
+                let mesh = plan.weights.mesh;
+                let sums = plan.tasks.iter().any(|task| matches!(task.op, Op::SumGradient(_)));
+                sums && (mesh.tree().len(), mesh.replicas() > 1) == (levels, replicated)
+            };
+            let of = if replicated { "several replicas" } else { "one replica" };
+            all.push((format!("gradients summed in {levels} levels in {of}"), Box::new(has)));
+        }
+    }
     let of_one_shard =
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));

@@ -17,8 +17,8 @@ use warpweft_base::id::WeightId;
 use warpweft_format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft_plan::layout::{StateLayout, Weights};
 use warpweft_plan::model::{
-    Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Lifetime, Mesh, Model, NonNegative,
-    ParameterGroup, Phase, Placement, ProgramBuilder, Reuse, Role, StepProgram, Use, WeightSpec,
+    Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Levels, Lifetime, Mesh, Model,
+    NonNegative, ParameterGroup, Phase, Placement, ProgramBuilder, Reuse, Role, StepProgram, Use, WeightSpec,
 };
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{
@@ -36,6 +36,9 @@ const FORMATS: [Format; 6] = [
     Format::FP8_BLOCK128_POW2,
     Format::FP8_TENSOR_E4M3,
 ];
+
+/// Tells the draw of the levels in which ranks sum from the others of a seed.
+const LEVELS: u64 = 1 << 57;
 
 /// Tells the draw of how far rows end within a block from the others of a seed.
 const ROWS: u64 = 1 << 58;
@@ -73,6 +76,11 @@ pub struct Sample {
 impl Sample {
     /// The program that follows from `seed`.
     pub fn new(seed: u64) -> Self {
+        Self::summed(seed, true)
+    }
+
+    /// The same, some of whose ranks sum in levels or not.
+    fn summed(seed: u64, in_levels: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
         // The same for all weights, so that as many have the shape of others.
@@ -93,6 +101,13 @@ impl Sample {
             program = matrices::with_matrices(&program, config.quantize.scaling, ending, matrices);
         }
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
+        let levels = &mut Draw::new(mix(seed ^ LEVELS));
+        let (shards, blocks): (u32, &[u32]) = match shards {
+            4 if in_levels => levels.among(&[(4, &[][..]), (4, &[2])]),
+            5 if in_levels => levels.among(&[(5, &[][..]), (6, &[3]), (8, &[2, 4])]),
+            shards => (shards, &[]),
+        };
+        config.mesh.levels = Some(Levels::new(blocks).unwrap());
         config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
         if draw.one_in(4) {
             config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
@@ -164,8 +179,17 @@ impl Sample {
 /// The samples with their plans, prologue and step, from `seed` on. A budget of bytes that a program cannot
 /// keep is no plan, and neither are sums on a rank of gradients written in bf16.
 pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
-    (seed..).filter_map(|seed| {
-        let sample = Sample::new(seed);
+    planned(seed, true)
+}
+
+/// The same, of which none sums in levels.
+pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
+    planned(seed, false)
+}
+
+fn planned(seed: u64, in_levels: bool) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
+    (seed..).filter_map(move |seed| {
+        let sample = Sample::summed(seed, in_levels);
         match sample.plans() {
             Ok((prologue, step)) => Some((seed, sample, prologue, step)),
             Err(PlanError::Prefetch { .. } | PlanError::Budget { .. } | PlanError::GradientSum { .. }) => {

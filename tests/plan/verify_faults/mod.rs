@@ -14,6 +14,8 @@
 //! | gradients of earlier steps of a sum overwritten by a later one | PL-4 | `plan/verify_faults/accumulations.rs` | `a_contribution_that_overwrites_what_earlier_steps_added_is_refused` |
 //! | gradients summed before all of them are there, or when some are gone | PL-4 | `plan/verify_faults/received.rs` | `a_sum_before_its_exchange_is_refused` |
 //! | a rank's own share of a sum overwritten while peers have theirs | PL-4 | `plan/verify_faults/received.rs` | `an_own_gradient_overwritten_between_exchange_and_sum_is_refused_even_when_ordered` |
+//! | blocks of ranks added up before one of them is complete | PL-4 | `plan/verify_faults/levels.rs` | `sums_of_blocks_exchanged_before_they_are_made_are_refused` |
+//! | blocks of ranks that count twice, or not at all | PL-4 | `plan/verify_faults/levels.rs` | `sums_of_blocks_over_the_wrong_ranks_are_refused` |
 //! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `plan/verify_faults/replicas.rs` | `a_gradient_summed_over_the_replicas_twice_is_refused` |
 //! | un-joined fork in a captured step | PL-7 | `cpu_backend/checked.rs` | `an_un_joined_fork_in_a_captured_step_is_refused` |
 //! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `session/ranks/mod.rs` | `a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused` |
@@ -42,6 +44,7 @@ mod edit;
 mod frozen;
 mod gradients;
 mod groups;
+mod levels;
 mod malformed;
 mod matrices;
 mod micro_batches;
@@ -86,5 +89,5 @@ fn every_class_of_the_table_has_the_test_it_names() {
         assert!(text.contains(&format!("#[test]\nfn {test}() {{")), "{file} has no test `{test}`");
         classes += 1;
     }
-    assert_eq!(classes, 14);
+    assert_eq!(classes, 16);
 }

@@ -3,7 +3,7 @@
 use warpweft_base::id::{CallId, SlotId};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::{Content, Region, Residency, Slot};
-use warpweft_plan::model::{Mesh, Placement};
+use warpweft_plan::model::{Group, Mesh, Placement};
 use warpweft_plan::op::{Accumulate, AddGradient, ExchangeGradient, Op, SumGradient, SumTarget};
 use warpweft_plan::plan::{Policy, StepPlan, VerifyError, verify};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
@@ -343,6 +343,6 @@ fn a_replicated_gradient_is_not_summed_in_slices() {
     let part =
         warpweft_plan::op::SumPart { weight, own: from, received: None, into, target: SumTarget::First };
     plan.tasks[accumulation].op =
-        Op::SumGradient(SumGradient { element: ElementType::F32, parts: vec![part] });
+        Op::SumGradient(SumGradient { element: ElementType::F32, group: Group::Shard, parts: vec![part] });
     refused(&plan, &["PL-4", "of which every rank has all rows"]);
 }

@@ -251,11 +251,12 @@ impl<'p> Memory<'p> {
         self.plan.arena.slot(slot).content
     }
 
-    /// The call whose gradient, whole, rounded or reduced, a slot is declared for.
+    /// The call whose gradient, whole, rounded, summed or reduced, a slot is declared for.
     pub(crate) fn call_of(&self, slot: SlotId) -> Option<CallId> {
         match self.content(slot) {
             Content::Gradient(_, call)
             | Content::WireGradient(_, call)
+            | Content::PartialGradient(_, call, _)
             | Content::ReducedGradient(_, call) => Some(call),
             _ => None,
         }

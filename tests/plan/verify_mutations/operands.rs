@@ -123,6 +123,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             Orientation::Columnwise => Orientation::Rowwise,
         };
     };
+    let groups: Vec<Group> = plan.weights.mesh.groups().collect();
     match &mut plan.tasks[task].op {
         Op::Compute(Compute { call, .. }) => *call = *draw.of(&calls)?,
         Op::CollectiveCall(CollectiveCall { call, kind, group, from, to }) => match draw.below(4) {
@@ -149,15 +150,17 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             2 => chunk.begin = chunk.begin.saturating_sub(64),
             _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
         },
-        Op::ReduceScatter(ReduceScatter { element, .. })
-        | Op::ExchangeGradient(ExchangeGradient { element, .. }) => {
-            *element = other(*element);
-        }
-        Op::SumGradient(SumGradient { element, parts }) => {
+        Op::ReduceScatter(ReduceScatter { element, .. }) => *element = other(*element),
+        Op::ExchangeGradient(ExchangeGradient { element, group, .. }) => match draw.below(2) {
+            0 => *element = other(*element),
+            _ => *group = *draw.of(&groups)?,
+        },
+        Op::SumGradient(SumGradient { element, group, parts }) => {
             let part = draw.below(parts.len());
             let targets = [SumTarget::Rows, SumTarget::First, SumTarget::More];
-            match draw.below(3) {
+            match draw.below(4) {
                 0 => *element = other(*element),
+                1 => *group = *draw.of(&groups)?,
                 _ => {
                     let others: Vec<_> =
                         targets.into_iter().filter(|target| *target != parts[part].target).collect();

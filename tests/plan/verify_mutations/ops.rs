@@ -260,22 +260,36 @@ impl Memory<'_> {
                     self.put(part.to, wanted, Cell::of((name, op.element, part.weight, rows)));
                 }
             }
-            // All ranks do the same, so what peers give is what this rank gives.
+            // All ranks do the same, so what peers give is what this rank gives; how far apart they are says who.
             Op::ExchangeGradient(op) => {
                 let read: Vec<_> =
                     op.parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
+                let who = self.plan.weights.mesh.strides(op.group);
                 for (part, rows) in op.parts.iter().zip(read) {
-                    let received = |call| Content::ReceivedGradient(part.weight, call, op.element);
+                    let received = |call| match op.group {
+                        Group::Level(level) if level.index() > 0 => {
+                            Content::ReceivedPartial(part.weight, call, level)
+                        }
+                        _ => Content::ReceivedGradient(part.weight, call, op.element),
+                    };
                     let wanted = self.call_of(part.from).map(received);
-                    self.put(part.to, wanted, Cell::of((name, op.element, part.weight, rows)));
+                    self.put(part.to, wanted, Cell::of((name, op.element, who, part.weight, rows)));
                 }
             }
             // Slices of several gradients are a sum of other contributions; the terms of both are in it.
             Op::SumGradient(op) => {
                 for part in &op.parts {
                     let own = self.gradient(part.weight, part.own);
-                    let sum = Cell::of((name, op.element, part.weight, own, self.maybe(part.received)));
-                    let rows = |call| Content::ReducedGradient(part.weight, call);
+                    let mesh = self.plan.weights.mesh;
+                    let summed = (own, self.maybe(part.received));
+                    let sum = Cell::of((name, op.element, mesh.strides(op.group), part.weight, summed));
+                    // What leaves a rank more than its own rows is not summed over all of them.
+                    let rows = |call| match op.group {
+                        Group::Level(level) if mesh.slices(op.group) > 1 => {
+                            Content::PartialGradient(part.weight, call, level)
+                        }
+                        _ => Content::ReducedGradient(part.weight, call),
+                    };
                     let main_grad = Some(Content::MainGrad(part.weight));
                     let (wanted, made) = match part.target {
                         SumTarget::Rows => (self.call_of(part.own).map(rows), sum),

@@ -7,9 +7,12 @@
 //! two, or meet with all others alone; collectives of groups that have but one of them are each one's own
 //! affair.
 
+use std::collections::BTreeSet;
+
 use super::damage::Edit;
 use super::happens_before::{close, direct};
 use super::wanted;
+use warpweft_base::id::RankId;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::Group;
 use warpweft_plan::plan::{StepPlan, verify};
@@ -42,18 +45,18 @@ fn node(task: usize, moment: Moment) -> usize {
 /// An access of a peer to bytes that the owner, or another collective, touches at no known distance.
 fn unordered_with_a_peer(plan: &StepPlan) -> Option<(usize, usize)> {
     let mesh = plan.weights.mesh;
-    let pairs = [Group::World, Group::Shard, Group::Replicate].into_iter();
-    let mut pairs = pairs.filter(|pair| *pair == Group::World || mesh.size(*pair) > 1);
-    pairs.find_map(|pair| unordered_within(plan, pair))
+    let first = RankId::new(0);
+    // Which groups have both the first rank and another: for each rank, as far as it is not as for one before.
+    let shared = |other: RankId| -> Vec<Group> {
+        mesh.groups().filter(|group| mesh.strides(*group).bring_together(first, other)).collect()
+    };
+    let pairs: BTreeSet<Vec<Group>> = mesh.iter().skip(1).map(shared).collect();
+    pairs.iter().find_map(|pair| unordered_within(plan, pair))
 }
 
-/// The same for two ranks that are both of `pair`, and of no smaller group.
-fn unordered_within(plan: &StepPlan, pair: Group) -> Option<(usize, usize)> {
-    let mesh = plan.weights.mesh;
-    let meets = |task: usize| {
-        let group = plan.tasks[task].op.group();
-        group.is_some_and(|group| mesh.alike(group, Group::World) || mesh.alike(group, pair))
-    };
+/// The same for two ranks that are both of these groups, and of no other.
+fn unordered_within(plan: &StepPlan, pair: &[Group]) -> Option<(usize, usize)> {
+    let meets = |task: usize| plan.tasks[task].op.group().is_some_and(|group| pair.contains(&group));
     let count = plan.tasks.len();
     let mut pairs = vec![vec![false; count * (2 * RANKS + 2)]; count * (2 * RANKS + 2)];
     let mut edge = |first: usize, second: usize| pairs[second][first] = true;

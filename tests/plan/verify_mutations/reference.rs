@@ -321,8 +321,18 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     let ranks: Vec<Vec<Vec<f32>>> =
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
     let replicas = || ranks.chunks(sample.mesh().shards() as usize);
-    let of_replica =
-        |replica: &[Vec<Vec<f32>>], number: usize| sum(replica.iter().map(|of| of[number].clone()));
+    // Blocks of ranks first, then blocks of these, and so on.
+    let of_replica = |replica: &[Vec<Vec<f32>>], number: usize| {
+        let mut sums: Vec<Vec<f32>> = replica.iter().map(|of| of[number].clone()).collect();
+        let levels = sample.mesh().levels();
+        let blocks = levels.blocks().iter().map(|block| *block as usize).chain([replica.len()]);
+        let mut before = 1;
+        for block in blocks {
+            sums = sums.chunks(block / before).map(|of| sum(of.iter().cloned())).collect();
+            before = block;
+        }
+        sums.remove(0)
+    };
     let of_all = |number: usize| sum(replicas().map(|replica| of_replica(replica, number)));
     sum((0..ranks[0].len()).map(|number| scaled(of_all(number))))
 }

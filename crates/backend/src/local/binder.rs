@@ -9,7 +9,7 @@ use super::Refusal;
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_plan::compute::BoundProgram;
 use warpweft_plan::layout::{Binding, Bucket, Region, WeightLayout};
-use warpweft_plan::model::Hyperparameters;
+use warpweft_plan::model::{Group, Hyperparameters};
 use warpweft_plan::op::Vote;
 
 /// Looks things up in a binding.
@@ -82,6 +82,13 @@ impl Binder<'_> {
     /// Number of ranks that hold a sharded weight together.
     pub(super) fn shards(&self) -> usize {
         self.binding.weights.mesh.shards() as usize
+    }
+
+    /// Number of ranks of a group that sums gradients, and of slices that each takes from each.
+    pub(super) fn of_group(&self, group: Group) -> Result<(usize, usize), Refusal> {
+        let mesh = self.binding.weights.mesh;
+        self.shard()?;
+        Ok((mesh.size(group) as usize, mesh.slices(group) as usize))
     }
 
     /// Which shard this rank holds.

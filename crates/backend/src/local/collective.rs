@@ -187,21 +187,33 @@ impl Collective {
         Ok(Self::new(binder, Group::Shard, source, Pull::ReduceScatter(element, scatters)))
     }
 
+    /// A rank has as many runs of slices, one for each rank of the group, as it takes slices from each.
     pub(super) fn exchange_gradient(
         binder: &Binder<'_>,
         element: ElementType,
+        group: Group,
         parts: &[ReducePart],
     ) -> Result<Self, Refusal> {
-        let slices = |part: &ReducePart| {
-            spread(binder, part.weight)?;
-            let bytes = binder.weight(part.weight)?.stored_elements() * element.bytes();
-            let source = binder.bytes(part.from, bytes * binder.shards())?;
-            let received = binder.bytes(part.to, bytes * (binder.shards() - 1))?;
-            Ok(Slices { source, received, with_own: false, bytes })
-        };
-        let slices = parts.iter().map(slices).collect::<Result<Vec<_>, Refusal>>()?;
-        let source = slices.first().map_or_else(Region::default, |first| first.source);
-        Ok(Self::new(binder, Group::Shard, source, Pull::ExchangeGradient(slices)))
+        let (ranks, runs) = binder.of_group(group)?;
+        let mut all = Vec::with_capacity(parts.len() * runs);
+        for ReducePart { weight, from, to } in parts {
+            spread(binder, *weight)?;
+            let bytes = binder.weight(*weight)?.stored_elements() * element.bytes();
+            let source = binder.bytes(*from, bytes * ranks * runs)?;
+            let received = binder.bytes(*to, bytes * (ranks - 1) * runs)?;
+            let run = |region: Region, slices: usize, run: usize| Region {
+                offset: region.offset + bytes * slices * run,
+                bytes: bytes * slices,
+            };
+            all.extend((0..runs).map(|number| Slices {
+                source: run(source, ranks, number),
+                received: run(received, ranks - 1, number),
+                with_own: false,
+                bytes,
+            }));
+        }
+        let source = all.first().map_or_else(Region::default, |first| first.source);
+        Ok(Self::new(binder, group, source, Pull::ExchangeGradient(all)))
     }
 
     pub(super) fn collective_call(

@@ -17,7 +17,7 @@ use warpweft_base::id::{RankId, SlotId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_format::Shape;
 use warpweft_plan::layout::Region;
-use warpweft_plan::model::Placement;
+use warpweft_plan::model::{Group, Placement};
 use warpweft_plan::op::{NormRecord, SumPart, SumTarget, Vote};
 
 /// Adds a gradient into a sum.
@@ -86,39 +86,56 @@ impl SumGradient {
     pub(super) fn resolve(
         binder: &Binder<'_>,
         element: ElementType,
+        group: Group,
         parts: &[SumPart],
     ) -> Result<Self, Refusal> {
         summed_in(element)?;
-        let sums = parts.iter().map(|part| RowSum::resolve(binder, element, part));
-        Ok(Self { element, factor: mean(binder), sums: sums.collect::<Result<_, _>>()? })
+        let mut sums = Vec::with_capacity(parts.len());
+        for part in parts {
+            sums.extend(RowSum::resolve(binder, element, group, part)?);
+        }
+        Ok(Self { element, factor: mean(binder), sums })
     }
 }
 
 impl RowSum {
-    fn resolve(binder: &Binder<'_>, element: ElementType, part: &SumPart) -> Result<Self, Refusal> {
+    /// One for each slice that the rank sums: they lie in runs, as they were exchanged.
+    fn resolve(
+        binder: &Binder<'_>,
+        element: ElementType,
+        group: Group,
+        part: &SumPart,
+    ) -> Result<Vec<Self>, Refusal> {
         spread(binder, part.weight)?;
         let layout = binder.weight(part.weight)?;
-        let (shards, shard) = (binder.shards(), binder.shard()?);
-        let bytes = layout.stored_elements() * element.bytes();
-        let of = |region: Region, number: usize| {
+        let (ranks, runs) = binder.of_group(group)?;
+        let position = binder.binding.weights.mesh.position(binder.binding.rank, group) as usize;
+        let elements = layout.stored_elements();
+        let bytes = elements * element.bytes();
+        let of = |region: Region, bytes: usize, number: usize| {
             let slice = region.part(bytes * number, bytes);
             slice.ok_or_else(|| format!("a slot of `{}` has too few slices", layout.name))
         };
-        let own = of(binder.bytes(part.own, bytes * shards)?, shard)?;
+        let own = binder.bytes(part.own, bytes * ranks * runs)?;
         let received = match part.received {
-            Some(slot) => binder.bytes(slot, bytes * (shards - 1))?,
-            None if shards == 1 => Region::default(),
+            Some(slot) => binder.bytes(slot, bytes * (ranks - 1) * runs)?,
+            None if ranks == 1 => Region::default(),
             None => {
                 return Err(format!(
-                    "nothing was received of `{}`, and {shards} ranks give of it",
+                    "nothing was received of `{}`, and {ranks} ranks give of it",
                     layout.name
                 ));
             }
         };
-        let mut slices = (0..shards - 1).map(|number| of(received, number)).collect::<Result<Vec<_>, _>>()?;
-        slices.insert(shard, own);
-        let into = binder.elements::<f32>(part.into, layout.stored_elements())?;
-        Ok(Self { slices, into, target: part.target })
+        let into = binder.elements::<f32>(part.into, elements * runs)?;
+        let sum = |run: usize| {
+            let peers = (0..ranks - 1).map(|number| of(received, bytes, run * (ranks - 1) + number));
+            let mut slices = peers.collect::<Result<Vec<_>, Refusal>>()?;
+            slices.insert(position, of(own, bytes, run * ranks + position)?);
+            let into = of(into, elements * size_of::<f32>(), run)?;
+            Ok(Self { slices, into, target: part.target })
+        };
+        (0..runs).map(sum).collect()
     }
 }
 

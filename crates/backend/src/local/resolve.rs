@@ -143,9 +143,11 @@ impl Binder<'_> {
                 LocalOp::Dequantize(stretches)
             }
             Op::ExchangeGradient(op) => {
-                LocalOp::Collective(Collective::exchange_gradient(self, op.element, &op.parts)?)
+                LocalOp::Collective(Collective::exchange_gradient(self, op.element, op.group, &op.parts)?)
             }
-            Op::SumGradient(op) => LocalOp::SumGradient(SumGradient::resolve(self, op.element, &op.parts)?),
+            Op::SumGradient(op) => {
+                LocalOp::SumGradient(SumGradient::resolve(self, op.element, op.group, &op.parts)?)
+            }
             Op::RoundGradient(op) => LocalOp::Round(Round::resolve(self, op.weight, op.from, op.to)?),
             Op::AddGradient(op) => LocalOp::Accumulate(Accumulate::whole(self, op.weight, op.from, op.into)?),
             Op::Accumulate(op) => {

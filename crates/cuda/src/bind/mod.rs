@@ -61,8 +61,8 @@ pub(super) fn bind(
         doing: "binding a plan".to_owned(),
         reason: failure.to_string(),
     };
-    let hosts = |group| binder.world.team(binding.rank, group).map(|team| team.hosts());
-    let receive_buffer = ReceiveBuffers::of(binding, &ops, hosts).map_err(failed)?;
+    let hosts = |group| binder.world.team(binding.rank, group).hosts();
+    let receive_buffer = ReceiveBuffers::of(binding, &ops, hosts);
     if receive_buffer.bytes() > receive_buffer_bytes {
         let (needed, there) = (receive_buffer.bytes(), receive_buffer_bytes);
         let reason = format!("{needed} bytes are needed for what peers send, and {there} were reserved");
@@ -169,7 +169,7 @@ impl Binder<'_> {
         let missing =
             || CudaFailure::Refused(format!("{lane} has no communicator; collectives belong on one"));
         let communication = communication.ok_or_else(missing)?;
-        let team = self.world.team(binding.rank, op.group)?;
+        let team = self.world.team(binding.rank, op.group);
         let home = |rank: RankId| self.homes.get(rank.index()).copied();
         let homes: Option<Vec<Home>> = team.iter().map(home).collect();
         let homes =
@@ -184,7 +184,7 @@ impl Binder<'_> {
             team,
             group: op.group,
             homes: self.homes,
-            transport: self.world.network.transport,
+            transport: team.transport(),
             reduce: self.world.options.reduce,
             communication,
             on_host: HostMeeting::of(self.world, binding.rank),

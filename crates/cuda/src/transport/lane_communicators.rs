@@ -39,7 +39,7 @@ impl LaneCommunicators {
         let mut opened: Vec<(Members, Arc<Communicator>)> = Vec::new();
         let mut nccl = Vec::new();
         for group in world.mesh.groups() {
-            let Some(members) = world.team(rank, group)?.connected() else { continue };
+            let Some(members) = world.team(rank, group).connected() else { continue };
             let shared = opened.iter().find(|(others, _)| *others == members).map(|(_, one)| Arc::clone(one));
             let one = match shared {
                 Some(one) => one,

@@ -30,22 +30,15 @@ pub(crate) struct ReceiveBuffers {
 impl ReceiveBuffers {
     /// What the collectives among `ops`, which belong to `binding`, need on every rank; `hosts` says how the
     /// ranks of a group are spread over hosts.
-    ///
-    /// # Errors
-    /// Those of `hosts`.
-    pub(crate) fn of<E>(
-        binding: &Binding<'_>,
-        ops: &[LocalOp],
-        hosts: impl Fn(Group) -> Result<Hosts, E>,
-    ) -> Result<Self, E> {
+    pub(crate) fn of(binding: &Binding<'_>, ops: &[LocalOp], hosts: impl Fn(Group) -> Hosts) -> Self {
         let mut needs: BTreeMap<LaneId, usize> = BTreeMap::new();
         for (op, (_, lane)) in ops.iter().zip(binding.ops) {
             if let LocalOp::Collective(collective) = op {
                 let most = needs.entry(*lane).or_default();
-                *most = (*most).max(needed(&collective.pull, hosts(collective.group)?));
+                *most = (*most).max(needed(&collective.pull, hosts(collective.group)));
             }
         }
-        Ok(Self::stacked(needs))
+        Self::stacked(needs)
     }
 
     fn stacked(needs: BTreeMap<LaneId, usize>) -> Self {

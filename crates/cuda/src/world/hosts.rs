@@ -39,8 +39,8 @@ impl Hosts {
         even.then_some(Self { count: runs.len(), each })
     }
 
-    /// The hosts of a group of the world, whose ranks are on these hosts: one, some of whole groups, or each with as many
-    /// of its ranks. `None` where a host would have more of them than another.
+    /// The hosts of a group of the world, whose ranks are on these hosts: each with as many of its ranks. `None`
+    /// where a host would have more of them than another.
     pub(crate) fn of_group(self, group: Strides) -> Option<Self> {
         let (stride, ranks) = (group.stride() as usize, group.count() as usize);
         let all = stride * ranks;

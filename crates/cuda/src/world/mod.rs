@@ -106,9 +106,8 @@ impl World {
     }
 
     /// The ranks that a collective of `group` brings together, as `rank` sees them.
-    pub(super) fn team(&self, rank: RankId, group: Group) -> Result<Team, CudaFailure> {
-        let uneven = || CudaFailure::Refused(format!("{group} ranks of {} lie unevenly on hosts", self.mesh));
-        Team::of(self.network, self.mesh, rank, group).ok_or_else(uneven)
+    pub(super) fn team(&self, rank: RankId, group: Group) -> Team {
+        Team::of(self.network, self.mesh, rank, group)
     }
 
     /// The place of a rank among those of this process.

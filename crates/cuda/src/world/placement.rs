@@ -5,8 +5,8 @@
 //!   all these reports.
 //! - Peers' memory is written only within a host; what goes from host to host goes by NCCL.
 //! - Peers inside and NCCL between needs hosts with the same number of ranks each, one after the other, and
-//!   more than one for it to be of use. Every group of the mesh must be spread over them just as evenly.
-//!   Other worlds of several hosts use NCCL for everything.
+//!   more than one for it to be of use. Replicas, and the ranks at one place of them, must be spread over them just as
+//!   evenly. Other worlds of several hosts use NCCL for everything.
 
 use super::hosts::Hosts;
 use crate::device::libraries::Library;
@@ -14,7 +14,7 @@ use crate::failure::CudaFailure;
 use crate::options::{CudaOptions, Transport};
 use warpweft_backend::rendezvous::{HostName, Reader, Truncated, Writer};
 use warpweft_base::id::RankId;
-use warpweft_plan::model::Mesh;
+use warpweft_plan::model::{Group, Levels, Mesh};
 use warpweft_plan::policy::Reduce;
 
 /// What one rank reports.
@@ -27,14 +27,18 @@ pub(crate) struct Statement {
     /// Whether its GPU can reach every other of the world, where one process has all, or else every other that its
     /// process sees.
     pub(crate) reaches: bool,
-    /// From the options: transport, how gradients are summed, and how many replicas there are.
-    pub(crate) wish: (Option<Transport>, Reduce, u32),
+    /// From the options: transport, how gradients are summed, how many replicas there are, and in which levels.
+    pub(crate) wish: (Option<Transport>, Reduce, u32, [u32; Levels::MOST]),
 }
 
 impl Statement {
     pub(crate) fn new(options: &CudaOptions, host: HostName, gpu: [u8; 16], reaches: bool) -> Self {
         let has_nccl = Library::Nccl.open().is_ok();
-        let wish = (options.transport, options.reduce, options.replicas);
+        let mut levels = [0; Levels::MOST];
+        // What a mesh has by itself follows from its ranks and replicas.
+        let chosen = options.levels.as_ref().map_or(&[u32::MAX][..], Levels::blocks);
+        levels.iter_mut().zip(chosen).for_each(|(level, block)| *level = *block);
+        let wish = (options.transport, options.reduce, options.replicas, levels);
         Self { host, gpu, has_nccl, reaches, wish }
     }
 
@@ -51,7 +55,10 @@ impl Statement {
         };
         let mut writer = Writer::default();
         writer.raw(&self.gpu).byte(u8::from(self.has_nccl)).byte(u8::from(self.reaches)).byte(transport);
-        writer.byte(u8::from(self.wish.1 == Reduce::Nccl)).raw(&self.wish.2.to_le_bytes());
+        writer.byte(u8::from(self.wish.1 == Reduce::Nccl)).number(self.wish.2);
+        for level in self.wish.3 {
+            writer.number(level);
+        }
         writer.raw(self.host.as_str().as_bytes()).take()
     }
 
@@ -66,9 +73,13 @@ impl Statement {
             _ => return Err(Truncated),
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
-        let replicas = u32::from_le_bytes(reader.fixed()?);
+        let replicas = reader.number()?;
+        let mut levels = [0; Levels::MOST];
+        for level in &mut levels {
+            *level = reader.number()?;
+        }
         let host = HostName::new(std::str::from_utf8(reader.rest()).map_err(|_| Truncated)?);
-        Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce, replicas) })
+        Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce, replicas, levels) })
     }
 }
 
@@ -97,7 +108,7 @@ pub(crate) fn network(
     let Some(first) = statements.first() else { return refused("a world needs a rank") };
     if statements.iter().any(|statement| statement.wish != first.wish) {
         return refused(
-            "processes were configured with different transport, reduce or mesh.replicate; give all the same",
+            "processes were configured with different transport, reduce, mesh.replicate or mesh.levels; give all the same",
         );
     }
     let alone = statements.iter().enumerate().all(|(position, statement)| {
@@ -117,7 +128,10 @@ pub(crate) fn network(
     let all = Hosts::one(statements.len());
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
-    let even = |hosts: &Hosts| mesh.groups().all(|group| hosts.of_group(mesh.strides(group)).is_some());
+    let even = |hosts: &Hosts| {
+        let groups = [Group::Shard, Group::Replicate].into_iter();
+        groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
+    };
     match (first.wish.0, first.wish.1) {
         (None | Some(Transport::Peer), Reduce::Ordered) if !one_host && !alone => {
             refused("over several hosts each rank needs a GPU of its own; name each GPU once")
@@ -162,7 +176,7 @@ mod tests {
             gpu: [gpu; 16],
             has_nccl: false,
             reaches: true,
-            wish: (transport, Reduce::Ordered, 1),
+            wish: (transport, Reduce::Ordered, 1, [0; Levels::MOST]),
         }
     }
 
@@ -204,6 +218,9 @@ mod tests {
         let mut all = statements("aa", None);
         all[1].wish.2 = 2;
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.replicate"));
+        let mut all = statements("aa", None);
+        all[1].wish.3[0] = 2;
+        assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.levels"));
     }
 
     const fn peers(hosts: Hosts) -> Result<Network, CudaFailure> {

@@ -51,7 +51,7 @@ impl CudaWorld {
     }
 
     fn make(rendezvous: Arc<Rendezvous>, options: CudaOptions) -> Result<Self, CudaFailure> {
-        let mesh = Mesh::hybrid(rendezvous.ranks(), options.replicas);
+        let mesh = Mesh::of(rendezvous.ranks(), options.replicas, options.levels);
         let mesh = mesh.map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let (devices, ranks) = (options.devices.len(), rendezvous.range().len());
         if devices != ranks {

@@ -25,17 +25,25 @@ pub(crate) struct Team {
 }
 
 impl Team {
-    /// The team of `rank`. `None` where its ranks are spread unevenly over hosts, in which case no network is
-    /// made of them.
-    pub(crate) fn of(network: Network, mesh: Mesh, rank: RankId, group: Group) -> Option<Self> {
+    /// The team of `rank`. Where its ranks are spread unevenly over hosts, all goes by NCCL, as if these were one.
+    pub(crate) fn of(network: Network, mesh: Mesh, rank: RankId, group: Group) -> Self {
         let strides = mesh.strides(group);
-        let (members, hosts) = (Members::of(strides, rank), network.hosts.of_group(strides)?);
-        Some(Self { members, transport: network.transport, hosts, own: RankId::at(members.number(rank)) })
+        let members = Members::of(strides, rank);
+        let (transport, hosts) = match network.hosts.of_group(strides) {
+            Some(hosts) => (network.transport, hosts),
+            None => (Transport::Nccl, Hosts::one(members.count())),
+        };
+        Self { members, transport, hosts, own: RankId::at(members.number(rank)) }
     }
 
     /// The number of the rank that sees it.
     pub(crate) const fn own(&self) -> RankId {
         self.own
+    }
+
+    /// How bytes get from one of its ranks to another.
+    pub(crate) const fn transport(&self) -> Transport {
+        self.transport
     }
 
     /// The hosts that its ranks are on.
@@ -107,7 +115,7 @@ mod tests {
         let (hosts, mesh) = (hosts(3, 2), Mesh::new(6).unwrap());
         let network = Network { transport: Transport::Peer, hosts };
         for rank in mesh.iter() {
-            let members = Team::of(network, mesh, rank, Group::World).unwrap().connected().unwrap();
+            let members = Team::of(network, mesh, rank, Group::World).connected().unwrap();
             let mut column: Vec<_> = hosts.column(rank).collect();
             column.sort();
             assert_eq!(members.iter().collect::<Vec<_>>(), column);
@@ -121,7 +129,7 @@ mod tests {
         let mesh = Mesh::hybrid(6, 3).unwrap();
         let team = |transport, group| {
             let network = Network { transport, hosts: Hosts::one(6) };
-            Team::of(network, mesh, RankId::new(3), group).unwrap()
+            Team::of(network, mesh, RankId::new(3), group)
         };
         let connected = |group| team(Transport::Nccl, group).connected().unwrap().iter().collect::<Vec<_>>();
         let ranks = |ranks: &[u32]| ranks.iter().copied().map(RankId::new).collect::<Vec<_>>();
@@ -135,7 +143,7 @@ mod tests {
             RankId::new(0),
             Group::Shard,
         );
-        assert_eq!(alone.unwrap().connected(), None, "a team of one");
+        assert_eq!(alone.connected(), None, "a team of one");
     }
 
     /// Whether a lane opens a communicator for a group, or shares that of an earlier one, is the same on
@@ -151,7 +159,7 @@ mod tests {
             for network in ways {
                 let mut opened = BTreeSet::new();
                 for rank in mesh.iter() {
-                    let team = |group| Team::of(network, mesh, rank, group).unwrap();
+                    let team = |group| Team::of(network, mesh, rank, group);
                     let all = GROUPS.map(|group| team(group).connected());
                     let fresh = (0..3).map(|at| all[at].is_some() && !all[..at].contains(&all[at]));
                     opened.insert(fresh.collect::<Vec<_>>());
@@ -160,7 +168,7 @@ mod tests {
                     }
                     for (group, members) in GROUPS.into_iter().zip(all) {
                         for other in members.into_iter().flat_map(Members::iter) {
-                            let theirs = Team::of(network, mesh, other, group).unwrap().connected();
+                            let theirs = Team::of(network, mesh, other, group).connected();
                             assert_eq!(theirs, members, "{network:?}, {mesh}, {rank}, {other}, {group}");
                         }
                     }
@@ -175,7 +183,7 @@ mod tests {
         let mesh = Mesh::hybrid(8, 4).unwrap();
         let network = Network { transport: Transport::Peer, hosts: hosts(2, 4) };
         for (rank, group) in mesh.iter().flat_map(|rank| GROUPS.map(|group| (rank, group))) {
-            let team = Team::of(network, mesh, rank, group).unwrap();
+            let team = Team::of(network, mesh, rank, group);
             assert_eq!(team.in_world(team.own()), rank);
             assert_eq!(team.iter().collect::<Vec<_>>(), mesh.members(rank, group).collect::<Vec<_>>());
             assert_eq!(team.hosts().ranks(), mesh.size(group) as usize);

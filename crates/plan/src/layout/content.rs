@@ -9,9 +9,9 @@ use serde::Serialize;
 use super::state::StateLayout;
 use super::weight::PlaneRegions;
 use super::weights::Weights;
-use crate::model::Hyperparameters;
+use crate::model::{Group, Hyperparameters, Mesh};
 use crate::op::{NormRecord, Vote};
-use warpweft_base::id::{BucketId, BufferId, CallId, MicroBatchId, StateId, WeightId};
+use warpweft_base::id::{BucketId, BufferId, CallId, LevelId, MicroBatchId, StateId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
 
 /// How far a round of matrices has come, for a whole-matrix optimizer: see [`Op::Prepare`](crate::op::Op::Prepare).
@@ -83,9 +83,16 @@ pub enum Content {
     /// A gradient as it travels, bf16 `[padded rows, cols]`: from a call that writes it in bf16, or rounded
     /// from this call's f32 gradient or the sum that begins with it.
     WireGradient(WeightId, CallId),
-    /// The other ranks' slices of that gradient that belong to this rank's rows, in rank order without its
-    /// own: `[shards - 1, rows_per_rank, cols]` in the element type in which it travels.
+    /// The other ranks' slices of that gradient that this rank sums, in rank order without its own: of its rows,
+    /// `[shards - 1, rows_per_rank, cols]` in the element type in which it travels. Where sums have levels, those of
+    /// its block: `[slices, block - 1, rows_per_rank, cols]`.
     ReceivedGradient(WeightId, CallId, ElementType),
+    /// The sums of that gradient over this rank's block of a level, which is not the last: f32
+    /// `[slices, rows_per_rank, cols]`, with [`Mesh::slices`](crate::model::Mesh::slices) slices.
+    PartialGradient(WeightId, CallId, LevelId),
+    /// The other blocks' slices of such sums of the level before, for this rank to sum at this one: f32
+    /// `[slices, ranks - 1, rows_per_rank, cols]`.
+    ReceivedPartial(WeightId, CallId, LevelId),
     /// The rank's rows of that gradient, summed over the ranks of its replica: f32 `[rows_per_rank, cols]`.
     ReducedGradient(WeightId, CallId),
     /// Those rows, summed over the replicas where there are several: f32 `[rows_per_rank, cols]`.
@@ -144,6 +151,8 @@ impl Content {
             | Self::Gradient(..)
             | Self::WireGradient(..)
             | Self::ReceivedGradient(..)
+            | Self::PartialGradient(..)
+            | Self::ReceivedPartial(..)
             | Self::ReducedGradient(..)
             | Self::SummedGradient(..)
             | Self::Round(..) => true,
@@ -217,8 +226,16 @@ impl Content {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
             }
             Self::ReceivedGradient(weight, _, element) => {
-                let peers = weights.mesh.shards().saturating_sub(1) as usize;
-                stored(weight, element.bytes()).saturating_mul(peers)
+                let group = weights.mesh.tree().next().unwrap_or(Group::Shard);
+                stored(weight, element.bytes()).saturating_mul(received_slices(weights.mesh, group))
+            }
+            Self::PartialGradient(weight, _, level) => {
+                let slices = weights.mesh.slices(Group::Level(level)) as usize;
+                stored(weight, ElementType::F32.bytes()).saturating_mul(slices)
+            }
+            Self::ReceivedPartial(weight, _, level) => {
+                let slices = received_slices(weights.mesh, Group::Level(level));
+                stored(weight, ElementType::F32.bytes()).saturating_mul(slices)
             }
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);
@@ -240,4 +257,9 @@ impl Content {
             Self::Vote => size_of::<Vote>(),
         }
     }
+}
+
+/// How many slices a rank gets of the others when the ranks of a group exchange gradients.
+const fn received_slices(mesh: Mesh, group: Group) -> usize {
+    mesh.slices(group) as usize * (mesh.size(group) as usize).saturating_sub(1)
 }

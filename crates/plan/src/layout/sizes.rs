@@ -62,4 +62,8 @@ impl<Bytes: Fn(&Slot) -> usize> Sizes for SizesOf<'_, Bytes> {
     fn ranks(&self, group: Group) -> u32 {
         self.weights.mesh.size(group)
     }
+
+    fn slices(&self, group: Group) -> usize {
+        self.weights.mesh.slices(group) as usize
+    }
 }

@@ -379,6 +379,30 @@ pub enum DeclareError {
         /// Replicas requested.
         replicas: u32,
     },
+    /// Levels that are not made of each other.
+    #[error(
+        "{given:?} are no levels of a mesh; set mesh.levels to at most {most} numbers of ranks from 2 up, each a multiple of the one before, such as [8] or [8, 128], or to [] for none"
+    )]
+    LevelsList {
+        /// The levels.
+        given: Vec<u32>,
+        /// [`Levels::MOST`](super::Levels::MOST).
+        most: usize,
+    },
+    /// A level that cuts some group of ranks in pieces of unequal size.
+    #[error(
+        "blocks of {level} ranks cut {ranks} ranks in {replicas} replicas unevenly; set mesh.levels to numbers that divide the ranks of a replica or are multiples of it: the next after {level} is {next}"
+    )]
+    Level {
+        /// Ranks of a block.
+        level: u32,
+        /// Ranks of the mesh.
+        ranks: u32,
+        /// Replicas of it.
+        replicas: u32,
+        /// The next number that would do.
+        next: u32,
+    },
 }
 
 warpweft_base::debug_in_words!(DeclareError);

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use warpweft_base::id::RankId;
+use warpweft_base::id::{LevelId, RankId};
 
 /// Which ranks take part in a collective, as seen from any one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -18,6 +18,10 @@ pub enum Group {
     Replicate,
     /// All ranks.
     World,
+    /// Those whose sums of a gradient this level adds up, of several levels ([`Mesh::tree`](super::Mesh::tree)): at the
+    /// first, the rank's own block of its replica; at the others, the ranks at its place in the blocks of the level
+    /// before.
+    Level(LevelId),
 }
 
 impl Group {
@@ -26,15 +30,22 @@ impl Group {
     pub const fn is_world(&self) -> bool {
         matches!(self, Self::World)
     }
+
+    /// Whether these are the ranks of a replica; a reduction then leaves the group out.
+    #[must_use]
+    pub const fn is_shard(&self) -> bool {
+        matches!(self, Self::Shard)
+    }
 }
 
 impl std::fmt::Display for Group {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(match self {
-            Self::Shard => "shard",
-            Self::Replicate => "replicate",
-            Self::World => "world",
-        })
+        match self {
+            Self::Shard => formatter.write_str("shard"),
+            Self::Replicate => formatter.write_str("replicate"),
+            Self::World => formatter.write_str("world"),
+            Self::Level(level) => level.fmt(formatter),
+        }
     }
 }
 

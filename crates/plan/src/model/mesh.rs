@@ -2,19 +2,23 @@
 //!
 //! Law: rank = replica · shards + shard. So the ranks of a replica are numbered one after the other, and
 //! share a host where a host has as many ranks as a replica. Every replica holds every weight; ranks at the
-//! same place in all replicas hold the same bits. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere
-//! else: everything that needs their numbers, or how many they are, asks there.
+//! same place in all replicas hold the same bits. Which ranks a [`Group`] means is said by [`Mesh::strides`]
+//! and nowhere else: everything that needs their numbers, or how many they are, asks there. In which order
+//! gradients are summed over a replica is said by [`Mesh::tree`]: a mesh of up to 8 ranks has one level by
+//! itself, all ranks in order.
 
 use serde::{Serialize, Serializer};
 
-use super::{DeclareError, Group, Strides};
-use warpweft_base::id::RankId;
+use super::{DeclareError, Group, Levels, Strides};
+use warpweft_base::id::{LevelId, RankId};
 
 /// The ranks a model is sharded over, and how often it is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mesh {
     shards: u32,
     replicas: u32,
+    /// Those that cut a replica.
+    levels: Levels,
 }
 
 impl Mesh {
@@ -34,6 +38,7 @@ impl Mesh {
     }
 
     /// A mesh of `ranks` data-parallel ranks in all that hold `replicas` replicas of the model: hybrid sharding.
+    /// It sums in [`Levels::USUAL`], where these cut it evenly, and otherwise in one.
     ///
     /// # Errors
     /// As [`Mesh::new`]; [`DeclareError::Replicas`] when the ranks cannot be divided among that many
@@ -41,10 +46,49 @@ impl Mesh {
     pub fn hybrid(ranks: u32, replicas: u32) -> Result<Self, DeclareError> {
         match (ranks, ranks.checked_rem(replicas)) {
             (0, _) => Err(DeclareError::NoRanks),
-            (1..=Self::MAX_RANKS, Some(0)) => Ok(Self { shards: ranks / replicas, replicas }),
+            (1..=Self::MAX_RANKS, Some(0)) => {
+                let flat = Self { shards: ranks / replicas, replicas, levels: Levels::FLAT };
+                Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
+            }
             (1..=Self::MAX_RANKS, _) => Err(DeclareError::Replicas { ranks, replicas }),
             _ => Err(DeclareError::TooManyRanks { ranks, most: Self::MAX_RANKS }),
         }
+    }
+
+    /// As [`Mesh::hybrid`], with the levels that were chosen, if some were.
+    ///
+    /// # Errors
+    /// As [`Mesh::hybrid`] and [`Mesh::with_levels`].
+    pub fn of(ranks: u32, replicas: u32, levels: Option<Levels>) -> Result<Self, DeclareError> {
+        let usual = Self::hybrid(ranks, replicas)?;
+        levels.map_or(Ok(usual), |levels| usual.with_levels(levels))
+    }
+
+    /// The same mesh with these levels. Those that do not cut a replica change nothing.
+    ///
+    /// # Errors
+    /// [`DeclareError::Level`] for blocks that neither are parts of a replica of equal size, nor consist of as
+    /// many whole replicas each, nor hold all ranks.
+    pub fn with_levels(self, levels: Levels) -> Result<Self, DeclareError> {
+        let (ranks, replicas) = (self.ranks(), self.replicas);
+        match levels.blocks().iter().find(|block| !self.is_cut_evenly(**block)) {
+            None => Ok(Self { levels: levels.below(self.shards), ..self }),
+            Some(level) => {
+                let next = (*level..ranks).find(|block| self.is_cut_evenly(*block)).unwrap_or(ranks);
+                Err(DeclareError::Level { level: *level, ranks, replicas, next })
+            }
+        }
+    }
+
+    const fn is_cut_evenly(self, block: u32) -> bool {
+        let whole = block.is_multiple_of(self.shards) && self.ranks().is_multiple_of(block);
+        block >= self.ranks() || self.shards.is_multiple_of(block) || whole
+    }
+
+    /// The levels that cut a replica.
+    #[must_use]
+    pub const fn levels(self) -> Levels {
+        self.levels
     }
 
     /// How many ranks, in all replicas.
@@ -89,12 +133,44 @@ impl Mesh {
             Group::Shard => Strides::new(1, self.shards),
             Group::Replicate => Strides::new(self.shards, self.replicas),
             Group::World => Strides::new(1, self.ranks()),
+            Group::Level(level) => {
+                let below = if level.index() == 0 { 1 } else { self.block(level.index() - 1) };
+                Strides::new(below, self.block(level.index()) / below)
+            }
+        }
+    }
+
+    /// Ranks of a block of a level, which above the last is all of a replica.
+    const fn block(self, level: usize) -> u32 {
+        match self.levels.block(level) {
+            Some(ranks) => ranks,
+            None => self.shards,
+        }
+    }
+
+    /// Over which groups, one after the other, gradients are summed over a replica: over all its ranks at once; or with
+    /// levels over the ranks of a block, then over those at one place of the blocks of the level before, and so on.
+    /// Each adds in rank order.
+    pub fn tree(self) -> impl ExactSizeIterator<Item = Group> {
+        let levels = self.levels.blocks().len();
+        let group = move |level| if levels == 0 { Group::Shard } else { Group::Level(LevelId::at(level)) };
+        (0..levels + 1).map(group)
+    }
+
+    /// How many slices of a gradient a rank has for each rank of a group of the [`tree`](Mesh::tree): its sum over that
+    /// group has as many slices, each of a rank's rows.
+    #[must_use]
+    pub const fn slices(self, group: Group) -> u32 {
+        match group {
+            Group::Level(level) => self.shards / self.block(level.index()),
+            Group::Shard | Group::Replicate | Group::World => 1,
         }
     }
 
     /// Every group that plans for this mesh may name. Some may have the same members.
     pub fn groups(self) -> impl Iterator<Item = Group> {
-        [Group::World, Group::Shard, Group::Replicate].into_iter()
+        let levels = self.tree().filter(|group| !group.is_shard());
+        [Group::World, Group::Shard, Group::Replicate].into_iter().chain(levels)
     }
 
     /// How many ranks a group has.
@@ -140,7 +216,7 @@ impl std::fmt::Display for Mesh {
     }
 }
 
-/// The ranks, and the replicas where there are several.
+/// The ranks, the replicas where there are several, and levels where there are some.
 impl Serialize for Mesh {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -148,9 +224,12 @@ impl Serialize for Mesh {
             ranks: u32,
             #[serde(skip_serializing_if = "Option::is_none")]
             replicas: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            levels: Option<Levels>,
         }
         let replicas = (self.replicas > 1).then_some(self.replicas);
-        Written { ranks: self.ranks(), replicas }.serialize(serializer)
+        let levels = Some(self.levels).filter(|levels| *levels != Levels::FLAT);
+        Written { ranks: self.ranks(), replicas, levels }.serialize(serializer)
     }
 }
 
@@ -218,12 +297,63 @@ mod tests {
         }
     }
 
+    #[test]
+    fn ranks_are_summed_in_blocks_of_eight_where_these_cut_a_replica_evenly() {
+        let tree = |ranks, replicas| {
+            let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+            mesh.tree().map(|group| mesh.strides(group)).collect::<Vec<_>>()
+        };
+        let of = |stride, count| Strides::new(stride, count);
+        for (ranks, replicas) in [(1, 1), (8, 1), (8, 4), (16, 2), (64, 8), (12, 1), (36, 2)] {
+            assert_eq!(tree(ranks, replicas), [of(1, ranks / replicas)], "{ranks}, {replicas}");
+        }
+        assert_eq!(tree(16, 1), [of(1, 8), of(8, 2)]);
+        assert_eq!(tree(128, 2), [of(1, 8), of(8, 8)]);
+    }
+
+    /// What a rank keeps at a level, it gives parts of at the next, until its own rows are left.
+    #[test]
+    fn each_level_leaves_as_many_slices_as_the_next_gives_and_the_last_leaves_one() {
+        for (ranks, replicas, levels) in
+            [(16, 1, &[8][..]), (16, 1, &[2, 4, 8]), (24, 2, &[4]), (512, 1, &[8, 128]), (8, 1, &[])]
+        {
+            let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+            let mesh = mesh.with_levels(Levels::new(levels).unwrap()).unwrap();
+            let left = mesh.tree().fold(mesh.shards(), |slices, group| {
+                assert_eq!(slices, mesh.slices(group) * mesh.size(group), "{mesh}, {group}");
+                mesh.slices(group)
+            });
+            assert_eq!((left, mesh.tree().len()), (1, levels.len() + 1));
+        }
+    }
+
+    #[test]
+    fn blocks_that_cut_ranks_unevenly_are_refused_with_the_next_that_do_not() {
+        let with = |ranks, replicas, block| {
+            let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+            mesh.with_levels(Levels::new(&[block]).unwrap())
+        };
+        for (ranks, replicas, block, next) in [(12, 1, 8, 12), (24, 1, 5, 6), (24, 4, 7, 12), (24, 4, 4, 6)] {
+            assert_eq!(
+                with(ranks, replicas, block),
+                Err(DeclareError::Level { level: block, ranks, replicas, next })
+            );
+            assert!(with(ranks, replicas, next).is_ok());
+        }
+        for (ranks, replicas, block) in [(24, 4, 6), (24, 4, 12), (24, 4, 100), (24, 4, 3)] {
+            let levels = with(ranks, replicas, block).unwrap().levels();
+            assert_eq!(levels.blocks().len(), usize::from(block < ranks / replicas));
+        }
+    }
+
     /// PL-1. With one replica, what is written is the same as before there were replicas.
     #[test]
     fn a_mesh_of_one_replica_is_written_as_its_ranks() {
         let text = |mesh: Mesh| serde_json::to_string(&mesh).unwrap();
         assert_eq!(text(Mesh::new(4).unwrap()), r#"{"ranks":4}"#);
         assert_eq!(text(Mesh::hybrid(4, 2).unwrap()), r#"{"ranks":4,"replicas":2}"#);
+        assert_eq!(text(Mesh::hybrid(32, 2).unwrap()), r#"{"ranks":32,"replicas":2,"levels":[8]}"#);
+        assert_eq!(text(Mesh::new(16).unwrap().with_levels(Levels::FLAT).unwrap()), r#"{"ranks":16}"#);
         assert_eq!(Mesh::new(1).unwrap().to_string(), "1 rank");
         assert_eq!(Mesh::new(4).unwrap().to_string(), "4 ranks");
         assert_eq!(Mesh::hybrid(4, 2).unwrap().to_string(), "4 ranks (2 shards × 2 replicas)");

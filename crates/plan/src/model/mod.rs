@@ -12,6 +12,7 @@ mod error;
 mod group;
 mod hyperparameters;
 mod layers;
+mod levels;
 mod mesh;
 mod names;
 mod parameter_group;
@@ -27,6 +28,7 @@ pub use error::DeclareError;
 pub use group::{Group, Strides};
 pub use hyperparameters::Hyperparameters;
 pub use layers::{Layer, LayerStack};
+pub use levels::Levels;
 pub use mesh::Mesh;
 pub use parameter_group::{NonNegative, ParameterGroup};
 pub use program::{

@@ -139,4 +139,6 @@ pub(crate) trait Sizes {
     fn padding(&self, weight: WeightId) -> Option<usize>;
     /// How many ranks a group has.
     fn ranks(&self, group: Group) -> u32;
+    /// How many slices of a gradient a rank has for each rank of a group.
+    fn slices(&self, group: Group) -> usize;
 }

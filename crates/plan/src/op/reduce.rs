@@ -19,13 +19,19 @@ pub struct ReduceScatter {
     pub parts: Vec<ReducePart>,
 }
 
-/// Gives every rank of a replica its slices of the others' gradients of one weight, or of several of a
-/// group as one collective. They are not summed; the peers' slices come one after the other in rank
-/// order. A rank's slice of its own gradient stays where it is. Nothing is computed.
+/// Gives every rank of a replica, or of one of its [levels](crate::model::Mesh::tree), its slices of the others'
+/// gradients of one weight, or of several of a group as one collective. They are not summed; the peers' slices come one
+/// after the other in rank order. A rank's slice of its own gradient stays where it is. Nothing is computed.
+///
+/// At a level a rank takes several slices: with `n` ranks of the group, those whose number is its own position, modulo
+/// `n`. Those of the same place from all peers come one after the other.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ExchangeGradient {
-    /// The type in which the gradients travel: f32 or bf16.
+    /// The type in which the gradients travel: f32 or bf16. Above the first level it is f32.
     pub element: ElementType,
+    /// Who exchanges.
+    #[serde(skip_serializing_if = "Group::is_shard")]
+    pub group: Group,
     /// What is exchanged; at least one.
     pub parts: Vec<ReducePart>,
 }
@@ -35,9 +41,9 @@ pub struct ExchangeGradient {
 pub struct ReducePart {
     /// The weight.
     pub weight: WeightId,
-    /// The rank's full gradient, in the element type that travels.
+    /// The rank's full gradient, in the element type that travels; or what it summed at the level before.
     pub from: SlotId,
-    /// The summed rows of this rank, f32; for an exchange, the peers' slices of these rows, as they travel.
+    /// The summed rows of this rank, f32; for an exchange, the peers' slices for it, as they travel.
     pub to: SlotId,
 }
 
@@ -90,7 +96,7 @@ impl Operation for ExchangeGradient {
     }
 
     fn part(&self) -> Part {
-        Part::Collective(Group::Shard)
+        Part::Collective(self.group)
     }
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {
@@ -102,6 +108,7 @@ impl Operation for ExchangeGradient {
     }
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
-        ReducePart::rows(&self.parts, self.element, sizes).map(Moves::Exchanged)
+        let rows = ReducePart::rows(&self.parts, self.element, sizes)?;
+        Some(Moves::Exchanged(rows.saturating_mul(sizes.slices(self.group))))
     }
 }

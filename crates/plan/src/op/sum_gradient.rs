@@ -4,16 +4,21 @@ use serde::Serialize;
 
 use super::operation::{Moves, Named, Operation, Part, Sizes, sum};
 use crate::model::Access::{self, Read, Update, Write};
+use crate::model::Group;
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::ElementType;
 
 /// Sums a rank's slices of gradients, its own and those that were exchanged, in rank order in f32. If
 /// nothing is to be done in between, the same pass over memory accumulates the sums as
-/// [`Op::Accumulate`](super::Op::Accumulate) does.
+/// [`Op::Accumulate`](super::Op::Accumulate) does. Below the last [level](crate::model::Mesh::tree) the sums are of a
+/// block of ranks, as many slices as [`Mesh::slices`](crate::model::Mesh::slices) says, and go on from there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct SumGradient {
     /// The type in which the gradients travelled: f32 or bf16.
     pub element: ElementType,
+    /// Whose slices are summed.
+    #[serde(skip_serializing_if = "Group::is_shard")]
+    pub group: Group,
     /// What is summed; at least one.
     pub parts: Vec<SumPart>,
 }
@@ -23,7 +28,8 @@ pub struct SumGradient {
 pub struct SumPart {
     /// The weight.
     pub weight: WeightId,
-    /// The rank's full gradient, in the element type that travelled: its own slice is read there.
+    /// The rank's full gradient, in the element type that travelled, or what it summed at the level before: its own
+    /// slices are read there.
     pub own: SlotId,
     /// The peers' slices; absent where a replica is one rank, which has none.
     pub received: Option<SlotId>,
@@ -36,7 +42,7 @@ pub struct SumPart {
 /// What becomes of a rank's rows of a gradient once they are summed over the ranks of its replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum SumTarget {
-    /// Reduced rows: the sum as it is, to be summed over the replicas.
+    /// The sum as it is, to be summed at the next level or over the replicas.
     Rows,
     /// The main grad, begun: the sum divided by the number of ranks and of micro-batches.
     First,
@@ -68,9 +74,10 @@ impl Operation for SumGradient {
     }
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
-        // One slice of the rank's own gradient is read.
+        // Of the rank's own gradient its own slices are read.
         let touched = self.parts.iter().map(|part| {
-            let own = sizes.rows(part.weight)?.saturating_mul(self.element.bytes());
+            let own =
+                sizes.rows(part.weight)?.saturating_mul(self.element.bytes() * sizes.slices(self.group));
             let received = part.received.map_or(Some(0), |slot| sizes.slot(slot))?;
             let times = if part.target == SumTarget::More { 2 } else { 1 };
             Some(own.saturating_add(received).saturating_add(sizes.slot(part.into)?.saturating_mul(times)))

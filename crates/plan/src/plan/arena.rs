@@ -187,6 +187,8 @@ const fn is_reduced(content: Content) -> bool {
         content,
         Content::WireGradient(..)
             | Content::ReceivedGradient(..)
+            | Content::PartialGradient(..)
+            | Content::ReceivedPartial(..)
             | Content::ReducedGradient(..)
             | Content::SummedGradient(..)
     )

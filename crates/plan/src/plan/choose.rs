@@ -96,7 +96,7 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
     // of them before a call can read them.
     let mut leads: HashMap<(WeightId, bool), f64> = HashMap::new();
     let beside_calls = |time: f64| time * contention.quantize_beside_compute;
-    // Sums over replicas may go over other links than gathers do, and then hold none of them up.
+    // What was summed once may go over other links than gathers do, and then hold none of them up.
     let beside_gathers = |op: &Op| request.policy.communicators == 1 || costs.meets_gathers(op);
     let mut pace = Pace {
         calls: vec![0.0; calls],
@@ -142,14 +142,22 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
                     }
                 }
             }
-            (Op::ExchangeGradient(ExchangeGradient { parts, .. }), _) => {
+            (Op::ExchangeGradient(ExchangeGradient { group, parts, .. }), _) if !is_further(*group) => {
                 let made = parts.iter().filter_map(|part| completed.get(&part.from)).max();
                 pace.reductions[made.copied().unwrap_or(0)] += beside;
             }
             // Calls wait for it as they wait for each other.
             (Op::CollectiveCall(_), _) if stage < calls => pace.calls[stage] += time,
-            (op @ Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) if !beside_gathers(op) => {}
-            (Op::ReduceScatter(_) | Op::AllReduce(AllReduce { group: Group::Replicate, .. }), _) => {
+            (
+                op @ (Op::ExchangeGradient(_) | Op::AllReduce(AllReduce { group: Group::Replicate, .. })),
+                _,
+            ) if !beside_gathers(op) => {}
+            (
+                Op::ReduceScatter(_)
+                | Op::ExchangeGradient(_)
+                | Op::AllReduce(AllReduce { group: Group::Replicate, .. }),
+                _,
+            ) => {
                 // Of the reference, in which reductions stand so many calls later.
                 let made = stage.saturating_sub(delay + 1).min(calls.saturating_sub(1));
                 pace.reductions[made] += beside;
@@ -176,4 +184,9 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
         pace.leads.push(lead.copied().unwrap_or(0.0));
     }
     pace
+}
+
+/// Are these the ranks of a level above the first?
+const fn is_further(group: Group) -> bool {
+    matches!(group, Group::Level(level) if level.index() > 0)
 }

@@ -26,7 +26,7 @@ pub(super) enum Carrier {
     Gather,
     /// The communicator that reduces.
     Reduce,
-    /// The communicator that sums over replicas.
+    /// The communicator for what was summed once: levels above the first, and sums over replicas.
     Replicas,
 }
 
@@ -57,13 +57,13 @@ pub(super) enum Section {
     AddGradients,
     /// Sums of what an earlier stage brought.
     Sum,
-    /// Sums over the replicas of these.
+    /// What these bring to the next level, and their sums over the replicas.
     Replicas,
     /// Reductions of a call some calls before.
     Reduce,
     /// Sums of what this stage brings.
     SumHere,
-    /// Sums over the replicas of these.
+    /// What these bring to the next level, and their sums over the replicas.
     ReplicasHere,
     /// Accumulations of what was reduced at the stage before.
     Accumulate,

@@ -1,8 +1,8 @@
 //! The lanes of a policy, and which of them carries what.
 //!
 //! Law: this is the one place where lanes get numbers. Compute is first, and every kind of lane there is once; a
-//! policy of one communicator has one lane for gathers and reductions, and sums over replicas have their own where it
-//! has three and there are several replicas.
+//! policy of one communicator has one lane for gathers and reductions, and what was summed once and is summed over
+//! further blocks or replicas has its own where the policy has three and there are such.
 
 use super::draft::Carrier;
 use super::step_plan::Policy;
@@ -34,7 +34,7 @@ impl Lanes {
         let gather = add(LaneKind::Communicator(CommId::new(0)));
         let shared = policy.communicators == 1;
         let reduce = if shared { gather } else { add(LaneKind::Communicator(CommId::new(1))) };
-        let own = policy.communicators > 2 && mesh.replicas() > 1;
+        let own = policy.communicators > 2 && (mesh.replicas() > 1 || mesh.tree().len() > 1);
         let replicas = if own { add(LaneKind::Communicator(CommId::new(2))) } else { reduce };
         let sum = add(LaneKind::Sum);
         Self { all, compute, quantize, gather, reduce, replicas, sum }

@@ -27,9 +27,10 @@ impl Display for StepPlan {
         };
         let (op_width, subject_width) =
             (widest("op", |task| task.op.name().to_owned()), widest("subject", |task| shown(&task.subject)));
-        let replicated = self.weights.mesh.replicas() > 1;
-        // A column that would say nothing new of one replica is left out.
-        let group = |name: String| if replicated { format!("{name:<9} ") } else { String::new() };
+        let mesh = self.weights.mesh;
+        let has_groups = mesh.replicas() > 1 || mesh.tree().len() > 1;
+        // A column that would say nothing new of all ranks is left out.
+        let group = |name: String| if has_groups { format!("{name:<9} ") } else { String::new() };
         writeln!(
             out,
             "{:>5}  {:<15} {:<op_width$} {}{:<subject_width$} {:>12}  waits for",

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use warpweft_backend::DeviceTimes;
+use warpweft_plan::model::Levels;
 use warpweft_plan::policy::{self, ByteSize};
 
 /// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
@@ -94,11 +95,16 @@ pub struct MeshAxes {
     /// gradients are summed over replicas too. It must divide the number of ranks, of which each replica has as
     /// many, one after the other.
     pub replicate: u32,
+    /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
+    /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a
+    /// replica; when absent, 8 where that cuts replicas evenly, which is one sum for up to 8 ranks. Part of the
+    /// bits of a run, and the same in all processes.
+    pub levels: Option<Levels>,
 }
 
 impl Default for MeshAxes {
     fn default() -> Self {
-        Self { replicate: 1 }
+        Self { replicate: 1, levels: None }
     }
 }
 

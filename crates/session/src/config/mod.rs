@@ -221,12 +221,12 @@ impl Config {
         Duration::from_secs_f64(self.deadline_s)
     }
 
-    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says.
+    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says, that sums in `mesh.levels`.
     ///
     /// # Errors
-    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide.
+    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide; as [`Mesh::with_levels`].
     pub fn mesh_of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
-        Mesh::hybrid(ranks, self.mesh.replicate)
+        Mesh::of(ranks, self.mesh.replicate, self.mesh.levels)
     }
 
     /// Refuses the value of `key` for what the rule of its key does not know: `problem` says what is wrong with it,

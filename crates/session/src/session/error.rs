@@ -75,6 +75,20 @@ pub enum SessionError {
         /// Which one, or how many.
         reason: String,
     },
+    /// Backends whose mesh sums in other levels than the configuration says.
+    #[error(
+        "gradients are to be summed in blocks of {levels:?} ranks, but the backends were made for {ranks} ranks that sum in blocks of {of_backends:?} ({device}); make them for a mesh with these levels (`Config::mesh_of`), or set mesh.levels to {of_backends:?}"
+    )]
+    Levels {
+        /// Those of the configuration, as far as they cut a replica.
+        levels: Vec<u32>,
+        /// Those of the backends.
+        of_backends: Vec<u32>,
+        /// Ranks of the backends.
+        ranks: u32,
+        /// What they run on.
+        device: String,
+    },
     /// Backends of a world with another number of replicas than the configuration requests.
     #[error(
         "mesh.replicate is {replicate}, but the backends were made for {ranks} ranks in {replicas} replicas ({device}); make them for a mesh of {replicate} replicas, or set mesh.replicate to {replicas}"

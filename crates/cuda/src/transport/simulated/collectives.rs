@@ -9,7 +9,7 @@ use crate::world::team::samples::{GROUPS, MESHES};
 use warpweft_backend::local::{Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
-use warpweft_plan::model::{Group, Mesh};
+use warpweft_plan::model::{Group, Levels, Mesh};
 use warpweft_plan::op::{Division, Reduction};
 
 /// Arenas of values that round when they are added, so that an order shows.
@@ -249,6 +249,22 @@ proptest! {
         let mesh = Mesh::hybrid(u32::try_from(hosts.ranks()).unwrap(), u32::try_from(replicas).unwrap()).unwrap();
         for group in [Group::Shard, Group::Replicate] {
             check_all(Scene { hosts, mesh, group }, &parts);
+        }
+    }
+
+    /// As above, for every level of a mesh that has some, also where its blocks lie across hosts.
+    #[test]
+    fn ranks_of_a_level_get_what_a_world_of_them_gets(
+        count in 1..4_usize,
+        each in 1..5_usize,
+        block in 2..7_u32,
+        parts in prop::collection::vec(0..100_usize, 1..3),
+    ) {
+        let hosts = hosts(count, each);
+        let mesh = Mesh::new(u32::try_from(hosts.ranks()).unwrap()).unwrap();
+        let leveled = Levels::new(&[block]).and_then(|levels| mesh.with_levels(levels));
+        for group in leveled.iter().flat_map(|mesh| mesh.groups()) {
+            check_all(Scene { hosts, mesh: *leveled.as_ref().unwrap(), group }, &parts);
         }
     }
 }

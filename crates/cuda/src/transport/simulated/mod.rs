@@ -121,7 +121,7 @@ impl Scene {
     }
 
     fn team(self, network: Network, rank: RankId) -> Team {
-        Team::of(network, self.mesh, rank, self.group).unwrap()
+        Team::of(network, self.mesh, rank, self.group)
     }
 
     /// Ranks of a team.
@@ -212,8 +212,7 @@ fn collective(
     pull: &Pull,
 ) -> Vec<Vec<u8>> {
     let ranks = before.len();
-    let receive_buffer =
-        RECEIVE_BUFFER + needed(pull, network.hosts.of_group(scene.mesh.strides(scene.group)).unwrap());
+    let receive_buffer = RECEIVE_BUFFER + needed(pull, scene.team(network, RankId::new(0)).hosts());
     let arenas = before.iter().map(|arena| [arena.clone(), vec![0xEE; receive_buffer]]);
     let mut memory = Memory { ranks: arenas.collect() };
     let mut queues: Vec<VecDeque<Stage>> = (0..ranks)
@@ -226,7 +225,7 @@ fn collective(
             let homes: Vec<_> = team.iter().map(reach).collect();
             let view =
                 View { rank: team.own(), homes: &homes, hosts: team.hosts(), receive_buffer: RECEIVE_BUFFER };
-            let mut stages: VecDeque<Stage> = stages(&view, network.transport, pull).into();
+            let mut stages: VecDeque<Stage> = stages(&view, team.transport(), pull).into();
             for stage in &mut stages {
                 if let Stage::Exchange(transfers) = stage {
                     transfers.iter_mut().for_each(|transfer| transfer.renumber(|peer| team.in_world(peer)));

@@ -173,7 +173,7 @@ fn a_slice_for_another_host_goes_to_the_neighbour_that_shares_a_place_with_its_o
 fn a_team_meets_its_own_ranks_and_no_others() {
     let mesh = Mesh::hybrid(4, 2).unwrap();
     let network = Network { transport: Transport::Peer, hosts: Hosts::one(4) };
-    let team = Team::of(network, mesh, RankId::new(3), Group::Replicate).unwrap();
+    let team = Team::of(network, mesh, RankId::new(3), Group::Replicate);
     let homes: Vec<_> = team.iter().map(|rank| home(rank.index())).collect();
     let view = View { rank: team.own(), homes: &homes, hosts: team.hosts(), receive_buffer: 0 };
     let from = Region { offset: 0, bytes: 64 };

@@ -7,8 +7,10 @@
 //! of each rank, which accumulates as well; it is exchanged among the ranks of a replica one call before, or
 //! right after its call where reductions have a communicator of their own: after the next call in T, or
 //! before it where the timetable has exchanges early and its gradients are complete by then, neither added
-//! to others nor rounded. Where there are several replicas that task leaves the sums as they are; right
-//! after it they are summed over the replicas, in f32, and one call further they are accumulated. Where
+//! to others nor rounded. Where sums have levels ([`Mesh::tree`]), that is the first of them. What it leaves
+//! is exchanged right after it, beside what other gradients do at the first level, and summed one call
+//! further, level after level. Where there are several replicas the last task leaves the sums as they are;
+//! right after it they are summed over the replicas, in f32, and one call further they are accumulated. Where
 //! collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum
 //! over the replicas stands right after it, and accumulation one call further. A replica of one rank
 //! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
@@ -17,6 +19,7 @@
 //! that one call completes are one collective, and one sum.
 //!
 //! [`Policy::collectives_sum`]: super::super::Policy::collectives_sum
+//! [`Mesh::tree`]: crate::model::Mesh::tree
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -30,7 +33,7 @@ use crate::op::{
     RoundGradient, SumGradient, SumPart, SumTarget,
 };
 use crate::policy::{Reduce, ReduceEvery};
-use warpweft_base::id::{CallId, GroupId, MicroBatchId, SlotId, WeightId};
+use warpweft_base::id::{CallId, GroupId, LevelId, MicroBatchId, SlotId, WeightId};
 use warpweft_format::ElementType;
 
 /// Gradients of one weight that are reduced together: those of one call, of one micro-batch, or all.
@@ -51,14 +54,21 @@ struct Collected {
     elements: usize,
     /// Is it complete only one step after its call, because it is added to others or rounded there?
     completed_later: bool,
-    /// What travels; empty where a replica is one rank that sums by itself.
-    parts: Vec<ReducePart>,
-    /// What is summed on the rank; empty where the collective sums.
-    sums: Vec<SumPart>,
+    /// The groups it is summed over, one after the other.
+    levels: Vec<SumLevel>,
     /// From the reduced rows to their sums over the replicas; empty where there is one.
     over_replicas: Vec<(SlotId, SlotId)>,
     /// What is accumulated by a task of its own.
     rows: Vec<Rows>,
+}
+
+/// One level of a reduction; where there are no levels, all of it.
+struct SumLevel {
+    group: Group,
+    /// What travels; empty where a replica is one rank that sums by itself.
+    parts: Vec<ReducePart>,
+    /// What is summed on the rank; empty where the collective sums.
+    sums: Vec<SumPart>,
 }
 
 /// The reductions that a call completes, and which of them is that of a group in an element type.
@@ -112,14 +122,18 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
     all_reduce(draft);
 }
 
-/// Adds a reduction over the ranks of a replica, that over the replicas where there are several, and the
-/// accumulation.
+/// Adds a reduction over the ranks of a replica, level after level, that over the replicas where there are several, and
+/// the accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, element, elements, completed_later, parts, sums, over_replicas, rows } = reduction;
+    let Collected { name, element, elements, completed_later, levels, over_replicas, rows } = reduction;
     let Reductions { delay, early } = reductions;
-    let mesh = draft.weights.mesh;
-    let subject = of_group(&name, parts.len().max(sums.len()));
-    let (reduced, collective) = (stage + delay, sums.is_empty());
+    let (mesh, tail) = (draft.weights.mesh, draft.tail());
+    let weights = levels.iter().map(|level| level.parts.len().max(level.sums.len()));
+    let subject = of_group(&name, weights.max().unwrap_or(0));
+    let collective = levels.iter().all(|level| level.sums.is_empty());
+    // However a contribution of a weight is reduced, it is accumulated as late as one through all levels.
+    let (depth, levels_of) = (mesh.tree().len(), levels.len());
+    let reduced = stage + delay;
     // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
     // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
     // the gathers' it stands as late as that allows.
@@ -128,41 +142,76 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         (false, 0 | 1) => stage + delay.saturating_sub(1).max(1),
         (false, _) => stage + 1,
     };
-    let at_once = travels.min(draft.tail()) == reduced.min(draft.tail());
-    let (sum, over) =
-        if at_once { (Section::SumHere, Section::ReplicasHere) } else { (Section::Sum, Section::Replicas) };
-    // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
-    // contributions of a weight are accumulated in one section, whoever sums them: so in program order.
-    let (summed, section) = match (parts.is_empty(), draft.policy.reduce) {
-        (_, Reduce::Nccl) if over_replicas.is_empty() => (reduced + 1, Section::Accumulate),
-        (true, _) => (stage + 1, sum),
-        (false, _) => (reduced, sum),
-    };
-    if !parts.is_empty() {
-        let bytes = wire_bytes(elements, element, mesh, Group::Shard);
-        let op = match collective {
-            true => Op::ReduceScatter(ReduceScatter { element, parts }),
-            false => Op::ExchangeGradient(ExchangeGradient { element, parts }),
+    let at_once = travels.min(tail) == reduced.min(tail);
+    let mut last = (reduced, if at_once { Section::SumHere } else { Section::Sum });
+    for (number, SumLevel { group, parts, sums }) in levels.into_iter().enumerate() {
+        let is_last = number + 1 == levels_of;
+        let subject = if number == 0 { subject.clone() } else { format!("{subject} at {group}") };
+        // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
+        // contributions of a weight are accumulated in one section, whoever sums them: so in program order.
+        let summed = match (parts.is_empty(), draft.policy.reduce) {
+            (_, Reduce::Nccl) if over_replicas.is_empty() && is_last => {
+                (reduced + depth, Section::Accumulate)
+            }
+            (true, _) => (stage + 1, last.1),
+            (false, _) if number == 0 => last,
+            (false, _) => after_exchange(last, tail),
         };
-        let task = DraftTask::collective(op, subject.clone(), Carrier::Reduce, bytes);
-        let before = early && travels == stage + 1 && !collective && !completed_later;
-        draft.add(travels, if before { Section::Exchange } else { Section::Reduce }, task);
-    }
-    if !collective {
-        let op = Op::SumGradient(SumGradient { element, parts: sums });
-        draft.add(summed, section, DraftTask::local(op, subject.clone(), Carrier::Sum));
+        if !parts.is_empty() {
+            let (element, carrier) =
+                if number == 0 { (element, Carrier::Reduce) } else { (ElementType::F32, Carrier::Replicas) };
+            let given = elements.saturating_mul(mesh.slices(group) as usize);
+            let bytes = wire_bytes(given, element, mesh, group);
+            let op = match collective {
+                true => Op::ReduceScatter(ReduceScatter { element, parts }),
+                false => Op::ExchangeGradient(ExchangeGradient { element, group, parts }),
+            };
+            let task = DraftTask::collective(op, subject.clone(), carrier, bytes);
+            let before = early && travels == stage + 1 && !collective && !completed_later;
+            let (at, section) = match number {
+                0 => (travels, if before { Section::Exchange } else { Section::Reduce }),
+                _ => after_sum(last),
+            };
+            draft.add(at, section, task);
+        }
+        if !sums.is_empty() {
+            let element = if number == 0 { element } else { ElementType::F32 };
+            let op = Op::SumGradient(SumGradient { element, group, parts: sums });
+            draft.add(summed.0, summed.1, DraftTask::local(op, subject, Carrier::Sum));
+            last = summed;
+        }
     }
     if !over_replicas.is_empty() {
         let group = Group::Replicate;
         let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
         let bytes = combined_bytes(values, mesh, group);
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas });
-        let section = if collective { Section::Reduce } else { over };
-        draft.add(reduced, section, DraftTask::collective(op, subject, Carrier::Replicas, bytes));
+        let (at, section) =
+            if collective { (reduced, Section::Reduce) } else { after_sum((reduced + depth - 1, last.1)) };
+        draft.add(at, section, DraftTask::collective(op, subject, Carrier::Replicas, bytes));
     }
     for rows in rows {
         let into = draft.slot(Content::MainGrad(rows.weight));
-        accumulate(draft, rows, into, reduced + 1);
+        accumulate(draft, rows, into, reduced + depth);
+    }
+}
+
+/// Where sums travel on that were made there.
+const fn after_sum((stage, section): (usize, Section)) -> (usize, Section) {
+    match section {
+        Section::Sum => (stage, Section::Replicas),
+        Section::SumHere => (stage, Section::ReplicasHere),
+        _ => (stage, Section::Accumulate),
+    }
+}
+
+/// Where the sum of a level stands, that of the level before having been made there: one call further, behind what is
+/// summed for the first time then, which would otherwise wait for it; or in the tail after its exchange.
+const fn after_exchange((stage, section): (usize, Section), tail: usize) -> (usize, Section) {
+    match section {
+        Section::Sum => (stage + 1, Section::SumHere),
+        _ if stage < tail => (stage + 1, Section::SumHere),
+        _ => (stage + 1, Section::Accumulate),
     }
 }
 
@@ -231,11 +280,18 @@ impl Collected {
             element,
             elements: 0,
             completed_later: false,
-            parts: Vec::new(),
-            sums: Vec::new(),
+            levels: Vec::new(),
             over_replicas: Vec::new(),
             rows: Vec::new(),
         }
+    }
+
+    /// The level with this number, of this group.
+    fn level(&mut self, number: usize, group: Group) -> &mut SumLevel {
+        if number == self.levels.len() {
+            self.levels.push(SumLevel { group, parts: Vec::new(), sums: Vec::new() });
+        }
+        &mut self.levels[number]
     }
 
     /// Adds the way of one gradient, which lies in `from` as it travels.
@@ -248,19 +304,39 @@ impl Collected {
             let named = format!("{name} reduced gradient of {label}");
             draft.transient(named, Content::ReducedGradient(weight, call))
         });
-        let received = (!collective && mesh.shards() > 1).then(|| {
-            let named = format!("{name} gradient of {label} from others");
-            draft.transient(named, Content::ReceivedGradient(weight, call, self.element))
-        });
-        let travels_to = if collective { reduced } else { received };
-        self.parts.extend(travels_to.map(|to| ReducePart { weight, from, to }));
-        if !collective {
-            let (into, target) = match (reduced, first) {
-                (Some(rows), _) => (rows, SumTarget::Rows),
-                (None, true) => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
-                (None, false) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
-            };
-            self.sums.push(SumPart { weight, own: from, received, into, target });
+        if collective {
+            let part = reduced.map(|to| ReducePart { weight, from, to });
+            self.level(0, Group::Shard).parts.extend(part);
+        } else {
+            let mut own = from;
+            for (number, group) in mesh.tree().enumerate() {
+                let is_last = number + 1 == mesh.tree().len();
+                let level = LevelId::at(number);
+                let received = (mesh.size(group) > 1).then(|| match number {
+                    0 => {
+                        let named = format!("{name} gradient of {label} from others");
+                        draft.transient(named, Content::ReceivedGradient(weight, call, self.element))
+                    }
+                    _ => {
+                        let named = format!("{name} gradient of {label} from others at {level}");
+                        draft.transient(named, Content::ReceivedPartial(weight, call, level))
+                    }
+                });
+                let (into, target) = match (is_last, reduced) {
+                    (false, _) => {
+                        let named = format!("{name} gradient of {label} summed at {level}");
+                        let content = Content::PartialGradient(weight, call, level);
+                        (draft.transient(named, content), SumTarget::Rows)
+                    }
+                    (true, Some(rows)) => (rows, SumTarget::Rows),
+                    (true, None) if first => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
+                    (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
+                };
+                let SumLevel { parts, sums, .. } = self.level(number, group);
+                parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
+                sums.push(SumPart { weight, own, received, into, target });
+                own = into;
+            }
         }
         let Some(reduced) = reduced else { return };
         let mut from = reduced;

@@ -157,6 +157,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.replicate),
     },
     Row {
+        path: "mesh.levels",
+        expected: "at most three numbers of ranks from 2 up, each a multiple of the one before, such as [8] or [8, 128]; [] for one sum over all ranks",
+        value: |c| c.mesh.levels.and_then(toml),
+        valid: |_| true,
+    },
+    Row {
         path: "tune.steps",
         expected: "0 (no tuning) or a whole number from 6 to 20 of a session's first steps",
         value: |c| toml(c.tune.steps),

@@ -39,15 +39,19 @@ pub(super) fn one_world(
     Err(SessionError::Backends { reason })
 }
 
-/// The backends' world has as many replicas as the configuration says.
-pub(super) fn check_replicas(config: &Config, device: &str, mesh: Mesh) -> Result<(), SessionError> {
-    let replicate = config.mesh.replicate;
-    if mesh.replicas() == replicate {
-        return Ok(());
-    }
-    config.mesh_of(mesh.ranks())?;
+/// The backends' world has as many replicas as the configuration says, and sums in the same levels.
+pub(super) fn check_mesh(config: &Config, device: &str, mesh: Mesh) -> Result<(), SessionError> {
+    let (replicate, ranks) = (config.mesh.replicate, mesh.ranks());
+    let configured = config.mesh_of(ranks)?;
     let device = device.to_owned();
-    Err(SessionError::Replicas { replicate, replicas: mesh.replicas(), ranks: mesh.ranks(), device })
+    if mesh.replicas() != replicate {
+        return Err(SessionError::Replicas { replicate, replicas: mesh.replicas(), ranks, device });
+    }
+    if mesh != configured {
+        let (levels, of_backends) = (configured.levels().blocks().to_vec(), mesh.levels().blocks().to_vec());
+        return Err(SessionError::Levels { levels, of_backends, ranks, device });
+    }
+    Ok(())
 }
 
 /// What a step reports to other processes must fit into what a rendezvous carries.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::any_backend::{Shared, Startable};
 use super::cancelled::GivenUp;
-use super::checks::{check_outputs, check_reduce, check_replicas, one_world};
+use super::checks::{check_mesh, check_outputs, check_reduce, one_world};
 use super::costs;
 use super::plans::{Plans, host_buffers};
 use crate::checkpoint::{FrozenBase, OptimizerIdentity};
@@ -59,7 +59,7 @@ impl Start {
         self.config.validate()?;
         check_reduce(&self.config, &backends)?;
         let mesh = one_world(&backends, &rendezvous)?;
-        check_replicas(&self.config, &self.device, mesh)?;
+        check_mesh(&self.config, &self.device, mesh)?;
         let costs = costs::configured(&self.config, mesh.ranks())?;
         self.start_planned(mesh, costs.as_ref(), rendezvous, backends).await
     }

@@ -262,6 +262,8 @@ impl Run<'_> {
             Content::Gradient(weight, _)
             | Content::WireGradient(weight, _)
             | Content::ReceivedGradient(weight, ..)
+            | Content::PartialGradient(weight, ..)
+            | Content::ReceivedPartial(weight, ..)
             | Content::ReducedGradient(weight, _)
             | Content::SummedGradient(weight, _)
             | Content::LocalGrad(weight)
@@ -300,7 +302,9 @@ impl Run<'_> {
                 Held::Gradient { .. }
                 | Held::WireGradient(..)
                 | Held::Unpadded(..)
-                | Held::ReceivedGradient(..),
+                | Held::ReceivedGradient(..)
+                | Held::PartialGradient(..)
+                | Held::ReceivedPartial(..),
             ) => (
                 "gradient rows that were reduced inside of each replica",
                 "exchange and sum the gradient, or reduce-scatter it, before it is summed over the replicas",

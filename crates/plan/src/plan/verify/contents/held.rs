@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use crate::layout::{Content, RoundStage};
 use crate::plan::StepPlan;
 use warpweft_base::id::{
-    BucketId, BufferId, CallId, MicroBatchId, SlotId, StateId, TaskId, Version, WeightId,
+    BucketId, BufferId, CallId, LevelId, MicroBatchId, SlotId, StateId, TaskId, Version, WeightId,
 };
 use warpweft_format::{ElementType, Orientation};
 
@@ -75,6 +75,10 @@ pub(super) enum Held {
     ReceivedGradient(WeightId, BTreeSet<CallId>, ElementType),
     /// What a call wrote in bf16, its padding rows not zero yet.
     Unpadded(WeightId, CallId),
+    /// What these calls made, summed over this rank's block of a level.
+    PartialGradient(WeightId, BTreeSet<CallId>, LevelId),
+    /// The other ranks' slices for this rank of such sums of the level before, to be summed at this one.
+    ReceivedPartial(WeightId, BTreeSet<CallId>, LevelId),
     /// This rank's rows of that, summed over the ranks of its replica.
     ReducedGradient(WeightId, BTreeSet<CallId>),
     /// Those rows, summed over the replicas too.
@@ -141,6 +145,12 @@ impl Held {
                 matches!(content, Content::ReceivedGradient(other, call, of) if (other, of) == (*weight, *element) && calls.contains(&call))
             }
             Self::Unpadded(weight, call) => content == Content::WireGradient(*weight, *call),
+            Self::PartialGradient(weight, calls, level) => {
+                matches!(content, Content::PartialGradient(other, call, at) if (other, at) == (*weight, *level) && calls.contains(&call))
+            }
+            Self::ReceivedPartial(weight, calls, level) => {
+                matches!(content, Content::ReceivedPartial(other, call, at) if (other, at) == (*weight, *level) && calls.contains(&call))
+            }
             Self::ReducedGradient(weight, calls) => {
                 matches!(content, Content::ReducedGradient(other, call) if other == *weight && calls.contains(&call))
             }
@@ -257,6 +267,13 @@ impl Held {
                     name(weight),
                     calls(of)
                 )
+            }
+            Self::PartialGradient(weight, of, level) => {
+                format!("the sums of {level} of the gradient of {} from {}", name(weight), calls(of))
+            }
+            Self::ReceivedPartial(weight, of, level) => {
+                let (name, calls) = (name(weight), calls(of));
+                format!("the other ranks' sums of the gradient of {name} from {calls} for {level}")
             }
             Self::ReducedGradient(weight, of) => {
                 format!("the reduced gradient of {} from {}", name(weight), calls(of))

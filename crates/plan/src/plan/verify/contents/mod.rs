@@ -143,10 +143,12 @@ impl<'p> Run<'p> {
                 op.parts.iter().try_for_each(|part| self.reduce_scatter(task, op.element, *part))
             }
             Op::ExchangeGradient(op) => {
-                op.parts.iter().try_for_each(|part| self.exchange_gradient(task, op.element, *part))
+                let (element, group) = (op.element, op.group);
+                op.parts.iter().try_for_each(|part| self.exchange_gradient(task, element, group, *part))
             }
             Op::SumGradient(op) => {
-                op.parts.iter().try_for_each(|part| self.sum_gradient(task, op.element, *part))
+                let (element, group) = (op.element, op.group);
+                op.parts.iter().try_for_each(|part| self.sum_gradient(task, element, group, *part))
             }
             Op::RoundGradient(op) => self.round_gradient(task, op.weight, op.from, op.to),
             Op::AddGradient(op) => self.add_gradient(task, op.weight, op.from, op.into),

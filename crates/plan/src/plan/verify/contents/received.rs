@@ -1,19 +1,20 @@
 //! PL-4 where ranks sum gradients by themselves: what travels unsummed, and the sum of it.
 //!
 //! Law: an exchange brings the other ranks' slices of one gradient, of the calls whose sum it is, in the
-//! element type that was requested. A sum takes these and the rank's own slice of the very same gradient,
+//! element type that was requested. A sum takes these and the rank's own slices of the very same gradient,
 //! which its slot must still hold: so each rank's contribution is in it once, and all of them are of the same
-//! calls. Only where a replica is one rank is there nothing that could have landed. What is summed goes on as
-//! reduced rows; or, if there are no other replicas to sum it with, into the main grad as any contribution
-//! does.
+//! calls. Only where a replica is one rank is there nothing that could have landed. Where sums have levels, both
+//! are of one level, and each level takes what the one before left: no block is added up before it is complete, none
+//! is left out or counted twice. What is summed over a whole replica goes on as reduced rows; or, if there are no
+//! other replicas to sum it with, into the main grad as any contribution does.
 
 use std::collections::BTreeSet;
 
 use super::{Held, Run, Verdict};
 use crate::layout::Content;
-use crate::model::Placement;
+use crate::model::{Group, Placement};
 use crate::op::{ReducePart, SumPart, SumTarget};
-use warpweft_base::id::{CallId, SlotId, TaskId, WeightId};
+use warpweft_base::id::{CallId, LevelId, SlotId, TaskId, WeightId};
 use warpweft_format::ElementType;
 
 impl Run<'_> {
@@ -21,16 +22,25 @@ impl Run<'_> {
         &mut self,
         task: TaskId,
         element: ElementType,
+        group: Group,
         part: ReducePart,
     ) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
-        let calls = self.travelling(task, element, weight, from)?;
-        self.fill(task, to, Held::ReceivedGradient(weight, calls, element))
+        let level = self.level(task, weight, group)?;
+        let calls = self.given(task, element, level, weight, from)?;
+        self.fill(task, to, brought(weight, calls, element, level))
     }
 
-    pub(super) fn sum_gradient(&mut self, task: TaskId, element: ElementType, part: SumPart) -> Verdict<()> {
+    pub(super) fn sum_gradient(
+        &mut self,
+        task: TaskId,
+        element: ElementType,
+        group: Group,
+        part: SumPart,
+    ) -> Verdict<()> {
         let SumPart { weight, own, received, into, target } = part;
-        let calls = self.travelling(task, element, weight, own)?;
+        let level = self.level(task, weight, group)?;
+        let calls = self.given(task, element, level, weight, own)?;
         if self.plan.weights.layout(weight).placement == Placement::Replicated {
             let name = self.name(weight);
             let problem =
@@ -38,9 +48,22 @@ impl Run<'_> {
             let remedy = "accumulate the gradient of a replicated weight as it is";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        self.all_received(task, weight, &calls, element, received)?;
+        self.all_received(task, weight, brought(weight, calls.clone(), element, level), received)?;
+        let is_last = level.index() + 1 == self.plan.weights.mesh.tree().len();
         if target == SumTarget::Rows {
-            return self.fill(task, into, Held::ReducedGradient(weight, calls));
+            let held = match is_last {
+                true => Held::ReducedGradient(weight, calls),
+                false => Held::PartialGradient(weight, calls, level),
+            };
+            return self.fill(task, into, held);
+        }
+        if !is_last {
+            let problem = format!(
+                "adds the gradient of `{}` to the main grad, summed over the ranks of one block of {level}",
+                self.name(weight)
+            );
+            let remedy = "leave the sums as they are and sum them at the next level first";
+            return self.wrong_accumulation(task, problem, remedy);
         }
         if self.plan.weights.mesh.replicas() > 1 {
             let name = self.name(weight);
@@ -53,13 +76,62 @@ impl Run<'_> {
         self.contribute(task, weight, calls, into, target == SumTarget::First)
     }
 
-    /// The slices of every other rank, of the gradient that `calls` made, must be there.
+    /// The level at which the ranks of `group` sum a gradient of `weight`; where there are no levels, the only one.
+    fn level(&self, task: TaskId, weight: WeightId, group: Group) -> Verdict<LevelId> {
+        let mesh = self.plan.weights.mesh;
+        if let Some(level) = mesh.tree().position(|of| mesh.alike(of, group)) {
+            return Ok(LevelId::at(level));
+        }
+        let groups: Vec<String> = mesh.tree().map(|of| of.to_string()).collect();
+        let problem = format!(
+            "reduces the gradient of `{}` over the {group} group, but {mesh} sum over: {}",
+            self.name(weight),
+            groups.join(", then ")
+        );
+        self.wrong_accumulation(
+            task,
+            problem,
+            "reduce over the groups of the mesh's tree, one after the other",
+        )
+    }
+
+    /// The calls whose gradient of `weight` is in `slot` as it is exchanged and summed at `level`.
+    fn given(
+        &self,
+        task: TaskId,
+        element: ElementType,
+        level: LevelId,
+        weight: WeightId,
+        slot: SlotId,
+    ) -> Verdict<BTreeSet<CallId>> {
+        let Some(below) = level.index().checked_sub(1).map(LevelId::at) else {
+            return self.travelling(task, element, weight, slot);
+        };
+        match self.slots.held(slot) {
+            Held::PartialGradient(of, calls, left_by) if (*of, *left_by) == (weight, below) => {
+                if element == ElementType::F32 {
+                    return Ok(calls.clone());
+                }
+                let problem = format!(
+                    "reduces sums of the gradient of `{}` in another type than f32",
+                    self.name(weight)
+                );
+                self.wrong_accumulation(task, problem, "let sums of blocks travel in f32")
+            }
+            _ => {
+                let needs = format!("the sums of {below} of a gradient of `{}`", self.name(weight));
+                let remedy = "exchange and sum the gradient at the level before, and write no other sums there until this level is done";
+                self.wrong_gradient(task, slot, needs, remedy)
+            }
+        }
+    }
+
+    /// What every other rank gives must be there: `expected`.
     fn all_received(
         &self,
         task: TaskId,
         weight: WeightId,
-        calls: &BTreeSet<CallId>,
-        element: ElementType,
+        expected: Held,
         received: Option<SlotId>,
     ) -> Verdict<()> {
         let Some(slot) = received else {
@@ -74,7 +146,6 @@ impl Run<'_> {
                 "exchange the gradient, and sum what was received",
             );
         };
-        let expected = Held::ReceivedGradient(weight, calls.clone(), element);
         if *self.slots.held(slot) == expected {
             return Ok(());
         }
@@ -84,6 +155,9 @@ impl Run<'_> {
 
     /// Where the other ranks' slices of what `call` made have landed, in words; `None` if no task brought them.
     pub(super) fn received(&self, weight: WeightId, call: CallId) -> Option<String> {
+        if let Some(whereabouts) = self.part_of_the_way(weight, call) {
+            return Some(whereabouts);
+        }
         let has = |held: &Held| matches!(held, Held::ReceivedGradient(of, calls, _) if *of == weight && calls.contains(&call));
         if let Some((slot, _)) = self.slots.all().find(|(_, held)| has(held)) {
             return Some(format!("it was exchanged into slot `{}` and not summed", self.slot_name(slot)));
@@ -93,5 +167,30 @@ impl Run<'_> {
         let (slot, _) = self.slots.all().find(|(slot, held)| lost(held) && was(*slot))?;
         let (name, holds) = (self.slot_name(slot), self.slots.describe(slot));
         Some(format!("it was exchanged into slot `{name}`, which holds {holds}"))
+    }
+
+    /// The furthest level at which it is, in words; `None` if it came to none.
+    fn part_of_the_way(&self, weight: WeightId, call: CallId) -> Option<String> {
+        let mut furthest = None;
+        for (slot, held) in self.slots.all() {
+            let (of, calls, level, how) = match held {
+                Held::PartialGradient(of, calls, level) => (of, calls, level, "summed into"),
+                Held::ReceivedPartial(of, calls, level) => (of, calls, level, "exchanged into"),
+                _ => continue,
+            };
+            if *of == weight && calls.contains(&call) {
+                furthest = furthest.max(Some((*level, how, slot)));
+            }
+        }
+        let (level, how, slot) = furthest?;
+        Some(format!("it was {how} slot `{}` at {level} and not summed further", self.slot_name(slot)))
+    }
+}
+
+/// What an exchange at `level` brings.
+fn brought(weight: WeightId, calls: BTreeSet<CallId>, element: ElementType, level: LevelId) -> Held {
+    match level.index() {
+        0 => Held::ReceivedGradient(weight, calls, element),
+        _ => Held::ReceivedPartial(weight, calls, level),
     }
 }
