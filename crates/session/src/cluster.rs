@@ -60,6 +60,7 @@ impl Rules for Cluster {
     const RULES: &'static [Rule] = &[
         needed("name", Takes::Text),
         needed("gpus_per_node", Takes::Count(1, 4096)),
+        optional("ranks_per_node", Takes::Count(1, 4096)),
         needed("algorithm", Takes::OneOf(&["ring", "tree", "hierarchical", "direct", "best"])),
         needed("gpu.memory_bytes", Takes::Count(1, MOST_MEMORY)),
         needed("gpu.hbm_bytes_per_s", MEMORY),
@@ -72,8 +73,10 @@ impl Rules for Cluster {
         needed("gpu.flops_per_s.fp4", FLOPS),
         needed("inside.latency_us", MICROSECONDS),
         needed("inside.bytes_per_s", LINK),
+        optional("inside.message_us", MICROSECONDS),
         Rule { key: "between.latency_us", takes: MICROSECONDS, needed_in: Some("between") },
         Rule { key: "between.bytes_per_s", takes: LINK, needed_in: Some("between") },
+        optional("between.message_us", MICROSECONDS),
         optional("contention.compute_beside_collective", FACTOR),
         optional("contention.collective_beside_compute", FACTOR),
         optional("contention.collective_beside_collective", FACTOR),

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use warpweft_plan::cluster::{Algorithm, Cluster};
+use warpweft_plan::cluster::{Algorithm, Cluster, Link};
 use warpweft_plan::model::Math;
 use warpweft_session::config::Declared;
 
@@ -30,7 +30,7 @@ pub(super) struct Figures {
     pub(super) latency_us: Figure,
     pub(super) bytes_per_s: Figure,
     /// Latency, bytes per second, and where they were taken from.
-    pub(super) between: Option<(f64, f64, String)>,
+    pub(super) between: Option<(Link, String)>,
     /// By the names of their keys.
     pub(super) contention: Vec<(&'static str, Figure)>,
     pub(super) delay: Figure,
@@ -78,10 +78,11 @@ impl Figures {
         line(speed("bytes_per_s", &self.bytes_per_s));
         match &self.between {
             None => line("\n# No table `between`: the links between nodes were not measured. --between takes them from another cluster.".to_owned()),
-            Some((latency_us, bytes_per_s, from)) => {
+            Some((Link { latency_us, bytes_per_s, message_us }, from)) => {
                 line("\n[between]".to_owned());
                 line(format!("latency_us = {latency_us}  # not measured: that of {from}"));
                 line(format!("bytes_per_s = {bytes_per_s:e}  # not measured: that of {from}"));
+                line(format!("message_us = {message_us}  # not measured: that of {from}"));
             }
         }
         line("\n[contention]".to_owned());

@@ -44,7 +44,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use check::{Check, Compared};
 pub use fit::FitError;
-use warpweft_plan::cluster::{Algorithm, Cluster};
+use warpweft_plan::cluster::{Algorithm, Cluster, Link};
 use warpweft_plan::model::Math;
 use warpweft_session::cluster::named;
 use warpweft_session::config::Config;
@@ -200,10 +200,10 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
     }
 }
 
-fn links_between(name: &str) -> Result<(f64, f64, String), MeasureError> {
+fn links_between(name: &str) -> Result<(Link, String), MeasureError> {
     let missing = || MeasureError::NoLinksBetween { name: name.to_owned() };
     let link = named(name)?.between.ok_or_else(missing)?;
-    Ok((link.latency_us, link.bytes_per_s, format!("`{}`", name.escape_debug())))
+    Ok((link, format!("`{}`", name.escape_debug())))
 }
 
 impl fmt::Display for Calibration {

@@ -187,6 +187,7 @@ fn free(ranks: u32, algorithm: Algorithm) -> Cluster {
     Cluster {
         name: "free".to_owned(),
         gpus_per_node: ranks,
+        ranks_per_node: None,
         gpu: Gpu {
             memory_bytes: 1,
             hbm_bytes_per_s: free,
@@ -195,7 +196,7 @@ fn free(ranks: u32, algorithm: Algorithm) -> Cluster {
             replay_us: 0.0,
             flops_per_s: Flops { f32: free, bf16: free, fp8: free, fp4: free },
         },
-        inside: Link { latency_us: 0.0, bytes_per_s: free },
+        inside: Link { latency_us: 0.0, bytes_per_s: free, message_us: 0.0 },
         between: None,
         algorithm,
         contention: Contention::default(),

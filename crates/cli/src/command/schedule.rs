@@ -172,6 +172,10 @@ pub(super) struct ModelArguments {
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     replicate: Option<u32>,
 
+    /// How many GPUs of each node of the cluster are ranks, over its ranks_per_node
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ranks_per_node: Option<u32>,
+
     /// Plan for a custom optimizer in place of Adam, which keeps so many lists of f32 state beside every master
     #[arg(long, value_name = "N")]
     optimizer_states: Option<u8>,
@@ -291,11 +295,30 @@ fn milliseconds(text: &str) -> Result<Nanoseconds, String> {
 
 impl ModelArguments {
     fn options(self) -> ModelOptions {
-        let Self { model, config, depth, bytes, auto, budget, replicate, optimizer_states, whole_matrices } =
-            self;
+        let Self {
+            model,
+            config,
+            depth,
+            bytes,
+            auto,
+            budget,
+            replicate,
+            ranks_per_node,
+            optimizer_states,
+            whole_matrices,
+        } = self;
         let prefetch = depth.map(Prefetch::depth).or_else(|| bytes.map(Prefetch::bytes));
         let prefetch = prefetch.or_else(|| auto.then(Prefetch::auto));
-        ModelOptions { model, config, prefetch, budget, replicate, optimizer_states, whole_matrices }
+        ModelOptions {
+            model,
+            config,
+            prefetch,
+            budget,
+            replicate,
+            ranks_per_node,
+            optimizer_states,
+            whole_matrices,
+        }
     }
 }
 

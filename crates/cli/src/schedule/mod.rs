@@ -24,6 +24,7 @@ pub use outputs::Outputs;
 pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
 use warpweft_backend::sim::END;
+use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::StepProgram;
 use warpweft_plan::policy::ByteSize;
 use warpweft_session::cluster::named;
@@ -67,6 +68,8 @@ pub struct ModelOptions {
     pub budget: Option<ByteSize>,
     /// In place of the configuration's `mesh.replicate`.
     pub replicate: Option<u32>,
+    /// In place of the cluster's `ranks_per_node`.
+    pub ranks_per_node: Option<u32>,
     /// Lists of f32 state that a custom optimizer keeps beside every master; `None` for Adam.
     pub optimizer_states: Option<u8>,
     /// Patterns of weights whose matrices it takes whole, after the rules of the configuration.
@@ -110,6 +113,12 @@ impl ModelOptions {
             config.set_by(&key, "--whole-matrices");
         }
         Ok(config)
+    }
+
+    /// The cluster of that name, with as many ranks on a node as the options say.
+    fn cluster(&self, name: &str) -> Result<Cluster, ConfigError> {
+        let cluster = named(name)?;
+        Ok(Cluster { ranks_per_node: self.ranks_per_node.or(cluster.ranks_per_node), ..cluster })
     }
 
     /// Every file that is read, on a cluster of that name.
@@ -159,7 +168,7 @@ pub fn plan_model(
     let (plan, costs, too_large) = match cluster_name {
         None => (plan_program(&program, &config, ranks)?, None, None),
         Some(name) => {
-            let cluster = named(name)?;
+            let cluster = model.cluster(name)?;
             let plan = plan_program_on(&program, &config, &cluster, ranks)?;
             let too_large = too_large(&plan, &cluster);
             (plan, Some(costs_of(&config, &cluster, ranks)?), too_large)
@@ -215,7 +224,7 @@ fn more(wanted: &str, untold: usize) -> String {
 pub fn simulate_model(options: &SimulateOptions) -> Result<String, MeasureError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
-    let cluster = named(&options.cluster)?;
+    let cluster = options.model.cluster(&options.cluster)?;
     let Declaration { name, program, config, .. } = &declared;
     let simulation = simulate_program(program, config, &cluster, options.ranks, options.steps)?;
     options.outputs.write_trace(&simulation.timeline)?;
@@ -262,6 +271,7 @@ mod tests {
                 prefetch,
                 budget: None,
                 replicate: None,
+                ranks_per_node: None,
                 optimizer_states: None,
                 whole_matrices: Vec::new(),
             };

@@ -12,7 +12,6 @@ use warpweft_backend::BackendError;
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::plan::{Costs, GatherStart, PlanError, Policy};
 use warpweft_plan::policy::ByteSize;
-use warpweft_session::cluster::named;
 use warpweft_session::config::{Config, Prefetch};
 use warpweft_session::session::ExecError;
 use warpweft_session::session::{SessionError, Simulation, costs_of, simulate_program_with};
@@ -49,7 +48,7 @@ pub struct TuneOptions {
 pub fn tune_model(options: &TuneOptions) -> Result<String, MeasureError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
     let declared = declare(&options.model)?;
-    let cluster = named(&options.cluster)?;
+    let cluster = options.model.cluster(&options.cluster)?;
     let costs = costs_of(&declared.config, &cluster, options.ranks)?;
     let bench = Bench { declared: &declared, cluster: &cluster, ranks: options.ranks, costs: &costs };
     let depths = bench.sweep(DEPTHS.into_iter().map(Prefetch::depth))?;

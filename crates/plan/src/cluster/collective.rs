@@ -9,7 +9,7 @@
 //! | ring | `(p−1)·α + (p−1)/p · S/β` | Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, §4.1 |
 //! | tree (recursive doubling, halving) | `⌈log₂ p⌉·α + (p−1)/p · S/β` | the same, §4.1 and §4.3 |
 //! | hierarchical | `(n−1)·αx + (n−1)/n · (S/g)/βx + (g−1)·αi + (g−1)/g · S/βi` | a ring per rail between nodes, then one in each node |
-//! | direct | `max(αi + (g−1)/p · S/βi, αx + (p−g)/p · S/βx)` | every rank pulls every peer's part at once |
+//! | direct | `max(αi + (g−1)·μi + (g−1)/p · S/βi, αx + (p−g)·μx + (p−g)/p · S/βx)` | every rank pulls every peer's part at once, with μ for each message |
 //! | best | the least of them | |
 //!
 //! A flat ring or tree that leaves a node pays αx for every step, and crosses the node's border over all of
@@ -140,7 +140,10 @@ impl Links {
     fn pulls(&self, bytes: f64) -> f64 {
         let Self { ranks, per_node, inside, between, .. } = *self;
         let from = |peers: f64, link: Link| match peers > 0.0 {
-            true => time(link.latency_us, peers / ranks * bytes, link.bytes_per_s),
+            true => {
+                let messages = peers * link.message_us;
+                time(link.latency_us + messages, peers / ranks * bytes, link.bytes_per_s)
+            }
             false => 0.0,
         };
         from(per_node - 1.0, inside).max(from(ranks - per_node, between))
@@ -227,6 +230,21 @@ mod tests {
         // Replicas of 3 ranks do not fill nodes of 4, and a node's border cuts one of them.
         let cut = among("ring", Mesh::hybrid(6, 2).unwrap(), Group::Shard);
         close(cut.gather_ns(9000), 2.0 * 10_000.0 + 6000.0 / 0.2);
+    }
+
+    /// A partner on another node costs a message, however little it gives; a step of a ring costs its latency.
+    #[test]
+    fn messages_to_partners_on_other_nodes_are_charged_one_by_one() {
+        let charged = |algorithm: &str, ranks| {
+            let mut cluster = cluster(algorithm);
+            cluster.between.as_mut().unwrap().message_us = 2.0;
+            let mesh = Mesh::new(ranks).unwrap();
+            Links::new(&cluster, mesh, mesh.strides(Group::World)).unwrap()
+        };
+        close(charged("direct", 4).exchange_ns(8000), links("direct", 4).exchange_ns(8000));
+        close(charged("direct", 8).exchange_ns(8000), 10_000.0 + 4.0 * 2000.0 + 4000.0 / 0.1);
+        close(charged("direct", 64).exchange_ns(6400), 10_000.0 + 60.0 * 2000.0 + 6000.0 / 0.1);
+        close(charged("ring", 64).gather_ns(6400), links("ring", 64).gather_ns(6400));
     }
 
     #[test]

@@ -54,6 +54,9 @@ pub struct Cluster {
     pub name: String,
     /// GPUs of one node: ranks that reach each other over `inside`.
     pub gpus_per_node: u32,
+    /// How many of them are ranks, where a job leaves some out; all where it is absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks_per_node: Option<u32>,
     /// One GPU.
     pub gpu: Gpu,
     /// Links between GPUs of a node.
@@ -125,6 +128,9 @@ pub struct Link {
     pub latency_us: f64,
     /// 1/β: bytes a GPU receives per second.
     pub bytes_per_s: f64,
+    /// µs that a GPU's link and host take for each message to another partner, where one is on its way already.
+    #[serde(default)]
+    pub message_us: f64,
 }
 
 impl Cluster {
@@ -152,10 +158,16 @@ impl Cluster {
         bytes as f64 / self.gpu.hbm_bytes_per_s * 1e9
     }
 
+    /// How many ranks a full node has.
+    #[must_use]
+    pub fn node(&self) -> u32 {
+        self.ranks_per_node.unwrap_or(u32::MAX).min(self.gpus_per_node).max(1)
+    }
+
     /// How many of `ranks` ranks share a node, and how many nodes they fill.
     #[must_use]
     pub fn nodes(&self, ranks: u32) -> (u32, u32) {
-        (ranks.min(self.gpus_per_node), ranks.div_ceil(self.gpus_per_node.max(1)))
+        (ranks.min(self.node()), ranks.div_ceil(self.node()))
     }
 
     /// How many ranks of a group share a node at most, and over how many nodes it is spread, where ranks fill
@@ -167,7 +179,7 @@ impl Cluster {
         let of = |first: RankId| {
             let (mut most, mut nodes, mut here, mut last) = (0, 0, 0, None);
             for rank in group.members(first) {
-                let node = rank.number() / self.gpus_per_node.max(1);
+                let node = rank.number() / self.node();
                 if last.replace(node) != Some(node) {
                     (nodes, here) = (nodes + 1, 0);
                 }

@@ -21,7 +21,7 @@ pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs,
     let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| BackendError::NoLinks {
         ranks,
         cluster: cluster.name.clone(),
-        gpus: cluster.gpus_per_node,
+        gpus: cluster.node(),
     })?;
     Ok(Costs::new(prices, config.capture != Capture::Off))
 }
