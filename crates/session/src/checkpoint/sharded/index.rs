@@ -58,6 +58,9 @@ pub(super) struct Index {
     pub(super) optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved, one part each.
     pub(super) ranks: u32,
+    /// Ranks of the blocks in which they summed gradients; none where they summed in rank order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) levels: Vec<u32>,
     pub(super) weights: Vec<IndexedWeight>,
     pub(super) carried: Vec<IndexedBuffer>,
     pub(super) notes: BTreeMap<String, String>,

@@ -131,6 +131,8 @@ pub struct SavedParts {
     pub optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved it.
     pub ranks: u32,
+    /// Ranks of the blocks in which they summed gradients (`mesh.levels`); none where they summed in rank order.
+    pub levels: Vec<u32>,
     /// What the user kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
     pub notes: BTreeMap<String, String>,
 }
@@ -190,7 +192,7 @@ impl PartFiles {
 
 impl SavedParts {
     fn of(index: Index) -> Self {
-        let Index { optimizer_step, optimizer_identity, ranks, notes, .. } = index;
-        Self { optimizer_step, optimizer_identity, ranks, notes }
+        let Index { optimizer_step, optimizer_identity, ranks, levels, notes, .. } = index;
+        Self { optimizer_step, optimizer_identity, ranks, levels, notes }
     }
 }

@@ -184,6 +184,7 @@ mod tests {
             optimizer_step: 0,
             optimizer_identity: None,
             ranks: RANKS,
+            levels: Vec::new(),
             weights: vec![weight],
             carried: Vec::new(),
             notes: BTreeMap::new(),

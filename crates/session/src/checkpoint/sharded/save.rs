@@ -172,6 +172,7 @@ impl Save {
             optimizer_step: origin.optimizer_step,
             optimizer_identity: Some(self.optimizer_identity.clone()),
             ranks: origin.ranks,
+            levels: weights.mesh.levels().blocks().to_vec(),
             weights: indexed.collect(),
             carried: buffers
                 .map(|(name, region)| IndexedBuffer { name: name.to_owned(), bytes: region.bytes })

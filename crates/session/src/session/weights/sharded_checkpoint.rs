@@ -140,8 +140,22 @@ impl Session {
             outcome?;
             // What this process found says more than what the others got of it.
             let saved = saved?;
-            imported.map(|()| saved)
+            imported.map(|()| self.warn_of_levels(&saved)).map(|()| saved)
         })
+    }
+
+    /// As many ranks go on with the bits of those that saved if they sum in the same levels.
+    fn warn_of_levels(&self, saved: &SavedParts) {
+        let mesh = self.programs.first().map(|program| program.plan.weights.mesh);
+        let levels = mesh.map_or_else(Vec::new, |mesh| mesh.levels().blocks().to_vec());
+        if saved.ranks == self.ranks() && saved.levels != levels {
+            tracing::warn!(
+                saved = ?saved.levels,
+                session = ?levels,
+                "gradients are summed in other blocks of ranks than in the run that was saved, and round otherwise; to \
+                 go on with its bits set mesh.levels to those"
+            );
+        }
     }
 }
 
