@@ -150,7 +150,7 @@ mod tests {
     use warpweft_format::Format;
     use warpweft_plan::model::Placement;
 
-    /// Dotted paths of all leaves.
+    /// Dotted paths of all leaves; a list of numbers is one.
     fn leaves(prefix: &str, value: &Value, into: &mut Vec<String>) {
         match value {
             Value::Table(table) => {
@@ -159,7 +159,7 @@ mod tests {
                     leaves(&format!("{prefix}{dot}{key}"), value, into);
                 }
             }
-            Value::Array(list) => {
+            Value::Array(list) if list.iter().all(Value::is_table) => {
                 for (number, value) in list.iter().enumerate() {
                     leaves(&format!("{prefix}.{number}"), value, into);
                 }
@@ -172,6 +172,7 @@ mod tests {
     fn the_table_has_a_row_for_every_field_and_reads_its_value() {
         let mut config = Config::default();
         config.memory.budget = Some(crate::config::ByteSize::new(7));
+        config.mesh.levels = Some(warpweft_plan::model::Levels::USUAL);
         config.prefetch.bytes = Some(crate::config::ByteSize::new(7));
         config.prefetch.chunk = Some(crate::config::ByteSize::new(7));
         config.kernel_exchange = Some(crate::config::ByteSize::new(7));
