@@ -176,8 +176,8 @@ impl CudaBackend {
             )));
         }
         let priority = match lane.kind {
-            LaneKind::Compute => Priority::Least,
-            LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_) => Priority::Greatest,
+            LaneKind::Sum => Priority::Least,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Communicator(_) => Priority::Greatest,
         };
         let stream = Arc::new(Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?);
         let communication = match lane.kind {

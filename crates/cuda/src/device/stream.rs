@@ -18,9 +18,9 @@ use warpweft_backend::{Activity, Meter};
 /// How urgent a stream's work is when streams compete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Priority {
-    /// After everything.
+    /// After everything: what nothing waits for soon.
     Least,
-    /// Before everything: short work that others wait for.
+    /// Before everything: products, and work that they wait for.
     Greatest,
 }
 
