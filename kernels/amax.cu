@@ -8,24 +8,13 @@
 //   device, and large ones start and end blocks seldom.
 // - A maximum does not depend on the order it is taken in, so atomics on the bits of non-negative floats are
 //   exact and the same in every run.
-// - The first block of a tensor to start clears the tensor's amax while its data is on the way, whichever
-//   block that is; the others raise it when they are done, and wait only if that has not been done
-//   yet. No block waits for one that has not started. So the stage is one launch, needs no clearing launch
-//   before it, and ends with its slowest block.
 // - Tiles are taken from the last to the first: the optimizer, which goes the other way, left the last ones in the
 //   cache, and a cast after this launch begins with those that it read last.
 
+#include "amax.cuh"
 #include "common.cuh"
 #include "elements.cuh"
 #include "fragment.cuh"
-
-// What the blocks of a tensor share. Zero between launches.
-struct Pending {
-    // Blocks that have started; zero again once all have.
-    u32 started;
-    // Blocks that have not raised the tensor's amax yet, counted from when it is cleared.
-    u32 left;
-};
 
 struct AmaxTensor {
     Fragment fragment;
@@ -63,29 +52,9 @@ struct AmaxArguments {
     AmaxTensor only;
 };
 
-// Never NaN: a maximum with a number is that number, and 0 is one (AM-1).
-__device__ __forceinline__ float largest_of(float4 v) {
-    return fmaxf(fmaxf(0.0f, fmaxf(fabsf(v.x), fabsf(v.y))), fmaxf(fabsf(v.z), fabsf(v.w)));
-}
-
 __device__ __forceinline__ float4 raise(float4 amax, float4 v) {
     return make_float4(fmaxf(amax.x, fabsf(v.x)), fmaxf(amax.y, fabsf(v.y)), fmaxf(amax.z, fabsf(v.z)),
                        fmaxf(amax.w, fabsf(v.w)));
-}
-
-// Maximum over the GROUP neighbouring lanes, in all of them. No value is negative or NaN.
-template <u32 GROUP>
-__device__ __forceinline__ float over_lanes(float value) {
-#pragma unroll
-    for (u32 distance = GROUP / 2; distance > 0; distance /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(0xFFFFFFFFu, value, distance));
-    }
-    return value;
-}
-
-// The same over all lanes, by one instruction: magnitudes are ordered as their bits are.
-__device__ __forceinline__ float over_warp(float value) {
-    return __uint_as_float(__reduce_max_sync(0xFFFFFFFFu, __float_as_uint(value)));
 }
 
 // Maxima over GROUP neighbouring lanes of GROUP values each; lane l of the group gets that of value l.
@@ -102,58 +71,6 @@ __device__ __forceinline__ float each_over_lanes(float (&values)[GROUP]) {
         }
     }
     return values[0];
-}
-
-// A block's part in the amax of its tensor. Its first thread counts the block when it starts, looks at the
-// answer once the block's first data is on the way (`clear`), and raises the tensor's amax at the end
-// (`publish`).
-class Shared {
-    Pending* pending;
-    u32* tensor_amax;
-    u32 tiles;
-    u32 started;
-    bool looked;
-
-  public:
-    __device__ __forceinline__ Shared(const AmaxArguments& all, const Place& place, float* tensor_amax)
-        : pending(all.pending + place.tensor),
-          tensor_amax(reinterpret_cast<u32*>(tensor_amax)),
-          tiles(tiles_of(all.tiles, place.tensor)),
-          started(0),
-          looked(threadIdx.x != 0) {
-        if (threadIdx.x == 0) started = started_before(&pending->started, tiles);
-    }
-
-    // Clears the tensor's amax if no block was before this one. Only the first call of a block does anything.
-    __device__ __forceinline__ void clear() {
-        if (looked) return;
-        looked = true;
-        if (started != 0) return;
-        asm volatile("st.relaxed.gpu.global.u32 [%0], 0;" ::"l"(tensor_amax) : "memory");
-        asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&pending->left), "r"(tiles) : "memory");
-    }
-
-    // Combines the threads' amaxes, and then those of the blocks.
-    __device__ __forceinline__ void publish(float largest) {
-        __shared__ float of_warp[WARPS];
-        clear();
-        largest = over_warp(largest);
-        if (lane() == 0) of_warp[warp()] = largest;
-        __syncthreads();
-        if (threadIdx.x != 0) return;
-        for (u32 w = 1; w < WARPS; ++w) largest = fmaxf(largest, of_warp[w]);
-        u32 left;
-        do {
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(left) : "l"(&pending->left) : "memory");
-        } while (left == 0);
-        atomicMax(tensor_amax, __float_as_uint(largest));
-        atomicSub(&pending->left, 1);
-    }
-};
-
-// The tile of a block: see the laws.
-__device__ __forceinline__ Place place_of_block(const Tiles& tiles) {
-    return place_of(tiles, tiles.count - 1 - blockIdx.x);
 }
 
 // The lane's largest magnitude of 16 rows of a strip.
@@ -179,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile16(cons
     if (skips(all.vote)) return;
     Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
-    Shared shared(all, place, t.tensor_amax);
+    Shared shared(all.tiles, all.pending, place, t.tensor_amax);
     u32 item = place.tile * WARPS + warp();
     Strip strip = strip_of(item, divide_up(t.grid_cols, 8), 16 * all.passes);
     u32 block_column = strip.column / 16 + lane() / 4;
@@ -204,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tile128(con
     __shared__ float of_warp[MOST_PASSES][WARPS];
     Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
-    Shared shared(all, place, t.tensor_amax);
+    Shared shared(all.tiles, all.pending, place, t.tensor_amax);
     u32 blocks = t.grid_rows * t.grid_cols;
     u32 first = place.tile * all.passes;
     u32 passes = min(all.passes, blocks - min(first, blocks));
@@ -236,7 +153,7 @@ __device__ __forceinline__ void amax_rows(const AmaxArguments& all) {
     constexpr u32 GROUP = LANES < PATCH_ROWS ? LANES : PATCH_ROWS;
     Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
-    Shared shared(all, place, t.tensor_amax);
+    Shared shared(all.tiles, all.pending, place, t.tensor_amax);
     const Fragment& f = t.fragment;
     u32 rows_of_warp = PATCH_ROWS * all.passes;
     u32 strips = WARPS * rows_of_warp / HEIGHT;
@@ -337,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) amax_tensor(cons
     if (skips(all.vote)) return;
     Place place = place_of_block(all.tiles);
     const AmaxTensor t = tensor_of<AmaxTensor>(all, place);
-    Shared shared(all, place, t.tensor_amax);
+    Shared shared(all.tiles, all.pending, place, t.tensor_amax);
     const Fragment& f = t.fragment;
     float largest = 0.0f;
 #pragma unroll 1

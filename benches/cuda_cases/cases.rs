@@ -3,8 +3,9 @@
 use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
-    DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, MasterFragment, MasterState,
-    NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand, ZeroOperand,
+    DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, MasterCast, MasterFragment,
+    MasterState, NormOperand, ScaleOperand, ScaleRows, SlicesOperand, SwizzleOperand, TransposeOperand,
+    ZeroOperand,
 };
 use warpweft_format::{ElementType, Format, Orientation, PlaneSpec, Shape, Via};
 use warpweft_plan::layout::OptimizerSettings;
@@ -100,9 +101,15 @@ pub(crate) const CASES: &[Case] = &[
     case("zero", [0.0, 4.0], &[], zero),
     case("copy kernel", [4.0, 4.0], &[], copy),
     case("look for values that are not finite", [4.0, 0.0], &[], finite_check),
-    case("adamw", [16.0, 12.0], &[64, 82, 76, 0], |d, s| adam(d, s, false, Moments::F32)),
-    case("adamw, bf16 moments", [12.0, 8.0], &[], |d, s| adam(d, s, false, Moments::Bf16)),
-    case("adamw, split masters", [16.0, 12.0], &[], |d, s| adam(d, s, true, Moments::F32)),
+    case("adamw", [16.0, 12.0], &[64, 82, 76, 0], |d, s| adam(d, s, Masters::Whole, Moments::F32)),
+    case("adamw, bf16 moments", [12.0, 8.0], &[], |d, s| adam(d, s, Masters::Whole, Moments::Bf16)),
+    case("adamw, split masters", [16.0, 12.0], &[], |d, s| adam(d, s, Masters::Split, Moments::F32)),
+    case("adamw, cast to bf16", [16.0, 14.0], &[], |d, s| {
+        adam(d, s, Masters::Cast(Format::Bf16), Moments::F32)
+    }),
+    case("adamw, cast to fp8 block", [16.0, 13.0], &[], |d, s| {
+        adam(d, s, Masters::Cast(Format::FP8_BLOCK128_POW2), Moments::F32)
+    }),
 ];
 
 fn plane_bytes(planes: &[PlaneSpec], plane: usize) -> usize {
@@ -348,7 +355,13 @@ fn copy(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
     Some(vec![device.kernels.copy(&operands).unwrap()])
 }
 
-fn adam(device: &Device, size: &Size, split: bool, moments: Moments) -> Option<Vec<KernelLaunch>> {
+enum Masters {
+    Whole,
+    Split,
+    Cast(Format),
+}
+
+fn adam(device: &Device, size: &Size, masters: Masters, moments: Moments) -> Option<Vec<KernelLaunch>> {
     let settings =
         OptimizerSettings { mode: AdamMode::AdamW, epsilon: 1e-8, bias_correction: true, max_norm: 1.0 };
     let hyperparameters = device.take(size_of::<Hyperparameters>())?;
@@ -357,10 +370,18 @@ fn adam(device: &Device, size: &Size, split: bool, moments: Moments) -> Option<V
     let moment_bytes = if moments == Moments::Bf16 { 2 } else { 4 };
     let operands = operands(size, |shape| {
         let elements = shape.elements();
-        let master = if split {
-            MasterState::Split { shard: device.take(elements * 2)?, remainder: device.take(elements * 2)? }
-        } else {
-            MasterState::Whole(device.take(elements * 4)?)
+        let master = match masters {
+            Masters::Whole => MasterState::Whole(device.take(elements * 4)?),
+            Masters::Split => MasterState::Split {
+                shard: device.take(elements * 2)?,
+                remainder: device.take(elements * 2)?,
+            },
+            Masters::Cast(format) => {
+                let (master, tensor_scale) = (device.take(elements * 4)?, device.take(4)?);
+                let [data, scale] = planes(device, format, Orientation::Rowwise, shape)?;
+                let via = Via::Bf16;
+                MasterState::Cast(MasterCast { master, shape, format, via, data, scale, tensor_scale })
+            }
         };
         Some(AdamOperand {
             master,

@@ -46,8 +46,10 @@ macro_rules! source {
 }
 
 /// What sources include.
-pub const HEADERS: [Source; 9] = [
+pub const HEADERS: [Source; 11] = [
     source!("activation.cuh"),
+    source!("adam.cuh"),
+    source!("amax.cuh"),
     source!("block_sum.cuh"),
     source!("common.cuh"),
     source!("crossing.cuh"),
@@ -81,6 +83,10 @@ pub enum Family {
     Norm,
     /// Adam and AdamW.
     Adam,
+    /// The same, with what is cast to FP8 in blocks.
+    AdamTile,
+    /// The same, with amaxes.
+    AdamAmax,
     /// Looking for values that are too large or no numbers.
     FiniteCheck,
     /// Copies and zeroes.
@@ -99,7 +105,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::Amax,
         Self::Scale,
         Self::Delayed,
@@ -110,6 +116,8 @@ impl Family {
         Self::Sum,
         Self::Norm,
         Self::Adam,
+        Self::AdamTile,
+        Self::AdamAmax,
         Self::FiniteCheck,
         Self::Memory,
         Self::Exchange,
@@ -133,6 +141,8 @@ impl Family {
             Self::Sum => source!("sum.cu"),
             Self::Norm => source!("norm.cu"),
             Self::Adam => source!("adam.cu"),
+            Self::AdamTile => source!("adam_tile.cu"),
+            Self::AdamAmax => source!("adam_amax.cu"),
             Self::FiniteCheck => source!("finite_check.cu"),
             Self::Memory => source!("memory.cu"),
             Self::Exchange => source!("exchange.cu"),

@@ -185,17 +185,18 @@ fn adam(plan: &mut Plan, weights: usize) -> Updated {
         main_grad: plan.resident("main grad", Content::MainGrad(weight(number))),
     };
     let states: Vec<_> = (0..weights).map(state).collect();
-    plan.op(
-        QUANTIZE,
-        Op::Adam(Adam { bucket: BucketId::new(0), states: states.clone(), vote, hyperparameters }),
-    );
+    let (bucket, tensor_scale) = (BucketId::new(0), None);
+    let op = Adam { bucket, states: states.clone(), vote, hyperparameters, tensor_scale, amaxes: None };
+    plan.op(QUANTIZE, Op::Adam(op));
     Updated { states, vote, hyperparameters }
 }
 
 fn master(state: &AdamOperand) -> SlotId {
     match state.master {
         MasterOperand::Whole(master) => master,
-        MasterOperand::Split { .. } => unreachable!("these plans do not split masters"),
+        MasterOperand::Cast { .. } | MasterOperand::Split { .. } => {
+            unreachable!("these plans neither cast nor split masters")
+        }
     }
 }
 

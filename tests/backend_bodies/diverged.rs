@@ -55,7 +55,11 @@ impl Optimizer {
         let (vote, hyperparameters, [exp_avg, exp_avg_sq]) = (self.vote, self.hyperparameters, self.moments);
         let (master, main_grad) = (MasterOperand::Whole(self.master), self.main_grad);
         let states = vec![AdamOperand { weight: W, master, exp_avg, exp_avg_sq, main_grad }];
-        self.plan.op(QUANTIZE, Op::Adam(Adam { bucket: BucketId::new(0), states, vote, hyperparameters }));
+        let (bucket, tensor_scale) = (BucketId::new(0), None);
+        self.plan.op(
+            QUANTIZE,
+            Op::Adam(Adam { bucket, states, vote, hyperparameters, tensor_scale, amaxes: None }),
+        );
     }
 }
 

@@ -21,6 +21,7 @@ macro_rules! bodies {
 
 pub(crate) mod accumulated;
 pub(crate) mod captured;
+pub(crate) mod cast_in_update;
 pub(crate) mod collective_calls;
 pub(crate) mod collective_sessions;
 pub(crate) mod collectives;

@@ -147,6 +147,13 @@ impl Format {
         Err(FormatError::CannotDeriveColumnwise { format: self, reason })
     }
 
+    /// Whether codes and scales of a block follow from that block alone, in the one orientation that is stored, so that
+    /// whoever makes a block can cast it before the rest is there.
+    #[must_use]
+    pub const fn casts_by_blocks(self) -> bool {
+        !self.needs_tensor_amax() && self.stored_orientations().len() == 1
+    }
+
     /// Whether the scales need the amax of the whole tensor, hence a maximum over the ranks.
     #[must_use]
     pub const fn needs_tensor_amax(self) -> bool {

@@ -1,6 +1,6 @@
 //! Features of random programs and their plans, counted over a run.
 //!
-//! Law: a case that a suite counts on has a row here, or in `matrix_features` if it is about whole matrices, so it
+//! Law: a case that a suite counts on has a row here, or in `matrix_features` and `update_features`, so it
 //! cannot get lost when the generator changes.
 
 use warpweft_base::id::SlotId;
@@ -19,7 +19,7 @@ use warpweft_plan::policy::{
 };
 use warpweft_session::config::Scaling;
 
-use super::{FORMATS, Sample, matrix_features};
+use super::{FORMATS, Sample, matrix_features, update_features};
 
 /// Does a sample, or the plan of its step, have it?
 type Has = Box<dyn Fn(&Sample, &StepPlan) -> bool>;
@@ -331,6 +331,7 @@ pub fn features() -> Vec<Feature> {
         |sample: &Sample, _: &StepPlan| sample.mesh().shards() == 1 && sample.mesh().replicas() > 1;
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all.extend(matrix_features::features());
+    all.extend(update_features::features());
     all
 }
 

@@ -9,6 +9,7 @@ mod draw;
 mod feature;
 mod matrices;
 mod matrix_features;
+mod update_features;
 
 pub use draw::{Draw, mix};
 pub use feature::features;

@@ -33,6 +33,7 @@ mod assembles;
 mod bf16;
 mod bytes;
 mod calls;
+mod casts;
 mod chunks;
 mod classes;
 mod collective_calls;

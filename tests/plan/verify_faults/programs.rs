@@ -114,6 +114,11 @@ pub(crate) fn nvfp4_training() -> StepPlan {
     plan(&training_program(Format::NVFP4_2D), 4)
 }
 
+/// The same in FP8, whose shards are cast by the update.
+pub(crate) fn fp8_training() -> StepPlan {
+    plan(&training_program(Format::FP8_BLOCK128_POW2), 4)
+}
+
 /// The same in MXFP8, whose shards are stored in both orientations.
 pub(crate) fn mxfp8_training() -> StepPlan {
     plan(&training_program(Format::Mxfp8), 4)
@@ -152,6 +157,7 @@ pub(crate) fn all() -> Vec<(&'static str, StepPlan)> {
         ("f32 training", f32_training()),
         ("nvfp4 training", nvfp4_training()),
         ("mxfp8 training", mxfp8_training()),
+        ("fp8 training", fp8_training()),
         ("training summed by collectives", by_collectives::nvfp4_training()),
         ("chunked training", chunked_training()),
         ("accumulating training", accumulating_training()),

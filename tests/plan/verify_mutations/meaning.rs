@@ -328,10 +328,13 @@ impl<'p> Memory<'p> {
         self.put(op.fault, Content::FaultWord, Cell::of(("fault word", ran)));
     }
 
-    pub(crate) fn adam(&mut self, by: Term, state: &AdamOperand) {
+    /// Rewrites what Adam keeps of a weight and, where it casts, its codes and scales; returns what came of it.
+    pub(crate) fn adam(&mut self, by: Term, state: &AdamOperand) -> Term {
         let AdamOperand { weight, master, exp_avg, exp_avg_sq, main_grad } = *state;
         let halves = match master {
-            MasterOperand::Whole(master) => vec![(master, Content::Master(weight))],
+            MasterOperand::Whole(master) | MasterOperand::Cast { master, .. } => {
+                vec![(master, Content::Master(weight))]
+            }
             MasterOperand::Split { shard, remainder } => vec![
                 (shard, Content::Shard(weight, Orientation::Rowwise)),
                 (remainder, Content::MasterRemainder(weight)),
@@ -341,7 +344,14 @@ impl<'p> Memory<'p> {
         self.expect_lists(weight, &[exp_avg, exp_avg_sq]);
         let state: Vec<SlotId> =
             halves.into_iter().map(|(slot, _)| slot).chain([exp_avg, exp_avg_sq]).collect();
-        self.rewrite(by, weight, &state, main_grad);
+        let made = self.rewrite(by, weight, &state, main_grad);
+        if let MasterOperand::Cast { shard, .. } = master {
+            let planes = self.plan.weights.layout(weight).shard_planes(Orientation::Rowwise);
+            let scales = if planes.len() > 1 { term((made, "scales")) } else { self.read(shard).scales };
+            let cell = Cell { value: term((made, "codes")), scales, ..self.read(shard) };
+            self.put(shard, Content::Shard(weight, Orientation::Rowwise), cell);
+        }
+        made
     }
 
     /// Rewrites all state of a weight, and returns what else comes of it.

@@ -7,10 +7,11 @@ use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::{ArenaLayout, Content, Slot};
 use warpweft_plan::model::{Access, CollectiveKind, Group};
 use warpweft_plan::op::{
-    Accumulate, Adam, AllGather, AllReduce, Assemble, ClearFault, CollectiveCall, Compute, DelayedScale,
-    Dequantize, DequantizePart, ExchangeGradient, ExchangeRows, FusedScale, GatherChunk, GradNorm, Op,
-    Operand, OperandRole, PartialAmax, PartialCast, Prepare, PrepareOperand, RecordAmax, ReduceScatter,
-    Reduction, SumGradient, SumTarget, Transform, Transpose, Update, UpdateOperand,
+    Accumulate, Adam, AdamOperand, AllGather, AllReduce, Assemble, ClearFault, CollectiveCall, Compute,
+    DelayedScale, Dequantize, DequantizePart, ExchangeGradient, ExchangeRows, FusedScale, GatherChunk,
+    GradNorm, MasterOperand, Op, Operand, OperandRole, PartialAmax, PartialCast, Prepare, PrepareOperand,
+    RecordAmax, ReduceScatter, Reduction, SumGradient, SumTarget, Transform, Transpose, Update,
+    UpdateOperand,
 };
 use warpweft_plan::plan::StepPlan;
 use warpweft_testing::plan_books::{renumber_collectives, restate_what_is_received};
@@ -97,6 +98,10 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
         Op::SumGradient(SumGradient { parts, .. }) if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
         Op::SumGradient(SumGradient { parts, .. }) => absent(&mut parts.first_mut()?.received),
         Op::GradNorm(GradNorm { main_grads, .. }) => one(main_grads, draw),
+        Op::Adam(Adam { tensor_scale, .. }) if tensor_scale.is_some() && draw.one_in(3) => {
+            absent(tensor_scale)
+        }
+        Op::Adam(Adam { amaxes, .. }) if amaxes.is_some() && draw.one_in(3) => amaxes.take().map(drop),
         Op::Adam(Adam { states, .. }) => one(states, draw),
         Op::Prepare(Prepare { states, .. }) if draw.one_in(2) => one(states, draw),
         Op::Prepare(Prepare { states, .. }) => one(&mut states.first_mut()?.kept, draw),
@@ -202,6 +207,19 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             let state = draw.below(states.len());
             let UpdateOperand { master, kept, .. } = &mut states[state];
             change_lists(&plan.arena, kept, *master, draw)?;
+        }
+        // One of those that are cast is cast no longer, or all.
+        Op::Adam(Adam { states, .. }) => {
+            let chosen = if draw.one_in(2) { None } else { Some(draw.below(states.len())) };
+            let is_chosen = |place: usize| chosen.is_none_or(|chosen| chosen == place);
+            let chosen = states.iter_mut().enumerate().filter(|(place, _)| is_chosen(*place));
+            let mut changes = false;
+            for (_, AdamOperand { master, .. }) in chosen {
+                if let MasterOperand::Cast { master: whole, .. } = *master {
+                    (*master, changes) = (MasterOperand::Whole(whole), true);
+                }
+            }
+            changes.then_some(())?;
         }
         Op::PartialCast(PartialCast { shards, .. }) | Op::FusedScale(FusedScale { shards, .. }) => {
             let shard = draw.below(shards.len());

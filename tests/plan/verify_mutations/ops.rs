@@ -7,7 +7,9 @@
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_plan::layout::{Content, RoundStage};
 use warpweft_plan::model::Group;
-use warpweft_plan::op::{DequantizePart, MasterOperand, Op, PrepareOperand, SumTarget, UpdateOperand};
+use warpweft_plan::op::{
+    AmaxesOperand, DequantizePart, MasterOperand, Op, PrepareOperand, SumTarget, UpdateOperand,
+};
 
 use super::meaning::{Cell, Memory, Term, term};
 use super::operands::Words;
@@ -115,9 +117,12 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
         }
         Op::Adam(op) => {
             let mut slots = vec![&mut op.vote, &mut op.hyperparameters];
+            slots.extend(&mut op.tensor_scale);
+            slots.extend(op.amaxes.iter_mut().flat_map(|both| [&mut both.block_amax, &mut both.tensor_amax]));
             for state in &mut op.states {
                 match &mut state.master {
                     MasterOperand::Whole(master) => slots.push(master),
+                    MasterOperand::Cast { master, shard } => slots.extend([master, shard]),
                     MasterOperand::Split { shard, remainder } => slots.extend([shard, remainder]),
                 }
                 slots.extend([&mut state.exp_avg, &mut state.exp_avg_sq, &mut state.main_grad]);
@@ -340,7 +345,15 @@ impl Memory<'_> {
                 let group = op.states.first().map(|state| self.plan.weights.layout(state.weight).parameters);
                 let read = (self.read(op.vote), self.read(op.hyperparameters));
                 let by = term((name, op.bucket, group, read));
-                op.states.iter().for_each(|state| self.adam(by, state));
+                let updated: Vec<Term> = op.states.iter().map(|state| self.adam(by, state)).collect();
+                if let Some(slot) = op.tensor_scale {
+                    self.put(slot, Content::TensorScale(op.bucket), Cell::of((by, &updated, "scales")));
+                }
+                if let Some(AmaxesOperand { block_amax, tensor_amax }) = op.amaxes {
+                    let made = (name, by, updated);
+                    self.put(block_amax, Content::BlockAmax(op.bucket), Cell::of((&made, "blocks")));
+                    self.put(tensor_amax, Content::LocalAmax(op.bucket), Cell::of((&made, "tensors")));
+                }
             }
             // The rows of the n-th weight are the n-th part of what is prepared, whatever weight that is.
             Op::Prepare(op) => {

@@ -16,4 +16,6 @@ pub(super) struct LaneContext {
     /// Of a communicator's lane.
     pub(super) places: Option<Places>,
     pub(super) closures: Closures<CpuSurface>,
+    /// Of an update that casts: amaxes and factors of blocks. As long as the longest weight needed so far.
+    pub(super) blocks: Vec<f32>,
 }

@@ -50,7 +50,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
         LocalOp::Accumulate(op) => gradient::accumulate(op, arena)?,
         LocalOp::GradNorm(op) => gradient::grad_norm(op, arena)?,
         LocalOp::Vote(op) => gradient::vote(op, arena)?,
-        LocalOp::Adam(op) => optimizer::adam(op, arena, &context.presence.diverged)?,
+        LocalOp::Adam(op) => optimizer::adam(op, arena, &mut context.blocks, &context.presence.diverged)?,
         LocalOp::CustomOptimizer(op) => custom_optimizer(op, context)?,
         LocalOp::Collective(op) => {
             let joined = collective::collective(op, task, context)?;

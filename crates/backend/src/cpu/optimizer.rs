@@ -1,21 +1,28 @@
 //! The optimizer on a rank's slices. A vote that skips leaves everything as it is. The numbers are
-//! those of [`super::adam`].
+//! those of [`super::adam`], and of the format crate where an update casts.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::bf16;
 
 use super::adam::{AdamStep, Moment};
-use super::memory::{Arena, BorrowError};
+use super::memory::Arena;
 use super::op_error::OpError;
-use crate::local::{Adam, Master, State};
+use super::quantize;
+use crate::local::{Adam, Cast, Master, State};
+use warpweft_format::Orientation;
 use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
 use warpweft_plan::policy::Moments;
 
 /// Adam over the weights of one bucket and parameter group. `diverged` gets masters and moments from which no
-/// training goes on.
-pub(super) fn adam(op: &Adam, arena: &Arena, diverged: &AtomicBool) -> Result<(), OpError> {
+/// training goes on. `blocks` is scratch.
+pub(super) fn adam(
+    op: &Adam,
+    arena: &Arena,
+    blocks: &mut Vec<f32>,
+    diverged: &AtomicBool,
+) -> Result<(), OpError> {
     let vote = arena.read::<Vote>(op.vote)?.first().copied().unwrap_or_default();
     if vote.skips() {
         return Ok(());
@@ -30,16 +37,38 @@ pub(super) fn adam(op: &Adam, arena: &Arena, diverged: &AtomicBool) -> Result<()
         if !goes_on {
             diverged.store(true, Ordering::SeqCst);
         }
+        if let Master::Cast(master, to) = &state.master {
+            cast(to, &arena.read::<f32>(*master)?, arena, blocks)?;
+        }
     }
-    Ok(())
+    op.amaxes.as_ref().map_or(Ok(()), |amaxes| quantize::partial_amax(amaxes, arena))
 }
 
-fn update<M: Moment>(state: &State, arena: &Arena, step: &AdamStep) -> Result<bool, BorrowError> {
+/// Amax, scale and cast of a new master.
+fn cast(to: &Cast, master: &[f32], arena: &Arena, blocks: &mut Vec<f32>) -> Result<(), OpError> {
+    const ROWWISE: Orientation = Orientation::Rowwise;
+    let Cast { format, via, shape, planes, tensor_scale } = *to;
+    let count = format.amax_blocks(ROWWISE, shape);
+    if blocks.len() < 2 * count {
+        blocks.resize(2 * count, 0.0);
+    }
+    let (amaxes, factors) = blocks[..2 * count].split_at_mut(count);
+    if let Some(tensor_scale) = tensor_scale {
+        let amax = warpweft_format::partial_amax(format, ROWWISE, via, shape, master, amaxes)?;
+        let mut plane = arena.write::<u8>(planes.scale)?;
+        let scale = warpweft_format::fused_scale(format, ROWWISE, shape, amaxes, amax, factors, &mut plane)?;
+        arena.write::<f32>(tensor_scale)?.fill(scale);
+    }
+    let mut data = arena.write::<u8>(planes.data)?;
+    Ok(warpweft_format::partial_cast(format, ROWWISE, via, shape, master, factors, &mut data)?)
+}
+
+fn update<M: Moment>(state: &State, arena: &Arena, step: &AdamStep) -> Result<bool, OpError> {
     let mut exp_avg = arena.write::<M>(state.exp_avg)?;
     let mut exp_avg_sq = arena.write::<M>(state.exp_avg_sq)?;
     let gradient = arena.read::<f32>(state.main_grad)?;
     match state.master {
-        Master::Whole(master) => {
+        Master::Whole(master) | Master::Cast(master, _) => {
             let mut master = arena.write::<f32>(master)?;
             Ok(step.update(master.iter_mut(), &mut exp_avg, &mut exp_avg_sq, &gradient))
         }

@@ -87,7 +87,7 @@ impl CpuStream {
                 Err(reason) => return drop(made.send(Err(reason))),
             };
             if made.send(Ok(())).is_ok() {
-                let context = LaneContext { lane, presence, arena, places, closures };
+                let context = LaneContext { lane, presence, arena, places, closures, blocks: Vec::new() };
                 LaneThread { context, state: far }.obey(commands);
             }
         });

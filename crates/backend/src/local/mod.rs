@@ -24,7 +24,7 @@ pub use collective::{Collective, Move, PlanePiece, Pull, Slices};
 pub use custom_optimizer::CustomOptimizer;
 pub use delayed::{DelayedScale, RecordAmax};
 pub use gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
-pub use optimizer::{Adam, Largest, Master, State};
+pub use optimizer::{Adam, Cast, Largest, Master, State};
 pub use planes::{Dequantize, Transpose};
 pub use quantize::{AmaxPart, FusedScale, PartialAmax, PartialCast};
 pub use resolve::{ComputeCall, LocalOp, resolve};

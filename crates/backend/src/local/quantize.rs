@@ -66,7 +66,7 @@ fn blocks_of(blocks: &[Blocks], shard: &ShardOperand) -> Result<Range<usize>, Re
 }
 
 /// Shape of the rows of `weight` that are real on this rank.
-fn real_shape(binder: &Binder<'_>, weight: WeightId) -> Result<Shape, Refusal> {
+pub(super) fn real_shape(binder: &Binder<'_>, weight: WeightId) -> Result<Shape, Refusal> {
     let shard = binder.weight(weight)?.shard;
     Ok(Shape { rows: shard.rows_of(binder.binding.rank).rows, cols: shard.shape.cols })
 }
@@ -84,7 +84,7 @@ fn real_masters(binder: &Binder<'_>, bucket: BucketId, masters: &[SlotId]) -> Re
 }
 
 /// The planes of a shard that hold its real rows.
-fn real_planes(binder: &Binder<'_>, shard: &ShardOperand) -> Result<PlaneRegions, Refusal> {
+pub(super) fn real_planes(binder: &Binder<'_>, shard: &ShardOperand) -> Result<PlaneRegions, Refusal> {
     let layout = binder.weight(shard.weight)?;
     let stored = layout.shard_planes(shard.orientation);
     let slot = binder.bytes(shard.slot, PlaneRegions::bytes(&stored))?;

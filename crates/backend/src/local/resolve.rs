@@ -185,10 +185,7 @@ impl Binder<'_> {
                     op.transformed,
                 )?)
             }
-            Op::Adam(op) => {
-                let settings = (settings.optimizer, settings.via);
-                LocalOp::Adam(Adam::resolve(self, settings, &op.states, op.vote, op.hyperparameters)?)
-            }
+            Op::Adam(op) => LocalOp::Adam(Adam::resolve(self, (settings.optimizer, settings.via), op)?),
         })
     }
 

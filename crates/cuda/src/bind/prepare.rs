@@ -9,13 +9,14 @@ use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
 use crate::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CopyOperand, DelayedScaleOperand,
-    DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, Kernels, MasterFragment, MasterState,
-    NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand, TransposeOperand, VoteOperand,
-    ZeroOperand,
+    DequantizeOperand, ExpandOperand, FiniteCheckOperand, KernelLaunch, Kernels, MasterAmax, MasterCast,
+    MasterFragment, MasterState, NormOperand, RecordAmaxOperand, ScaleOperand, ScaleRows, SlicesOperand,
+    TransposeOperand, VoteOperand, ZeroOperand,
 };
 use warpweft_backend::local::{
     Accumulate, Adam, Assemble, CastVote, CustomOptimizer, DelayedScale, Dequantize, FusedScale, GradNorm,
-    Largest, Master, Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, SumGradient, Transpose,
+    Largest, Master, Move, PartialAmax, PartialCast, RecordAmax, Round, Spread, State, SumGradient,
+    Transpose,
 };
 use warpweft_format::{ElementType, Format, Orientation, Shape, Via};
 use warpweft_plan::layout::Region;
@@ -277,21 +278,45 @@ impl Preparation<'_> {
         self.kernels.finite_check(gradient.element, &[operand], DeviceAddress::NULL, (word, number))
     }
 
+    /// Where a master is, and what becomes of it beside.
+    fn master(&self, op: &Adam, position: usize, master: &Master) -> MasterState {
+        let amaxes = op.amaxes.as_ref().and_then(|amaxes| Some((amaxes, amaxes.parts.get(position)?)));
+        match (master, amaxes) {
+            (Master::Whole(master), None) => MasterState::Whole(self.at(*master)),
+            (Master::Whole(master), Some((amaxes, part))) => MasterState::Amax(MasterAmax {
+                master: self.at(*master),
+                shape: part.shape,
+                stored_rows: part.stored_rows,
+                format: amaxes.format,
+                via: amaxes.via,
+                block_amax: self.value(amaxes.block_amax, part.blocks.stored.start),
+                tensor_amax: self.value(amaxes.tensor_amax, part.position),
+            }),
+            (Master::Cast(master, cast), _) => MasterState::Cast(MasterCast {
+                master: self.at(*master),
+                shape: cast.shape,
+                format: cast.format,
+                via: cast.via,
+                data: self.at(cast.planes.data),
+                scale: self.scale_at(cast.format, cast.planes.scale),
+                tensor_scale: cast.tensor_scale.map_or(DeviceAddress::NULL, |scale| self.at(scale)),
+            }),
+            (Master::Split { shard, remainder }, _) => {
+                MasterState::Split { shard: self.at(*shard), remainder: self.at(*remainder) }
+            }
+        }
+    }
+
     pub(super) fn adam(&self, op: &Adam) -> Result<KernelLaunch, CudaFailure> {
-        let operand = |state: &warpweft_backend::local::State| AdamOperand {
-            master: match state.master {
-                Master::Whole(master) => MasterState::Whole(self.at(master)),
-                Master::Split { shard, remainder } => {
-                    MasterState::Split { shard: self.at(shard), remainder: self.at(remainder) }
-                }
-            },
+        let operand = |(position, state): (usize, &State)| AdamOperand {
+            master: self.master(op, position, &state.master),
             exp_avg: self.at(state.exp_avg),
             exp_avg_sq: self.at(state.exp_avg_sq),
             main_grad: self.at(state.main_grad),
             hyperparameters: self.at(state.hyperparameters),
             elements: state.main_grad.bytes / size_of::<f32>(),
         };
-        let operands: Vec<_> = op.states.iter().map(operand).collect();
+        let operands: Vec<_> = op.states.iter().enumerate().map(operand).collect();
         let Largest { master, moment } = op.largest;
         let bounds = Bounds { master, moment, diverged: self.diverged };
         self.kernels.adam(&op.settings, op.moments, &operands, self.at(op.vote), bounds)

@@ -1,4 +1,4 @@
-//! Adam and AdamW: `kernels/adam.cu`.
+//! Adam and AdamW: `kernels/adam.cu`; `adam_tile.rs` for what is cast in blocks, and `adam_amax.rs` for amaxes.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -7,8 +7,10 @@ use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
+use super::{adam_amax, adam_tile};
 use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
+use warpweft_format::{Format, Shape, Via};
 use warpweft_plan::layout::OptimizerSettings;
 use warpweft_plan::policy::{AdamMode, Moments};
 
@@ -17,6 +19,10 @@ use warpweft_plan::policy::{AdamMode, Moments};
 pub enum MasterState {
     /// f32.
     Whole(DeviceAddress),
+    /// f32, and where its amaxes go.
+    Amax(MasterAmax),
+    /// f32, and the planes that it is cast to.
+    Cast(MasterCast),
     /// In two halves of 16 bits: see [`split_master`](warpweft_format::split_master).
     Split {
         /// The bf16 shard.
@@ -24,6 +30,45 @@ pub enum MasterState {
         /// What it lacks, i16.
         remainder: DeviceAddress,
     },
+}
+
+/// A master whose amaxes are taken by the launch that updates it: what [`Kernels::partial_amax`] would find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MasterAmax {
+    /// f32, row-major.
+    pub master: DeviceAddress,
+    /// Its shape.
+    pub shape: Shape,
+    /// Rows that the block amaxes cover: those of the shape, or more. Blocks beyond it get 0.
+    pub stored_rows: usize,
+    /// The format that its amaxes are for.
+    pub format: Format,
+    /// How it is rounded before.
+    pub via: Via,
+    /// Rowwise block amaxes, f32, written; null for a format without.
+    pub block_amax: DeviceAddress,
+    /// One f32, written.
+    pub tensor_amax: DeviceAddress,
+}
+
+/// A master that is cast by the launch that updates it: what [`Kernels::partial_amax`], [`Kernels::fused_scale`] and
+/// [`Kernels::partial_cast`] would make of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MasterCast {
+    /// f32, row-major.
+    pub master: DeviceAddress,
+    /// Its shape.
+    pub shape: Shape,
+    /// To what it is cast; [`Format::casts_by_blocks`].
+    pub format: Format,
+    /// How it is rounded before.
+    pub via: Via,
+    /// The data plane, written.
+    pub data: DeviceAddress,
+    /// The compact scale plane, written; null for a format without scales.
+    pub scale: DeviceAddress,
+    /// One f32, written; null for a format without scales.
+    pub tensor_scale: DeviceAddress,
 }
 
 /// Optimizer state of one weight.
@@ -59,7 +104,7 @@ pub struct Bounds {
 #[repr(C)]
 struct TensorArguments {
     master: DeviceAddress,
-    remainder: DeviceAddress,
+    second: DeviceAddress,
     exp_avg: DeviceAddress,
     exp_avg_sq: DeviceAddress,
     gradient: DeviceAddress,
@@ -70,20 +115,37 @@ struct TensorArguments {
 }
 const _: () = assert!(size_of::<TensorArguments>() == 64);
 
+/// `Rule` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
-struct Arguments {
-    tiles: TileArguments,
-    tensors: DeviceAddress,
+pub(super) struct RuleArguments {
     vote: DeviceAddress,
     diverged: DeviceAddress,
     epsilon: f32,
     bias_correction: u32,
     largest_master: f32,
     largest_moment: f32,
+}
+const _: () = assert!(size_of::<RuleArguments>() == 32);
+
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Arguments {
+    tiles: TileArguments,
+    tensors: DeviceAddress,
+    rule: RuleArguments,
     only: TensorArguments,
 }
 const _: () = assert!(size_of::<Arguments>() == 120);
+
+/// What all operands of a launch have alike: which kernel it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Whole,
+    Split,
+    Amax(Format, Via),
+    Cast(Format, Via),
+}
 
 /// Groups of four elements that a thread has, the same as in the kernels.
 const GROUPS_F32: u32 = 1;
@@ -98,42 +160,64 @@ const fn tile(moments: Moments) -> u64 {
     (groups * 4 * THREADS) as u64
 }
 
-/// Bytes of one element of master and of a moment.
-fn element_bytes(split: bool, moments: Moments) -> (u64, u64) {
-    let moment = match moments {
+/// Bytes of one element of a moment.
+pub(super) const fn moment_bytes(moments: Moments) -> u64 {
+    match moments {
         Moments::F32 => 4,
         Moments::Bf16 => 2,
-    };
-    (if split { 2 } else { 4 }, moment)
+    }
 }
 
 impl AdamOperand {
-    fn arguments(&self, split: bool, moments: Moments) -> Result<(TensorArguments, u64), CudaFailure> {
-        let (master, remainder) = match self.master {
-            MasterState::Whole(master) if !split => (master, None),
-            MasterState::Split { shard, remainder } if split => (shard, Some(remainder)),
-            _ => return Err(CudaFailure::Refused("masters of one launch are all whole or all split".into())),
-        };
-        let (master_bytes, moment_bytes) = element_bytes(split, moments);
-        let parts = [
-            ("a master", Some(master), master_bytes),
-            ("a remainder", remainder, 2),
-            ("a first moment", Some(self.exp_avg), moment_bytes),
-            ("a second moment", Some(self.exp_avg_sq), moment_bytes),
-            ("a main grad", Some(self.main_grad), 4),
+    fn kind(&self) -> Kind {
+        match self.master {
+            MasterState::Whole(_) => Kind::Whole,
+            MasterState::Amax(amax) => Kind::Amax(amax.format, amax.via),
+            MasterState::Cast(cast) => Kind::Cast(cast.format, cast.via),
+            MasterState::Split { .. } => Kind::Split,
+        }
+    }
+
+    /// Checks what an operand of any kind has, and these parts of it: what, where, and bytes of an element. Returns
+    /// whether four elements of each may be read at once.
+    pub(super) fn check(
+        &self,
+        moments: Moments,
+        parts: &[(&str, DeviceAddress, u64)],
+    ) -> Result<bool, CudaFailure> {
+        let moment = moment_bytes(moments);
+        let state = [
+            ("a first moment", self.exp_avg, moment),
+            ("a second moment", self.exp_avg_sq, moment),
+            ("a main grad", self.main_grad, 4),
         ];
         let mut aligned = true;
-        for (what, address, bytes) in parts {
-            let Some(address) = address else { continue };
-            present(what, address)?;
-            element_aligned(what, address, bytes)?;
+        for (what, address, bytes) in state.iter().chain(parts) {
+            present(what, *address)?;
+            element_aligned(what, *address, *bytes)?;
             aligned &= address.number().is_multiple_of(4 * bytes);
         }
         present("hyperparameters", self.hyperparameters)?;
         element_aligned("hyperparameters", self.hyperparameters, 16)?;
+        Ok(aligned)
+    }
+
+    fn arguments(&self, moments: Moments) -> Result<(TensorArguments, u64), CudaFailure> {
+        let master = |address, bytes| ("a master", address, bytes);
+        let parts: &[_] = match self.master {
+            MasterState::Whole(whole) => &[master(whole, 4)],
+            MasterState::Amax(amax) => &[master(amax.master, 4)],
+            MasterState::Split { shard, remainder } => &[master(shard, 2), ("a remainder", remainder, 2)],
+            MasterState::Cast(cast) => {
+                let element = if cast.format == Format::Bf16 { 2 } else { 4 };
+                &[master(cast.master, 4), ("a data plane", cast.data, element)]
+            }
+        };
+        let aligned = self.check(moments, parts)?;
+        let address = |place: usize| parts.get(place).map_or(DeviceAddress::NULL, |(_, address, _)| *address);
         let descriptor = TensorArguments {
-            master,
-            remainder: remainder.unwrap_or(DeviceAddress::NULL),
+            master: address(0),
+            second: address(1),
             exp_avg: self.exp_avg,
             exp_avg_sq: self.exp_avg_sq,
             gradient: self.main_grad,
@@ -147,13 +231,15 @@ impl AdamOperand {
 }
 
 impl Kernels {
-    /// One optimizer step on the state of many weights. A vote that skips leaves everything as it is.
+    /// One optimizer step on the state of many weights, and amaxes or the cast of their masters where these are asked
+    /// for. A vote that skips leaves everything as it is.
     ///
     /// `vote` is an [`op::Vote`](warpweft_plan::op::Vote), read when the launch runs. The word of `bounds` may be
     /// the host's, which then reads it as an atomic; launches on one stream may share it.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for masters of both kinds, an address that is missing or misaligned.
+    /// [`CudaFailure::Refused`] for masters of several kinds or for several formats, a format for which there is no
+    /// such launch, an address that is missing or misaligned.
     pub fn adam(
         &self,
         settings: &OptimizerSettings,
@@ -165,32 +251,49 @@ impl Kernels {
         element_aligned("the word of divergence", bounds.diverged, 4)?;
         present("the vote", vote)?;
         element_aligned("the vote", vote, 4)?;
-        let split =
-            operands.first().is_some_and(|operand| matches!(operand.master, MasterState::Split { .. }));
-        let name = match (settings.mode, split, moments) {
-            (AdamMode::AdamW, false, Moments::F32) => c"adamw_f32_f32",
-            (AdamMode::AdamW, false, Moments::Bf16) => c"adamw_f32_bf16",
-            (AdamMode::AdamW, true, Moments::F32) => c"adamw_split_f32",
-            (AdamMode::AdamW, true, Moments::Bf16) => c"adamw_split_bf16",
-            (AdamMode::Adam, false, Moments::F32) => c"adam_f32_f32",
-            (AdamMode::Adam, false, Moments::Bf16) => c"adam_f32_bf16",
-            (AdamMode::Adam, true, Moments::F32) => c"adam_split_f32",
-            (AdamMode::Adam, true, Moments::Bf16) => c"adam_split_bf16",
-        };
-        let tensors: Vec<_> =
-            operands.iter().map(|operand| operand.arguments(split, moments)).collect::<Result<_, _>>()?;
-        let table = TileTable::new(&tensors, 0)?;
-        let arguments = Arguments {
-            tiles: table.tiles,
-            tensors: table.descriptors,
+        let rule = RuleArguments {
             vote,
             diverged: bounds.diverged,
             epsilon: settings.epsilon,
             bias_correction: u32::from(settings.bias_correction),
             largest_master: bounds.master,
             largest_moment: bounds.moment,
-            only: only(&tensors),
         };
+        let kind = operands.first().map_or(Kind::Whole, AdamOperand::kind);
+        if operands.iter().any(|operand| operand.kind() != kind) {
+            return Err(CudaFailure::Refused(
+                "masters of one launch are all whole, all split, or all cast alike".into(),
+            ));
+        }
+        let name = match (settings.mode, kind, moments) {
+            (AdamMode::AdamW, Kind::Whole, Moments::F32) => c"adamw_f32_f32",
+            (AdamMode::AdamW, Kind::Whole, Moments::Bf16) => c"adamw_f32_bf16",
+            (AdamMode::AdamW, Kind::Split, Moments::F32) => c"adamw_split_f32",
+            (AdamMode::AdamW, Kind::Split, Moments::Bf16) => c"adamw_split_bf16",
+            (AdamMode::AdamW, Kind::Cast(Format::Bf16, _), Moments::F32) => c"adamw_to_bf16_f32",
+            (AdamMode::AdamW, Kind::Cast(Format::Bf16, _), Moments::Bf16) => c"adamw_to_bf16_bf16",
+            (AdamMode::AdamW, Kind::Cast(Format::F32, _), Moments::F32) => c"adamw_to_f32_f32",
+            (AdamMode::AdamW, Kind::Cast(Format::F32, _), Moments::Bf16) => c"adamw_to_f32_bf16",
+            (AdamMode::Adam, Kind::Whole, Moments::F32) => c"adam_f32_f32",
+            (AdamMode::Adam, Kind::Whole, Moments::Bf16) => c"adam_f32_bf16",
+            (AdamMode::Adam, Kind::Split, Moments::F32) => c"adam_split_f32",
+            (AdamMode::Adam, Kind::Split, Moments::Bf16) => c"adam_split_bf16",
+            (AdamMode::Adam, Kind::Cast(Format::Bf16, _), Moments::F32) => c"adam_to_bf16_f32",
+            (AdamMode::Adam, Kind::Cast(Format::Bf16, _), Moments::Bf16) => c"adam_to_bf16_bf16",
+            (AdamMode::Adam, Kind::Cast(Format::F32, _), Moments::F32) => c"adam_to_f32_f32",
+            (AdamMode::Adam, Kind::Cast(Format::F32, _), Moments::Bf16) => c"adam_to_f32_bf16",
+            (mode, Kind::Amax(format, via), moments) => {
+                return adam_amax::launch(self, (mode, moments, format, via), operands, rule);
+            }
+            (mode, Kind::Cast(format, via), moments) => {
+                return adam_tile::launch(self, (mode, moments, format, via), operands, rule);
+            }
+        };
+        let tensors: Vec<_> =
+            operands.iter().map(|operand| operand.arguments(moments)).collect::<Result<_, _>>()?;
+        let table = TileTable::new(&tensors, 0)?;
+        let arguments =
+            Arguments { tiles: table.tiles, tensors: table.descriptors, rule, only: only(&tensors) };
         let function = self.function(Family::Adam, name)?;
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }

@@ -20,7 +20,7 @@ pub(super) const WARPS: u64 = THREADS as u64 / 32;
 pub(super) const RESIDENT: u64 = 8 * 132;
 
 /// Room for the arguments of every kernel, which takes one struct.
-const ARGUMENT_WORDS: usize = 17;
+const ARGUMENT_WORDS: usize = 19;
 
 /// One kernel with its grid, its arguments and the table they point at.
 #[derive(Clone, Debug)]

@@ -32,6 +32,8 @@ macro_rules! mirrors {
 
 mod activation;
 mod adam;
+mod adam_amax;
+mod adam_tile;
 mod amax;
 pub(crate) mod cache;
 mod cast;
@@ -60,7 +62,7 @@ mod tiles;
 mod transpose;
 
 pub use activation::{ActivationOperand, ActivationQuantizer, ActivationSource};
-pub use adam::{AdamOperand, Bounds, MasterState};
+pub use adam::{AdamOperand, Bounds, MasterAmax, MasterCast, MasterState};
 pub use amax::AmaxOperand;
 pub use cast::CastOperand;
 pub use delayed::{DelayedScaleOperand, RecordAmaxOperand};

@@ -151,6 +151,44 @@ impl Weights {
             && members.format == Format::Bf16
     }
 
+    /// Whether the pass that rewrites the bucket's masters casts them too: each block of a master says by itself how
+    /// ([`Format::casts_by_blocks`]). Where there are scales, one pass must have all masters.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn casts_in_update(&self, bucket: BucketId) -> bool {
+        let members = self.bucket(bucket);
+        let by_blocks = members.format.casts_by_blocks() && self.is_quantized_after_adam(bucket);
+        by_blocks && (!members.has_scales() || self.is_updated_at_once(bucket))
+    }
+
+    /// Whether the pass that rewrites the bucket's masters takes their amaxes too: it casts nothing, since scales need
+    /// the whole tensor, but one pass has all masters, and they are quantized in one orientation.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn amaxes_in_update(&self, bucket: BucketId) -> bool {
+        let format = self.bucket(bucket).format;
+        let one_way = format.needs_tensor_amax() && format.stored_orientations().len() == 1;
+        one_way && self.is_quantized_after_adam(bucket) && self.is_updated_at_once(bucket)
+    }
+
+    /// A custom optimizer makes masters by code of its own.
+    fn is_quantized_after_adam(&self, bucket: BucketId) -> bool {
+        let members = self.bucket(bucket);
+        let trained = members.placement == Placement::Sharded && !members.frozen;
+        trained && self.state.custom_states.is_none() && !self.splits_masters(bucket)
+    }
+
+    /// Weights of one parameter group are updated by one task.
+    fn is_updated_at_once(&self, bucket: BucketId) -> bool {
+        let mut groups = self.bucket(bucket).weights.iter().map(|weight| self.layout(*weight).parameters);
+        let first = groups.next();
+        groups.all(|group| Some(group) == first)
+    }
+
     /// How the bucket's scales are delayed, with the format they belong to; `None` for a bucket whose scales
     /// are current, or which has none. Scales of frozen weights are current: no step brings an amax to
     /// remember.

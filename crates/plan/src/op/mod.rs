@@ -43,7 +43,7 @@ mod zero_padding;
 use serde::Serialize;
 
 pub use accumulate::Accumulate;
-pub use adam::{Adam, AdamOperand, MasterOperand};
+pub use adam::{Adam, AdamOperand, AmaxesOperand, MasterOperand};
 pub use add_gradient::AddGradient;
 pub use all_reduce::{AllReduce, Reduction};
 pub use clear_fault::ClearFault;

@@ -1,8 +1,9 @@
 //! The actor of a bucket: its weights' masters, moments, main grads and shards.
 //!
 //! Law: the shards are quantized from the masters as the optimizer left them, and the actor knows which
-//! version both hold. A replicated weight is read as its master, and a shard may be half of a master; then
-//! the two are rewritten together. Masters are one version on when all of the bucket's weights were updated.
+//! version both hold. A replicated weight is read as its master, and a shard may be half of a master, or cast by
+//! the task that updates it; then the two are rewritten together. Masters are one version on when all of the bucket's
+//! weights were updated.
 //! The actor follows its tasks through the step and reports the edge they leave, which the rank compares with
 //! what the plan promised (PL-9).
 
@@ -47,7 +48,9 @@ impl BucketActor {
         if self.updated == members.weights.len() {
             self.state.masters = self.state.masters.next();
             let replicated = members.placement == Placement::Replicated;
-            if replicated || plan.weights.splits_masters(self.bucket) {
+            let together =
+                plan.weights.splits_masters(self.bucket) || plan.weights.casts_in_update(self.bucket);
+            if replicated || together {
                 self.state.shards = Some(self.state.masters);
             }
         }

@@ -3,12 +3,14 @@
 //! Law: nothing after the vote changes a weight unless every rank voted clean. The norm counts every main
 //! grad once; frozen weights have none and stay as they are; the vote sees the record of every rank of all
 //! replicas, in rank order, so that all of them skip a step together. Weights of one bucket and one parameter
-//! group are one task, or one for each round of matrices that a custom optimizer needs whole.
+//! group are one task, or one for each round of matrices that a custom optimizer needs whole. Adam casts what it
+//! makes where each block says by itself how, or takes its amaxes; all else is quantized after it.
 
 use std::collections::BTreeMap;
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::matrices::{self, Round};
+use super::quantize::amaxes;
 use super::{of_group, peers};
 use crate::layout::Content;
 use crate::model::{Group, ParameterGroup};
@@ -73,7 +75,12 @@ fn update(draft: &mut Draft<'_>, vote: SlotId) {
                 )
             } else {
                 let states = weights.into_iter().map(|weight| adam(draft, bucket, weight)).collect();
-                (Op::Adam(Adam { bucket, states, vote, hyperparameters }), Carrier::Quantize)
+                let scales = draft.weights.casts_in_update(bucket) && members.has_scales();
+                let tensor_scale = scales.then(|| draft.slot(Content::TensorScale(bucket)));
+                let takes_amaxes = draft.weights.amaxes_in_update(bucket);
+                let amaxes = takes_amaxes.then(|| amaxes(draft, bucket));
+                let op = Adam { bucket, states, vote, hyperparameters, tensor_scale, amaxes };
+                (Op::Adam(op), Carrier::Quantize)
             };
             others.push(DraftTask::local(op, subject, carrier));
         }
@@ -106,11 +113,11 @@ fn own(draft: &Draft<'_>, weight: WeightId) -> UpdateOperand {
 }
 
 fn master(draft: &Draft<'_>, bucket: BucketId, weight: WeightId) -> MasterOperand {
+    let shard = || draft.slot(Content::Shard(weight, Orientation::Rowwise));
     if draft.weights.splits_masters(bucket) {
-        MasterOperand::Split {
-            shard: draft.slot(Content::Shard(weight, Orientation::Rowwise)),
-            remainder: draft.slot(Content::MasterRemainder(weight)),
-        }
+        MasterOperand::Split { shard: shard(), remainder: draft.slot(Content::MasterRemainder(weight)) }
+    } else if draft.weights.casts_in_update(bucket) {
+        MasterOperand::Cast { master: draft.slot(Content::Master(weight)), shard: shard() }
     } else {
         MasterOperand::Whole(draft.slot(Content::Master(weight)))
     }

@@ -2,7 +2,8 @@
 //!
 //! Law: every bucket goes through the same four ops; a format without scales needs only the cast, one without
 //! a per-tensor amax no collective. A bucket whose shards are halves of its masters needs nothing: the
-//! optimizer writes them. A frozen bucket has no masters, and no plan quantizes it. Where scaling is delayed, scale
+//! optimizer writes them; nor, in a step, does one whose masters the optimizer casts as it makes them. Of others it
+//! may have taken the amaxes. A frozen bucket has no masters, and no plan quantizes it. Where scaling is delayed, scale
 //! and cast come while the maxima are under way, and the maxima enter the history after them. A prologue is
 //! these ops alone, without a vote; it brings no masters of a new version, so it records no amaxes.
 
@@ -11,7 +12,8 @@ use super::combined_bytes;
 use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::{
-    AllReduce, DelayedScale, FusedScale, Op, PartialAmax, PartialCast, RecordAmax, Reduction, ShardOperand,
+    AllReduce, AmaxesOperand, DelayedScale, FusedScale, Op, PartialAmax, PartialCast, RecordAmax, Reduction,
+    ShardOperand,
 };
 use warpweft_base::id::{BucketId, SlotId};
 
@@ -28,6 +30,7 @@ pub(in super::super) fn quantize(draft: &mut Draft<'_>, vote: Option<SlotId>) {
         .entries()
         .filter(|(_, members)| members.placement == Placement::Sharded && !members.frozen)
         .filter(|(bucket, _)| !draft.weights.splits_masters(*bucket))
+        .filter(|(bucket, _)| vote.is_none() || !draft.weights.casts_in_update(*bucket))
         .map(|(bucket, _)| bucket);
     let (delayed, current): (Vec<_>, Vec<_>) =
         quantized.partition(|bucket| draft.weights.delayed(*bucket).is_some());
@@ -55,16 +58,24 @@ pub(in super::super) fn quantize(draft: &mut Draft<'_>, vote: Option<SlotId>) {
     }
 }
 
+/// Slots for the amaxes of a bucket that this rank takes.
+pub(super) fn amaxes(draft: &mut Draft<'_>, bucket: BucketId) -> AmaxesOperand {
+    AmaxesOperand {
+        block_amax: draft.transient(format!("{bucket} block amaxes"), Content::BlockAmax(bucket)),
+        tensor_amax: draft.transient(format!("{bucket} local amaxes"), Content::LocalAmax(bucket)),
+    }
+}
+
+/// The amaxes of a bucket, which its update has taken or a task of their own takes.
 fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -> Amaxes {
-    let blocks = draft.transient(format!("{bucket} block amaxes"), Content::BlockAmax(bucket));
-    let tensors = draft.transient(format!("{bucket} local amaxes"), Content::LocalAmax(bucket));
+    if vote.is_some() && draft.weights.amaxes_in_update(bucket) {
+        let (blocks, tensors) = (Content::BlockAmax(bucket), Content::LocalAmax(bucket));
+        return Amaxes { bucket, blocks: draft.slot(blocks), tensors: draft.slot(tensors) };
+    }
+    let AmaxesOperand { block_amax, tensor_amax } = amaxes(draft, bucket);
     let masters = masters(draft, bucket);
-    add(
-        draft,
-        bucket,
-        Op::PartialAmax(PartialAmax { bucket, masters, block_amax: blocks, tensor_amax: tensors, vote }),
-    );
-    Amaxes { bucket, blocks, tensors }
+    add(draft, bucket, Op::PartialAmax(PartialAmax { bucket, masters, block_amax, tensor_amax, vote }));
+    Amaxes { bucket, blocks: block_amax, tensors: tensor_amax }
 }
 
 /// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Each replica

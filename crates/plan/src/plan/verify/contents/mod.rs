@@ -164,7 +164,7 @@ impl<'p> Run<'p> {
             Op::Update(op) => {
                 self.update(task, op.bucket, &op.states, (op.vote, op.hyperparameters), op.transformed)
             }
-            Op::Adam(op) => self.adam(task, op.bucket, &op.states, op.vote, op.hyperparameters),
+            Op::Adam(op) => self.adam(task, op),
         }
     }
 

@@ -6,7 +6,7 @@
 //! it speaks of one parameter group.
 
 use super::{Held, Run, Verdict, VerifyError};
-use crate::op::{AdamOperand, MasterOperand, UpdateOperand};
+use crate::op::{Adam, AdamOperand, MasterOperand, UpdateOperand};
 use warpweft_base::id::{BucketId, SlotId, TaskId, Version, WeightId};
 use warpweft_format::Orientation;
 
@@ -91,14 +91,8 @@ impl Run<'_> {
         self.fill(task, vote, Held::Vote)
     }
 
-    pub(super) fn adam(
-        &mut self,
-        task: TaskId,
-        bucket: BucketId,
-        states: &[AdamOperand],
-        vote: SlotId,
-        hyperparameters: SlotId,
-    ) -> Verdict<()> {
+    pub(super) fn adam(&mut self, task: TaskId, op: &Adam) -> Verdict<()> {
+        let Adam { bucket, ref states, vote, hyperparameters, tensor_scale, amaxes } = *op;
         let weights: Vec<_> = states.iter().map(|state| state.weight).collect();
         self.is_update(task, bucket, &weights, vote, hyperparameters)?;
         if self.plan.weights.state.custom_states.is_some() {
@@ -114,6 +108,10 @@ impl Run<'_> {
             match master {
                 MasterOperand::Whole(master) => {
                     self.rewrite(task, master, Held::Master(weight, old), Held::Master(weight, new))?;
+                }
+                MasterOperand::Cast { master, shard } => {
+                    self.rewrite(task, master, Held::Master(weight, old), Held::Master(weight, new))?;
+                    self.cast_in_update(task, bucket, (weight, shard), new)?;
                 }
                 MasterOperand::Split { shard, remainder } => {
                     let upper = |version| Held::Shard {
@@ -131,7 +129,8 @@ impl Run<'_> {
                 self.rewrite(task, slot, Held::State(weight, list, old), Held::State(weight, list, new))?;
             }
         }
-        Ok(())
+        self.scales_of_update(task, bucket, (states, tensor_scale), new)?;
+        amaxes.map_or(Ok(()), |amaxes| self.amaxes_of_update(task, bucket, (states, amaxes), new))
     }
 
     /// The custom optimizer gets what Adam gets, and rewrites the master and every list that it keeps.

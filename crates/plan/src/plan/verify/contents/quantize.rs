@@ -2,12 +2,14 @@
 //!
 //! Law: each stage takes what the stage before made of the same masters, so data, scales and
 //! tensor scales of a bucket end at one version. Whatever reads masters that the optimizer
-//! rewrote in this step reads the vote too.
+//! rewrote in this step reads the vote too. An update that casts what it makes is all stages at once, of a format that
+//! needs nothing from elsewhere for it.
 
 use super::{Held, Run, Verdict};
 use crate::model::Group;
-use crate::op::ShardOperand;
-use warpweft_base::id::{BucketId, SlotId, TaskId, Version};
+use crate::op::{AdamOperand, AmaxesOperand, MasterOperand, ShardOperand};
+use warpweft_base::id::{BucketId, SlotId, TaskId, Version, WeightId};
+use warpweft_format::Orientation;
 
 impl Run<'_> {
     pub(super) fn partial_amax(
@@ -122,6 +124,79 @@ impl Run<'_> {
             self.put_shard(task, shard, (Some(version), scale))?;
         }
         Ok(())
+    }
+
+    /// An update writes the shard of a master that it brings to `version`.
+    pub(super) fn cast_in_update(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        (weight, slot): (WeightId, SlotId),
+        version: Version,
+    ) -> Verdict<()> {
+        let format = self.plan.weights.bucket(bucket).format;
+        if !format.casts_by_blocks() {
+            let problem =
+                format!("casts {bucket} as it updates it, but a block of {format} needs more than itself");
+            return self.wrong_program(self.plan.describe(task), problem, "quantize it after the update");
+        }
+        let shard = ShardOperand { weight, orientation: Orientation::Rowwise, slot };
+        self.shard(task, bucket, &shard)?;
+        self.put_shard(task, &shard, (Some(version), Some(version)))
+    }
+
+    /// What an update that casts does beside its shards: all or none of its weights are cast, and a bucket's scales are
+    /// made by one update.
+    pub(super) fn scales_of_update(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        (states, tensor_scale): (&[AdamOperand], Option<SlotId>),
+        version: Version,
+    ) -> Verdict<()> {
+        let wrong =
+            |problem: String, remedy: &str| self.wrong_program(self.plan.describe(task), problem, remedy);
+        let members = self.plan.weights.bucket(bucket);
+        let is_cast = |state: &&AdamOperand| matches!(state.master, MasterOperand::Cast { .. });
+        let cast = states.iter().filter(is_cast).count();
+        if cast != 0 && cast != states.len() {
+            let problem = format!("casts {cast} of {} weights that it updates", states.len());
+            return wrong(problem, "cast all of them or none");
+        }
+        match tensor_scale {
+            Some(slot) if cast == members.weights.len() && members.has_scales() => {
+                self.fill(task, slot, Held::TensorScale(bucket, version))
+            }
+            None if cast == 0 || !members.has_scales() => Ok(()),
+            Some(_) => wrong(
+                format!("names the tensor scales of {bucket}, but does not make them of all its weights"),
+                "name them where every weight of a bucket with scales is cast",
+            ),
+            None => wrong(
+                format!("casts {bucket} without its tensor scales, but its format has scales"),
+                "name the tensor scales",
+            ),
+        }
+    }
+
+    /// An update takes the amaxes of all masters of a bucket, which are packed in its order.
+    pub(super) fn amaxes_of_update(
+        &mut self,
+        task: TaskId,
+        bucket: BucketId,
+        (states, amaxes): (&[AdamOperand], AmaxesOperand),
+        version: Version,
+    ) -> Verdict<()> {
+        let members = self.plan.weights.bucket(bucket);
+        let is_whole = |state: &AdamOperand| matches!(state.master, MasterOperand::Whole(_));
+        let in_order = states.iter().map(|state| state.weight).eq(members.weights.iter().copied());
+        if !members.has_scales() || !in_order || !states.iter().all(is_whole) {
+            let problem = format!("takes amaxes of {bucket}, but not of all its masters in their order");
+            let remedy = "take them where every weight of a bucket with scales is updated, and none is cast";
+            return self.wrong_program(self.plan.describe(task), problem, remedy);
+        }
+        self.fill(task, amaxes.block_amax, Held::BlockAmax(bucket, version))?;
+        self.fill(task, amaxes.tensor_amax, Held::LocalAmax(bucket, version))
     }
 
     /// `slot` must hold the amaxes of the bucket's masters at `version`, over all ranks if its scales need that.
