@@ -128,7 +128,7 @@ pub struct Link {
     pub latency_us: f64,
     /// 1/β: bytes a GPU receives per second.
     pub bytes_per_s: f64,
-    /// µs that a GPU's link and host take for each message to another partner, where one is on its way already.
+    /// µs that each message to a partner takes of a GPU's link and host, in exchanges that go to all at once.
     #[serde(default)]
     pub message_us: f64,
 }

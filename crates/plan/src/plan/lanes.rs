@@ -90,8 +90,9 @@ mod tests {
         };
         let one = Mesh::new(4).unwrap();
         let two = Mesh::hybrid(4, 2).unwrap();
+        let sixteen = Mesh::new(16).unwrap();
         for (communicators, mesh, own) in
-            [(1, one, 1), (2, one, 2), (3, one, 2), (1, two, 1), (2, two, 2), (3, two, 3)]
+            [(1, one, 1), (2, one, 2), (3, one, 2), (1, two, 1), (2, two, 2), (3, two, 3), (3, sixteen, 3)]
         {
             let lanes = Lanes::new(&Policy { communicators, ..policy }, mesh);
             assert_eq!(lanes.all.len(), 3 + own);

@@ -1,7 +1,8 @@
 //! A custom optimizer as a session's builder gets it.
 //!
 //! Law: how many states it keeps is known before anything is planned. A session whose weights want whole matrices of an
-//! optimizer that takes none, or the other way around, does not start; nor do ranks with different optimizers.
+//! optimizer that takes none, or the other way around, does not start; nor do ranks of one process with different
+//! optimizers.
 
 use std::sync::{Arc, OnceLock};
 

@@ -10,6 +10,7 @@ use crate::checkpoint::sharded::{Import, Refused, Save};
 use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
 use crate::exec::{Command, Refusal};
 use crate::session::{CompiledHere, Session, SessionError};
+use warpweft_plan::policy::Reduce;
 
 impl Session {
     /// Saves masters, moments, step count, delayed scales and carried buffers: every rank writes what it owns, and
@@ -146,9 +147,11 @@ impl Session {
 
     /// As many ranks go on with the bits of those that saved if they sum in the same levels.
     fn warn_of_levels(&self, saved: &SavedParts) {
-        let mesh = self.programs.first().map(|program| program.plan.weights.mesh);
-        let levels = mesh.map_or_else(Vec::new, |mesh| mesh.levels().blocks().to_vec());
-        if saved.ranks == self.ranks() && saved.levels != levels {
+        let Some(plan) = self.programs.first().map(|program| &program.plan) else { return };
+        let mesh = plan.weights.mesh.levels();
+        let levels = mesh.blocks();
+        // What NCCL sums has no levels.
+        if plan.policy.reduce == Reduce::Ordered && saved.ranks == self.ranks() && saved.levels != levels {
             tracing::warn!(
                 saved = ?saved.levels,
                 session = ?levels,
