@@ -1,6 +1,7 @@
-//! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32 and in the order of this file.
+//! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32.
 
 use half::bf16;
+use ndarray::Array2;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{Format, Orientation};
@@ -61,14 +62,8 @@ impl Layers {
                 let (x, dy) = (context.read::<bf16>(x)?, context.read::<bf16>(dy)?);
                 multiply(&turned, &dy, &mut context.write::<bf16>(dx)?);
                 let mut dw = context.gradient(weight)?;
-                dw.fill(0.0);
-                for (dy, x) in dy.chunks(WEIGHT.rows).zip(x.chunks(WEIGHT.cols)) {
-                    let x = widen(x);
-                    for (dw, dy) in dw.chunks_mut(WEIGHT.cols).zip(dy) {
-                        let dy = dy.to_f32();
-                        dw.iter_mut().zip(&x).for_each(|(dw, x)| *dw += dy * x);
-                    }
-                }
+                let product = matrix(&dy).t().dot(&matrix(&x));
+                dw.iter_mut().zip(&product).for_each(|(dw, product)| *dw = *product);
                 Ok([turned.as_ptr().addr() as u64, dw.as_ptr().addr() as u64])
             }
         }
@@ -103,29 +98,14 @@ impl CustomOptimizer {
     }
 }
 
-/// A result for every token and line of the weight.
+/// `into[T, lines] = tokens[T, width] · lines[lines, width]ᵀ`, summed in f32.
 fn multiply(lines: &[bf16], tokens: &[bf16], into: &mut [bf16]) {
-    let lines = widen(lines);
-    let width = WEIGHT.cols;
-    for (token, into) in tokens.chunks(width).zip(into.chunks_mut(width)) {
-        let token = widen(token);
-        for (line, into) in lines.chunks(width).zip(into) {
-            *into = bf16::from_f32(dot(line, &token));
-        }
-    }
+    let products = matrix(tokens).dot(&matrix(lines).t());
+    into.iter_mut().zip(&products).for_each(|(into, product)| *into = bf16::from_f32(*product));
 }
 
-#[allow(clippy::needless_range_loop, reason = "zips of eight are called, not inlined, in builds without LTO")]
-fn dot(one: &[f32], other: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 8];
-    for (one, other) in one.as_chunks::<8>().0.iter().zip(other.as_chunks::<8>().0) {
-        for lane in 0..8 {
-            sums[lane] += one[lane] * other[lane];
-        }
-    }
-    sums.iter().sum()
-}
-
-fn widen(values: &[bf16]) -> Vec<f32> {
-    values.iter().map(|value| value.to_f32()).collect()
+/// Rows as wide as the weight, which is square.
+fn matrix(values: &[bf16]) -> Array2<f32> {
+    let values: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
+    Array2::from_shape_vec((values.len() / WEIGHT.cols, WEIGHT.cols), values).unwrap()
 }
