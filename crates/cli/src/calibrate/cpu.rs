@@ -1,8 +1,10 @@
 //! The CPU backend as the subject of a calibration.
 //!
-//! Law: products are the tool's own, plain f32 loops on the thread that runs a rank's calls. What an
-//! user's closures reach on a CPU is the user's; the file says whose products its number is of.
+//! Law: products are those of `ndarray`, in f32 and on the thread that runs a rank's calls. What a user's closures
+//! reach on a CPU is the user's; the file says whose products its number is of.
 
+use ndarray::linalg::general_mat_mul;
+use ndarray::{ArrayView2, ArrayViewMut2, ShapeError};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{Format, Orientation, Shape};
@@ -117,40 +119,27 @@ impl Compute<CpuSurface> for Products {
                 let products = if matches!(part.work, Work::Layer(_)) { 3 } else { 1 };
                 for _ in 0..products {
                     let target = &mut target[..rows * cols];
-                    multiply(&left[..tokens * rows], &right[..tokens * cols], cols, target);
+                    multiply(&left[..tokens * rows], &right[..tokens * cols], cols, target)?;
                 }
             }
             Work::Gradient(_) => {
                 let mut gradient = context.gradient(part.weight)?;
-                multiply(&left[..tokens * rows], &right[..tokens * cols], cols, &mut gradient);
+                multiply(&left[..tokens * rows], &right[..tokens * cols], cols, &mut gradient)?;
             }
         }
         Ok(())
     }
 }
 
-/// Columns and tokens of a block: 64 KiB of factors, which stay near the core whatever the shape.
-const COLUMNS: usize = 256;
-const TOKENS: usize = 64;
-
 /// `target[r, c] = Σ over t of left[t, r] · right[t, c]`, as many operations as a product over `t` tokens has.
-fn multiply(left: &[f32], right: &[f32], cols: usize, target: &mut [f32]) {
-    let rows = target.len() / cols;
-    target.fill(0.0);
-    for (left, right) in left.chunks(TOKENS * rows).zip(right.chunks(TOKENS * cols)) {
-        for column in (0..cols).step_by(COLUMNS) {
-            let columns = column..cols.min(column + COLUMNS);
-            for (row, target) in target.chunks_exact_mut(cols).enumerate() {
-                let sums = &mut target[columns.clone()];
-                for (factors, values) in left.chunks_exact(rows).zip(right.chunks_exact(cols)) {
-                    let factor = factors[row];
-                    sums.iter_mut()
-                        .zip(&values[columns.clone()])
-                        .for_each(|(sum, value)| *sum += factor * value);
-                }
-            }
-        }
-    }
+fn multiply(left: &[f32], right: &[f32], cols: usize, target: &mut [f32]) -> Result<(), ComputeError> {
+    let (rows, tokens) = (target.len() / cols, right.len() / cols);
+    let unfit = |error: ShapeError| ComputeError::closure(error.to_string());
+    let left = ArrayView2::from_shape((tokens, rows), left).map_err(unfit)?;
+    let right = ArrayView2::from_shape((tokens, cols), right).map_err(unfit)?;
+    let mut target = ArrayViewMut2::from_shape((rows, cols), target).map_err(unfit)?;
+    general_mat_mul(1.0, &left.t(), &right, 0.0, &mut target);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -161,21 +150,7 @@ mod tests {
     fn a_product_is_what_it_is_by_hand() {
         let (left, right) = ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]);
         let mut target = [0.5; 6];
-        multiply(&left, &right, 3, &mut target);
+        multiply(&left, &right, 3, &mut target).unwrap();
         assert_eq!(target, [29.0, 33.0, 37.0, 42.0, 48.0, 54.0]);
-    }
-
-    #[test]
-    fn blocks_change_nothing() {
-        let (tokens, rows, cols) = (TOKENS + 3, 3, COLUMNS + 5);
-        let whole = |count: usize, of: usize| (0..count).map(|place| (place % of) as f32).collect::<Vec<_>>();
-        let (left, right) = (whole(tokens * rows, 7), whole(tokens * cols, 5));
-        let mut target = vec![0.0; rows * cols];
-        multiply(&left, &right, cols, &mut target);
-        for (place, found) in target.iter().enumerate() {
-            let (row, col) = (place / cols, place % cols);
-            let expected: f32 = (0..tokens).map(|t| left[t * rows + row] * right[t * cols + col]).sum();
-            assert_eq!(*found, expected, "{row}, {col}");
-        }
     }
 }

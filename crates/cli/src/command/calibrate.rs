@@ -28,8 +28,8 @@ use super::super::{CalibrateDevice, CalibrateOptions, MeasureError, Measuring, c
 ///                 ladder of sizes
 ///   hbm           speed of memory as the library's own kernels use it: amax, casts, transposes,
 ///                 dequantization, Adam
-///   flops_per_s   products of the tool's own: plain f32 loops on the CPU, on GPUs linear layers,
-///                 forward and both gradients. What your closures reach is yours to say: --flops
+///   flops_per_s   products: on the CPU those of ndarray in f32, on GPUs linear layers, forward and both
+///                 gradients. What your closures reach is yours to say: --flops
 ///   kernel_us     what one more small kernel takes in a call
 ///   launch_us     what one more small task costs a step; replay_us what a captured step takes beside
 ///                 its tasks
