@@ -52,7 +52,7 @@ impl Input {
     }
 
     fn of_checkpoint(path: &Path) -> Result<(Header, Self), ToolError> {
-        let (header, file) = TensorFile::open(path).map_err(|error| match error {
+        let (header, file, _) = TensorFile::open(path).map_err(|error| match error {
             TensorFileError::File(error) if error.kind() == ErrorKind::InvalidInput => {
                 ToolError::NotAFile { path: path.to_owned() }
             }

@@ -13,7 +13,7 @@ use half::bf16;
 use safetensors::tensor::Dtype;
 
 use super::safetensors::TensorFileError;
-use super::safetensors::header::METADATA;
+use super::safetensors::entry::METADATA;
 use super::safetensors::tensor::{Content, Tensor};
 use super::safetensors::writer;
 use super::{Checkpoint, CheckpointError, FileTask};

@@ -34,9 +34,6 @@ pub use stated::Stated;
 
 use warpweft_base::errors::{LONGEST_NAME, shown};
 
-/// Far above any tensor that exists: a header with a longer list of dimensions is refused.
-pub const MOST_DIMENSIONS: usize = 64;
-
 /// A tensor, as a header lists it.
 #[derive(Clone, Copy, Debug)]
 pub struct Listed<'a> {

@@ -149,7 +149,7 @@ impl PretrainedFiles {
         let mut stated = Stated::default();
         for path in paths {
             let path = path.as_ref();
-            let (header, file) = TensorFile::open(path).map_err(|error| invalid(path, error))?;
+            let (header, file, _) = TensorFile::open(path).map_err(|error| invalid(path, error))?;
             stated = stated.or(Stated::of(path, header.metadata().keys()));
             for entry in header.tensors() {
                 let name = &entry.name;

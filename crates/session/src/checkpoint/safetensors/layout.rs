@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashSet};
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
-use serde::ser::{Serialize, SerializeMap, Serializer};
+use serde::ser::{SerializeMap, Serializer};
 
-use super::header::{LENGTH_BYTES, LONGEST_HEADER, METADATA, size};
+use super::entry::{LENGTH_BYTES, LONGEST_HEADER, METADATA, size};
 use super::invalid::{Invalid, TensorFileError};
 
 /// A tensor of a file that is to be written.
@@ -72,47 +72,37 @@ impl Outline {
             places[id.0] = (end, bytes);
             end = end.saturating_add(bytes);
         }
-        let head = Described { tensors: &self.tensors, order: &order, places: &places, metadata }.head()?;
-        let data = head.len() as u64;
-        places.iter_mut().for_each(|(begin, _)| *begin = begin.saturating_add(data));
-        Ok(Layout { head, order, places, file_bytes: end.saturating_add(data) })
-    }
-}
-
-/// What the header says.
-struct Described<'a> {
-    tensors: &'a [Planned],
-    order: &'a [TensorId],
-    places: &'a [(u64, u64)],
-    metadata: &'a BTreeMap<String, String>,
-}
-
-impl Described<'_> {
-    /// The length and the JSON, padded with spaces so that the data begins at a multiple of eight.
-    fn head(&self) -> Result<Vec<u8>, TensorFileError> {
-        let mut head = vec![0; LENGTH_BYTES as usize];
-        serde_json::to_writer(&mut head, self).map_err(std::io::Error::from)?;
-        head.resize(head.len().next_multiple_of(8), b' ');
+        let mut head = self.head(&order, &places, metadata).map_err(std::io::Error::from)?;
         let bytes = head.len() as u64 - LENGTH_BYTES;
         if bytes > LONGEST_HEADER {
             return Err(Invalid::HeaderTooLarge { bytes, limit: LONGEST_HEADER }.into());
         }
         head[..LENGTH_BYTES as usize].copy_from_slice(&bytes.to_le_bytes());
-        Ok(head)
+        let data = head.len() as u64;
+        places.iter_mut().for_each(|(begin, _)| *begin = begin.saturating_add(data));
+        Ok(Layout { head, order, places, file_bytes: end.saturating_add(data) })
     }
-}
 
-impl Serialize for Described<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    /// Room for the length, and the JSON, padded with spaces so that the data begins at a multiple of eight.
+    fn head(
+        &self,
+        order: &[TensorId],
+        places: &[(u64, u64)],
+        metadata: &BTreeMap<String, String>,
+    ) -> serde_json::Result<Vec<u8>> {
+        let mut head = vec![0; LENGTH_BYTES as usize];
+        let mut serializer = serde_json::Serializer::new(&mut head);
         let mut map = serializer.serialize_map(None)?;
-        if !self.metadata.is_empty() {
-            map.serialize_entry(METADATA, self.metadata)?;
+        if !metadata.is_empty() {
+            map.serialize_entry(METADATA, metadata)?;
         }
-        for id in self.order {
-            let (Planned { name, dtype, shape }, (begin, bytes)) = (&self.tensors[id.0], self.places[id.0]);
+        for id in order {
+            let (Planned { name, dtype, shape }, (begin, bytes)) = (&self.tensors[id.0], places[id.0]);
             let data_offsets = (begin as usize, begin.saturating_add(bytes) as usize);
             map.serialize_entry(name, &TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets })?;
         }
-        map.end()
+        map.end()?;
+        head.resize(head.len().next_multiple_of(8), b' ');
+        Ok(head)
     }
 }

@@ -8,13 +8,15 @@
 //! | file | idea |
 //! |---|---|
 //! | `parse` | the JSON of a header, as it stands |
+//! | `entry` | one tensor, as a header describes it |
 //! | `header` | a header that is valid: what is where |
 //! | `invalid` | why one is not |
 //! | `reader` | a file that is open |
 //! | `layout` | where the tensors of a file that is to be written will lie |
 //! | `tensor`, `writer` | what is written, and how |
 
-pub(super) mod header;
+pub(super) mod entry;
+mod header;
 mod invalid;
 mod layout;
 mod parse;
@@ -22,7 +24,8 @@ mod reader;
 pub(super) mod tensor;
 pub(super) mod writer;
 
-pub use header::{Header, TensorEntry};
+pub use entry::TensorEntry;
+pub use header::Header;
 pub use invalid::{Invalid, TensorFileError};
 pub use layout::{Layout, Outline, TensorId};
 pub use reader::TensorFile;

@@ -9,10 +9,12 @@ use safetensors::Dtype;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use super::header::{LENGTH_BYTES, METADATA, TensorEntry};
+use super::entry::{LENGTH_BYTES, METADATA, TensorEntry};
 use super::invalid::Invalid;
-use crate::checkpoint::kind::MOST_DIMENSIONS;
 use warpweft_base::errors::shown;
+
+/// Far above any tensor that exists: a header with a longer list of dimensions is refused.
+const MOST_DIMENSIONS: usize = 64;
 
 /// The header as it stands in the text.
 #[derive(Default)]

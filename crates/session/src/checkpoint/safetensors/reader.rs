@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use super::header::{Header, LENGTH_BYTES, TensorEntry};
+use super::entry::{LENGTH_BYTES, TensorEntry};
+use super::header::Header;
 use super::invalid::{Invalid, TensorFileError};
 use warpweft_base::whole_file::regular;
 
@@ -18,20 +19,11 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a file and reads its header.
+    /// Opens a file and reads its header, which is also given as its text.
     ///
     /// # Errors
     /// [`TensorFileError`].
-    pub fn open(path: &Path) -> Result<(Header, Self), TensorFileError> {
-        let (header, file, _) = Self::open_with_text(path)?;
-        Ok((header, file))
-    }
-
-    /// As [`TensorFile::open`], with the text of the header.
-    ///
-    /// # Errors
-    /// As of [`TensorFile::open`].
-    pub fn open_with_text(path: &Path) -> Result<(Header, Self, Vec<u8>), TensorFileError> {
+    pub fn open(path: &Path) -> Result<(Header, Self, Vec<u8>), TensorFileError> {
         let mut file = regular::open(path)?;
         let bytes = file.metadata()?.len();
         if bytes < LENGTH_BYTES {

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
-use super::header::TensorEntry;
+use super::entry::TensorEntry;
 use super::invalid::TensorFileError;
 use super::layout::{Layout, Outline, TensorId};
 use super::tensor::Tensor;

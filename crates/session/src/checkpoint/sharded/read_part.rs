@@ -86,7 +86,7 @@ impl Part {
         rank: RankId,
         digest: Option<u64>,
     ) -> Result<Self, CheckpointError> {
-        let (header, file, text) = TensorFile::open_with_text(&path).map_err(|error| match error {
+        let (header, file, text) = TensorFile::open(&path).map_err(|error| match error {
             TensorFileError::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
                     format!("the part of {rank} is missing; copy it there, or load another checkpoint");
