@@ -8,7 +8,7 @@
 //! For tools, checkpoints and tests. A training step keeps its planes in an arena and uses the stages.
 
 use super::format::Format;
-use super::shape::{Orientation, Planes, PlanesMut, Shape};
+use super::shape::{Orientation, PlaneKind, Planes, PlanesMut, Shape};
 use super::swizzle::{ScaleLayout, swizzle_scale};
 use super::{FormatError, dequantize, transpose};
 
@@ -28,6 +28,15 @@ impl OwnedPlanes {
         Self {
             data: vec![0; format.data_plane(orientation, shape).bytes()],
             scale: vec![0; format.scale_bytes(orientation, shape).padded],
+        }
+    }
+
+    /// The plane of this kind.
+    #[must_use]
+    pub fn of(&self, kind: PlaneKind) -> &[u8] {
+        match kind {
+            PlaneKind::Data => &self.data,
+            PlaneKind::Scale => &self.scale,
         }
     }
 

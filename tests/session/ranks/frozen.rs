@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use warpweft_backend::cpu::CpuBackend;
 use warpweft_base::id::RankId;
-use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_format::{ElementType, Format, Orientation, OwnedPlanes};
 use warpweft_plan::layout::Weights;
 use warpweft_plan::model::{Form, Mesh, Model, Phase, StepProgram};
 use warpweft_plan::plan::{Policy, ResidentLayout, StepPlan};
-use warpweft_session::checkpoint::ranks::ShardPlanes;
 use warpweft_session::config::Config;
 use warpweft_session::exec::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, World};
 use warpweft_testing::meddler::backends;
@@ -22,7 +21,7 @@ const RANKS: u32 = 2;
 const ROWS: usize = 83;
 const COLS: usize = 96;
 
-type Planes = (Vec<ShardPlanes>, f32);
+type Planes = (Vec<OwnedPlanes>, f32);
 
 /// What becomes of ranks with a frozen weight in `format` that begin with what `base` gives, and do `work` then.
 fn begun<T: Send>(

@@ -4,6 +4,7 @@
 //! session has must be there, in its shape, and nothing else. What a checkpoint claims is judged alike, whether it
 //! is one file or sharded; values are judged where they are ([`state_validation`](super::state_validation)).
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -54,15 +55,21 @@ pub(super) struct CarriedClaim<'a> {
 }
 
 impl Claims<'_> {
-    /// Are these exactly the weights and carried buffers of the session?
+    /// Are these exactly the weights and carried buffers of the session? Or are the weights in `taken` there, for an
+    /// optimizer that begins anew?
     pub(super) fn check(
         &self,
         programs: &[Arc<StepPlan>],
         here: &OptimizerIdentity,
         ranks: usize,
+        taken: Option<&Taken>,
     ) -> Result<(), String> {
-        if let Some(plan) = programs.first() {
-            self.check_weights(&plan.weights, here)?;
+        let weights = programs.first().map(|plan| &plan.weights);
+        if let Some(taken) = taken {
+            return self.check_taken(weights, taken);
+        }
+        if let Some(weights) = weights {
+            self.check_weights(weights, here)?;
         }
         self.check_carried(programs, ranks).map_err(|what| {
             format!(
@@ -72,22 +79,24 @@ impl Claims<'_> {
         })
     }
 
-    /// The weights that were frozen and train here, whose moments begin at zero beside a step count that does not.
-    pub(super) fn thawed(&self, weights: &Weights) -> Vec<String> {
+    /// The weights that were frozen and train here, whose moments begin at zero beside a step count that does not; none
+    /// where some weights alone are taken, for an optimizer that begins anew.
+    pub(super) fn thawed(&self, programs: &[Arc<StepPlan>], taken: Option<&Taken>) -> Vec<String> {
+        let Some(plan) = programs.first().filter(|_| taken.is_none()) else { return Vec::new() };
+        let weights = &plan.weights;
         let frozen = self.weights.iter().filter(|claim| claim.frozen && self.optimizer_step > 0);
         let frozen: HashSet<&str> = frozen.map(|claim| claim.name).collect();
         let thawed = weights.layouts.iter().filter(|layout| !layout.frozen && weights.lists_of(layout) > 0);
         thawed.map(|layout| layout.name.clone()).filter(|name| frozen.contains(name.as_str())).collect()
     }
 
-    /// Are the weights in `taken` there, for an optimizer that begins anew?
-    pub(super) fn check_taken(&self, programs: &[Arc<StepPlan>], taken: &Taken) -> Result<(), String> {
+    fn check_taken(&self, weights: Option<&Weights>, taken: &Taken) -> Result<(), String> {
         if taken.is_empty() {
             return Err("no weight of the session is taken; name those that the checkpoint has".to_owned());
         }
-        let Some(plan) = programs.first() else { return Ok(()) };
         let anew = Self { optimizer_step: 0, optimizer_identity: None, weights: Vec::new(), carried: None };
-        for layout in plan.weights.layouts.iter().filter(|layout| taken.contains(&layout.name)) {
+        let layouts = weights.iter().flat_map(|weights| &weights.layouts);
+        for layout in layouts.filter(|layout| taken.contains(&layout.name)) {
             let mut found = self.weights.iter().filter(|claim| claim.name == layout.name);
             match (found.next(), found.next()) {
                 (Some(claim), None) => anew.check_weight(WeightClaim { lists: 0, ..*claim }, layout, 0)?,
@@ -218,17 +227,12 @@ impl Claims<'_> {
         );
         let missing = weights.layouts.iter().find(|layout| !saved.contains(layout.name.as_str()));
         let unknown = self.weights.iter().find(|claim| !declared.contains(claim.name));
-        let which = match (missing, unknown) {
-            (Some(layout), None) => format!("`{}` is not in the checkpoint", layout.name),
-            (None, Some(claim)) => format!("the session has no `{}`", shown(claim.name)),
-            (Some(layout), Some(claim)) => {
-                format!(
-                    "`{}` is not in the checkpoint, and the session has no `{}`",
-                    layout.name,
-                    shown(claim.name)
-                )
-            }
-            (None, None) => "the checkpoint has some of them twice".to_owned(),
+        let missing = missing.map(|layout| format!("`{}` is not in the checkpoint", layout.name));
+        let unknown = unknown.map(|claim| format!("the session has no `{}`", shown(claim.name)));
+        let which: Vec<String> = missing.into_iter().chain(unknown).collect();
+        let which = match which.is_empty() {
+            true => "the checkpoint has some of them twice".to_owned(),
+            false => which.join(", and "),
         };
         format!("{counts}: {which}; import a checkpoint of the same model")
     }
@@ -261,21 +265,15 @@ impl Checkpoint {
         ranks: usize,
         taken: Option<&Taken>,
     ) -> Result<(), String> {
-        let values = || match programs.first() {
-            Some(plan) => self.check_values(&plan.weights, plan.policy.settings.via, taken),
-            None => Ok(()),
-        };
-        let claims = match taken {
-            None => self.claims().check(programs, here, ranks),
-            Some(taken) => self.claims().check_taken(programs, taken),
-        };
-        claims.and_then(|()| values())
+        self.claims().check(programs, here, ranks, taken)?;
+        programs
+            .first()
+            .map_or(Ok(()), |plan| self.check_values(&plan.weights, plan.policy.settings.via, taken))
     }
 
-    /// As [`Claims::thawed`]; none where some weights alone are taken, for an optimizer that begins anew.
+    /// As [`Claims::thawed`].
     pub(crate) fn thawed(&self, programs: &[Arc<StepPlan>], taken: Option<&Taken>) -> Vec<String> {
-        let plan = programs.first().filter(|_| taken.is_none());
-        plan.map_or_else(Vec::new, |plan| self.claims().thawed(&plan.weights))
+        self.claims().thawed(programs, taken)
     }
 
     fn claims(&self) -> Claims<'_> {
@@ -317,23 +315,15 @@ impl Checkpoint {
                     "`{name}` does not hold {elements} values of its master and of the lists of state beside it"
                 ));
             }
+            let values = match state.has_values() {
+                true => state.values().map_err(|error| format!("the planes of `{}`: {error}", state.name))?,
+                false => Cow::Borrowed(&[][..]),
+            };
             let place = MasterRows::from_the_first(&state.name, state.shape.cols);
-            if state.has_values() {
-                let values =
-                    state.values().map_err(|error| format!("the planes of `{}`: {error}", state.name))?;
-                state_validation::check_master(place, &values, layout.format, via)?;
-            }
+            let states = if layout.frozen { &[][..] } else { &state.states };
+            state_validation::check(place, (weights, layout), via, &values, states, state.delayed.as_ref())?;
             if goes_as_planes(state, layout) && state.has_values() {
                 check_planes(state)?;
-            }
-            if !layout.frozen {
-                state_validation::check_states(place, &state.states, weights.state)?;
-            }
-            // A session without delayed scaling ignores it.
-            if weights.delayed(layout.bucket).is_some()
-                && let Some(delayed) = &state.delayed
-            {
-                state_validation::check_delayed(&state.name, delayed)?;
             }
         }
         Ok(())

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::ranks::{RankPart, ShardPlanes, WeightShard};
+use super::ranks::{RankPart, WeightShard};
 use super::{Carried, CarriedBuffer, Checkpoint, OptimizerIdentity, PlanesState, WeightState};
 use warpweft_base::id::RankId;
-use warpweft_format::{DelayedState, Format, FormatError, PlaneKind, PlaneSpec, expand_scale};
+use warpweft_format::{DelayedState, Format, FormatError, OwnedPlanes, PlaneKind, PlaneSpec, expand_scale};
 use warpweft_plan::layout::{PlaneCut, Region, WeightLayout, Weights};
 use warpweft_plan::model::Placement;
 use warpweft_plan::plan::{StepPlan, carried};
@@ -52,62 +52,85 @@ impl Checkpoint {
         rank: RankId,
         taken: Option<&Taken>,
     ) -> Result<RankPart, FormatError> {
-        let layouts = programs.first().map_or(&[][..], |plan| &plan.weights.layouts);
-        let bytes_of = |(name, region): (&str, Region)| match &self.carried {
-            Carried::Zeros => vec![0; region.bytes],
-            Carried::Buffers(buffers) => {
-                let mut found = buffers.iter().filter(|buffer| buffer.name == name);
-                found.find_map(|buffer| buffer.ranks.get(rank.index())).cloned().unwrap_or_default()
-            }
-        };
-        let carried = match taken {
-            None => carried(programs).into_iter().map(bytes_of).collect(),
-            Some(_) => Vec::new(),
-        };
-        let optimizer_step = if taken.is_some() { 0 } else { self.optimizer_step };
-        let weights = programs.first().map(|plan| &plan.weights);
         let by_name: HashMap<&str, &WeightState> =
             self.weights.iter().map(|state| (state.name.as_str(), state)).collect();
-        let shard = |layout: &WeightLayout, state: &WeightState| {
-            let lists = weights.map_or(0, |weights| weights.lists_of(layout));
-            let rows = layout.shard.rows_of(rank);
-            let cols = layout.shard.shape.cols;
-            let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
-            let list = |number: usize| match state.states.get(number).and_then(|of| of.get(range.clone())) {
-                Some(values) if taken.is_none() => values.to_vec(),
-                _ => vec![0.0; range.len()],
-            };
-            if !state.has_values() {
-                let stays = WeightShard::that_stays(layout, lists, rank);
-                return Ok(WeightShard { frozen: state.frozen, ..stays });
-            }
-            if goes_as_planes(state, layout) {
-                let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);
-                return Ok(WeightShard { planes, tensor_scale, ..WeightShard::default() });
-            }
-            Ok(WeightShard {
-                // A rank refuses rows that are not there.
-                master: state.values()?.get(range.clone()).unwrap_or_default().to_vec(),
-                states: (0..lists).map(list).collect(),
-                delayed: weights.and_then(|weights| {
-                    Some(delayed_here(state.delayed.as_ref()?, state.format, layout, weights))
-                }),
-                ..WeightShard::default()
-            })
+        let shard = |weights: &Weights, layout: &WeightLayout| match by_name.get(layout.name.as_str()) {
+            Some(state) => shard(state, weights, layout, rank, taken.is_some()),
+            // A rank refuses rows that are not there.
+            None => Ok(WeightShard::default()),
         };
-        let shards = layouts.iter().filter_map(|layout| {
-            if taken.is_some_and(|taken| !taken.contains(&layout.name)) {
-                let lists = weights.map_or(0, |weights| weights.lists_of(layout));
-                return Some(Ok(WeightShard::that_stays(layout, lists, rank)));
+        let buffer = |name: &str, region: Region| match &self.carried {
+            Carried::Zeros => Ok(vec![0; region.bytes]),
+            Carried::Buffers(buffers) => {
+                let mut found = buffers.iter().filter(|buffer| buffer.name == name);
+                Ok(found.find_map(|buffer| buffer.ranks.get(rank.index())).cloned().unwrap_or_default())
             }
-            Some(shard(layout, by_name.get(layout.name.as_str())?))
-        });
-        Ok(RankPart { shards: shards.collect::<Result<_, FormatError>>()?, carried, optimizer_step })
+        };
+        let optimizer_step = if taken.is_some() { 0 } else { self.optimizer_step };
+        Ok(RankPart { optimizer_step, ..rank_part(programs, rank, taken, shard, buffer)? })
     }
 }
 
 /// The names of weights of a session that an import takes; others stay as they are.
 pub(crate) type Taken = HashSet<String>;
+
+/// What `rank` takes in: what `shard` gives of every weight, and carried buffers; or of the weights in `taken` alone.
+pub(super) fn rank_part<E>(
+    programs: &[Arc<StepPlan>],
+    rank: RankId,
+    taken: Option<&Taken>,
+    shard: impl Fn(&Weights, &WeightLayout) -> Result<WeightShard, E>,
+    buffer: impl Fn(&str, Region) -> Result<Vec<u8>, E>,
+) -> Result<RankPart, E> {
+    let mut part = RankPart::default();
+    for plan in programs.iter().take(1) {
+        for layout in &plan.weights.layouts {
+            part.shards.push(match taken {
+                Some(taken) if !taken.contains(&layout.name) => {
+                    WeightShard::that_stays(&plan.weights, layout, rank)
+                }
+                _ => shard(&plan.weights, layout)?,
+            });
+        }
+    }
+    // Without them, those of the session stay.
+    let buffers = if taken.is_none() { carried(programs) } else { Vec::new() };
+    let buffers = buffers.into_iter().map(|(name, region)| buffer(name, region));
+    part.carried = buffers.collect::<Result<_, E>>()?;
+    Ok(part)
+}
+
+/// A rank's rows of one weight, of a checkpoint in memory; with state that begins `anew`, or with what is there.
+fn shard(
+    state: &WeightState,
+    weights: &Weights,
+    layout: &WeightLayout,
+    rank: RankId,
+    anew: bool,
+) -> Result<WeightShard, FormatError> {
+    if !state.has_values() {
+        let stays = WeightShard::that_stays(weights, layout, rank);
+        return Ok(WeightShard { frozen: state.frozen, ..stays });
+    }
+    if goes_as_planes(state, layout) {
+        let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);
+        return Ok(WeightShard { planes, tensor_scale, ..WeightShard::default() });
+    }
+    let (rows, cols) = (layout.shard.rows_of(rank), layout.shard.shape.cols);
+    let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
+    let list = |number: usize| match state.states.get(number).and_then(|of| of.get(range.clone())) {
+        Some(values) if !anew => values.to_vec(),
+        _ => vec![0.0; range.len()],
+    };
+    let delayed = state.delayed.as_ref();
+    Ok(WeightShard {
+        // A rank refuses rows that are not there.
+        master: state.values()?.get(range.clone()).unwrap_or_default().to_vec(),
+        states: (0..weights.lists_of(layout)).map(list).collect(),
+        delayed: delayed.map(|given| delayed_here(given, state.format, layout, weights)),
+        ..WeightShard::default()
+    })
+}
 
 /// Is it put into the session as planes, bit for bit?
 pub(super) fn goes_as_planes(state: &WeightState, layout: &WeightLayout) -> bool {
@@ -118,7 +141,7 @@ pub(super) fn goes_as_planes(state: &WeightState, layout: &WeightLayout) -> bool
 ///
 /// # Errors
 /// [`FormatError`] for planes that are not there, or not those of its shape.
-fn cut(state: &WeightState, layout: &WeightLayout, rank: RankId) -> Result<Vec<ShardPlanes>, FormatError> {
+fn cut(state: &WeightState, layout: &WeightLayout, rank: RankId) -> Result<Vec<OwnedPlanes>, FormatError> {
     let stored = layout.format.stored_orientations().iter().map(|orientation| {
         let missing = FormatError::MissingPlanes { orientation: *orientation };
         let found = state.planes.iter().find(|planes| planes.orientation == *orientation);
@@ -127,8 +150,7 @@ fn cut(state: &WeightState, layout: &WeightLayout, rank: RankId) -> Result<Vec<S
             let plane = planes.get(usize::from(spec.kind == PlaneKind::Scale));
             plane.and_then(|plane| plane.get(range)).map(<[u8]>::to_vec).ok_or_else(|| missing.clone())
         };
-        let cut = PlaneCut::new(layout, *orientation, rank).shard(state.tensor_scale, read)?;
-        Ok(ShardPlanes { data: cut.data, scale: cut.scale })
+        PlaneCut::new(layout, *orientation, rank).shard(state.tensor_scale, read)
     });
     stored.collect()
 }

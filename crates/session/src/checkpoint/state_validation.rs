@@ -7,15 +7,26 @@
 use crate::checkpoint::StatePart;
 use crate::checkpoint::ranks::MasterRows;
 use warpweft_format::{DelayedState, Format, Via};
-use warpweft_plan::layout::StateLayout;
+use warpweft_plan::layout::{StateLayout, WeightLayout, Weights};
+
+/// Can training go on from these values of one weight in the session's? There may be no master, where there is a digest
+/// of it alone, and no states of one that is frozen here. A session without delayed scaling ignores `delayed`.
+pub(super) fn check(
+    rows: MasterRows<'_>,
+    (weights, layout): (&Weights, &WeightLayout),
+    via: Via,
+    master: &[f32],
+    states: &[Vec<f32>],
+    delayed: Option<&DelayedState>,
+) -> Result<(), String> {
+    check_master(rows, master, layout.format, via)?;
+    check_states(rows, states, weights.state)?;
+    let delayed = delayed.filter(|_| weights.delayed(layout.bucket).is_some());
+    delayed.map_or(Ok(()), |delayed| check_delayed(rows.weight, delayed))
+}
 
 /// Masters must be finite, also as the cast to `format` gets them.
-pub(super) fn check_master(
-    rows: MasterRows<'_>,
-    values: &[f32],
-    format: Format,
-    via: Via,
-) -> Result<(), String> {
+fn check_master(rows: MasterRows<'_>, values: &[f32], format: Format, via: Via) -> Result<(), String> {
     let cast = |value: f32| via.round(format, value);
     let Some(position) = values.iter().position(|value| !cast(*value).is_finite()) else {
         return Ok(());
@@ -32,11 +43,7 @@ pub(super) fn check_master(
 }
 
 /// Moments must be what Adam makes, and finite as they are kept. What a custom optimizer keeps must be finite.
-pub(super) fn check_states(
-    rows: MasterRows<'_>,
-    states: &[Vec<f32>],
-    layout: StateLayout,
-) -> Result<(), String> {
+fn check_states(rows: MasterRows<'_>, states: &[Vec<f32>], layout: StateLayout) -> Result<(), String> {
     for (list, values) in layout.states().zip(states) {
         let (least, what) = match (layout.custom_states, StatePart::State(list)) {
             (None, StatePart::SECOND_MOMENT) => (0.0, "is no mean of squares"),
@@ -61,7 +68,7 @@ pub(super) fn check_states(
 }
 
 /// The delayed scale of `weight` must be one that a cast can use, and its history one of amaxes.
-pub(super) fn check_delayed(weight: &str, delayed: &DelayedState) -> Result<(), String> {
+fn check_delayed(weight: &str, delayed: &DelayedState) -> Result<(), String> {
     if delayed.is_usable() {
         return Ok(());
     }

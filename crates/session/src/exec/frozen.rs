@@ -10,12 +10,11 @@
 use super::barrier::{Barrier, Work};
 use super::world::{failed, misfit};
 use super::{ExecError, Rank};
-use crate::checkpoint::FrozenDigest;
-use crate::checkpoint::ranks::ShardPlanes;
+use crate::checkpoint::{FrozenDigest, StatePart};
 use warpweft_backend::Backend;
 use warpweft_base::digest::Digest;
-use warpweft_base::id::WeightId;
-use warpweft_format::{ElementType, Orientation, PlaneSpec, quantize_shard};
+use warpweft_base::id::{RankId, WeightId};
+use warpweft_format::{ElementType, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, quantize_shard};
 use warpweft_plan::layout::{Content, PlaneRegions, WeightLayout};
 use warpweft_plan::model::{Group, Placement};
 
@@ -28,8 +27,7 @@ impl<B: Backend> Rank<B> {
         let over_ranks = |amax: f32| self.largest(amax);
         let (planes, tensor_scale) =
             quantize_shard(layout.format, via, layout.shard.stored(), &values, over_ranks)?;
-        let planes = planes.into_iter().map(|planes| ShardPlanes { data: planes.data, scale: planes.scale });
-        self.write_planes(weight, &planes.collect::<Vec<_>>(), tensor_scale)
+        self.write_planes(weight, &planes, tensor_scale)
     }
 
     /// The maximum over the ranks of a replica of what each of them calls with.
@@ -102,12 +100,12 @@ impl<B: Backend> Rank<B> {
         };
         if layout.placement == Placement::Replicated {
             let spec = PlaneSpec {
-                kind: warpweft_format::PlaneKind::Data,
+                kind: PlaneKind::Data,
                 rows: layout.shard.shape.rows,
                 cols: layout.shard.shape.cols,
                 element: ElementType::F32,
             };
-            let values = self.rows(weight, crate::checkpoint::StatePart::Master)?;
+            let values = self.rows(weight, StatePart::Master)?;
             add(Orientation::Rowwise, &spec, bytemuck::cast_slice(&values))?;
             return Ok(sum);
         }
@@ -124,7 +122,7 @@ impl<B: Backend> Rank<B> {
     pub(super) fn write_planes(
         &self,
         weight: WeightId,
-        planes: &[ShardPlanes],
+        planes: &[OwnedPlanes],
         tensor_scale: f32,
     ) -> Result<(), ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
@@ -145,7 +143,7 @@ impl<B: Backend> Rank<B> {
 /// The row tiles of a plane of a rank's shard that have real rows, with their numbers in the whole weight.
 fn tiles<'a>(
     layout: &WeightLayout,
-    rank: warpweft_base::id::RankId,
+    rank: RankId,
     spec: &PlaneSpec,
     plane: &'a [u8],
 ) -> impl Iterator<Item = (usize, &'a [u8])> {

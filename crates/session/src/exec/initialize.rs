@@ -6,11 +6,11 @@
 //! them together again.
 
 use super::{ExecError, FirstPlanes, Initializer, Rank};
-use crate::checkpoint::ranks::{MasterRows, ShardPlanes};
+use crate::checkpoint::ranks::MasterRows;
 use warpweft_backend::Backend;
 use warpweft_base::digest::Digest;
 use warpweft_base::id::{RankId, WeightId};
-use warpweft_format::{Orientation, Planes, dequantize};
+use warpweft_format::{Orientation, OwnedPlanes, dequantize};
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{Group, Placement};
 
@@ -69,7 +69,7 @@ impl<B: Backend> Rank<B> {
         &self,
         layout: &WeightLayout,
         base: Option<&FirstPlanes>,
-    ) -> Result<Option<(Vec<ShardPlanes>, f32)>, ExecError> {
+    ) -> Result<Option<(Vec<OwnedPlanes>, f32)>, ExecError> {
         let given = base.map_or(Ok(None), |base| base(layout, self.id())).map_err(|reason| {
             let (rank, weight) = (self.id(), layout.name.clone());
             ExecError::Initializer { rank, weight, reason }
@@ -87,8 +87,7 @@ impl<B: Backend> Rank<B> {
         }) {
             let shape = layout.shard.stored();
             let mut values = vec![0.0; shape.elements()];
-            let of = Planes { data: &planes.data, scale: &planes.scale };
-            dequantize(layout.format, orientation, shape, of, scale, &mut values)?;
+            dequantize(layout.format, orientation, shape, planes.as_planes(), scale, &mut values)?;
             self.check_finite(layout, orientation, &values)?;
         }
         Ok(given)

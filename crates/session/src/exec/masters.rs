@@ -6,14 +6,15 @@
 
 use std::sync::Arc;
 
-use crate::checkpoint::ranks::{MasterRows, ShardPlanes};
+use crate::checkpoint::ranks::MasterRows;
 use warpweft_base::id::RankId;
+use warpweft_format::OwnedPlanes;
 use warpweft_plan::layout::WeightLayout;
 
 /// Planes that a frozen weight begins with, of the rank's rows, and its tensor scale; or `None` where the
 /// [`Initializer`] gives values. Or it says why it cannot, which ends the start.
 pub type FirstPlanes =
-    Arc<dyn Fn(&WeightLayout, RankId) -> Result<Option<(Vec<ShardPlanes>, f32)>, String> + Send + Sync>;
+    Arc<dyn Fn(&WeightLayout, RankId) -> Result<Option<(Vec<OwnedPlanes>, f32)>, String> + Send + Sync>;
 
 /// Fills in masters, row-major; they are zeros before. Or it says why it cannot, which ends the start.
 pub type Initializer = Arc<dyn Fn(MasterRows<'_>, &mut [f32]) -> Result<(), String> + Send + Sync>;

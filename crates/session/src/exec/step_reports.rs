@@ -11,12 +11,12 @@ use std::sync::Arc;
 
 use super::world::{failed, misfit};
 use super::{ComingStep, Diverged, ExecError, Gradients, Handover, World};
-use crate::checkpoint::ranks::{RankPart, ShardPlanes, WeightShard};
+use crate::checkpoint::ranks::{RankPart, WeightShard};
 use warpweft_backend::ClosureFault;
 use warpweft_backend::rendezvous::{Reader, Topic, Truncated, Writer, cut};
 use warpweft_base::digest::Digest;
 use warpweft_base::id::{CallId, ProgramId, RankId};
-use warpweft_format::DelayedState;
+use warpweft_format::{DelayedState, OwnedPlanes};
 use warpweft_plan::model::{BufferSpec, Role};
 use warpweft_plan::plan::StepPlan;
 
@@ -259,7 +259,7 @@ fn decode(bytes: &[u8]) -> Result<WeightShard, Truncated> {
     }
     let mut planes = Vec::new();
     for _ in 0..reader.number()? {
-        planes.push(ShardPlanes { data: reader.list()?.to_vec(), scale: reader.list()?.to_vec() });
+        planes.push(OwnedPlanes { data: reader.list()?.to_vec(), scale: reader.list()?.to_vec() });
     }
     let frozen = match reader.list()? {
         [] => None,
@@ -313,7 +313,7 @@ mod tests {
         let shard = WeightShard {
             master: vec![1.0, -0.0, f32::MIN_POSITIVE],
             states: vec![vec![2.0; 3], vec![3.0; 3], vec![4.0; 3]],
-            planes: vec![ShardPlanes { data: vec![1, 2, 3], scale: Vec::new() }],
+            planes: vec![OwnedPlanes { data: vec![1, 2, 3], scale: Vec::new() }],
             tensor_scale: 0.5,
             delayed: Some(DelayedState { scale: 4.0, history: vec![5.0, 6.0] }),
             frozen: Some("00000000000000a7".parse().unwrap()),

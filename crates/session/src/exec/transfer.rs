@@ -9,12 +9,14 @@ use half::bf16;
 
 use super::barrier::{Barrier, Work};
 use super::{ExecError, Handover, Rank};
-use crate::checkpoint::ranks::{ShardPlanes, WeightShard};
+use crate::checkpoint::ranks::WeightShard;
 use crate::checkpoint::{FrozenDigest, StatePart};
 use crate::config::Moments;
 use warpweft_backend::Backend;
 use warpweft_base::id::{CarriedId, WeightId};
-use warpweft_format::{DelayedState, Orientation, PlaneKind, PlaneSpec, join_master, split_master};
+use warpweft_format::{
+    DelayedState, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, join_master, split_master,
+};
 use warpweft_plan::layout::{Content, PlaneRegions, Region};
 use warpweft_plan::model::Placement;
 use warpweft_plan::plan::BoundaryState;
@@ -135,7 +137,7 @@ impl<B: Backend> Rank<B> {
         &self,
         weight: WeightId,
         values: Vec<f32>,
-        planes: &[ShardPlanes],
+        planes: &[OwnedPlanes],
         tensor_scale: f32,
     ) -> Result<(), ExecError> {
         match self.prologue.plan.weights.layout(weight).is_planes_alone() {
@@ -265,7 +267,7 @@ impl<B: Backend> Rank<B> {
         }
     }
 
-    pub(super) fn planes(&self, weight: WeightId) -> Result<Vec<ShardPlanes>, ExecError> {
+    pub(super) fn planes(&self, weight: WeightId) -> Result<Vec<OwnedPlanes>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
         if layout.placement == Placement::Replicated {
             return Ok(Vec::new());
@@ -279,7 +281,7 @@ impl<B: Backend> Rank<B> {
                 self.backend.download(&self.memory, region, &mut bytes)?;
                 Ok::<_, ExecError>(bytes)
             };
-            Ok(ShardPlanes { data: download(regions.data)?, scale: download(regions.scale)? })
+            Ok(OwnedPlanes { data: download(regions.data)?, scale: download(regions.scale)? })
         };
         layout.format.stored_orientations().iter().map(planes).collect()
     }

@@ -11,12 +11,11 @@ use safetensors::Dtype;
 
 use super::{PretrainedFiles, Tensor, of_weight};
 use crate::checkpoint::manifest::{ManifestError, Part, VERSION};
-use crate::checkpoint::ranks::ShardPlanes;
 use crate::checkpoint::safetensors::tensor::dtype;
 use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
-use warpweft_format::{Format, Orientation, PlaneSpec, Shape};
+use warpweft_format::{Format, Orientation, OwnedPlanes, PlaneSpec, Shape};
 use warpweft_plan::layout::{PlaneCut, WeightLayout};
 use warpweft_plan::model::{Model, WeightSpec};
 
@@ -140,7 +139,7 @@ impl FrozenBase {
         &self,
         layout: &WeightLayout,
         rank: RankId,
-    ) -> Result<Option<(Vec<ShardPlanes>, f32)>, CheckpointError> {
+    ) -> Result<Option<(Vec<OwnedPlanes>, f32)>, CheckpointError> {
         let Some(Base { tensor, .. }) = self.tensors.get(&layout.name) else { return Ok(None) };
         let mut scale = 1.0f32;
         if let Some(name) = scale_name(tensor, layout.format) {
@@ -152,8 +151,7 @@ impl FrozenBase {
                 let plane = self.files.find(&Part::of(*orientation, spec.kind).name(tensor))?;
                 self.files.bytes_of(plane, range)
             };
-            let cut = PlaneCut::new(layout, *orientation, rank).shard(scale, read)?;
-            Ok(ShardPlanes { data: cut.data, scale: cut.scale })
+            PlaneCut::new(layout, *orientation, rank).shard(scale, read)
         });
         Ok(Some((stored.collect::<Result<_, CheckpointError>>()?, scale)))
     }

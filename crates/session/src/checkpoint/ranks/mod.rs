@@ -16,7 +16,7 @@ use warpweft_base::errors::shown;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_format::DelayedState;
 
-pub use shard::{MasterRows, ShardPlanes, WeightShard};
+pub use shard::{MasterRows, WeightShard};
 
 /// The identity of a save, which all its parts have. No two saves have the same one, but for a chance of 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -4,8 +4,8 @@
 
 use crate::checkpoint::FrozenDigest;
 use warpweft_base::id::RankId;
-use warpweft_format::{DelayedState, PlaneKind};
-use warpweft_plan::layout::WeightLayout;
+use warpweft_format::{DelayedState, OwnedPlanes};
+use warpweft_plan::layout::{WeightLayout, Weights};
 
 /// The rows of one weight whose masters a rank begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct WeightShard {
     /// Lists of optimizer state, as long as the master.
     pub states: Vec<Vec<f32>>,
     /// Quantized planes as stored, of each stored orientation in turn.
-    pub planes: Vec<ShardPlanes>,
+    pub planes: Vec<OwnedPlanes>,
     /// What dequantizing needs besides the planes; 1 for formats without.
     pub tensor_scale: f32,
     /// Scale in use and amax history, where scaling is delayed. On import, `None` begins anew.
@@ -54,30 +54,11 @@ pub struct WeightShard {
 }
 
 impl WeightShard {
-    /// A weight that stays as it is under an optimizer that begins anew, with `lists` lists of state.
+    /// A weight that stays as it is under an optimizer that begins anew.
     #[must_use]
-    pub fn that_stays(layout: &WeightLayout, lists: usize, rank: RankId) -> Self {
+    pub fn that_stays(weights: &Weights, layout: &WeightLayout, rank: RankId) -> Self {
         let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
-        Self { states: vec![vec![0.0; elements]; lists], stays: true, ..Self::default() }
-    }
-}
-
-/// Planes of one rank's rows of one weight, in one orientation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ShardPlanes {
-    /// Bytes of the elements.
-    pub data: Vec<u8>,
-    /// Bytes of the scales; empty for formats without.
-    pub scale: Vec<u8>,
-}
-
-impl ShardPlanes {
-    /// The plane of this kind.
-    #[must_use]
-    pub fn of(&self, kind: PlaneKind) -> &[u8] {
-        match kind {
-            PlaneKind::Data => &self.data,
-            PlaneKind::Scale => &self.scale,
-        }
+        let states = vec![vec![0.0; elements]; weights.lists_of(layout)];
+        Self { states, stays: true, ..Self::default() }
     }
 }

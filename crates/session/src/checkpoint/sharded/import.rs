@@ -10,15 +10,14 @@ use super::index::IndexedWeight;
 use super::rows_of_parts::Opened;
 use super::{PartFiles, SavedParts};
 use crate::checkpoint::fits_session::{CarriedClaim, Claims, WeightClaim};
-use crate::checkpoint::gather_and_scatter::{Taken, delayed_here};
+use crate::checkpoint::gather_and_scatter::{Taken, delayed_here, rank_part};
 use crate::checkpoint::identity;
 use crate::checkpoint::ranks::{Alive, MasterRows, PartReader, RankPart, WeightShard};
 use crate::checkpoint::state_validation;
 use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart};
 use warpweft_base::id::RankId;
-use warpweft_format::DelayedState;
-use warpweft_plan::layout::{WeightLayout, Weights};
-use warpweft_plan::plan::{StepPlan, carried};
+use warpweft_plan::layout::{Region, WeightLayout, Weights};
+use warpweft_plan::plan::StepPlan;
 
 /// One import.
 #[derive(Debug)]
@@ -49,18 +48,14 @@ impl Import {
         let restarts = files.restarts || taken.is_some();
         let values = opened.weights_of(files.state.as_deref())?;
         let import = Self { opened, programs, restarts, zeros: files.zeros, values, taken };
-        let fits = match &import.taken {
-            None => import.claims().check(&import.programs, optimizer_identity, ranks),
-            Some(taken) => import.claims().check_taken(&import.programs, taken),
-        };
+        let fits = import.claims().check(&import.programs, optimizer_identity, ranks, import.taken.as_ref());
         fits.map_err(unfit)?;
         Ok(import)
     }
 
     /// As [`Claims::thawed`].
     pub(crate) fn thawed(&self) -> Vec<String> {
-        let plan = self.programs.first().filter(|_| self.taken.is_none());
-        plan.map_or_else(Vec::new, |plan| self.claims().thawed(&plan.weights))
+        self.claims().thawed(&self.programs, self.taken.as_ref())
     }
 
     /// What the checkpoint says of itself.
@@ -103,7 +98,7 @@ impl Import {
         alive: &Alive<'_>,
     ) -> Result<WeightShard, CheckpointError> {
         if saved.frozen.is_some() {
-            let stays = WeightShard::that_stays(layout, weights.lists_of(layout), rank);
+            let stays = WeightShard::that_stays(weights, layout, rank);
             return Ok(WeightShard { frozen: saved.frozen, ..stays });
         }
         let wanted = layout.shard.rows_of(rank);
@@ -112,34 +107,21 @@ impl Import {
         let read = |part| self.opened.rows(saved, part, wanted, alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(self.values)?;
-        state_validation::check_master(rows, &master, layout.format, via).map_err(unfit)?;
         let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
         let states = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
             true => Ok(vec![0.0; master.len()]),
             false => read(part),
         });
         let states = states.collect::<Result<Vec<_>, _>>()?;
-        state_validation::check_states(rows, &states, weights.state).map_err(unfit)?;
-        let delayed = self.delayed(weights, layout, saved, alive)?;
-        Ok(WeightShard { master, states, delayed, ..WeightShard::default() })
-    }
-
-    fn delayed(
-        &self,
-        weights: &Weights,
-        layout: &WeightLayout,
-        saved: &IndexedWeight,
-        alive: &Alive<'_>,
-    ) -> Result<Option<DelayedState>, CheckpointError> {
-        // A session without delayed scaling ignores it.
-        if weights.delayed(layout.bucket).is_none() {
-            return Ok(None);
-        }
-        let Some(state) = self.opened.delayed(saved, alive)? else {
-            return Ok(None);
+        // A session without delayed scaling does not read it.
+        let delayed = match weights.delayed(layout.bucket) {
+            Some(_) => self.opened.delayed(saved, alive)?,
+            None => None,
         };
-        state_validation::check_delayed(&layout.name, &state).map_err(unfit)?;
-        Ok(Some(delayed_here(&state, saved.format, layout, weights)))
+        state_validation::check(rows, (weights, layout), via, &master, &states, delayed.as_ref())
+            .map_err(unfit)?;
+        let delayed = delayed.map(|given| delayed_here(&given, saved.format, layout, weights));
+        Ok(WeightShard { master, states, delayed, ..WeightShard::default() })
     }
 }
 
@@ -154,29 +136,20 @@ impl PartReader for Import {
     }
 
     fn read(&self, rank: RankId, alive: &Alive<'_>) -> Result<RankPart, CheckpointError> {
-        let mut part = RankPart { optimizer_step: self.optimizer_step(), ..RankPart::default() };
         let index = &self.opened.index;
         let saved: HashMap<&str, &IndexedWeight> =
             index.weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
-        let Some(plan) = self.programs.first() else { return Ok(part) };
-        for layout in &plan.weights.layouts {
-            if self.taken.as_ref().is_some_and(|taken| !taken.contains(&layout.name)) {
-                let lists = plan.weights.lists_of(layout);
-                part.shards.push(WeightShard::that_stays(layout, lists, rank));
-                continue;
-            }
+        let shard = |weights: &Weights, layout: &WeightLayout| {
             let saved = saved.get(layout.name.as_str());
             let saved = saved.ok_or_else(|| unfit(format!("`{}` is not in the checkpoint", layout.name)))?;
-            part.shards.push(self.shard(&plan.weights, layout, saved, rank, alive)?);
-        }
-        // Without them, those of the session stay.
-        let buffers = if self.taken.is_none() { carried(&self.programs) } else { Vec::new() };
-        for (name, region) in buffers {
+            self.shard(weights, layout, saved, rank, alive)
+        };
+        let buffer = |name: &str, region: Region| {
             let saved = index.carried.iter().find(|buffer| buffer.name == name).filter(|_| !self.zeros);
-            let bytes = saved.map(|buffer| self.opened.carried(buffer, rank, alive)).transpose()?;
-            part.carried.push(bytes.unwrap_or_else(|| vec![0; region.bytes]));
-        }
-        Ok(part)
+            saved.map_or_else(|| Ok(vec![0; region.bytes]), |buffer| self.opened.carried(buffer, rank, alive))
+        };
+        let part = rank_part(&self.programs, rank, self.taken.as_ref(), shard, buffer)?;
+        Ok(RankPart { optimizer_step: self.optimizer_step(), ..part })
     }
 }
 
