@@ -10,6 +10,7 @@
 //! | `ranks`, `gather_and_scatter` | what ranks own of one, put together and cut |
 //! | `fits_session`, `state_validation`, `identity` | does it fit, can training go on from it, which one is it |
 //! | `error`, `advice` | what goes wrong with all of them, and what to do |
+//! | `digits` | numbers that files keep as digits |
 //! | `store` | where checkpoints are kept: a user's choice |
 //! | `one_file` | a checkpoint in one file, with its digests |
 //! | `sharded` | a sharded checkpoint: a file for each rank, and an index |
@@ -20,6 +21,7 @@
 //! | `safetensors` | one reader, one writer |
 
 mod advice;
+mod digits;
 pub mod engines;
 mod error;
 mod fits_session;

@@ -8,19 +8,19 @@ mod shard;
 
 use std::fmt;
 use std::io;
-use std::str::FromStr;
 
-use super::{CheckpointError, FrozenDigest, StatePart};
+use serde::{Deserialize, Serialize};
+
+use super::{CheckpointError, FrozenDigest, StatePart, digits};
 use warpweft_base::digest::Digest;
-use warpweft_base::errors::shown;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_format::DelayedState;
 
 pub use shard::{MasterRows, WeightShard};
 
 /// The identity of a save, which all its parts have. No two saves have the same one, but for a chance of 2^-64.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SaveId(u64);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct SaveId(#[serde(with = "digits")] u64);
 
 impl SaveId {
     /// The one that follows from what every rank contributed.
@@ -34,17 +34,7 @@ impl SaveId {
 /// Sixteen hexadecimal digits.
 impl fmt::Display for SaveId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "{:016x}", self.0)
-    }
-}
-
-impl FromStr for SaveId {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = u64::from_str_radix(text, 16).ok().map(Self);
-        let save = number.filter(|save| save.to_string() == text);
-        save.ok_or_else(|| format!("`{}` does not name a save by sixteen hexadecimal digits", shown(text)))
+        out.write_str(&digits::text(self.0))
     }
 }
 

@@ -6,18 +6,14 @@
 //! It is valid: every name is there once, and the parts of a weight are all of its rows, each once.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
 use super::block_digests;
-use super::read_part::Origin;
-use crate::checkpoint::OptimizerIdentity;
 use crate::checkpoint::ranks::SaveId;
-use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest};
+use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest, OptimizerIdentity, digits};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
@@ -50,7 +46,6 @@ pub(super) const VERSION: u32 = 3;
 pub(super) struct Index {
     /// The version.
     pub(super) warpweft_parts: u32,
-    #[serde(with = "as_text")]
     pub(super) save: SaveId,
     pub(super) optimizer_step: u32,
     /// What updated the weights; not said by every index of version 2, nor by those before.
@@ -73,7 +68,6 @@ pub(super) struct Index {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct IndexedWeight {
     pub(super) name: String,
-    #[serde(with = "as_text")]
     pub(super) format: Format,
     pub(super) rows: usize,
     pub(super) cols: usize,
@@ -109,6 +103,22 @@ impl IndexedWeight {
 }
 
 impl Index {
+    /// One that says nothing yet, of a save of so many ranks.
+    pub(super) const fn bare(save: SaveId, ranks: u32) -> Self {
+        Self {
+            warpweft_parts: VERSION,
+            save,
+            optimizer_step: 0,
+            optimizer_identity: None,
+            ranks,
+            levels: Vec::new(),
+            weights: Vec::new(),
+            carried: Vec::new(),
+            notes: BTreeMap::new(),
+            digests: String::new(),
+        }
+    }
+
     /// Where it is kept.
     pub(super) fn path(folder: &Path) -> PathBuf {
         folder.join(NAME)
@@ -219,10 +229,18 @@ impl Index {
         if self.warpweft_parts > 1 { block_digests::digest_at(&self.digests, rank.index()) } else { None }
     }
 
-    /// What its parts say of themselves.
-    pub(super) const fn origin(&self) -> Origin {
-        let Self { warpweft_parts: version, save, ranks, optimizer_step, .. } = *self;
-        Origin { version, save, ranks, optimizer_step }
+    /// The metadata of a rank's part. Those of version 1 do not know their step.
+    pub(super) fn about(&self, rank: RankId) -> Vec<(&'static str, String)> {
+        let mut about = vec![
+            ("warpweft_part", self.warpweft_parts.to_string()),
+            ("save", self.save.to_string()),
+            ("rank", rank.number().to_string()),
+            ("ranks", self.ranks.to_string()),
+        ];
+        if self.warpweft_parts > 1 {
+            about.push(("optimizer_step", self.optimizer_step.to_string()));
+        }
+        about
     }
 
     /// The file of a rank's part.
@@ -266,7 +284,7 @@ pub(super) fn is_part(name: &str) -> bool {
         return false;
     };
     let is_number = |digits: &str| digits.parse::<u32>().is_ok();
-    is_number(rank) && is_number(ranks) && save.parse::<SaveId>().is_ok()
+    is_number(rank) && is_number(ranks) && digits::number(save).is_some()
 }
 
 fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(), String> {
@@ -276,26 +294,6 @@ fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(
             Err(format!("it lists the {kind} `{}` twice; load a checkpoint that is not damaged", shown(name)))
         }
         None => Ok(()),
-    }
-}
-
-/// Values that are kept as what they print.
-mod as_text {
-    use serde::de::{Deserialize, Deserializer, Error};
-    use serde::ser::Serializer;
-
-    use super::{Display, FromStr};
-
-    pub(super) fn serialize<T: Display, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(value)
-    }
-
-    pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-    where
-        T: FromStr<Err: Display>,
-        D: Deserializer<'de>,
-    {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 

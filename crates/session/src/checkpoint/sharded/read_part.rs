@@ -13,38 +13,14 @@ use std::path::PathBuf;
 use safetensors::tensor::Dtype;
 
 use super::block_digests::{self, BLOCK};
+use super::index::Index;
 use super::write_part::DIGESTS;
-use crate::checkpoint::ranks::{Alive, SaveId};
-use crate::checkpoint::safetensors::{TensorFile, TensorFileError};
+use crate::checkpoint::ranks::Alive;
+use crate::checkpoint::safetensors::{TensorEntry, TensorFile, TensorFileError};
 use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
 use warpweft_base::whole_file::regular;
-
-/// The metadata that all parts of a save have in common.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Origin {
-    pub(super) version: u32,
-    pub(super) save: SaveId,
-    pub(super) ranks: u32,
-    pub(super) optimizer_step: u32,
-}
-
-impl Origin {
-    /// The metadata of a rank's part. Those of version 1 do not know their step.
-    pub(super) fn about(self, rank: RankId) -> Vec<(&'static str, String)> {
-        let mut about = vec![
-            ("warpweft_part", self.version.to_string()),
-            ("save", self.save.to_string()),
-            ("rank", rank.number().to_string()),
-            ("ranks", self.ranks.to_string()),
-        ];
-        if self.version > 1 {
-            about.push(("optimizer_step", self.optimizer_step.to_string()));
-        }
-        about
-    }
-}
 
 /// A part whose header was read.
 #[derive(Debug)]
@@ -58,9 +34,7 @@ pub(super) struct Part {
 /// A tensor of a part.
 #[derive(Debug)]
 struct Held {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: usize,
+    entry: TensorEntry,
     /// Its first byte in the file.
     begin: u64,
     /// Blocks of the tensors before it.
@@ -71,21 +45,16 @@ struct Held {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Found<'part> {
     part: &'part Part,
-    name: &'part str,
     held: &'part Held,
 }
 
 impl Part {
-    /// Opens the file `path`, which must be this part, with the header that has this digest.
+    /// Opens the file `path`, which must be the rank's part of this index, with the header that it has a digest of.
     ///
     /// # Errors
     /// [`CheckpointError`] when it is missing, torn, or another.
-    pub(super) fn open(
-        path: PathBuf,
-        origin: Origin,
-        rank: RankId,
-        digest: Option<u64>,
-    ) -> Result<Self, CheckpointError> {
+    pub(super) fn open(path: PathBuf, index: &Index, rank: RankId) -> Result<Self, CheckpointError> {
+        let digest = index.digest(rank);
         let (header, file, text) = TensorFile::open(&path).map_err(|error| match error {
             TensorFileError::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
@@ -104,7 +73,7 @@ impl Part {
         })?;
         let about = header.metadata();
         let other = |(key, expected): &(&str, String)| about.get(*key) != Some(expected);
-        if let Some((key, expected)) = origin.about(rank).into_iter().find(other) {
+        if let Some((key, expected)) = index.about(rank).into_iter().find(other) {
             let found = about.get(key);
             let found = found.map_or_else(|| "nothing".to_owned(), |text| format!("`{}`", shown(text)));
             let reason = format!(
@@ -122,10 +91,8 @@ impl Part {
         }
         let (mut tensors, mut count) = (HashMap::new(), 0);
         for entry in header.tensors() {
-            let (bytes, begin) = (entry.bytes() as usize, file.begin(entry));
-            let held =
-                Held { dtype: entry.dtype, shape: entry.shape.clone(), bytes, begin, first_block: count };
-            count += block_digests::count(bytes);
+            let held = Held { entry: entry.clone(), begin: file.begin(entry), first_block: count };
+            count += block_digests::count(entry.bytes() as usize);
             tensors.insert(entry.name.clone(), held);
         }
         let listed = about.get(DIGESTS).and_then(|listed| block_digests::digests(listed, count));
@@ -143,14 +110,14 @@ impl Part {
         dtype: Dtype,
         shape: &[usize],
     ) -> Result<Found<'_>, CheckpointError> {
-        match self.tensors.get_key_value(name) {
-            Some((name, held)) if held.dtype == dtype && held.shape == shape => {
-                Ok(Found { part: self, name, held })
+        match self.tensors.get(name) {
+            Some(held) if held.entry.dtype == dtype && held.entry.shape == shape => {
+                Ok(Found { part: self, held })
             }
             found => {
                 let what = found.map_or_else(
                     || "is not there".to_owned(),
-                    |(_, held)| format!("is {} {:?}", held.dtype, held.shape),
+                    |held| format!("is {} {:?}", held.entry.dtype, held.entry.shape),
                 );
                 Err(self.damaged(format!(
                     "`{}` {what} and should be {dtype} {shape:?}; load a checkpoint that is not damaged",
@@ -162,10 +129,8 @@ impl Part {
 
     /// The extent of a list in f32, which is no longer than `most`.
     pub(super) fn length(&self, name: &str, most: usize) -> Result<usize, CheckpointError> {
-        match self.tensors.get(name) {
-            Some(Held { dtype: Dtype::F32, shape, .. }) if shape.len() == 1 && shape[0] <= most => {
-                Ok(shape[0])
-            }
+        match self.tensors.get(name).map(|held| (held.entry.dtype, &held.entry.shape[..])) {
+            Some((Dtype::F32, [length])) if *length <= most => Ok(*length),
             _ => Err(self.damaged(format!(
                 "`{name}` is no list of up to {most} F32; load a checkpoint that is not damaged"
             ))),
@@ -195,21 +160,22 @@ impl Found<'_> {
         alive: &Alive<'_>,
     ) -> Result<(), CheckpointError> {
         let failed = |source| self.part.unread(source);
-        if self.held.bytes.checked_sub(from).is_none_or(|held| held < bytes.len()) {
+        let held = self.held.entry.bytes() as usize;
+        if held.checked_sub(from).is_none_or(|held| held < bytes.len()) {
             return Err(self.part.damaged(format!(
                 "`{}` ends before its rows; load a checkpoint that is not damaged",
-                shown(self.name)
+                shown(&self.held.entry.name)
             )));
         }
         let mut file = regular::open(&self.part.path).map_err(failed)?;
         let first = from / BLOCK;
         file.seek(SeekFrom::Start(self.held.begin + (first * BLOCK) as u64)).map_err(failed)?;
         let (mut rest, mut skipped, mut edge) = (bytes, from % BLOCK, Vec::new());
-        for number in first..block_digests::count(self.held.bytes) {
+        for number in first..block_digests::count(held) {
             if rest.is_empty() {
                 break;
             }
-            let length = (self.held.bytes - number * BLOCK).min(BLOCK);
+            let length = (held - number * BLOCK).min(BLOCK);
             let wanted = (length - skipped).min(rest.len());
             let (piece, more) = rest.split_at_mut(wanted);
             if wanted == length {
@@ -237,7 +203,7 @@ impl Found<'_> {
             "bytes {begin} to {} of `{}` are not those that were saved, so the disk or a copy changed them; copy it \
              again, or load another checkpoint",
             begin + block.len(),
-            shown(self.name)
+            shown(&self.held.entry.name)
         )))
     }
 }
@@ -245,15 +211,14 @@ impl Found<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::ranks::SaveId;
     use crate::checkpoint::safetensors::tensor::{Content, Tensor};
     use crate::checkpoint::sharded::write_part;
 
-    fn origin() -> Origin {
-        Origin { version: 2, save: SaveId::of(&[1]), ranks: 1, optimizer_step: 3 }
-    }
-
     fn open(path: &std::path::Path, digest: Option<u64>) -> Part {
-        Part::open(path.to_owned(), origin(), RankId::new(0), digest).unwrap()
+        let mut index = Index::bare(SaveId::of(&[1]), 1);
+        index.digests = block_digests::text(digest.as_slice());
+        Part::open(path.to_owned(), &index, RankId::new(0)).unwrap()
     }
 
     /// CK-4: rows are read by the blocks that they lie in, and by no others.
@@ -271,7 +236,9 @@ mod tests {
         // The tensor before it ends within a block of its own.
         let tensors = vec![tensor("a", &bytes[..BLOCK + 9]), tensor("b", &bytes)];
         let mut file = std::fs::File::create(&path).unwrap();
-        let digest = write_part::write(&tensors, origin().about(RankId::new(0)), &mut file).unwrap();
+        let digest =
+            write_part::write(&tensors, Index::bare(SaveId::of(&[1]), 1).about(RankId::new(0)), &mut file)
+                .unwrap();
 
         let edges =
             [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 2 * BLOCK, bytes.len() - 1, bytes.len()];

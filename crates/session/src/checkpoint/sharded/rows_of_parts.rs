@@ -51,7 +51,7 @@ impl Opened {
         };
         let place = self.parts.get(rank.index()).ok_or_else(none)?;
         if place.get().is_none() {
-            let part = Part::open(path.clone(), self.index.origin(), rank, self.index.digest(rank))?;
+            let part = Part::open(path.clone(), &self.index, rank)?;
             // Another rank may have been quicker; either will do.
             let _ = place.set(part);
         }
@@ -155,12 +155,10 @@ impl Opened {
 #[cfg(target_os = "linux")]
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::*;
     use crate::checkpoint::ranks::SaveId;
     use crate::checkpoint::safetensors::tensor::Tensor;
-    use crate::checkpoint::sharded::{block_digests, index, write_part};
+    use crate::checkpoint::sharded::{block_digests, write_part};
     use warpweft_format::Format;
 
     const RANKS: u32 = 5;
@@ -178,24 +176,13 @@ mod tests {
             delayed: false,
             frozen: None,
         };
-        let mut index = Index {
-            warpweft_parts: index::VERSION,
-            save: SaveId::of(&[1]),
-            optimizer_step: 0,
-            optimizer_identity: None,
-            ranks: RANKS,
-            levels: Vec::new(),
-            weights: vec![weight],
-            carried: Vec::new(),
-            notes: BTreeMap::new(),
-            digests: String::new(),
-        };
+        let mut index = Index { weights: vec![weight], ..Index::bare(SaveId::of(&[1]), RANKS) };
         for rank in (0..RANKS).map(RankId::new) {
             let row = move || Ok(vec![rank.number() as f32]);
             let tensor =
                 Tensor::later(tensors::state_name("w", StatePart::Master), Dtype::F32, vec![1, 1], row);
             let mut file = std::fs::File::create(index.part(folder, rank)).unwrap();
-            let digest = write_part::write(&[tensor], index.origin().about(rank), &mut file).unwrap();
+            let digest = write_part::write(&[tensor], index.about(rank), &mut file).unwrap();
             index.digests.push_str(&block_digests::text(&[digest]));
         }
         std::fs::write(Index::path(folder), index.text().unwrap()).unwrap();

@@ -17,7 +17,7 @@ use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::killed_saves;
-use super::read_part::{Origin, Part};
+use super::read_part::Part;
 use super::{PIECE, block_digests, write_part};
 use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
@@ -83,12 +83,6 @@ impl Save {
         Ok(self.plan()?.weights.mesh.ranks())
     }
 
-    /// What the parts of this save say of themselves.
-    fn origin(&self, save: SaveId, state: &dyn RankState) -> Result<Origin, CheckpointError> {
-        let optimizer_step = state.optimizer_step().map_err(CheckpointError::other)?;
-        Ok(Origin { version: index::VERSION, save, ranks: self.ranks()?, optimizer_step })
-    }
-
     /// What `state` has, as the tensors of its part.
     fn tensors<'a>(&'a self, state: &'a dyn RankState) -> Result<Vec<Tensor<'a>>, CheckpointError> {
         let (rank, weights) = (state.rank(), &self.plan()?.weights);
@@ -131,11 +125,11 @@ impl Save {
         parts: &[u64],
         state: &dyn RankState,
     ) -> Result<Vec<u8>, CheckpointError> {
-        let origin = self.origin(save, state)?;
-        all_wrote(parts.len(), origin.ranks)?;
-        for (rank, digest) in (0..origin.ranks).map(RankId::new).zip(parts) {
-            let path = index::part(&self.folder, save, rank, origin.ranks);
-            Part::open(path, origin, rank, Some(*digest)).map_err(|error| match error {
+        let described = self.index(save, parts, state)?;
+        all_wrote(parts.len(), described.ranks)?;
+        for rank in (0..described.ranks).map(RankId::new) {
+            let path = described.part(&self.folder, rank);
+            Part::open(path, &described, rank).map_err(|error| match error {
                 CheckpointError::Missing { .. } => {
                     CheckpointError::NotShared { wrote: rank, looks: state.rank(), source: Box::new(error) }
                 }
@@ -143,7 +137,6 @@ impl Save {
             })?;
             state.alive().map_err(CheckpointError::other)?;
         }
-        let described = self.index(origin, parts, state)?;
         let path = Index::path(&self.folder);
         let text = described.text().map_err(|error| failed(&path, error.into()))?;
         if text.len() as u64 > index::MOST_BYTES {
@@ -152,7 +145,8 @@ impl Save {
         Ok(text)
     }
 
-    fn index(&self, origin: Origin, parts: &[u64], state: &dyn RankState) -> Result<Index, CheckpointError> {
+    /// The index of parts whose headers have these digests.
+    fn index(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<Index, CheckpointError> {
         let weights = &self.plan()?.weights;
         let indexed = weights.layouts.iter().enumerate().map(|(number, layout)| IndexedWeight {
             name: layout.name.clone(),
@@ -167,11 +161,8 @@ impl Save {
         });
         let buffers = carried(&self.programs).into_iter();
         Ok(Index {
-            warpweft_parts: origin.version,
-            save: origin.save,
-            optimizer_step: origin.optimizer_step,
+            optimizer_step: state.optimizer_step().map_err(CheckpointError::other)?,
             optimizer_identity: Some(self.optimizer_identity.clone()),
-            ranks: origin.ranks,
             levels: weights.mesh.levels().blocks().to_vec(),
             weights: indexed.collect(),
             carried: buffers
@@ -179,6 +170,7 @@ impl Save {
                 .collect(),
             notes: self.notes.clone(),
             digests: block_digests::text(parts),
+            ..Index::bare(save, self.ranks()?)
         })
     }
 }
@@ -206,19 +198,19 @@ impl PartWriter for Save {
     }
 
     fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, CheckpointError> {
-        let (rank, origin) = (state.rank(), self.origin(save, state)?);
-        let path = index::part(&self.folder, save, rank, origin.ranks);
+        let (rank, index) = (state.rank(), self.index(save, &[], state)?);
+        let path = index.part(&self.folder, rank);
         // Of a name with the save in it no other save left anything.
         let file = WholeFile::begin_new(&path).map_err(|source| failed(&path, source))?;
         let mut steady = Steady { file, state, unsettled: 0 };
         let tensors = self.tensors(state)?;
-        let about = origin.about(rank);
-        let digest = write_part::write(&tensors, about, &mut steady).map_err(|error| match error {
-            TensorFileError::File(source) => failed(&path, source),
-            TensorFileError::Invalid(error) => {
-                CheckpointError::other(format!("{} cannot be written: {error}", shown_path(&path)))
-            }
-        })?;
+        let digest =
+            write_part::write(&tensors, index.about(rank), &mut steady).map_err(|error| match error {
+                TensorFileError::File(source) => failed(&path, source),
+                TensorFileError::Invalid(error) => {
+                    CheckpointError::other(format!("{} cannot be written: {error}", shown_path(&path)))
+                }
+            })?;
         let held = steady.file.commit_held().map_err(|source| failed(&path, source))?;
         self.unfinished().parts.extend(held.map(|held| (rank, held)));
         Ok(digest)
