@@ -16,32 +16,11 @@ use std::path::{Path, PathBuf};
 
 use warpweft_base::errors::shown;
 use warpweft_session::checkpoint::kind::{Listed, NotWeights, Stated};
-use warpweft_session::checkpoint::one_file::digests::{self as file_digests, compare_metadata};
-use warpweft_session::checkpoint::one_file::{FROZEN, is_sealed};
+use warpweft_session::checkpoint::one_file::{KEYS, Listed as Digests, SAVED, SavedWeights};
 use warpweft_session::checkpoint::safetensors::{Header, TensorEntry};
 
 use super::input::Input;
 use super::{Progress, ToolError};
-
-/// What the metadata of a session's checkpoint have, by which it is known, and what they say only of it. Its notes
-/// stay.
-const SAVED: &str = "warpweft_checkpoint";
-const WEIGHTS: &str = "weights";
-const OF_A_SESSION: [&str; 12] = [
-    SAVED,
-    WEIGHTS,
-    "optimizer_step",
-    "optimizer_identity",
-    // What it was called in files of before.
-    "updated_by",
-    "carried",
-    "frozen",
-    "one_state",
-    "more_states",
-    FROZEN,
-    "digests",
-    "metadata_digest",
-];
 
 /// What of a checkpoint is quantized or copied.
 pub(super) struct Source<'header> {
@@ -59,7 +38,7 @@ pub(super) struct Source<'header> {
 struct Saved {
     path: PathBuf,
     masters: Vec<TensorEntry>,
-    digests: file_digests::Listed,
+    digests: Digests,
 }
 
 impl<'header> Source<'header> {
@@ -70,33 +49,19 @@ impl<'header> Source<'header> {
     /// [`ToolError::NotWeights`] for another file that holds something other than weights in plain numbers.
     pub(super) fn of(header: &'header Header, path: &Path) -> Result<Self, ToolError> {
         let mut metadata = header.metadata().clone();
-        let Some(version) = metadata.get(SAVED) else {
+        if !metadata.contains_key(SAVED) {
             check_weights(header, path)?;
             let tensors = Cow::Borrowed(header.tensors());
             return Ok(Self { tensors, metadata, left_out: None, absent: Vec::new(), saved: None });
-        };
-        let damaged = |problem| ToolError::Saved { path: path.to_owned(), problem };
-        let sealed = is_sealed(version).map_err(damaged)?;
-        compare_metadata(&metadata, sealed).map_err(damaged)?;
-        let digests = file_digests::Listed::of(&metadata, sealed).map_err(damaged)?;
-        let listed = metadata.get(WEIGHTS).map_or("", String::as_str);
-        let listed: Vec<(String, String)> = serde_json::from_str(listed).map_err(|error| {
-            damaged(format!("lists its weights in a way that is not understood ({error})"))
-        })?;
-        // Frozen weights, of which the file has digests alone.
-        let absent: BTreeMap<String, serde_json::Value> = match metadata.get(FROZEN) {
-            None => BTreeMap::new(),
-            Some(listed) => serde_json::from_str(listed).map_err(|error| {
-                damaged(format!("lists its frozen weights in a way that is not understood ({error})"))
-            })?,
-        };
-        // By the names of their masters.
-        let mut weights: HashMap<String, String> = HashMap::new();
-        for (name, _) in listed.into_iter().filter(|(name, _)| !absent.contains_key(name)) {
-            if let Some(twice) = weights.insert(format!("{name}.master"), name) {
-                return Err(damaged(format!("lists its weight `{}` twice", shown(&twice))));
-            }
         }
+        let damaged = |problem| ToolError::Saved { path: path.to_owned(), problem };
+        let SavedWeights { weights, absent, digests } = SavedWeights::of(&metadata).map_err(damaged)?;
+        let weights = weights.into_iter().map(|(name, _)| name).filter(|name| !absent.contains_key(name));
+        // By the names of their masters.
+        let mut weights: HashMap<String, String> =
+            weights.map(|name| (format!("{name}.master"), name)).collect();
+        let mut absent: Vec<String> = absent.into_keys().collect();
+        absent.sort_unstable();
         let (mut masters, mut tensors, mut left_out) = (Vec::new(), Vec::new(), (0, 0));
         for entry in header.tensors() {
             match weights.remove(&entry.name) {
@@ -110,11 +75,11 @@ impl<'header> Source<'header> {
         if let Some(missing) = weights.keys().min() {
             return Err(damaged(format!("has no tensor `{}`", shown(missing))));
         }
-        metadata.retain(|key, _| !OF_A_SESSION.contains(&key.as_str()));
+        metadata.retain(|key, _| !KEYS.contains(&key.as_str()));
         // Readers of the Hugging Face hub's files request it.
         metadata.entry("format".to_owned()).or_insert_with(|| "pt".to_owned());
         let saved = Some(Saved { path: path.to_owned(), masters, digests });
-        let (tensors, left_out, absent) = (Cow::Owned(tensors), Some(left_out), absent.into_keys().collect());
+        let (tensors, left_out) = (Cow::Owned(tensors), Some(left_out));
         Ok(Self { tensors, metadata, left_out, absent, saved })
     }
 

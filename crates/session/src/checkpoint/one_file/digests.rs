@@ -11,16 +11,16 @@ use std::io::{self, Write};
 
 use safetensors::Dtype;
 
-use super::Tensors;
+use crate::checkpoint::digits;
 use crate::checkpoint::safetensors::tensor::Tensor;
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
 
 /// The key of the digests of all tensors, a JSON object.
-const TENSORS: &str = "digests";
+pub(super) const TENSORS: &str = "digests";
 
 /// The key of the digest of the metadata themselves.
-const METADATA: &str = "metadata_digest";
+pub(super) const METADATA: &str = "metadata_digest";
 
 const ADVICE: &str = "copy the file again, or load another checkpoint";
 
@@ -40,20 +40,6 @@ pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut BTreeMap<String, String>)
     Ok(())
 }
 
-/// Is what a file says of itself as it was saved? Files that are `sealed` have a digest of that: those of
-/// version 3 or later.
-///
-/// # Errors
-/// What is wrong, and what to do.
-pub fn compare_metadata(about: &BTreeMap<String, String>, sealed: bool) -> Result<(), String> {
-    match (about.get(METADATA), sealed) {
-        (None, false) => Ok(()),
-        (Some(saved), true) if *saved == of_metadata(about) => Ok(()),
-        (Some(_), _) => Err(format!("its metadata are not as they were saved; {ADVICE}")),
-        (None, true) => Err(format!("it has no `{METADATA}`; {ADVICE}")),
-    }
-}
-
 /// The digests that a file lists, by the names of tensors. Before version 3 a digest is of a tensor's bytes, and none
 /// need be there.
 #[derive(Debug)]
@@ -63,11 +49,18 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// The digests in a file's metadata.
+    /// The digests in a file's metadata, which are as they were saved. Files that are `sealed` have a digest of them:
+    /// those of version 3 or later.
     ///
     /// # Errors
-    /// As [`compare_metadata`].
-    pub fn of(about: &BTreeMap<String, String>, sealed: bool) -> Result<Self, String> {
+    /// What is wrong, and what to do.
+    pub(super) fn of(about: &BTreeMap<String, String>, sealed: bool) -> Result<Self, String> {
+        match (about.get(METADATA), sealed) {
+            (None, false) => {}
+            (Some(saved), true) if *saved == of_metadata(about) => {}
+            (Some(_), _) => return Err(format!("its metadata are not as they were saved; {ADVICE}")),
+            (None, true) => return Err(format!("it has no `{METADATA}`; {ADVICE}")),
+        }
         let digests = match about.get(TENSORS) {
             None if sealed => return Err(format!("it has no `{TENSORS}`; {ADVICE}")),
             None => BTreeMap::new(),
@@ -86,7 +79,7 @@ impl Listed {
     /// Is the tensor `name`, whose digest is `taken`, as it was saved?
     ///
     /// # Errors
-    /// As [`compare_metadata`].
+    /// What is wrong, and what to do.
     pub fn compare(&self, name: &str, taken: Digest) -> Result<(), String> {
         match self.digests.get(name) {
             Some(saved) if *saved == words(taken) => Ok(()),
@@ -98,26 +91,16 @@ impl Listed {
             None => Ok(()),
         }
     }
-}
 
-/// Are tensors as they were saved? Before version 3 a tensor that is missing is reported by whoever needs it.
-///
-/// # Errors
-/// As [`compare_metadata`].
-pub(super) fn compare_tensors(
-    tensors: &Tensors<'_>,
-    about: &BTreeMap<String, String>,
-    sealed: bool,
-) -> Result<(), String> {
-    let listed = Listed::of(about, sealed)?;
-    for (name, (entry, bytes)) in tensors {
-        let mut taken = listed.begin(entry.dtype, &entry.shape);
-        taken.more(bytes);
-        listed.compare(name, taken)?;
-    }
-    match listed.digests.keys().find(|name| sealed && !tensors.contains_key(name.as_str())) {
-        Some(missing) => Err(format!("`{}` is missing; {ADVICE}", shown(missing))),
-        None => Ok(()),
+    /// Is every tensor there that was saved? Before version 3 one that is missing is reported by whoever needs it.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    pub(super) fn are_all(&self, is_there: impl Fn(&str) -> bool) -> Result<(), String> {
+        match self.digests.keys().find(|name| self.sealed && !is_there(name)) {
+            Some(missing) => Err(format!("`{}` is missing; {ADVICE}", shown(missing))),
+            None => Ok(()),
+        }
     }
 }
 
@@ -136,7 +119,7 @@ fn of_metadata(about: &BTreeMap<String, String>) -> String {
 }
 
 fn words(digest: Digest) -> String {
-    format!("{:016x}", digest.short())
+    digits::text(digest.short())
 }
 
 /// What was written, as its digest.

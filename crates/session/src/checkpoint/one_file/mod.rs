@@ -6,9 +6,11 @@
 //! next to none, for tensors go from the checkpoint to the file (`safetensors/writer.rs`). What they are called is said
 //! in `tensors.rs`. What is read is what was saved, by its digests (`digests.rs`).
 
-pub mod digests;
+mod digests;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt::Display;
+use std::io;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
@@ -16,13 +18,15 @@ use safetensors::Dtype;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::safetensors::{Header, Invalid, TensorEntry, TensorFileError, writer};
+pub use digests::Listed;
+
+use super::safetensors::{Header, Invalid, TensorEntry, TensorFile, TensorFileError, writer};
 use super::{
     Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileTask, FrozenDigest,
     OptimizerIdentity, StatePart, WeightState, tensors,
 };
 use warpweft_base::errors::shown;
-use warpweft_base::whole_file::{WholeFile, regular};
+use warpweft_base::whole_file::WholeFile;
 use warpweft_format::{DelayedState, Format, Shape};
 
 /// One safetensors file.
@@ -92,30 +96,80 @@ const VERSIONS: [&str; 4] = [WITHOUT_CARRIED, "2", "3", VERSION];
 /// The ones that need not have digests.
 const UNSEALED: [&str; 2] = [WITHOUT_CARRIED, "2"];
 
+/// The key of the version, by which such a file is known.
+pub const SAVED: &str = "warpweft_checkpoint";
+
 /// The key under which frozen weights stand that are not in the file.
-pub const FROZEN: &str = "frozen_digests";
+const FROZEN: &str = "frozen_digests";
+
+/// All keys of the metadata that say something of a checkpoint alone; notes are the user's.
+pub const KEYS: [&str; 12] = [
+    SAVED,
+    "weights",
+    "optimizer_step",
+    "optimizer_identity",
+    // What it was called in files of before.
+    "updated_by",
+    "carried",
+    "frozen",
+    "one_state",
+    MORE_STATES,
+    FROZEN,
+    digests::TENSORS,
+    digests::METADATA,
+];
 
 /// What a file has of such a weight: its digest, rows and columns.
 type FrozenEntry = (FrozenDigest, usize, usize);
 
-/// A tensor of a file, and its bytes.
-type Held<'file> = (&'file TensorEntry, &'file [u8]);
+/// The tensors of a file by name, with their bytes.
+type Tensors<'file> = HashMap<&'file str, (&'file TensorEntry, Vec<u8>)>;
 
-/// The tensors of a file by name.
-type Tensors<'file> = BTreeMap<&'file str, Held<'file>>;
+/// What the metadata of a file say of its weights.
+#[derive(Debug)]
+pub struct SavedWeights {
+    /// Names and formats, no name twice.
+    pub weights: Vec<(String, String)>,
+    /// Frozen weights that are not in the file.
+    pub absent: HashMap<String, FrozenEntry>,
+    /// What the tensors are compared with.
+    pub digests: Listed,
+}
 
-/// Do files of this version have digests of all that they have?
-///
-/// # Errors
-/// What to say of a version that is not known.
-pub fn is_sealed(version: &str) -> Result<bool, String> {
-    if VERSIONS.contains(&version) {
-        return Ok(!UNSEALED.contains(&version));
+impl SavedWeights {
+    /// What is said in `about`, of a version that is known.
+    ///
+    /// # Errors
+    /// What is wrong, and what to do.
+    pub fn of(about: &BTreeMap<String, String>) -> Result<Self, String> {
+        let version = about.get(SAVED).ok_or(NO_CHECKPOINT)?.as_str();
+        if !VERSIONS.contains(&version) {
+            return Err(format!(
+                "it has version {}, and this build knows versions 1 to {VERSION}; load it with a later one",
+                shown(version)
+            ));
+        }
+        let digests = Listed::of(about, !UNSEALED.contains(&version))?;
+        let weights = about.get("weights").ok_or("it has no `weights`")?;
+        let wrong =
+            |what: &str, error| format!("it lists its {what} in a way that is not understood ({error})");
+        let weights: Vec<(String, String)> =
+            serde_json::from_str(weights).map_err(|error| wrong("weights", error))?;
+        once("weight", weights.iter().map(|(name, _)| name))?;
+        let absent = about.get(FROZEN).map_or("{}", String::as_str);
+        let absent = serde_json::from_str(absent).map_err(|error| wrong("frozen weights", error))?;
+        Ok(Self { weights, absent, digests })
     }
-    let version = shown(version);
-    Err(format!(
-        "it has version {version}, and this build knows versions 1 to {VERSION}; load it with a later one"
-    ))
+}
+
+/// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list could
+/// request any amount of memory.
+fn once<'name>(kind: &str, mut names: impl Iterator<Item = &'name String>) -> Result<(), String> {
+    let mut seen = HashSet::new();
+    match names.find(|name| !seen.insert(*name)) {
+        Some(name) => Err(format!("it lists the {kind} `{}` twice", shown(name))),
+        None => Ok(()),
+    }
 }
 
 impl FileStore {
@@ -125,7 +179,11 @@ impl FileStore {
         Self { path: path.into() }
     }
 
-    fn content(&self, reason: impl std::fmt::Display) -> CheckpointError {
+    fn failed(&self, source: io::Error) -> CheckpointError {
+        CheckpointError::file(&self.path, FileTask::Keep, source)
+    }
+
+    fn content(&self, reason: impl Display) -> CheckpointError {
         CheckpointError::Content { path: self.path.clone(), reason: reason.to_string() }
     }
 
@@ -134,27 +192,27 @@ impl FileStore {
         serde_json::to_string(list).map_err(|error| self.content(error))
     }
 
-    fn listed<T: DeserializeOwned>(&self, text: &str) -> Result<T, CheckpointError> {
-        serde_json::from_str(text).map_err(|error| self.content(error))
-    }
-
     /// What stands under a key of the metadata; nothing where there is none.
     fn listed_in<T: DeserializeOwned + Default>(
         &self,
         about: &BTreeMap<String, String>,
         key: &str,
     ) -> Result<T, CheckpointError> {
-        about.get(key).map_or_else(|| Ok(T::default()), |text| self.listed(text))
+        let Some(text) = about.get(key) else { return Ok(T::default()) };
+        serde_json::from_str(text).map_err(|error| self.content(error))
     }
 
-    fn read(&self, bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
-        let (header, data) = Header::split(bytes).map_err(|error| self.content(unread(&error)))?;
+    /// What the file says of itself is judged before its tensors are read.
+    fn read(&self) -> Result<Checkpoint, CheckpointError> {
+        let (header, file, _) = TensorFile::open(&self.path).map_err(|error| match error {
+            TensorFileError::File(source) => self.failed(source),
+            TensorFileError::Invalid(error) => self.content(unread(&error)),
+        })?;
         let about = header.metadata();
-        let field = |key: &str| about.get(key).ok_or_else(|| self.content(format!("it has no `{key}`")));
-        let version = about.get("warpweft_checkpoint").ok_or_else(|| self.content(NO_CHECKPOINT))?;
-        let sealed = is_sealed(version).map_err(|reason| self.content(reason))?;
-        digests::compare_metadata(about, sealed).map_err(|reason| self.content(reason))?;
-        let optimizer_step = field("optimizer_step")?.parse().map_err(|error| self.content(error))?;
+        let said = SavedWeights::of(about).map_err(|reason| self.content(reason))?;
+        let optimizer_step =
+            about.get("optimizer_step").ok_or_else(|| self.content("it has no `optimizer_step`"))?;
+        let optimizer_step = optimizer_step.parse().map_err(|error| self.content(error))?;
         let whose = |word: &String| {
             let unknown =
                 || self.content(format!("its weights were updated by `{}`, which is not known", shown(word)));
@@ -162,26 +220,20 @@ impl FileStore {
         };
         let optimizer_identity =
             about.get("optimizer_identity").or_else(|| about.get("updated_by")).map(whose).transpose()?;
-        let names: Vec<(String, String)> = self.listed(field("weights")?)?;
-        self.refuse_repeated("weight", names.iter().map(|(name, _)| name))?;
         let notes = self.listed_in(about, "notes")?;
         let frozen: HashSet<String> = self.listed_in(about, "frozen")?;
         let one_state: HashSet<String> = self.listed_in(about, "one_state")?;
         let more_states: HashMap<String, u8> = self.listed_in(about, MORE_STATES)?;
-        let mut absent: HashMap<String, FrozenEntry> = self.listed_in(about, FROZEN)?;
         let carried: Option<Vec<(String, usize)>> = match about.get("carried").map(String::as_str) {
-            None if version != WITHOUT_CARRIED => return Err(self.content("it has no `carried`")),
+            None if about[SAVED] != WITHOUT_CARRIED => return Err(self.content("it has no `carried`")),
             None => Some(Vec::new()),
             Some(ZEROS) => None,
-            Some(listed) => Some(self.listed(listed)?),
+            Some(_) => Some(self.listed_in(about, "carried")?),
         };
-        self.refuse_repeated("carried buffer", carried.iter().flatten().map(|(name, _)| name))?;
-        // They tile the data (SF-1).
-        let bytes_of = |entry: &TensorEntry| data.get(entry.begin as usize..entry.end as usize);
-        let tensors: Tensors<'_> = (header.tensors().iter())
-            .map(|entry| (entry.name.as_str(), (entry, bytes_of(entry).unwrap_or_default())))
-            .collect();
-        digests::compare_tensors(&tensors, about, sealed).map_err(|reason| self.content(reason))?;
+        once("carried buffer", carried.iter().flatten().map(|(name, _)| name))
+            .map_err(|reason| self.content(reason))?;
+        let SavedWeights { weights: names, mut absent, digests } = said;
+        let mut tensors = self.tensors(&header, file, &digests)?;
         let mut weights = Vec::new();
         for (name, format) in names {
             let format: Format = format.parse().map_err(|error| self.content(error))?;
@@ -189,22 +241,23 @@ impl FileStore {
                 weights.push(self.digest_alone(name, format, entry)?);
                 continue;
             }
-            let (shape, master) = self.values(&tensors, &tensors::state_name(&name, StatePart::Master))?;
+            let (shape, master) =
+                self.values(&mut tensors, &tensors::state_name(&name, StatePart::Master))?;
             let lists = match (frozen.contains(&name), one_state.contains(&name)) {
                 (true, _) => 0,
                 (false, true) => 1,
                 (false, false) => more_states.get(&name).map_or(2, |lists| usize::from(*lists)),
             };
-            let state = |part| {
+            let mut state = |part| {
                 let tensor = tensors::state_name(&name, part);
-                match self.values(&tensors, &tensor)? {
+                match self.values(&mut tensors, &tensor)? {
                     (found, values) if found == shape => Ok(values),
                     (found, _) => {
                         Err(self.content(format!("`{}` is {found} and its master {shape}", shown(&tensor))))
                     }
                 }
             };
-            let states = StatePart::kept(lists).skip(1).map(state).collect::<Result<_, _>>()?;
+            let states = StatePart::kept(lists).skip(1).map(&mut state).collect::<Result<_, _>>()?;
             let delayed = self.delayed(&tensors, &name)?;
             let bare = WeightState::bare(name, shape, format);
             weights.push(WeightState { master, states, delayed, ..bare });
@@ -216,7 +269,7 @@ impl FileStore {
         }
         let carried = match carried {
             None => Carried::Zeros,
-            Some(listed) => Carried::Buffers(self.buffers(&tensors, listed)?),
+            Some(listed) => Carried::Buffers(self.buffers(&mut tensors, listed)?),
         };
         Ok(Checkpoint { optimizer_step, optimizer_identity, weights, carried, notes })
     }
@@ -237,45 +290,53 @@ impl FileStore {
 
     fn buffers(
         &self,
-        tensors: &Tensors<'_>,
+        tensors: &mut Tensors<'_>,
         listed: Vec<(String, usize)>,
     ) -> Result<Vec<CarriedBuffer>, CheckpointError> {
         let buffer = |(name, ranks): (String, usize)| {
-            let of_rank = |rank| {
-                let (_, bytes) = self.tensor(tensors, &tensors::carried_name(&name, rank))?;
-                Ok(bytes.to_vec())
-            };
+            let of_rank = |rank| Ok(self.tensor(tensors, &tensors::carried_name(&name, rank))?.1);
             let ranks = (0..ranks).map(of_rank).collect::<Result<_, CheckpointError>>()?;
             Ok(CarriedBuffer { name, ranks })
         };
         listed.into_iter().map(buffer).collect()
     }
 
-    /// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list
-    /// could request any amount of memory.
-    fn refuse_repeated<'name>(
+    /// Reads all tensors, in the order of the file, and compares them with their digests.
+    fn tensors<'header>(
         &self,
-        kind: &str,
-        mut names: impl Iterator<Item = &'name String>,
-    ) -> Result<(), CheckpointError> {
-        let mut seen = HashSet::new();
-        match names.find(|name| !seen.insert(*name)) {
-            Some(name) => Err(self.content(format!("it lists the {kind} `{}` twice", shown(name)))),
-            None => Ok(()),
+        header: &'header Header,
+        mut file: TensorFile,
+        digests: &Listed,
+    ) -> Result<Tensors<'header>, CheckpointError> {
+        let mut tensors = Tensors::new();
+        for entry in header.tensors() {
+            let bytes = file.read(entry).map_err(|source| self.failed(source))?;
+            let mut taken = digests.begin(entry.dtype, &entry.shape);
+            taken.more(&bytes);
+            digests.compare(&entry.name, taken).map_err(|reason| self.content(reason))?;
+            tensors.insert(&entry.name, (entry, bytes));
         }
+        digests.are_all(|name| tensors.contains_key(name)).map_err(|reason| self.content(reason))?;
+        Ok(tensors)
     }
 
-    fn tensor<'file>(&self, tensors: &Tensors<'file>, name: &str) -> Result<Held<'file>, CheckpointError> {
-        let none = || self.content(format!("`{0}`: tensor `{0}` not found", shown(name)));
-        tensors.get(name).copied().ok_or_else(none)
-    }
-
-    fn values(&self, tensors: &Tensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), CheckpointError> {
+    /// Takes the values of a matrix out.
+    fn values(&self, tensors: &mut Tensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), CheckpointError> {
         let (entry, bytes) = self.tensor(tensors, name)?;
         match (entry.dtype, &entry.shape[..]) {
-            (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(bytes))),
+            (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(&bytes))),
             _ => Err(self.content(format!("`{}` is not a matrix of f32", shown(name)))),
         }
+    }
+
+    fn tensor<'header>(
+        &self,
+        tensors: &mut Tensors<'header>,
+        name: &str,
+    ) -> Result<(&'header TensorEntry, Vec<u8>), CheckpointError> {
+        tensors
+            .remove(name)
+            .ok_or_else(|| self.content(format!("`{0}`: tensor `{0}` not found", shown(name))))
     }
 
     /// Scale in use and amax history of a weight; both are there, or neither.
@@ -292,9 +353,9 @@ impl FileStore {
             };
         };
         let kinds = [scale, history].map(|(entry, _)| (entry.dtype, &entry.shape[..]));
-        match (kinds, numbers(scale.1).as_slice()) {
+        match (kinds, numbers(&scale.1).as_slice()) {
             ([(Dtype::F32, [1]), (Dtype::F32, [_])], [scale]) => {
-                Ok(Some(DelayedState { scale: *scale, history: numbers(history.1) }))
+                Ok(Some(DelayedState { scale: *scale, history: numbers(&history.1) }))
             }
             _ => Err(self.content(format!(
                 "{} are not one f32 and a list of them",
@@ -310,7 +371,8 @@ impl FileStore {
         let carried = match &checkpoint.carried {
             Carried::Zeros => ZEROS.to_owned(),
             Carried::Buffers(buffers) => {
-                self.refuse_repeated("carried buffer", buffers.iter().map(|buffer| &buffer.name))?;
+                once("carried buffer", buffers.iter().map(|buffer| &buffer.name))
+                    .map_err(|reason| self.content(reason))?;
                 let listed: Vec<(&str, usize)> =
                     buffers.iter().map(|buffer| (buffer.name.as_str(), buffer.ranks.len())).collect();
                 self.text(&listed)?
@@ -319,16 +381,13 @@ impl FileStore {
         let mut about = BTreeMap::from([
             // Readers of the Hugging Face hub's files refuse a file that does not say it.
             ("format".to_owned(), "pt".to_owned()),
-            ("warpweft_checkpoint".to_owned(), VERSION.to_owned()),
+            (SAVED.to_owned(), VERSION.to_owned()),
             ("optimizer_step".to_owned(), checkpoint.optimizer_step.to_string()),
             ("weights".to_owned(), self.text(&names)?),
             ("carried".to_owned(), carried),
         ]);
         if let Some(by) = &checkpoint.optimizer_identity {
             about.insert("optimizer_identity".to_owned(), by.text().map_err(|error| self.content(error))?);
-        }
-        if !checkpoint.notes.is_empty() {
-            about.insert("notes".to_owned(), self.text(&checkpoint.notes)?);
         }
         if let Some(state) = checkpoint.weights.iter().find(|state| !state.is_whole()) {
             let elements = state.shape.elements();
@@ -337,30 +396,26 @@ impl FileStore {
                 shown(&state.name)
             )));
         }
-        for (key, lists) in [("frozen", 0), ("one_state", 1)] {
-            let some = checkpoint
-                .weights
-                .iter()
-                .filter(|state| state.frozen.is_none() && state.states.len() == lists);
-            let some: Vec<&str> = some.map(|state| state.name.as_str()).collect();
-            if !some.is_empty() {
-                about.insert(key.to_owned(), self.text(&some)?);
-            }
-        }
-        let more = checkpoint.weights.iter().filter(|state| state.states.len() > 2);
-        let more: BTreeMap<&str, usize> =
-            more.map(|state| (state.name.as_str(), state.states.len())).collect();
-        if !more.is_empty() {
-            about.insert(MORE_STATES.to_owned(), self.text(&more)?);
-        }
+        let trained = || checkpoint.weights.iter().filter(|state| state.frozen.is_none());
+        let with = |lists: usize| -> Vec<&str> {
+            trained().filter(|state| state.states.len() == lists).map(|state| state.name.as_str()).collect()
+        };
+        let more = trained().map(|state| (state.name.as_str(), state.states.len()));
+        let more: BTreeMap<&str, usize> = more.filter(|(_, lists)| *lists > 2).collect();
         let absent = checkpoint.weights.iter().filter_map(|state| {
             let Shape { rows, cols } = state.shape;
             Some((state.name.as_str(), (state.frozen?, rows, cols)))
         });
         let absent: BTreeMap<&str, FrozenEntry> = absent.collect();
-        if !absent.is_empty() {
-            about.insert(FROZEN.to_owned(), self.text(&absent)?);
-        }
+        let lists = [
+            ("notes", self.text(&checkpoint.notes)?),
+            ("frozen", self.text(&with(0))?),
+            ("one_state", self.text(&with(1))?),
+            (MORE_STATES, self.text(&more)?),
+            (FROZEN, self.text(&absent)?),
+        ];
+        let lists = lists.into_iter().filter(|(_, text)| !["[]", "{}"].contains(&text.as_str()));
+        about.extend(lists.map(|(key, text)| (key.to_owned(), text)));
         Ok(about)
     }
 }
@@ -369,8 +424,8 @@ impl FileStore {
 impl CheckpointStore for FileStore {
     async fn save(&self, checkpoint: &Checkpoint) -> Result<(), CheckpointError> {
         let (mut about, tensors) = (self.about(checkpoint)?, tensors::of(checkpoint));
-        self.refuse_repeated("tensor", tensors.iter().map(|tensor| &tensor.name))?;
-        let failed = |source| CheckpointError::file(&self.path, FileTask::Keep, source);
+        once("tensor", tensors.iter().map(|tensor| &tensor.name)).map_err(|reason| self.content(reason))?;
+        let failed = |source| self.failed(source);
         digests::seal(&tensors, &mut about).map_err(failed)?;
         let file = WholeFile::begin(&self.path).map_err(failed)?;
         let file = writer::write(tensors, &about, file).map_err(|error| match error {
@@ -381,9 +436,7 @@ impl CheckpointStore for FileStore {
     }
 
     async fn load(&self) -> Result<Checkpoint, CheckpointError> {
-        let bytes = regular::read(&self.path, u64::MAX)
-            .map_err(|source| CheckpointError::file(&self.path, FileTask::Keep, source))?;
-        self.read(&bytes)
+        self.read()
     }
 }
 

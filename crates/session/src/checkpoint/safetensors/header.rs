@@ -37,17 +37,6 @@ impl Header {
         if bytes > available { Err(Invalid::CutOff(cut_off())) } else { Ok(bytes) }
     }
 
-    /// The header of a file that is in memory, and the data after it.
-    ///
-    /// # Errors
-    /// [`Invalid`] with the tensor and the place.
-    pub fn split(file: &[u8]) -> Result<(Self, &[u8]), Invalid> {
-        let bytes = file.len() as u64;
-        let (length, rest) = file.split_first_chunk().ok_or_else(|| Invalid::no_length(bytes))?;
-        let (json, data) = rest.split_at(Self::length(*length, bytes)? as usize);
-        Ok((Self::parse(json, data.len() as u64)?, data))
-    }
-
     /// Reads the JSON of a header and checks it against the `data_bytes` that follow it in the file.
     ///
     /// Memory is at most twelve times the bytes of `json`, whatever it says.

@@ -50,6 +50,18 @@ impl TensorFile {
         self.data + tensor.begin
     }
 
+    /// The bytes of a tensor.
+    ///
+    /// # Errors
+    /// What the file system refuses, and more than there is memory for.
+    pub fn read(&mut self, tensor: &TensorEntry) -> io::Result<Vec<u8>> {
+        let (mut bytes, length) = (Vec::new(), tensor.bytes() as usize);
+        bytes.try_reserve_exact(length)?;
+        bytes.resize(length, 0);
+        self.read_at(self.begin(tensor), &mut bytes)?;
+        Ok(bytes)
+    }
+
     /// Fills `into` from the byte `at` of the file on.
     ///
     /// # Errors
