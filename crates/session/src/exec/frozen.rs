@@ -50,11 +50,10 @@ impl<B: Backend> Rank<B> {
         }
         let barrier = Barrier::new(&self.world, self.id(), Work::DigestsFrozen);
         let weights = &self.prologue.plan.weights;
-        let mut digests = Vec::with_capacity(weights.layouts.len());
-        for (number, layout) in weights.layouts.iter().enumerate() {
-            let weight = WeightId::at(number);
-            digests.push(if layout.frozen { Some(self.frozen_digest(&barrier, weight)?) } else { None });
-        }
+        let digests = weights.layouts.iter().enumerate().map(|(number, layout)| {
+            layout.frozen.then(|| self.frozen_digest(&barrier, WeightId::at(number))).transpose()
+        });
+        let digests = digests.collect::<Result<Vec<_>, ExecError>>()?;
         drop(barrier);
         self.frozen = Some(digests.clone());
         Ok(digests)
@@ -127,16 +126,14 @@ impl<B: Backend> Rank<B> {
     ) -> Result<(), ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
         for (orientation, planes) in layout.format.stored_orientations().iter().zip(planes) {
-            let specs = layout.shard_planes(*orientation);
-            let slot = self.place(Content::Shard(weight, *orientation), PlaneRegions::bytes(&specs))?;
-            let PlaneRegions { data, scale } = PlaneRegions::within(slot, &specs);
+            let PlaneRegions { data, scale } = self.regions_of(weight, *orientation)?;
             self.backend.upload(&self.memory, data, &planes.data)?;
             self.backend.upload(&self.memory, scale, &planes.scale)?;
         }
-        match self.own_values(Content::TensorScale(layout.bucket), weight, 1) {
-            Some(place) => Ok(self.backend.upload(&self.memory, place, &tensor_scale.to_le_bytes())?),
-            None => Ok(()),
+        if let Some(place) = self.own_values(Content::TensorScale(layout.bucket), weight, 1) {
+            self.backend.upload(&self.memory, place, &tensor_scale.to_le_bytes())?;
         }
+        Ok(())
     }
 }
 

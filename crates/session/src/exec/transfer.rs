@@ -8,8 +8,8 @@ use bytemuck::Pod;
 use half::bf16;
 
 use super::barrier::{Barrier, Work};
-use super::{ExecError, Handover, Rank};
-use crate::checkpoint::ranks::WeightShard;
+use super::{ExecError, Handover, Rank, Transfer};
+use crate::checkpoint::ranks::{RankPart, WeightShard};
 use crate::checkpoint::{FrozenDigest, StatePart};
 use crate::config::Moments;
 use warpweft_backend::Backend;
@@ -36,16 +36,16 @@ impl<B: Backend> Rank<B> {
         // Ranks that have little to copy would wait for the others, where all bring it to one process.
         let spread = !self.world.rendezvous().is_whole();
         let barrier = spread.then(|| Barrier::new(&self.world, self.id(), Work::CopiesItsState));
-        handover.transfer.own.shards.clear();
+        let mut own = RankPart { optimizer_step: self.steps_taken()?, ..RankPart::default() };
         for (number, frozen) in frozen.into_iter().enumerate() {
             let weight = WeightId::at(number);
             barrier.iter().try_for_each(Barrier::alive)?;
             // Ranks of the first replica come first.
             if self.id().number() >= plan.weights.layout(weight).shard.ranks {
-                handover.transfer.own.shards.push(WeightShard::default());
+                own.shards.push(WeightShard::default());
                 continue;
             }
-            handover.transfer.own.shards.push(WeightShard {
+            own.shards.push(WeightShard {
                 master: self.rows(weight, StatePart::Master)?,
                 states: self.kept(weight).map(|list| self.moment(list, weight)).collect::<Result<_, _>>()?,
                 planes: self.planes(weight)?,
@@ -55,12 +55,11 @@ impl<B: Backend> Rank<B> {
                 stays: false,
             });
         }
-        handover.transfer.own.optimizer_step = self.steps_taken()?;
-        handover.transfer.own.carried.clear();
         for place in 0..self.carried.len() {
             barrier.iter().try_for_each(Barrier::alive)?;
-            handover.transfer.own.carried.push(self.carried_bytes(CarriedId::at(place))?);
+            own.carried.push(self.carried_bytes(CarriedId::at(place))?);
         }
+        handover.transfer.own = own;
         if let Some(barrier) = barrier {
             barrier.agree(Ok(0))?.map_err(|(other, reason)| ExecError::World {
                 rank: self.id(),
@@ -101,13 +100,14 @@ impl<B: Backend> Rank<B> {
     /// [`ExecError::Misfit`] for other weights, rows or carried buffers than the rank's, before anything is changed;
     /// what the backend refuses.
     pub fn import(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
-        self.check_shards(&handover.transfer.own.shards)?;
-        self.check_carried(&handover.transfer.own.carried)?;
-        handover.transfer.refused = self.other_base(&handover.transfer.own.shards)?;
-        if handover.transfer.refused.is_some() {
+        let Transfer { own, refused, .. } = &mut handover.transfer;
+        self.check_shards(&own.shards)?;
+        self.check_carried(&own.carried)?;
+        *refused = self.other_base(&own.shards)?;
+        if refused.is_some() {
             return Ok(());
         }
-        for (number, shard) in handover.transfer.own.shards.iter_mut().enumerate() {
+        for (number, shard) in own.shards.iter_mut().enumerate() {
             let weight = WeightId::at(number);
             for (list, values) in self.kept(weight).zip(&shard.states) {
                 self.write_moment(list, values)?;
@@ -121,9 +121,9 @@ impl<B: Backend> Rank<B> {
             self.set_values(weight, std::mem::take(&mut shard.master), &shard.planes, shard.tensor_scale)?;
             self.write_delayed(weight, shard.delayed.as_ref())?;
         }
-        self.write(Content::OptimizerStep, &handover.transfer.own.optimizer_step.to_le_bytes())?;
-        self.optimizer_steps = handover.transfer.own.optimizer_step;
-        for (region, bytes) in self.carried.iter().zip(&handover.transfer.own.carried) {
+        self.write(Content::OptimizerStep, &own.optimizer_step.to_le_bytes())?;
+        self.optimizer_steps = own.optimizer_step;
+        for (region, bytes) in self.carried.iter().zip(&own.carried) {
             self.backend.upload(&self.memory, *region, bytes)?;
         }
         self.edge = BoundaryState::NEW_MASTERS;
@@ -178,17 +178,13 @@ impl<B: Backend> Rank<B> {
 
     /// Optimizer steps taken, as the arena counts them.
     pub(super) fn steps_taken(&self) -> Result<u32, ExecError> {
-        let mut step = [0; 4];
-        self.read(Content::OptimizerStep, &mut step)?;
-        Ok(u32::from_le_bytes(step))
+        let step = self.fetch(self.place(Content::OptimizerStep, size_of::<u32>())?)?;
+        Ok(step.first().copied().unwrap_or_default())
     }
 
     /// A carried buffer; of one that is not there it is empty.
     pub(super) fn carried_bytes(&self, buffer: CarriedId) -> Result<Vec<u8>, ExecError> {
-        let Some(region) = self.carried.get(buffer.index()) else { return Ok(Vec::new()) };
-        let mut bytes = vec![0; region.bytes];
-        self.backend.download(&self.memory, *region, &mut bytes)?;
-        Ok(bytes)
+        self.carried.get(buffer.index()).map_or_else(|| Ok(Vec::new()), |region| self.fetch(*region))
     }
 
     /// The rank's rows of a master or a moment, as f32; empty where there is no such list.
@@ -202,9 +198,8 @@ impl<B: Backend> Rank<B> {
     /// The rank's real elements of `weight`, as `T` is stored in the arena.
     pub(super) fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
-        let mut values = vec![T::zeroed(); layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
-        self.read(content, bytemuck::cast_slice_mut(&mut values))?;
-        Ok(values)
+        let elements = layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols;
+        self.fetch(self.place(content, elements * size_of::<T>())?)
     }
 
     /// The master as f32, joined if it is stored in halves; empty where there is none.
@@ -273,35 +268,34 @@ impl<B: Backend> Rank<B> {
             return Ok(Vec::new());
         }
         let planes = |orientation: &Orientation| {
-            let specs = layout.shard_planes(*orientation);
-            let slot = self.place(Content::Shard(weight, *orientation), PlaneRegions::bytes(&specs))?;
-            let regions = PlaneRegions::within(slot, &specs);
-            let download = |region: Region| {
-                let mut bytes = vec![0; region.bytes];
-                self.backend.download(&self.memory, region, &mut bytes)?;
-                Ok::<_, ExecError>(bytes)
-            };
-            Ok(OwnedPlanes { data: download(regions.data)?, scale: download(regions.scale)? })
+            let PlaneRegions { data, scale } = self.regions_of(weight, *orientation)?;
+            Ok(OwnedPlanes { data: self.fetch(data)?, scale: self.fetch(scale)? })
         };
         layout.format.stored_orientations().iter().map(planes).collect()
     }
 
+    /// Where the rank's planes of a weight are.
+    pub(super) fn regions_of(
+        &self,
+        weight: WeightId,
+        orientation: Orientation,
+    ) -> Result<PlaneRegions, ExecError> {
+        let specs = self.prologue.plan.weights.layout(weight).shard_planes(orientation);
+        let slot = self.place(Content::Shard(weight, orientation), PlaneRegions::bytes(&specs))?;
+        Ok(PlaneRegions::within(slot, &specs))
+    }
+
     pub(super) fn tensor_scale(&self, weight: WeightId) -> Result<f32, ExecError> {
         let bucket = self.prologue.plan.weights.layout(weight).bucket;
-        let Some(region) = self.own_values(Content::TensorScale(bucket), weight, 1) else {
-            return Ok(1.0);
-        };
-        let mut scale = 0.0;
-        self.backend.download(&self.memory, region, bytemuck::bytes_of_mut(&mut scale))?;
-        Ok(scale)
+        let place = self.own_values(Content::TensorScale(bucket), weight, 1);
+        let scale = place.map_or_else(|| Ok(Vec::new()), |place| self.fetch(place))?;
+        Ok(scale.first().copied().unwrap_or(1.0))
     }
 
     pub(super) fn delayed(&self, weight: WeightId) -> Result<Option<DelayedState>, ExecError> {
-        let Some((scale, history, length)) = self.delayed_places(weight) else { return Ok(None) };
-        let mut state = DelayedState::new(length);
-        self.backend.download(&self.memory, scale, bytemuck::bytes_of_mut(&mut state.scale))?;
-        self.backend.download(&self.memory, history, bytemuck::cast_slice_mut(&mut state.history))?;
-        Ok(Some(state))
+        let Some((scale, history, _)) = self.delayed_places(weight) else { return Ok(None) };
+        let (scale, history) = (self.fetch(scale)?, self.fetch(history)?);
+        Ok(scale.first().map(|scale| DelayedState { scale: *scale, history }))
     }
 
     pub(super) fn write_delayed(
@@ -331,8 +325,11 @@ impl<B: Backend> Rank<B> {
         self.places.get(&content)?.part(plan.weights.layout(weight).position * bytes, bytes)
     }
 
-    fn read(&self, content: Content, bytes: &mut [u8]) -> Result<(), ExecError> {
-        Ok(self.backend.download(&self.memory, self.place(content, bytes.len())?, bytes)?)
+    /// What a region holds.
+    fn fetch<T: Pod>(&self, region: Region) -> Result<Vec<T>, ExecError> {
+        let mut values = vec![T::zeroed(); region.bytes / size_of::<T>()];
+        self.backend.download(&self.memory, region, bytemuck::cast_slice_mut(&mut values))?;
+        Ok(values)
     }
 
     pub(super) fn write(&self, content: Content, bytes: &[u8]) -> Result<(), ExecError> {
@@ -352,52 +349,46 @@ impl<B: Backend> Rank<B> {
 
     /// Checks that carried buffers, if there are any, are as long as the rank's.
     fn check_carried(&self, carried: &[Vec<u8>]) -> Result<(), ExecError> {
-        let rank = self.id();
-        let misfit = |what: &str, found: usize, expected: usize| {
-            Err(ExecError::Misfit { rank, what: what.to_owned(), found, expected })
-        };
-        if carried.len() > self.carried.len() {
-            return misfit("carried buffers", carried.len(), self.carried.len());
-        }
-        match self.carried.iter().zip(carried).find(|(region, bytes)| region.bytes != bytes.len()) {
-            Some((region, bytes)) => misfit("bytes of a carried buffer", bytes.len(), region.bytes),
-            None => Ok(()),
-        }
+        let known = self.carried.len();
+        self.fits("carried buffers", carried.len().max(known), known)?;
+        let mut all = self.carried.iter().zip(carried);
+        all.try_for_each(|(region, bytes)| self.fits("bytes of a carried buffer", bytes.len(), region.bytes))
+    }
+
+    fn fits(&self, what: impl Into<String>, found: usize, expected: usize) -> Result<(), ExecError> {
+        let misfit = || ExecError::Misfit { rank: self.id(), what: what.into(), found, expected };
+        if found == expected { Ok(()) } else { Err(misfit()) }
     }
 
     /// Checks that `handover` has of every weight master and whatever is kept beside it, of the rank's rows; or planes
     /// in place of a master, for a frozen weight; or no values of a weight that stays.
     fn check_shards(&self, shards: &[WeightShard]) -> Result<(), ExecError> {
-        let (rank, weights) = (self.id(), &self.prologue.plan.weights);
-        let layouts = &weights.layouts;
-        let fits = |what: String, found: usize, expected: usize| {
-            if found == expected { Ok(()) } else { Err(ExecError::Misfit { rank, what, found, expected }) }
-        };
-        fits("weights of a checkpoint".to_owned(), shards.len(), layouts.len())?;
-        for (shard, layout) in shards.iter().zip(layouts) {
-            let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
+        let weights = &self.prologue.plan.weights;
+        self.fits("weights of a checkpoint", shards.len(), weights.layouts.len())?;
+        for (shard, layout) in shards.iter().zip(&weights.layouts) {
+            let elements = layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols;
             // Planes of others ride along.
             let has_planes = layout.is_planes_alone() && !shard.planes.is_empty();
             let has_values = !shard.stays && !has_planes;
             let expected = if has_values { elements } else { 0 };
-            fits(format!("elements of the master of `{}`", layout.name), shard.master.len(), expected)?;
+            self.fits(format!("elements of the master of `{}`", layout.name), shard.master.len(), expected)?;
             let lists = weights.lists_of(layout);
-            fits(format!("lists of state of `{}`", layout.name), shard.states.len(), lists)?;
+            self.fits(format!("lists of state of `{}`", layout.name), shard.states.len(), lists)?;
             for (list, values) in weights.state.states().zip(&shard.states) {
                 let what = format!("elements of the {} of `{}`", weights.state.in_words(list), layout.name);
-                fits(what, values.len(), elements)?;
+                self.fits(what, values.len(), elements)?;
             }
             if has_values || shard.stays {
                 continue;
             }
             let stored = if has_planes { layout.format.stored_orientations() } else { &[] };
-            fits(format!("stored orientations of `{}`", layout.name), shard.planes.len(), stored.len())?;
+            self.fits(format!("stored orientations of `{}`", layout.name), shard.planes.len(), stored.len())?;
             for (side, found) in stored.iter().zip(&shard.planes) {
                 let specs = layout.shard_planes(*side);
                 for kind in [PlaneKind::Data, PlaneKind::Scale] {
                     let expected = specs.iter().filter(|spec| spec.kind == kind).map(PlaneSpec::bytes).sum();
                     let what = format!("bytes of the {side} {kind:?} plane of `{}`", layout.name);
-                    fits(what, found.of(kind).len(), expected)?;
+                    self.fits(what, found.of(kind).len(), expected)?;
                 }
             }
         }
