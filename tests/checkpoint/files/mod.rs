@@ -150,6 +150,23 @@ fn a_file_that_is_empty_cut_off_or_missing_is_told_so() {
     });
 }
 
+/// A terabyte of a version to come, which takes no room on the disk: no memory is asked for it.
+#[test]
+fn a_file_of_an_unknown_version_is_refused_before_its_tensors_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("later.safetensors");
+    let bytes = 1u64 << 40;
+    let tensor = format!(r#"{{"dtype":"F32","shape":[{},1],"data_offsets":[0,{bytes}]}}"#, bytes / 4);
+    let header = format!(r#"{{"__metadata__":{{"warpweft_checkpoint":"9"}},"w.master":{tensor}}}"#);
+    let length = header.len() as u64;
+    std::fs::write(&path, [&length.to_le_bytes(), header.as_bytes()].concat()).unwrap();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.set_len(8 + length + bytes).unwrap();
+    let error = block_on(FileStore::new(&path).load()).unwrap_err();
+    assert!(matches!(error, CheckpointError::Content { .. }), "{error}");
+    assert!(error.to_string().contains("it has version 9, and this build knows versions 1 to 4"), "{error}");
+}
+
 #[test]
 fn a_file_of_another_kind_is_told_to_be_no_safetensors_file() {
     let folder = tempfile::tempdir().unwrap();

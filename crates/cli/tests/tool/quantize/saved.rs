@@ -212,7 +212,7 @@ fn a_checkpoint_of_a_session_that_changed_since_is_refused_before_there_is_an_ou
         (valid.clone().with_metadata("warpweft_checkpoint", "9"), "version 9"),
         (
             older(valid.clone()).with_metadata("weights", r#"[["up","nvfp4_2d"],["up","nvfp4_2d"]]"#),
-            "lists its weight `up` twice",
+            "lists the weight `up` twice",
         ),
     ];
     for (damaged, said) in all {
