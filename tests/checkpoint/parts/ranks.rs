@@ -12,9 +12,7 @@ use warpweft_plan::compute::{Compute, ComputeContext, ComputeFactory};
 use warpweft_plan::layout::Weights;
 use warpweft_plan::model::{Call, Mesh};
 use warpweft_plan::plan::{Policy, ResidentLayout, StepPlan};
-use warpweft_session::checkpoint::ranks::{
-    Alive, Incomplete, PartReader, PartWriter, RankPart, RankState, SaveId,
-};
+use warpweft_session::checkpoint::ranks::{Alive, PartReader, PartWriter, RankPart, RankState, SaveId};
 use warpweft_session::checkpoint::{CheckpointError, StatePart};
 use warpweft_session::exec::{CaptureMode, Handover, Rank, Refusal, World};
 use warpweft_testing::trainer::{Trainer, ended, initial};
@@ -49,7 +47,11 @@ impl Error for Closed {}
 /// What a rank says of a refusal: who, in which words, and, by the kind, at what, where it is the rank's own.
 fn said(refusal: Refusal) -> (RankId, String, Option<Fails>) {
     let (rank, error) = refusal;
-    let kind = match &error {
+    let cause = match &error {
+        CheckpointError::InDoubt { source, .. } => source,
+        other => other,
+    };
+    let kind = match cause {
         CheckpointError::Other { source } => source.downcast_ref::<Closed>().map(|closed| closed.0),
         _ => None,
     };
@@ -58,9 +60,18 @@ fn said(refusal: Refusal) -> (RankId, String, Option<Fails>) {
 
 /// What all ranks say that get word of one that fails.
 fn heard(named: Option<(RankId, Fails)>) -> Vec<Option<(RankId, String, Option<Fails>)>> {
-    let of_rank =
-        |rank| named.map(|(at, fails)| (at, Closed(fails).to_string(), (at == rank).then_some(fails)));
+    let text = |fails| match CheckpointError::other(Closed(fails)) {
+        cause if fails == Fails::Doubt => in_doubt(cause).to_string(),
+        cause => cause.to_string(),
+    };
+    let of_rank = |rank| named.map(|(at, fails)| (at, text(fails), (at == rank).then_some(fails)));
     (0..RANKS).map(RankId::new).map(of_rank).collect()
+}
+
+/// What is said where there may be a checkpoint all the same.
+fn in_doubt(source: CheckpointError) -> CheckpointError {
+    let removal = Arc::new(std::io::Error::other("the disk"));
+    CheckpointError::InDoubt { path: "checkpoint.json".into(), source: Box::new(source), removal }
 }
 
 /// The calls that a keeper got, in any order.
@@ -109,10 +120,10 @@ impl PartWriter for Keeper {
         Ok(u64::from(10 + state.rank().number()))
     }
 
-    fn complete(&self, _: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
+    fn complete(&self, _: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), CheckpointError> {
         assert_eq!(parts, [10, 11, 12], "what writing each of them gave");
-        self.refuses(Fails::Complete, state.rank()).map_err(Incomplete::Refused)?;
-        self.refuses(Fails::Doubt, state.rank()).map_err(Incomplete::Uncertain)?;
+        self.refuses(Fails::Complete, state.rank())?;
+        self.refuses(Fails::Doubt, state.rank()).map_err(in_doubt)?;
         self.note(|requested| requested.completed.push(state.rank()));
         Ok(())
     }

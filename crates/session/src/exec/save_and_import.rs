@@ -10,8 +10,8 @@ use std::io;
 use super::barrier::{Barrier, Refusal, Work};
 use super::step_reports::DIFFERENT_CHECKPOINTS;
 use super::{ExecError, Handover, Rank};
-use crate::checkpoint::ranks::{Incomplete, PartWriter, RankPart, RankState, SaveId};
-use crate::checkpoint::{FrozenDigest, StatePart};
+use crate::checkpoint::ranks::{PartWriter, RankPart, RankState, SaveId};
+use crate::checkpoint::{CheckpointError, FrozenDigest, StatePart};
 use warpweft_backend::Backend;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_format::DelayedState;
@@ -53,8 +53,8 @@ impl<B: Backend> Rank<B> {
             state.failure()?;
             let (own, why) = match completed {
                 Ok(()) => (Ok(0), Ok(0)),
-                Err(Incomplete::Refused(reason)) => (Err(reason), Ok(0)),
-                Err(Incomplete::Uncertain(reason)) => (Ok(UNCERTAIN), Err(reason)),
+                Err(reason @ CheckpointError::InDoubt { .. }) => (Ok(UNCERTAIN), Err(reason)),
+                Err(reason) => (Err(reason), Ok(0)),
             };
             agreed = barrier.agree(own)?;
             // An index that may be there needs all parts.

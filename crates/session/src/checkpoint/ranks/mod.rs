@@ -76,22 +76,14 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     /// them gave, in rank order.
     ///
     /// # Errors
-    /// Why not, and whether parts may go.
-    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete>;
+    /// Why not. By [`CheckpointError::InDoubt`] there may be a checkpoint, now or after a loss of power, so parts stay;
+    /// by all others there is none, and parts are withdrawn.
+    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), CheckpointError>;
     /// Every rank knows that the parts stay, because the save became a checkpoint, or may have become one. Nothing need
     /// be done. Where a rank, a device or a process fails first, neither this nor [`PartWriter::withdraw`] is called.
     fn keep(&self, _save: SaveId, _rank: RankId) {}
     /// Forgets the part of one rank, if there is one, because the save failed.
     fn withdraw(&self, save: SaveId, rank: RankId);
-}
-
-/// The reason why parts did not become a checkpoint.
-#[derive(Clone, Debug)]
-pub enum Incomplete {
-    /// There is none, so parts are withdrawn.
-    Refused(CheckpointError),
-    /// There may be one, now or after a loss of power, so parts stay.
-    Uncertain(CheckpointError),
 }
 
 /// The part of a checkpoint that a rank imports: its own rows of every weight, and its carried buffers.

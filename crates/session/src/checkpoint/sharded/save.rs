@@ -19,7 +19,7 @@ use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::killed_saves;
 use super::read_part::Part;
 use super::{PIECE, block_digests, write_part};
-use crate::checkpoint::ranks::{Incomplete, PartWriter, RankState, SaveId};
+use crate::checkpoint::ranks::{PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
 use crate::checkpoint::{CheckpointError, FileTask, OptimizerIdentity, StatePart, tensors};
@@ -216,9 +216,9 @@ impl PartWriter for Save {
         Ok(digest)
     }
 
-    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), Incomplete> {
+    fn complete(&self, save: SaveId, parts: &[u64], state: &dyn RankState) -> Result<(), CheckpointError> {
         let path = Index::path(&self.folder);
-        let text = self.checked(save, parts, state).map_err(Incomplete::Refused)?;
+        let text = self.checked(save, parts, state)?;
         let begun = self.unfinished().index.take();
         let put = || {
             let mut file = begun.map_or_else(|| WholeFile::begin(&path), Ok)?;
@@ -258,7 +258,7 @@ fn all_wrote(parts: usize, ranks: u32) -> Result<(), CheckpointError> {
 
 /// Removes the index of a save that failed at its end, where it has its name already: with its parts withdrawn, it
 /// would be no checkpoint.
-fn taken_back(index: &Path, text: &[u8], reason: CheckpointError) -> Incomplete {
+fn taken_back(index: &Path, text: &[u8], reason: CheckpointError) -> CheckpointError {
     let gone = match regular::read(index, index::MOST_BYTES) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         // Of another save.
@@ -267,12 +267,12 @@ fn taken_back(index: &Path, text: &[u8], reason: CheckpointError) -> Incomplete 
         Err(error) => Err(error),
     };
     match gone {
-        Ok(()) => Incomplete::Refused(reason),
-        Err(error) => Incomplete::Uncertain(CheckpointError::InDoubt {
+        Ok(()) => reason,
+        Err(error) => CheckpointError::InDoubt {
             path: index.to_owned(),
             source: Box::new(reason),
             removal: Arc::new(error),
-        }),
+        },
     }
 }
 
@@ -343,7 +343,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let index = Index::path(folder.path());
         let why = || CheckpointError::other("the disk");
-        let is_refused = |told| matches!(told, Incomplete::Refused(CheckpointError::Other { .. }));
+        let is_refused = |told| matches!(told, CheckpointError::Other { .. });
         assert!(is_refused(taken_back(&index, b"mine", why())));
         std::fs::write(&index, "of another").unwrap();
         assert!(is_refused(taken_back(&index, b"mine", why())));
@@ -354,8 +354,7 @@ mod tests {
         // A file that nobody can remove, and one that nobody can read.
         let stays = Path::new("/proc/version");
         for (index, text) in [(stays, std::fs::read(stays).unwrap()), (folder.path(), Vec::new())] {
-            let told = taken_back(index, &text, why());
-            let Incomplete::Uncertain(error) = told else { panic!("{told:?}") };
+            let error = taken_back(index, &text, why());
             let said = error.to_string();
             assert!(said.starts_with("the disk; its index ") && said.contains(" may be there"), "{said}");
             assert!(matches!(error, CheckpointError::InDoubt { .. }), "{said}");
