@@ -24,7 +24,7 @@
 //! | `index` | the file that makes a checkpoint of parts |
 //! | `read_part`, `block_digests` | a part, whose blocks are compared with their digests before anybody sees them |
 //! | `rows_of_parts` | rows from whichever parts have them |
-//! | `import`, `put_together`, `published` | into ranks; into one checkpoint; into a file of weights alone |
+//! | `import`, `whole` | into ranks; into one checkpoint, or a file of weights alone |
 //! | `plain_weights` | its masters in pieces, for a conversion |
 //! | `killed_saves` | what a save left that was killed |
 
@@ -33,11 +33,10 @@ mod import;
 mod index;
 mod killed_saves;
 mod plain_weights;
-mod published;
-mod put_together;
 mod read_part;
 mod rows_of_parts;
 mod save;
+mod whole;
 mod write_part;
 
 use std::collections::BTreeMap;
