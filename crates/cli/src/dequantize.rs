@@ -133,10 +133,10 @@ impl<'a> Plan<'a> {
             ];
             let all = [data, scale, amax].into_iter().chain(columnwise.into_iter().flatten());
             let bytes_before = all.map(TensorEntry::bytes).sum();
-            let (scale_plane, tensor_scale) = match manifest.format {
-                Format::Nvfp4(_) => (Some(scale), Some(amax)),
-                Format::Fp8Tensor(_) => (None, Some(scale)),
-                _ => (Some(scale), None),
+            let (scale_plane, tensor_scale) = match Part::tensor_scale(manifest.format) {
+                Some(Part::Amax) => (Some(scale), Some(amax)),
+                Some(_) => (None, Some(scale)),
+                None => (Some(scale), None),
             };
             let target = outline.add(name.clone(), Dtype::F32, shape.dimensions());
             weights.push(Weight {

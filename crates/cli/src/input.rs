@@ -3,11 +3,10 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use half::{bf16, f16};
-use safetensors::Dtype;
 use warpweft_format::Format;
 use warpweft_session::checkpoint::kind::of_start;
 use warpweft_session::checkpoint::manifest::{KEY, Manifest, ManifestError, VERSION};
+use warpweft_session::checkpoint::safetensors::floats::{float_bytes, to_f32};
 use warpweft_session::checkpoint::safetensors::{Header, TensorEntry, TensorFile, TensorFileError};
 
 use super::{Progress, ToolError};
@@ -117,29 +116,14 @@ impl Input {
         let Some(width) = float_bytes(entry.dtype) else {
             return Ok(());
         };
-        reserve(values, &entry.name, entry.bytes() / width)?;
+        reserve(values, &entry.name, entry.bytes() / width as u64)?;
         self.pieces(entry, progress, |piece| {
-            match entry.dtype {
-                Dtype::BF16 => values.extend(words(piece).map(|word| bf16::from_le_bytes(word).to_f32())),
-                Dtype::F16 => values.extend(words(piece).map(|word| f16::from_le_bytes(word).to_f32())),
-                _ => values.extend(words(piece).map(f32::from_le_bytes)),
-            }
+            let begin = values.len();
+            values.resize(begin + piece.len() / width, 0.0);
+            to_f32(entry.dtype, piece, &mut values[begin..]);
             Ok(())
         })
     }
-}
-
-/// Bytes of an element of the dtypes that are quantized; `None` for all others.
-pub(crate) const fn float_bytes(dtype: Dtype) -> Option<u64> {
-    match dtype {
-        Dtype::F32 => Some(4),
-        Dtype::BF16 | Dtype::F16 => Some(2),
-        _ => None,
-    }
-}
-
-fn words<const N: usize>(piece: &[u8]) -> impl Iterator<Item = [u8; N]> {
-    piece.as_chunks().0.iter().copied()
 }
 
 /// Makes room for `count` elements of a tensor, and for no more.

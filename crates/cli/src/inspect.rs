@@ -137,19 +137,9 @@ fn folder(path: &Path, found: &mut Inspection) -> Result<(), ToolError> {
         Some(dialect) => format!("a model in `{dialect}`, which inference engines load"),
         None => "a model in plain numbers".to_owned(),
     };
-    let mut stored: BTreeMap<String, (usize, u64)> = BTreeMap::new();
-    let mut add = |stored_as: &str, count: u64| {
-        let entry = stored.entry(stored_as.to_owned()).or_default();
-        *entry = (entry.0 + 1, entry.1 + count);
-    };
-    for layer in &layers {
-        add(layer.encoding, layer.shape.elements() as u64);
-    }
-    for (dtype, shape) in files.plain_tensors_by_dtype() {
-        add(&dtype, elements(&shape));
-    }
-    let all = stored.into_iter().map(|(stored_as, (count, elements))| Stored { stored_as, count, elements });
-    found.stored = all.collect();
+    let quantized = layers.iter().map(|layer| (layer.encoding.to_owned(), layer.shape.elements() as u64));
+    let plain = files.plain_tensors_by_dtype().map(|(dtype, shape)| (dtype, elements(&shape)));
+    found.stored = counted(quantized.chain(plain));
     let groups = PretrainedFiles::scale_groups(&layers);
     found.scale_groups = groups.len();
     let differing = groups.into_iter().filter(|group| group.ratio != 1.0);
@@ -166,13 +156,8 @@ fn file(
     found: &mut Inspection,
 ) -> Result<(), ToolError> {
     let (header, mut data) = Input::open(path)?;
-    let mut stored: BTreeMap<String, (usize, u64)> = BTreeMap::new();
-    for entry in header.tensors() {
-        let of = stored.entry(entry.dtype.to_string()).or_default();
-        *of = (of.0 + 1, of.1 + elements(&entry.shape));
-    }
-    let all = stored.into_iter().map(|(stored_as, (count, elements))| Stored { stored_as, count, elements });
-    found.stored = all.collect();
+    let tensors = header.tensors().iter();
+    found.stored = counted(tensors.map(|entry| (entry.dtype.to_string(), elements(&entry.shape))));
     if let Some(manifest) = manifest_of(&header, path)? {
         let (format, via) = (manifest.format, manifest.via);
         found.what =
@@ -180,15 +165,17 @@ fn file(
         found.about.insert("rounded to before".to_owned(), format!("{via:?}").to_lowercase());
         return Ok(());
     }
-    if !header.metadata().contains_key("warpweft_checkpoint") {
-        found.what = match Source::of(&header, path) {
-            Ok(_) => "a file of weights in plain numbers".to_owned(),
-            Err(ToolError::NotWeights { what, .. }) => what,
-            Err(error) => return Err(error),
-        };
+    let source = match Source::of(&header, path) {
+        Err(ToolError::NotWeights { what, .. }) => {
+            found.what = what;
+            return Ok(());
+        }
+        source => source?,
+    };
+    if source.left_out.is_none() {
+        "a file of weights in plain numbers".clone_into(&mut found.what);
         return Ok(());
     }
-    let source = Source::of(&header, path)?;
     found.what = format!("a checkpoint that a session saved, of {} weights", source.tensors.len());
     for key in ["optimizer_step", "optimizer_identity", "updated_by"] {
         if let Some(said) = header.metadata().get(key) {
@@ -203,6 +190,17 @@ fn file(
         found.compared = Some(source.tensors.len());
     }
     Ok(())
+}
+
+/// Tensors by how they are stored, of each its elements.
+fn counted(tensors: impl Iterator<Item = (String, u64)>) -> Vec<Stored> {
+    let mut stored: BTreeMap<String, Stored> = BTreeMap::new();
+    for (stored_as, elements) in tensors {
+        let none = || Stored { stored_as: stored_as.clone(), count: 0, elements: 0 };
+        let stored = stored.entry(stored_as.clone()).or_insert_with(none);
+        (stored.count, stored.elements) = (stored.count + 1, stored.elements + elements);
+    }
+    stored.into_values().collect()
 }
 
 fn elements(shape: &[usize]) -> u64 {

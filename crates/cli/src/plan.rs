@@ -5,10 +5,10 @@ use std::path::Path;
 use warpweft_base::pattern::pattern_matches;
 use warpweft_format::{Format, FormatError};
 use warpweft_session::checkpoint::manifest::{Manifest, Matrices, Original, Part};
+use warpweft_session::checkpoint::safetensors::floats::float_bytes;
 use warpweft_session::checkpoint::safetensors::{Outline, TensorEntry, TensorId};
 
 use super::ToolError;
-use super::input::float_bytes;
 use super::options::QuantizeOptions;
 use super::report::{Copied, CopyReason};
 

@@ -166,6 +166,16 @@ impl Part {
         }
     }
 
+    /// The part that is what dequantizing the rowwise planes needs besides them, where a format needs something.
+    #[must_use]
+    pub const fn tensor_scale(format: Format) -> Option<Self> {
+        match format {
+            Format::Nvfp4(_) => Some(Self::Amax),
+            Format::Fp8Tensor(_) => Some(Self::Scale(Orientation::Rowwise)),
+            Format::F32 | Format::Bf16 | Format::Fp8Block(_) | Format::Mxfp8 => None,
+        }
+    }
+
     /// All parts, in the order they are written.
     pub const ALL: [Self; 5] = [
         Self::Data(Orientation::Rowwise),

@@ -11,6 +11,7 @@ use warpweft_format::Shape;
 use warpweft_plan::model::Model;
 
 use super::name_map::{Mapped, NameMap};
+use crate::checkpoint::pretrained::of_weight;
 use crate::checkpoint::ranks::MasterRows;
 use crate::checkpoint::{CheckpointError, PretrainedFiles};
 
@@ -45,10 +46,7 @@ impl PretrainedFiles {
                 let rows = part.rows.unwrap_or(spec.shape.rows);
                 let shape = Shape { rows, cols: spec.shape.cols };
                 let stored = if part.transpose { shape.transposed() } else { shape };
-                self.check(&part.name, stored).map_err(|source| CheckpointError::Weight {
-                    weight: spec.name.clone(),
-                    source: Box::new(source),
-                })?;
+                self.check(&part.name, stored).map_err(|error| of_weight(&spec.name, error))?;
             }
             weights.insert(spec.name.clone(), (spec.shape, parts));
         }
@@ -57,9 +55,10 @@ impl PretrainedFiles {
             let MasterRows { weight, first_row, columns } = rows;
             let none = || CheckpointError::NoName { weight: weight.to_owned() };
             let (shape, parts) = weights.get(weight).ok_or_else(none)?;
-            parts.iter().try_for_each(|part| fill(&files, part, *shape, first_row, columns, values)).map_err(
-                |source| CheckpointError::Weight { weight: weight.to_owned(), source: Box::new(source) },
-            )
+            parts
+                .iter()
+                .try_for_each(|part| fill(&files, part, *shape, first_row, columns, values))
+                .map_err(|error| of_weight(weight, error))
         })
     }
 }

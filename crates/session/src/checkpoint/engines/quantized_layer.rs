@@ -18,6 +18,7 @@ use warpweft_format::{Shape, e2m1_values, e4m3_values};
 
 use super::dialect::Dialect;
 use super::encoding::Encoding;
+use crate::checkpoint::safetensors::floats;
 
 /// How the bytes of a layer become values.
 #[derive(Clone, Debug)]
@@ -138,13 +139,7 @@ impl Decoding {
 
     /// Scales of FP8.
     pub(crate) fn numbers(&self, bytes: &[u8]) -> Vec<f32> {
-        match self.scale_dtype {
-            Dtype::BF16 => {
-                bytes.as_chunks().0.iter().map(|word| bf16::from_le_bytes(*word).to_f32()).collect()
-            }
-            Dtype::F16 => bytes.as_chunks().0.iter().map(|word| f16::from_le_bytes(*word).to_f32()).collect(),
-            _ => bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect(),
-        }
+        floats::values(self.scale_dtype, bytes)
     }
 
     fn in_dtype_of_scales(&self, value: f32) -> f32 {

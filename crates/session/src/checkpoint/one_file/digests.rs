@@ -7,12 +7,12 @@
 //! changed.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::io;
 
 use safetensors::Dtype;
 
 use crate::checkpoint::digits;
-use crate::checkpoint::safetensors::tensor::Tensor;
+use crate::checkpoint::safetensors::tensor::{Taker, Tensor};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
 
@@ -31,9 +31,13 @@ const ADVICE: &str = "copy the file again, or load another checkpoint";
 pub(super) fn seal(tensors: &[Tensor<'_>], about: &mut BTreeMap<String, String>) -> io::Result<()> {
     let mut digests = BTreeMap::new();
     for tensor in tensors {
-        let mut taken = Taken(described(tensor.dtype, &tensor.shape));
-        tensor.content.write(&mut taken)?;
-        digests.insert(tensor.name.as_str(), words(taken.0));
+        let mut taken = described(tensor.dtype, &tensor.shape);
+        let take = |bytes: &[u8]| {
+            taken.more(bytes);
+            Ok(bytes.len())
+        };
+        tensor.content.write(&mut Taker(take))?;
+        digests.insert(tensor.name.as_str(), words(taken));
     }
     about.insert(TENSORS.to_owned(), serde_json::to_string(&digests)?);
     about.insert(METADATA.to_owned(), of_metadata(about));
@@ -120,18 +124,4 @@ fn of_metadata(about: &BTreeMap<String, String>) -> String {
 
 fn words(digest: Digest) -> String {
     digits::text(digest.short())
-}
-
-/// What was written, as its digest.
-struct Taken(Digest);
-
-impl Write for Taken {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.more(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }

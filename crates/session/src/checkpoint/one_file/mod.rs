@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 
 pub use digests::Listed;
 
-use super::safetensors::{Header, Invalid, TensorEntry, TensorFile, TensorFileError, writer};
+use super::safetensors::{Header, Invalid, TensorEntry, TensorFile, TensorFileError, floats, writer};
 use super::{
     Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileTask, FrozenDigest,
     OptimizerIdentity, StatePart, WeightState, tensors,
@@ -324,7 +324,9 @@ impl FileStore {
     fn values(&self, tensors: &mut Tensors<'_>, name: &str) -> Result<(Shape, Vec<f32>), CheckpointError> {
         let (entry, bytes) = self.tensor(tensors, name)?;
         match (entry.dtype, &entry.shape[..]) {
-            (Dtype::F32, [rows, cols]) => Ok((Shape { rows: *rows, cols: *cols }, numbers(&bytes))),
+            (Dtype::F32, [rows, cols]) => {
+                Ok((Shape { rows: *rows, cols: *cols }, floats::values(entry.dtype, &bytes)))
+            }
             _ => Err(self.content(format!("`{}` is not a matrix of f32", shown(name)))),
         }
     }
@@ -353,9 +355,9 @@ impl FileStore {
             };
         };
         let kinds = [scale, history].map(|(entry, _)| (entry.dtype, &entry.shape[..]));
-        match (kinds, numbers(&scale.1).as_slice()) {
+        match (kinds, floats::values(Dtype::F32, &scale.1).as_slice()) {
             ([(Dtype::F32, [1]), (Dtype::F32, [_])], [scale]) => {
-                Ok(Some(DelayedState { scale: *scale, history: numbers(&history.1) }))
+                Ok(Some(DelayedState { scale: *scale, history: floats::values(Dtype::F32, &history.1) }))
             }
             _ => Err(self.content(format!(
                 "{} are not one f32 and a list of them",
@@ -447,8 +449,4 @@ fn unread(error: &Invalid) -> String {
         return format!("{error}; {advice}");
     }
     format!("it is no safetensors file ({error}); load one that `FileStore::save` wrote")
-}
-
-fn numbers(bytes: &[u8]) -> Vec<f32> {
-    bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }

@@ -9,13 +9,13 @@ use std::ops::Range;
 
 use safetensors::Dtype;
 
-use super::{PretrainedFiles, Tensor, of_weight};
+use super::{PretrainedFiles, of_weight};
+use crate::checkpoint::CheckpointError;
 use crate::checkpoint::manifest::{ManifestError, Part, VERSION};
 use crate::checkpoint::safetensors::tensor::dtype;
-use crate::checkpoint::{CheckpointError, FileTask};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
-use warpweft_format::{Format, Orientation, OwnedPlanes, PlaneSpec, Shape};
+use warpweft_format::{Format, OwnedPlanes, PlaneSpec, Shape};
 use warpweft_plan::layout::{PlaneCut, WeightLayout};
 use warpweft_plan::model::{Model, WeightSpec};
 
@@ -108,14 +108,6 @@ impl PretrainedFiles {
             _ => Ok(()),
         }
     }
-
-    fn bytes_of(&self, tensor: &Tensor, range: Range<usize>) -> Result<Vec<u8>, CheckpointError> {
-        let source = &self.opened.files[tensor.file];
-        let mut bytes = vec![0; range.len()];
-        let read = source.bytes(tensor.begin + range.start as u64, &mut bytes);
-        read.map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))?;
-        Ok(bytes)
-    }
 }
 
 impl FrozenBase {
@@ -143,13 +135,13 @@ impl FrozenBase {
         let Some(Base { tensor, .. }) = self.tensors.get(&layout.name) else { return Ok(None) };
         let mut scale = 1.0f32;
         if let Some(name) = scale_name(tensor, layout.format) {
-            let bytes = self.files.bytes_of(self.files.find(&name)?, 0..size_of::<f32>())?;
-            bytemuck::bytes_of_mut(&mut scale).copy_from_slice(&bytes);
+            self.files.fill(&name, 0, bytemuck::bytes_of_mut(&mut scale))?;
         }
         let stored = layout.format.stored_orientations().iter().map(|orientation| {
             let read = |spec: &PlaneSpec, range: Range<usize>| {
-                let plane = self.files.find(&Part::of(*orientation, spec.kind).name(tensor))?;
-                self.files.bytes_of(plane, range)
+                let (plane, mut bytes) =
+                    (Part::of(*orientation, spec.kind).name(tensor), vec![0; range.len()]);
+                self.files.fill(&plane, range.start, &mut bytes).map(|()| bytes)
             };
             PlaneCut::new(layout, *orientation, rank).shard(scale, read)
         });
@@ -170,9 +162,5 @@ fn unlike(found: &[usize], there: Format, shape: Shape, format: Format) -> Strin
 
 /// The tensor with what dequantizing needs besides the planes, where a format needs something.
 fn scale_name(tensor: &str, format: Format) -> Option<String> {
-    match format {
-        Format::Nvfp4(_) => Some(Part::Amax.name(tensor)),
-        Format::Fp8Tensor(_) => Some(Part::Scale(Orientation::Rowwise).name(tensor)),
-        Format::F32 | Format::Bf16 | Format::Fp8Block(_) | Format::Mxfp8 => None,
-    }
+    Part::tensor_scale(format).map(|part| part.name(tensor))
 }

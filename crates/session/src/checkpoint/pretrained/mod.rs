@@ -9,11 +9,10 @@ mod model_folder;
 mod quantized_layers;
 
 use std::collections::{BTreeMap, HashMap};
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use half::f16;
 use safetensors::Dtype;
 
 use super::engines::PlainTensor;
@@ -21,7 +20,7 @@ use super::engines::read_config::Quantization;
 use super::kind::{Listed, NotWeights, Stated, of_start};
 use super::manifest::{self, Manifest, ManifestError};
 use super::ranks::MasterRows;
-use super::safetensors::{TensorFile, TensorFileError};
+use super::safetensors::{TensorFile, TensorFileError, floats};
 use super::{CheckpointError, FileTask};
 use warpweft_base::errors::{LONGEST_NAME, shown};
 use warpweft_base::near::near;
@@ -218,10 +217,7 @@ impl PretrainedFiles {
             return self.dequantize(tensor, found, layer, first_row, values);
         }
         let begin = found.begin + (first_row * columns * width) as u64;
-        let source = &self.opened.files[found.file];
-        source
-            .values(found.dtype, begin, width, values)
-            .map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))
+        self.opened.files[found.file].values(found.dtype, begin, width, values)
     }
 
     /// All tensors, in the order of their files.
@@ -237,10 +233,7 @@ impl PretrainedFiles {
         };
         let plain = tensors.into_iter().map(|(name, found)| match what(name, found) {
             None => Ok(PlainTensor { name: name.clone(), dtype: found.dtype, shape: found.shape.clone() }),
-            Some(what) => {
-                let (tensor, path, what) = (name.clone(), self.path(found), what.to_owned());
-                Err(CheckpointError::NotWeights { tensor, path, what })
-            }
+            Some(what) => Err(self.not_weights(name, found, what)),
         });
         plain.collect()
     }
@@ -260,10 +253,7 @@ impl PretrainedFiles {
         bytes: &mut [u8],
     ) -> Result<(), CheckpointError> {
         let found = self.find(tensor)?;
-        let source = &self.opened.files[found.file];
-        source
-            .bytes(found.begin + at as u64, bytes)
-            .map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))
+        self.opened.files[found.file].bytes(found.begin + at as u64, bytes)
     }
 
     /// Masters from these files, for
@@ -329,17 +319,17 @@ impl PretrainedFiles {
     /// Bytes of an element of a tensor that can be a weight.
     fn width(&self, tensor: &str, found: &Tensor) -> Result<usize, CheckpointError> {
         if let Some(what) = self.opened.not_weights.what(tensor) {
-            let (tensor, path, what) = (tensor.to_owned(), self.path(found), what.to_owned());
-            return Err(CheckpointError::NotWeights { tensor, path, what });
+            return Err(self.not_weights(tensor, found, what));
         }
-        match found.dtype {
-            Dtype::F32 => Ok(size_of::<f32>()),
-            Dtype::BF16 | Dtype::F16 => Ok(size_of::<u16>()),
-            other => {
-                let (tensor, path, dtype) = (tensor.to_owned(), self.path(found), other.to_string());
-                Err(CheckpointError::Dtype { tensor, path, dtype })
-            }
-        }
+        floats::float_bytes(found.dtype).ok_or_else(|| {
+            let (tensor, path, dtype) = (tensor.to_owned(), self.path(found), found.dtype.to_string());
+            CheckpointError::Dtype { tensor, path, dtype }
+        })
+    }
+
+    fn not_weights(&self, tensor: &str, found: &Tensor, what: &str) -> CheckpointError {
+        let (tensor, path, what) = (tensor.to_owned(), self.path(found), what.to_owned());
+        CheckpointError::NotWeights { tensor, path, what }
     }
 
     fn path(&self, tensor: &Tensor) -> PathBuf {
@@ -362,7 +352,13 @@ impl Tensor {
 
 impl Source {
     /// Reads values of `width` bytes each from `begin` on, piece by piece.
-    fn values(&self, dtype: Dtype, begin: u64, width: usize, values: &mut [f32]) -> io::Result<()> {
+    fn values(
+        &self,
+        dtype: Dtype,
+        begin: u64,
+        width: usize,
+        values: &mut [f32],
+    ) -> Result<(), CheckpointError> {
         let (mut at, mut bytes) = (begin, Vec::new());
         for piece in values.chunks_mut(PIECE) {
             if dtype == Dtype::F32 {
@@ -370,16 +366,7 @@ impl Source {
             } else {
                 bytes.resize(piece.len() * width, 0);
                 self.bytes(at, &mut bytes)?;
-                let words = bytes.as_chunks().0;
-                // A loop for each dtype, and of bf16 one that the compiler does many at once.
-                match dtype {
-                    Dtype::BF16 => piece.iter_mut().zip(words).for_each(|(value, word)| {
-                        *value = f32::from_bits(u32::from(u16::from_le_bytes(*word)) << 16);
-                    }),
-                    _ => piece.iter_mut().zip(words).for_each(|(value, word)| {
-                        *value = f16::from_le_bytes(*word).to_f32();
-                    }),
-                }
+                floats::to_f32(dtype, &bytes, piece);
             }
             at += (piece.len() * width) as u64;
         }
@@ -387,8 +374,9 @@ impl Source {
     }
 
     /// Reads bytes at a place. Others wait meanwhile, and not while values are converted.
-    fn bytes(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner).read_at(at, bytes)
+    fn bytes(&self, at: u64, bytes: &mut [u8]) -> Result<(), CheckpointError> {
+        let read = self.file.lock().unwrap_or_else(PoisonError::into_inner).read_at(at, bytes);
+        read.map_err(|error| CheckpointError::file(&self.path, FileTask::ReadWeights, error))
     }
 }
 
@@ -406,6 +394,6 @@ fn invalid(path: &Path, error: TensorFileError) -> CheckpointError {
     }
 }
 
-fn of_weight(weight: &str, error: CheckpointError) -> CheckpointError {
+pub(super) fn of_weight(weight: &str, error: CheckpointError) -> CheckpointError {
     CheckpointError::Weight { weight: weight.to_owned(), source: Box::new(error) }
 }

@@ -12,11 +12,11 @@ use warpweft_base::errors::shown;
 use warpweft_format::Shape;
 
 use super::{PIECE, PretrainedFiles, Tensor};
+use crate::checkpoint::CheckpointError;
 use crate::checkpoint::engines::dialect::{Dialect, Holds, StoredTensor};
 use crate::checkpoint::engines::encoding::Encoding;
 use crate::checkpoint::engines::quantized_layer::Decoding;
 use crate::checkpoint::engines::read_config::Quantization;
-use crate::checkpoint::{CheckpointError, FileTask};
 
 /// What makes values of the codes of a layer.
 #[derive(Debug)]
@@ -253,10 +253,7 @@ impl PretrainedFiles {
     }
 
     fn read_at(&self, place: Place, at: usize, bytes: &mut [u8]) -> Result<(), CheckpointError> {
-        let source = &self.opened.files[place.file];
-        source
-            .bytes(place.begin + at as u64, bytes)
-            .map_err(|error| CheckpointError::file(source.path.clone(), FileTask::ReadWeights, error))
+        self.opened.files[place.file].bytes(place.begin + at as u64, bytes)
     }
 
     /// Has some file a tensor of this name, as a whole or as a part of a quantized layer?

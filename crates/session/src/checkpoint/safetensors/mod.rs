@@ -10,12 +10,14 @@
 //! | `parse` | the JSON of a header, as it stands |
 //! | `entry` | one tensor, as a header describes it |
 //! | `header` | a header that is valid: what is where |
+//! | `floats` | values of float types as f32 |
 //! | `invalid` | why one is not |
 //! | `reader` | a file that is open |
 //! | `layout` | where the tensors of a file that is to be written will lie |
 //! | `tensor`, `writer` | what is written, and how |
 
 pub(super) mod entry;
+pub mod floats;
 mod header;
 mod invalid;
 mod layout;

@@ -21,6 +21,19 @@ pub(in crate::checkpoint) struct Tensor<'checkpoint> {
 /// Writes the bytes of a tensor.
 pub(in crate::checkpoint) type LateBytes<'a> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'a;
 
+/// A function as a place for bytes, which says how many of them it took.
+pub(in crate::checkpoint) struct Taker<F>(pub(in crate::checkpoint) F);
+
+impl<F: FnMut(&[u8]) -> io::Result<usize>> Write for Taker<F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// What a tensor holds.
 pub(in crate::checkpoint) enum Content<'checkpoint> {
     /// As it is in the file.

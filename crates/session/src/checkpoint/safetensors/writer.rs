@@ -12,7 +12,7 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use super::entry::TensorEntry;
 use super::invalid::TensorFileError;
 use super::layout::{Layout, Outline, TensorId};
-use super::tensor::Tensor;
+use super::tensor::{Taker, Tensor};
 
 /// A file on its way.
 #[derive(Debug)]
@@ -100,26 +100,10 @@ pub(in crate::checkpoint) fn each_in_order<F: Write + Seek>(
     mut write: impl FnMut(&Tensor<'_>, &mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
     for id in writer.layout.order.clone() {
-        write(&tensors[id.0], &mut Appended { writer, id })?;
+        let append = |bytes: &[u8]| writer.append(id, bytes).map(|()| bytes.len());
+        write(&tensors[id.0], &mut Taker(append))?;
     }
     Ok(())
-}
-
-/// A tensor of a file, as what is written to.
-struct Appended<'w, F> {
-    writer: &'w mut Writer<F>,
-    id: TensorId,
-}
-
-impl<F: Write + Seek> Write for Appended<'_, F> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.writer.append(self.id, bytes)?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.writer.file.flush()
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 
 use super::block_digests::{self, Blocks};
-use crate::checkpoint::safetensors::tensor::Tensor;
+use crate::checkpoint::safetensors::tensor::{Taker, Tensor};
 use crate::checkpoint::safetensors::writer;
 use crate::checkpoint::safetensors::{TensorFileError, Writer};
 
@@ -35,7 +35,12 @@ pub(super) fn write(
     let mut writer = Writer::begin(BufWriter::new(file), draft)?;
     let mut digests = Blocks::default();
     writer::each_in_order(tensors, &mut writer, |tensor, file| {
-        tensor.content.write(&mut Digested { file, digests: &mut digests })?;
+        let digested = |bytes: &[u8]| {
+            let taken = file.write(bytes)?;
+            digests.add(bytes.get(..taken).unwrap_or(bytes));
+            Ok(taken)
+        };
+        tensor.content.write(&mut Taker(digested))?;
         digests.end();
         Ok(())
     })?;
@@ -49,22 +54,4 @@ pub(super) fn write(
     file.write_all(&head)?;
     file.flush()?;
     Ok(block_digests::digest(&head[size_of::<u64>()..]))
-}
-
-/// Passes on bytes of a tensor, and adds what the file took to a digest.
-struct Digested<'f> {
-    file: &'f mut dyn Write,
-    digests: &'f mut Blocks,
-}
-
-impl Write for Digested<'_> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let taken = self.file.write(bytes)?;
-        self.digests.add(bytes.get(..taken).unwrap_or(bytes));
-        Ok(taken)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
 }
