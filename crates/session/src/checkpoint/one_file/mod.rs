@@ -4,9 +4,11 @@
 //! (`whole_file`). A save that fails leaves nothing behind, unless what fails is to make the name last. Loading
 //! takes memory in proportion to the file, whatever its header says: every tensor is read at most once. Saving takes
 //! next to none, for tensors go from the checkpoint to the file (`safetensors/writer.rs`). What they are called is said
-//! in `tensors.rs`. What is read is what was saved, by its digests (`digests.rs`).
+//! in `tensors.rs`. What is read is what was saved, by its digests (`digests.rs`); what the file says of itself is
+//! judged before (`said.rs`).
 
 mod digests;
+mod said;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Display;
@@ -19,11 +21,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use digests::Listed;
+use said::{FROZEN, MORE_STATES, VERSION, WITHOUT_CARRIED, once};
+pub use said::{FrozenEntry, KEYS, SAVED, SavedWeights};
 
 use super::safetensors::{Header, Invalid, TensorEntry, TensorFile, TensorFileError, floats, writer};
 use super::{
-    Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileTask, FrozenDigest,
-    OptimizerIdentity, StatePart, WeightState, tensors,
+    Carried, CarriedBuffer, Checkpoint, CheckpointError, CheckpointStore, FileTask, OptimizerIdentity,
+    StatePart, WeightState, tensors,
 };
 use warpweft_base::errors::shown;
 use warpweft_base::whole_file::WholeFile;
@@ -74,103 +78,11 @@ pub struct FileStore {
     path: PathBuf,
 }
 
-/// Where a file says of which weights it has more than two lists of state, and how many.
-const MORE_STATES: &str = "more_states";
-
-/// What this version writes.
-const VERSION: &str = "4";
-
-/// What to say of a safetensors file that somebody else wrote.
-const NO_CHECKPOINT: &str = "it has no `warpweft_checkpoint`, so no session saved it; weights from elsewhere are read by \
-                             `PretrainedFiles`, for a session that begins with them";
-
 /// What stands in place of the list of carried buffers for [`Carried::Zeros`].
 const ZEROS: &str = "zeros";
 
-/// The one that had no carried buffers.
-const WITHOUT_CARRIED: &str = "1";
-
-/// What it reads.
-const VERSIONS: [&str; 4] = [WITHOUT_CARRIED, "2", "3", VERSION];
-
-/// The ones that need not have digests.
-const UNSEALED: [&str; 2] = [WITHOUT_CARRIED, "2"];
-
-/// The key of the version, by which such a file is known.
-pub const SAVED: &str = "warpweft_checkpoint";
-
-/// The key under which frozen weights stand that are not in the file.
-const FROZEN: &str = "frozen_digests";
-
-/// All keys of the metadata that say something of a checkpoint alone; notes are the user's.
-pub const KEYS: [&str; 12] = [
-    SAVED,
-    "weights",
-    "optimizer_step",
-    "optimizer_identity",
-    // What it was called in files of before.
-    "updated_by",
-    "carried",
-    "frozen",
-    "one_state",
-    MORE_STATES,
-    FROZEN,
-    digests::TENSORS,
-    digests::METADATA,
-];
-
-/// What a file has of such a weight: its digest, rows and columns.
-type FrozenEntry = (FrozenDigest, usize, usize);
-
 /// The tensors of a file by name, with their bytes.
 type Tensors<'file> = HashMap<&'file str, (&'file TensorEntry, Vec<u8>)>;
-
-/// What the metadata of a file say of its weights.
-#[derive(Debug)]
-pub struct SavedWeights {
-    /// Names and formats, no name twice.
-    pub weights: Vec<(String, String)>,
-    /// Frozen weights that are not in the file.
-    pub absent: HashMap<String, FrozenEntry>,
-    /// What the tensors are compared with.
-    pub digests: Listed,
-}
-
-impl SavedWeights {
-    /// What is said in `about`, of a version that is known.
-    ///
-    /// # Errors
-    /// What is wrong, and what to do.
-    pub fn of(about: &BTreeMap<String, String>) -> Result<Self, String> {
-        let version = about.get(SAVED).ok_or(NO_CHECKPOINT)?.as_str();
-        if !VERSIONS.contains(&version) {
-            return Err(format!(
-                "it has version {}, and this build knows versions 1 to {VERSION}; load it with a later one",
-                shown(version)
-            ));
-        }
-        let digests = Listed::of(about, !UNSEALED.contains(&version))?;
-        let weights = about.get("weights").ok_or("it has no `weights`")?;
-        let wrong =
-            |what: &str, error| format!("it lists its {what} in a way that is not understood ({error})");
-        let weights: Vec<(String, String)> =
-            serde_json::from_str(weights).map_err(|error| wrong("weights", error))?;
-        once("weight", weights.iter().map(|(name, _)| name))?;
-        let absent = about.get(FROZEN).map_or("{}", String::as_str);
-        let absent = serde_json::from_str(absent).map_err(|error| wrong("frozen weights", error))?;
-        Ok(Self { weights, absent, digests })
-    }
-}
-
-/// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list could
-/// request any amount of memory.
-fn once<'name>(kind: &str, mut names: impl Iterator<Item = &'name String>) -> Result<(), String> {
-    let mut seen = HashSet::new();
-    match names.find(|name| !seen.insert(*name)) {
-        Some(name) => Err(format!("it lists the {kind} `{}` twice", shown(name))),
-        None => Ok(()),
-    }
-}
 
 impl FileStore {
     /// A store in the file `path`.
