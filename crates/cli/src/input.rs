@@ -41,22 +41,15 @@ pub(crate) fn manifest_of(header: &Header, path: &Path) -> Result<Option<Manifes
 impl Input {
     /// Opens a checkpoint and reads its header. What is none is recognized by how it begins.
     pub(crate) fn open(path: &Path) -> Result<(Header, Self), ToolError> {
-        Self::of_checkpoint(path).map_err(|error| {
-            let invalid = matches!(error, ToolError::Checkpoint { .. } | ToolError::NotAFile { .. });
-            match of_start(path).filter(|_| invalid) {
-                Some(what) => ToolError::NotWeights { path: path.to_owned(), what: what.to_owned() },
-                None => error,
+        let (header, file, _) = TensorFile::open(path).map_err(|error| match (error, path.to_owned()) {
+            (TensorFileError::File(error), _) if error.kind() != ErrorKind::InvalidInput => {
+                ToolError::file("read", path)(error)
             }
-        })
-    }
-
-    fn of_checkpoint(path: &Path) -> Result<(Header, Self), ToolError> {
-        let (header, file, _) = TensorFile::open(path).map_err(|error| match error {
-            TensorFileError::File(error) if error.kind() == ErrorKind::InvalidInput => {
-                ToolError::NotAFile { path: path.to_owned() }
-            }
-            TensorFileError::File(error) => ToolError::file("read", path)(error),
-            TensorFileError::Invalid(source) => ToolError::Checkpoint { path: path.to_owned(), source },
+            (error, path) => match (of_start(&path), error) {
+                (Some(what), _) => ToolError::NotWeights { path, what: what.to_owned() },
+                (None, TensorFileError::Invalid(source)) => ToolError::Checkpoint { path, source },
+                (None, TensorFileError::File(_)) => ToolError::NotAFile { path },
+            },
         })?;
         Ok((header, Self { path: path.to_owned(), file, piece: vec![0; PIECE] }))
     }

@@ -334,6 +334,16 @@ impl CheckpointError {
         Self::File { path: path.into(), task, source: Arc::new(source) }
     }
 
+    /// What does not fit, and what to do.
+    pub(super) fn unfit(reason: impl Into<String>) -> Self {
+        Self::Unfit { reason: reason.into() }
+    }
+
+    /// What is wrong with a file, and what to do.
+    pub(super) fn damaged(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
+        Self::Damaged { path: path.into(), reason: reason.into() }
+    }
+
     /// What is wrong with a sharded checkpoint that was to be loaded.
     pub(super) fn in_parts(self) -> Self {
         Self::Parts { source: Box::new(self) }

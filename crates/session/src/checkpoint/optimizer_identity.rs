@@ -68,8 +68,13 @@ impl OptimizerIdentity {
                     format!("the checkpoint names no state `{name}`; those that it names are: {}", listed("`", states))
                 }
             };
-            CheckpointError::Unfit { reason }
+            CheckpointError::unfit(reason)
         })
+    }
+
+    /// What is said of a weight without a state that others have.
+    pub(super) fn lacks(weight: &str, state: &str) -> CheckpointError {
+        CheckpointError::unfit(format!("`{}` has no `{}` in the checkpoint", shown(weight), shown(state)))
     }
 
     /// The text in the metadata of a file: a word, or an object of JSON.

@@ -11,7 +11,6 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::{CheckpointError, FrozenDigest, OptimizerIdentity};
-use warpweft_base::errors::shown;
 use warpweft_format::{DelayedState, Format, FormatError, Orientation, PlaneSpec, Planes, Shape, dequantize};
 
 /// The planes of one stored orientation of a weight, in the padded shapes of its format ([`Format::planes`]).
@@ -176,9 +175,7 @@ impl Checkpoint {
             if weight.frozen.is_some() {
                 return Ok(weight.clone());
             }
-            let none = || CheckpointError::Unfit {
-                reason: format!("`{}` has no `{}` in the checkpoint", shown(&weight.name), shown(name)),
-            };
+            let none = || OptimizerIdentity::lacks(&weight.name, name);
             let master = weight.states.get(list.index()).ok_or_else(none)?.clone();
             let bare = WeightState::bare(weight.name.clone(), weight.shape, weight.format);
             Ok(WeightState { master, delayed: weight.delayed.clone(), ..bare })

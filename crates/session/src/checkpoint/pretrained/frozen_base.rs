@@ -7,12 +7,9 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use safetensors::Dtype;
-
 use super::{PretrainedFiles, of_weight};
 use crate::checkpoint::CheckpointError;
-use crate::checkpoint::manifest::{ManifestError, Part, VERSION};
-use crate::checkpoint::safetensors::tensor::dtype;
+use crate::checkpoint::manifest::{ManifestError, Matrices, Part, VERSION};
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
 use warpweft_format::{Format, OwnedPlanes, PlaneSpec, Shape};
@@ -90,23 +87,19 @@ impl PretrainedFiles {
             Some(found) => return refused(unlike(&found, manifest.format, shape, format)),
             None => return refused("the file does not list it as quantized".to_owned()),
         }
-        for orientation in format.stored_orientations() {
-            for spec in format.planes(*orientation, shape) {
-                let name = Part::of(*orientation, spec.kind).name(tensor);
-                let (dtype, dimensions) = (dtype(spec.element), [spec.rows, spec.cols]);
-                let plane = self.find(&name)?;
-                if (plane.dtype, &plane.shape[..]) != (dtype, &dimensions[..]) {
-                    let found = format!("`{}` is {} {:?}", shown(&name), plane.dtype, plane.shape);
-                    return refused(format!("{found} and should be {dtype} {dimensions:?}"));
-                }
+        let stored = format.stored_orientations().iter().flat_map(|orientation| {
+            let planes = format.planes(*orientation, shape);
+            planes.into_iter().map(|spec| Part::of(*orientation, spec.kind))
+        });
+        for part in stored.chain(Part::tensor_scale(format)) {
+            let (name, found) = (part.name(tensor), self.find(&part.name(tensor))?);
+            let (dtype, expected) = part.stored(format, Matrices::One([shape.rows, shape.cols]));
+            if (found.dtype, &found.shape) != (dtype, &expected) {
+                let found = format!("`{}` is {} {:?}", shown(&name), found.dtype, found.shape);
+                return refused(format!("{found} and should be {dtype} {expected:?}"));
             }
         }
-        match scale_name(tensor, format) {
-            Some(name) if self.find(&name)?.dtype != Dtype::F32 || self.find(&name)?.shape != [1] => {
-                refused(format!("`{}` is not one number in F32", shown(&name)))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 
@@ -134,8 +127,8 @@ impl FrozenBase {
     ) -> Result<Option<(Vec<OwnedPlanes>, f32)>, CheckpointError> {
         let Some(Base { tensor, .. }) = self.tensors.get(&layout.name) else { return Ok(None) };
         let mut scale = 1.0f32;
-        if let Some(name) = scale_name(tensor, layout.format) {
-            self.files.fill(&name, 0, bytemuck::bytes_of_mut(&mut scale))?;
+        if let Some(part) = Part::tensor_scale(layout.format) {
+            self.files.fill(&part.name(tensor), 0, bytemuck::bytes_of_mut(&mut scale))?;
         }
         let stored = layout.format.stored_orientations().iter().map(|orientation| {
             let read = |spec: &PlaneSpec, range: Range<usize>| {
@@ -158,9 +151,4 @@ fn data_name(tensor: &str, format: Format) -> String {
 /// How a tensor is quantized, and how the weight needs it.
 fn unlike(found: &[usize], there: Format, shape: Shape, format: Format) -> String {
     format!("it is {found:?} in {there}, and the weight {shape} in {format}")
-}
-
-/// The tensor with what dequantizing needs besides the planes, where a format needs something.
-fn scale_name(tensor: &str, format: Format) -> Option<String> {
-    Part::tensor_scale(format).map(|part| part.name(tensor))
 }

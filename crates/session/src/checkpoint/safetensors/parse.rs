@@ -7,7 +7,7 @@ use std::fmt;
 
 use safetensors::Dtype;
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
 use super::entry::{LENGTH_BYTES, METADATA, TensorEntry};
 use super::invalid::Invalid;
@@ -27,7 +27,7 @@ pub(super) struct Parsed {
 pub(super) fn parse(json: &[u8]) -> Result<Parsed, Invalid> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let mut tensor = None;
-    let parsed = Header { tensor: &mut tensor }.deserialize(&mut deserializer);
+    let parsed = deserializer.deserialize_map(Header { tensor: &mut tensor });
     let parsed = parsed.and_then(|parsed| deserializer.end().map(|()| parsed));
     parsed.map_err(|error| {
         let message = error.to_string();
@@ -49,14 +49,6 @@ fn position(json: &[u8], line: usize, column: usize) -> u64 {
 /// Reads the header; `tensor` is the one that is being read.
 struct Header<'a> {
     tensor: &'a mut Option<String>,
-}
-
-impl<'de> DeserializeSeed<'de> for Header<'_> {
-    type Value = Parsed;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Parsed, D::Error> {
-        deserializer.deserialize_map(self)
-    }
 }
 
 impl<'de> Visitor<'de> for Header<'_> {

@@ -49,7 +49,7 @@ impl Import {
         let values = opened.weights_of(files.state.as_deref())?;
         let import = Self { opened, programs, restarts, zeros: files.zeros, values, taken };
         let fits = import.claims().check(&import.programs, optimizer_identity, ranks, import.taken.as_ref());
-        fits.map_err(unfit)?;
+        fits.map_err(CheckpointError::unfit)?;
         Ok(import)
     }
 
@@ -119,7 +119,7 @@ impl Import {
             None => None,
         };
         state_validation::check(rows, (weights, layout), via, &master, &states, delayed.as_ref())
-            .map_err(unfit)?;
+            .map_err(CheckpointError::unfit)?;
         let delayed = delayed.map(|given| delayed_here(&given, saved.format, layout, weights));
         Ok(WeightShard { master, states, delayed, ..WeightShard::default() })
     }
@@ -141,7 +141,9 @@ impl PartReader for Import {
             index.weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
         let shard = |weights: &Weights, layout: &WeightLayout| {
             let saved = saved.get(layout.name.as_str());
-            let saved = saved.ok_or_else(|| unfit(format!("`{}` is not in the checkpoint", layout.name)))?;
+            let saved = saved.ok_or_else(|| {
+                CheckpointError::unfit(format!("`{}` is not in the checkpoint", layout.name))
+            })?;
             self.shard(weights, layout, saved, rank, alive)
         };
         let buffer = |name: &str, region: Region| {
@@ -165,8 +167,4 @@ impl PartReader for Refused {
     fn read(&self, _: RankId, _: &Alive<'_>) -> Result<RankPart, CheckpointError> {
         Err(self.0.clone())
     }
-}
-
-fn unfit(reason: String) -> CheckpointError {
-    CheckpointError::Unfit { reason }
 }

@@ -146,14 +146,13 @@ impl Index {
             _ => CheckpointError::file(&path, FileTask::Read, source),
         })?;
         let index = Self::parsed(&path, &bytes)?;
-        index.check().map_err(|reason| CheckpointError::Damaged { path, reason })?;
+        index.check().map_err(|reason| CheckpointError::damaged(path, reason))?;
         Ok((index, Digest::from_iter([bytes.as_slice()]).short()))
     }
 
     fn parsed(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
-        let damaged = |reason| CheckpointError::Damaged { path: path.to_owned(), reason };
         if bytes.is_empty() {
-            return Err(damaged(EMPTY.to_owned()));
+            return Err(CheckpointError::damaged(path, EMPTY));
         }
         #[derive(Deserialize)]
         struct Version {
@@ -161,9 +160,8 @@ impl Index {
         }
         let wrong = |error: serde_json::Error| {
             let what = shown(error);
-            damaged(format!(
-                "it is no index of a sharded checkpoint ({what}); load one that `Session::save_parts` wrote"
-            ))
+            let what = format!("it is no index of a sharded checkpoint ({what})");
+            CheckpointError::damaged(path, format!("{what}; load one that `Session::save_parts` wrote"))
         };
         let Version { warpweft_parts: version } = serde_json::from_slice(bytes).map_err(wrong)?;
         if !(1..=VERSION).contains(&version) {
@@ -172,11 +170,9 @@ impl Index {
         // None without a digest has the words before one.
         let is_unsound = if version > 1 { !is_sealed(bytes) } else { seal(bytes).is_some() };
         if is_unsound {
-            return Err(damaged(
-                "it is not as it was saved, for the digest at its end is not that of what stands before it; copy it \
-                 again, or load another checkpoint"
-                    .to_owned(),
-            ));
+            let what = "it is not as it was saved, for the digest at its end is not that of what stands before it; \
+                        copy it again, or load another checkpoint";
+            return Err(CheckpointError::damaged(path, what));
         }
         serde_json::from_slice(bytes).map_err(wrong)
     }

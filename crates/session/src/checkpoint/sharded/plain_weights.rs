@@ -27,7 +27,14 @@ impl PartFiles {
     /// alone: the model would lack them.
     pub fn plain_weights(&self) -> Result<impl PlainWeights + use<>, CheckpointError> {
         let (masters, frozen) = self.trained_weights()?;
-        if frozen.is_empty() { Ok(masters) } else { Err(no_frozen(&frozen)) }
+        if frozen.is_empty() {
+            return Ok(masters);
+        }
+        Err(CheckpointError::unfit(format!(
+            "the checkpoint has digests alone of the weights that are frozen, {}, so the model would lack them; convert what \
+             `Session::export` gives, which has them",
+            listed("`", frozen)
+        )))
     }
 
     /// The masters of the weights that were trained, and the names of those that were frozen.
@@ -43,37 +50,9 @@ impl PartFiles {
     }
 }
 
-/// What is said of a model whose frozen weights are not in the checkpoint.
-fn no_frozen(frozen: &[String]) -> CheckpointError {
-    let reason = format!(
-        "the checkpoint has digests alone of the weights that are frozen, {}, so the model would lack them; convert what \
-         `Session::export` gives, which has them",
-        listed("`", frozen)
-    );
-    CheckpointError::Unfit { reason }
-}
-
-/// What is said of rows that a weight does not have.
-fn too_few(weight: &str) -> CheckpointError {
-    let reason = format!("weight `{}` has fewer rows in the checkpoint than were requested", shown(weight));
-    CheckpointError::Unfit { reason }
-}
-
 impl Masters {
     fn indexed(&self, weight: &str) -> Option<&IndexedWeight> {
         self.opened.index.weights.iter().find(|indexed| indexed.name == weight)
-    }
-
-    fn rows_of(&self, weight: &str, begin: usize, rows: usize) -> Result<Vec<f32>, CheckpointError> {
-        let unknown = || {
-            let reason = format!("the checkpoint has no weight `{}`", shown(weight));
-            CheckpointError::Unfit { reason }
-        };
-        let indexed = self.indexed(weight).ok_or_else(unknown)?;
-        // A weight of one column was requested as one row.
-        let wanted = ShardRows { begin, rows: if indexed.cols == 1 { indexed.rows } else { rows } };
-        let values = self.opened.rows(indexed, StatePart::Master, wanted, &|| Ok(()));
-        values.map_err(CheckpointError::in_parts)
     }
 }
 
@@ -95,9 +74,17 @@ impl PlainWeights for Masters {
         columns: usize,
         values: &mut [f32],
     ) -> Result<(), CheckpointError> {
-        let rows = self.rows_of(tensor, first_row, values.len() / columns.max(1))?;
-        let rows = rows.get(..values.len()).ok_or_else(|| too_few(tensor))?;
-        values.copy_from_slice(rows);
+        let unfit = |reason: String| CheckpointError::unfit(reason);
+        let unknown = || unfit(format!("the checkpoint has no weight `{}`", shown(tensor)));
+        let indexed = self.indexed(tensor).ok_or_else(unknown)?;
+        // A weight of one column was requested as one row.
+        let rows = if indexed.cols == 1 { indexed.rows } else { values.len() / columns.max(1) };
+        let wanted = ShardRows { begin: first_row, rows };
+        let found = self.opened.rows(indexed, StatePart::Master, wanted, &|| Ok(()));
+        let found = found.map_err(CheckpointError::in_parts)?;
+        let name = shown(tensor);
+        let few = || unfit(format!("weight `{name}` has fewer rows in the checkpoint than were requested"));
+        values.copy_from_slice(found.get(..values.len()).ok_or_else(few)?);
         Ok(())
     }
 

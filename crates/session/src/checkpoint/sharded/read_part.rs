@@ -55,6 +55,9 @@ impl Part {
     /// [`CheckpointError`] when it is missing, torn, or another.
     pub(super) fn open(path: PathBuf, index: &Index, rank: RankId) -> Result<Self, CheckpointError> {
         let digest = index.digest(rank);
+        let damaged = |what: &str| {
+            CheckpointError::damaged(&path, format!("{what}; copy it again, or load another checkpoint"))
+        };
         let (header, file, text) = TensorFile::open(&path).map_err(|error| match error {
             TensorFileError::File(source) if source.kind() == ErrorKind::NotFound => {
                 let reason =
@@ -64,12 +67,7 @@ impl Part {
             TensorFileError::File(source) if source.kind() != ErrorKind::InvalidInput => {
                 CheckpointError::file(&path, FileTask::Read, source)
             }
-            error => {
-                let reason = format!(
-                    "the part of {rank} is not whole: {error}; copy it again, or load another checkpoint"
-                );
-                CheckpointError::Damaged { path: path.clone(), reason }
-            }
+            error => damaged(&format!("the part of {rank} is not whole: {error}")),
         })?;
         let about = header.metadata();
         let other = |(key, expected): &(&str, String)| about.get(*key) != Some(expected);
@@ -82,10 +80,6 @@ impl Part {
             );
             return Err(CheckpointError::Foreign { path, reason });
         }
-        let damaged = |what: &str| CheckpointError::Damaged {
-            path: path.clone(),
-            reason: format!("{what}; copy it again, or load another checkpoint"),
-        };
         if digest.is_some_and(|digest| digest != block_digests::digest(&text)) {
             return Err(damaged(&format!("the header of the part of {rank} is not the one that was saved")));
         }
@@ -143,7 +137,7 @@ impl Part {
     }
 
     fn damaged(&self, reason: String) -> CheckpointError {
-        CheckpointError::Damaged { path: self.path.clone(), reason }
+        CheckpointError::damaged(&self.path, reason)
     }
 }
 

@@ -13,7 +13,6 @@ use super::index::{Index, IndexedBuffer, IndexedWeight};
 use super::read_part::Part;
 use crate::checkpoint::ranks::Alive;
 use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart, tensors};
-use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
 use warpweft_format::DelayedState;
 use warpweft_plan::model::ShardRows;
@@ -45,10 +44,8 @@ impl Opened {
     /// The part of a rank, opened if it was not yet.
     fn part(&self, rank: RankId) -> Result<&Part, CheckpointError> {
         let path = self.index.part(&self.folder, rank);
-        let none = || CheckpointError::Damaged {
-            path: path.clone(),
-            reason: format!("the checkpoint is of {} ranks", self.index.ranks),
-        };
+        let none =
+            || CheckpointError::damaged(&path, format!("the checkpoint is of {} ranks", self.index.ranks));
         let place = self.parts.get(rank.index()).ok_or_else(none)?;
         if place.get().is_none() {
             let part = Part::open(path.clone(), &self.index, rank)?;
@@ -69,9 +66,7 @@ impl Opened {
             |weight: &&IndexedWeight| weight.frozen.is_some() || list.index() < usize::from(weight.lists);
         match self.index.weights.iter().find(|weight| !has(weight)) {
             None => Ok(StatePart::State(list)),
-            Some(weight) => Err(CheckpointError::Unfit {
-                reason: format!("`{}` has no `{}` in the checkpoint", shown(&weight.name), shown(name)),
-            }),
+            Some(weight) => Err(OptimizerIdentity::lacks(&weight.name, name)),
         }
     }
 
