@@ -37,7 +37,10 @@ pub(super) fn find(module: &[Listed<'_>], found: &mut NotWeights) {
     }
     for squares in module {
         let average = squares.last.strip_suffix("_sq").and_then(|name| by_name.get(name));
-        if let Some(average) = average.filter(|average| are_averages(average, squares)) {
+        let are_averages = |average: &&&Listed<'_>| {
+            average.is_plain_float() && squares.is_plain_float() && average.shape == squares.shape
+        };
+        if let Some(average) = average.filter(are_averages) {
             add(average, squares, found);
         }
     }
@@ -76,10 +79,6 @@ pub(super) fn find_everywhere(tensors: &[Listed<'_>], found: &mut NotWeights) {
 /// Is it a scale or a table of an optimizer's state in 8 bits?
 fn is_of_a_state(tensor: &Listed<'_>, pair: &str) -> bool {
     pair == "state1" && tensor.shape.len() == 1
-}
-
-fn are_averages(average: &Listed<'_>, squares: &Listed<'_>) -> bool {
-    average.is_plain_float() && squares.is_plain_float() && average.shape == squares.shape
 }
 
 fn add(average: &Listed<'_>, squares: &Listed<'_>, found: &mut NotWeights) {

@@ -52,11 +52,3 @@ pub enum TensorFileError {
 
 debug_in_words!(Invalid);
 debug_in_words!(TensorFileError);
-
-impl Invalid {
-    /// Of a file that is too short for the length of a header.
-    pub(super) fn no_length(bytes: u64) -> Self {
-        let what = "and the length of the header alone takes 8; it is empty or cut off";
-        Self::CutOff(format!("it has {bytes} bytes, {what}"))
-    }
-}

@@ -27,7 +27,8 @@ impl TensorFile {
         let mut file = regular::open(path)?;
         let bytes = file.metadata()?.len();
         if bytes < LENGTH_BYTES {
-            return Err(Invalid::no_length(bytes).into());
+            let what = "and the length of the header alone takes 8; it is empty or cut off";
+            return Err(Invalid::CutOff(format!("it has {bytes} bytes, {what}")).into());
         }
         let mut length = [0; LENGTH_BYTES as usize];
         file.read_exact(&mut length)?;

@@ -1,8 +1,8 @@
 //! A sharded checkpoint as a whole: put together in memory, or its weights in one file for other tools.
 //!
 //! Law: every part is read, and what is put together is what an export would have given, but for the planes. No more
-//! memory is requested than the parts have bytes, whatever the index says. For a file of weights one weight is in memory
-//! at a time, so a model that fits into no process is published all the same.
+//! memory is requested than the parts have bytes, whatever the index says. For a file of weights one weight is in
+//! memory at a time, so a model that fits into no process is published all the same.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
