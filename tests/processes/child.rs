@@ -1,11 +1,14 @@
 //! A child process: joins the world of its environment, lets its ranks meet, and reports how it ended.
 
+use std::error::Error;
 use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
 use warpweft_backend::rendezvous::{ProcessEnvironment, Rendezvous, RendezvousError, Secret, Topic};
 use warpweft_base::id::RankId;
+
+use crate::optimizers;
 
 /// Set in children: what to do once all have come.
 pub(crate) const ROLE: &str = "PROCESSES_TEST_ROLE";
@@ -36,7 +39,7 @@ fn number(name: &str) -> u32 {
     std::env::var(name).unwrap().parse().unwrap()
 }
 
-fn play(role: &str) -> Result<(), RendezvousError> {
+fn play(role: &str) -> Result<(), Box<dyn Error>> {
     let environment = ProcessEnvironment::of_this_process()?.expect("a launcher's variables");
     let deadline = Duration::from_millis(number(DEADLINE).into());
     let secret = Secret::of_environment()?;
@@ -44,6 +47,9 @@ fn play(role: &str) -> Result<(), RendezvousError> {
     let world = Rendezvous::of_processes(&environment, number(RANKS), secret.as_ref(), deadline)?;
     let world = Arc::new(world);
     say(&format!("joined as {:?} of {}", world.range(), world.ranks()));
+    if let Some(optimizer) = role.strip_prefix(optimizers::ROLE) {
+        return Ok(optimizers::start(optimizer, world)?);
+    }
     let first = environment.process.number() == 0;
     let threads: Vec<_> = world
         .own()
@@ -72,7 +78,7 @@ fn play(role: &str) -> Result<(), RendezvousError> {
     for (rank, text) in world.standings() {
         say(&format!("standing {rank}: {text}"));
     }
-    outcomes.into_iter().collect()
+    Ok(outcomes.into_iter().collect::<Result<(), RendezvousError>>()?)
 }
 
 /// Meets until something ends the world.

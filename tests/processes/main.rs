@@ -10,6 +10,7 @@ mod child;
 mod crew;
 mod endings;
 mod killed_saves;
+mod optimizers;
 mod strangers;
 mod worlds;
 
@@ -28,7 +29,11 @@ fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     let wanted = |(name, _): &Test| wanted.is_empty() || wanted.iter().any(|part| name.contains(part));
     let (at_once, after_a_wait): (Vec<Test>, Vec<Test>) = (
-        [worlds::ALL, endings::AT_ONCE, killed_saves::ALL].concat().into_iter().filter(wanted).collect(),
+        [worlds::ALL, endings::AT_ONCE, optimizers::ALL, killed_saves::ALL]
+            .concat()
+            .into_iter()
+            .filter(wanted)
+            .collect(),
         endings::AFTER_A_WAIT.iter().copied().filter(wanted).collect(),
     );
     // Tests that wait take no processor from others, and wait together.

@@ -61,6 +61,20 @@ pub enum ExecError {
         /// Fingerprint of every rank.
         fingerprints: String,
     },
+    /// Processes would update slices of one weight by different optimizers.
+    #[error(
+        "{rank} updates weights by {optimizer}, and {other} by {others}: slices of one weight would be updated by two rules, so nothing was run. Pass the same optimizer in every process"
+    )]
+    OptimizersDiffer {
+        /// The rank that reports.
+        rank: RankId,
+        /// Name and states of its optimizer.
+        optimizer: String,
+        /// The first rank that has another.
+        other: RankId,
+        /// Name and states of that one.
+        others: String,
+    },
     /// A rank died or gave up; what the ranks share can no longer be completed.
     #[error("{rank} cannot go on: {reason}")]
     World {

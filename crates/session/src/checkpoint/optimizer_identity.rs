@@ -78,7 +78,7 @@ impl OptimizerIdentity {
     }
 
     /// The text in the metadata of a file: a word, or an object of JSON.
-    pub(super) fn text(&self) -> serde_json::Result<String> {
+    pub(crate) fn text(&self) -> serde_json::Result<String> {
         Ok(match serde_json::to_value(self)? {
             serde_json::Value::String(word) => word,
             object => object.to_string(),
@@ -86,7 +86,7 @@ impl OptimizerIdentity {
     }
 
     /// That of a file; none of another text.
-    pub(super) fn of_text(text: &str) -> Option<Self> {
+    pub(crate) fn of_text(text: &str) -> Option<Self> {
         let word = || serde_json::from_value(serde_json::Value::String(text.to_owned()));
         serde_json::from_str(text).or_else(|_| word()).ok()
     }

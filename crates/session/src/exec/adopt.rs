@@ -11,8 +11,8 @@
 
 use std::sync::Arc;
 
+use super::agreement::agree_on_plan;
 use super::installed::install;
-use super::rank::agree;
 use super::{CaptureMode, ExecError, Rank};
 use warpweft_backend::Backend;
 use warpweft_base::id::ProgramId;
@@ -32,7 +32,7 @@ impl<B: Backend> Rank<B> {
     /// Lets `program` continue with another plan.
     pub(super) fn adopt(&mut self, program: ProgramId, adoption: Adoption) -> Result<(), ExecError> {
         let Adoption { plan, trial } = adoption;
-        agree(&self.world, self.id(), &plan)?;
+        agree_on_plan(&self.world, self.id(), &plan)?;
         self.check(program, &plan)?;
         let capture = if trial { CaptureMode::Off } else { self.capture };
         let installed = install(&self.backend, &self.memory, plan, capture, trial, &self.poison)?;

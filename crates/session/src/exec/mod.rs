@@ -10,6 +10,7 @@
 //! several processes, each also tells the others how its ranks ended a step.
 
 mod adopt;
+mod agreement;
 mod barrier;
 mod capture;
 mod compare_replicas;

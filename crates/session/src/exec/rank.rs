@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::agreement::{agree_on_count, agree_on_plan};
 use super::installed::{Driven, Installed, Staged, install};
 use super::{CaptureMode, ComingStep, ExecError, Gauge, Handover, World};
 use crate::actor::Poison;
@@ -116,7 +117,7 @@ impl<B: Backend> Rank<B> {
     ) -> Result<Self, ExecError> {
         agree_on_count(&world, backend.rank(), programs.len())?;
         for plan in std::iter::once(&prologue).chain(&programs) {
-            agree(&world, backend.rank(), plan)?;
+            agree_on_plan(&world, backend.rank(), plan)?;
         }
         let all = || programs.iter().chain(foreseen);
         let room = Room {
@@ -373,31 +374,6 @@ fn staging(plans: &[Arc<StepPlan>]) -> Vec<ProgramId> {
 fn places(plan: &StepPlan) -> HashMap<Content, Region> {
     let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
     resident.map(|slot| (slot.content, slot.region)).collect()
-}
-
-/// All ranks have as many plans, or they would wait for each other's.
-fn agree_on_count(world: &World, rank: RankId, plans: usize) -> Result<(), ExecError> {
-    let all = world.exchange(rank, plans as u64)?;
-    match all.iter().position(|other| *other != plans as u64) {
-        None => Ok(()),
-        Some(other) => Err(ExecError::PlansDiffer {
-            program: "the session".to_owned(),
-            fingerprints: format!("{rank} has {plans} plans, {} has {}", RankId::at(other), all[other]),
-        }),
-    }
-}
-
-pub(super) fn agree(world: &World, rank: RankId, plan: &StepPlan) -> Result<(), ExecError> {
-    let all = world.exchange(rank, plan.fingerprint())?;
-    if all.windows(2).all(|pair| pair[0] == pair[1]) {
-        return Ok(());
-    }
-    let listed: Vec<String> = all
-        .iter()
-        .enumerate()
-        .map(|(rank, fingerprint)| format!("{} has {fingerprint:016x}", RankId::at(rank)))
-        .collect();
-    Err(ExecError::PlansDiffer { program: plan.name.clone(), fingerprints: listed.join(", ") })
 }
 
 /// Bytes the backend needs besides the arena of each rank, for the most demanding of these plans.

@@ -6,11 +6,13 @@
 //! to close leaves the host's world on its way out.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::agreement::agree_on_optimizer;
 use super::{CaptureMode, ExecError, FirstPlanes, Handover, Initializer, Rank, World};
+use crate::checkpoint::OptimizerIdentity;
 use crate::trace::HostLane;
 use crossbeam::queue::ArrayQueue;
 use tokio::sync::Notify;
@@ -96,6 +98,8 @@ pub struct Setup<B: Backend> {
     pub capture: CaptureMode,
     /// Makes the rank's closures.
     pub closures: ComputeFactory<B::Surface>,
+    /// Which optimizer updates the weights, from when the closures are made; a custom one need not be named.
+    pub optimizer_identity: Arc<OnceLock<OptimizerIdentity>>,
     /// Fills the masters.
     pub initializer: Initializer,
     /// Gives planes of frozen weights in place of it.
@@ -195,6 +199,7 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
         foreseen,
         capture,
         closures,
+        optimizer_identity,
         initializer,
         base,
         patience,
@@ -218,6 +223,8 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
             let mut handover = handover.lock().unwrap_or_else(PoisonError::into_inner);
             match next {
                 None => {
+                    let optimizer = optimizer_identity.get().unwrap_or(&OptimizerIdentity::Unnamed);
+                    agree_on_optimizer(&world, rank, optimizer)?;
                     world.stand(rank, FILLS_MASTERS);
                     let initialized = owner.initialize(&initializer, base.as_ref());
                     world.stand(rank, "");

@@ -3,9 +3,10 @@
 //! Law: all else that a start does is the same for every backend, knows none, and is compiled once, in this library.
 //! The rank's thread, which works by its backend, is compiled for each.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use crate::checkpoint::OptimizerIdentity;
 use crate::config::Reduce;
 use crate::exec::{
     CaptureMode, ExecError, FirstPlanes, Handover, Inbox, Initializer, RankThread, Setup, World,
@@ -32,6 +33,8 @@ pub(in crate::session) struct Shared {
     pub(in crate::session) programs: Vec<Arc<StepPlan>>,
     pub(in crate::session) foreseen: Vec<Arc<StepPlan>>,
     pub(in crate::session) capture: CaptureMode,
+    /// See [`Setup::optimizer_identity`].
+    pub(in crate::session) optimizer_identity: Arc<OnceLock<OptimizerIdentity>>,
     pub(in crate::session) initializer: Initializer,
     pub(in crate::session) base: Option<FirstPlanes>,
     pub(in crate::session) patience: Duration,
@@ -99,6 +102,7 @@ impl<B: Backend> Startable for Unstarted<B> {
             foreseen: shared.foreseen.clone(),
             capture: shared.capture,
             closures,
+            optimizer_identity: Arc::clone(&shared.optimizer_identity),
             initializer: Arc::clone(&shared.initializer),
             base: shared.base.clone(),
             patience: shared.patience,

@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::any_backend::{Startable, Unstarted};
 use super::custom_optimizer::{CustomOptimizer, required};
 use super::starting::Start;
-use crate::checkpoint::FrozenBase;
 use crate::checkpoint::ranks::MasterRows;
+use crate::checkpoint::{FrozenBase, OptimizerIdentity};
 use crate::config::Config;
 use crate::exec::Initializer;
 use crate::session::{Session, SessionError};
@@ -193,7 +193,10 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         backends: Vec<B>,
     ) -> (Start, Vec<Box<dyn Startable>>) {
         let Self { config, programs, initializer, base, closures, optimizer, patience } = self;
-        let optimizer_identity = Arc::new(OnceLock::new());
+        let optimizer_identity = match config.optimizer.custom_states {
+            None => Arc::new(OnceLock::from(OptimizerIdentity::Adam)),
+            Some(_) => Arc::default(),
+        };
         let closures = match optimizer {
             Some(optimizer) => optimizer.beside(closures, &programs, Arc::clone(&optimizer_identity)),
             None => closures,

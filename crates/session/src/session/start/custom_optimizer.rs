@@ -2,7 +2,7 @@
 //!
 //! Law: how many states it keeps is known before anything is planned. A session whose weights want whole matrices of an
 //! optimizer that takes none, or the other way around, does not start; nor do ranks of one process with different
-//! optimizers.
+//! optimizers. Those of several processes compare theirs later (`exec/agreement.rs`).
 
 use std::sync::{Arc, OnceLock};
 

@@ -31,7 +31,7 @@ pub(in crate::session) struct Start {
     pub(super) programs: Vec<StepProgram>,
     pub(super) initializer: Option<Initializer>,
     pub(super) base: Option<FrozenBase>,
-    /// Which custom optimizer updates the weights, once a rank has it.
+    /// Adam, or which custom optimizer updates the weights, once a rank has it.
     pub(super) optimizer_identity: Arc<OnceLock<OptimizerIdentity>>,
     pub(super) patience: Duration,
     /// What the backends are, but for the checking layer.
@@ -89,6 +89,7 @@ impl Start {
             programs: plans.all().cloned().collect(),
             foreseen,
             capture: CaptureMode::from(&self.config),
+            optimizer_identity: Arc::clone(&self.optimizer_identity),
             initializer,
             base: self.base.clone().map(|base| -> FirstPlanes {
                 Arc::new(move |layout, rank| base.planes(layout, rank).map_err(|error| error.to_string()))
@@ -144,10 +145,8 @@ impl Start {
         let set_up = session.await_setup().await;
         given_up.ended();
         set_up?;
-        if self.config.optimizer.custom_states.is_some() {
-            session.optimizer_identity =
-                self.optimizer_identity.get().cloned().unwrap_or(OptimizerIdentity::Unnamed);
-        }
+        session.optimizer_identity =
+            self.optimizer_identity.get().cloned().unwrap_or(OptimizerIdentity::Unnamed);
         // After it: a session that did not start has no trace to write over that of the last one.
         session.recorder = recorder;
         Ok(session)
