@@ -27,19 +27,29 @@ pub(crate) struct Statement {
     /// Whether its GPU can reach every other of the world, where one process has all, or else every other that its
     /// process sees.
     pub(crate) reaches: bool,
-    /// From the options: transport, how gradients are summed, how many replicas there are, and in which levels.
-    pub(crate) wish: (Option<Transport>, Reduce, u32, [u32; Levels::MOST]),
+    pub(crate) wish: Wish,
+}
+
+/// What a process was asked for: transport, how gradients are summed, how many replicas there are, and in which levels.
+/// The levels are those of the mesh, whether the options name them or it has them by itself.
+type Wish = (Option<Transport>, Reduce, u32, [u32; Levels::MOST]);
+
+fn wish(transport: Option<Transport>, reduce: Reduce, mesh: Mesh) -> Wish {
+    let mut levels = [0; Levels::MOST];
+    levels.iter_mut().zip(mesh.levels().blocks()).for_each(|(level, block)| *level = *block);
+    (transport, reduce, mesh.replicas(), levels)
 }
 
 impl Statement {
-    pub(crate) fn new(options: &CudaOptions, host: HostName, gpu: [u8; 16], reaches: bool) -> Self {
+    pub(crate) fn new(
+        options: &CudaOptions,
+        mesh: Mesh,
+        host: HostName,
+        gpu: [u8; 16],
+        reaches: bool,
+    ) -> Self {
         let has_nccl = Library::Nccl.open().is_ok();
-        let mut levels = [0; Levels::MOST];
-        // What a mesh has by itself follows from its ranks and replicas.
-        let chosen = options.levels.as_ref().map_or(&[u32::MAX][..], Levels::blocks);
-        levels.iter_mut().zip(chosen).for_each(|(level, block)| *level = *block);
-        let wish = (options.transport, options.reduce, options.replicas, levels);
-        Self { host, gpu, has_nccl, reaches, wish }
+        Self { host, gpu, has_nccl, reaches, wish: wish(options.transport, options.reduce, mesh) }
     }
 
     /// Whether both are on one GPU.
@@ -221,6 +231,18 @@ mod tests {
         let mut all = statements("aa", None);
         all[1].wish.3[0] = 2;
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.levels"));
+    }
+
+    #[test]
+    fn processes_agree_whether_the_levels_of_their_mesh_are_named_or_its_own() {
+        let wish_of = |ranks, levels: Option<&[u32]>| {
+            let levels = levels.map(|blocks| Levels::new(blocks).unwrap());
+            wish(None, Reduce::Ordered, Mesh::of(ranks, 1, levels).unwrap())
+        };
+        assert_eq!(wish_of(16, None), wish_of(16, Some(&[8])));
+        assert_eq!(wish_of(8, None), wish_of(8, Some(&[])), "8 ranks have no levels");
+        assert_ne!(wish_of(16, None), wish_of(16, Some(&[])));
+        assert_ne!(wish_of(16, None), wish_of(16, Some(&[4, 8])));
     }
 
     const fn peers(hosts: Hosts) -> Result<Network, CudaFailure> {

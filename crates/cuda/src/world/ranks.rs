@@ -62,7 +62,7 @@ impl CudaWorld {
         let contexts: Vec<_> = retained.collect::<Result<_, _>>()?;
         // Before ranks first meet, so that no rank waits for a process that compiles, and once in a process.
         let kernels = load_kernels(&contexts)?;
-        let statements = statements(&rendezvous, &options, &contexts)?;
+        let statements = statements(&rendezvous, &options, mesh, &contexts)?;
         let meets = rendezvous.ranks() > 1;
         let network = network(&statements, mesh, || reach_all(&contexts, meets))?;
         let shares_gpus = (statements.iter().enumerate()).any(|(place, statement)| {
@@ -140,6 +140,7 @@ fn load_kernels(contexts: &[Arc<Context>]) -> Result<Vec<Mutex<Option<Kernels>>>
 fn statements(
     rendezvous: &Rendezvous,
     options: &CudaOptions,
+    mesh: Mesh,
     contexts: &[Arc<Context>],
 ) -> Result<Vec<Statement>, CudaFailure> {
     let meets = rendezvous.ranks() > 1;
@@ -153,7 +154,7 @@ fn statements(
         let is_whole = rendezvous.is_whole();
         let reaches = if is_whole { context.can_reach_each(contexts)? } else { context.can_reach_all()? };
         let reaches = reaches && (!meets || context.can_meet()?);
-        Ok(Statement::new(options, host.clone(), context.gpu()?, reaches).encode())
+        Ok(Statement::new(options, mesh, host.clone(), context.gpu()?, reaches).encode())
     });
     let own = own.collect::<Result<Vec<_>, CudaFailure>>()?;
     let all = rendezvous.exchange_all(Topic::Devices, &own).map_err(refused)?;
