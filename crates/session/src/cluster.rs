@@ -13,7 +13,7 @@ pub use warpweft_plan::cluster::{
 #[doc(hidden)]
 pub use warpweft_plan::cluster::MOST_MEMORY;
 
-use crate::config::{ConfigError, Declared, Rule, Rules, Speed, Takes};
+use crate::config::{ConfigError, Declared, Origin, Rule, Rules, Speed, Takes, agreeing};
 
 /// The preset called `name`, if there is one.
 ///
@@ -33,6 +33,15 @@ pub fn named(name: &str) -> Result<Cluster, ConfigError> {
     let of_file = || (path.exists() && !path.is_dir()).then(|| Cluster::load(path));
     let missing = || ConfigError::NoCluster { name: name.to_owned(), presets: preset_names(name) };
     preset(name).or_else(of_file).ok_or_else(missing)?
+}
+
+/// The same cluster with so many ranks on a node, which an argument of the program gave, such as `--ranks-per-node`.
+///
+/// # Errors
+/// [`ConfigError::Invalid`], which names the argument, when a node has fewer GPUs.
+pub fn with_ranks_per_node(cluster: Cluster, ranks: u32, argument: &str) -> Result<Cluster, ConfigError> {
+    let cluster = Cluster { ranks_per_node: Some(ranks), ..cluster };
+    agreeing(cluster, |_| Origin::Argument { name: argument.to_owned() })
 }
 
 /// The names of the presets, and the one that was probably meant by `name`.
@@ -87,6 +96,13 @@ impl Rules for Cluster {
         optional("jitter.straggler_share", Takes::Share),
         optional("jitter.straggler_factor", FACTOR),
     ];
+
+    /// A rank is a GPU of its own.
+    fn disagreement(&self) -> Option<(&'static str, String, String)> {
+        let (ranks, gpus) = (self.ranks_per_node?, self.gpus_per_node);
+        let expected = format!("at most `gpus_per_node`, {gpus}, or leave it out to take all of them");
+        (ranks > gpus).then(|| ("ranks_per_node", format!("is {ranks}"), expected))
+    }
 }
 
 const fn needed(key: &'static str, takes: Takes) -> Rule {
@@ -151,7 +167,8 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_cluster_file_is_reported_with_its_line() {
         let valid = PRESETS[0].1;
-        let line = 1 + valid.lines().position(|line| line.starts_with("hbm_bytes_per_s")).unwrap();
+        let line_of = |key| 1 + valid.lines().position(|line| line.starts_with(key)).unwrap();
+        let (line, gpus) = (line_of("hbm_bytes_per_s"), line_of("gpus_per_node"));
         for (from, to, complaint) in [
             (
                 "hbm_bytes_per_s",
@@ -185,6 +202,14 @@ mod tests {
                 "gpus_per_node = 4",
                 "",
                 "`gpus_per_node` is missing; set it to a whole number from 1 to 4096".to_owned(),
+            ),
+            (
+                "gpus_per_node = 4",
+                "ranks_per_node = 6\ngpus_per_node = 4",
+                format!(
+                    "bad.toml:{gpus}: `ranks_per_node` is 6; set it to at most `gpus_per_node`, 4, or leave it out to \
+                     take all of them"
+                ),
             ),
             (
                 "[inside]",

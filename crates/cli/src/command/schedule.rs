@@ -173,7 +173,7 @@ pub(super) struct ModelArguments {
     replicate: Option<u32>,
 
     /// How many GPUs of each node of the cluster are ranks, over its ranks_per_node
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", requires = "cluster", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks_per_node: Option<u32>,
 
     /// Plan for a custom optimizer in place of Adam, which keeps so many lists of f32 state beside every master

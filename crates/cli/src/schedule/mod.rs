@@ -27,7 +27,7 @@ use warpweft_backend::sim::END;
 use warpweft_plan::cluster::Cluster;
 use warpweft_plan::model::StepProgram;
 use warpweft_plan::policy::ByteSize;
-use warpweft_session::cluster::named;
+use warpweft_session::cluster::{named, with_ranks_per_node};
 use warpweft_session::config::{Config, ConfigError, Prefetch, WeightRule};
 use warpweft_session::session::{
     columnwise_saving, costs_of, plan_program, plan_program_on, simulate_program,
@@ -118,7 +118,10 @@ impl ModelOptions {
     /// The cluster of that name, with as many ranks on a node as the options say.
     fn cluster(&self, name: &str) -> Result<Cluster, ConfigError> {
         let cluster = named(name)?;
-        Ok(Cluster { ranks_per_node: self.ranks_per_node.or(cluster.ranks_per_node), ..cluster })
+        match self.ranks_per_node {
+            None => Ok(cluster),
+            Some(ranks) => with_ranks_per_node(cluster, ranks, "--ranks-per-node"),
+        }
     }
 
     /// Every file that is read, on a cluster of that name.

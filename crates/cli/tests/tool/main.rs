@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod calibrate;
+mod cluster;
 mod errors;
 mod examples;
 mod frozen_base;

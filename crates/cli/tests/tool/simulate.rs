@@ -5,17 +5,17 @@ use std::process::{Command, Output};
 
 const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 
-fn run(folder: &Path, line: &str) -> Output {
+pub(crate) fn run(folder: &Path, line: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_warpweft")).current_dir(folder).args(line.split(' ')).output().unwrap()
 }
 
-fn folder() -> tempfile::TempDir {
+pub(crate) fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("model.toml"), MODEL).unwrap();
     folder
 }
 
-fn said(folder: &Path, line: &str) -> String {
+pub(crate) fn said(folder: &Path, line: &str) -> String {
     let output = run(folder, line);
     let complaint = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success() && complaint.is_empty(), "{line}: {complaint}");

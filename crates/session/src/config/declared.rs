@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use toml::Value;
 
 use super::ConfigError;
+use super::Origin;
 use super::document::Document;
 use super::reading::{Refusal, read};
 use super::shown::shown;
@@ -109,14 +110,16 @@ impl<T: Rules + DeserializeOwned> Declared for T {
         }
         let declared: Self =
             read(&document.table).map_err(|refusal| refused(&refusal, &document, Self::RULES))?;
-        match declared.disagreement() {
-            None => Ok(declared),
-            Some((key, problem, expected)) => Err(ConfigError::Invalid {
-                origin: document.origin_near(key),
-                key: key.to_owned(),
-                problem,
-                expected,
-            }),
+        agreeing(declared, |key| document.origin_near(key))
+    }
+}
+
+/// What is declared, if its keys go together; `origin` says where the value of one came from.
+pub(crate) fn agreeing<T: Rules>(declared: T, origin: impl FnOnce(&str) -> Origin) -> Result<T, ConfigError> {
+    match declared.disagreement() {
+        None => Ok(declared),
+        Some((key, problem, expected)) => {
+            Err(ConfigError::Invalid { origin: origin(key), key: key.to_owned(), problem, expected })
         }
     }
 }

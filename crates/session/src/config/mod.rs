@@ -57,6 +57,7 @@ mod weights;
 pub use calls::CallList;
 pub use choices::{Capture, Cpu, Link, Memory, MeshAxes, Prefetch, PrefetchPolicy, TraceOutput, Tune};
 pub use declared::Declared;
+pub(crate) use declared::agreeing;
 #[doc(hidden)]
 pub use declared::{Rule, Rules, Takes};
 pub(crate) use disagreement::stands_still;
