@@ -10,6 +10,7 @@ pub mod alone;
 pub mod custom_adamw;
 pub mod custom_optimizer;
 pub mod golden_file;
+pub mod heard;
 pub mod meddler;
 pub mod of_thread;
 pub mod peak;

@@ -2,12 +2,10 @@
 //! log.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use half::bf16;
-use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
+use tracing::{Dispatch, Level};
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, Format};
@@ -18,6 +16,7 @@ use warpweft_session::config::{Capture, Config};
 use warpweft_session::session::{
     MadeBy, NonFiniteGradient, Outcome, Session, SessionError, StepReport, block_on,
 };
+use warpweft_testing::heard::{Heard, Said, field};
 use warpweft_testing::split::{self, in_processes, in_processes_on};
 use warpweft_testing::trainer::{self, Mischief, Trainer, ended, within_a_minute};
 use warpweft_testing::wrapped::{Moment, Wrapped};
@@ -334,51 +333,6 @@ fn a_step_that_is_issued_to_be_inspected_leaves_the_bits_of_its_capture_and_the_
     assert!(issued == captured, "masters, moments and planes");
 }
 
-/// What one event or span says: its level, its name or message, and its fields in words.
-type Said = (Level, String, Vec<(&'static str, String)>);
-
-/// Keeps what is said at `info` and `warn`.
-#[derive(Clone, Default)]
-struct Heard {
-    events: Arc<Mutex<Vec<Said>>>,
-    spans: Arc<Mutex<Vec<Said>>>,
-}
-
-#[derive(Default)]
-struct Words(Vec<(&'static str, String)>);
-
-impl Visit for Words {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        self.0.push((field.name(), format!("{value:?}")));
-    }
-}
-
-impl Subscriber for Heard {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= Level::INFO
-    }
-    fn new_span(&self, span: &Attributes<'_>) -> Id {
-        let (mut words, metadata) = (Words::default(), span.metadata());
-        span.record(&mut words);
-        self.spans.lock().unwrap().push((*metadata.level(), metadata.name().to_owned(), words.0));
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, event: &Event<'_>) {
-        let mut words = Words::default();
-        event.record(&mut words);
-        let target = event.metadata().target().to_owned();
-        self.events.lock().unwrap().push((*event.metadata().level(), target, words.0));
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
-
-fn field<'s>(said: &'s Said, name: &str) -> Option<&'s str> {
-    said.2.iter().find(|(other, _)| *other == name).map(|(_, value)| value.as_str())
-}
-
 /// Events come from the thread that awaits the step, spans from those of the ranks, which only a subscriber
 /// of the whole process hears.
 fn every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank() {
@@ -399,7 +353,7 @@ fn every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank(
             });
         });
     });
-    let events = here.events.lock().unwrap().clone();
+    let events = here.events();
     let [updated, skipped, refused] = &events[..] else { panic!("{events:?}") };
     assert_eq!((updated.0, skipped.0), (Level::INFO, Level::WARN));
     for (number, (said, outcome)) in
@@ -418,7 +372,7 @@ fn every_step_is_one_event_with_its_figures_and_its_spans_name_program_and_rank(
         let made = ["weight", "rank", "call"].map(|name| field(said, name).unwrap());
         assert_eq!(made, ["\"up\"", "1", "\"back up in micro-batch 1\""]);
     }
-    let spans = everywhere.spans.lock().unwrap().clone();
+    let spans = everywhere.spans();
     for rank in ["0", "1"] {
         let of_rank = |said: &&Said| said.1 == "step" && field(said, "rank") == Some(rank);
         assert_eq!(field(spans.iter().find(of_rank).unwrap(), "program"), Some("\"train\""));

@@ -7,6 +7,7 @@ use warpweft_format::{ElementType, Format, Orientation};
 use warpweft_plan::compute::ComputeContext;
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft_session::checkpoint::PartFiles;
+use warpweft_session::config::Config;
 use warpweft_session::session::{Session, block_on};
 use warpweft_testing::trainer::initial;
 
@@ -17,6 +18,11 @@ pub(crate) type Drawn = (usize, usize, Format, bool);
 
 /// A session whose gradients are its weights.
 pub(crate) fn start(weights: &[Drawn], (shards, replicas): (u32, u32)) -> Session {
+    start_with(replicated(replicas), weights, shards * replicas)
+}
+
+/// The same, of so many ranks, as configured.
+pub(crate) fn start_with(config: Config, weights: &[Drawn], ranks: u32) -> Session {
     let mut model = Model::builder();
     let ids: Vec<_> = (weights.iter().enumerate())
         .map(|(number, (rows, cols, format, sharded))| {
@@ -45,8 +51,8 @@ pub(crate) fn start(weights: &[Drawn], (shards, replicas): (u32, u32)) -> Sessio
             Ok(())
         }
     };
-    let builder = Session::builder(replicated(replicas), closures).program(program.build_training().unwrap());
-    block_on(builder.initialize(initial).start_cpu(shards * replicas)).unwrap()
+    let builder = Session::builder(config, closures).program(program.build_training().unwrap());
+    block_on(builder.initialize(initial).start_cpu(ranks)).unwrap()
 }
 
 fn weight() -> impl Strategy<Value = Drawn> {

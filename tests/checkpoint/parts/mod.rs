@@ -7,6 +7,7 @@ mod cuts;
 mod failures;
 #[cfg(unix)]
 mod flips;
+mod other_sums;
 mod processes;
 mod published;
 mod ranks;

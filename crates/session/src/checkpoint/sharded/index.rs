@@ -211,6 +211,12 @@ impl Index {
         }
     }
 
+    /// How many replicas held it: a sharded weight is cut over the ranks of one.
+    pub(super) fn replicas(&self) -> u32 {
+        let shards = self.weights.iter().map(|weight| weight.parts).max();
+        self.ranks / shards.unwrap_or(1).max(1)
+    }
+
     /// The content of its file.
     ///
     /// # Errors

@@ -10,6 +10,8 @@ use crate::checkpoint::sharded::{Import, Refused, Save};
 use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
 use crate::exec::{Command, Refusal};
 use crate::session::{CompiledHere, Session, SessionError};
+use warpweft_plan::model::Placement;
+use warpweft_plan::plan::StepPlan;
 use warpweft_plan::policy::Reduce;
 
 impl Session {
@@ -141,25 +143,35 @@ impl Session {
             outcome?;
             // What this process found says more than what the others got of it.
             let saved = saved?;
-            imported.map(|()| self.warn_of_levels(&saved)).map(|()| saved)
+            imported.map(|()| self.warn_of_other_sums(&saved)).map(|()| saved)
         })
     }
 
-    /// As many ranks go on with the bits of those that saved if they sum in the same levels.
-    fn warn_of_levels(&self, saved: &SavedParts) {
+    /// Says so if as many ranks as saved will not go on with the bits of their run.
+    fn warn_of_other_sums(&self, saved: &SavedParts) {
         let Some(plan) = self.programs.first().map(|program| &program.plan) else { return };
-        let mesh = plan.weights.mesh.levels();
-        let levels = mesh.blocks();
-        // What NCCL sums has no levels.
-        if plan.policy.reduce == Reduce::Ordered && saved.ranks == self.ranks() && saved.levels != levels {
-            tracing::warn!(
-                saved = ?saved.levels,
-                session = ?levels,
-                "gradients are summed in other blocks of ranks than in the run that was saved, and round otherwise; to \
-                 go on with its bits set mesh.levels to those"
-            );
+        if !sums_otherwise(plan, saved) {
+            return;
         }
+        let mesh = plan.weights.mesh;
+        tracing::warn!(
+            saved_replicas = saved.replicas,
+            saved_levels = ?saved.levels,
+            replicas = mesh.replicas(),
+            levels = ?mesh.levels().blocks(),
+            "gradients are summed over other replicas or in other blocks of ranks than in the run that was saved, and \
+             round otherwise; to go on with its bits set mesh.replicate and mesh.levels to those that were saved"
+        );
     }
+}
+
+/// Does this plan add gradients in another order than as many ranks that saved? Only those of sharded weights are added
+/// in replicas and levels, and what NCCL sums has neither.
+fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
+    let mesh = plan.weights.mesh;
+    let cuts = plan.weights.layouts.iter().any(|layout| layout.placement == Placement::Sharded);
+    let differs = (mesh.replicas(), mesh.levels().blocks()) != (saved.replicas, saved.levels.as_slice());
+    cuts && plan.policy.reduce == Reduce::Ordered && saved.ranks == mesh.ranks() && differs
 }
 
 /// What an import says that found no checkpoint, or none that fits.

@@ -1,0 +1,68 @@
+//! Sums of gradients in another order than in the run that was saved: an import says so, and only then.
+
+use tracing::subscriber::NoSubscriber;
+use tracing::{Dispatch, Level};
+use warpweft_format::Format;
+use warpweft_plan::model::Levels;
+use warpweft_session::checkpoint::PartFiles;
+use warpweft_session::config::Config;
+use warpweft_session::session::block_on;
+use warpweft_testing::heard::{Heard, field};
+
+use super::config;
+use super::cuts::start_with;
+
+/// As many ranks, in these replicas and levels.
+fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
+    let mut config = config();
+    config.mesh.replicate = replicas;
+    config.mesh.levels = levels.map(|blocks| Levels::new(blocks).unwrap());
+    config
+}
+
+/// What an import of parts that 4 ranks saved warns of, on as many.
+fn warned(sharded: bool, saved: Config, session: Config) -> Vec<String> {
+    let (heard, weights) = (Heard::default(), [(8, 4, Format::F32, sharded)]);
+    // With one subscriber alone, a thread without it may decide that nobody listens.
+    let _second = Dispatch::new(NoSubscriber::new());
+    let folder = tempfile::tempdir().unwrap();
+    let parts = PartFiles::new(folder.path());
+    block_on(start_with(saved, &weights, 4).save_parts(&parts, &Default::default())).unwrap();
+    let mut session = start_with(session, &weights, 4);
+    tracing::dispatcher::with_default(&Dispatch::new(heard.clone()), || {
+        block_on(session.import_parts(&parts)).unwrap();
+    });
+    let warned = heard.events().into_iter().filter(|said| said.0 == Level::WARN);
+    warned.map(|said| field(&said, "message").unwrap().to_owned()).collect()
+}
+
+#[test]
+fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_saved() {
+    let flat = || summing(1, Some(&[]));
+    for (saved, session) in [
+        (flat(), summing(1, Some(&[2]))),
+        (summing(1, Some(&[2])), flat()),
+        (flat(), summing(2, None)),
+        (summing(2, None), flat()),
+        (summing(2, None), summing(4, None)),
+    ] {
+        let warned = warned(true, saved, session);
+        assert_eq!(warned.len(), 1, "{warned:?}");
+        assert!(
+            warned[0].contains("set mesh.replicate and mesh.levels to those that were saved"),
+            "{warned:?}"
+        );
+    }
+}
+
+#[test]
+fn an_import_warns_of_nothing_where_sums_have_the_same_order() {
+    for (sharded, saved, session) in [
+        (true, summing(1, None), summing(1, Some(&[]))),
+        (true, summing(1, Some(&[2])), summing(1, Some(&[2]))),
+        (true, summing(2, None), summing(2, Some(&[2]))),
+        (false, summing(1, Some(&[2])), summing(2, None)),
+    ] {
+        assert_eq!(warned(sharded, saved, session), [""; 0]);
+    }
+}
