@@ -1,56 +1,86 @@
 //! Gradients that ranks sum in levels: exchanged and summed in blocks, then between them.
 
 use half::bf16;
-use warpweft_base::id::{CallId, LevelId, WeightId};
+use warpweft_base::id::{CallId, LevelId, SlotId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::Content;
-use warpweft_plan::model::{Group, Levels, Mesh};
+use warpweft_plan::model::{Levels, Mesh};
 use warpweft_plan::op::{ExchangeGradient, Op, ReducePart, SumGradient, SumPart, SumTarget};
 
 use super::harness::{LINK, Plan, QUANTIZE, noise, run, sharded};
 
-/// Four ranks in pairs: those of a pair are added first, then the pairs. Every rank gets both slices of its
-/// place of its neighbour, and of the other pair its own.
-fn gradients_summed_in_levels_are_added_block_by_block() {
+/// Factors of the ranks' gradients. In rank order the large ones take what stands between them away; in pairs, and in
+/// pairs of pairs, something else is left.
+const FACTORS: [f32; 8] = [1e8, 1.0, -1e8, 3.0, 5e7, -2.0, 7.0, -5e7];
+
+/// The sum of `values`, one of each rank, block by block: members of a block in rank order, then blocks.
+fn summed(values: &[f32], blocks: &[u32]) -> f32 {
+    let (mut sums, mut before) = (values.to_vec(), 1);
+    for block in blocks.iter().copied().chain([values.len() as u32]) {
+        let add = |members: &[f32]| members.iter().copied().reduce(|sum, value| sum + value).unwrap();
+        sums = sums.chunks((block / before) as usize).map(add).collect();
+        before = block;
+    }
+    sums[0]
+}
+
+/// What ranks of a mesh with levels exchange and sum of one weight's gradient: one of each for every level, the slot of
+/// its gradient, and that of the main grad.
+fn parts(
+    plan: &mut Plan,
+    weight: WeightId,
+    element: ElementType,
+) -> (Vec<(ReducePart, SumPart)>, [SlotId; 2]) {
+    let (call, levels) = (CallId::new(0), plan.weights.mesh.tree().len());
+    let own = plan.transient("gradient", Content::written(weight, call, element));
+    let (mut given, mut parts) = (own, Vec::new());
+    for level in (0..levels).map(LevelId::at) {
+        let received = match level.index() {
+            0 => Content::ReceivedGradient(weight, call, element),
+            _ => Content::ReceivedPartial(weight, call, level),
+        };
+        let received = plan.transient("received", received);
+        let (into, target) = match level.index() + 1 < levels {
+            true => {
+                (plan.transient("partial", Content::PartialGradient(weight, call, level)), SumTarget::Rows)
+            }
+            false => (plan.resident("main grad", Content::MainGrad(weight)), SumTarget::First),
+        };
+        let exchange = ReducePart { weight, from: given, to: received };
+        parts.push((exchange, SumPart { weight, own: given, received: Some(received), into, target }));
+        given = into;
+    }
+    (parts, [own, given])
+}
+
+/// `ranks` ranks exchange and sum in these blocks. Every rank gets the slices of its place of its neighbours in a block,
+/// and of other blocks its own.
+fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
     let specs = [sharded(130, 127, Format::F32), sharded(5, 3, Format::F32)];
-    let mesh = || Mesh::new(4).unwrap().with_levels(Levels::new(&[2]).unwrap()).unwrap();
     for element in [ElementType::F32, ElementType::Bf16] {
-        let mut plan = Plan::over(mesh(), &specs);
-        let (mut exchanges, mut sums) = (vec![Vec::new(); 2], vec![Vec::new(); 2]);
-        let (mut given, mut results) = (Vec::new(), Vec::new());
-        for number in 0..specs.len() {
-            let (weight, call, next) = (WeightId::at(number), CallId::new(0), LevelId::new(1));
-            let own = plan.transient("gradient", Content::written(weight, call, element));
-            let received = plan.transient("landed", Content::ReceivedGradient(weight, call, element));
-            let partial = plan.transient("pair", Content::PartialGradient(weight, call, LevelId::new(0)));
-            let others = plan.transient("other pair", Content::ReceivedPartial(weight, call, next));
-            let into = plan.resident("main grad", Content::MainGrad(weight));
-            exchanges[0].push(ReducePart { weight, from: own, to: received });
-            exchanges[1].push(ReducePart { weight, from: partial, to: others });
-            let part =
-                |own, received, into, target| SumPart { weight, own, received: Some(received), into, target };
-            sums[0].push(part(own, received, partial, SumTarget::Rows));
-            sums[1].push(part(partial, others, into, SumTarget::First));
-            given.push((own, plan.weights.layout(weight).shard.padded().elements()));
-            results.push(into);
-        }
-        for (level, (parts, sums)) in exchanges.into_iter().zip(sums).enumerate() {
+        let mesh = Mesh::new(ranks).unwrap().with_levels(Levels::new(blocks).unwrap()).unwrap();
+        let mut plan = Plan::over(mesh, &specs);
+        let (exchanged, slots): (Vec<_>, Vec<_>) =
+            (0..specs.len()).map(|number| parts(&mut plan, WeightId::at(number), element)).unzip();
+        for (level, group) in mesh.tree().enumerate() {
             let element = if level == 0 { element } else { ElementType::F32 };
-            let group = Group::Level(LevelId::at(level));
+            let (parts, sums) = exchanged.iter().map(|levels| levels[level]).unzip();
             plan.fence(QUANTIZE, LINK);
             plan.op(LINK, Op::ExchangeGradient(ExchangeGradient { element, group, parts }));
             plan.fence(LINK, QUANTIZE);
             plan.op(QUANTIZE, Op::SumGradient(SumGradient { element, group, parts: sums }));
         }
-        // In rank order the first two of these add up to nothing of the others; in pairs they do not.
-        let values = move |rank: usize, number: usize, elements: usize| {
-            let scale = [1e8, 1.0, -1e8, 3.0][rank];
+        let elements: Vec<usize> =
+            plan.weights.layouts.iter().map(|layout| layout.shard.padded().elements()).collect();
+        let values = |rank: usize, number: usize, elements: usize| {
             let values = noise(elements, (10 * rank + number) as u32);
-            values.iter().map(|value| bf16::from_f32(value * scale).to_f32()).collect::<Vec<f32>>()
+            let round = |value: &f32| bf16::from_f32(value * FACTORS[rank]).to_f32();
+            values.iter().map(round).collect::<Vec<f32>>()
         };
-        let slots = given.clone();
+        let given: Vec<_> =
+            slots.iter().zip(&elements).map(|(slots, elements)| (*slots, *elements)).collect();
         let found = run(plan, move |rank| {
-            for (number, (slot, elements)) in slots.iter().enumerate() {
+            for (number, ([slot, _], elements)) in given.iter().enumerate() {
                 let values = values(rank.number(), number, *elements);
                 match element {
                     ElementType::Bf16 => {
@@ -61,18 +91,33 @@ fn gradients_summed_in_levels_are_added_block_by_block() {
                 }
             }
             rank.step().unwrap();
-            results.iter().map(|slot| rank.get::<f32>(*slot)).collect::<Vec<_>>()
+            given.iter().map(|([_, main], _)| rank.get::<f32>(*main)).collect::<Vec<_>>()
         });
-        for (number, (_, elements)) in given.iter().enumerate() {
-            let [a, b, c, d] = [0, 1, 2, 3].map(|rank| values(rank, number, *elements));
-            let sum = |at: usize| ((a[at] + b[at]) + (c[at] + d[at])) * 0.25;
-            let expected: Vec<f32> = (0..*elements).map(sum).collect();
-            let found: Vec<f32> = found.iter().flat_map(|rank| rank[number].clone()).collect();
+        for (number, elements) in elements.into_iter().enumerate() {
+            let all: Vec<_> = (0..ranks as usize).map(|rank| values(rank, number, elements)).collect();
+            let of_ranks = |at: usize| all.iter().map(|values| values[at]).collect::<Vec<f32>>();
+            let mean = |blocks: &[u32]| -> Vec<f32> {
+                (0..elements).map(|at| summed(&of_ranks(at), blocks) / ranks as f32).collect()
+            };
+            let (found, expected): (Vec<f32>, _) =
+                (found.iter().flat_map(|rank| rank[number].clone()).collect(), mean(blocks));
             assert_eq!(found, expected, "gradient {number} in {element:?}");
+            // Without the last level, or the first, other bits come out.
+            assert!(expected != mean(&blocks[1..]) && expected != mean(&blocks[..blocks.len() - 1]));
         }
     }
 }
 
+fn gradients_summed_in_levels_are_added_block_by_block() {
+    gradients_are_summed_in(4, &[2]);
+}
+
+/// Pairs, pairs of pairs, and the two halves.
+fn gradients_summed_in_three_levels_are_added_block_by_block() {
+    gradients_are_summed_in(8, &[2, 4]);
+}
+
 bodies! {
     gradients_summed_in_levels_are_added_block_by_block,
+    gradients_summed_in_three_levels_are_added_block_by_block,
 }

@@ -78,8 +78,7 @@ impl Team {
 pub(crate) mod samples {
     use super::*;
     use warpweft_backend::rendezvous::HostName;
-
-    pub(crate) const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
+    use warpweft_plan::model::Levels;
 
     /// Hosts, ranks on each, and replicas: several to a host, one per host, or one over several hosts.
     pub(crate) const MESHES: [(usize, usize, u32); 10] = [
@@ -95,6 +94,22 @@ pub(crate) mod samples {
         (1, 1, 1),
     ];
 
+    /// Hosts, ranks on each, and blocks of levels: that fill hosts, are filled by them, or lie across them.
+    pub(crate) const LEVELED: [(usize, usize, &[u32]); 6] =
+        [(1, 8, &[2, 4]), (2, 4, &[4]), (4, 2, &[4]), (4, 2, &[2, 4]), (2, 6, &[2, 6]), (4, 3, &[4])];
+
+    /// Every world of these, with its hosts and the mesh of its ranks.
+    pub(crate) fn worlds() -> Vec<(Hosts, Mesh)> {
+        let replicated = MESHES.map(|(count, each, replicas)| {
+            (hosts(count, each), Mesh::hybrid((count * each) as u32, replicas).unwrap())
+        });
+        let leveled = LEVELED.map(|(count, each, blocks)| {
+            let mesh = Mesh::new((count * each) as u32).unwrap();
+            (hosts(count, each), mesh.with_levels(Levels::new(blocks).unwrap()).unwrap())
+        });
+        replicated.into_iter().chain(leveled).collect()
+    }
+
     /// That many hosts, with that many ranks on each.
     pub(crate) fn hosts(count: usize, each: usize) -> Hosts {
         let names: Vec<_> =
@@ -107,8 +122,10 @@ pub(crate) mod samples {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::samples::{GROUPS, MESHES, hosts};
+    use super::samples::{hosts, worlds};
     use super::*;
+    use warpweft_base::id::LevelId;
+    use warpweft_plan::model::Levels;
 
     #[test]
     fn counterparts_share_a_communicator_and_number_each_other_alike() {
@@ -136,7 +153,7 @@ mod tests {
         assert_eq!(connected(Group::World), ranks(&[0, 1, 2, 3, 4, 5]));
         assert_eq!(connected(Group::Shard), ranks(&[2, 3]));
         assert_eq!(connected(Group::Replicate), ranks(&[1, 3, 5]));
-        assert!(GROUPS.iter().all(|group| team(Transport::Peer, *group).connected().is_none()));
+        assert!(mesh.groups().all(|group| team(Transport::Peer, group).connected().is_none()));
         let alone = Team::of(
             Network { transport: Transport::Nccl, hosts: Hosts::one(1) },
             Mesh::new(1).unwrap(),
@@ -150,23 +167,22 @@ mod tests {
     /// every rank: they open together. And all members name each other alike.
     #[test]
     fn all_ranks_open_communicators_for_the_same_groups_and_of_the_same_members() {
-        for (count, each, replicas) in MESHES {
-            let mesh = Mesh::hybrid((count * each) as u32, replicas).unwrap();
+        for (hosts, mesh) in worlds() {
             let ways = [
-                Network { transport: Transport::Peer, hosts: hosts(count, each) },
-                Network { transport: Transport::Nccl, hosts: Hosts::one(count * each) },
+                Network { transport: Transport::Peer, hosts },
+                Network { transport: Transport::Nccl, hosts: Hosts::one(hosts.ranks()) },
             ];
             for network in ways {
                 let mut opened = BTreeSet::new();
                 for rank in mesh.iter() {
                     let team = |group| Team::of(network, mesh, rank, group);
-                    let all = GROUPS.map(|group| team(group).connected());
-                    let fresh = (0..3).map(|at| all[at].is_some() && !all[..at].contains(&all[at]));
+                    let all: Vec<_> = mesh.groups().map(|group| team(group).connected()).collect();
+                    let fresh = (0..all.len()).map(|at| all[at].is_some() && !all[..at].contains(&all[at]));
                     opened.insert(fresh.collect::<Vec<_>>());
-                    for members in all.into_iter().flatten() {
+                    for members in all.iter().flatten() {
                         assert!(members.iter().any(|member| member == rank), "{network:?}, {mesh}, {rank}");
                     }
-                    for (group, members) in GROUPS.into_iter().zip(all) {
+                    for (group, members) in mesh.groups().zip(all) {
                         for other in members.into_iter().flat_map(Members::iter) {
                             let theirs = Team::of(network, mesh, other, group).connected();
                             assert_eq!(theirs, members, "{network:?}, {mesh}, {rank}, {other}, {group}");
@@ -180,13 +196,35 @@ mod tests {
 
     #[test]
     fn a_rank_finds_itself_in_its_team() {
-        let mesh = Mesh::hybrid(8, 4).unwrap();
-        let network = Network { transport: Transport::Peer, hosts: hosts(2, 4) };
-        for (rank, group) in mesh.iter().flat_map(|rank| GROUPS.map(|group| (rank, group))) {
-            let team = Team::of(network, mesh, rank, group);
-            assert_eq!(team.in_world(team.own()), rank);
-            assert_eq!(team.iter().collect::<Vec<_>>(), mesh.members(rank, group).collect::<Vec<_>>());
-            assert_eq!(team.hosts().ranks(), mesh.size(group) as usize);
+        for (hosts, mesh) in worlds() {
+            let network = Network { transport: Transport::Peer, hosts };
+            for (rank, group) in mesh.iter().flat_map(|rank| mesh.groups().map(move |group| (rank, group))) {
+                let team = Team::of(network, mesh, rank, group);
+                assert_eq!(team.in_world(team.own()), rank);
+                assert_eq!(team.iter().collect::<Vec<_>>(), mesh.members(rank, group).collect::<Vec<_>>());
+                assert_eq!(team.hosts().ranks(), mesh.size(group) as usize);
+            }
         }
+    }
+
+    /// Of 8 ranks on two hosts in blocks of 2, of 4 and of all: a pair and a pair of pairs are on one host, and the two
+    /// halves have one rank of each host. Blocks that hosts cut are one team, whose ranks NCCL alone connects.
+    #[test]
+    fn a_team_of_a_level_has_the_ranks_at_one_place_of_the_blocks_below() {
+        let leveled = |blocks: &[u32], ranks| {
+            Mesh::new(ranks).unwrap().with_levels(Levels::new(blocks).unwrap()).unwrap()
+        };
+        let ranks = |team: Team| team.iter().map(RankId::number).collect::<Vec<_>>();
+        let mesh = leveled(&[2, 4], 8);
+        let network = Network { transport: Transport::Peer, hosts: hosts(2, 4) };
+        let team = |level| Team::of(network, mesh, RankId::new(5), Group::Level(LevelId::at(level)));
+        assert_eq!([0, 1, 2].map(|level| ranks(team(level))), [vec![4, 5], vec![5, 7], vec![1, 5]]);
+        assert_eq!([0, 1, 2].map(|level| team(level).hosts().count()), [1, 1, 2]);
+        assert_eq!([0, 1].map(|level| team(level).connected()), [None, None]);
+        let connected: Vec<_> = team(2).connected().unwrap().iter().collect();
+        assert_eq!(connected, [1, 5].map(RankId::new));
+        let network = Network { transport: Transport::Peer, hosts: hosts(4, 3) };
+        let across = Team::of(network, leveled(&[4], 12), RankId::new(5), Group::Level(LevelId::at(0)));
+        assert_eq!((ranks(across), across.transport()), (vec![4, 5, 6, 7], Transport::Nccl));
     }
 }

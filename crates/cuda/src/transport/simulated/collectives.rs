@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{Scene, collective, every_way, hosts, value, ways};
 use crate::transport::whole;
-use crate::world::team::samples::{GROUPS, MESHES};
+use crate::world::team::samples::worlds;
 use warpweft_backend::local::{Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
@@ -209,13 +209,11 @@ fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
     }
 }
 
-/// Every group of a mesh of replicas.
+/// Every group of a mesh of replicas, or of levels.
 #[test]
 fn every_team_of_every_group_does_what_a_world_of_its_ranks_does() {
-    for (count, each, replicas) in MESHES {
-        let hosts = hosts(count, each);
-        let mesh = Mesh::hybrid(u32::try_from(hosts.ranks()).unwrap(), replicas).unwrap();
-        for group in GROUPS {
+    for (hosts, mesh) in worlds() {
+        for group in mesh.groups() {
             check_all(Scene { hosts, mesh, group }, &[24, 132, 0]);
         }
     }
