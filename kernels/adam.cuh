@@ -38,7 +38,7 @@ struct Rule {
     float largest_master;
     float largest_moment;
 };
-static_assert(sizeof(Rule) == 32, "kernels::adam::RuleArguments");
+static_assert(sizeof(Rule) == 32, "kernels::adam_operand::RuleArguments");
 
 // The scalars of one step for one weight, in shared memory. What is volatile is read where it is used, for want of
 // registers.

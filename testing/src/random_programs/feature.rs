@@ -19,16 +19,11 @@ use warpweft_plan::policy::{
 };
 use warpweft_session::config::Scaling;
 
+use super::row::Feature;
 use super::{FORMATS, Sample, matrix_features, update_features};
-
-/// Does a sample, or the plan of its step, have it?
-type Has = Box<dyn Fn(&Sample, &StepPlan) -> bool>;
 
 /// Does the configuration of a sample say so?
 type Chosen = fn(&Sample) -> bool;
-
-/// A name, and what it names.
-pub(super) type Feature = (String, Has);
 
 /// All there are.
 pub fn features() -> Vec<Feature> {

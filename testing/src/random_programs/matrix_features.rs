@@ -8,7 +8,7 @@ use warpweft_plan::op::{ExchangeRows, Op, Prepare, Transform, Update};
 use warpweft_plan::plan::StepPlan;
 
 use super::Sample;
-use super::feature::Feature;
+use super::row::Feature;
 
 pub(super) fn features() -> Vec<Feature> {
     let mut all: Vec<Feature> = Vec::new();

@@ -9,6 +9,7 @@ mod draw;
 mod feature;
 mod matrices;
 mod matrix_features;
+mod row;
 mod update_features;
 
 pub use draw::{Draw, mix};

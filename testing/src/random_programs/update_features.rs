@@ -6,7 +6,7 @@ use warpweft_plan::layout::Bucket;
 use warpweft_plan::op::{Adam, MasterOperand, Op};
 use warpweft_plan::plan::StepPlan;
 
-use super::feature::Feature;
+use super::row::Feature;
 
 pub(super) fn features() -> Vec<Feature> {
     let mut all: Vec<Feature> = Vec::new();

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::adam::{AdamOperand, MasterAmax, MasterState, RuleArguments};
+use super::adam_operand::{AdamOperand, MasterAmax, MasterState, RuleArguments};
 use super::check::{divides, element_aligned, narrow, present};
 use super::launch::{KernelLaunch, THREADS, WARPS};
 use super::module::Kernels;

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::adam::{AdamOperand, MasterCast, MasterState, RuleArguments};
+use super::adam_operand::{AdamOperand, MasterCast, MasterState, RuleArguments};
 use super::check::{element_aligned, narrow, present, scale_pitch};
 use super::launch::KernelLaunch;
 use super::module::Kernels;

@@ -33,6 +33,7 @@ macro_rules! mirrors {
 mod activation;
 mod adam;
 mod adam_amax;
+mod adam_operand;
 mod adam_tile;
 mod amax;
 pub(crate) mod cache;
@@ -62,7 +63,7 @@ mod tiles;
 mod transpose;
 
 pub use activation::{ActivationOperand, ActivationQuantizer, ActivationSource};
-pub use adam::{AdamOperand, Bounds, MasterAmax, MasterCast, MasterState};
+pub use adam_operand::{AdamOperand, Bounds, MasterAmax, MasterCast, MasterState};
 pub use amax::AmaxOperand;
 pub use cast::CastOperand;
 pub use delayed::{DelayedScaleOperand, RecordAmaxOperand};
