@@ -42,7 +42,7 @@ impl SimWorld {
         let prices = Prices::new(&cluster, mesh).ok_or_else(|| BackendError::NoLinks {
             ranks: mesh.ranks(),
             cluster: cluster.name.clone(),
-            gpus: cluster.node(),
+            gpus: cluster.ranks_of_node(),
         })?;
         let machine = Mutex::new(Machine::new(&cluster, mesh));
         let (origin, aborted) = (Instant::now(), Mutex::new(None));

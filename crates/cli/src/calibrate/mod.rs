@@ -180,8 +180,8 @@ fn subject(options: &CalibrateOptions, base: &Config) -> Result<Box<dyn Subject>
         CalibrateDevice::Cpu => Ok(cpu()),
         CalibrateDevice::Simulated(name) => {
             let cluster = named(name)?;
-            if ranks > cluster.node() {
-                let (found, cluster) = (cluster.node(), cluster.name);
+            if ranks > cluster.ranks_of_node() {
+                let (found, cluster) = (cluster.ranks_of_node(), cluster.name);
                 return Err(MeasureError::Node { cluster, ranks, found });
             }
             Ok(Box::new(Simulated { cluster, ranks, base: base.clone(), largest }))

@@ -160,14 +160,14 @@ impl Cluster {
 
     /// How many ranks a full node has.
     #[must_use]
-    pub fn node(&self) -> u32 {
+    pub fn ranks_of_node(&self) -> u32 {
         self.ranks_per_node.unwrap_or(u32::MAX).min(self.gpus_per_node).max(1)
     }
 
     /// How many of `ranks` ranks share a node, and how many nodes they fill.
     #[must_use]
     pub fn nodes(&self, ranks: u32) -> (u32, u32) {
-        (ranks.min(self.node()), ranks.div_ceil(self.node()))
+        (ranks.min(self.ranks_of_node()), ranks.div_ceil(self.ranks_of_node()))
     }
 
     /// How many ranks of a group share a node at most, and over how many nodes it is spread, where ranks fill
@@ -179,7 +179,7 @@ impl Cluster {
         let of = |first: RankId| {
             let (mut most, mut nodes, mut here, mut last) = (0, 0, 0, None);
             for rank in group.members(first) {
-                let node = rank.number() / self.node();
+                let node = rank.number() / self.ranks_of_node();
                 if last.replace(node) != Some(node) {
                     (nodes, here) = (nodes + 1, 0);
                 }

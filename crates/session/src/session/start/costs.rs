@@ -21,7 +21,7 @@ pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs,
     let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| BackendError::NoLinks {
         ranks,
         cluster: cluster.name.clone(),
-        gpus: cluster.node(),
+        gpus: cluster.ranks_of_node(),
     })?;
     Ok(Costs::new(prices, config.capture != Capture::Off))
 }
