@@ -119,13 +119,13 @@ __device__ __forceinline__ void update(const Step& s, float& p, float& m, float&
 }
 
 // Whether training goes on from one element.
-__device__ __forceinline__ bool goes_on(const Rule& all, float p, float m, float v) {
-    return (fabsf(p) <= all.largest_master) & (fabsf(m) <= all.largest_moment) & (fabsf(v) <= all.largest_moment);
+__device__ __forceinline__ bool goes_on(const Rule& rule, float p, float m, float v) {
+    return (fabsf(p) <= rule.largest_master) & (fabsf(m) <= rule.largest_moment) & (fabsf(v) <= rule.largest_moment);
 }
 
 // Says that it does not.
-__device__ __forceinline__ void diverge(const Rule& all) {
-    if (all.diverged != nullptr) *all.diverged = 1;
+__device__ __forceinline__ void diverge(const Rule& rule) {
+    if (rule.diverged != nullptr) *rule.diverged = 1;
 }
 
 // base^exponent by squaring: few multiplications and little code, where pow() costs small launches more than their
@@ -138,24 +138,24 @@ __device__ __forceinline__ double power(double base, u32 exponent) {
 }
 
 // 1 - beta^step, or 1 without bias correction.
-__device__ __forceinline__ float correction(const Rule& all, float beta, u32 step) {
-    return all.bias_correction ? float(1.0 - power(double(beta), step)) : 1.0f;
+__device__ __forceinline__ float correction(const Rule& rule, float beta, u32 step) {
+    return rule.bias_correction ? float(1.0 - power(double(beta), step)) : 1.0f;
 }
 
 // The scalars of the step, for the weight that goes by `own`. Two threads compute the corrections and two others read
 // the rest, while the state of the tile is on its way.
-__device__ __forceinline__ const Step& scalars(const Rule& all, const Hyperparameters* own) {
+__device__ __forceinline__ const Step& scalars(const Rule& rule, const Hyperparameters* own) {
     __shared__ Step step;
     if (threadIdx.x < 2) {
         Decay& decay = threadIdx.x == 0 ? step.m : step.v;
         float beta = threadIdx.x == 0 ? own->beta1 : own->beta2;
         decay.beta = beta;
         decay.one_minus_beta = 1.0f - beta;
-        decay.correction = correction(all, beta, all.vote->step);
+        decay.correction = correction(rule, beta, rule.vote->step);
     }
     if (threadIdx.x == 32) {
-        step.factor = all.vote->clip * all.vote->unscale;
-        step.epsilon = all.epsilon;
+        step.factor = rule.vote->clip * rule.vote->unscale;
+        step.epsilon = rule.epsilon;
     }
     if (threadIdx.x == 64) {
         step.learning_rate = own->learning_rate;

@@ -41,7 +41,7 @@ constexpr u32 TILE_ROWS = 16;
 // NVFP4 in 16x16 tiles: a warp takes one row of tiles, 128 columns wide. A lane's four columns are all in the matrix or
 // none, and of one tile.
 template <bool DECOUPLED, class Moment>
-__device__ __forceinline__ void adam_tile16(const AdamAmaxArguments& all) {
+__device__ __forceinline__ void adam_amax_of_tiles(const AdamAmaxArguments& all) {
     if (skips(all.rule.vote)) return;
     Place place = place_of_block(all.tiles);
     const AdamAmaxTensor t = tensor_of<AdamAmaxTensor>(all, place);
@@ -82,7 +82,7 @@ __device__ __forceinline__ void adam_tile16(const AdamAmaxArguments& all) {
 constexpr u32 AMAX_FLAT_TILE = 16384;
 
 template <bool DECOUPLED, class Moment>
-__device__ __forceinline__ void adam_tensor(const AdamAmaxArguments& all) {
+__device__ __forceinline__ void adam_amax_of_tensor(const AdamAmaxArguments& all) {
     if (skips(all.rule.vote)) return;
     Place place = place_of_block(all.tiles);
     const AdamAmaxTensor t = tensor_of<AdamAmaxTensor>(all, place);
@@ -115,11 +115,11 @@ __device__ __forceinline__ void adam_tensor(const AdamAmaxArguments& all) {
         body<decoupled, moment>(all);                            \
     }
 
-ADAM_AMAX_KERNEL(adamw_tile16_f32, adam_tile16, true, MomentF32)
-ADAM_AMAX_KERNEL(adamw_tile16_bf16, adam_tile16, true, MomentBf16)
-ADAM_AMAX_KERNEL(adam_tile16_f32, adam_tile16, false, MomentF32)
-ADAM_AMAX_KERNEL(adam_tile16_bf16, adam_tile16, false, MomentBf16)
-ADAM_AMAX_KERNEL(adamw_tensor_f32, adam_tensor, true, MomentF32)
-ADAM_AMAX_KERNEL(adamw_tensor_bf16, adam_tensor, true, MomentBf16)
-ADAM_AMAX_KERNEL(adam_tensor_f32, adam_tensor, false, MomentF32)
-ADAM_AMAX_KERNEL(adam_tensor_bf16, adam_tensor, false, MomentBf16)
+ADAM_AMAX_KERNEL(adamw_amax_tile16_f32, adam_amax_of_tiles, true, MomentF32)
+ADAM_AMAX_KERNEL(adamw_amax_tile16_bf16, adam_amax_of_tiles, true, MomentBf16)
+ADAM_AMAX_KERNEL(adam_amax_tile16_f32, adam_amax_of_tiles, false, MomentF32)
+ADAM_AMAX_KERNEL(adam_amax_tile16_bf16, adam_amax_of_tiles, false, MomentBf16)
+ADAM_AMAX_KERNEL(adamw_amax_tensor_f32, adam_amax_of_tensor, true, MomentF32)
+ADAM_AMAX_KERNEL(adamw_amax_tensor_bf16, adam_amax_of_tensor, true, MomentBf16)
+ADAM_AMAX_KERNEL(adam_amax_tensor_f32, adam_amax_of_tensor, false, MomentF32)
+ADAM_AMAX_KERNEL(adam_amax_tensor_bf16, adam_amax_of_tensor, false, MomentBf16)

@@ -8,7 +8,7 @@
 
 #include "adam.cuh"
 
-struct AdamTileTensor {
+struct AdamBlockCastTensor {
     float* master;
     u8* exp_avg;
     u8* exp_avg_sq;
@@ -24,11 +24,11 @@ struct AdamTileTensor {
     // Whether four elements of a row may be read and written at once.
     u32 aligned;
 };
-static_assert(sizeof(AdamTileTensor) == 80, "kernels::adam_tile::TensorArguments");
+static_assert(sizeof(AdamBlockCastTensor) == 80, "kernels::adam_block_cast::TensorArguments");
 
-struct AdamTileArguments {
+struct AdamBlockCastArguments {
     Tiles tiles;
-    const AdamTileTensor* tensors;
+    const AdamBlockCastTensor* tensors;
     Rule rule;
     // The largest code's value, and the lower bound of an amax.
     float largest_code;
@@ -37,9 +37,9 @@ struct AdamTileArguments {
     u16 via_bf16;
     // E5M2 instead of E4M3.
     u16 e5m2;
-    AdamTileTensor only;
+    AdamBlockCastTensor only;
 };
-static_assert(sizeof(AdamTileArguments) == 152, "kernels::adam_tile::Arguments");
+static_assert(sizeof(AdamBlockCastArguments) == 152, "kernels::adam_block_cast::Arguments");
 
 constexpr u32 SIDE = 128;
 constexpr u32 TILE_THREADS = 512;
@@ -50,8 +50,8 @@ constexpr u32 ROUNDS = SIDE / TILE_WARPS;
 // Replaces what a thread has of a whole block, and keeps its masters as they are cast. The thread's first element is
 // `first`; its others are `pitch` apart.
 template <bool DECOUPLED, class Moment>
-__device__ __forceinline__ Found update_whole(const AdamTileArguments& all, const AdamTileTensor& t, const Step& step,
-                                              u64 first, u64 pitch, uint2 (&kept)[ROUNDS]) {
+__device__ __forceinline__ Found update_whole_block(const AdamBlockCastArguments& all, const AdamBlockCastTensor& t,
+                                                    const Step& step, u64 first, u64 pitch, uint2 (&kept)[ROUNDS]) {
     Found found = {0.0f, true};
 #pragma unroll
     for (u32 i = 0; i < ROUNDS; ++i) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ Found update_whole(const AdamTileArguments& all, cons
 // The same of a block that is cut, or whose rows do not begin at multiples of four elements: one element after the
 // other, of rows from `row` on below `end`, and of columns from `column` on.
 template <bool DECOUPLED, class Moment>
-__device__ __forceinline__ Found update_some(const AdamTileArguments& all, const AdamTileTensor& t, const Step& step,
-                                             u32 row, u32 end, u32 column) {
+__device__ __forceinline__ Found update_cut_block(const AdamBlockCastArguments& all, const AdamBlockCastTensor& t,
+                                                  const Step& step, u32 row, u32 end, u32 column) {
     Found found = {0.0f, true};
     u32 right = min((column / SIDE + 1) * SIDE, t.cols);
 #pragma unroll 1
@@ -78,17 +78,17 @@ __device__ __forceinline__ Found update_some(const AdamTileArguments& all, const
     return found;
 }
 
-__device__ __forceinline__ u32 codes_of(const AdamTileArguments& all, float4 v, float factor) {
+__device__ __forceinline__ u32 codes_of(const AdamBlockCastArguments& all, float4 v, float factor) {
     v = make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
     return all.e5m2 ? encode4<E5m2>(v) : encode4<E4m3>(v);
 }
 
 template <bool DECOUPLED, class Moment>
-__device__ __forceinline__ void adam_tile(const AdamTileArguments& all) {
+__device__ __forceinline__ void adam_block_cast(const AdamBlockCastArguments& all) {
     if (skips(all.rule.vote)) return;
     __shared__ float of_warp[TILE_WARPS];
     Place place = place_of(all.tiles, blockIdx.x);
-    const AdamTileTensor t = tensor_of<AdamTileTensor>(all, place);
+    const AdamBlockCastTensor t = tensor_of<AdamBlockCastTensor>(all, place);
     u32 across = max(divide_up(t.cols, SIDE), 1u);
     u32 block_row = place.tile / across;
     u32 block_column = place.tile % across;
@@ -100,8 +100,8 @@ __device__ __forceinline__ void adam_tile(const AdamTileArguments& all) {
     u64 pitch = u64(TILE_WARPS) * t.cols;
     const Step& step = scalars(all.rule, t.hyperparameters);
     uint2 kept[ROUNDS];
-    Found found = whole ? update_whole<DECOUPLED, Moment>(all, t, step, first, pitch, kept)
-                        : update_some<DECOUPLED, Moment>(all, t, step, top + warp(), end, left + lane());
+    Found found = whole ? update_whole_block<DECOUPLED, Moment>(all, t, step, first, pitch, kept)
+                        : update_cut_block<DECOUPLED, Moment>(all, t, step, top + warp(), end, left + lane());
     if (!found.valid) diverge(all.rule);
     float amax = over_warp(found.largest);
     if (lane() == 0) of_warp[warp()] = amax;
@@ -146,13 +146,13 @@ __device__ __forceinline__ void adam_tile(const AdamTileArguments& all) {
     }
 }
 
-#define ADAM_TILE_KERNEL(name, decoupled, moment)                                                            \
-    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)                                            \
-    name(const __grid_constant__ AdamTileArguments all) {                                                    \
-        adam_tile<decoupled, moment>(all);                                                                   \
+#define ADAM_BLOCK_CAST_KERNEL(name, decoupled, moment)                \
+    extern "C" __global__ void __launch_bounds__(TILE_THREADS, 2)      \
+    name(const __grid_constant__ AdamBlockCastArguments all) {         \
+        adam_block_cast<decoupled, moment>(all);                       \
     }
 
-ADAM_TILE_KERNEL(adamw_tile128_f32, true, MomentF32)
-ADAM_TILE_KERNEL(adamw_tile128_bf16, true, MomentBf16)
-ADAM_TILE_KERNEL(adam_tile128_f32, false, MomentF32)
-ADAM_TILE_KERNEL(adam_tile128_bf16, false, MomentBf16)
+ADAM_BLOCK_CAST_KERNEL(adamw_cast_block128_f32, true, MomentF32)
+ADAM_BLOCK_CAST_KERNEL(adamw_cast_block128_bf16, true, MomentBf16)
+ADAM_BLOCK_CAST_KERNEL(adam_cast_block128_f32, false, MomentF32)
+ADAM_BLOCK_CAST_KERNEL(adam_cast_block128_bf16, false, MomentBf16)

@@ -84,7 +84,7 @@ pub enum Family {
     /// Adam and AdamW.
     Adam,
     /// The same, with what is cast to FP8 in blocks.
-    AdamTile,
+    AdamBlockCast,
     /// The same, with amaxes.
     AdamAmax,
     /// Looking for values that are too large or no numbers.
@@ -116,7 +116,7 @@ impl Family {
         Self::Sum,
         Self::Norm,
         Self::Adam,
-        Self::AdamTile,
+        Self::AdamBlockCast,
         Self::AdamAmax,
         Self::FiniteCheck,
         Self::Memory,
@@ -141,7 +141,7 @@ impl Family {
             Self::Sum => source!("sum.cu"),
             Self::Norm => source!("norm.cu"),
             Self::Adam => source!("adam.cu"),
-            Self::AdamTile => source!("adam_tile.cu"),
+            Self::AdamBlockCast => source!("adam_block_cast.cu"),
             Self::AdamAmax => source!("adam_amax.cu"),
             Self::FiniteCheck => source!("finite_check.cu"),
             Self::Memory => source!("memory.cu"),

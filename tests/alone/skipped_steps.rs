@@ -1,8 +1,8 @@
 //! Steps that are skipped for a non-finite gradient: the names in the report, the limit that makes them an error, the
 //! log.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::bf16;
 use tracing::{Dispatch, Level};

@@ -1,4 +1,4 @@
-//! Adam and AdamW: `kernels/adam.cu`; `adam_tile.rs` for what is cast in blocks, and `adam_amax.rs` for amaxes.
+//! Adam and AdamW: `kernels/adam.cu`; `adam_block_cast.rs` for what is cast in blocks, and `adam_amax.rs` for amaxes.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -7,7 +7,7 @@ use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
-use super::{adam_amax, adam_tile};
+use super::{adam_amax, adam_block_cast};
 use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
 use warpweft_format::{Format, Via};
@@ -146,7 +146,7 @@ impl Kernels {
                 return adam_amax::launch(self, (mode, moments, format, via), operands, rule);
             }
             (mode, Kind::Cast(format, via), moments) => {
-                return adam_tile::launch(self, (mode, moments, format, via), operands, rule);
+                return adam_block_cast::launch(self, (mode, moments, format, via), operands, rule);
             }
         };
         let tensors: Vec<_> =

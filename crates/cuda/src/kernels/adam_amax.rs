@@ -111,14 +111,14 @@ pub(super) fn launch(
         }
     };
     let name = match (mode, tiled, moments) {
-        (AdamMode::AdamW, true, Moments::F32) => c"adamw_tile16_f32",
-        (AdamMode::AdamW, true, Moments::Bf16) => c"adamw_tile16_bf16",
-        (AdamMode::AdamW, false, Moments::F32) => c"adamw_tensor_f32",
-        (AdamMode::AdamW, false, Moments::Bf16) => c"adamw_tensor_bf16",
-        (AdamMode::Adam, true, Moments::F32) => c"adam_tile16_f32",
-        (AdamMode::Adam, true, Moments::Bf16) => c"adam_tile16_bf16",
-        (AdamMode::Adam, false, Moments::F32) => c"adam_tensor_f32",
-        (AdamMode::Adam, false, Moments::Bf16) => c"adam_tensor_bf16",
+        (AdamMode::AdamW, true, Moments::F32) => c"adamw_amax_tile16_f32",
+        (AdamMode::AdamW, true, Moments::Bf16) => c"adamw_amax_tile16_bf16",
+        (AdamMode::AdamW, false, Moments::F32) => c"adamw_amax_tensor_f32",
+        (AdamMode::AdamW, false, Moments::Bf16) => c"adamw_amax_tensor_bf16",
+        (AdamMode::Adam, true, Moments::F32) => c"adam_amax_tile16_f32",
+        (AdamMode::Adam, true, Moments::Bf16) => c"adam_amax_tile16_bf16",
+        (AdamMode::Adam, false, Moments::F32) => c"adam_amax_tensor_f32",
+        (AdamMode::Adam, false, Moments::Bf16) => c"adam_amax_tensor_bf16",
     };
     let tensor = |operand: &AdamOperand| match &operand.master {
         MasterState::Amax(amax) => TensorArguments::of(operand, amax, (moments, tiled)),

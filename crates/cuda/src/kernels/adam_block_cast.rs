@@ -1,4 +1,4 @@
-//! Adam and AdamW over masters that are cast to FP8 in blocks of 128x128: `kernels/adam_tile.cu`.
+//! Adam and AdamW over masters that are cast to FP8 in blocks of 128x128: `kernels/adam_block_cast.cu`.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -13,7 +13,7 @@ use crate::failure::CudaFailure;
 use warpweft_format::{Format, Fp8Block, Fp8Element, Fp8Tile, Orientation, ScaleRule, Shape, Via};
 use warpweft_plan::policy::{AdamMode, Moments};
 
-/// `AdamTileTensor` of the kernels.
+/// `AdamBlockCastTensor` of the kernels.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
 struct TensorArguments {
@@ -98,10 +98,10 @@ pub(super) fn launch(
         return Err(refused());
     };
     let name = match (mode, moments) {
-        (AdamMode::AdamW, Moments::F32) => c"adamw_tile128_f32",
-        (AdamMode::AdamW, Moments::Bf16) => c"adamw_tile128_bf16",
-        (AdamMode::Adam, Moments::F32) => c"adam_tile128_f32",
-        (AdamMode::Adam, Moments::Bf16) => c"adam_tile128_bf16",
+        (AdamMode::AdamW, Moments::F32) => c"adamw_cast_block128_f32",
+        (AdamMode::AdamW, Moments::Bf16) => c"adamw_cast_block128_bf16",
+        (AdamMode::Adam, Moments::F32) => c"adam_cast_block128_f32",
+        (AdamMode::Adam, Moments::Bf16) => c"adam_cast_block128_bf16",
     };
     let tensor = |operand: &AdamOperand| match &operand.master {
         MasterState::Cast(cast) => TensorArguments::of(operand, cast, moments),
@@ -120,9 +120,9 @@ pub(super) fn launch(
         e5m2: u16::from(element == Fp8Element::E5m2),
         only: only(&tensors),
     };
-    let function = kernels.function(Family::AdamTile, name)?;
+    let function = kernels.function(Family::AdamBlockCast, name)?;
     Ok(KernelLaunch::new(function, table.blocks(), TILE_THREADS, arguments, Some(table.table)))
 }
 
 #[cfg(test)]
-mirrors!(Family::AdamTile, SIDE, TILE_THREADS);
+mirrors!(Family::AdamBlockCast, SIDE, TILE_THREADS);

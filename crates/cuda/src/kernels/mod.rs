@@ -33,8 +33,8 @@ macro_rules! mirrors {
 mod activation;
 mod adam;
 mod adam_amax;
+mod adam_block_cast;
 mod adam_operand;
-mod adam_tile;
 mod amax;
 pub(crate) mod cache;
 mod cast;
