@@ -16,8 +16,9 @@
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
 //! weights, `calls` the closures and their buffers, `collective_calls` what ranks give each other of these, `gradients`
-//! and `optimizer` what follows them, `matrices` what a whole-matrix optimizer needs for it, `received` gradients that
-//! ranks sum by themselves, `quantize` the way from masters to shards, `delayed` what remembers amaxes on it.
+//! and `optimizer` what follows them, `main_grads` that none is lost on the way, `matrices` what a whole-matrix optimizer
+//! needs for it, `received` gradients that ranks sum by themselves, `quantize` the way from masters to shards, `delayed`
+//! what remembers amaxes on it.
 
 mod calls;
 mod collective_calls;
@@ -26,6 +27,7 @@ mod entry;
 mod exit;
 mod gradients;
 mod held;
+mod main_grads;
 mod matrices;
 mod optimizer;
 mod planes;
