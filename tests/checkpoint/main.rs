@@ -6,5 +6,7 @@ mod engines;
 mod files;
 #[cfg(unix)]
 mod foreign;
+mod hub_folders;
 mod parts;
 mod pretrained;
+mod weights_alone;

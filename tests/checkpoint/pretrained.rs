@@ -1,13 +1,13 @@
-//! Pretrained weights from files of other tools, and exports for other tools.
+//! Pretrained weights from files of other tools.
 
 use std::path::{Path, PathBuf};
 
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use safetensors::tensor::{Dtype, TensorView};
 use warpweft::{bf16, f16};
-use warpweft_format::{ElementType, Format};
+use warpweft_format::Format;
 use warpweft_plan::model::Model;
 use warpweft_session::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, FileStore, PretrainedFiles, WeightState,
+    Checkpoint, CheckpointError, CheckpointStore, FileStore, PretrainedFiles,
 };
 use warpweft_session::config::Config;
 use warpweft_session::session::initial::MasterRows;
@@ -15,19 +15,19 @@ use warpweft_session::session::{ExecError, SessionError, block_on};
 use warpweft_testing::trainer::{self, Mischief, SIZE, Trainer, initial, within_a_minute};
 
 /// What the files call the trainer's weights.
-fn tensor_of(weight: &str) -> Option<String> {
+pub(crate) fn tensor_of(weight: &str) -> Option<String> {
     Some(format!("model.{weight}.weight"))
 }
 
 /// A tensor to be.
-struct Given {
+pub(crate) struct Given {
     name: String,
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: Vec<u8>,
 }
 
-fn given(name: &str, dtype: Dtype, shape: &[usize], values: &[f32]) -> Given {
+pub(crate) fn given(name: &str, dtype: Dtype, shape: &[usize], values: &[f32]) -> Given {
     let bytes = match dtype {
         Dtype::BF16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
         Dtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
@@ -36,7 +36,7 @@ fn given(name: &str, dtype: Dtype, shape: &[usize], values: &[f32]) -> Given {
     Given { name: name.to_owned(), dtype, shape: shape.to_vec(), bytes }
 }
 
-fn write(path: &Path, tensors: &[Given]) {
+pub(crate) fn write(path: &Path, tensors: &[Given]) {
     let views = tensors.iter().map(|Given { name, dtype, shape, bytes }| {
         (name.as_str(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
     });
@@ -44,7 +44,7 @@ fn write(path: &Path, tensors: &[Given]) {
 }
 
 /// The trainer's own masters of a weight of `rows`.
-fn masters(weight: &str, rows: usize) -> Vec<f32> {
+pub(crate) fn masters(weight: &str, rows: usize) -> Vec<f32> {
     let mut values = vec![0.0; rows * SIZE];
     initial(MasterRows::from_the_first(weight, SIZE), &mut values);
     values
@@ -52,7 +52,7 @@ fn masters(weight: &str, rows: usize) -> Vec<f32> {
 
 /// Three layers in three types and a bias of one dimension, in two files, with a tensor beside that is no
 /// weight.
-fn shards(folder: &Path) -> [PathBuf; 2] {
+pub(crate) fn shards(folder: &Path) -> [PathBuf; 2] {
     let paths = ["model-00001-of-00002", "model-00002-of-00002"];
     let paths = paths.map(|name| folder.join(format!("{name}.safetensors")));
     let layer = |number: usize, dtype| {
@@ -68,11 +68,11 @@ fn shards(folder: &Path) -> [PathBuf; 2] {
     paths
 }
 
-fn bits(values: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-fn master<'checkpoint>(checkpoint: &'checkpoint Checkpoint, weight: &str) -> &'checkpoint [f32] {
+pub(crate) fn master<'checkpoint>(checkpoint: &'checkpoint Checkpoint, weight: &str) -> &'checkpoint [f32] {
     &checkpoint.weight(weight).unwrap().master
 }
 
@@ -341,119 +341,6 @@ fn a_weight_that_the_files_do_not_have_begins_as_the_caller_says_and_never_as_ze
 }
 
 #[test]
-fn weights_saved_alone_and_opened_again_are_the_same_masters() {
-    within_a_minute(async {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model.safetensors");
-        let trainer = Trainer::new(2, Format::NVFP4_2D);
-        let mut session = trainer.start(Config::default(), 2).await.unwrap();
-        trainer::losses(&mut session, 2, 0..2).await;
-        let checkpoint = session.export().await.unwrap();
-        for (element, dtype) in [(ElementType::F32, Dtype::F32), (ElementType::Bf16, Dtype::BF16)] {
-            checkpoint.save_weights(&path, element, tensor_of).unwrap();
-            let bytes = std::fs::read(&path).unwrap();
-            let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
-            assert_eq!(header.metadata().as_ref().unwrap()["format"], "pt");
-            let file = SafeTensors::deserialize(&bytes).unwrap();
-            assert_eq!(file.len(), 3);
-            for (tensor, shape) in
-                [("layer0", &[SIZE, SIZE][..]), ("layer1", &[SIZE, SIZE]), ("bias", &[SIZE])]
-            {
-                let found = file.tensor(&tensor_of(tensor).unwrap()).unwrap();
-                assert_eq!((found.dtype(), found.shape()), (dtype, shape), "{tensor}");
-            }
-            let files = PretrainedFiles::open([&path]).unwrap();
-            let pretrained = files.initializer(&trainer.model, tensor_of).unwrap();
-            let builder = trainer.builder(Config::default(), &Mischief::default());
-            let mut again = builder.try_initialize(pretrained).start_cpu(3).await.unwrap();
-            let again = again.export().await.unwrap();
-            for state in &checkpoint.weights {
-                let rounded = |value: &f32| match element {
-                    ElementType::Bf16 => nearest_even(*value),
-                    _ => *value,
-                };
-                let expected: Vec<f32> = state.master.iter().map(rounded).collect();
-                assert_eq!(bits(master(&again, &state.name)), bits(&expected), "{} {element}", state.name);
-            }
-        }
-        assert_eq!(folder.path().read_dir().unwrap().count(), 1);
-    });
-}
-
-/// A finite value in bf16, by its definition: the upper half, one more above the middle, and in it if odd.
-fn nearest_even(value: f32) -> f32 {
-    let bits = value.to_bits();
-    let (upper, lower) = (bits >> 16, bits & 0xFFFF);
-    f32::from_bits((upper + u32::from(lower > 0x8000 || lower == 0x8000 && upper % 2 == 1)) << 16)
-}
-
-/// A checkpoint of one weight.
-fn of_one(rows: usize, cols: usize, master: Vec<f32>) -> Checkpoint {
-    let mut session = block_on(Trainer::new(1, Format::F32).start(Config::default(), 1)).unwrap();
-    let mut checkpoint = block_on(session.export()).unwrap();
-    checkpoint.weights.truncate(1);
-    let state = &mut checkpoint.weights[0];
-    (state.name, state.shape.rows, state.shape.cols) = ("w".into(), rows, cols);
-    state.master = master;
-    checkpoint
-}
-
-#[test]
-fn bf16_rounds_ties_to_even_over_more_than_one_piece() {
-    const COUNT: usize = 40_001; // finite to the last
-
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("w.safetensors");
-    let values: Vec<f32> = (0..COUNT as u32).map(|at| f32::from_bits(0x3F80_0000 + 0x4000 * at)).collect();
-    let expected: Vec<f32> = values.iter().map(|value| nearest_even(*value)).collect();
-    let checkpoint = of_one(COUNT, 1, values);
-    checkpoint.save_weights(&path, ElementType::Bf16, |_| Some("w".into())).unwrap();
-    let files = PretrainedFiles::open([&path]).unwrap();
-    assert_eq!(files.shape("w").unwrap(), [COUNT, 1]);
-    let mut read = vec![0.0; COUNT];
-    files.rows("w", 0, 1, &mut read).unwrap();
-    let other = bits(&read).iter().zip(bits(&expected)).position(|(read, expected)| *read != expected);
-    assert_eq!(other, None);
-}
-
-#[test]
-fn weights_that_cannot_be_saved_alone_are_refused_and_what_was_there_stays() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("w.safetensors");
-    let mut checkpoint = of_one(2, 2, vec![1.0; 4]);
-    let save = |checkpoint: &Checkpoint, element, name: &str| {
-        checkpoint.save_weights(&path, element, |weight| (weight != "out").then(|| name.to_owned()))
-    };
-    checkpoint.weights.push(WeightState { name: "out".into(), ..checkpoint.weights[0].clone() });
-    save(&checkpoint, ElementType::F32, "w").unwrap();
-    let before = std::fs::read(&path).unwrap();
-    assert_eq!(SafeTensors::deserialize(&before).unwrap().names(), ["w"], "`out` is left out");
-    let refused = |checkpoint: &Checkpoint, element, name: &str, expected: &str| {
-        let error = save(checkpoint, element, name).unwrap_err();
-        assert!(
-            matches!(error, CheckpointError::Content { .. }) && error.to_string().contains(expected),
-            "{error}"
-        );
-        assert_eq!(std::fs::read(&path).unwrap(), before);
-        assert_eq!(folder.path().read_dir().unwrap().count(), 1);
-    };
-    refused(&checkpoint, ElementType::U8, "w", "in f32 or bf16");
-    refused(&checkpoint, ElementType::F32, "__metadata__", "name it otherwise");
-    checkpoint.weights[1].name = "v".into();
-    refused(&checkpoint, ElementType::F32, "w", "two weights would be called `w`");
-    checkpoint.weights[1].name = "out".into();
-    checkpoint.weights[0].master[1] = f32::MAX;
-    refused(&checkpoint, ElementType::Bf16, "w", "in row 0, column 1, which is not finite in bf16");
-    checkpoint.weights[0].master[1] = f32::NAN;
-    refused(&checkpoint, ElementType::F32, "w", "NaN in row 0, column 1, which is not finite in f32");
-    checkpoint.weights[0].master.pop();
-    refused(&checkpoint, ElementType::F32, "w", "3 values of its master, and its shape 4");
-    let nowhere = folder.path().join("missing").join("w");
-    let error = of_one(1, 1, vec![0.0]).save_weights(&nowhere, ElementType::F32, |_| Some("w".into()));
-    assert!(matches!(error, Err(CheckpointError::File { .. })));
-}
-
-#[test]
 fn a_checkpoint_gives_its_masters_to_a_session_that_begins_with_them() {
     within_a_minute(async {
         let folder = tempfile::tempdir().unwrap();
@@ -480,105 +367,4 @@ fn a_file_of_weights_that_is_no_checkpoint_is_told_where_it_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let error = block_on(FileStore::new(&shards(folder.path())[0]).load()).unwrap_err().to_string();
     assert!(error.contains("no session saved it") && error.contains("`PretrainedFiles`"), "{error}");
-}
-
-/// The index of the hub for these tensors and files.
-fn write_index(folder: &Path, entries: &[(&str, &str)]) {
-    let map: serde_json::Map<String, serde_json::Value> =
-        entries.iter().map(|(tensor, file)| ((*tensor).to_owned(), (*file).into())).collect();
-    let json = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": map });
-    std::fs::write(folder.join("model.safetensors.index.json"), json.to_string()).unwrap();
-}
-
-#[test]
-fn a_folder_of_the_hub_is_opened_by_its_index_or_by_its_only_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let [first, second] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
-    shards(folder.path());
-    // A file that the index does not name is none of the model's.
-    write(
-        &folder.path().join("other.safetensors"),
-        &[given("model.layer0.weight", Dtype::F32, &[1], &[0.0])],
-    );
-    let listed = [
-        ("model.layer0.weight", first),
-        ("model.layer1.weight", first),
-        ("model.layer2.weight", second),
-        ("model.bias.weight", second),
-    ];
-    write_index(folder.path(), &listed);
-    let files = PretrainedFiles::open_model(folder.path()).unwrap();
-    assert_eq!(files.tensor_names().len(), 4, "what the index does not list is not there");
-    let error = files.shape("steps").unwrap_err().to_string();
-    assert!(error.contains("their index does not list it"), "{error}");
-    let mut values = [0.0; SIZE];
-    files.rows("model.layer0.weight", 0, SIZE, &mut values).unwrap();
-    assert_eq!(bits(&values), bits(&masters("layer0", 1)));
-
-    let alone = tempfile::tempdir().unwrap();
-    let hub = PretrainedFiles::open_model("meta-llama/Llama-3-8B").unwrap_err();
-    assert!(matches!(hub, CheckpointError::NoFolder { .. }), "{hub}");
-    let words = "the name of a model on the Hugging Face hub: nothing is downloaded here";
-    assert!(hub.to_string().contains(words), "{hub}");
-    assert!(hub.to_string().contains("hf download meta-llama/Llama-3-8B --local-dir"), "{hub}");
-    let nowhere = PretrainedFiles::open_model(alone.path().join("models")).unwrap_err().to_string();
-    assert!(nowhere.contains("there is no folder") && !nowhere.contains("Hugging Face"), "{nowhere}");
-    let missing = PretrainedFiles::open_model(alone.path()).unwrap_err();
-    assert!(matches!(&missing, CheckpointError::File { path, .. } if path.ends_with("model.safetensors")));
-    write(&alone.path().join("model.safetensors"), &[given("w", Dtype::F32, &[2], &[1.0, 2.0])]);
-    assert_eq!(PretrainedFiles::open_model(alone.path()).unwrap().shape("w").unwrap(), [2]);
-}
-
-/// Both have it, and the index says which of them counts.
-#[test]
-fn of_two_files_with_one_tensor_the_one_counts_that_the_index_lists() {
-    let folder = tempfile::tempdir().unwrap();
-    let names = ["a.safetensors", "b.safetensors"];
-    for (name, value) in names.into_iter().zip([1.0, 2.0]) {
-        let alone = given(name, Dtype::F32, &[1], &[value]);
-        write(&folder.path().join(name), &[given("shared", Dtype::F32, &[1], &[value]), alone]);
-    }
-    for (counts, value) in names.into_iter().zip([1.0, 2.0]) {
-        let of_each = names.map(|name| (name, name));
-        write_index(folder.path(), &[("shared", counts), of_each[0], of_each[1]]);
-        let files = PretrainedFiles::open_model(folder.path()).unwrap();
-        let mut values = [0.0];
-        files.rows("shared", 0, 1, &mut values).unwrap();
-        assert_eq!(values, [value], "{counts}");
-    }
-}
-
-#[test]
-fn an_index_that_is_wrong_about_its_folder_is_refused_with_what_is_wrong() {
-    let folder = tempfile::tempdir().unwrap();
-    let [first, second] = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
-    shards(folder.path());
-    let refused = |parts: &[&str]| {
-        let error = PretrainedFiles::open_model(folder.path()).unwrap_err();
-        assert!(matches!(error, CheckpointError::Index { .. }), "{error}");
-        for part in parts.iter().chain(&["model.safetensors.index.json", "fetch"]) {
-            assert!(error.to_string().contains(part), "{part}: {error}");
-        }
-    };
-    for outside in ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", ""] {
-        write_index(folder.path(), &[("model.layer0.weight", outside)]);
-        refused(&["no file of this folder"]);
-    }
-    write_index(folder.path(), &[("model.layer0.weight", second)]);
-    refused(&["model.layer0.weight", second]);
-    write_index(folder.path(), &[("model.layer0.weight", first), ("model.head.weight", first)]);
-    refused(&["model.head.weight", first]);
-    let index = folder.path().join("model.safetensors.index.json");
-    let twice = format!("{{\"weight_map\": {{\"t\": \"{second}\", \"t\": \"{first}\"}}}}");
-    std::fs::write(&index, twice).unwrap();
-    refused(&["`t` twice"]);
-    write_index(folder.path(), &[]);
-    refused(&["no tensor"]);
-    write_index(folder.path(), &[("model.layer0.weight", "model-00003-of-00002.safetensors")]);
-    let error = PretrainedFiles::open_model(folder.path()).unwrap_err();
-    assert!(matches!(error, CheckpointError::File { .. }), "{error}");
-    for text in ["", "{", "[]", "{\"weight_map\": 3}", "{\"weight_map\": {\"a\": null}}"] {
-        std::fs::write(folder.path().join("model.safetensors.index.json"), text).unwrap();
-        refused(&[]);
-    }
 }

@@ -10,6 +10,9 @@ mod frozen_base;
 mod hostile;
 mod hostile_config;
 #[cfg(unix)]
+mod interrupts;
+#[cfg(unix)]
 mod names;
 mod quantize;
 mod simulate;
+mod tune;

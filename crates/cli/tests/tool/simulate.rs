@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
+pub(crate) const MODEL: &str = "name = 'small'\nlayers = 2\nhidden = 256\nffn = 512\nheads = 4\nvocabulary = 512\ntokens = 64\nmath = 'bf16'\nformat = 'nvfp4_2d'\n";
 
 pub(crate) fn run(folder: &Path, line: &str) -> Output {
     Command::new(env!("CARGO_BIN_EXE_warpweft")).current_dir(folder).args(line.split(' ')).output().unwrap()
@@ -154,15 +154,6 @@ fn names_of_a_file_do_not_steer_the_terminal() {
 }
 
 #[test]
-fn a_cluster_file_and_a_preset_are_read_alike() {
-    let folder = folder();
-    let (_, preset) = warpweft_plan::cluster::PRESETS[0];
-    std::fs::write(folder.path().join("ours.toml"), preset).unwrap();
-    let line = |cluster: &str| format!("simulate model.toml --ranks 4 --cluster {cluster}");
-    assert_eq!(said(folder.path(), &line("ours.toml")), said(folder.path(), &line("h200x4")));
-}
-
-#[test]
 fn what_is_wrong_is_reported_with_its_file_and_line_and_nothing_is_written() {
     let folder = folder();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
@@ -242,37 +233,6 @@ fn what_is_read_is_never_replaced() {
 }
 
 #[test]
-fn speeds_without_their_power_of_ten_are_refused_and_no_step_is_endless() {
-    let folder = folder();
-    let (_, preset) = warpweft_plan::cluster::PRESETS[0];
-    let with = |key: &str, value: &str| {
-        let lines = preset.lines().map(|line| match line.split_once(" = ") {
-            Some((own, _)) if own == key => format!("{key} = {value}\n"),
-            _ => format!("{line}\n"),
-        });
-        let text: String = lines.collect();
-        assert_ne!(text, preset);
-        std::fs::write(folder.path().join("ours.toml"), text).unwrap();
-    };
-    let lines = ["simulate model.toml --ranks 4 --cluster ours.toml", "plan model.toml --cluster ours.toml"];
-    let refused = |complaint: &str| {
-        for line in lines {
-            let output = run(folder.path(), line);
-            let said = String::from_utf8(output.stderr).unwrap();
-            assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{line}: {said}");
-            assert!(said.contains(complaint) && said.contains("per second"), "{line}: {said}");
-        }
-    };
-    with("fp8", "1400");
-    refused("`gpu.flops_per_s.fp8` is 1400; set it to a number of operations per second from 1e8");
-    with("bf16", "1e8");
-    let calls = include_str!("../../../../examples/simulate/calls.toml");
-    let huge = calls.replace("flops = 412_316_860_416", "flops = 4_000_000_000_000_000_000");
-    std::fs::write(folder.path().join("model.toml"), huge).unwrap();
-    refused("30 years");
-}
-
-#[test]
 fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_take() {
     let folder = folder();
     let totals = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 4 --auto");
@@ -308,39 +268,6 @@ fn plan_says_why_a_task_stands_where_it_stands_and_what_a_step_is_expected_to_ta
     assert!(complaint.contains("no task of the plan is `nothing`"), "{complaint}");
 }
 
-#[test]
-fn a_plan_that_does_not_fit_the_machine_is_reported_with_both_sizes_and_what_to_do() {
-    let folder = folder();
-    let file = include_str!("../../../plan/src/cluster/presets/h200x4.toml");
-    let memory = file.lines().find(|line| line.trim_start().starts_with("memory_bytes")).unwrap();
-    let mut advice = Vec::new();
-    for (bytes, wanted) in
-        [(1 << 20, "what is resident alone is more"), (16 << 20, "set a lower memory.budget")]
-    {
-        let text = file.replace(memory, &format!("memory_bytes = {bytes}  # a small one"));
-        std::fs::write(folder.path().join("small.toml"), text).unwrap();
-        let line = "model.toml --cluster small.toml --ranks 2 --depth 2";
-        for view in ["", " --tasks"] {
-            let planned = said(folder.path(), &format!("plan {line}{view}"));
-            let note = planned
-                .lines()
-                .find(|line| line.starts_with("note: a rank's arena"))
-                .unwrap_or("")
-                .to_owned();
-            assert!(note.contains("MiB") && note.contains("`h200x4`"), "{planned}");
-            advice.push((note, wanted));
-        }
-        let refused = String::from_utf8(run(folder.path(), &format!("simulate {line}")).stderr).unwrap();
-        assert!(refused.contains(&format!("has {bytes} bytes (")), "{refused}");
-        assert!(refused.contains("set memory.budget, or lower it"), "{refused}");
-    }
-    for (note, wanted) in advice {
-        assert!(note.contains(wanted), "{note}");
-    }
-    let fits = said(folder.path(), "plan model.toml --cluster h200x4 --ranks 2 --depth 2");
-    assert!(!fits.contains("note: a rank's arena"), "{fits}");
-}
-
 #[cfg(unix)]
 #[test]
 fn what_is_no_plain_file_is_not_replaced_by_a_picture() {
@@ -350,101 +277,6 @@ fn what_is_no_plain_file_is_not_replaced_by_a_picture() {
     let refused = String::from_utf8(run(folder.path(), line).stderr).unwrap();
     assert!(refused.contains("no plain file") && refused.contains("name another file"), "{refused}");
     assert!(!folder.path().join("socket").is_file());
-}
-
-#[test]
-fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads() {
-    let folder = folder();
-    let text = said(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --picture tune.svg");
-    for word in
-        ["prefetch.depth = 0", "prefetch.bytes = \"64 MiB\"", "trials of the tuner", "the first choice"]
-    {
-        assert!(text.contains(word), "{word}: {text}");
-    }
-    let (_, pasted) = text.split_once("\n# ").unwrap();
-    let config = warpweft_session::config::Config::from_toml_str(&format!("# {pasted}"), "pasted").unwrap();
-    config.validate().unwrap();
-    // On the machine that was named, not on the one that a configuration counts with by itself.
-    let small = MODEL.replace("layers = 2", "layers = 8").replace("tokens = 64", "tokens = 4096");
-    std::fs::write(folder.path().join("small.toml"), small).unwrap();
-    let auto = said(folder.path(), "tune small.toml --cluster h200x4 --ranks 4 --auto");
-    let (_, pasted) = auto.split_once("\n# ").unwrap();
-    if pasted.contains("auto") {
-        assert!(pasted.contains("prefetch.cluster = \"h200x4\""), "{pasted}");
-    }
-    std::fs::write(folder.path().join("pasted.toml"), format!("# {pasted}")).unwrap();
-    let planned = said(folder.path(), "plan small.toml --ranks 4 --config pasted.toml");
-    let transient = pasted.split(", ").nth(1).unwrap().split(" of transient").next().unwrap();
-    assert!(planned.contains(&format!("transient   {transient}, ")), "{transient}: {planned}");
-    assert!(std::fs::read_to_string(folder.path().join("tune.svg")).unwrap().contains("chosen: "));
-    let least = said(folder.path(), "plan model.toml --ranks 4 --depth 0");
-    let least = least.lines().find(|line| line.contains("  transient")).unwrap();
-    let words: Vec<&str> = least.split_whitespace().collect();
-    let mebibytes = words[1].parse::<f64>().unwrap() * 1.02;
-    assert_eq!(words[2], "MiB,");
-    let budget = (mebibytes * f64::from(1 << 20)) as u64;
-    let tight =
-        said(folder.path(), &format!("tune model.toml --cluster h200x4 --ranks 4 --budget {budget}B"));
-    assert!(tight.contains("over the budget") && tight.contains("more than the budget of"), "{tight}");
-    let output = run(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --budget 1KiB");
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(complaint.contains("no policy fits memory.budget (1 KiB); the least, `prefetch."), "{complaint}");
-    let advised = complaint.rsplit('"').nth(1).unwrap();
-    let advised = advised.replace(' ', "");
-    said(folder.path(), &format!("tune model.toml --cluster h200x4 --ranks 4 --budget {advised}"));
-}
-
-#[test]
-fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given() {
-    let given = "communicators = 1\nreduce_delay = 4\nbackward = 'keep'\nmesh.replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
-    let mut replaced = Vec::new();
-    for way in ["", "prefetch.bytes = '1 MiB'\n", "prefetch.policy = 'auto'\ntune.steps = 12\n"] {
-        let pasted = same_plan_pasted(&format!("{way}{given}"));
-        assert_eq!(pasted.contains("tune.steps = 0"), way.contains("tune.steps"), "{pasted}");
-        replaced
-            .extend(pasted.lines().filter_map(|line| line.strip_prefix("# in place of ")).map(str::to_owned));
-    }
-    assert_eq!(replaced, ["prefetch.bytes"], "it does not hold what must be there at once");
-}
-
-/// What `tune` prints over a configuration; it makes the chosen plan by itself and over that.
-fn same_plan_pasted(given: &str) -> String {
-    let folder = folder();
-    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
-    write("run.toml", given);
-    let tuned =
-        said(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --config run.toml --replicate 1");
-    let (_, pasted) = tuned.split_once("\n# ").unwrap();
-    let pasted = format!("# {pasted}");
-    let mut merged: toml::Table = given.parse().unwrap();
-    for key in pasted.lines().filter_map(|line| line.strip_prefix("# in place of prefetch.")) {
-        assert!(merged["prefetch"].as_table_mut().unwrap().remove(key).is_some(), "{key}: {pasted}");
-    }
-    for (key, value) in pasted.parse::<toml::Table>().unwrap() {
-        match (merged.get_mut(&key), value) {
-            (Some(toml::Value::Table(own)), toml::Value::Table(over)) => own.extend(over),
-            (_, value) => drop(merged.insert(key, value)),
-        }
-    }
-    write("alone.toml", &pasted);
-    write("merged.toml", &merged.to_string());
-    let fingerprint = |options: &str| {
-        let tasks = said(folder.path(), &format!("plan model.toml --ranks 4 --tasks {options}"));
-        let (_, rest) = tasks.split_once("fingerprint ").unwrap();
-        rest.split_whitespace().next().unwrap().to_owned()
-    };
-    let choice = pasted.lines().find(|line| line.starts_with("prefetch.")).unwrap();
-    let (key, value) = choice.split_once(" = ").unwrap();
-    let option = match key {
-        "prefetch.policy" => "--auto --cluster h200x4".to_owned(),
-        key => format!("--{} {}", &key["prefetch.".len()..], value.replace(['"', ' '], "")),
-    };
-    let chosen = fingerprint(&format!("--config run.toml --replicate 1 {option}"));
-    assert_ne!(chosen, fingerprint(&option), "the file matters");
-    for config in ["alone.toml", "merged.toml"] {
-        assert_eq!(fingerprint(&format!("--config {config}")), chosen, "{config}: {pasted}");
-    }
-    pasted
 }
 
 #[test]
@@ -491,53 +323,4 @@ fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_i
     let refused = run(folder.path(), "plan model.toml --ranks 4 --replicate 3");
     let complaint = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && complaint.contains("4 ranks cannot hold 3 replicas"), "{complaint}");
-}
-
-/// A program that waits for the text of a pipe, and the pipe's other end: the program is at its command by then.
-#[cfg(unix)]
-fn waiting(folder: &Path, line: &str) -> (std::process::Child, std::fs::File) {
-    let pipe = folder.join("pipe");
-    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-    let mut program = Command::new(env!("CARGO_BIN_EXE_warpweft"));
-    program.current_dir(folder).args(line.split(' ')).stderr(std::process::Stdio::null());
-    let program = program.spawn().unwrap();
-    (program, std::fs::OpenOptions::new().write(true).open(pipe).unwrap())
-}
-
-/// Interrupts a program again and again, as many times as are wanted at most, and says with what it ended.
-#[cfg(unix)]
-fn interrupted(mut program: std::process::Child, times: usize) -> Option<i32> {
-    let pid = program.id().to_string();
-    for _ in 0..times {
-        assert!(Command::new("sh").args(["-c", &format!("kill -INT {pid}")]).status().unwrap().success());
-        for _ in 0..6000 / times {
-            if let Some(ended) = program.try_wait().unwrap() {
-                return ended.code();
-            }
-            std::thread::sleep(std::time::Duration::from_millis(10));
-        }
-    }
-    program.kill().unwrap();
-    program.wait().unwrap();
-    panic!("it did not end");
-}
-
-#[cfg(unix)]
-#[test]
-fn an_interrupt_ends_a_command_that_looks_for_none() {
-    let folder = folder();
-    for line in ["trace pipe", "plan pipe", "tune pipe --cluster h200x4 --ranks 4"] {
-        let (program, _pipe) = waiting(folder.path(), line);
-        assert_eq!(interrupted(program, 1), Some(130), "{line}");
-        std::fs::remove_file(folder.path().join("pipe")).unwrap();
-    }
-}
-
-#[cfg(unix)]
-#[test]
-fn a_second_interrupt_ends_a_command_that_is_busy_and_writes_nothing() {
-    let folder = folder();
-    let (program, _pipe) = waiting(folder.path(), "calibrate ours.toml --device cpu --config pipe");
-    assert_eq!(interrupted(program, 60), Some(130));
-    assert!(!folder.path().join("ours.toml").exists());
 }
