@@ -155,7 +155,8 @@ fn auto_is_as_good_as_the_best_of_an_exhaustive_sweep_at_no_more_memory() {
         "| decoder | tokens | bound | best of the sweep | auto | GiB | one weight ahead | GiB | one layer ahead | GiB | auto in as much | arena / live |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|---|---|");
-    // Of the first shape all numbers of tokens, of the others by turns the last, where products hide most, and the first.
+    // Of the first shape all numbers of tokens; of the others by turns the last, where products hide most, and the
+    // first.
     let all = |number: usize, at: usize| number == 0 || at == [0, TOKENS.len() - 1][number % 2];
     let of = |(number, shape)| {
         TOKENS
