@@ -6,7 +6,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// What one event or span says: its level, its target or name, and its fields in words. A message is the field `message`.
+/// What one event or span says: its level, its target or name, and its fields in words. A message is the
+/// field `message`.
 pub type Said = (Level, String, Vec<(&'static str, String)>);
 
 /// Keeps what is said at `info` and `warn`.

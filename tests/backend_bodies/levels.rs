@@ -53,8 +53,8 @@ fn parts(
     (parts, [own, given])
 }
 
-/// `ranks` ranks exchange and sum in these blocks. Every rank gets the slices of its place of its neighbours in a block,
-/// and of other blocks its own.
+/// `ranks` ranks exchange and sum in these blocks. Every rank gets the slices of its place of its neighbours
+/// in a block, and of other blocks its own.
 fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
     let specs = [sharded(130, 127, Format::F32), sharded(5, 3, Format::F32)];
     for element in [ElementType::F32, ElementType::Bf16] {

@@ -15,10 +15,10 @@
 //!   buffers hold what program order says; fault word, records and vote are this step's.
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
-//! weights, `calls` the closures and their buffers, `collective_calls` what ranks give each other of these, `gradients`
-//! and `optimizer` what follows them, `main_grads` that none is lost on the way, `matrices` what a whole-matrix optimizer
-//! needs for it, `received` gradients that ranks sum by themselves, `quantize` the way from masters to shards, `delayed`
-//! what remembers amaxes on it.
+//! weights, `calls` the closures and their buffers, `collective_calls` what ranks give each other of these,
+//! `gradients` and `optimizer` what follows them, `main_grads` that none is lost on the way, `matrices` what
+//! a whole-matrix optimizer needs for it, `received` gradients that ranks sum by themselves, `quantize` the
+//! way from masters to shards, `delayed` what remembers amaxes on it.
 
 mod calls;
 mod collective_calls;
