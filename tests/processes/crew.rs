@@ -14,7 +14,7 @@ use warpweft_testing::port::Port;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// The same where it is waited for to the end. Long all the same: a child that a busy machine keeps from
 /// running is not to be named.
-pub(crate) const BRIEF: Duration = Duration::from_secs(16);
+pub(crate) const BRIEF: Duration = Duration::from_secs(24);
 /// Who says nothing for so long in a brief crew counts as silent.
 pub(crate) const SILENCE: Duration = Duration::from_secs(BRIEF.as_secs() / 2);
 /// What a busy machine may take on top of it.

@@ -76,7 +76,7 @@ fn the_documented_bytes_per_element_hold_for_every_format() {
     let _alone = ALONE.lock();
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
-    sparse(&input, 2, 2048);
+    sparse(&input, 3, 2048);
     for format in Format::CANONICAL {
         let mut options = QuantizeOptions::new(format);
         options.replace = true;

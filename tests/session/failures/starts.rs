@@ -67,7 +67,7 @@ fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice(
         let config = Config { deadline_s: 2.0, capture: Capture::Step, ..Config::default() };
         let slow = |rank: RankId| {
             if rank == RankId::new(1) {
-                std::thread::sleep(std::time::Duration::from_secs(3));
+                std::thread::sleep(std::time::Duration::from_secs(5));
             }
             |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(())
         };
@@ -79,7 +79,7 @@ fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice(
 
         let ranks = hooked(2, |rank, moment| {
             if moment == Moment::Captured && rank == RankId::new(1) {
-                std::thread::sleep(std::time::Duration::from_secs(3));
+                std::thread::sleep(std::time::Duration::from_secs(5));
             }
             Ok(())
         });
