@@ -1,4 +1,5 @@
-//! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32.
+//! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32. Their order is that of `ndarray` on
+//! this machine, so bits are compared within one run alone.
 
 use half::bf16;
 use ndarray::Array2;
