@@ -82,3 +82,16 @@ fn ranks_of_a_node_are_as_many_as_a_job_takes_of_its_gpus() {
         |ranks| simulate_program(&training(2, 120, 1000), &leveled(&[6]), &cluster(ranks), 24, 1).unwrap();
     assert!(simulated(Some(6)).step < simulated(None).step, "a block on two nodes");
 }
+
+/// In a file it is refused as well (`cluster` of the session crate).
+#[test]
+fn a_cluster_of_a_program_with_more_ranks_on_a_node_than_gpus_is_refused() {
+    let cluster = Cluster { ranks_per_node: Some(12), ..hosts(8) };
+    for refused in [
+        costs_of(&leveled(&[8]), &cluster, 24).map(drop),
+        simulate_program(&training(2, 120, 1000), &leveled(&[8]), &cluster, 24, 1).map(drop),
+    ] {
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("`ranks_per_node` is 12; set it to at most `gpus_per_node`, 8"), "{error}");
+    }
+}

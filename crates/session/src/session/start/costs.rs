@@ -6,7 +6,7 @@
 
 use crate::cluster::named;
 use crate::cluster::{Cluster, Prices};
-use crate::config::{Capture, Config, ConfigError, PrefetchPolicy};
+use crate::config::{Capture, Config, ConfigError, Origin, PrefetchPolicy, agreeing};
 use crate::session::SessionError;
 use warpweft_backend::BackendError;
 use warpweft_plan::plan::Costs;
@@ -15,9 +15,10 @@ use warpweft_plan::plan::Costs;
 /// not as it says.
 ///
 /// # Errors
-/// [`SessionError::Declare`] when the replicas do not divide the ranks, [`SessionError::Backend`] when the
-/// ranks do not fit the cluster.
+/// [`SessionError::Config`] when a node of the cluster has fewer GPUs than ranks, [`SessionError::Declare`] when the
+/// replicas do not divide the ranks, [`SessionError::Backend`] when the ranks do not fit the cluster.
 pub fn costs_of(config: &Config, cluster: &Cluster, ranks: u32) -> Result<Costs, SessionError> {
+    let cluster = &agreeing(cluster.clone(), |_| Origin::Program)?;
     let prices = Prices::new(cluster, config.mesh_of(ranks)?).ok_or_else(|| BackendError::NoLinks {
         ranks,
         cluster: cluster.name.clone(),
