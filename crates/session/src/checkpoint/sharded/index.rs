@@ -53,6 +53,9 @@ pub(super) struct Index {
     pub(super) optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved, one part each.
     pub(super) ranks: u32,
+    /// Replicas of the model that they held; not said by indices of before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) replicas: Option<u32>,
     /// Ranks of the blocks in which they summed gradients; none where they summed in rank order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) levels: Vec<u32>,
@@ -111,6 +114,7 @@ impl Index {
             optimizer_step: 0,
             optimizer_identity: None,
             ranks,
+            replicas: None,
             levels: Vec::new(),
             weights: Vec::new(),
             carried: Vec::new(),
@@ -209,12 +213,6 @@ impl Index {
                 weight.shape()
             )),
         }
-    }
-
-    /// How many replicas held it: a sharded weight is cut over the ranks of one.
-    pub(super) fn replicas(&self) -> u32 {
-        let shards = self.weights.iter().map(|weight| weight.parts).max();
-        self.ranks / shards.unwrap_or(1).max(1)
     }
 
     /// The content of its file.

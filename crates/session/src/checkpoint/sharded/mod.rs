@@ -130,8 +130,8 @@ pub struct SavedParts {
     pub optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved it.
     pub ranks: u32,
-    /// How many replicas of the model they held (`mesh.replicate`); as many as ranks if no weight was cut.
-    pub replicas: u32,
+    /// Replicas of the model that they held (`mesh.replicate`); `None` where an earlier version saved.
+    pub replicas: Option<u32>,
     /// Ranks of the blocks in which they summed gradients (`mesh.levels`); none where they summed in rank order.
     pub levels: Vec<u32>,
     /// What the user kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
@@ -193,8 +193,7 @@ impl PartFiles {
 
 impl SavedParts {
     fn of(index: Index) -> Self {
-        let replicas = index.replicas();
-        let Index { optimizer_step, optimizer_identity, ranks, levels, notes, .. } = index;
+        let Index { optimizer_step, optimizer_identity, ranks, replicas, levels, notes, .. } = index;
         Self { optimizer_step, optimizer_identity, ranks, replicas, levels, notes }
     }
 }

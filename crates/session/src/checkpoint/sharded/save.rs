@@ -163,6 +163,7 @@ impl Save {
         Ok(Index {
             optimizer_step: state.optimizer_step().map_err(CheckpointError::other)?,
             optimizer_identity: Some(self.optimizer_identity.clone()),
+            replicas: Some(weights.mesh.replicas()),
             levels: weights.mesh.levels().blocks().to_vec(),
             weights: indexed.collect(),
             carried: buffers
@@ -198,7 +199,8 @@ impl PartWriter for Save {
     }
 
     fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, CheckpointError> {
-        let (rank, index) = (state.rank(), self.index(save, &[], state)?);
+        let (rank, optimizer_step) = (state.rank(), state.optimizer_step().map_err(CheckpointError::other)?);
+        let index = Index { optimizer_step, ..Index::bare(save, self.ranks()?) };
         let path = index.part(&self.folder, rank);
         // Of a name with the save in it no other save left anything.
         let file = WholeFile::begin_new(&path).map_err(|source| failed(&path, source))?;

@@ -10,6 +10,7 @@ use crate::checkpoint::sharded::{Import, Refused, Save};
 use crate::checkpoint::{CheckpointError, PartFiles, SavedParts, Taken};
 use crate::exec::{Command, Refusal};
 use crate::session::{CompiledHere, Session, SessionError};
+use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::Placement;
 use warpweft_plan::plan::StepPlan;
 use warpweft_plan::policy::Reduce;
@@ -155,7 +156,7 @@ impl Session {
         }
         let mesh = plan.weights.mesh;
         tracing::warn!(
-            saved_replicas = saved.replicas,
+            saved_replicas = ?saved.replicas,
             saved_levels = ?saved.levels,
             replicas = mesh.replicas(),
             levels = ?mesh.levels().blocks(),
@@ -165,13 +166,17 @@ impl Session {
     }
 }
 
-/// Does this plan add gradients in another order than as many ranks that saved? Only those of sharded weights are added
-/// in replicas and levels, and what NCCL sums has neither.
+/// Does this plan add gradients in another order than as many ranks that saved? Only those of sharded weights
+/// that train are added in replicas and levels, and what NCCL sums has neither.
 fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     let mesh = plan.weights.mesh;
-    let cuts = plan.weights.layouts.iter().any(|layout| layout.placement == Placement::Sharded);
-    let differs = (mesh.replicas(), mesh.levels().blocks()) != (saved.replicas, saved.levels.as_slice());
-    cuts && plan.policy.reduce == Reduce::Ordered && saved.ranks == mesh.ranks() && differs
+    let is_summed_so = |layout: &WeightLayout| layout.placement == Placement::Sharded && !layout.frozen;
+    let is_summed_otherwise = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas())
+        || saved.levels != mesh.levels().blocks();
+    plan.policy.reduce == Reduce::Ordered
+        && saved.ranks == mesh.ranks()
+        && is_summed_otherwise
+        && plan.weights.layouts.iter().any(is_summed_so)
 }
 
 /// What an import says that found no checkpoint, or none that fits.
