@@ -1,4 +1,4 @@
-//! Processes that made different optimizers, whose plans are the same: they do not start.
+//! EX-2: processes that made different optimizers, whose plans are the same, do not start.
 //!
 //! Each has CPU lanes of its own, which reach no other process: only the start of a session is between them.
 

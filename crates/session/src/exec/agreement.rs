@@ -2,8 +2,9 @@
 //!
 //! Laws:
 //! - **PL-1** Ranks compare fingerprints of plans before they reserve memory.
-//! - Plans do not name the optimizer: those of two that keep as many lists of state are equal. So processes compare
-//!   it by its name and the names of its states, as soon as they have it. Ranks of one process have done so by then.
+//! - **EX-2** Plans do not name the optimizer: those of two that keep as many lists of state are equal. So processes
+//!   compare it by its name and the names of its states, as soon as they have it. Ranks of one process have done so by
+//!   then.
 
 use std::sync::Arc;
 
