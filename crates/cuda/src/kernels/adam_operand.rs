@@ -29,7 +29,7 @@ pub enum MasterState {
     },
 }
 
-/// A master whose amaxes are taken by the launch that updates it: what [`Kernels::partial_amax`] would find.
+/// A master whose amaxes are taken by the launch that updates it: what `Kernels::partial_amax` would find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MasterAmax {
     /// f32, row-major.
@@ -48,8 +48,8 @@ pub struct MasterAmax {
     pub tensor_amax: DeviceAddress,
 }
 
-/// A master that is cast by the launch that updates it: what [`Kernels::partial_amax`], [`Kernels::fused_scale`] and
-/// [`Kernels::partial_cast`] would make of it.
+/// A master that is cast by the launch that updates it: what `Kernels::partial_amax`, `Kernels::fused_scale` and
+/// `Kernels::partial_cast` would make of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MasterCast {
     /// f32, row-major.
