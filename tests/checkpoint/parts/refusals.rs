@@ -139,7 +139,7 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
     (
         "no such save",
         |folder, _| edit_index(folder, "\"save\": \"", "\"save\": \"x"),
-        &["is no digest of sixteen hexadecimal digits"],
+        &["is no number of sixteen hexadecimal digits"],
         Damaged,
         true,
     ),

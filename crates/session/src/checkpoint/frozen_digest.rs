@@ -5,11 +5,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::digits;
+use super::hexadecimal;
 
 /// The digest of a frozen weight's values: equal for equal planes in one format, whatever the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct FrozenDigest(#[serde(with = "digits")] u64);
+pub struct FrozenDigest(#[serde(with = "hexadecimal")] u64);
 
 impl FrozenDigest {
     /// That with this number.
@@ -27,7 +27,7 @@ impl FrozenDigest {
 /// Sixteen hexadecimal digits.
 impl fmt::Display for FrozenDigest {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&digits::text(self.0))
+        out.write_str(&hexadecimal::text(self.0))
     }
 }
 
@@ -35,6 +35,6 @@ impl FromStr for FrozenDigest {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        digits::read(text).map(Self)
+        hexadecimal::read(text).map(Self)
     }
 }

@@ -21,12 +21,12 @@
 //! | `safetensors` | one reader, one writer |
 
 mod advice;
-mod digits;
 pub mod engines;
 mod error;
 mod fits_session;
 mod frozen_digest;
 mod gather_and_scatter;
+mod hexadecimal;
 mod identity;
 #[doc(hidden)]
 pub mod kind;

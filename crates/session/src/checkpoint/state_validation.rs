@@ -20,13 +20,28 @@ pub(super) fn check(
     delayed: Option<&DelayedState>,
 ) -> Result<(), String> {
     check_master(rows, master, layout.format, via)?;
+    check_beside_master(rows, (weights, layout), states, delayed)
+}
+
+/// The same of what stands beside a master that was found valid.
+pub(super) fn check_beside_master(
+    rows: MasterRows<'_>,
+    (weights, layout): (&Weights, &WeightLayout),
+    states: &[Vec<f32>],
+    delayed: Option<&DelayedState>,
+) -> Result<(), String> {
     check_states(rows, states, weights.state)?;
     let delayed = delayed.filter(|_| weights.delayed(layout.bucket).is_some());
     delayed.map_or(Ok(()), |delayed| check_delayed(rows.weight, delayed))
 }
 
 /// Masters must be finite, also as the cast to `format` gets them.
-fn check_master(rows: MasterRows<'_>, values: &[f32], format: Format, via: Via) -> Result<(), String> {
+pub(super) fn check_master(
+    rows: MasterRows<'_>,
+    values: &[f32],
+    format: Format,
+    via: Via,
+) -> Result<(), String> {
     let cast = |value: f32| via.round(format, value);
     let Some(position) = values.iter().position(|value| !cast(*value).is_finite()) else {
         return Ok(());

@@ -11,7 +11,7 @@ use std::io;
 
 use safetensors::Dtype;
 
-use crate::checkpoint::digits;
+use crate::checkpoint::hexadecimal;
 use crate::checkpoint::safetensors::tensor::{Taker, Tensor};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
@@ -123,5 +123,5 @@ fn of_metadata(about: &BTreeMap<String, String>) -> String {
 }
 
 fn words(digest: Digest) -> String {
-    digits::text(digest.short())
+    hexadecimal::text(digest.short())
 }

@@ -8,7 +8,7 @@
 //! judged before (`said.rs`).
 
 mod digests;
-mod said;
+mod metadata;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Display;
@@ -21,8 +21,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use digests::Listed;
-use said::{FROZEN, MORE_STATES, VERSION, WITHOUT_CARRIED, once};
-pub use said::{FrozenEntry, KEYS, SAVED, SavedWeights};
+use metadata::{FROZEN, MORE_STATES, VERSION, WITHOUT_CARRIED, once};
+pub use metadata::{FrozenEntry, KEYS, SAVED, SavedWeights};
 
 use super::safetensors::{Header, Invalid, TensorEntry, TensorFile, TensorFileError, floats, writer};
 use super::{

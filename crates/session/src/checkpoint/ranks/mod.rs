@@ -11,7 +11,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use super::{CheckpointError, FrozenDigest, StatePart, digits};
+use super::{CheckpointError, FrozenDigest, StatePart, hexadecimal};
 use warpweft_base::digest::Digest;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_format::DelayedState;
@@ -20,7 +20,7 @@ pub use shard::{MasterRows, WeightShard};
 
 /// The identity of a save, which all its parts have. No two saves have the same one, but for a chance of 2^-64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct SaveId(#[serde(with = "digits")] u64);
+pub struct SaveId(#[serde(with = "hexadecimal")] u64);
 
 impl SaveId {
     /// The one that follows from what every rank contributed.
@@ -34,7 +34,7 @@ impl SaveId {
 /// Sixteen hexadecimal digits.
 impl fmt::Display for SaveId {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&digits::text(self.0))
+        out.write_str(&hexadecimal::text(self.0))
     }
 }
 

@@ -58,9 +58,11 @@ impl TensorFile {
     pub fn read(&mut self, tensor: &TensorEntry) -> io::Result<Vec<u8>> {
         let (mut bytes, length) = (Vec::new(), tensor.bytes() as usize);
         bytes.try_reserve_exact(length)?;
-        bytes.resize(length, 0);
-        self.read_at(self.begin(tensor), &mut bytes)?;
-        Ok(bytes)
+        self.file.seek(SeekFrom::Start(self.begin(tensor)))?;
+        match self.file.by_ref().take(tensor.bytes()).read_to_end(&mut bytes)? {
+            read if read == length => Ok(bytes),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
     }
 
     /// Fills `into` from the byte `at` of the file on.

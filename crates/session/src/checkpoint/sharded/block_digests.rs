@@ -3,7 +3,7 @@
 //! Law: a tensor is cut into blocks of [`BLOCK`] bytes from its first byte on, the last one shorter, and each block has
 //! a digest of its own. So who needs some rows reads the blocks that they lie in, and no more of the tensor.
 
-use crate::checkpoint::digits;
+use crate::checkpoint::hexadecimal;
 use warpweft_base::digest::Digest;
 
 /// Bytes of a block. A reader of some rows reads up to two blocks more than these; 16 digits are kept for each.
@@ -26,7 +26,7 @@ pub(super) fn digest(block: &[u8]) -> u64 {
 
 /// Digests as a text, one after the other.
 pub(super) fn text(digests: &[u64]) -> String {
-    digests.iter().copied().map(digits::text).collect()
+    digests.iter().copied().map(hexadecimal::text).collect()
 }
 
 /// So many digests of a text, which has no more.
@@ -38,7 +38,7 @@ pub(super) fn digests(text: &str, count: usize) -> Option<Vec<u64>> {
 /// One digest of a text, counted from 0.
 pub(super) fn digest_at(text: &str, place: usize) -> Option<u64> {
     let begin = place.checked_mul(DIGITS)?;
-    digits::number(text.get(begin..begin.checked_add(DIGITS)?)?)
+    hexadecimal::number(text.get(begin..begin.checked_add(DIGITS)?)?)
 }
 
 /// The digests of tensors whose bytes come in pieces of any size.

@@ -107,6 +107,8 @@ impl Import {
         let read = |part| self.opened.rows(saved, part, wanted, alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(self.values)?;
+        // Before more is read.
+        state_validation::check_master(rows, &master, layout.format, via).map_err(CheckpointError::unfit)?;
         let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
         let states = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
             true => Ok(vec![0.0; master.len()]),
@@ -118,7 +120,7 @@ impl Import {
             Some(_) => self.opened.delayed(saved, alive)?,
             None => None,
         };
-        state_validation::check(rows, (weights, layout), via, &master, &states, delayed.as_ref())
+        state_validation::check_beside_master(rows, (weights, layout), &states, delayed.as_ref())
             .map_err(CheckpointError::unfit)?;
         let delayed = delayed.map(|given| delayed_here(&given, saved.format, layout, weights));
         Ok(WeightShard { master, states, delayed, ..WeightShard::default() })

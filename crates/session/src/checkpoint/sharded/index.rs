@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::block_digests;
 use crate::checkpoint::ranks::SaveId;
-use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest, OptimizerIdentity, digits};
+use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest, OptimizerIdentity, hexadecimal};
 use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown;
 use warpweft_base::id::RankId;
@@ -284,7 +284,7 @@ pub(super) fn is_part(name: &str) -> bool {
         return false;
     };
     let is_number = |digits: &str| digits.parse::<u32>().is_ok();
-    is_number(rank) && is_number(ranks) && digits::number(save).is_some()
+    is_number(rank) && is_number(ranks) && hexadecimal::number(save).is_some()
 }
 
 fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(), String> {

@@ -1,7 +1,8 @@
-//! What a checkpoint in one file says of its weights, in the metadata of its header.
+//! The metadata in the header of a checkpoint in one file: its version, its weights, and what they are compared with.
 //!
-//! Law: nothing of a version that is not known is understood, and no name stands twice. Whoever reads such a file asks
-//! here, before any tensor of it is read.
+//! Law: nothing of a version that is not known is understood, and no name stands twice. Whoever loads such a file, or
+//! quantizes it, asks here before any tensor of it is read. Masters that a session begins with are read without
+//! (`pretrained`), as those of any file.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

@@ -17,7 +17,7 @@ pub(super) fn number(digits: &str) -> Option<u64> {
 
 /// That number, or what to say of another text.
 pub(super) fn read(digits: &str) -> Result<u64, String> {
-    number(digits).ok_or_else(|| format!("`{}` is no digest of sixteen hexadecimal digits", shown(digits)))
+    number(digits).ok_or_else(|| format!("`{}` is no number of sixteen hexadecimal digits", shown(digits)))
 }
 
 pub(super) fn serialize<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
