@@ -35,7 +35,7 @@ pub fn named(name: &str) -> Result<Cluster, ConfigError> {
     preset(name).or_else(of_file).ok_or_else(missing)?
 }
 
-/// The same cluster with so many ranks on a node, which an argument of the program gave, such as `--ranks-per-node`.
+/// The same cluster with `ranks` ranks on a node, as an argument of the program says, such as `--ranks-per-node`.
 ///
 /// # Errors
 /// [`ConfigError::Invalid`], which names the argument, when a node has fewer GPUs.

@@ -30,6 +30,7 @@ mod hexadecimal;
 mod identity;
 #[doc(hidden)]
 pub mod kind;
+mod listed;
 #[doc(hidden)]
 pub mod manifest;
 #[doc(hidden)]

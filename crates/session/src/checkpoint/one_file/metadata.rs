@@ -1,13 +1,14 @@
 //! The metadata in the header of a checkpoint in one file: its version, its weights, and what they are compared with.
 //!
-//! Law: nothing of a version that is not known is understood, and no name stands twice. Whoever loads such a file, or
-//! quantizes it, asks here before any tensor of it is read. Masters that a session begins with are read without
-//! (`pretrained`), as those of any file.
+//! Law: an unknown version is refused, and so is a name that stands twice. A load of such a file, and a quantization,
+//! asks here before it reads a tensor. Masters that a session begins with are read without (`pretrained`), as those of
+//! any file.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 
 use super::digests::{self, Listed};
 use crate::checkpoint::FrozenDigest;
+use crate::checkpoint::listed::once;
 use warpweft_base::errors::shown;
 
 /// Where a file says of which weights it has more than two lists of state, and how many.
@@ -89,15 +90,5 @@ impl SavedWeights {
         let absent = about.get(FROZEN).map_or("{}", String::as_str);
         let absent = serde_json::from_str(absent).map_err(|error| wrong("frozen weights", error))?;
         Ok(Self { weights, absent, digests })
-    }
-}
-
-/// A file holds one tensor of a name. A name listed twice would have its tensors read twice, and a short list could
-/// request any amount of memory.
-pub(super) fn once<'name>(kind: &str, mut names: impl Iterator<Item = &'name String>) -> Result<(), String> {
-    let mut seen = HashSet::new();
-    match names.find(|name| !seen.insert(*name)) {
-        Some(name) => Err(format!("it lists the {kind} `{}` twice", shown(name))),
-        None => Ok(()),
     }
 }

@@ -20,8 +20,9 @@ use safetensors::Dtype;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::listed::once;
 pub use digests::Listed;
-use metadata::{FROZEN, MORE_STATES, VERSION, WITHOUT_CARRIED, once};
+use metadata::{FROZEN, MORE_STATES, VERSION, WITHOUT_CARRIED};
 pub use metadata::{FrozenEntry, KEYS, SAVED, SavedWeights};
 
 use super::safetensors::{Header, Invalid, TensorEntry, TensorFile, TensorFileError, floats, writer};

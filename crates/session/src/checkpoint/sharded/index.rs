@@ -5,13 +5,14 @@
 //! (Whoever completes a save opens all of them.) What was read is what was written, by the digest at its end (CK-4).
 //! It is valid: every name is there once, and the parts of a weight are all of its rows, each once.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::block_digests;
+use crate::checkpoint::listed::once;
 use crate::checkpoint::ranks::SaveId;
 use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest, OptimizerIdentity, hexadecimal};
 use warpweft_base::digest::Digest;
@@ -106,7 +107,7 @@ impl IndexedWeight {
 }
 
 impl Index {
-    /// One that says nothing yet, of a save of so many ranks.
+    /// An index without weights, of a save by `ranks` ranks.
     pub(super) const fn bare(save: SaveId, ranks: u32) -> Self {
         Self {
             warpweft_parts: VERSION,
@@ -196,8 +197,9 @@ impl Index {
                 self.ranks
             ));
         }
-        once("weight", self.weights.iter().map(|weight| &weight.name))?;
-        once("carried buffer", self.carried.iter().map(|buffer| &buffer.name))?;
+        once("weight", self.weights.iter().map(|weight| &weight.name))
+            .and_then(|()| once("carried buffer", self.carried.iter().map(|buffer| &buffer.name)))
+            .map_err(|reason| format!("{reason}; load a checkpoint that is not damaged"))?;
         let is_covered = |weight: &&IndexedWeight| {
             let cut = weight.cut();
             let is_cut = weight.rows_per_part > 0 && (1..=self.ranks).contains(&weight.parts);
@@ -285,16 +287,6 @@ pub(super) fn is_part(name: &str) -> bool {
     };
     let is_number = |digits: &str| digits.parse::<u32>().is_ok();
     is_number(rank) && is_number(ranks) && hexadecimal::number(save).is_some()
-}
-
-fn once<'a>(kind: &str, mut names: impl Iterator<Item = &'a String>) -> Result<(), String> {
-    let mut seen = HashSet::new();
-    match names.find(|name| !seen.insert(*name)) {
-        Some(name) => {
-            Err(format!("it lists the {kind} `{}` twice; load a checkpoint that is not damaged", shown(name)))
-        }
-        None => Ok(()),
-    }
 }
 
 /// How many lists of state: two are `true` and none `false`, as of Adam's moments, which were all there were; else the
