@@ -21,7 +21,7 @@ pub(crate) fn start(weights: &[Drawn], (shards, replicas): (u32, u32)) -> Sessio
     start_with(replicated(replicas), weights, shards * replicas)
 }
 
-/// The same, of so many ranks, as configured.
+/// The same on `ranks` ranks, as configured. A frozen weight is used and has no gradient.
 pub(crate) fn start_with(config: Config, weights: &[Drawn], ranks: u32) -> Session {
     let mut model = Model::builder();
     let ids: Vec<_> = (weights.iter().enumerate())
@@ -33,17 +33,23 @@ pub(crate) fn start_with(config: Config, weights: &[Drawn], ranks: u32) -> Sessi
             }
         })
         .collect();
-    let mut program = StepProgram::builder("train", &model.build());
+    let model = config.apply_weight_rules(&model.build()).unwrap();
+    let trained: Vec<_> =
+        ids.iter().copied().filter(|weight| !model.weight(*weight).unwrap().frozen).collect();
+    let mut program = StepProgram::builder("train", &model);
     let loss = program.output("loss", 1, ElementType::F32).unwrap();
     let mut call = program.call("shrink", Phase::Backward).writes(loss);
     for weight in &ids {
-        call = call.uses(*weight, Orientation::Rowwise, Form::Dense).gradient(*weight);
+        call = call.uses(*weight, Orientation::Rowwise, Form::Dense);
+    }
+    for weight in &trained {
+        call = call.gradient(*weight);
     }
     call.add().unwrap();
     let closures = move |_: RankId| {
-        let ids = ids.clone();
+        let trained = trained.clone();
         move |_: &Call, context: &ComputeContext<'_, CpuSurface>| {
-            for weight in &ids {
+            for weight in &trained {
                 let values = context.dense(*weight, Orientation::Rowwise)?;
                 context.gradient(*weight)?.copy_from_slice(&values);
             }

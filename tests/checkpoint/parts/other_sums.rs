@@ -10,7 +10,8 @@ use warpweft_session::session::block_on;
 use warpweft_testing::heard::{Heard, field};
 
 use super::config;
-use super::cuts::start_with;
+use super::cuts::{Drawn, start_with};
+use super::states::freezing;
 
 /// As many ranks, in these replicas and levels.
 fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
@@ -20,15 +21,19 @@ fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
     config
 }
 
+/// A sharded weight and a replicated one, of which the first is frozen or both train.
+const SHARDED: [Drawn; 2] = [(8, 4, Format::F32, true), (8, 4, Format::F32, false)];
+const REPLICATED: [Drawn; 1] = [(8, 4, Format::F32, false)];
+
 /// What an import of parts that 4 ranks saved warns of, on as many.
-fn warned(sharded: bool, saved: Config, session: Config) -> Vec<String> {
-    let (heard, weights) = (Heard::default(), [(8, 4, Format::F32, sharded)]);
+fn warned(weights: &[Drawn], saved: Config, session: Config) -> Vec<String> {
+    let heard = Heard::default();
     // With one subscriber alone, a thread without it may decide that nobody listens.
     let _second = Dispatch::new(NoSubscriber::new());
     let folder = tempfile::tempdir().unwrap();
     let parts = PartFiles::new(folder.path());
-    block_on(start_with(saved, &weights, 4).save_parts(&parts, &Default::default())).unwrap();
-    let mut session = start_with(session, &weights, 4);
+    block_on(start_with(saved, weights, 4).save_parts(&parts, &Default::default())).unwrap();
+    let mut session = start_with(session, weights, 4);
     tracing::dispatcher::with_default(&Dispatch::new(heard.clone()), || {
         block_on(session.import_parts(&parts)).unwrap();
     });
@@ -46,7 +51,7 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
         (summing(2, None), flat()),
         (summing(2, None), summing(4, None)),
     ] {
-        let warned = warned(true, saved, session);
+        let warned = warned(&SHARDED, saved, session);
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(
             warned[0].contains("set mesh.replicate and mesh.levels to those that were saved"),
@@ -57,12 +62,14 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
 
 #[test]
 fn an_import_warns_of_nothing_where_sums_have_the_same_order() {
-    for (sharded, saved, session) in [
-        (true, summing(1, None), summing(1, Some(&[]))),
-        (true, summing(1, Some(&[2])), summing(1, Some(&[2]))),
-        (true, summing(2, None), summing(2, Some(&[2]))),
-        (false, summing(1, Some(&[2])), summing(2, None)),
+    let frozen = |config| freezing("w0", config);
+    for (weights, saved, session) in [
+        (&SHARDED[..], summing(1, None), summing(1, Some(&[]))),
+        (&SHARDED, summing(1, Some(&[2])), summing(1, Some(&[2]))),
+        (&SHARDED, summing(2, None), summing(2, Some(&[2]))),
+        (&REPLICATED, summing(1, Some(&[2])), summing(2, None)),
+        (&SHARDED, frozen(summing(1, Some(&[2]))), frozen(summing(2, None))),
     ] {
-        assert_eq!(warned(sharded, saved, session), [""; 0]);
+        assert_eq!(warned(weights, saved, session), [""; 0]);
     }
 }

@@ -20,7 +20,7 @@ async fn saved(trainer: &Trainer, config: Config, ranks: u32) -> (Session, PartF
     (session, files, folder)
 }
 
-fn freezing(pattern: &str, config: Config) -> Config {
+pub(crate) fn freezing(pattern: &str, config: Config) -> Config {
     let rules = Config::from_toml_str(&format!("[[weights]]\nmatch = '{pattern}'\nfrozen = true"), "rules");
     Config { weights: rules.unwrap().weights, ..config }
 }
