@@ -1,6 +1,6 @@
 //! Weights to quantize: seeded, and the same on every machine.
 
-use warpweft_format::Shape;
+use warpweft_format::{Shape, Via};
 
 /// A counter-based generator: value `n` of a seed does not depend on the others.
 pub fn bits(seed: u64, n: u64) -> u64 {
@@ -34,8 +34,45 @@ pub fn wild(shape: Shape, seed: u64) -> Vec<f32> {
 }
 
 /// The transpose of a matrix of `shape`.
-pub fn transposed<T: Copy>(shape: Shape, values: &[T]) -> Vec<T> {
-    (0..shape.elements()).map(|at| values[at % shape.rows * shape.cols + at / shape.rows]).collect()
+pub fn transposed(shape: Shape, values: &[f32]) -> Vec<f32> {
+    turned(shape, values)
+}
+
+/// The same of bytes.
+pub fn transposed_bytes(shape: Shape, values: &[u8]) -> Vec<u8> {
+    turned(shape, values)
+}
+
+fn turned<T: Copy + Default>(shape: Shape, values: &[T]) -> Vec<T> {
+    const ROWS: usize = 64;
+    let mut turned = vec![T::default(); values.len()];
+    // A few rows at a time, which stay in the cache.
+    for (part, rows) in values.chunks(ROWS * shape.cols).enumerate() {
+        for (column, turned) in turned.chunks_exact_mut(shape.rows).enumerate() {
+            let column = rows[column..].iter().step_by(shape.cols);
+            turned[ROWS * part..].iter_mut().zip(column).for_each(|(to, from)| *to = *from);
+        }
+    }
+    turned
+}
+
+/// Each value times `factor`.
+pub fn scaled(values: &[f32], factor: f32) -> Vec<f32> {
+    values.iter().map(|value| value * factor).collect()
+}
+
+/// What a kernel sees of a weight.
+pub fn seen(via: Via, weight: &[f32]) -> Vec<f32> {
+    match via {
+        Via::Bf16 => weight.iter().copied().map(to_bf16).collect(),
+        Via::None => weight.to_vec(),
+    }
+}
+
+/// The largest magnitude of what a kernel sees of it.
+pub fn amax(via: Via, weight: &[f32]) -> f32 {
+    let seen = |x: &f32| if via == Via::Bf16 { to_bf16(*x) } else { *x };
+    weight.iter().fold(0.0, |amax: f32, x| amax.max(seen(x).abs()))
 }
 
 /// Rounded to bfloat16.

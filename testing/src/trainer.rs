@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use crate::custom_optimizer::{ByMatrices, ByRows};
+use crate::products::dot;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation};
@@ -253,10 +254,6 @@ impl Trainer {
         }
         Ok(())
     }
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// Backward wants a sharded weight columnwise; a replicated one lies rowwise.

@@ -14,6 +14,7 @@ use warpweft_plan::op::{
     PartialAmax, PartialCast, ShardOperand, Vote,
 };
 use warpweft_plan::policy::AdamMode;
+use warpweft_testing::noise::{value, values};
 
 use crate::device::Device;
 
@@ -224,16 +225,6 @@ fn textbook(start: f32, rate: f32, gradients: impl Iterator<Item = f32>) -> f64 
         p -= f64::from(rate) * (m / (1.0 - b1.powi(t))) / ((v / (1.0 - b2.powi(t))).sqrt() + epsilon);
     }
     p
-}
-
-/// Values without a pattern for each element, seed and step, without a list of them.
-fn value(element: usize, seed: usize) -> f32 {
-    let mixed = (element as u64 ^ (seed as u64) << 40).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    ((mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9) >> 40) as f32 / (1 << 23) as f32 - 1.0
-}
-
-fn values(count: usize, seed: usize) -> Vec<f32> {
-    (0..count).map(|element| value(element, seed)).collect()
 }
 
 /// Conformance H2: the five tensors, one launch, seven steps. Every element is updated; one in 97 is compared,

@@ -19,6 +19,7 @@ use warpweft_plan::op::{AllGather, Assemble, Chunk, Compute, GatherChunk, Gather
 use warpweft_plan::policy::AdamMode;
 
 use crate::device::{Device, DeviceOptions, on_every_rank};
+pub(crate) use warpweft_testing::noise::noise;
 
 /// No test waits longer for anything.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -382,16 +383,6 @@ where
     on_every_rank(plan, DeviceOptions::default(), move |backend, plan| {
         work(&mut Rank::start(backend, plan, None).unwrap())
     })
-}
-
-/// Values without a pattern, between −1 and 1.
-pub(crate) fn noise(count: usize, seed: u32) -> Vec<f32> {
-    let mut state = u64::from(seed) * 2 + 1;
-    let next = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(next).collect()
 }
 
 pub(crate) const W: WeightId = WeightId::new(0);

@@ -1,8 +1,6 @@
-//! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32. Their order is that of `ndarray` on
-//! this machine, so bits are compared within one run alone.
+//! Products of the experts of whole sessions, on the CPU: bf16 values, sums in f32.
 
 use half::bf16;
-use ndarray::Array2;
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::RankId;
 use warpweft_format::{Format, Orientation};
@@ -11,6 +9,7 @@ use warpweft_plan::model::Form;
 use warpweft_session::config::Config;
 use warpweft_session::session::{Session, SessionBuilder};
 use warpweft_testing::custom_adamw::adamw;
+use warpweft_testing::products::{gradient_bf16, times_bf16};
 
 use crate::bodies::captured::Addresses;
 use crate::bodies::experts::{Product, WEIGHT};
@@ -55,16 +54,15 @@ impl Layers {
             Product::Forward { weight, x, y } => {
                 let weight = context.dense_bf16(weight, Orientation::Rowwise)?;
                 let mut y = context.write::<bf16>(y)?;
-                multiply(&weight, &context.read::<bf16>(x)?, &mut y);
+                times_bf16(&weight, &context.read::<bf16>(x)?, WEIGHT.cols, &mut y);
                 Ok([weight.as_ptr().addr() as u64, y.as_ptr().addr() as u64])
             }
             Product::Backward { weight, x, dy, dx } => {
                 let turned = context.dense_bf16(weight, Orientation::Columnwise)?;
                 let (x, dy) = (context.read::<bf16>(x)?, context.read::<bf16>(dy)?);
-                multiply(&turned, &dy, &mut context.write::<bf16>(dx)?);
+                times_bf16(&turned, &dy, WEIGHT.cols, &mut context.write::<bf16>(dx)?);
                 let mut dw = context.gradient(weight)?;
-                let product = matrix(&dy).t().dot(&matrix(&x));
-                dw.iter_mut().zip(&product).for_each(|(dw, product)| *dw = *product);
+                gradient_bf16(&dy, &x, WEIGHT.cols, &mut dw);
                 Ok([turned.as_ptr().addr() as u64, dw.as_ptr().addr() as u64])
             }
         }
@@ -97,16 +95,4 @@ impl CustomOptimizer {
         context.transformed()?.copy_from_slice(&context.matrix()?);
         Ok(())
     }
-}
-
-/// `into[T, lines] = tokens[T, width] · lines[lines, width]ᵀ`, summed in f32.
-fn multiply(lines: &[bf16], tokens: &[bf16], into: &mut [bf16]) {
-    let products = matrix(tokens).dot(&matrix(lines).t());
-    into.iter_mut().zip(&products).for_each(|(into, product)| *into = bf16::from_f32(*product));
-}
-
-/// Rows as wide as the weight, which is square.
-fn matrix(values: &[bf16]) -> Array2<f32> {
-    let values: Vec<f32> = values.iter().map(|value| value.to_f32()).collect();
-    Array2::from_shape_vec((values.len() / WEIGHT.cols, WEIGHT.cols), values).unwrap()
 }

@@ -50,7 +50,7 @@ fn permuted(padded: &[u8], rows: usize, cols: usize) -> Vec<u8> {
 fn matrix(format: Format, orientation: Orientation, shape: Shape, scale: &[u8]) -> (Vec<u8>, usize, usize) {
     let plane = format.planes(orientation, shape)[1];
     if (format, orientation) == (Format::Mxfp8, Orientation::Columnwise) {
-        let turned = random_weight::transposed(Shape::new(plane.rows, plane.cols), scale);
+        let turned = random_weight::transposed_bytes(Shape::new(plane.rows, plane.cols), scale);
         return (turned, plane.cols, plane.rows);
     }
     (scale.to_vec(), plane.rows, plane.cols)

@@ -9,17 +9,14 @@ use warpweft_format::{
     Quantized, ScaleRule, Shape, Via, quantize, reference, transpose,
 };
 use warpweft_testing::golden_file::{assert_bytes, assert_f32s};
-use warpweft_testing::random_weight::{normal, to_bf16};
+use warpweft_testing::random_weight::{amax, normal, scaled, seen, transposed};
 use warpweft_testing::staged;
 
 /// Both orientations of `weight`, its amax, and the dequantized values, against the reference.
 fn check(format: Format, via: Via, shape: Shape, weight: &[f32]) -> Quantized {
     let what = |field: &str| format!("{format} {shape} {via:?} {field}");
     let quantized = quantize(format, Directions::Both, via, shape, weight).unwrap();
-    let seen: Vec<f32> = match via {
-        Via::Bf16 if format != Format::F32 => weight.iter().copied().map(to_bf16).collect(),
-        Via::Bf16 | Via::None => weight.to_vec(),
-    };
+    let seen = seen(if format == Format::F32 { Via::None } else { via }, weight);
 
     let (expected, scale) = reference::quantize(format, Orientation::Rowwise, shape, &seen);
     let rowwise = quantized.rowwise.as_ref().unwrap();
@@ -27,8 +24,7 @@ fn check(format: Format, via: Via, shape: Shape, weight: &[f32]) -> Quantized {
     assert_bytes(&what("rowwise scale"), &rowwise.scale, &expected.scale);
     assert_f32s(&what("tensor scale"), &[quantized.tensor_scale], &[scale]);
     if !matches!(format, Format::F32 | Format::Bf16) {
-        let amax = seen.iter().fold(0.0_f32, |amax, x| amax.max(x.abs()));
-        assert_f32s(&what("amax"), &[quantized.amax], &[amax]);
+        assert_f32s(&what("amax"), &[quantized.amax], &[amax(Via::None, &seen)]);
     }
     let values = reference::dequantize(format, shape, &expected, scale);
     assert_f32s(&what("values"), &quantized.dequantize(Orientation::Rowwise).unwrap(), &values);
@@ -100,20 +96,6 @@ fn filled(format: Format, shape: Shape, weight: &[f32]) -> (Shape, Vec<f32>) {
     (whole, filled)
 }
 
-fn transposed(shape: Shape, values: &[f32]) -> Vec<f32> {
-    let mut turned = vec![0.0; values.len()];
-    // A few rows at a time, which stay in the cache.
-    for top in (0..shape.rows).step_by(64) {
-        let rows = top..shape.rows.min(top + 64);
-        for (column, turned) in turned.chunks_exact_mut(shape.rows).enumerate() {
-            for row in rows.clone() {
-                turned[row] = values[row * shape.cols + column];
-            }
-        }
-    }
-    turned
-}
-
 /// Every option of the FP8 formats, beside the canonical formats.
 fn all_formats() -> Vec<Format> {
     let mut formats = Format::CANONICAL.to_vec();
@@ -152,11 +134,11 @@ fn check_largest(format: Format, via: Via) {
     let shape = Shape::new(8192, 8192);
     // About normal, with another deviation every million values. So many normal ones would take as long again.
     let some = normal(Shape::new(1, 1_000_003), 8);
-    let deviated = |(part, values): (usize, &[f32])| -> Vec<f32> {
-        values.iter().map(|value| value * (1.0 + part as f32 / 64.0)).collect()
-    };
-    let parts = std::iter::repeat(some.as_slice()).enumerate().flat_map(deviated);
-    let weight: Vec<f32> = parts.take(shape.elements()).collect();
+    let mut weight = Vec::with_capacity(shape.elements());
+    for part in 0..shape.elements().div_ceil(some.len()) {
+        let deviated = scaled(&some, 1.0 + part as f32 / 64.0);
+        weight.extend_from_slice(&deviated[..some.len().min(shape.elements() - weight.len())]);
+    }
     let both = quantize(format, Directions::Both, via, shape, &weight).unwrap();
     check_bands(format, via, shape, &weight, both.rowwise.as_ref().unwrap(), &both);
     check_bands(
@@ -181,10 +163,9 @@ fn check_bands(
     whole: &Quantized,
 ) {
     const BAND: usize = 128;
-    assert_eq!(whole.amax, weight.iter().map(|x| x.abs()).map(|x| seen(via, x)).fold(0.0, f32::max));
+    assert_eq!(whole.amax, amax(via, weight));
     for top in [0, shape.rows / 2 - BAND / 2, shape.rows - BAND] {
-        let mut band: Vec<f32> =
-            weight[top * shape.cols..][..BAND * shape.cols].iter().map(|x| seen(via, *x)).collect();
+        let mut band = seen(via, &weight[top * shape.cols..][..BAND * shape.cols]);
         band.push(whole.amax);
         band.resize((BAND + 16) * shape.cols, 0.0);
         let (expected, scale) =
@@ -198,11 +179,6 @@ fn check_bands(
             assert_bytes(&what(field), &given[top * row..][..BAND * row], &expected[..BAND * row]);
         }
     }
-}
-
-/// What a kernel sees of a value.
-fn seen(via: Via, value: f32) -> f32 {
-    if via == Via::Bf16 { to_bf16(value) } else { value }
 }
 
 #[test]

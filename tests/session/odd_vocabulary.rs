@@ -12,6 +12,7 @@ use warpweft_session::checkpoint::{Checkpoint, CheckpointStore, FileStore};
 use warpweft_session::config::Config;
 use warpweft_session::session::{Session, SessionBuilder};
 use warpweft_testing::custom_optimizer::ByMatrices;
+use warpweft_testing::products::dot;
 use warpweft_testing::reference::{Parameter, RATE, mean_over_replicas};
 use warpweft_testing::trainer::{initial, within_a_minute};
 
@@ -22,10 +23,6 @@ const WEIGHTS: [&str; 2] = ["embedding", "base"];
 
 fn formats() -> impl Iterator<Item = Format> {
     Format::CANONICAL.into_iter().filter(|format| format.check_weight().is_ok())
-}
-
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
 /// The token of a rank in a step; the last one of the vocabulary comes up.

@@ -15,6 +15,7 @@ use warpweft_format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape};
 use warpweft_plan::model::Levels;
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceDtype, ReduceEvery};
 use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_testing::products::{outer, times};
 use warpweft_testing::reference::{
     Parameter, RATE, Reducing, mean_over, scaling, stored_values, stored_values_delayed, sum,
 };
@@ -28,10 +29,6 @@ const STEPS: u32 = 100;
 /// In NVFP4.
 const LONG: u32 = 500;
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
 /// Loss and gradients of one rank: per layer, then of the bias from each layer, last layer first.
 fn one_rank(
     weights: &[Vec<f32>],
@@ -42,8 +39,7 @@ fn one_rank(
     let mut activations = vec![input.to_vec()];
     for weight in weights {
         let x = activations.last().unwrap();
-        let y = (0..SIZE).map(|row| bias[row] + dot(&weight[row * SIZE..(row + 1) * SIZE], x)).collect();
-        activations.push(y);
+        activations.push(times(weight, x).iter().zip(bias).map(|(y, bias)| bias + y).collect());
     }
     let layers = weights.len();
     let errors: Vec<f32> = activations[layers].iter().zip(input).map(|(y, target)| y - target).collect();
@@ -52,10 +48,9 @@ fn one_rank(
     let (mut gradients, mut of_bias) = (vec![Vec::new(); layers], Vec::new());
     for layer in (0..layers).rev() {
         let x = &activations[layer];
-        gradients[layer] = above.iter().flat_map(|above| x.iter().map(move |x| above * x)).collect();
+        gradients[layer] = outer(&above, x);
         of_bias.push(above.clone());
-        let columns = &transposed[layer];
-        above = (0..SIZE).map(|col| dot(&columns[col * SIZE..(col + 1) * SIZE], &above)).collect();
+        above = times(&transposed[layer], &above);
     }
     (loss, gradients, of_bias)
 }

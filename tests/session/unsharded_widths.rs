@@ -13,6 +13,7 @@ use warpweft_plan::policy::{Columnwise, ReduceDtype};
 use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Config, Scaling};
 use warpweft_session::session::Session;
+use warpweft_testing::products::{outer, times};
 use warpweft_testing::reference::{Parameter, RATE, mean, scaling, stored_values, stored_values_delayed};
 use warpweft_testing::trainer::{initial, within_a_minute};
 
@@ -40,17 +41,13 @@ fn input(step: u32, rank: u32, width: usize) -> Vec<f32> {
     (0..width).map(|at| ((step * 31 + rank * 7 + at as u32 * 3) as f32 * 0.37).sin()).collect()
 }
 
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    a.iter().zip(b).map(|(a, b)| a * b).sum()
-}
-
 /// Loss and gradients of layers that learn to turn their input around. `rows` are the weights, `columns` their
 /// transposes.
 fn learn(rows: &[&[f32]], columns: &[&[f32]], input: &[f32]) -> (f32, Vec<Vec<f32>>) {
     let mut activations = vec![input.to_vec()];
     for weight in rows {
         let x = &activations[activations.len() - 1];
-        activations.push(weight.chunks_exact(x.len()).map(|row| dot(row, x)).collect());
+        activations.push(times(weight, x));
     }
     let output = &activations[rows.len()];
     let errors: Vec<f32> = output.iter().zip(input.iter().rev()).map(|(y, target)| y - target).collect();
@@ -59,8 +56,8 @@ fn learn(rows: &[&[f32]], columns: &[&[f32]], input: &[f32]) -> (f32, Vec<Vec<f3
     let mut gradients = vec![Vec::new(); rows.len()];
     for layer in (0..rows.len()).rev() {
         let x = &activations[layer];
-        gradients[layer] = above.iter().flat_map(|above| x.iter().map(move |x| above * x)).collect();
-        above = columns[layer].chunks_exact(above.len()).map(|column| dot(column, &above)).collect();
+        gradients[layer] = outer(&above, x);
+        above = times(columns[layer], &above);
     }
     (loss, gradients)
 }
