@@ -52,9 +52,43 @@ impl Gate {
     /// Waits where a step begins while the gate is shut.
     pub fn pass(&self, moment: Moment) {
         if moment == Moment::Step {
-            drop(self.0.1.wait_while(self.0.0.lock().unwrap(), |shut| *shut).unwrap());
+            self.wait();
         }
     }
+
+    /// Waits while the gate is shut.
+    pub fn wait(&self) {
+        drop(self.0.1.wait_while(self.0.0.lock().unwrap(), |shut| *shut).unwrap());
+    }
+}
+
+/// Backends of two ranks, and a gate that is shut until rank 0 has given up: rank 1, if it waits there, is too slow for
+/// any deadline, and no slower. The hook is asked of everything that rank 1 does.
+pub fn with_one_too_slow(
+    hook: impl Fn(Moment, &Gate) + Clone + Send + 'static,
+) -> (Vec<Wrapped<CpuBackend>>, Gate) {
+    /// It has given up when its backend is ended by force, or dropped because it was never set up.
+    struct GivesUp(Gate);
+    impl Drop for GivesUp {
+        fn drop(&mut self) {
+            self.0.open();
+        }
+    }
+    let gate = Gate::default();
+    gate.shut();
+    let meddle = |inner: CpuBackend| {
+        let (hook, gate) = (hook.clone(), gate.clone());
+        let first = (inner.rank() == RankId::new(0)).then(|| GivesUp(gate.clone()));
+        Wrapped::new(inner, move |Request { moment, .. }| {
+            match &first {
+                Some(GivesUp(gate)) if moment == Moment::Abort => gate.open(),
+                Some(_) => {}
+                None => hook(moment, &gate),
+            }
+            Ok(())
+        })
+    };
+    (backends(2).into_iter().map(meddle).collect(), gate)
 }
 
 /// Backends of `ranks` ranks that ask `hook` of everything.

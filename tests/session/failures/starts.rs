@@ -12,7 +12,7 @@ use warpweft_session::config::{Capture, Config};
 use warpweft_session::exec::ExecError;
 use warpweft_session::session::initial::{MasterRows, zeros};
 use warpweft_session::session::{Session, SessionError};
-use warpweft_testing::meddler::{Switch, backends, failing_at, hooked};
+use warpweft_testing::meddler::{Switch, backends, failing_at, with_one_too_slow};
 use warpweft_testing::trainer::{Mischief, feed, initial, losses, within_a_minute};
 use warpweft_testing::wrapped::Moment;
 
@@ -65,23 +65,23 @@ fn a_rank_that_cannot_be_set_up_is_reported_with_its_own_words_whoever_replies_f
 fn a_rank_that_is_too_slow_is_named_with_the_key_of_the_deadline_and_one_advice() {
     within_a_minute(async {
         let config = Config { deadline_s: 2.0, capture: Capture::Step, ..Config::default() };
-        let slow = |rank: RankId| {
+        let (ranks, gate) = with_one_too_slow(|_, _| {});
+        let slow = move |rank: RankId| {
             if rank == RankId::new(1) {
-                std::thread::sleep(std::time::Duration::from_secs(5));
+                gate.wait();
             }
             |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok::<_, ComputeError>(())
         };
         let builder = Session::builder(config.clone(), slow).program(trainer().train).initialize(initial);
-        let error = builder.start_cpu(2).await.unwrap_err().to_string();
+        let error = builder.start(ranks).await.unwrap_err().to_string();
         assert!(error.contains("rank 1 did not come within 2s (deadline_s)"), "{error}");
         assert!(error.contains("rank 1: it makes its closures"), "{error}");
         assert!(!error.contains("import"), "there is nothing to import at the start: {error}");
 
-        let ranks = hooked(2, |rank, moment| {
-            if moment == Moment::Captured && rank == RankId::new(1) {
-                std::thread::sleep(std::time::Duration::from_secs(5));
+        let (ranks, _) = with_one_too_slow(|moment, gate| {
+            if moment == Moment::Captured {
+                gate.wait();
             }
-            Ok(())
         });
         let mut session = trainer().builder(config, &Mischief::default()).start(ranks).await.unwrap();
         losses(&mut session, 2, 0..1).await;
@@ -100,15 +100,16 @@ fn a_rank_whose_initializer_is_too_slow_is_named_with_what_it_was_doing() {
     within_a_minute(async {
         let config = Config { deadline_s: 2.0, ..Config::default() };
         let builder = trainer().builder(config, &Mischief::default());
-        let builder = builder.initialize(|MasterRows { first_row, .. }, values| {
+        let (ranks, gate) = with_one_too_slow(|_, _| {});
+        let builder = builder.initialize(move |MasterRows { first_row, .. }, values| {
             values.fill(0.5);
-            if first_row == 0 {
-                std::thread::sleep(std::time::Duration::from_secs(3));
+            if first_row > 0 {
+                gate.wait();
             }
         });
-        let error = builder.start_cpu(2).await.unwrap_err().to_string();
+        let error = builder.start(ranks).await.unwrap_err().to_string();
         assert!(
-            error.contains("rank 0 did not come within 2s (deadline_s); rank 0: it fills its masters"),
+            error.contains("rank 1 did not come within 2s (deadline_s); rank 1: it fills its masters"),
             "{error}"
         );
         assert!(error.contains("raise deadline_s"), "{error}");
