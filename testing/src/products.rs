@@ -25,8 +25,8 @@ pub fn outer(above: &[f32], x: &[f32]) -> Vec<f32> {
     rows
 }
 
-/// `into[T, lines] = tokens[T, width] · lines[lines, width]ᵀ`, summed in f32, in the order of `ndarray` on this machine:
-/// bits are compared within one run alone.
+/// `into[T, lines] = tokens[T, width] · lines[lines, width]ᵀ`, summed in f32. The order is that of `ndarray` on
+/// this machine, so bits are compared within one run alone.
 pub fn times_bf16(lines: &[bf16], tokens: &[bf16], width: usize, into: &mut [bf16]) {
     let products = matrix(tokens, width).dot(&matrix(lines, width).t());
     into.iter_mut().zip(&products).for_each(|(into, product)| *into = bf16::from_f32(*product));
