@@ -75,7 +75,11 @@ impl Block {
 /// What `work` of a block gives, or an error that names the block.
 pub(crate) fn guarded<R>(block: &str, work: impl FnOnce() -> Result<R>) -> std::result::Result<R, Error> {
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => done.map_err(|source| Error::Block { block: block.to_owned(), source }),
+        Ok(done) => done.map_err(|source| match source.to_string().contains("F4") {
+            // What a weight's tensor is between calls; no block has such tensors.
+            true => Error::NotLent { block: block.to_owned(), source },
+            false => Error::Block { block: block.to_owned(), source },
+        }),
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

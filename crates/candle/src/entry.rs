@@ -51,6 +51,11 @@ impl Entry {
         self.kind == Kind::Buffer
     }
 
+    /// Vectors are replicated, and lent in f32.
+    pub(crate) fn is_bf16_matrix(&self) -> bool {
+        self.dtype == DType::BF16 || self.shape.len() < 2
+    }
+
     pub(crate) fn trains(&self) -> bool {
         self.kind == Kind::Trained
     }

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use candle_core::DType;
+use candle_core::{DType, Device, Tensor};
 use warpweft::checkpoint::CheckpointError;
 use warpweft::config::ConfigError;
 use warpweft::model::DeclareError;
@@ -20,6 +20,18 @@ pub enum Error {
         /// The block, or `loss`.
         block: String,
         /// What candle or the closure says.
+        source: candle_core::Error,
+    },
+    /// A block reads a weight that it was not lent.
+    #[error(
+        "block `{block}` reads a weight outside of the calls that are lent it ({source}): a closure that keeps a tensor \
+         of another block's builder finds nothing in it; request the weight by its name in this block too, or keep \
+         `tensor.copy()`"
+    )]
+    NotLent {
+        /// The block, or `loss`.
+        block: String,
+        /// What candle says of what is there in its place.
         source: candle_core::Error,
     },
     /// A block's constructor or closure panicked.
@@ -164,6 +176,17 @@ impl Error {
     pub(crate) fn candle(what: &str) -> impl FnOnce(candle_core::Error) -> Self {
         let what = what.to_owned();
         move |source| Self::Candle { what, source }
+    }
+}
+
+/// A block's output on another device than its rank's.
+pub(crate) fn elsewhere(block: &str, output: &Tensor, device: &Device) -> Error {
+    Error::Output {
+        block: block.to_owned(),
+        given: format!("a tensor on {:?}", output.device()),
+        expected: format!(
+            "its rank computes on {device:?}; make tensors on `vb.device()`, and move none elsewhere"
+        ),
     }
 }
 

@@ -36,11 +36,16 @@
 
 mod batch;
 mod blocks;
+mod bridge;
 mod cut;
 mod dropout;
 mod entry;
 mod error;
 mod model;
+mod on_cpu;
+#[cfg(feature = "cuda")]
+mod on_cuda;
+mod place;
 mod probe;
 mod rank;
 mod record;

@@ -54,8 +54,8 @@ impl ShardedModel {
         Self { session, shared, batches, sums, calls: 0, of_main_grads: 1.0 }
     }
 
-    /// Trains on a batch, cut along dimension 0 over ranks and micro-batches. It may have fewer samples than the
-    /// sample's, and otherwise has its form.
+    /// Trains on a batch, cut along dimension 0 over ranks and micro-batches. It may be on any device and have fewer
+    /// samples than the sample's, and otherwise has its form.
     ///
     /// # Errors
     /// [`Error::Batch`] for another form; [`Error::Session`] with the block's name when a block failed or the loss is
@@ -300,7 +300,8 @@ impl ShardedModel {
             let Some(Form { dims, dtype }) = form.filter(|_| count > 0) else { return Ok(0.0) };
             let loss = guarded("loss", || {
                 let logits = Tensor::zeros(dims, dtype, &Device::Cpu)?;
-                (self.shared.loss)(&logits, &y.narrow(0, begin * each, count * each)?)
+                let y = y.narrow(0, begin * each, count * each)?;
+                (self.shared.loss)(&logits, &y.to_device(&Device::Cpu)?)
             })?;
             match loss {
                 Loss::Mean(_) => Ok(count as f32),

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Result, Tensor, Var};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use warpweft::config::Config;
 use warpweft_base::pattern::pattern_matches;
 
@@ -15,7 +15,7 @@ use crate::blocks::{Apply, Block, Loss, LossOf, guarded};
 use crate::cut;
 use crate::dropout::{self, Place};
 use crate::entry::Entry;
-use crate::error::form;
+use crate::error::{elsewhere, form};
 use crate::record::{Registry, Requested, Served, record};
 use crate::slot::{Pool, Slot};
 use crate::source::Source;
@@ -26,6 +26,8 @@ pub(crate) struct Trial<'a> {
     pub(crate) blocks: &'a [Block],
     pub(crate) loss: &'a LossOf,
     pub(crate) dtype: DType,
+    /// That of the first rank, or one like it.
+    pub(crate) device: &'a Device,
     pub(crate) source: Arc<Source>,
     pub(crate) config: &'a Config,
     pub(crate) buffers: &'a [String],
@@ -86,11 +88,12 @@ impl Trial<'_> {
         let (mut requested, mut blocks) = (Vec::new(), Vec::new());
         // Does a block up to here train?
         let mut trains = false;
-        let mut values: Vec<Tensor> = samples.to_vec();
+        let here = |tensor: &Tensor| tensor.to_device(self.device).map_err(Error::candle("the sample"));
+        let mut values: Vec<Tensor> = samples.iter().map(here).collect::<std::result::Result<_, _>>()?;
         let mut forms: Vec<Forms> = values.iter().map(|value| vec![Form::of(value)]).collect();
         for block in self.blocks {
             let (recorded, of_block, slots, apply) =
-                record(registry, &self.source, (&block.name, self.dtype), |vb| block.build(vb));
+                record(registry, &self.source, (&block.name, self.dtype, self.device), |vb| block.build(vb));
             registry = recorded;
             let apply = apply?;
             self.place(&registry.entries, &of_block, &slots).map_err(in_block(block))?;
@@ -112,7 +115,7 @@ impl Trial<'_> {
             forms[0].push(Form::of(&values[0]));
             requested.push(of_block);
         }
-        let sums = self.judge_loss(&values[0], targets)?;
+        let sums = self.judge_loss(&values[0], &here(targets)?)?;
         Ok(Found { entries: registry.entries, requested, blocks, forms, sums })
     }
 
@@ -128,6 +131,9 @@ impl Trial<'_> {
 
     fn output(&self, block: &Block, apply: &Apply, input: &Tensor) -> std::result::Result<Tensor, Error> {
         let output = guarded(&block.name, || apply(input))?;
+        if !output.device().same_device(self.device) {
+            return Err(elsewhere(&block.name, &output, self.device));
+        }
         if output.dtype().is_float() && Form::of(&output).flow().is_some() && output.elem_count() > 0 {
             return Ok(output);
         }
@@ -178,15 +184,15 @@ impl Trial<'_> {
             let entry = &entries[*number];
             match entry.is_buffer() {
                 true => Ok(first.clone()),
-                false => Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains()),
+                false => Slot::zeros(entry.shape.as_slice(), entry.dtype, (entry.trains(), self.device)),
             }
         });
         let slots = slots.collect::<Result<Vec<Slot>>>().map_err(in_block(tried.block))?;
         let fill = || -> Result<()> {
-            for (number, slot) in
-                requested.iter().zip(&slots).filter(|(number, _)| !entries[**number].is_buffer())
-            {
-                let mut values = self.source.values(&entries[*number])?;
+            let both = requested.iter().zip(tried.slots.iter().zip(&slots));
+            for (_, (first, slot)) in both.filter(|(number, _)| !entries[**number].is_buffer()) {
+                // Drawing them again takes seconds for each hundred million.
+                let mut values: Vec<f32> = first.tensor().flatten_all()?.to_dtype(DType::F32)?.to_vec1()?;
                 for (at, value) in values.iter_mut().enumerate() {
                     *value += 0.01 * ((at * 37 % 64) as f32 / 64.0 - 0.5);
                 }
@@ -198,7 +204,7 @@ impl Trial<'_> {
             fill().map_err(in_block(tried.block))?;
         }
         let served = Served::new(entries, tried.requested, &slots);
-        let apply = served.build(self.dtype, |vb| tried.block.build(vb), &tried.block.name)?;
+        let apply = served.build((self.dtype, self.device), |vb| tried.block.build(vb), &tried.block.name)?;
         if !filled {
             fill().map_err(in_block(tried.block))?;
         }

@@ -51,6 +51,7 @@ struct Recorder(Arc<Mutex<Recording>>);
 
 struct Recording {
     block: String,
+    device: Device,
     registry: Registry,
     source: Arc<Source>,
     requested: Requested,
@@ -62,11 +63,12 @@ struct Recording {
 pub(crate) fn record<R>(
     registry: Registry,
     source: &Arc<Source>,
-    (block, dtype): (&str, DType),
+    (block, dtype, device): (&str, DType, &Device),
     build: impl FnOnce(VarBuilder<'static>) -> R,
 ) -> (Registry, Requested, Vec<Slot>, R) {
     let recording = Recording {
         block: block.to_owned(),
+        device: device.clone(),
         registry,
         source: Arc::clone(source),
         requested: Requested::default(),
@@ -74,7 +76,7 @@ pub(crate) fn record<R>(
     };
     let recording = Arc::new(Mutex::new(recording));
     let backend = Box::new(Recorder(Arc::clone(&recording)));
-    let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu));
+    let built = build(VarBuilder::from_backend(backend, dtype, device.clone()));
     let mut recording = locked(&recording);
     let (registry, requested) =
         (std::mem::take(&mut recording.registry), std::mem::take(&mut recording.requested));
@@ -109,7 +111,7 @@ impl Recording {
         if let Some(slot) = self.slots.get(&number) {
             return Ok(slot.tensor().clone());
         }
-        let slot = first_values(entry, &self.source)?;
+        let slot = first_values(entry, &self.source, &self.device)?;
         let tensor = slot.tensor().clone();
         self.slots.insert(number, slot);
         self.requested.tensors.push(number);
@@ -147,9 +149,9 @@ impl Recording {
 }
 
 /// A tensor with its first values.
-pub(crate) fn first_values(entry: &Entry, source: &Source) -> Result<Slot> {
+pub(crate) fn first_values(entry: &Entry, source: &Source, device: &Device) -> Result<Slot> {
     // Also of a frozen weight: without a gradient in the trial, what trains before it would get none by this way.
-    let slot = Slot::zeros(entry.shape.as_slice(), entry.dtype, !entry.is_buffer())?;
+    let slot = Slot::zeros(entry.shape.as_slice(), entry.dtype, (!entry.is_buffer(), device))?;
     match entry.dtype {
         DType::F32 | DType::F64 | DType::BF16 | DType::F16 => {
             slot.fill(&source.values(entry)?, &mut Pool::default())?;
@@ -159,7 +161,7 @@ pub(crate) fn first_values(entry: &Entry, source: &Source) -> Result<Slot> {
         // Integers are exact as f32 up to 2^24; what is larger was not written by a trainer of weights.
         dtype => {
             let values = Tensor::from_vec(source.values(entry)?, entry.shape.as_slice(), &Device::Cpu)?;
-            Ok(Slot::of(values.to_dtype(dtype)?))
+            Ok(Slot::of(values.to_dtype(dtype)?.to_device(device)?))
         }
     }
 }
@@ -209,13 +211,13 @@ impl Served {
     /// Builds over it, and sees that everything was requested.
     pub(crate) fn build<R>(
         self,
-        dtype: DType,
+        (dtype, device): (DType, &Device),
         build: impl FnOnce(VarBuilder<'static>) -> std::result::Result<R, crate::Error>,
         block: &str,
     ) -> std::result::Result<R, crate::Error> {
         let shared = Arc::new(self);
         let backend = Box::new(SharedServed(Arc::clone(&shared)));
-        let built = build(VarBuilder::from_backend(backend, dtype, Device::Cpu))?;
+        let built = build(VarBuilder::from_backend(backend, dtype, device.clone()))?;
         match locked(&shared.left).first() {
             None => Ok(built),
             Some(name) => Err(crate::Error::Block {

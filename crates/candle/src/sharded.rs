@@ -25,6 +25,13 @@ pub enum Devices {
         /// How many ranks.
         ranks: u32,
     },
+    /// On this machine's GPUs.
+    #[cfg(feature = "cuda")]
+    #[non_exhaustive]
+    Gpus {
+        /// How many ranks.
+        ranks: u32,
+    },
 }
 
 impl Devices {
@@ -32,6 +39,21 @@ impl Devices {
     #[must_use]
     pub const fn cpu(ranks: u32) -> Self {
         Self::Cpu { ranks }
+    }
+
+    /// A rank on each of the first `ranks` GPUs that this process sees.
+    #[cfg(feature = "cuda")]
+    #[must_use]
+    pub const fn gpus(ranks: u32) -> Self {
+        Self::Gpus { ranks }
+    }
+
+    pub(crate) const fn ranks(self) -> u32 {
+        match self {
+            Self::Cpu { ranks } => ranks,
+            #[cfg(feature = "cuda")]
+            Self::Gpus { ranks } => ranks,
+        }
     }
 }
 

@@ -5,18 +5,18 @@
 
 use std::collections::HashMap;
 
-use candle_core::{DType, Tensor};
-use warpweft::compute::{ComputeContext, ComputeError};
-use warpweft::prelude::CpuSurface;
+use candle_core::{DType, Device, Tensor};
+use warpweft::compute::ComputeError;
 use warpweft_base::pattern::pattern_matches;
 
 use crate::Error;
 use crate::blocks::{Apply, Block, LossOf};
+use crate::bridge::Bridge;
 use crate::entry::Entry;
 use crate::error::form as in_words;
 use crate::probe::{BlockInfo, Forms};
 use crate::record::{Requested, Served};
-use crate::slot::{Pool, Slot};
+use crate::slot::Slot;
 use crate::values::Form;
 
 /// What all ranks share.
@@ -31,6 +31,8 @@ pub(crate) struct Shared {
     pub(crate) dtype: DType,
     pub(crate) seed: u64,
     pub(crate) unused: Vec<String>,
+    /// Of every block, whether its matrices are lent in bf16.
+    pub(crate) in_bf16: Vec<bool>,
     /// Of every program: its samples a part, the forms of its flows, and that of its targets.
     pub(crate) programs: HashMap<&'static str, Shape>,
 }
@@ -58,41 +60,41 @@ pub(crate) struct Built {
 
 impl Built {
     /// Builds it, also where it is built for every call: its constructor must request the same here.
-    pub(crate) fn new(shared: &Shared, number: usize) -> Result<Self, Error> {
+    pub(crate) fn new(shared: &Shared, number: usize, bridge: &mut impl Bridge) -> Result<Self, Error> {
+        let device = bridge.device().clone();
         let name = &shared.blocks[number].name;
         let of_candle = |source| Error::Block { block: name.clone(), source };
         let slot = |number: &usize| {
             let entry = &shared.entries[*number];
             match shared.buffers.get(number) {
-                Some(tensor) => Ok(Slot::of(tensor.clone())),
-                None => Slot::zeros(entry.shape.as_slice(), entry.dtype, entry.trains()),
+                Some(tensor) => Ok(Slot::of(tensor.to_device(&device)?)),
+                None => Slot::zeros(entry.shape.as_slice(), entry.dtype, (entry.trains(), &device)),
             }
         };
         let requested = &shared.requested[number];
         let slots =
             requested.tensors.iter().map(slot).collect::<candle_core::Result<_>>().map_err(of_candle)?;
         let mut built = Self { apply: None, slots };
-        built.apply = Some(built.build(shared, number)?).filter(|_| !shared.found[number].rebuilt);
+        built.apply = Some(built.build(shared, number, &device)?).filter(|_| !shared.found[number].rebuilt);
         for (number, slot) in requested.tensors.iter().zip(&built.slots) {
             if !shared.entries[*number].is_buffer() {
-                slot.empty(&mut Pool::default()).map_err(of_candle)?;
+                bridge.take(slot).map_err(of_candle)?;
             }
         }
         Ok(built)
     }
 
     /// Its closure over its tensors as they are now.
-    pub(crate) fn build(&self, shared: &Shared, number: usize) -> Result<Apply, Error> {
+    pub(crate) fn build(&self, shared: &Shared, number: usize, device: &Device) -> Result<Apply, Error> {
         let block = &shared.blocks[number];
         let served = Served::new(&shared.entries, &shared.requested[number], &self.slots);
-        served.build(shared.dtype, |vb| block.build(vb), &block.name)
+        served.build((shared.dtype, device), |vb| block.build(vb), &block.name)
     }
 }
 
 impl Shared {
     /// The forms of the program that a call is of.
-    pub(crate) fn shape(&self, context: &ComputeContext<'_, CpuSurface>) -> Result<&Shape, ComputeError> {
-        let program = context.program();
+    pub(crate) fn shape(&self, program: &str) -> Result<&Shape, ComputeError> {
         let found = self.programs.get(program);
         found.ok_or_else(|| ComputeError::closure(format!("program `{program}` is not one of these blocks")))
     }

@@ -48,11 +48,15 @@ impl InplaceOp1 for Swap {
 
 impl Slot {
     /// A slot of zeros; its gradient can be requested if it is variable.
-    pub(crate) fn zeros(shape: impl Into<Shape>, dtype: DType, variable: bool) -> Result<Self> {
+    pub(crate) fn zeros(
+        shape: impl Into<Shape>,
+        dtype: DType,
+        (variable, device): (bool, &Device),
+    ) -> Result<Self> {
         let shape = shape.into();
         let tensor = match variable {
-            true => Var::zeros(shape, dtype, &Device::Cpu)?.into_inner(),
-            false => Tensor::zeros(shape, dtype, &Device::Cpu)?,
+            true => Var::zeros(shape, dtype, device)?.into_inner(),
+            false => Tensor::zeros(shape, dtype, device)?,
         };
         Ok(Self { tensor })
     }
@@ -66,7 +70,7 @@ impl Slot {
         &self.tensor
     }
 
-    /// Puts `values` in place, rounded to the tensor's dtype.
+    /// Puts `values` of the host in place, rounded to the tensor's dtype.
     pub(crate) fn fill(&self, values: &[f32], pool: &mut Pool) -> Result<()> {
         if values.len() != self.tensor.elem_count() {
             bail!("{} values for a tensor of shape {:?}", values.len(), self.tensor.dims());
@@ -92,8 +96,8 @@ impl Slot {
         self.swap(CpuStorage::U32(words.to_vec()), &mut Pool::default())
     }
 
-    /// Takes the memory out. What is left is of a dtype that candle's operations refuse: memory of no bytes would be
-    /// read past its end by some of them.
+    /// Takes the memory of a tensor on the CPU out. What is left is of a dtype that candle's operations refuse:
+    /// memory of no bytes would be read past its end by some of them.
     pub(crate) fn empty(&self, pool: &mut Pool) -> Result<()> {
         match self.tensor.dtype() {
             DType::F32 | DType::F64 | DType::BF16 | DType::F16 => self.swap(CpuStorage::F4(Vec::new()), pool),
@@ -102,6 +106,10 @@ impl Slot {
     }
 
     fn swap(&self, storage: CpuStorage, pool: &mut Pool) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = self.tensor.device() {
+            return crate::on_cuda::replace(&self.tensor, device, &storage);
+        }
         let swap = Swap(RefCell::new(storage));
         self.tensor.inplace_op1(&swap)?;
         if let CpuStorage::F32(memory) = swap.0.into_inner()
@@ -122,7 +130,7 @@ mod tests {
     fn a_graph_whose_weight_was_emptied_and_filled_again_has_the_gradients_of_one_that_kept_it() -> Result<()>
     {
         let (mut pool, values) = (Pool::default(), [1.0_f32, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        let slot = Slot::zeros((2, 3), DType::F32, true)?;
+        let slot = Slot::zeros((2, 3), DType::F32, (true, &Device::Cpu))?;
         slot.fill(&values, &mut pool)?;
         let x = Var::new(&[[1.0_f32, -1.0, 2.0]], &Device::Cpu)?;
         let y = x.matmul(&slot.tensor().t()?)?.silu()?;

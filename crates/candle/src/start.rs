@@ -6,12 +6,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use candle_core::Tensor;
-use warpweft::compute::{ComputeError, Seat};
+use candle_core::{Device, Tensor};
 use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::WeightId;
-use warpweft::model::Model;
-use warpweft::session::Session;
+use warpweft::model::{Form, Model};
 use warpweft_base::pattern::pattern_matches;
 use warpweft_blocks::{Block as Declared, Blocks, Flow, Jobs};
 
@@ -19,13 +17,21 @@ use crate::batch::{Batch, Part};
 use crate::blocks::LossOf;
 use crate::entry::Entry;
 use crate::model::ShardedModel;
+use crate::place::Place;
 use crate::probe::{Found, Trial};
-use crate::rank::Rank;
 use crate::record::{Requested, first_values};
 use crate::sharded::{Devices, Sharded};
 use crate::shared::{Shape, Shared};
 use crate::source::Source;
 use crate::{EVALUATE, Error, PREDICT, TRAIN, dropout};
+
+/// What programs are declared by.
+#[derive(Clone, Copy)]
+struct Declarations<'a> {
+    found: &'a Found,
+    in_bf16: &'a [bool],
+    batches: &'a [Batch],
+}
 
 impl Sharded {
     /// Tries all blocks on a sample of the whole batch, over all ranks and micro-batches, and starts the ranks.
@@ -34,7 +40,7 @@ impl Sharded {
     /// [`Error`], with the block and the tensor: what a constructor or a closure says, a gradient that does not arrive,
     /// outputs and batches of other forms; and what the library says of configuration, formats and ranks.
     pub async fn shard(self, devices: Devices, (x, y): (&Tensor, &Tensor)) -> Result<ShardedModel, Error> {
-        let Devices::Cpu { ranks } = devices;
+        let (place, ranks) = (Place::open(devices, &self.config)?, devices.ranks());
         let micro_batches = self.micro_batches;
         if ranks == 0 || micro_batches == 0 {
             return Err(Error::Undeclared {
@@ -59,19 +65,18 @@ impl Sharded {
             what: "the model has no loss".to_owned(),
             advice: "say what it is by `Sharded::loss`",
         })?;
-        let found = self.trial(&source, &loss).run(&samples, &targets)?;
+        let found = self.trial(&source, &loss, place.device()).run(&samples, &targets)?;
         self.every_pattern_matches(&found)?;
         let (model, ids) = self.model(&found.entries)?;
-        let (programs, jobs) = self.programs(&model, &ids, &found, &batches, micro_batches)?;
-        let (sums, shared) = (found.sums, Arc::new(self.shared(&source, loss, found, &batches)?));
+        let in_bf16 = found.requested.iter().map(|requested| {
+            let mut matrices = requested.tensors.iter().map(|number| &found.entries[*number]);
+            place.lends_bf16() && matrices.all(|entry| entry.is_buffer() || entry.is_bf16_matrix())
+        });
+        let in_bf16: Vec<bool> = in_bf16.collect();
+        let declared = Declarations { found: &found, in_bf16: &in_bf16, batches: &batches };
+        let (programs, jobs) = self.programs(&model, &ids, &declared, micro_batches)?;
+        let (sums, shared) = (found.sums, Arc::new(self.shared(&source, loss, (found, in_bf16), &batches)?));
 
-        let for_ranks = Arc::clone(&shared);
-        let compute = move |seat: Seat| {
-            let rank = Rank::new(Arc::clone(&for_ranks), seat.rank).map_err(ComputeError::closure)?;
-            Ok(warpweft_blocks::compute(jobs.clone(), rank))
-        };
-        let builder = Session::try_builder(self.config, compute);
-        let builder = programs.into_iter().fold(builder, |builder, program| builder.program(program));
         let entries: HashMap<String, Entry> =
             shared.entries.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
         let fill = move |rows: warpweft::session::initial::MasterRows<'_>, values: &mut [f32]| {
@@ -80,7 +85,7 @@ impl Sharded {
             };
             source.fill(entry, rows.first_row, values).map_err(|error| error.to_string())
         };
-        let session = builder.try_initialize(fill).start_cpu(ranks).await?;
+        let session = place.start((self.config, programs, jobs), Arc::clone(&shared), fill).await?;
         Ok(ShardedModel::new(session, shared, batches, sums))
     }
 
@@ -109,11 +114,12 @@ impl Sharded {
         Ok(())
     }
 
-    fn trial<'a>(&'a self, source: &Arc<Source>, loss: &'a LossOf) -> Trial<'a> {
+    fn trial<'a>(&'a self, source: &Arc<Source>, loss: &'a LossOf, device: &'a Device) -> Trial<'a> {
         Trial {
             blocks: &self.blocks,
             loss,
             dtype: self.dtype,
+            device,
             source: Arc::clone(source),
             config: &self.config,
             buffers: &self.buffers,
@@ -143,11 +149,11 @@ impl Sharded {
         &self,
         model: &Model,
         ids: &HashMap<usize, WeightId>,
-        found: &Found,
-        batches: &[Batch],
+        declared: &Declarations<'_>,
         micro_batches: u32,
     ) -> Result<(Vec<warpweft::model::StepProgram>, Vec<Jobs>), Error> {
         let (mut programs, mut jobs) = (Vec::new(), Vec::new());
+        let Declarations { found, in_bf16, batches } = *declared;
         for (batch, forms) in batches.iter().zip(&found.forms) {
             let (input, targets) = batch.of_part();
             let targets =
@@ -156,12 +162,14 @@ impl Sharded {
             blocks.every("part", Flow { elements: Part::WORDS, element: ElementType::U32 });
             let scalar = |name: &str| (name.to_owned(), Flow::f32(1));
             blocks.outputs(vec![scalar("loss_sum"), scalar("loss_weight")]);
-            for (((block, requested), info), form) in
-                self.blocks.iter().zip(&found.requested).zip(&found.blocks).zip(&forms[1..])
+            let blocks_found = found.requested.iter().zip(&found.blocks).zip(in_bf16);
+            for ((block, ((requested, info), in_bf16)), form) in
+                self.blocks.iter().zip(blocks_found).zip(&forms[1..])
             {
                 let weights = weights_of(requested, ids);
                 let mut declared = Declared::new(&block.name, weights, flow(form, &block.name)?);
                 declared.keeps = !info.recomputes;
+                declared.form = if *in_bf16 { Form::DenseBf16 } else { Form::Dense };
                 // Autograd wants the operand that forward had.
                 declared.backward = Orientation::Rowwise;
                 blocks.block(declared);
@@ -184,13 +192,13 @@ impl Sharded {
         &self,
         source: &Source,
         loss: LossOf,
-        found: Found,
+        (found, in_bf16): (Found, Vec<bool>),
         batches: &[Batch],
     ) -> Result<Shared, Error> {
         let mut buffers = HashMap::new();
         for (number, entry) in found.entries.iter().enumerate() {
             if entry.is_buffer() && !dropout::is_state(&entry.name) {
-                let first = first_values(entry, source).map_err(Error::candle(&entry.name))?;
+                let first = first_values(entry, source, &Device::Cpu).map_err(Error::candle(&entry.name))?;
                 buffers.insert(number, first.tensor().clone());
             }
         }
@@ -209,6 +217,7 @@ impl Sharded {
             dtype: self.dtype,
             seed: self.seed,
             unused: self.unused.clone(),
+            in_bf16,
             programs: batches.iter().zip(found.forms).map(shape).collect(),
         })
     }

@@ -80,9 +80,9 @@ pub(crate) fn tensor(bytes: &[u8], form: &Form, variable: bool) -> Result<Tensor
     }
 }
 
-/// Calls `with` with the bytes of a tensor.
+/// Calls `with` with the bytes of a tensor, which may be on a GPU.
 pub(crate) fn with_bytes<R>(tensor: &Tensor, with: impl FnOnce(&[u8]) -> R) -> Result<R> {
-    let tensor = tensor.contiguous()?;
+    let tensor = tensor.to_device(&Device::Cpu)?.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
     let Storage::Cpu(storage) = &*storage else { bail!("a tensor of another device than the CPU") };
     let range = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();

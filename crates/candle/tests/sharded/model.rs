@@ -41,7 +41,7 @@ impl Layer {
             out: linear_no_bias(WIDTH, WIDTH, vb.pp("out"))?,
             up: linear_no_bias(WIDTH, 2 * WIDTH, vb.pp("up"))?,
             down: linear_no_bias(2 * WIDTH, WIDTH, vb.pp("down"))?,
-            mask: Tensor::from_vec(mask, (TOKENS, TOKENS), &Device::Cpu)?,
+            mask: Tensor::from_vec(mask, (TOKENS, TOKENS), vb.device())?.to_dtype(vb.dtype())?,
         })
     }
 
