@@ -45,6 +45,18 @@ impl Config {
         epsilon: 1e-5,
     };
 
+    /// One of 303 million parameters, for GPUs.
+    pub const WIDE: Self = Self {
+        vocabulary: BYTES,
+        width: 1024,
+        inner: 2752,
+        layers: 24,
+        heads: 16,
+        key_value_heads: 16,
+        length: 512,
+        epsilon: 1e-5,
+    };
+
     fn head_width(&self) -> usize {
         self.width / self.heads
     }
