@@ -82,7 +82,9 @@
 //! ```
 
 mod blocks;
+mod parts;
 mod passes;
 
 pub use blocks::{Block, Blocks, Declared, Flow};
+pub use parts::{Cut, Part, padded};
 pub use passes::{At, Backward, Job, Jobs, Loss, Pass, Passes, compute};

@@ -11,8 +11,9 @@ use candle_core::{Device, Tensor, Var};
 use candle_nn::VarMap;
 use warpweft::id::RankId;
 use warpweft::session::{Session, StepReport};
+use warpweft_blocks::{Part, padded};
 
-use crate::batch::{Batch, Part};
+use crate::batch::Batch;
 use crate::blocks::{Loss, guarded};
 use crate::entry::{Entry, Kind};
 use crate::probe::BlockInfo;
@@ -81,7 +82,7 @@ impl ShardedModel {
         self.of_main_grads = batches.len() as f32 * self.session.loss_scale();
         let (mut sum, mut last) = (0.0, None);
         for (number, ((x, y), weights)) in batches.iter().zip(&weights).enumerate() {
-            let scale = (self.batch(TRAIN)?.parts() * batches.len()) as f64 / total;
+            let scale = (self.batch(TRAIN)?.cut.parts() * batches.len()) as f64 / total;
             self.write(TRAIN, (x, Some(y)), weights, scale)?;
             self.calls = self.calls.wrapping_add(1);
             let report = match number + 1 == batches.len() {
@@ -104,7 +105,7 @@ impl ShardedModel {
     /// # Errors
     /// As [`ShardedModel::step`].
     pub async fn evaluate(&mut self, (x, y): Pair<'_>) -> Result<f32, Error> {
-        let parts = self.batch(EVALUATE)?.parts();
+        let parts = self.batch(EVALUATE)?.cut.parts();
         self.write(EVALUATE, (x, Some(y)), &vec![1.0; parts], 1.0)?;
         let report = self.session.step(EVALUATE).await?;
         let (sum, weight) = self.sums_of(&report)?;
@@ -118,7 +119,7 @@ impl ShardedModel {
     /// # Errors
     /// As [`ShardedModel::step`]; [`Error::Undeclared`] without such an input.
     pub async fn predict(&mut self, x: &Tensor) -> Result<Tensor, Error> {
-        let parts = self.batch(PREDICT)?.parts();
+        let parts = self.batch(PREDICT)?.cut.parts();
         self.write(PREDICT, (x, None), &vec![1.0; parts], 1.0)?;
         let report = self.session.step(PREDICT).await?;
         let batch = self.batch(PREDICT)?;
@@ -126,10 +127,10 @@ impl ShardedModel {
             self.shared.blocks.last().map_or_else(String::new, |block| format!("{}.output", block.name));
         let whole = self.shared.programs.get(PREDICT).and_then(|shape| shape.forms.last().cloned());
         let mut outputs = Vec::new();
-        for (rank, (_, samples)) in batch.cut(x.dim(0).unwrap_or(0)).into_iter().enumerate() {
-            let form = whole.as_ref().and_then(|whole| match samples == batch.most() {
+        for (rank, (_, samples)) in batch.cut.of(x.dim(0).unwrap_or(0)).into_iter().enumerate() {
+            let form = whole.as_ref().and_then(|whole| match samples == batch.cut.most() {
                 true => Some(whole.clone()),
-                false => whole.part(samples, batch.most()),
+                false => whole.part(samples, batch.cut.most()),
             });
             let Some(form) = form.filter(|_| samples > 0) else { continue };
             let bytes = report.output_bytes(RankId::at(rank), &name)?;
@@ -284,7 +285,7 @@ impl ShardedModel {
     fn weights(&self, (x, y): Pair<'_>) -> Result<Vec<f32>, Error> {
         let batch = self.batch(TRAIN)?;
         let samples = batch.check(x, Some(y))?;
-        let cut = batch.cut(samples);
+        let cut = batch.cut.of(samples);
         if !self.sums {
             return Ok(cut.into_iter().map(|(_, count)| count as f32).collect());
         }
@@ -293,9 +294,9 @@ impl ShardedModel {
         let logits = shape.and_then(|shape| shape.forms.last()).cloned();
         let each = y.dim(0).map_err(Error::candle("the targets"))? / samples;
         let weight = |(begin, count): (usize, usize)| {
-            let form = match count == batch.most() {
+            let form = match count == batch.cut.most() {
                 true => logits.clone(),
-                false => logits.as_ref().and_then(|form| form.part(count, batch.most())),
+                false => logits.as_ref().and_then(|form| form.part(count, batch.cut.most())),
             };
             let Some(Form { dims, dtype }) = form.filter(|_| count > 0) else { return Ok(0.0) };
             let loss = guarded("loss", || {
@@ -323,11 +324,11 @@ impl ShardedModel {
     ) -> Result<(), Error> {
         let batch = self.batch(program)?.clone();
         let samples = batch.check(x, y)?;
-        let cut = batch.cut(samples);
+        let cut = batch.cut.of(samples);
         let (input, targets) = batch.of_part();
         for rank in self.session.own_ranks() {
-            let first = rank.index() * batch.micro_batches;
-            let of_rank = &cut[first..first + batch.micro_batches];
+            let first = rank.index() * batch.cut.micro_batches;
+            let of_rank = &cut[first..first + batch.cut.micro_batches];
             let mut words = Vec::new();
             for ((_, count), weight) in of_rank.iter().zip(&weights[first..]) {
                 let scale = if self.sums { scale } else { scale * f64::from(*weight) };
@@ -335,10 +336,12 @@ impl ShardedModel {
                 words.extend(Part { samples: *count, scale, weight, step }.words());
             }
             self.session.write_input(program, rank, "part", &words)?;
-            let bytes = padded(x, samples, of_rank, input.bytes())?;
+            let room =
+                |tensor: &Tensor, room| with_bytes(tensor, |bytes| padded(bytes, samples, of_rank, room));
+            let bytes = room(x, input.bytes()).map_err(Error::candle("the batch"))?;
             self.session.write_input_bytes(program, rank, "input", &bytes)?;
             if let (Some(y), Some(targets)) = (y, &targets) {
-                let bytes = padded(y, samples, of_rank, targets.bytes())?;
+                let bytes = room(y, targets.bytes()).map_err(Error::candle("the batch"))?;
                 self.session.write_input_bytes(program, rank, "targets", &bytes)?;
             }
         }
@@ -368,17 +371,4 @@ fn counts(weight: f64) -> Result<(), Error> {
         what: format!("the loss has weight {weight}"),
         advice: "give at least one sample that counts",
     })
-}
-
-/// The bytes of the parts of a tensor, each padded with zeros to `room`.
-fn padded(tensor: &Tensor, samples: usize, parts: &[(usize, usize)], room: usize) -> Result<Vec<u8>, Error> {
-    let mut padded = vec![0; room * parts.len()];
-    let copied = with_bytes(tensor, |bytes| {
-        let each = bytes.len() / samples;
-        for ((begin, count), place) in parts.iter().zip(padded.chunks_mut(room)) {
-            place[..count * each].copy_from_slice(&bytes[begin * each..][..count * each]);
-        }
-    });
-    copied.map_err(Error::candle("the batch"))?;
-    Ok(padded)
 }

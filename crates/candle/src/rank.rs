@@ -16,10 +16,9 @@ use candle_core::{DType, Tensor};
 use warpweft::compute::ComputeError;
 use warpweft::format::Orientation;
 use warpweft::id::{BufferId, RankId, WeightId};
-use warpweft_blocks::{At, Backward, Loss as LossPass, Passes};
+use warpweft_blocks::{At, Backward, Loss as LossPass, Part, Passes};
 
 use crate::Error;
-use crate::batch::Part;
 use crate::blocks::guarded;
 use crate::bridge::{Bridge, Lent};
 use crate::cut;

@@ -11,9 +11,9 @@ use warpweft::format::{ElementType, Format, Orientation};
 use warpweft::id::WeightId;
 use warpweft::model::{Form, Model};
 use warpweft_base::pattern::pattern_matches;
-use warpweft_blocks::{Block as Declared, Blocks, Flow, Jobs};
+use warpweft_blocks::{Block as Declared, Blocks, Flow, Jobs, Part};
 
-use crate::batch::{Batch, Part};
+use crate::batch::Batch;
 use crate::blocks::LossOf;
 use crate::entry::Entry;
 use crate::model::ShardedModel;
@@ -204,7 +204,7 @@ impl Sharded {
         }
         let shape = |(batch, forms): (&Batch, Vec<_>)| {
             let (input, targets) = batch.of_part();
-            let shape = Shape { samples: batch.most(), forms, targets: targets.unwrap_or(input) };
+            let shape = Shape { samples: batch.cut.most(), forms, targets: targets.unwrap_or(input) };
             (batch.program, shape)
         };
         Ok(Shared {
@@ -234,7 +234,7 @@ fn flow(form: &crate::values::Form, what: &str) -> Result<Flow, Error> {
 
 /// The first part of a sample.
 fn first(x: &Tensor, batch: &Batch) -> Result<Tensor, Error> {
-    x.narrow(0, 0, batch.most()).map_err(Error::candle("the sample"))
+    x.narrow(0, 0, batch.cut.most()).map_err(Error::candle("the sample"))
 }
 
 fn first_targets(y: &Tensor, batch: &Batch) -> Result<Tensor, Error> {
