@@ -1,132 +1,107 @@
-//! The model: ordinary modules of burn, which know nothing of sessions, shards and formats.
-//!
-//! It predicts the next byte from the `WINDOW` bytes before it: an embedding, residual blocks, a map to logits.
-//! Both trainers call these modules, the one with warpweft and the one without.
+//! A model that predicts the next byte from the [`WINDOW`] bytes before it: an embedding, blocks with residuals, a map
+//! to logits.
 
-use std::error::Error;
-
-use burn::module::{Module, ModuleVisitor, Param};
+use burn::module::Module;
+use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::activation::silu;
 use burn::tensor::{Device, Int, Tensor};
 
-use crate::program::Weight;
-use crate::sizes::{BLOCKS, BYTES, EMBEDDING, INNER, WIDTH, WINDOW};
+use crate::text::BYTES;
 
-/// Window of bytes to embeddings, side by side, to a first vector.
+/// Bytes that a prediction sees.
+pub const WINDOW: usize = 16;
+/// Blocks between embedding and logits.
+pub const BLOCKS: usize = 3;
+/// Values of each byte's embedding.
+const EMBEDDING: usize = 16;
+/// Values between layers.
+const WIDTH: usize = 256;
+/// Values inside of a block.
+const INNER: usize = 512;
+
+/// The whole model.
 #[derive(Module, Debug)]
-pub(crate) struct Embed {
+pub struct Model {
+    /// The embeddings of a window, side by side, mixed to a first vector.
+    pub embed: Embed,
+    /// The blocks between.
+    pub blocks: Vec<Block>,
+    /// The map to logits.
+    pub head: Head,
+}
+
+impl Model {
+    /// With values that burn draws.
+    #[must_use]
+    pub fn new(device: &Device) -> Self {
+        let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
+        let norm = || RmsNormConfig::new(WIDTH).init(device);
+        let table = EmbeddingConfig::new(BYTES, EMBEDDING).init(device);
+        let block = |_| Block { norm: norm(), up: linear(WIDTH, INNER), down: linear(INNER, WIDTH) };
+        Self {
+            embed: Embed { table, mix: linear(WINDOW * EMBEDDING, WIDTH) },
+            blocks: (0..BLOCKS).map(block).collect(),
+            head: Head { norm: norm(), map: linear(WIDTH, BYTES) },
+        }
+    }
+
+    /// Windows of bytes, `[samples, WINDOW]`, to logits, `[samples, BYTES]`.
+    #[must_use]
+    pub fn forward(&self, windows: Tensor<2, Int>) -> Tensor<2> {
+        let first = self.embed.forward(windows);
+        self.head.forward(self.blocks.iter().fold(first, |x, block| block.forward(x)))
+    }
+}
+
+/// A window of bytes to a first vector.
+#[derive(Module, Debug)]
+pub struct Embed {
     table: Embedding,
     mix: Linear,
 }
 
+impl Embed {
+    /// `[samples, WINDOW]` to `[samples, WIDTH]`.
+    #[must_use]
+    pub fn forward(&self, windows: Tensor<2, Int>) -> Tensor<2> {
+        self.mix.forward(self.table.forward(windows).flatten(1, 2))
+    }
+}
+
 /// x + down · silu(up · norm(x)).
 #[derive(Module, Debug)]
-pub(crate) struct Block {
+pub struct Block {
     norm: RmsNorm,
     up: Linear,
     down: Linear,
 }
 
+impl Block {
+    /// `[samples, WIDTH]` to the same.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        x.clone() + self.down.forward(silu(self.up.forward(self.norm.forward(x))))
+    }
+}
+
 /// To logits.
 #[derive(Module, Debug)]
-pub(crate) struct Head {
+pub struct Head {
     norm: RmsNorm,
     map: Linear,
 }
 
-/// The modules of all layers in one type.
-#[derive(Module, Debug)]
-pub(crate) enum Part {
-    Embed(Embed),
-    Block(Block),
-    Head(Head),
-}
-
-/// What a layer gets.
-pub(crate) enum Input {
-    /// `[samples, WINDOW]`, the first layer's.
-    Bytes(Tensor<2, Int>),
-    /// `[samples, WIDTH]`, the output of the layer before.
-    Values(Tensor<2>),
-}
-
-impl Part {
-    /// The layer's output, `[samples, WIDTH]` or logits.
-    pub(crate) fn forward(&self, input: Input) -> Result<Tensor<2>, Box<dyn Error>> {
-        Ok(match (self, input) {
-            (Self::Embed(Embed { table, mix }), Input::Bytes(bytes)) => {
-                mix.forward(table.forward(bytes).flatten(1, 2))
-            }
-            (Self::Block(Block { norm, up, down }), Input::Values(x)) => {
-                down.forward(silu(up.forward(norm.forward(x.clone())))) + x
-            }
-            (Self::Head(Head { norm, map }), Input::Values(x)) => map.forward(norm.forward(x)),
-            _ => return Err("bytes are the input of the first layer, and of no other".into()),
-        })
+impl Head {
+    /// `[samples, WIDTH]` to `[samples, BYTES]`.
+    #[must_use]
+    pub fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        self.map.forward(self.norm.forward(x))
     }
 }
 
-/// A layer, and what a program declares of it.
-pub(crate) struct Layer {
-    pub(crate) name: String,
-    pub(crate) part: Part,
-    /// In the order in which burn visits the parameters.
-    pub(crate) weights: Vec<Weight>,
-}
-
-/// All layers, first to last. Parameters have no values before they are requested.
-pub(crate) fn layers(device: &Device) -> Vec<Layer> {
-    let linear = |from, to| LinearConfig::new(from, to).with_bias(false).init(device);
-    let norm = || RmsNormConfig::new(WIDTH).init(device);
-    let table = EmbeddingConfig::new(BYTES, EMBEDDING).init(device);
-    let embed = Embed { table, mix: linear(WINDOW * EMBEDDING, WIDTH) };
-    let mut layers = vec![layer("embed", Part::Embed(embed))];
-    layers.extend((0..BLOCKS).map(|number| {
-        let block = Block { norm: norm(), up: linear(WIDTH, INNER), down: linear(INNER, WIDTH) };
-        layer(&format!("blocks.{number}"), Part::Block(block))
-    }));
-    layers.push(layer("head", Part::Head(Head { norm: norm(), map: linear(WIDTH, BYTES) })));
-    layers
-}
-
-fn layer(name: &str, part: Part) -> Layer {
-    let mut found = Weights { path: vec![name.to_owned()], weights: Vec::new() };
-    part.visit(&mut found);
-    Layer { name: name.to_owned(), part, weights: found.weights }
-}
-
-/// How containers begin whose modules are variants, which are no part of a name here.
-const ENUM: &str = "Enum:";
-
-/// Lists the parameters of a module, named by the fields that lead to them.
-struct Weights {
-    path: Vec<String>,
-    weights: Vec<Weight>,
-}
-
-impl ModuleVisitor for Weights {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        if !container.starts_with(ENUM) {
-            self.path.push(name.to_owned());
-        }
-    }
-
-    fn exit_module(&mut self, _: &str, container: &str) {
-        if !container.starts_with(ENUM) {
-            self.path.pop();
-        }
-    }
-
-    fn visit_float<const D: usize>(&mut self, parameter: &Param<Tensor<D>>) {
-        let shape = parameter.lazy_shape();
-        let columns = shape.iter().last().copied().unwrap_or(1);
-        let weight = Weight {
-            name: self.path.join("."),
-            rows: shape.num_elements() / columns,
-            columns,
-            replicated: D == 1,
-        };
-        self.weights.push(weight);
-    }
+/// The mean over all samples.
+#[must_use]
+pub fn cross_entropy(logits: Tensor<2>, y: Tensor<1, Int>) -> Tensor<1> {
+    CrossEntropyLossConfig::new().init(&logits.device()).forward(logits, y)
 }
