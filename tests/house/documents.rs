@@ -199,11 +199,12 @@ fn every_decision_has_a_reason_and_a_line_in_their_index() {
     }
 }
 
-/// The library compiles the programs of the pages that its `mod pages` names, and the examples with candle, a workspace
-/// of their own, that of the page with candle.
+/// The library compiles the programs of the pages that its `mod pages` names, and the examples with candle and with
+/// burn, workspaces of their own, those of the pages with them.
 #[test]
 fn every_page_with_a_program_is_compiled() {
-    let library = read(&root().join("src/lib.rs")) + &read(&root().join("examples/candle/src/lib.rs"));
+    let of = |file: &str| read(&root().join(file));
+    let library = of("src/lib.rs") + &of("examples/candle/src/lib.rs") + &of("examples/burn/src/lib.rs");
     let mut with_one = 0;
     let has_one = |page: &PathBuf| {
         let text = read(page);

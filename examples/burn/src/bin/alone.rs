@@ -1,6 +1,6 @@
-//! Trains a small language model with burn.
+//! Trains a small language model with burn: `alone.rs` on one device, `sharded.rs` on two ranks that share weights.
 //!
-//! `cargo run --release --manifest-path examples/burn/Cargo.toml --bin alone`
+//! `cargo run --release --manifest-path examples/burn/Cargo.toml --bin alone`, or `--bin sharded`
 
 use burn::optim::{AdamWConfig, GradientsParams};
 use burn::tensor::Device;

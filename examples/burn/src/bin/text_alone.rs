@@ -1,13 +1,13 @@
-//! Trains a transformer that continues texts with burn, as its example `text-generation` does.
+//! Trains a transformer that continues texts with burn, as its example `text-generation` does: `text_alone.rs` on one
+//! device, `text_sharded.rs` on four ranks that share the weights.
 //!
-//! `cargo run --release --manifest-path examples/burn/Cargo.toml --bin text_alone`
+//! `cargo run --release --manifest-path examples/burn/Cargo.toml --bin text_alone`, or `--bin text_sharded`
 
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::Device;
-use burn_example::generation::{
-    ByteTokenizer, TextGenerationBatcher, TextGenerationModelConfig, Tokenizer, cross_entropy,
-};
+use burn_example::generation::cross_entropy;
+use burn_example::generation::{ByteTokenizer, TextGenerationBatcher, TextGenerationModelConfig, Tokenizer};
 use burn_example::text;
 
 const STEPS: usize = 40;
