@@ -108,8 +108,8 @@ impl CustomOptimizer {
         to: SlotId,
     ) -> Result<Self, Refusal> {
         let place = match weights.first() {
-            Some(first) if binder.weight(*first)?.shard.ranks > 1 => binder.shard()?,
-            _ => 0,
+            Some(first) => binder.shard_of(binder.weight(*first)?)?.0,
+            None => 0,
         };
         let matrix = match weights.get(place) {
             None => None,

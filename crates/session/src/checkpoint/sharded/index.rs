@@ -102,7 +102,12 @@ impl IndexedWeight {
 
     /// Which rows are in which part.
     pub(super) const fn cut(&self) -> ShardLayout {
-        ShardLayout { shape: self.shape(), rows_per_rank: self.rows_per_part, ranks: self.parts }
+        ShardLayout {
+            shape: self.shape(),
+            rows_per_rank: self.rows_per_part,
+            ranks: self.parts,
+            tensor: None,
+        }
     }
 }
 
