@@ -114,7 +114,7 @@ fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan, ranks: u32) {
     }
     let mut gathers = Vec::new();
     for (at, task) in plan.tasks.iter().enumerate() {
-        if let Op::AllGather(AllGather { parts }) = &task.op {
+        if let Op::AllGather(AllGather { parts, .. }) = &task.op {
             let block = parts[0].weight.index() / EXPERTS;
             let of: Vec<usize> = parts.iter().map(|part| part.weight.index()).collect();
             assert_eq!(of, (block * EXPERTS..(block + 1) * EXPERTS).collect::<Vec<_>>());

@@ -186,7 +186,7 @@ mod tests {
             gpu: [gpu; 16],
             has_nccl: false,
             reaches: true,
-            wish: (transport, Reduce::Ordered, 1, [0; Levels::MOST]),
+            wish: (transport, Reduce::Ordered, [1, 1], [0; Levels::MOST]),
         }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn processes_that_want_different_replicas_are_refused() {
         let mut all = statements("aa", None);
-        all[1].wish.2 = 2;
+        all[1].wish.2 = [2, 1];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.replicate"));
         let mut all = statements("aa", None);
         all[1].wish.3[0] = 2;
@@ -237,7 +237,7 @@ mod tests {
     fn processes_agree_whether_the_levels_of_their_mesh_are_named_or_its_own() {
         let wish_of = |ranks, levels: Option<&[u32]>| {
             let levels = levels.map(|blocks| Levels::new(blocks).unwrap());
-            wish(None, Reduce::Ordered, Mesh::of(ranks, 1, levels).unwrap())
+            wish(None, Reduce::Ordered, Mesh::of(ranks, 1, 1, levels).unwrap())
         };
         assert_eq!(wish_of(16, None), wish_of(16, Some(&[8])));
         assert_eq!(wish_of(8, None), wish_of(8, Some(&[])), "8 ranks have no levels");
