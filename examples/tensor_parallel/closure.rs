@@ -96,8 +96,10 @@ fn join(sizes: Sizes, number: usize, name: &str, context: &Context<'_>) -> Resul
     let mut x = context.write_named::<f32>(&format!("x.{}", number + 1))?;
     x.copy_from_slice(&before);
     add_parts(&got, &mut x);
-    let mut normed = context.write_named::<f32>(&format!("normed.{}", number + 1))?;
-    ops::normalize(&x, &vec![1.0; sizes.width], &mut normed);
+    if number + 1 < HALVES.len() * sizes.layers {
+        let mut normed = context.write_named::<f32>(&format!("normed.{}", number + 1))?;
+        ops::normalize(&x, &vec![1.0; sizes.width], &mut normed);
+    }
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 //!
 //! A reduce-scatter is an all-to-all of parts, which the next call adds up in rank order.
 
-use warpweft::model::{Collective, CollectiveKind, Group, TensorParallel};
+use warpweft::model::{Collective, CollectiveKind, Group, ProgramBuilder, TensorParallel};
 use warpweft::prelude::*;
 
 /// One token for each value of a byte.
@@ -116,9 +116,18 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
             let number = halves.len();
             let before = x;
             x = program.activation(&format!("x.{number}"), own)?;
-            normed = program.activation(&format!("normed.{number}"), own)?;
-            let join = program.call(&format!("{name}.join"), Phase::Forward).reads(before).reads(got);
-            join.writes(x).writes(normed).add()?;
+            // The head has a norm of its own.
+            let next = match number == HALVES.len() * sizes.layers {
+                true => None,
+                false => Some(program.activation(&format!("normed.{number}"), own)?),
+            };
+            let join =
+                program.call(&format!("{name}.join"), Phase::Forward).reads(before).reads(got).writes(x);
+            match next {
+                None => join.add()?,
+                Some(next) => join.writes(next).add()?,
+            };
+            normed = next.unwrap_or(normed);
         }
     }
     let mut slope = program.activation("slope.head", own)?;

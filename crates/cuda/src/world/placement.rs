@@ -139,7 +139,7 @@ pub(crate) fn network(
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     let even = |hosts: &Hosts| {
-        let groups = [Group::Shard, Group::Replicate].into_iter();
+        let groups = [Group::Shard, Group::Replicate, Group::Model, Group::Tensor].into_iter();
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };
     match (first.wish.0, first.wish.1) {
