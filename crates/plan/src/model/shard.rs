@@ -86,12 +86,23 @@ impl ShardLayout {
         self.tensor.map_or(self.shape, |cut| cut.whole)
     }
 
+    /// How many ranks, the first of a mesh, have all of the weight together: each a block that no other of them has
+    /// ([`ShardLayout::block_of`]).
+    #[must_use]
+    pub fn owners(&self) -> u32 {
+        self.ranks.saturating_mul(self.parts())
+    }
+
+    /// Into how many parts tensor parallelism cuts it; 1 if it does not.
+    fn parts(&self) -> u32 {
+        self.tensor.filter(|cut| cut.group() == Group::Shard).map_or(1, |cut| cut.ranks)
+    }
+
     /// Which of the shards `rank` holds; 0 of a replicated weight.
     #[must_use]
     pub fn position(&self, rank: RankId) -> u32 {
         // The ranks of a tensor-parallel group that have parts of their own stand between two shards of one part.
-        let stride = self.tensor.filter(|cut| cut.group() == Group::Shard).map_or(1, |cut| cut.ranks);
-        Strides::new(stride, self.ranks).position(rank)
+        Strides::new(self.parts(), self.ranks).position(rank)
     }
 
     /// Where in the weight of the declaration the rows lie that `rank` owns.
@@ -194,6 +205,7 @@ mod tests {
             let spec = WeightSpec { tensor: Some(how), ..weight(20, Format::F32) };
             let layout = ShardLayout::new(&spec, mesh);
             assert_eq!(layout.whole(), spec.shape);
+            assert_eq!(layout.owners(), ranks / replicas);
             for replica in 0..replicas {
                 let mut owners = vec![0; spec.shape.elements()];
                 for rank in mesh.iter().filter(|rank| mesh.replica_of(*rank) == replica) {

@@ -9,6 +9,7 @@
 const KEYS: &[(&[&str], &str)] = &[
     (&["lr", "learning_rate"], "weights.#.lr_scale"),
     (&["requires_grad", "trainable", "freeze"], "weights.#.frozen"),
+    (&["tp_plan", "parallelize_plan", "parallel_mode", "partition_dim"], "weights.#.tensor_parallel"),
     (&["wd"], "weights.#.weight_decay"),
     (&["dtype", "precision"], "weights.#.format"),
     (&["name", "params", "pattern", "regex"], "weights.#.match"),

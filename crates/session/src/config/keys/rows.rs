@@ -355,6 +355,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         value: |rule| rule.frozen.and_then(toml),
         valid: |_| true,
     },
+    RuleRow {
+        field: "tensor_parallel",
+        expected: "\"column\" (each rank of a tensor-parallel group has some rows) or \"row\" (some columns), or of what is not cut \"split_tokens\" or \"alike_tokens\": whether the ranks have other tokens or the same",
+        value: |rule| Value::try_from(rule).ok()?.get("tensor_parallel").cloned(),
+        valid: |_| true,
+    },
 ];
 
 fn toml(value: impl Serialize) -> Option<Value> {
