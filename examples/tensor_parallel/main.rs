@@ -40,9 +40,12 @@ struct Arguments {
     /// Steps of the optimizer
     #[arg(long, default_value_t = 100)]
     steps: usize,
-    /// Format of the blocks' matrices: f32, bf16, nvfp4_2d, mxfp8, fp8_block_2d, ...
+    /// Format of the blocks' matrices: f32, bf16, nvfp4_2d, mxfp8 or fp8_block, whose blocks need --width 512
     #[arg(long, default_value = "f32")]
     format: Format,
+    /// Features of the residual stream; the MLP has four times as many
+    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(16..))]
+    width: u16,
     /// Where the trace of a few steps with tp 2 × 2 shards goes, for Perfetto
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -64,10 +67,10 @@ const GRIDS: [Grid; 4] = [
 ];
 
 /// The sizes for the texts that a tensor-parallel group of this mesh has.
-fn sizes(grid: &Grid) -> Sizes {
+fn sizes(grid: &Grid, width: usize) -> Sizes {
     let groups = (grid.ranks / grid.tensor) as usize;
     let tensor = grid.tensor as usize;
-    Sizes { width: 128, layers: 2, heads: 4, hidden: 512, sequence: 32, texts: TEXTS / groups, tensor }
+    Sizes { width, layers: 2, heads: 4, hidden: 4 * width, sequence: 32, texts: TEXTS / groups, tensor }
 }
 
 /// The tokens of a text of a step's batch, and those after them.
@@ -80,7 +83,7 @@ fn text(step: usize, number: usize, sequence: usize) -> (Vec<u32>, Vec<u32>) {
 
 /// The loss of every step.
 async fn train(grid: &Grid, arguments: &Arguments) -> Result<Vec<f32>, Box<dyn Error>> {
-    let sizes = sizes(grid);
+    let sizes = sizes(grid, usize::from(arguments.width));
     let mut config = Config::default();
     (config.mesh.tp, config.mesh.replicate) = (grid.tensor, grid.replicas);
     config.optimizer.max_norm = 1.0;
@@ -99,7 +102,7 @@ async fn train(grid: &Grid, arguments: &Arguments) -> Result<Vec<f32>, Box<dyn E
     let mut session = builder.start_cpu(grid.ranks).await?;
     let mut losses = Vec::new();
     for step in 0..arguments.steps {
-        session.set_learning_rate(2e-3)?;
+        session.set_learning_rate(1e-3)?;
         let own = sizes.own_tokens() / sizes.sequence;
         for rank in 0..grid.ranks as usize {
             // Ranks of a group are numbered one after the other and share its texts, so each has its own.

@@ -79,11 +79,8 @@ async fn outcome(sample: &Sample, config: Config) -> Outcome {
 fn plans_of_random_programs_give_the_bits_of_an_unsharded_trainer() {
     let (programs, mut accumulating, mut by_rules, mut whole, mut exchanging) = (wanted() / 25, 0, 0, 0, 0);
     // A budget that was found for plans of another kind, or for some of them alone, is none for a session's.
-    let starts = |sample: &Sample| {
-        sample.mesh().tensor() == 1
-            && sample.reduce == Reduce::Ordered
-            && sample.parts().all(|part| part.plans().is_ok())
-    };
+    let starts =
+        |sample: &Sample| sample.reduce == Reduce::Ordered && sample.parts().all(|part| part.plans().is_ok());
     let plain = samples(4 << 32).filter(|(_, sample, ..)| is_plain(sample) && starts(sample));
     for (seed, sample, ..) in plain.take(programs) {
         let is_dynamic = sample.program.calls().iter().any(|call| call.dynamic);

@@ -203,8 +203,8 @@ impl Mesh {
     /// Every group that plans for this mesh may name. Some may have the same members.
     pub fn groups(self) -> impl Iterator<Item = Group> {
         let levels = self.tree(Group::Shard).filter(|group| !group.is_shard());
-        let of_tensor = [Group::Model, Group::Tensor].into_iter().filter(move |_| self.tensor > 1);
-        [Group::World, Group::Shard, Group::Replicate].into_iter().chain(levels).chain(of_tensor)
+        let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
+        named.chain(levels).chain([Group::Model, Group::Tensor])
     }
 
     /// How many ranks a group has.
