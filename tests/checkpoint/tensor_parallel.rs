@@ -12,6 +12,7 @@ use warpweft_session::session::initial::MasterRows;
 use warpweft_session::session::{Session, SessionBuilder, SessionError, block_on};
 use warpweft_testing::trainer::initial;
 
+use super::parts::by_hand::edit_index;
 use super::parts::{notes, replicated, without_planes};
 
 /// Ranks, replicas, and ranks of a tensor-parallel group.
@@ -197,6 +198,54 @@ fn parts_say_that_a_weight_is_cut_and_are_of_the_version_before_where_none_is() 
     let whole = index((4, 1, 1), &model(FORMATS[1], &[]));
     assert_eq!(whole["warpweft_parts"], 3);
     assert!(whole.get("tensor").is_none() && (0..5).all(|weight| of(&whole, weight).get("cut").is_none()));
+}
+
+/// CK-4.
+#[test]
+fn an_index_whose_cuts_are_none_is_refused_by_weight() {
+    let folder = tempfile::tempdir().unwrap();
+    let parts = PartFiles::new(folder.path());
+    let mut session = start((4, 1, 2), FORMATS[1]);
+    block_on(session.save_parts(&parts, &notes(&[]))).unwrap();
+    let index = folder.path().join("checkpoint.json");
+    let saved = std::fs::read(&index).unwrap();
+    let rows = |ranks: &str| format!("\"of\": \"rows\",\n        \"ranks\": {ranks}");
+    let columns = rows("2").replace("rows", "columns");
+    for to in [rows("0"), rows("1"), rows("3"), rows("4294967295"), columns] {
+        edit_index(folder.path(), &rows("2"), &to);
+        let error = block_on(session.import_parts(&parts)).map(drop).unwrap_err().to_string();
+        assert!(error.contains("are not `up`, which is 128×16; load"), "{to}: {error}");
+        std::fs::write(&index, &saved).unwrap();
+    }
+    block_on(session.import_parts(&parts)).unwrap();
+}
+
+/// What is filled, read and digested a piece at a time, where ranks have some columns of it.
+#[test]
+fn weights_of_many_pieces_are_cut_alike() {
+    let mut model = Model::builder();
+    for name in ["trained", "frozen"] {
+        let weight = model.sharded(name, 150, 16_384, Format::F32).unwrap();
+        model.tensor_parallel(weight, TensorParallel::RowParallel).unwrap();
+        if name == "frozen" {
+            model.freeze(weight).unwrap();
+        }
+    }
+    let (model, folder) = (model.build(), tempfile::tempdir().unwrap());
+    let meshes = [(1, 1, 1), (4, 1, 2)];
+    let expected = exported(&mut start_with(meshes[0], &model));
+    for wrote in meshes {
+        let parts = PartFiles::new(folder.path().join(wrote.0.to_string()));
+        let mut first = start_with(wrote, &model);
+        assert_alike(&exported(&mut first), &expected, &format!("{wrote:?}"));
+        block_on(first.save_parts(&parts, &notes(&[]))).unwrap();
+        for reads in meshes {
+            let mut second = start_with(reads, &model);
+            block_on(second.step("train")).unwrap();
+            block_on(second.import_parts(&parts)).unwrap();
+            assert_alike(&exported(&mut second), &expected, &format!("{wrote:?} to {reads:?}"));
+        }
+    }
 }
 
 /// FW-1, FW-2: planes and digests alike, and parts, which have digests alone.

@@ -1,7 +1,7 @@
 //! Sharded checkpoints: every rank writes what it owns, any number of ranks reads it, and nothing half-done is
 //! ever taken for a checkpoint.
 
-mod by_hand;
+pub(crate) mod by_hand;
 mod carried;
 mod cuts;
 mod failures;

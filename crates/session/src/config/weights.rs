@@ -1,4 +1,5 @@
-//! Rules for weights by name: format, placement, reuse, parameter group, tensor parallelism, and whether they are frozen.
+//! Rules for weights by name: format, placement, reuse, parameter group, tensor parallelism, and whether they are
+//! frozen.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of

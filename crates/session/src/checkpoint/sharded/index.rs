@@ -231,9 +231,10 @@ impl Index {
                 "{} parts of {} rows{} are not `{}`, which is {}; load a checkpoint that is not damaged",
                 weight.parts,
                 weight.rows_per_part,
-                weight
-                    .cut
-                    .map_or_else(String::new, |cut| format!(" of each {}th of its {}", cut.ranks, cut.of)),
+                weight.cut.map_or_else(String::new, |cut| format!(
+                    ", for each of {} cuts of its {},",
+                    cut.ranks, cut.of
+                )),
                 shown(&weight.name),
                 weight.shape()
             )),

@@ -25,8 +25,8 @@ pub struct MainGrad {
     /// Which of its columns: all, but of a row-parallel weight where the mesh has tensor parallelism.
     pub columns: Range<usize>,
     /// `[rows, columns]`, row-major: the mean over all ranks and micro-batches of what calls wrote, not clipped,
-    /// and still times the loss scale where they multiplied with one; the ranks of a tensor-parallel group count as one. Where gradients of several steps are accumulated
-    /// ([`Session::accumulate`]), the sum of their means.
+    /// and still times the loss scale where they multiplied with one; the ranks of a tensor-parallel group count as
+    /// one. Where gradients of several steps are accumulated ([`Session::accumulate`]), the sum of their means.
     pub values: Vec<f32>,
 }
 
