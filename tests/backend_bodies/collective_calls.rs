@@ -29,8 +29,8 @@ const MOVED: [(ElementType, usize); 5] = [
 const COMBINED: [(ElementType, usize); 3] =
     [(ElementType::F32, 1), (ElementType::F32, 7), (ElementType::F32, 9_001)];
 
-/// Flat worlds from one rank on, meshes of replicas and with tensor parallelism: as many ranks as there are GPUs, and two
-/// on one.
+/// Flat worlds from one rank on, meshes of replicas and with tensor parallelism: as many ranks as there are GPUs, and
+/// two on one.
 fn worlds() -> Vec<Mesh> {
     let most = most_captured_ranks();
     let flat = (1..=most.max(2)).map(|ranks| Mesh::new(ranks).unwrap());

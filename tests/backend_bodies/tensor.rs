@@ -1,8 +1,8 @@
 //! Tensor parallelism in whole sessions: layers cut by rows and by columns, of every format.
 //!
-//! Law: a part is as large as the weights of the other sessions, so the products are theirs. Steps have the same bits at
-//! every prefetch depth, and captured as issued where each rank has a device of its own; and main grads have the norm
-//! that the step reports, so no part is counted twice or left out.
+//! Law: a part is as large as the weights of the other sessions, so the products are theirs. Steps have the same bits
+//! at every prefetch depth, and captured as issued where each rank has a device of its own; and main grads have the
+//! norm that the step reports, so no part is counted twice or left out.
 
 use warpweft_session::config::{Capture, Config, Prefetch, Scaling};
 

@@ -3,8 +3,8 @@
 //! Laws:
 //! - The mean over ranks and micro-batches is taken at accumulate: a contribution is multiplied by the f32
 //!   reciprocal of the product of both numbers, rounded once, then added. Ranks of a tensor-parallel group count as
-//!   one, unless the tokens of a weight are alike on all of them: then each contributes the same. For a power of two that is an exact
-//!   division. A sum that accumulates in the same pass does the same to the finished sum.
+//!   one, unless the tokens of a weight are alike on all of them: then each contributes the same. For a power of two
+//!   that is an exact division. A sum that accumulates in the same pass does the same to the finished sum.
 //! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first
 //!   replica, a replicated weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks
 //!   contribute only their fault words.

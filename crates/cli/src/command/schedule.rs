@@ -173,8 +173,8 @@ pub(super) struct ModelArguments {
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     replicate: Option<u32>,
 
-    /// Ranks that compute the parts of one layer (tensor parallelism), over the configuration's mesh.tp; they divide the
-    /// ranks of a replica
+    /// Ranks that compute the parts of one layer (tensor parallelism), over the configuration's mesh.tp; they divide
+    /// the ranks of a replica
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     tp: Option<u32>,
 

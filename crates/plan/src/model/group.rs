@@ -22,8 +22,8 @@ pub enum Group {
     /// All ranks of the rank's own replica, whatever parts of weights they have. Without tensor parallelism these are
     /// those of [`Group::Shard`].
     Model,
-    /// Those that compute the parts of one layer: a tensor-parallel group. Without tensor parallelism each rank is alone
-    /// in its own.
+    /// Those that compute the parts of one layer: a tensor-parallel group. Without tensor parallelism each rank is
+    /// alone in its own.
     Tensor,
     /// Those whose sums of a gradient this level adds up, of several levels ([`Mesh::tree`](super::Mesh::tree)): at the
     /// first, the rank's own block of its replica; at the others, the ranks at its place in the blocks of the level

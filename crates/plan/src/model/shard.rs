@@ -1,10 +1,10 @@
 //! Row shards: which rows of a weight belong to which rank.
 //!
-//! Law: with tensor parallelism a weight is first cut into parts ([`TensorCut`]), and what is said of a weight here holds
-//! of the rank's part. Every rank's shard has the same *stored* rows, a multiple of the format's row tile, so collectives
-//! move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the real
-//! ones are zero. Every replica of a mesh holds all rows, cut alike. This is the only place where a rank
-//! number turns into an offset: plans carry none.
+//! Law: with tensor parallelism a weight is first cut into parts ([`TensorCut`]), and what is said of a weight here
+//! holds of the rank's part. Every rank's shard has the same *stored* rows, a multiple of the format's row tile, so
+//! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the real
+//! ones are zero. Every replica of a mesh holds all rows, cut alike. This is the only place where a rank number turns
+//! into an offset: plans carry none.
 //!
 //! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses every
 //! saturated size.

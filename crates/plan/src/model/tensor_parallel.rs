@@ -2,11 +2,11 @@
 //!
 //! Law: a cut weight is one matrix in the declaration, in files and for initializers; each rank of a tensor-parallel
 //! group computes with its own part of it, whose rows are sharded over the other ranks of the replica and gathered as
-//! any weight's are. What is not cut is sharded over all ranks of the replica, so no rank holds a copy that could drift.
-//! Without tensor parallelism in the mesh none of this changes anything.
+//! any weight's are. What is not cut is sharded over all ranks of the replica, so no rank holds a copy that could
+//! drift. Without tensor parallelism in the mesh none of this changes anything.
 //!
-//! The words are Megatron's (Shoeybi et al., 2019, arXiv 1909.08053): a linear layer computes `x · Wᵀ` with `W[out, in]`,
-//! so a *column-parallel* layer, which has some of the outputs, has some *rows* of `W`.
+//! The words are Megatron's (Shoeybi et al., 2019, arXiv 1909.08053): a linear layer computes `x · Wᵀ` with `W[out,
+//! in]`, so a *column-parallel* layer, which has some of the outputs, has some *rows* of `W`.
 
 use serde::Serialize;
 
@@ -82,7 +82,8 @@ impl TensorCut {
         }
     }
 
-    /// Why the weight cannot be cut so, and what would do; `tiles` are the rows and columns of the blocks of its format.
+    /// Why the weight cannot be cut so, and what would do; `tiles` are the rows and columns of the blocks of its
+    /// format.
     pub(crate) fn problem(&self, placement: Placement, tiles: Shape) -> Option<String> {
         let Self { how, ranks, whole } = *self;
         let Some(how) = how else {

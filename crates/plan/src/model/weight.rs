@@ -340,8 +340,8 @@ impl ModelBuilder {
         self.spec_mut(weight, "freeze").map(|spec| spec.frozen = true)
     }
 
-    /// Decides what tensor parallelism does with `weight`, where the mesh has it (`mesh.tp`); without, a model runs as if
-    /// nothing was said. A mesh with tensor parallelism needs it of every weight.
+    /// Decides what tensor parallelism does with `weight`, where the mesh has it (`mesh.tp`); without, a model runs
+    /// as if nothing was said. A mesh with tensor parallelism needs it of every weight.
     ///
     /// # Errors
     /// As [`Model::weight`].

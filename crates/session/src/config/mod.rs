@@ -222,12 +222,12 @@ impl Config {
         Duration::from_secs_f64(self.deadline_s)
     }
 
-    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says, with the tensor parallelism of `mesh.tp`,
-    /// that sums in `mesh.levels`.
+    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says, with the tensor parallelism of
+    /// `mesh.tp`, that sums in `mesh.levels`.
     ///
     /// # Errors
-    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide; as [`Mesh::with_tensor`] and
-    /// [`Mesh::with_levels`].
+    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide; as [`Mesh::with_tensor`]
+    /// and [`Mesh::with_levels`].
     pub fn mesh_of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
         Mesh::of(ranks, self.mesh.replicate, self.mesh.tp, self.mesh.levels)
     }

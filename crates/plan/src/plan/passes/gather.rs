@@ -1,12 +1,12 @@
 //! Makes a task of every gather that is needed, where the timetable requests it.
 //!
 //! Law (PL-2): every use has exactly one producing gather; what is requested at one stage for one call is one
-//! task, but each declared group one of its own, and what comes from other ranks too. A gather requested at stage s is released by the end of the call
-//! before s. A policy with a chunk bounds what is no group: weights of a call share a task up to its size, and
-//! a weight of more is several tasks, in the order of their bytes, all released like the whole; they stand in
-//! T evenly from stage s to the one before their use, so what is requested meanwhile gets in between. None is made
-//! where the latest one serves ([`Latest`]). Which planes are needed, and when each is requested, is decided in
-//! [`super::super::prefetch`].
+//! task, but each declared group one of its own, and what comes from other ranks too. A gather requested at stage s
+//! is released by the end of the call before s. A policy with a chunk bounds what is no group: weights of a call
+//! share a task up to its size, and a weight of more is several tasks, in the order of their bytes, all released like
+//! the whole; they stand in T evenly from stage s to the one before their use, so what is requested meanwhile gets in
+//! between. None is made where the latest one serves ([`Latest`]). Which planes are needed, and when each is
+//! requested, is decided in [`super::super::prefetch`].
 
 use std::collections::HashMap;
 

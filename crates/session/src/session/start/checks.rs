@@ -39,7 +39,8 @@ pub(super) fn one_world(
     Err(SessionError::Backends { reason })
 }
 
-/// The backends' world has the replicas and tensor parallelism that the configuration says, and sums in the same levels.
+/// The backends' world has the replicas and tensor parallelism that the configuration says, and sums in the same
+/// levels.
 pub(super) fn check_mesh(config: &Config, device: &str, mesh: Mesh) -> Result<(), SessionError> {
     let (replicate, ranks) = (config.mesh.replicate, mesh.ranks());
     let configured = config.mesh_of(ranks)?;
