@@ -123,7 +123,7 @@ pub mod model {
     pub use warpweft_plan::model::{
         Call, CallBuilder, Collective, CollectiveKind, CostHint, DeclareError, Form, Group, Hyperparameters,
         Layer, LayerStack, Math, Mesh, Model, ModelBuilder, NonNegative, ParameterGroup, Phase, Placement,
-        ProgramBuilder, Reuse, StepProgram,
+        ProgramBuilder, Reuse, StepProgram, TensorParallel,
     };
 }
 

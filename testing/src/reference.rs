@@ -6,7 +6,7 @@ use warpweft_format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
     partial_amax, partial_cast, quantize, transpose,
 };
-use warpweft_plan::model::{Levels, Mesh};
+use warpweft_plan::model::{Group, Levels, Mesh};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 use warpweft_session::session::initial::MasterRows;
 
@@ -117,6 +117,8 @@ pub struct Reducing {
     pub ranks: u32,
     /// How many there are.
     pub replicas: u32,
+    /// Ranks of a tensor-parallel group.
+    pub tensor: u32,
     /// In which levels they are summed, if not in those that a mesh has by itself.
     pub levels: Option<Levels>,
     /// Of how many steps the gradients are accumulated for one of the optimizer.
@@ -126,7 +128,7 @@ pub struct Reducing {
 impl Reducing {
     /// The mesh that reduces so.
     pub fn mesh(&self) -> Mesh {
-        Mesh::of(self.ranks, self.replicas, self.levels).unwrap()
+        Mesh::of(self.ranks, self.replicas, self.tensor, self.levels).unwrap()
     }
 }
 
@@ -137,6 +139,7 @@ impl Default for Reducing {
             dtype: ReduceDtype::default(),
             ranks: 3,
             replicas: 1,
+            tensor: 1,
             levels: None,
             steps: 1,
         }
@@ -176,7 +179,7 @@ pub fn mean_over(mesh: Mesh, ranks: &[Vec<Vec<f32>>], micro_batches: u32, dtype:
             let in_blocks = |sums: Vec<Vec<f32>>, group| {
                 sums.chunks(mesh.size(group) as usize).map(|block| sum(block.iter().cloned())).collect()
             };
-            mesh.tree().fold(each, in_blocks).remove(0)
+            mesh.tree(Group::Shard).fold(each, in_blocks).remove(0)
         };
         let over_ranks = sum(ranks.chunks(shards).map(of_replica));
         over_ranks.iter().map(|sum| sum * factor).collect()

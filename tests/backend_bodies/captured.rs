@@ -10,7 +10,7 @@ use warpweft_plan::model::Call;
 use warpweft_plan::op::{AllGather, Compute, Op};
 use warpweft_plan::plan::StepPlan;
 use warpweft_session::checkpoint::Checkpoint;
-use warpweft_session::config::{Capture, Config, Scaling};
+use warpweft_session::config::{Capture, Config, Prefetch, Scaling};
 use warpweft_session::session::{MainGrad, Outcome, Session};
 
 use super::experts::{Declared, ELEMENTS, EXPERTS, MICRO_BATCHES, declare, formats, initial};
@@ -18,7 +18,7 @@ use super::harness::{noise, within_limit};
 use crate::device::most_captured_ranks;
 use crate::products::{Layers, Surface, settled, start};
 
-const STEPS: u32 = 6;
+pub(crate) const STEPS: u32 = 6;
 
 /// Where a product found its weight, and where it wrote y or dW.
 pub(crate) type Addresses = [u64; 2];
@@ -28,9 +28,9 @@ pub(crate) type Addresses = [u64; 2];
 type Seen = Arc<Mutex<BTreeMap<(RankId, MicroBatchId, CallId, usize), BTreeSet<Addresses>>>>;
 
 /// What came of some steps.
-struct Trained {
+pub(crate) struct Trained {
     /// Of every step, rank, expert and micro-batch.
-    outputs: Vec<Vec<bf16>>,
+    pub(crate) outputs: Vec<Vec<bf16>>,
     /// Of the last step, as the user reads them.
     main_grads: Vec<MainGrad>,
     checkpoint: Checkpoint,
@@ -38,13 +38,25 @@ struct Trained {
 }
 
 async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Trained {
-    let ranks = most_captured_ranks();
-    let mut config = settled(Config { capture, ..Config::default() });
-    config.prefetch.depth = Some(1);
+    let config = Config { capture, prefetch: Prefetch::depth(1), ..Config::default() };
+    trained_on(most_captured_ranks(), scaling, config, declare(dynamic), dynamic.len()).await
+}
+
+/// The same on so many ranks, of a program with so many dynamic calls in a micro-batch.
+pub(crate) async fn trained_on(
+    ranks: u32,
+    scaling: Scaling,
+    config: Config,
+    declared: Declared,
+    dynamic: usize,
+) -> Trained {
+    let capture = config.capture;
+    let mut config = settled(config);
     config.quantize.scaling = scaling;
     config.quantize.amax_history = 3;
     config.optimizer.max_norm = 1.0;
-    let Declared { program, products } = declare(dynamic);
+    let config_depth = config.prefetch.depth;
+    let Declared { program, products } = declared;
     let (seen, products) = (Seen::default(), Arc::new(products));
     let book = Arc::clone(&seen);
     let factory = move |rank: RankId| {
@@ -63,11 +75,13 @@ async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Traine
     let builder = Session::builder(config, factory).program(program).initialize(initial);
     let mut session = start(builder, ranks).await;
     let plan = Arc::clone(session.plan("train").unwrap());
-    assert_one_gather_a_group_one_block_ahead(&plan, ranks);
+    if plan.weights.mesh.shards() > 1 && config_depth == Some(1) {
+        assert_one_gather_a_group_one_block_ahead(&plan);
+    }
     let segments = match capture {
         Capture::Off => 0,
         Capture::Step => 1,
-        Capture::Segments => MICRO_BATCHES * dynamic.len() + 1,
+        Capture::Segments => MICRO_BATCHES * dynamic + 1,
     };
     let (mut outputs, mut told) = (Vec::new(), 0.0);
     for step in 0..STEPS {
@@ -87,9 +101,11 @@ async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Traine
         );
     }
     assert!(Arc::ptr_eq(&plan, session.plan("train").unwrap()), "one plan from the first step to the last");
-    // No weight is replicated, so every row is there once, and the norm is that of all values.
+    // No weight is replicated, so every row is there once in each replica, and the norm is that of all values.
     let main_grads = session.main_grads().await.unwrap();
-    let squares = main_grads.iter().flat_map(|part| &part.values).map(|value| f64::from(*value).powi(2));
+    let mesh = plan.weights.mesh;
+    let of_a_replica = main_grads.iter().filter(|part| mesh.replica_of(part.rank) == 0);
+    let squares = of_a_replica.flat_map(|part| &part.values).map(|value| f64::from(*value).powi(2));
     let norm = squares.sum::<f64>().sqrt();
     assert!(told > 0.0 && (norm - told).abs() < 1e-6 * told, "{norm} {told}, {scaling:?}, {capture:?}");
     let checkpoint = session.export().await.unwrap();
@@ -108,13 +124,10 @@ fn each(ranks: u32) -> impl Iterator<Item = (RankId, usize)> {
 }
 
 /// Gathers bring whole groups, and those of a block stand before the call of the block before.
-fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan, ranks: u32) {
-    if ranks == 1 {
-        return;
-    }
+fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan) {
     let mut gathers = Vec::new();
     for (at, task) in plan.tasks.iter().enumerate() {
-        if let Op::AllGather(AllGather { parts }) = &task.op {
+        if let Op::AllGather(AllGather { parts, .. }) = &task.op {
             let block = parts[0].weight.index() / EXPERTS;
             let of: Vec<usize> = parts.iter().map(|part| part.weight.index()).collect();
             assert_eq!(of, (block * EXPERTS..(block + 1) * EXPERTS).collect::<Vec<_>>());
@@ -131,11 +144,11 @@ fn assert_one_gather_a_group_one_block_ahead(plan: &StepPlan, ranks: u32) {
 }
 
 /// Half the squared length of these outputs.
-fn loss(outputs: &[Vec<bf16>]) -> f64 {
+pub(crate) fn loss(outputs: &[Vec<bf16>]) -> f64 {
     outputs.iter().flatten().map(|value| f64::from(value.to_f32()).powi(2) / 2.0).sum()
 }
 
-fn assert_same_bits(found: &Trained, expected: &Trained, how: &str) {
+pub(crate) fn assert_same_bits(found: &Trained, expected: &Trained, how: &str) {
     let bits = |values: &Vec<bf16>| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     for (number, (found, expected)) in found.outputs.iter().zip(&expected.outputs).enumerate() {
         assert!(bits(found) == bits(expected), "{how}: outputs {number}");

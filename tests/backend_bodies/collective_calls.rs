@@ -13,7 +13,8 @@ use warpweft_plan::op::{self, CollectiveCall, Op};
 use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
 use crate::device::{Device, meshes, most_captured_ranks};
 
-pub(crate) const GROUPS: [Group; 3] = [Group::World, Group::Shard, Group::Replicate];
+pub(crate) const GROUPS: [Group; 5] =
+    [Group::World, Group::Shard, Group::Replicate, Group::Model, Group::Tensor];
 const KINDS: [CollectiveKind; 4] =
     [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
 
@@ -28,11 +29,15 @@ const MOVED: [(ElementType, usize); 5] = [
 const COMBINED: [(ElementType, usize); 3] =
     [(ElementType::F32, 1), (ElementType::F32, 7), (ElementType::F32, 9_001)];
 
-/// Flat worlds from one rank on, and meshes of replicas: as many ranks as there are GPUs, and two on one.
+/// Flat worlds from one rank on, meshes of replicas and with tensor parallelism: as many ranks as there are GPUs, and
+/// two on one.
 fn worlds() -> Vec<Mesh> {
     let most = most_captured_ranks();
     let flat = (1..=most.max(2)).map(|ranks| Mesh::new(ranks).unwrap());
-    flat.chain(meshes().into_iter().filter(|mesh| most == 4 || mesh.ranks() <= most.max(2))).collect()
+    let cut = [(2, 1, 2), (4, 1, 2), (4, 2, 2)]
+        .map(|(ranks, replicas, tensor)| Mesh::of(ranks, replicas, tensor, None));
+    let others = meshes().into_iter().chain(cut.map(Result::unwrap));
+    flat.chain(others.filter(|mesh| most == 4 || mesh.ranks() <= most.max(2))).collect()
 }
 
 /// What a rank gets of what those of its group give, of which it is number `place`.

@@ -55,6 +55,7 @@ fn declared(mesh: Mesh, micro_batches: u32) -> StepProgram {
 async fn check_session(mesh: Mesh, micro_batches: u32, capture: Capture) {
     let mut config = settled(Config { capture, ..Config::default() });
     config.mesh.replicate = mesh.replicas();
+    config.mesh.tp = mesh.tensor();
     let closures = |_: RankId| {
         |call: &Call, _: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
             panic!("a closure ran for the collective `{}`", call.name)

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use warpweft_base::id::{BufferId, WeightId};
 use warpweft_format::{ElementType, Format, Orientation, Shape};
 use warpweft_plan::model::{
-    BufferSpec, Lifetime, Model, ParameterGroup, Phase, ProgramBuilder, Role, StepProgram,
+    BufferSpec, Lifetime, Model, ParameterGroup, Phase, ProgramBuilder, Role, StepProgram, TensorParallel,
 };
 use warpweft_session::session::initial::MasterRows;
 
@@ -68,22 +68,37 @@ pub(crate) fn declare(dynamic: &[&str]) -> Declared {
 
 /// The program with so many micro-batches in a step.
 pub(crate) fn declare_with(dynamic: &[&str], micro_batches: u32) -> Declared {
-    declared(dynamic, micro_batches, ParameterGroup::default())
+    declared(dynamic, micro_batches, ParameterGroup::default(), 1)
 }
 
 /// The program of one micro-batch whose weights' matrices a custom optimizer gets whole.
 pub(crate) fn declare_by_matrices() -> Declared {
-    declared(&[], 1, ParameterGroup { whole_matrix: true, ..ParameterGroup::default() })
+    declared(&[], 1, ParameterGroup { whole_matrix: true, ..ParameterGroup::default() }, 1)
 }
 
-fn declared(dynamic: &[&str], micro_batches: u32, parameters: ParameterGroup) -> Declared {
+/// The program for tensor-parallel groups of so many ranks: the parts of the weights are what the others' weights are,
+/// by rows of every first expert and by columns of every second.
+pub(crate) fn declare_cut(tensor: u32) -> Declared {
+    declared(&[], MICRO_BATCHES as u32, ParameterGroup::default(), tensor as usize)
+}
+
+fn declared(dynamic: &[&str], micro_batches: u32, parameters: ParameterGroup, tensor: usize) -> Declared {
     let formats = formats();
     let mut model = Model::builder();
     let blocks: Vec<Vec<WeightId>> = formats
         .iter()
         .map(|format| {
             let name = |expert| format!("{format} {expert}");
-            let sharded = |expert| model.sharded(&name(expert), WEIGHT.rows, WEIGHT.cols, *format).unwrap();
+            let sharded = |expert: usize| {
+                let Shape { rows, cols } = WEIGHT;
+                let (rows, cols, how) = match expert.is_multiple_of(2) {
+                    true => (tensor * rows, cols, TensorParallel::ColumnParallel),
+                    false => (rows, tensor * cols, TensorParallel::RowParallel),
+                };
+                let weight = model.sharded(&name(expert), rows, cols, *format).unwrap();
+                model.tensor_parallel(weight, how).unwrap();
+                weight
+            };
             let experts: Vec<WeightId> = (0..EXPERTS).map(sharded).collect();
             model.group(&format.to_string(), &experts).unwrap();
             experts.iter().for_each(|expert| model.parameters(*expert, parameters).unwrap());
@@ -153,7 +168,8 @@ fn declared(dynamic: &[&str], micro_batches: u32, parameters: ParameterGroup) ->
 pub(crate) fn initial(rows: MasterRows<'_>, masters: &mut [f32]) {
     let seed =
         rows.weight.bytes().fold(7u32, |seed, byte| seed.wrapping_mul(31).wrapping_add(u32::from(byte)));
-    let all = noise(WEIGHT.elements(), seed);
-    let own = &all[rows.first_element()..][..masters.len()];
+    let end = rows.first_element() + masters.len();
+    let all = noise(end.max(WEIGHT.elements()), seed);
+    let own = &all[rows.first_element()..end];
     masters.iter_mut().zip(own).for_each(|(to, from)| *to = 0.108 * from);
 }

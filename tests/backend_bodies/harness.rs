@@ -14,7 +14,9 @@ use warpweft_plan::layout::{
     ALIGNMENT, ArenaLayout, Binding, Content, Lane, LaneKind, OptimizerSettings, PlaneRegions, Region,
     Residency, Settings, Slot, Weights,
 };
-use warpweft_plan::model::{BufferSpec, Call, Hyperparameters, Lifetime, Mesh, Phase, Role, WeightSpec};
+use warpweft_plan::model::{
+    BufferSpec, Call, Group, Hyperparameters, Lifetime, Mesh, Phase, Role, WeightSpec,
+};
 use warpweft_plan::op::{AllGather, Assemble, Chunk, Compute, GatherChunk, GatherPart, Op, Operand};
 use warpweft_plan::policy::AdamMode;
 
@@ -144,7 +146,7 @@ impl Plan {
 
     /// Gathers weights on the link and makes their planes whole on the compute lane.
     pub(crate) fn gather(&mut self, parts: &[GatherPart]) {
-        self.op(LINK, Op::AllGather(AllGather { parts: parts.to_vec() }));
+        self.op(LINK, Op::AllGather(AllGather { group: Group::Shard, parts: parts.to_vec() }));
         self.fence(LINK, COMPUTE);
         self.op(COMPUTE, Op::Assemble(Assemble { parts: parts.to_vec() }));
     }
@@ -156,7 +158,7 @@ impl Plan {
         let whole = data.bytes + scale.bytes;
         for begin in (0..whole).step_by(bytes) {
             let chunk = Chunk { begin, end: whole.min(begin + bytes) };
-            self.op(LINK, Op::GatherChunk(GatherChunk { part, chunk }));
+            self.op(LINK, Op::GatherChunk(GatherChunk { group: Group::Shard, part, chunk }));
         }
         self.fence(LINK, COMPUTE);
         self.op(COMPUTE, Op::Assemble(Assemble { parts: vec![part] }));

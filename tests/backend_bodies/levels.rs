@@ -4,6 +4,7 @@ use half::bf16;
 use warpweft_base::id::{CallId, LevelId, SlotId, WeightId};
 use warpweft_format::{ElementType, Format};
 use warpweft_plan::layout::Content;
+use warpweft_plan::model::Group;
 use warpweft_plan::model::{Levels, Mesh};
 use warpweft_plan::op::{ExchangeGradient, Op, ReducePart, SumGradient, SumPart, SumTarget};
 
@@ -31,7 +32,7 @@ fn parts(
     weight: WeightId,
     element: ElementType,
 ) -> (Vec<(ReducePart, SumPart)>, [SlotId; 2]) {
-    let (call, levels) = (CallId::new(0), plan.weights.mesh.tree().len());
+    let (call, levels) = (CallId::new(0), plan.weights.mesh.depth());
     let own = plan.transient("gradient", Content::written(weight, call, element));
     let (mut given, mut parts) = (own, Vec::new());
     for level in (0..levels).map(LevelId::at) {
@@ -62,7 +63,7 @@ fn gradients_are_summed_in(ranks: u32, blocks: &[u32]) {
         let mut plan = Plan::over(mesh, &specs);
         let (exchanged, slots): (Vec<_>, Vec<_>) =
             (0..specs.len()).map(|number| parts(&mut plan, WeightId::at(number), element)).unzip();
-        for (level, group) in mesh.tree().enumerate() {
+        for (level, group) in mesh.tree(Group::Shard).enumerate() {
             let element = if level == 0 { element } else { ElementType::F32 };
             let (parts, sums) = exchanged.iter().map(|levels| levels[level]).unzip();
             plan.fence(QUANTIZE, LINK);

@@ -39,3 +39,4 @@ pub(crate) mod parts;
 pub(crate) mod replay;
 pub(crate) mod replicas;
 pub(crate) mod scales;
+pub(crate) mod tensor;

@@ -85,7 +85,7 @@ fn flow(mesh: Mesh, rows: usize, cols: usize, format: Format, via: Via) -> Flow 
         let orientation = Orientation::Rowwise;
         let arrived = plan.transient("arrived", Content::Gathered(W, orientation));
         let part = GatherPart { weight: W, orientation, from: own, to: arrived };
-        plan.op(LINK, Op::AllGather(AllGather { parts: vec![part] }));
+        plan.op(LINK, Op::AllGather(AllGather { group: Group::Shard, parts: vec![part] }));
         plan.fence(LINK, COMPUTE);
         for values in [ElementType::F32, ElementType::Bf16] {
             let to = plan.transient("dense of what arrived", Content::Dense(W, orientation, values));

@@ -73,7 +73,7 @@ fn check_sums(mesh: Mesh, found: &[Vec<Vec<f32>>]) {
     for (rank, found) in found.iter().enumerate() {
         for (number, found) in found.iter().enumerate() {
             let elements = found.len() * mesh.shards() as usize;
-            let first = found.len() * mesh.shard_of(RankId::at(rank)) as usize;
+            let first = found.len() * mesh.position(RankId::at(rank), Group::Shard) as usize;
             let add = |one: Vec<f32>, other: Vec<f32>| -> Vec<f32> {
                 one.iter().zip(&other).map(|(one, other)| one + other).collect()
             };

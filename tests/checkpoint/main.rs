@@ -9,4 +9,5 @@ mod foreign;
 mod hub_folders;
 mod parts;
 mod pretrained;
+mod tensor_parallel;
 mod weights_alone;

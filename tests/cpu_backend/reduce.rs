@@ -54,7 +54,11 @@ fn a_collective_that_sums_leaves_what_an_exchange_and_a_sum_leave() {
             let into = plan.resident("main grad", Content::MainGrad(W));
             plan.op(
                 LINK,
-                Op::ReduceScatter(ReduceScatter { element, parts: vec![ReducePart { weight: W, from, to }] }),
+                Op::ReduceScatter(ReduceScatter {
+                    group: Group::Shard,
+                    element,
+                    parts: vec![ReducePart { weight: W, from, to }],
+                }),
             );
             plan.fence(LINK, QUANTIZE);
             plan.op(QUANTIZE, Op::Accumulate(Accumulate { weight: W, from: to, into, first: true }));
@@ -91,7 +95,11 @@ fn an_op_on_a_weight_or_its_gradient_in_whole_numbers_is_not_bound() {
     let scatter: Case = |plan, element| {
         let from = plan.transient("gradient", Content::Gradient(W, CALL));
         let to = plan.transient("reduced", Content::ReducedGradient(W, CALL));
-        Op::ReduceScatter(ReduceScatter { element, parts: vec![ReducePart { weight: W, from, to }] })
+        Op::ReduceScatter(ReduceScatter {
+            group: Group::Shard,
+            element,
+            parts: vec![ReducePart { weight: W, from, to }],
+        })
     };
     let sum: Case = |plan, element| {
         let own = plan.transient("gradient", Content::Gradient(W, CALL));

@@ -46,7 +46,7 @@ pub(crate) fn ways() -> Vec<Way> {
 }
 
 impl Way {
-    fn lets_ranks_share_gpus(self) -> bool {
+    pub(crate) fn lets_ranks_share_gpus(self) -> bool {
         matches!(self, Self::Engines | Self::Copies)
     }
 }
@@ -112,6 +112,7 @@ fn start(plan: Plan, gpus: Vec<DeviceOrdinal>, way: Way, work: RankWork) {
         let options = CudaOptions {
             transport: Some(transport),
             replicas: plan.weights.mesh.replicas(),
+            tensor: plan.weights.mesh.tensor(),
             levels: Some(plan.weights.mesh.levels()),
             kernel_bytes,
             signal_by,

@@ -32,6 +32,7 @@ fn main() {
         bodies::custom_optimizer::ALL,
         bodies::parts::ALL,
         bodies::captured::ALL,
+        bodies::tensor::ALL,
         bodies::cast_in_update::ALL,
         bodies::accumulated::ALL,
         bodies::replicas::ALL,

@@ -26,7 +26,7 @@ use warpweft_session::session::{Session, SessionBuilder};
 
 use crate::bodies::captured::Addresses;
 use crate::bodies::experts::{Product, TOKENS, WEIGHT};
-use crate::device::{Way, way};
+use crate::device::{Crowded, Way, way};
 
 pub(crate) type Surface = CudaSurface;
 
@@ -57,9 +57,12 @@ pub(crate) fn settled(config: Config) -> Config {
 }
 
 pub(crate) async fn start(builder: SessionBuilder<CudaSurface>, ranks: u32) -> Session {
-    let mut gpus = DeviceOrdinal::all().unwrap();
-    gpus.truncate(ranks as usize);
-    builder.start_cuda(gpus).await.unwrap()
+    let (gpus, ranks) = (DeviceOrdinal::all().unwrap(), ranks as usize);
+    if ranks > gpus.len() && !way().lets_ranks_share_gpus() {
+        std::panic::resume_unwind(Box::new(Crowded { ranks, gpus: gpus.len() }));
+    }
+    let devices = (0..ranks).map(|rank| gpus[rank % gpus.len()]).collect();
+    builder.start_cuda(devices).await.unwrap()
 }
 
 /// The products of a rank: a layer for each format.
@@ -70,7 +73,8 @@ pub(crate) struct Layers {
 
 impl Layers {
     pub(crate) fn new(rank: RankId, formats: &[Format]) -> Self {
-        let gpu = DeviceOrdinal::all().unwrap()[rank.index()];
+        let gpus = DeviceOrdinal::all().unwrap();
+        let gpu = gpus[rank.index() % gpus.len()];
         let spec = |format: &Format| LinearSpec::new(recipe(*format), TOKENS, WEIGHT);
         let layers =
             |device: Device| formats.iter().map(|format| Linear::new(&device, spec(format))).collect();

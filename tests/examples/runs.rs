@@ -74,6 +74,19 @@ fn the_example_of_a_loss_over_all_ranks_learns_and_has_the_losses_of_one_rank() 
     assert!(number(text.lines().last().unwrap()) < 1e-4, "{text}");
 }
 
+/// A divisor that counted ranks of a group, or a sum that left a part out, would be seen in the first steps.
+#[test]
+fn the_example_of_tensor_parallelism_has_the_losses_of_one_rank_on_every_mesh() {
+    let text = run("tensor_parallel", &["--steps", "12"]);
+    let apart: Vec<f32> = text
+        .lines()
+        .filter_map(|line| line.split("further from one rank than ").nth(1))
+        .map(|line| line.split(' ').next().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(apart.len(), 3, "{text}");
+    assert!(apart.iter().all(|apart| *apart < 1e-5), "{text}");
+}
+
 /// Without a GPU they say so; with one, the loss falls.
 #[test]
 fn the_numbered_examples_for_a_gpu_learn_where_there_is_one() {

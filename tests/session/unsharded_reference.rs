@@ -318,7 +318,7 @@ fn ranks_that_sum_in_levels_learn_what_an_unsharded_trainer_does_that_adds_in_th
 fn sixteen_ranks_sum_in_blocks_of_eight_by_themselves() {
     let reducing = Reducing { ranks: 16, ..Reducing::default() };
     let flat = Reducing { levels: Some(Levels::FLAT), ..reducing };
-    assert_eq!((reducing.mesh().tree().len(), flat.mesh().tree().len()), (2, 1));
+    assert_eq!((reducing.mesh().depth(), flat.mesh().depth()), (2, 1));
     let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
     let reference = |reducing| repeated_reference(Format::F32, None, 12, shaped, reducing);
     assert_ne!(reference(reducing), reference(flat), "the order of a sum has a say in its bits");

@@ -33,6 +33,8 @@ pub struct CudaOptions {
     /// Replicas of the model: the world is a mesh of that many replicas. Over several hosts with
     /// [`Transport::Peer`], replicas fill hosts or hosts fill replicas.
     pub replicas: u32,
+    /// Ranks of a tensor-parallel group; 1 without tensor parallelism.
+    pub tensor: u32,
     /// In which levels the mesh sums; `None` for those that it has by itself.
     pub levels: Option<Levels>,
     /// Up to this many bytes per neighbour, a collective of [`Transport::Peer`] goes by one kernel instead of
@@ -58,6 +60,7 @@ impl CudaOptions {
             transport: None,
             reduce: Reduce::Ordered,
             replicas: 1,
+            tensor: 1,
             levels: None,
             kernel_bytes: 0,
             signal_by: SignalBy::Auto,

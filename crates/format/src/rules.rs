@@ -22,6 +22,17 @@ impl Format {
         }
     }
 
+    /// What a cut between columns must be at a multiple of, so that no block spans two parts of a weight.
+    #[must_use]
+    pub const fn column_tile(self) -> usize {
+        match self {
+            Self::F32 | Self::Bf16 | Self::Fp8Tensor(_) => 1,
+            Self::Nvfp4(_) => 16,
+            Self::Fp8Block(_) => 128,
+            Self::Mxfp8 => 32,
+        }
+    }
+
     /// What both dimensions of planes are a multiple of. Blocks of the other formats may be cut at either edge.
     const fn side_of_planes(self) -> usize {
         match self {

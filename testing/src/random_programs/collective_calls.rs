@@ -71,7 +71,11 @@ impl<'p> Additions<'p> {
     fn collective(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
         let reader = draw.below(self.calls.len());
         let before = draw.below(reader + 1);
-        let (kind, group) = (draw.among(&KINDS), draw.among(&[Group::World, Group::Shard, Group::Replicate]));
+        let groups = match mesh.tensor() {
+            1 => &[Group::World, Group::Shard, Group::Replicate][..],
+            _ => &[Group::World, Group::Shard, Group::Replicate, Group::Model, Group::Tensor, Group::Tensor],
+        };
+        let (kind, group) = (draw.among(&KINDS), draw.among(groups));
         let ranks = mesh.size(group);
         let there: Vec<usize> =
             (0..self.buffers.len()).filter(|buffer| self.gives(*buffer, before, kind, ranks)).collect();

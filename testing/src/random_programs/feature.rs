@@ -5,9 +5,10 @@
 
 use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
+use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{
     Accumulation, BufferSpec, Call, Collective, CollectiveKind, Form, Gradient, Group, Lifetime, Phase,
-    Placement, Reuse, Role, WeightSpec,
+    Placement, Reuse, Role, TensorParallel, WeightSpec,
 };
 use warpweft_plan::op::{
     Accumulate, AllGather, Dequantize, DequantizePart, ExchangeGradient, GatherChunk, Op, ReduceScatter,
@@ -41,7 +42,7 @@ pub fn features() -> Vec<Feature> {
     add("a gather of several weights", |_, plan| {
         plan.tasks
             .iter()
-            .any(|task| matches!(&task.op, Op::AllGather(AllGather { parts }) if parts.len() > 1))
+            .any(|task| matches!(&task.op, Op::AllGather(AllGather { parts, .. }) if parts.len() > 1))
     });
     add("a gather in chunks", |_, plan| plan.tasks.iter().any(|task| matches!(task.op, Op::GatherChunk(_))));
     add("planes made whole for a transposition", |_, plan| is_assembled(plan, false));
@@ -316,10 +317,25 @@ pub fn features() -> Vec<Feature> {
             let has = move |_: &Sample, plan: &StepPlan| {
                 let mesh = plan.weights.mesh;
                 let sums = plan.tasks.iter().any(|task| matches!(task.op, Op::SumGradient(_)));
-                sums && (mesh.tree().len(), mesh.replicas() > 1) == (levels, replicated)
+                sums && (mesh.depth(), mesh.replicas() > 1) == (levels, replicated)
             };
             let of = if replicated { "several replicas" } else { "one replica" };
             all.push((format!("gradients summed in {levels} levels in {of}"), Box::new(has)));
+        }
+    }
+    for how in [
+        TensorParallel::ColumnParallel,
+        TensorParallel::RowParallel,
+        TensorParallel::SplitTokens,
+        TensorParallel::AlikeTokens,
+    ] {
+        let is_so = move |layout: &WeightLayout| layout.shard.tensor.is_some_and(|cut| cut.how == Some(how));
+        for shards in [false, true] {
+            let has = move |sample: &Sample, plan: &StepPlan| {
+                (sample.mesh().shards() > 1) == shards && plan.weights.layouts.iter().any(is_so)
+            };
+            let of = if shards { "whose parts are sharded" } else { "with a part a rank" };
+            all.push((format!("{how:?}, {of}"), Box::new(has)));
         }
     }
     let of_one_shard =

@@ -10,6 +10,7 @@ mod feature;
 mod matrices;
 mod matrix_features;
 mod row;
+mod tensor;
 mod update_features;
 
 pub use draw::{Draw, mix};
@@ -59,6 +60,8 @@ const RULE: u64 = 1 << 62;
 
 /// Tells the draw of what ranks give each other from the others.
 const EXCHANGES: u64 = 1 << 63;
+/// Tells the draw of tensor parallelism from the others.
+const TENSOR: u64 = 1 << 57;
 
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
@@ -78,11 +81,11 @@ pub struct Sample {
 impl Sample {
     /// The program that follows from `seed`.
     pub fn new(seed: u64) -> Self {
-        Self::summed(seed, true)
+        Self::on_a_mesh(seed, true)
     }
 
-    /// The same, some of whose ranks sum in levels or not.
-    fn summed(seed: u64, in_levels: bool) -> Self {
+    /// The same, whose ranks may sum in levels and compute parts of layers, or not.
+    fn on_a_mesh(seed: u64, of_any_kind: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
         // The same for all weights, so that as many have the shape of others.
@@ -105,8 +108,8 @@ impl Sample {
         let shards = draw.among(&[1, 2, 2, 3, 4, 5]);
         let levels = &mut Draw::new(mix(seed ^ LEVELS));
         let (shards, blocks): (u32, &[u32]) = match shards {
-            4 if in_levels => levels.among(&[(4, &[][..]), (4, &[2])]),
-            5 if in_levels => levels.among(&[(5, &[][..]), (6, &[3]), (8, &[2, 4])]),
+            4 if of_any_kind => levels.among(&[(4, &[][..]), (4, &[2])]),
+            5 if of_any_kind => levels.among(&[(5, &[][..]), (6, &[3]), (8, &[2, 4])]),
             shards => (shards, &[]),
         };
         config.mesh.levels = Some(Levels::new(blocks).unwrap());
@@ -114,7 +117,12 @@ impl Sample {
         if draw.one_in(4) {
             config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
         }
-        let ranks = shards * config.mesh.replicate;
+        let tensor = &mut Draw::new(mix(seed ^ TENSOR));
+        if of_any_kind && shards < 4 && tensor.one_in(3) {
+            config.mesh.tp = if shards == 1 { tensor.among(&[2, 3, 4]) } else { 2 };
+            program = tensor::with_tensor(&program, config.mesh.tp, ending, tensor);
+        }
+        let ranks = shards * config.mesh.tp * config.mesh.replicate;
         let exchanged = &mut Draw::new(mix(seed ^ EXCHANGES));
         if exchanged.one_in(3) {
             let mesh = config.mesh_of(ranks).unwrap();
@@ -184,14 +192,14 @@ pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPl
     planned(seed, true)
 }
 
-/// The same, of which none sums in levels.
+/// The same, of which none sums in levels or has tensor parallelism.
 pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     planned(seed, false)
 }
 
-fn planned(seed: u64, in_levels: bool) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
+fn planned(seed: u64, on_any_mesh: bool) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     (seed..).filter_map(move |seed| {
-        let sample = Sample::summed(seed, in_levels);
+        let sample = Sample::on_a_mesh(seed, on_any_mesh);
         match sample.plans() {
             Ok((prologue, step)) => Some((seed, sample, prologue, step)),
             Err(PlanError::Prefetch { .. } | PlanError::Budget { .. } | PlanError::GradientSum { .. }) => {

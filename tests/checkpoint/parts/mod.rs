@@ -1,7 +1,7 @@
 //! Sharded checkpoints: every rank writes what it owns, any number of ranks reads it, and nothing half-done is
 //! ever taken for a checkpoint.
 
-mod by_hand;
+pub(crate) mod by_hand;
 mod carried;
 mod cuts;
 mod failures;
@@ -28,18 +28,18 @@ fn config() -> Config {
     config
 }
 
-fn replicated(replicas: u32) -> Config {
+pub(crate) fn replicated(replicas: u32) -> Config {
     let mut config = config();
     config.mesh.replicate = replicas;
     config
 }
 
-fn notes(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+pub(crate) fn notes(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(name, note)| ((*name).to_owned(), (*note).to_owned())).collect()
 }
 
 /// As an export, without what parts leave out.
-fn without_planes(checkpoint: Checkpoint) -> Checkpoint {
+pub(crate) fn without_planes(checkpoint: Checkpoint) -> Checkpoint {
     let plain = |weight| WeightState { planes: Vec::new(), tensor_scale: 1.0, ..weight };
     Checkpoint { weights: checkpoint.weights.into_iter().map(plain).collect(), ..checkpoint }
 }

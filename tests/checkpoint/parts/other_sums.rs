@@ -3,9 +3,9 @@
 use tracing::subscriber::NoSubscriber;
 use tracing::{Dispatch, Level};
 use warpweft_format::Format;
-use warpweft_plan::model::Levels;
+use warpweft_plan::model::{Levels, TensorParallel};
 use warpweft_session::checkpoint::PartFiles;
-use warpweft_session::config::Config;
+use warpweft_session::config::{Config, WeightRule};
 use warpweft_session::session::block_on;
 use warpweft_testing::heard::{Heard, field};
 
@@ -18,6 +18,15 @@ fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
     let mut config = config();
     config.mesh.replicate = replicas;
     config.mesh.levels = levels.map(|blocks| Levels::new(blocks).unwrap());
+    config
+}
+
+/// With tensor parallelism, which computes the same with all weights on all ranks of a group.
+fn tensor_parallel(tensor: u32, mut config: Config) -> Config {
+    config.mesh.tp = tensor;
+    let how = Some(TensorParallel::AlikeTokens);
+    let rule = WeightRule { pattern: "*".to_owned(), tensor_parallel: how, ..WeightRule::default() };
+    config.weights.push(rule);
     config
 }
 
@@ -58,6 +67,17 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
             "{warned:?}"
         );
     }
+}
+
+#[test]
+fn an_import_warns_of_other_tensor_parallelism_than_was_saved() {
+    let parallel = |tensor| tensor_parallel(tensor, summing(1, Some(&[])));
+    for (saved, session) in [(1, 2), (2, 4), (4, 1)] {
+        let warned = warned(&SHARDED, parallel(saved), parallel(session));
+        assert_eq!(warned.len(), 1, "{warned:?}");
+        assert!(warned[0].contains("set mesh.tp, mesh.replicate and mesh.levels to those"), "{warned:?}");
+    }
+    assert_eq!(warned(&SHARDED, parallel(2), parallel(2)), [""; 0]);
 }
 
 #[test]

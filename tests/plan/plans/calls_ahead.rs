@@ -58,7 +58,7 @@ fn gathers(plan: &StepPlan) -> Vec<(String, &str)> {
     let mut found = Vec::new();
     for task in &plan.tasks {
         let weights = match &task.op {
-            Op::AllGather(AllGather { parts }) => names(&mut parts.iter().map(|part| part.weight)),
+            Op::AllGather(AllGather { parts, .. }) => names(&mut parts.iter().map(|part| part.weight)),
             Op::GatherChunk(GatherChunk { part, .. }) => names(&mut std::iter::once(part.weight)),
             _ => continue,
         };

@@ -47,7 +47,7 @@ pub(crate) fn call(plan: &StepPlan, name: &str) -> usize {
 #[track_caller]
 pub(crate) fn gathered(plan: &mut StepPlan, position: usize) -> &mut GatherPart {
     match &mut plan.tasks[position].op {
-        Op::AllGather(AllGather { parts }) => &mut parts[0],
+        Op::AllGather(AllGather { parts, .. }) => &mut parts[0],
         other => panic!("a {} is no gather", other.name()),
     }
 }

@@ -61,7 +61,7 @@ fn count(plan: &StepPlan, wanted: impl Fn(&Op) -> bool) -> usize {
 
 fn is_grouped(op: &Op) -> bool {
     match op {
-        Op::AllGather(AllGather { parts }) => parts.len() == EXPERTS,
+        Op::AllGather(AllGather { parts, .. }) => parts.len() == EXPERTS,
         Op::ExchangeGradient(ExchangeGradient { parts, .. }) => parts.len() == EXPERTS,
         _ => false,
     }
@@ -103,7 +103,7 @@ fn a_group_s_gather_that_sends_another_weight_s_shard_is_refused() {
     let mut plan = plan(true, &policy());
     let wrong = slot(&plan, Content::Shard(WeightId::new(0), Orientation::Rowwise));
     let gather = position(&plan, 0, is_grouped);
-    let Op::AllGather(AllGather { parts }) = &mut plan.tasks[gather].op else { unreachable!() };
+    let Op::AllGather(AllGather { parts, .. }) = &mut plan.tasks[gather].op else { unreachable!() };
     parts[2].from = wrong;
     serialize(&mut plan);
     refused(&plan, &["PL-2", "expert0 and 3 more", "shard of `expert2`"]);
@@ -115,7 +115,7 @@ fn a_member_left_out_of_its_group_s_gather_is_missed() {
     let mut plan = plan(true, &policy());
     spread(&mut plan);
     let gather = position(&plan, 0, is_grouped);
-    let Op::AllGather(AllGather { parts }) = &mut plan.tasks[gather].op else { unreachable!() };
+    let Op::AllGather(AllGather { parts, .. }) = &mut plan.tasks[gather].op else { unreachable!() };
     parts.remove(1);
     serialize(&mut plan);
     recount(&mut plan);

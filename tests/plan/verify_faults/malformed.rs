@@ -69,7 +69,7 @@ fn a_collective_or_sum_of_no_weight_is_refused() {
     type Empty = fn(&mut Op) -> bool;
     let emptied: [Empty; 4] = [
         |op| match op {
-            Op::AllGather(AllGather { parts }) => drain(parts),
+            Op::AllGather(AllGather { parts, .. }) => drain(parts),
             _ => false,
         },
         |op| match op {

@@ -5,7 +5,7 @@
 use warpweft_base::id::{BucketId, SlotId};
 use warpweft_format::{Format, Orientation};
 use warpweft_plan::layout::{Content, RoundStage, StateLayout, Weights};
-use warpweft_plan::model::{Form, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
+use warpweft_plan::model::{Form, Group, Mesh, Model, NonNegative, ParameterGroup, Phase, StepProgram};
 use warpweft_plan::op::{self, ExchangeRows, Op, PrepareOperand, UpdateOperand};
 use warpweft_plan::plan::{ResidentLayout, StepPlan, Task, VerifyError, verify};
 
@@ -321,7 +321,7 @@ fn an_exchange_of_rows_that_every_rank_has_whole_is_refused() {
         let mut exchange = plan.tasks[task(&plan, There, "q")].clone();
         let from = rows(&plan, "scale", stage);
         let to = twin(&mut plan, from);
-        exchange.op = Op::ExchangeRows(ExchangeRows { weights: vec![scale], from, to });
+        exchange.op = Op::ExchangeRows(ExchangeRows { group: Group::Shard, weights: vec![scale], from, to });
         plan.tasks.insert(after, exchange);
         serialize(&mut plan);
         not_covered(

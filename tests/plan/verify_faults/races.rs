@@ -65,7 +65,7 @@ fn neighbours_sharing_a_gather_buffer_are_refused() {
         .tasks
         .iter()
         .filter_map(|task| match &task.op {
-            Op::AllGather(AllGather { parts }) => Some(parts[0].to),
+            Op::AllGather(AllGather { parts, .. }) => Some(parts[0].to),
             _ => None,
         })
         .collect();

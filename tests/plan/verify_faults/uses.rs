@@ -16,7 +16,11 @@ use super::programs::{
 
 fn gather(plan: &StepPlan, name: &str, nth: usize) -> usize {
     let wanted = weight(plan, name);
-    position(plan, nth, |op| matches!(op, Op::AllGather(AllGather { parts }) if parts[0].weight == wanted))
+    position(
+        plan,
+        nth,
+        |op| matches!(op, Op::AllGather(AllGather { parts, .. }) if parts[0].weight == wanted),
+    )
 }
 
 fn assemble(plan: &StepPlan, name: &str) -> usize {
@@ -221,7 +225,7 @@ fn planes_of_a_format_that_cannot_be_transposed_are_not() {
     let derived = position(
         &plan,
         0,
-        |op| matches!(op, Op::AllGather(AllGather { parts }) if (parts[0].weight, parts[0].orientation) == (embedding, Orientation::Columnwise)),
+        |op| matches!(op, Op::AllGather(AllGather { parts, .. }) if (parts[0].weight, parts[0].orientation) == (embedding, Orientation::Columnwise)),
     );
     let to = gathered(&mut plan, derived).to;
     let from = slot(&plan, Content::Gathered(embedding, Orientation::Rowwise));

@@ -9,7 +9,7 @@ use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
-use warpweft_plan::model::{Call, Form, Gradient, Model, StepProgram};
+use warpweft_plan::model::{Block, Call, Form, Gradient, Model, StepProgram};
 use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::mix;
 
@@ -113,6 +113,16 @@ pub(crate) fn input(step: u32, rank: RankId, micro_batch: u32, name: &str, value
     let mut digest = Digest::new(name, rank);
     digest.bytes(&[step.to_le_bytes(), micro_batch.to_le_bytes()].concat());
     digest.fill(0, values);
+}
+
+/// A block of the masters at the start, of a weight with so many columns.
+pub(crate) fn initial_block(name: &str, columns: usize, block: Block) -> Vec<f32> {
+    let row = |row: usize| {
+        let mut values = vec![0.0f32; columns];
+        initial(MasterRows { weight: name, first_row: row, columns }, &mut values);
+        values[block.first.cols..block.first.cols + block.shape.cols].to_vec()
+    };
+    (block.first.rows..block.first.rows + block.shape.rows).flat_map(row).collect()
 }
 
 /// Masters at the start.

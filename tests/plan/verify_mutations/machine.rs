@@ -13,7 +13,7 @@ use warpweft_base::id::{RankId, TaskId, WeightId};
 use warpweft_format::{FormatError, OwnedPlanes, quantize_shard};
 use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::layout::{Content, PlaneRegions, Region, Residency, Slot, WeightLayout};
-use warpweft_plan::model::{Group, Hyperparameters, Placement, Role};
+use warpweft_plan::model::{Block, Group, Hyperparameters, Role};
 use warpweft_plan::plan::StepPlan;
 use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::Draw;
@@ -183,12 +183,8 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
     for slot in plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident) {
         let rows = |weight| {
             let layout = plan.weights.layout(weight);
-            let owned = layout.shard.rows_of(rank.backend.rank());
-            let mut values = vec![0.0f32; owned.rows * layout.shard.shape.cols];
-            let rows =
-                MasterRows { weight: &layout.name, first_row: owned.begin, columns: layout.shard.shape.cols };
-            closure::initial(rows, &mut values);
-            values
+            let block = layout.shard.block_of(rank.backend.rank());
+            closure::initial_block(&layout.name, layout.shard.whole().cols, block)
         };
         match slot.content {
             Content::Master(weight) => put(rank, slot.region, bytemuck::cast_slice(&rows(weight))),
@@ -239,11 +235,11 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
 /// What a frozen weight that is sharded is set to: planes of the rank's rows, and the tensor scale.
 fn frozen(rank: &Rank, plan: &StepPlan, weight: WeightId) -> (Vec<OwnedPlanes>, f32) {
     let (layout, via) = (plan.weights.layout(weight), plan.policy.settings.via);
-    let mut whole = vec![0.0f32; layout.shard.shape.elements()];
-    closure::initial(MasterRows::from_the_first(&layout.name, layout.shard.shape.cols), &mut whole);
+    let mut whole = vec![0.0f32; layout.shard.whole().elements()];
+    closure::initial(MasterRows::from_the_first(&layout.name, layout.shard.whole().cols), &mut whole);
     let amax = whole.iter().fold(0.0f32, |amax, value| amax.max(via.round(layout.format, *value).abs()));
-    let (rows, cols) = (layout.shard.rows_of(rank.backend.rank()), layout.shard.shape.cols);
-    let mut values = whole[rows.begin * cols..(rows.begin + rows.rows) * cols].to_vec();
+    let block = layout.shard.block_of(rank.backend.rank());
+    let mut values = closure::initial_block(&layout.name, layout.shard.whole().cols, block);
     values.resize(layout.stored_elements(), 0.0);
     quantize_shard(layout.format, via, layout.shard.stored(), &values, |_| Ok::<_, FormatError>(amax))
         .unwrap()
@@ -296,16 +292,17 @@ pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
             return Vec::new();
         }
         let place = kept(plan).position(|slot| slot.content == Content::Master(weight)).unwrap();
-        let holders = match layout.placement {
-            Placement::Replicated => 1,
-            Placement::Sharded => plan.weights.mesh.shards() as usize,
-        };
-        let rows = |rank: usize| {
-            let elements = layout.shard.rows_of(RankId::at(rank)).rows * layout.shard.shape.cols;
-            let bits: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank][place]);
-            bits.into_iter().take(elements)
-        };
-        (0..holders).flat_map(rows).collect()
+        let mesh = plan.weights.mesh;
+        let mut bits = vec![0; layout.shard.whole().elements()];
+        for rank in mesh.iter().filter(|rank| mesh.replica_of(*rank) == 0) {
+            let Block { first, shape } = layout.shard.block_of(rank);
+            let rows: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank.index()][place]);
+            for (row, values) in rows.chunks(shape.cols).take(shape.rows).enumerate() {
+                let begin = (first.rows + row) * layout.shard.whole().cols + first.cols;
+                bits[begin..begin + shape.cols].copy_from_slice(values);
+            }
+        }
+        bits
     };
     weights.map(whole).collect()
 }

@@ -35,6 +35,7 @@ mod reference;
 mod rounds;
 mod schedules;
 mod sessions;
+mod tensor_parts;
 mod whole_matrix_optimizer;
 
 use std::collections::BTreeMap;

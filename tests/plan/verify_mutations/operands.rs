@@ -86,7 +86,7 @@ pub(crate) fn lose_operand(op: &mut Op, draw: &mut Draw) -> Option<()> {
         Op::Dequantize(Dequantize { parts }) if parts.len() > 1 && draw.one_in(2) => one(parts, draw),
         Op::Dequantize(Dequantize { parts }) if draw.one_in(2) => absent(&mut parts.first_mut()?.own),
         Op::Dequantize(Dequantize { parts }) => absent(&mut parts.first_mut()?.tensor_scale),
-        Op::AllGather(AllGather { parts }) | Op::Assemble(Assemble { parts }) if parts.len() > 1 => {
+        Op::AllGather(AllGather { parts, .. }) | Op::Assemble(Assemble { parts }) if parts.len() > 1 => {
             one(parts, draw)
         }
         Op::ReduceScatter(ReduceScatter { parts, .. })
@@ -141,21 +141,26 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
                     CollectiveKind::Max,
                 ]);
             }
-            2 => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
+            2 => *group = *draw.of(&groups)?,
             _ => std::mem::swap(from, to),
         },
         Op::Accumulate(Accumulate { first, .. }) => *first = !*first,
-        Op::AllGather(AllGather { parts }) | Op::Assemble(Assemble { parts }) => {
+        Op::AllGather(AllGather { group, .. }) if draw.one_in(2) => *group = *draw.of(&groups)?,
+        Op::AllGather(AllGather { parts, .. }) | Op::Assemble(Assemble { parts }) => {
             let part = draw.below(parts.len());
             turned(&mut parts[part].orientation);
         }
-        Op::GatherChunk(GatherChunk { part, chunk }) => match draw.below(4) {
+        Op::GatherChunk(GatherChunk { group, part, chunk }) => match draw.below(5) {
+            4 => *group = *draw.of(&groups)?,
             0 => turned(&mut part.orientation),
             1 => chunk.begin += 64,
             2 => chunk.begin = chunk.begin.saturating_sub(64),
             _ => chunk.end -= 64.min(chunk.end - chunk.begin - 1),
         },
-        Op::ReduceScatter(ReduceScatter { element, .. }) => *element = other(*element),
+        Op::ReduceScatter(ReduceScatter { group, element, .. }) => match draw.below(2) {
+            0 => *element = other(*element),
+            _ => *group = *draw.of(&groups)?,
+        },
         Op::ExchangeGradient(ExchangeGradient { element, group, .. }) => match draw.below(2) {
             0 => *element = other(*element),
             _ => *group = *draw.of(&groups)?,
@@ -185,15 +190,16 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
         }
         Op::AllReduce(AllReduce { reduction, group, .. }) => match draw.below(2) {
             0 => *reduction = if *reduction == Reduction::Sum { Reduction::Max } else { Reduction::Sum },
-            _ => *group = draw.among(&[Group::Shard, Group::Replicate, Group::World]),
+            _ => *group = *draw.of(&groups)?,
         },
         Op::Prepare(Prepare { states, .. }) => {
             let state = draw.below(states.len());
             let PrepareOperand { kept, main_grad, .. } = &mut states[state];
             change_lists(&plan.arena, kept, *main_grad, draw)?;
         }
-        Op::ExchangeRows(ExchangeRows { weights, from, to }) => match draw.below(2) {
+        Op::ExchangeRows(ExchangeRows { group, weights, from, to }) => match draw.below(3) {
             0 => swap_two(weights, draw)?,
+            1 => *group = *draw.of(&groups)?,
             _ => std::mem::swap(from, to),
         },
         Op::Transform(Transform { weights, from, to, .. }) => match draw.below(2) {

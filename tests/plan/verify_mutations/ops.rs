@@ -218,14 +218,16 @@ impl Memory<'_> {
             Op::AllGather(op) => {
                 let read: Vec<Cell> = op.parts.iter().map(|part| self.read(part.from)).collect();
                 for (part, cell) in op.parts.iter().zip(read) {
-                    let made = Cell::of((name, part.weight, part.orientation, cell));
+                    let who = self.plan.weights.mesh.strides(op.group);
+                    let made = Cell::of((name, who, part.weight, part.orientation, cell));
                     self.put(part.to, Content::Gathered(part.weight, part.orientation), made);
                 }
             }
             // The order is part of the op's meaning: each chunk goes after those before it.
             Op::GatherChunk(op) => {
                 let (part, before) = (op.part, (op.chunk.begin > 0).then(|| self.read(op.part.to)));
-                let made = (name, part.weight, part.orientation, self.read(part.from), op.chunk, before);
+                let who = self.plan.weights.mesh.strides(op.group);
+                let made = (name, who, part.weight, part.orientation, self.read(part.from), op.chunk, before);
                 self.put(part.to, Content::Gathered(part.weight, part.orientation), Cell::of(made));
             }
             // It works on what the gather left, so planes that are made whole twice are others.
@@ -262,7 +264,8 @@ impl Memory<'_> {
                 for (part, rows) in op.parts.iter().zip(read) {
                     let call = self.call_of(part.from);
                     let wanted = call.map(|call| Content::ReducedGradient(part.weight, call));
-                    self.put(part.to, wanted, Cell::of((name, op.element, part.weight, rows)));
+                    let who = self.plan.weights.mesh.strides(op.group);
+                    self.put(part.to, wanted, Cell::of((name, op.element, who, part.weight, rows)));
                 }
             }
             // All ranks do the same, so what peers give is what this rank gives; how far apart they are says who.
@@ -376,7 +379,7 @@ impl Memory<'_> {
                     Content::Round(_, RoundStage::Transformed) => Some(RoundStage::Returned),
                     _ => None,
                 };
-                let cell = self.among(Group::Shard, (name, &op.weights), self.read(op.from));
+                let cell = self.among(op.group, (name, &op.weights), self.read(op.from));
                 self.put(op.to, round(&op.weights, stage), cell);
             }
             // The n-th rank takes what it has for the matrix of the n-th weight. What it made whole goes back by an

@@ -1,7 +1,8 @@
 //! The plainest trainer there is: whole weights, one process, program order.
 //!
-//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, ranks are a loop, and
-//! sums are written as the specification words them: over the ranks of a replica in rank order in f32, over
+//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, or where tensor parallelism cuts
+//! them part by part with the scale of the whole one; ranks are a loop, and sums are written as the specification words
+//! them: over the ranks of a replica in rank order in f32, over
 //! the replicas in their order, scaled, then added in program order, step after step until the optimizer's.
 
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use half::bf16;
 use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft_plan::model::{
-    Call, Collective, CollectiveKind, Form, Gradient, Lifetime, NonNegative, Placement, Role,
+    Call, Collective, CollectiveKind, Form, Gradient, Lifetime, NonNegative, Placement, Role, TensorParallel,
 };
 use warpweft_plan::policy::{Masters, Moments, ReduceDtype, ReduceEvery};
 use warpweft_session::config::Scaling;
@@ -19,6 +20,7 @@ use warpweft_testing::random_programs::Sample;
 
 use super::closure::{self, Digest, has_tensor_scale};
 use super::parameter::{Parameter, transformed};
+use super::tensor_parts as parts;
 
 /// What came of some steps.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -68,7 +70,8 @@ pub(crate) fn run(sample: &Sample, sums: &[u32]) -> Outcome {
     let mut outcome = Outcome::default();
     let mut step = 0;
     for (number, added) in sums.iter().copied().enumerate() {
-        let stored = stored(sample, &parameters);
+        let stored: Vec<_> =
+            (0..sample.mesh().tensor()).map(|part| stored(sample, &parameters, part as usize)).collect();
         let mut gradients = vec![vec![Gradients::new(); model.weights().len()]; memories.len()];
         for _ in 0..added {
             let of_step = one_step(sample, step, (&stored, &parameters), &mut memories, &mut gradients);
@@ -127,14 +130,21 @@ fn carried(sample: &Sample) -> Buffers {
         .collect()
 }
 
-/// Every sharded weight as it would be stored, in all orientations the format has.
-fn stored(sample: &Sample, parameters: &[Parameter]) -> Vec<Option<Quantized>> {
+/// Every sharded weight as it would be stored on ranks with this tensor-parallel part, in all orientations the format
+/// has.
+fn stored(sample: &Sample, parameters: &[Parameter], part: usize) -> Vec<Option<Quantized>> {
     let weights = sample.program.model().weights().iter();
+    let ranks = sample.mesh().tensor() as usize;
     weights
         .zip(parameters)
         .map(|(spec, parameter)| {
-            let whole = || quantize(spec.format, Directions::Both, Via::Bf16, spec.shape, &parameter.master);
-            (spec.placement == Placement::Sharded).then(|| whole().unwrap())
+            let whole =
+                || quantize(spec.format, Directions::Both, Via::Bf16, spec.shape, &parameter.master).unwrap();
+            let of_rank = || match parts::is_cut(spec) && ranks > 1 {
+                true => parts::quantized(spec, &parameter.master, (part, ranks)),
+                false => whole(),
+            };
+            (spec.placement == Placement::Sharded).then(of_rank)
         })
         .collect()
 }
@@ -144,7 +154,7 @@ fn stored(sample: &Sample, parameters: &[Parameter]) -> Vec<Option<Quantized>> {
 fn one_step(
     sample: &Sample,
     step: u32,
-    weights: (&[Option<Quantized>], &[Parameter]),
+    weights: (&[Vec<Option<Quantized>>], &[Parameter]),
     memories: &mut [Buffers],
     gradients: &mut [Vec<Gradients>],
 ) -> Vec<Outputs> {
@@ -188,9 +198,11 @@ fn one_call(
     sample: &Sample,
     call: &Call,
     rank: RankId,
-    (stored, parameters): (&[Option<Quantized>], &[Parameter]),
+    (stored, parameters): (&[Vec<Option<Quantized>>], &[Parameter]),
     memory: &mut Buffers,
 ) -> Vec<(WeightId, Vec<f32>)> {
+    let tensor = sample.mesh().tensor() as usize;
+    let stored = &stored[rank.index() % tensor];
     let (program, model) = (&sample.program, sample.program.model());
     let mut digest = Digest::new(&call.name, rank);
     for usage in &call.uses {
@@ -207,7 +219,7 @@ fn one_call(
     }
     let mut gradients = Vec::new();
     for (position, Gradient { weight, element }) in call.gradients.iter().enumerate() {
-        let mut values = vec![0.0; model.weight(*weight).unwrap().shape.elements()];
+        let mut values = vec![0.0; parts::shape(model.weight(*weight).unwrap(), tensor).elements()];
         digest.fill(position, &mut values);
         if *element == ElementType::Bf16 {
             round(&mut values);
@@ -297,7 +309,29 @@ fn sum(values: impl Iterator<Item = Vec<f32>>) -> Vec<f32> {
 
 /// The mean over ranks and micro-batches of one weight's gradients, given per rank; those of several steps added up.
 fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
-    let factor = 1.0 / (sample.ranks * sample.program.micro_batches()) as f32;
+    let (mesh, spec) = (sample.mesh(), sample.program.model().weight(weight).unwrap());
+    let tensor = mesh.tensor() as usize;
+    if tensor > 1 && parts::is_cut(spec) {
+        let of_part = |part: usize| {
+            let of: Vec<&Gradients> = ranks.iter().skip(part).step_by(tensor).copied().collect();
+            mean_of(sample, weight, &of, (sample.ranks / mesh.tensor(), mesh.shards()))
+        };
+        return parts::joined(spec, &(0..tensor).map(of_part).collect::<Vec<_>>());
+    }
+    // Ranks of a tensor-parallel group count as one, or each has counted all of its tokens.
+    let alike = spec.tensor == Some(TensorParallel::AlikeTokens);
+    let counted = if alike { sample.ranks } else { sample.ranks / mesh.tensor() };
+    mean_of(sample, weight, ranks, (counted, mesh.shards() * mesh.tensor()))
+}
+
+/// The same of one part of a weight, or of one that is not cut: over `counted` ranks, of which a replica has so many.
+fn mean_of(
+    sample: &Sample,
+    weight: WeightId,
+    ranks: &[&Gradients],
+    (counted, of_replica): (u32, u32),
+) -> Vec<f32> {
+    let factor = 1.0 / (counted * sample.program.micro_batches()) as f32;
     let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * factor).collect::<Vec<f32>>();
     if sample.program.model().weight(weight).unwrap().placement == Placement::Replicated {
         return sum(ranks.iter().map(|of| sum(of.iter().map(|(.., values)| scaled(values.clone())))));
@@ -320,9 +354,9 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     };
     let ranks: Vec<Vec<Vec<f32>>> =
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
-    let replicas = || ranks.chunks(sample.mesh().shards() as usize);
+    let replicas = || ranks.chunks(of_replica as usize);
     // Blocks of ranks first, then blocks of these, and so on.
-    let of_replica = |replica: &[Vec<Vec<f32>>], number: usize| {
+    let sum_of = |replica: &[Vec<Vec<f32>>], number: usize| {
         let mut sums: Vec<Vec<f32>> = replica.iter().map(|of| of[number].clone()).collect();
         let levels = sample.mesh().levels();
         let blocks = levels.blocks().iter().map(|block| *block as usize).chain([replica.len()]);
@@ -333,6 +367,6 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
         }
         sums.remove(0)
     };
-    let of_all = |number: usize| sum(replicas().map(|replica| of_replica(replica, number)));
+    let of_all = |number: usize| sum(replicas().map(|replica| sum_of(replica, number)));
     sum((0..ranks[0].len()).map(|number| scaled(of_all(number))))
 }

@@ -35,11 +35,11 @@ pub struct Spread {
 
 impl Assemble {
     pub fn resolve(binder: &Binder<'_>, parts: &[GatherPart]) -> Result<Self, Refusal> {
-        let (shard, shards) = (binder.shard()?, binder.shards());
         let mut all = Self::default();
         for part in parts {
             let GatherPart { weight, orientation, .. } = *part;
             let layout = binder.weight(weight)?;
+            let (shard, shards) = binder.shard_of(layout)?;
             let (format, shape) = (layout.format, layout.shard.padded());
             let (_, planes) = gathered(binder, part)?;
             let repeats =

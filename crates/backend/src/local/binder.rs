@@ -79,24 +79,21 @@ impl Binder<'_> {
         self.binding.weights.mesh.ranks() as usize
     }
 
-    /// Number of ranks that hold a sharded weight together.
-    pub(super) fn shards(&self) -> usize {
-        self.binding.weights.mesh.shards() as usize
-    }
-
     /// Number of ranks of a group that sums gradients, and of slices that each takes from each.
     pub(super) fn of_group(&self, group: Group) -> Result<(usize, usize), Refusal> {
         let mesh = self.binding.weights.mesh;
-        self.shard()?;
+        self.is_in_mesh()?;
         Ok((mesh.size(group) as usize, mesh.slices(group) as usize))
     }
 
-    /// Which shard this rank holds.
-    pub(super) fn shard(&self) -> Result<usize, Refusal> {
+    /// Which shard of a weight this rank holds, and how many there are.
+    pub(super) fn shard_of(&self, weight: &WeightLayout) -> Result<(usize, usize), Refusal> {
+        self.is_in_mesh()?;
+        Ok((weight.shard.position(self.binding.rank) as usize, weight.shard.ranks as usize))
+    }
+
+    fn is_in_mesh(&self) -> Result<(), Refusal> {
         let (rank, mesh) = (self.binding.rank, self.binding.weights.mesh);
-        if rank.number() < mesh.ranks() {
-            return Ok(mesh.shard_of(rank) as usize);
-        }
-        Err(format!("{rank} is not in the mesh"))
+        if rank.number() < mesh.ranks() { Ok(()) } else { Err(format!("{rank} is not in the mesh")) }
     }
 }

@@ -123,24 +123,32 @@ impl Collective {
         Self { group, source, received, pull }
     }
 
-    pub(super) fn all_gather(binder: &Binder<'_>, parts: &[GatherPart]) -> Result<Self, Refusal> {
+    pub(super) fn all_gather(
+        binder: &Binder<'_>,
+        group: Group,
+        parts: &[GatherPart],
+    ) -> Result<Self, Refusal> {
         let (mut moves, mut first) = (Vec::new(), None);
         for part in parts {
+            over(binder, part.weight, group)?;
             let (source, planes) = gathered(binder, part)?;
             first.get_or_insert(source);
             moves.extend(planes);
         }
-        let shards = binder.shards();
+        let shards = binder.binding.weights.mesh.size(group) as usize;
         moves.iter().try_for_each(|part| fits(*part, shards))?;
-        Ok(Self::new(binder, Group::Shard, first.unwrap_or_default(), Pull::Gather(moves)))
+        Ok(Self::new(binder, group, first.unwrap_or_default(), Pull::Gather(moves)))
     }
 
     /// Some bytes of a weight's shards.
     pub(super) fn gather_chunk(
         binder: &Binder<'_>,
+        group: Group,
         part: &GatherPart,
         chunk: Chunk,
     ) -> Result<Self, Refusal> {
+        over(binder, part.weight, group)?;
+        let shards = binder.weight(part.weight)?.shard.ranks as usize;
         let (source, moves) = gathered(binder, part)?;
         let whole: usize = moves.iter().map(|plane| plane.from.bytes).sum();
         if chunk.begin >= chunk.end || chunk.end > whole {
@@ -148,7 +156,7 @@ impl Collective {
         }
         let (mut pieces, mut begin) = (Vec::new(), 0);
         for plane in moves {
-            fits(plane, binder.shards())?;
+            fits(plane, shards)?;
             let Move { from, to } = plane;
             let first = chunk.begin.clamp(begin, begin + from.bytes) - begin;
             let bytes = chunk.end.clamp(begin, begin + from.bytes) - begin - first;
@@ -157,7 +165,7 @@ impl Collective {
             }
             begin += from.bytes;
         }
-        Ok(Self::new(binder, Group::Shard, source, Pull::Chunk(pieces)))
+        Ok(Self::new(binder, group, source, Pull::Chunk(pieces)))
     }
 
     pub(super) fn gather_records(binder: &Binder<'_>, from: SlotId, to: SlotId) -> Result<Self, Refusal> {
@@ -168,6 +176,7 @@ impl Collective {
 
     pub(super) fn reduce_scatter(
         binder: &Binder<'_>,
+        group: Group,
         element: ElementType,
         parts: &[ReducePart],
     ) -> Result<Self, Refusal> {
@@ -175,16 +184,17 @@ impl Collective {
         let mut scatters = Vec::new();
         for ReducePart { weight, from, to } in parts {
             let layout = binder.weight(*weight)?;
-            spread(binder, *weight)?;
+            over(binder, *weight, group)?;
+            let (shard, shards) = binder.shard_of(layout)?;
             let own = layout.stored_elements() * element.bytes();
-            let source = binder.bytes(*from, own * binder.shards())?;
-            let rows = source.part(own * binder.shard()?, own);
+            let source = binder.bytes(*from, own * shards)?;
+            let rows = source.part(own * shard, own);
             let rows = rows.ok_or_else(|| format!("the gradient of `{}` has too few rows", layout.name))?;
             let sum = binder.elements::<f32>(*to, layout.stored_elements())?;
             scatters.push(Scatter { source, own: Move { from: rows, to: sum } });
         }
         let source = scatters.first().map_or_else(Region::default, |first| first.source);
-        Ok(Self::new(binder, Group::Shard, source, Pull::ReduceScatter(element, scatters)))
+        Ok(Self::new(binder, group, source, Pull::ReduceScatter(element, scatters)))
     }
 
     /// A rank has as many runs of slices, one for each rank of the group, as it takes slices from each.
@@ -242,16 +252,18 @@ impl Collective {
     /// One part of equal size for each rank that shares the weights, and of each.
     pub(super) fn exchange_rows(
         binder: &Binder<'_>,
+        group: Group,
         weights: &[WeightId],
         from: SlotId,
         to: SlotId,
     ) -> Result<Self, Refusal> {
         let first = weights.first().ok_or("a round of no weight")?;
+        over(binder, *first, group)?;
         let bytes = binder.weight(*first)?.stored_elements().saturating_mul(size_of::<f32>());
-        let all = bytes.saturating_mul(binder.shards());
+        let all = bytes.saturating_mul(binder.binding.weights.mesh.size(group) as usize);
         let (source, received) = (binder.bytes(from, all)?, binder.bytes(to, all)?);
         let pull = Pull::AllToAll(Slices { source, received, with_own: true, bytes });
-        Ok(Self::new(binder, Group::Shard, source, pull))
+        Ok(Self::new(binder, group, source, pull))
     }
 
     pub(super) fn all_reduce(
@@ -303,13 +315,28 @@ fn fits(part: Move, ranks: usize) -> Result<(), Refusal> {
     Err(format!("{ranks} parts of {} bytes do not fit", part.from.bytes))
 }
 
-/// Collectives of one weight need a shard of it on every rank of a replica.
+/// Collectives of one weight need a shard of it on every rank that it is sharded over.
 pub(super) fn spread(binder: &Binder<'_>, weight: WeightId) -> Result<(), Refusal> {
     let layout = binder.weight(weight)?;
-    if layout.shard.ranks as usize == binder.shards() {
+    let ranks = binder.binding.weights.mesh.size(layout.shard.group());
+    if layout.shard.ranks == ranks {
         return Ok(());
     }
-    Err(format!("`{}` is not sharded over {} ranks", layout.name, binder.shards()))
+    Err(format!("`{}` is not sharded over {ranks} ranks", layout.name))
+}
+
+/// The same, and the ranks must be those of `group`.
+fn over(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refusal> {
+    spread(binder, weight)?;
+    let layout = binder.weight(weight)?;
+    if binder.binding.weights.mesh.alike(group, layout.shard.group()) {
+        return Ok(());
+    }
+    Err(format!(
+        "`{}` is sharded over the {} group and not over the {group} group",
+        layout.name,
+        layout.shard.group()
+    ))
 }
 
 /// Whether the rows of `whole` are as long as those of `part`, so that parts stacked one after the other give it.

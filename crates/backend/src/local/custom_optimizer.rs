@@ -8,13 +8,13 @@ use std::sync::Arc;
 use super::Refusal;
 use super::binder::Binder;
 use warpweft_base::id::{BucketId, SlotId, WeightId};
-use warpweft_format::Via;
+use warpweft_format::{Shape, Via};
 use warpweft_plan::compute::{
     BoundMatrix, BoundPreparation, BoundPrepared, BoundRows, BoundState, BoundTransformation, BoundUpdate,
     Lent, OptimizerTask, UpdatedWeight,
 };
 use warpweft_plan::layout::{Region, WeightLayout};
-use warpweft_plan::model::ShardRows;
+use warpweft_plan::model::Block;
 use warpweft_plan::op::{PrepareOperand, UpdateOperand, Vote};
 
 /// A part of a custom optimizer.
@@ -47,7 +47,8 @@ impl CustomOptimizer {
             let kept: Vec<Region> = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
             checked.push((master, via.largest(layout.format)));
             checked.extend(kept.iter().map(|list| (*list, weights.state.largest_moment())));
-            let weight = UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank));
+            let weight =
+                UpdatedWeight::of(operand.weight, layout, layout.shard.block_of(binder.binding.rank));
             let main_grad = real(operand.main_grad)?;
             let hyperparameters = binder.hyperparameters(hyperparameters, operand.weight)?;
             states.push(BoundState {
@@ -76,7 +77,8 @@ impl CustomOptimizer {
             let layout = binder.weight(operand.weight)?;
             let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
-            let weight = UpdatedWeight::of(operand.weight, layout, layout.shard.rows_of(binder.binding.rank));
+            let weight =
+                UpdatedWeight::of(operand.weight, layout, layout.shard.block_of(binder.binding.rank));
             let kept = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
             let main_grad = real(operand.main_grad)?;
             let hyperparameters = binder.hyperparameters(hyperparameters, operand.weight)?;
@@ -108,8 +110,8 @@ impl CustomOptimizer {
         to: SlotId,
     ) -> Result<Self, Refusal> {
         let place = match weights.first() {
-            Some(first) if binder.weight(*first)?.shard.ranks > 1 => binder.shard()?,
-            _ => 0,
+            Some(first) => binder.shard_of(binder.weight(*first)?)?.0,
+            None => 0,
         };
         let matrix = match weights.get(place) {
             None => None,
@@ -117,7 +119,8 @@ impl CustomOptimizer {
                 let layout = binder.weight(*weight)?;
                 let shape = layout.shard.shape;
                 let whole = |slot| binder.elements::<f32>(slot, shape.elements());
-                let weight = UpdatedWeight::of(*weight, layout, ShardRows { begin: 0, rows: shape.rows });
+                let all = Block { first: Shape { rows: 0, cols: 0 }, shape };
+                let weight = UpdatedWeight::of(*weight, layout, all);
                 Some(BoundMatrix { weight, from: whole(from)?, to: whole(to)?, lent: Lent::default() })
             }
         };

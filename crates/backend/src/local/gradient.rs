@@ -2,8 +2,9 @@
 //!
 //! Laws:
 //! - The mean over ranks and micro-batches is taken at accumulate: a contribution is multiplied by the f32
-//!   reciprocal of the product of both numbers, rounded once, then added. For a power of two that is an exact
-//!   division. A sum that accumulates in the same pass does the same to the finished sum.
+//!   reciprocal of the product of both numbers, rounded once, then added. Ranks of a tensor-parallel group count as
+//!   one, unless the tokens of a weight are alike on all of them: then each contributes the same. For a power of two
+//!   that is an exact division. A sum that accumulates in the same pass does the same to the finished sum.
 //! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first
 //!   replica, a replicated weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks
 //!   contribute only their fault words.
@@ -41,7 +42,7 @@ impl Accumulate {
         Ok(Self {
             from: binder.elements::<f32>(from, elements)?,
             into: binder.elements::<f32>(into, elements)?,
-            factor: mean(binder),
+            factor: mean(binder, weight)?,
             first,
         })
     }
@@ -91,10 +92,16 @@ impl SumGradient {
     ) -> Result<Self, Refusal> {
         summed_in(element)?;
         let mut sums = Vec::with_capacity(parts.len());
+        let mut factors = Vec::with_capacity(parts.len());
         for part in parts {
             sums.extend(RowSum::resolve(binder, element, group, part)?);
+            factors.push(mean(binder, part.weight)?);
         }
-        Ok(Self { element, factor: mean(binder), sums })
+        let factor = factors.first().copied().unwrap_or(1.0);
+        if factors.iter().any(|other| *other != factor) {
+            return Err("gradients of one sum are means over different numbers of ranks".into());
+        }
+        Ok(Self { element, factor, sums })
     }
 }
 
@@ -139,9 +146,11 @@ impl RowSum {
     }
 }
 
-/// One over the number of ranks and of micro-batches.
-fn mean(binder: &Binder<'_>) -> f32 {
-    1.0 / (binder.ranks() * binder.binding.micro_batches as usize) as f32
+/// One over the number of ranks that count, and of micro-batches.
+fn mean(binder: &Binder<'_>, weight: WeightId) -> Result<f32, Refusal> {
+    let groups = binder.ranks() / binder.binding.weights.mesh.tensor() as usize;
+    let ranks = groups * binder.weight(weight)?.shard.counts_tokens() as usize;
+    Ok(1.0 / (ranks * binder.binding.micro_batches as usize) as f32)
 }
 
 /// Rounds a full gradient to bf16.

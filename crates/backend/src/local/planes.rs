@@ -124,10 +124,10 @@ fn stretches_of(
         return Err(format!("rows of {} planes do not stand alone", part.orientation));
     }
     let (_, planes) = gathered(binder, part)?;
-    let (shape, own) = (layout.shard.shape, binder.shard()?);
+    let (shape, (own, all)) = (layout.shard.shape, binder.shard_of(layout)?);
     let row_of = |shard: usize| layout.shard.rows_per_rank.saturating_mul(shard).min(shape.rows);
     let mut stretches = Vec::with_capacity(3);
-    for (shards, is_own) in [(0..own, false), (own..own + 1, true), (own + 1..binder.shards(), false)] {
+    for (shards, is_own) in [(0..own, false), (own..own + 1, true), (own + 1..all, false)] {
         let (begin, end) = (row_of(shards.start), row_of(shards.end));
         let rows = end.saturating_sub(begin);
         if rows == 0 {

@@ -124,11 +124,13 @@ impl Binder<'_> {
                 let what = (op.kind, op.group);
                 LocalOp::Collective(Collective::collective_call(self, what, op.from, op.to)?)
             }
-            Op::AllGather(op) => LocalOp::Collective(Collective::all_gather(self, &op.parts)?),
-            Op::GatherChunk(op) => LocalOp::Collective(Collective::gather_chunk(self, &op.part, op.chunk)?),
+            Op::AllGather(op) => LocalOp::Collective(Collective::all_gather(self, op.group, &op.parts)?),
+            Op::GatherChunk(op) => {
+                LocalOp::Collective(Collective::gather_chunk(self, op.group, &op.part, op.chunk)?)
+            }
             Op::Assemble(op) => LocalOp::Assemble(Assemble::resolve(self, &op.parts)?),
             Op::ReduceScatter(op) => {
-                LocalOp::Collective(Collective::reduce_scatter(self, op.element, &op.parts)?)
+                LocalOp::Collective(Collective::reduce_scatter(self, op.group, op.element, &op.parts)?)
             }
             Op::GatherRecords(op) => LocalOp::Collective(Collective::gather_records(self, op.from, op.to)?),
             Op::Transpose(op) => {
@@ -165,7 +167,7 @@ impl Binder<'_> {
                 LocalOp::CustomOptimizer(CustomOptimizer::prepare(self, op.bucket, &op.states, by, op.to)?)
             }
             Op::ExchangeRows(op) => {
-                LocalOp::Collective(Collective::exchange_rows(self, &op.weights, op.from, op.to)?)
+                LocalOp::Collective(Collective::exchange_rows(self, op.group, &op.weights, op.from, op.to)?)
             }
             Op::Transform(op) => LocalOp::CustomOptimizer(CustomOptimizer::transform(
                 self,

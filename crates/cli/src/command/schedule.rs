@@ -59,7 +59,8 @@ use super::super::{
 ///                            kernels, and further parts of its cost: parts = [{ flops, bytes, math,
 ///                            kernels }]; dynamic (false); or, in the place of a closure,
 ///                            exchange ("all_gather", "all_to_all", "sum", "max") of the buffer
-///                            it reads into the one it writes, among ("world", "shard", "replicate")
+///                            it reads into the one it writes, among ("world", "shard",
+///                            "replicate", "model", "tensor")
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///
@@ -171,6 +172,11 @@ pub(super) struct ModelArguments {
     /// Replicas of the model, over the configuration's mesh.replicate; they divide the ranks
     #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     replicate: Option<u32>,
+
+    /// Ranks that compute the parts of one layer (tensor parallelism), over the configuration's mesh.tp; they divide
+    /// the ranks of a replica
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
+    tp: Option<u32>,
 
     /// How many GPUs of each node of the cluster are ranks, over its ranks_per_node
     #[arg(long, value_name = "N", requires = "cluster", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -303,6 +309,7 @@ impl ModelArguments {
             auto,
             budget,
             replicate,
+            tp,
             ranks_per_node,
             optimizer_states,
             whole_matrices,
@@ -315,6 +322,7 @@ impl ModelArguments {
             prefetch,
             budget,
             replicate,
+            tp,
             ranks_per_node,
             optimizer_states,
             whole_matrices,

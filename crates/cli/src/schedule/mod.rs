@@ -68,6 +68,8 @@ pub struct ModelOptions {
     pub budget: Option<ByteSize>,
     /// In place of the configuration's `mesh.replicate`.
     pub replicate: Option<u32>,
+    /// In place of the configuration's `mesh.tp`.
+    pub tp: Option<u32>,
     /// In place of the cluster's `ranks_per_node`.
     pub ranks_per_node: Option<u32>,
     /// Lists of f32 state that a custom optimizer keeps beside every master; `None` for Adam.
@@ -101,6 +103,10 @@ impl ModelOptions {
         if let Some(replicate) = self.replicate {
             config.mesh.replicate = replicate;
             config.set_by("mesh.replicate", "--replicate");
+        }
+        if let Some(tp) = self.tp {
+            config.mesh.tp = tp;
+            config.set_by("mesh.tp", "--tp");
         }
         config.optimizer.custom_states = self.optimizer_states;
         for pattern in &self.whole_matrices {
@@ -274,6 +280,7 @@ mod tests {
                 prefetch,
                 budget: None,
                 replicate: None,
+                tp: None,
                 ranks_per_node: None,
                 optimizer_states: None,
                 whole_matrices: Vec::new(),

@@ -31,10 +31,11 @@ pub(super) fn totals(plan: &StepPlan) -> String {
     let mut ops: BTreeMap<(String, String), (usize, usize)> = BTreeMap::new();
     for task in &plan.tasks {
         let lane = plan.lanes.get(task.lane.index()).map_or_else(String::new, |lane| lane.kind.to_string());
-        let op = match task.op.group().filter(|_| mesh.replicas() > 1 || mesh.tree().len() > 1) {
-            Some(group) => format!("{} ({group})", task.op.name()),
-            None => task.op.name().to_owned(),
-        };
+        let op =
+            match task.op.group().filter(|_| mesh.replicas() > 1 || mesh.tensor() > 1 || mesh.depth() > 1) {
+                Some(group) => format!("{} ({group})", task.op.name()),
+                None => task.op.name().to_owned(),
+            };
         let (tasks, wire) = ops.entry((lane, op)).or_default();
         *tasks += 1;
         *wire = wire.saturating_add(task.wire_bytes);

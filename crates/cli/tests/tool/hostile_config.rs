@@ -1,6 +1,7 @@
 //! Arbitrary configurations: refused with an error, or valid and printed as text that loads back. The same body as in
 //! `fuzz/`, over seeded mutations of a file with every key.
 
+use warpweft_plan::model::TensorParallel;
 use warpweft_session::config::{Config, WeightRule};
 use warpweft_testing::random_weight::bits;
 
@@ -17,6 +18,7 @@ fn every_key() -> String {
         lr_scale: Some(0.5),
         whole_matrix: Some(false),
         frozen: Some(true),
+        tensor_parallel: Some(TensorParallel::RowParallel),
     };
     let text = Config { weights: vec![rule.clone(), rule], ..Config::default() }.effective();
     text.replace("# budget is not set", "budget = \"1.5 GiB\"")

@@ -12,6 +12,10 @@ impl World {
             1 => String::new(),
             replicas => format!(" in {replicas} replicas"),
         };
+        let tensor = match self.mesh.tensor() {
+            1 => String::new(),
+            tensor => format!(" with tensor-parallel groups of {tensor}"),
+        };
         let by_copies = match self.options.signal_by {
             SignalBy::Copy => ", signalled by copies",
             SignalBy::Auto | SignalBy::Stream => "",
@@ -27,6 +31,6 @@ impl World {
             (_, Transport::Nccl) => "collectives by NCCL".to_owned(),
         };
         let times = self.times.as_ref().map(|times| format!(", {times}")).unwrap_or_default();
-        format!("cuda, {ranks} × {gpu}{replicas}, {transport}{times}")
+        format!("cuda, {ranks} × {gpu}{replicas}{tensor}, {transport}{times}")
     }
 }

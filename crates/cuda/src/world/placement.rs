@@ -30,14 +30,14 @@ pub(crate) struct Statement {
     pub(crate) wish: Wish,
 }
 
-/// What a process was asked for: transport, how gradients are summed, how many replicas there are, and in which levels.
-/// The levels are those of the mesh, whether the options name them or it has them by itself.
-type Wish = (Option<Transport>, Reduce, u32, [u32; Levels::MOST]);
+/// What a process was asked for: transport, how gradients are summed, how many replicas and tensor-parallel ranks there
+/// are, and in which levels. The levels are those of the mesh, whether the options name them or it has them by itself.
+type Wish = (Option<Transport>, Reduce, [u32; 2], [u32; Levels::MOST]);
 
 fn wish(transport: Option<Transport>, reduce: Reduce, mesh: Mesh) -> Wish {
     let mut levels = [0; Levels::MOST];
     levels.iter_mut().zip(mesh.levels().blocks()).for_each(|(level, block)| *level = *block);
-    (transport, reduce, mesh.replicas(), levels)
+    (transport, reduce, [mesh.replicas(), mesh.tensor()], levels)
 }
 
 impl Statement {
@@ -65,8 +65,8 @@ impl Statement {
         };
         let mut writer = Writer::default();
         writer.raw(&self.gpu).byte(u8::from(self.has_nccl)).byte(u8::from(self.reaches)).byte(transport);
-        writer.byte(u8::from(self.wish.1 == Reduce::Nccl)).number(self.wish.2);
-        for level in self.wish.3 {
+        writer.byte(u8::from(self.wish.1 == Reduce::Nccl));
+        for level in self.wish.2.into_iter().chain(self.wish.3) {
             writer.number(level);
         }
         writer.raw(self.host.as_str().as_bytes()).take()
@@ -83,13 +83,13 @@ impl Statement {
             _ => return Err(Truncated),
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
-        let replicas = reader.number()?;
+        let axes = [reader.number()?, reader.number()?];
         let mut levels = [0; Levels::MOST];
         for level in &mut levels {
             *level = reader.number()?;
         }
         let host = HostName::new(std::str::from_utf8(reader.rest()).map_err(|_| Truncated)?);
-        Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce, replicas, levels) })
+        Ok(Self { host, gpu, has_nccl, reaches, wish: (transport, reduce, axes, levels) })
     }
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn network(
     let Some(first) = statements.first() else { return refused("a world needs a rank") };
     if statements.iter().any(|statement| statement.wish != first.wish) {
         return refused(
-            "processes were configured with different transport, reduce, mesh.replicate or mesh.levels; give all the same",
+            "processes were configured with different transport, reduce, mesh.replicate, mesh.tp or mesh.levels; give all the same",
         );
     }
     let alone = statements.iter().enumerate().all(|(position, statement)| {
@@ -139,7 +139,7 @@ pub(crate) fn network(
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     let even = |hosts: &Hosts| {
-        let groups = [Group::Shard, Group::Replicate].into_iter();
+        let groups = [Group::Shard, Group::Replicate, Group::Model, Group::Tensor].into_iter();
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };
     match (first.wish.0, first.wish.1) {
@@ -186,7 +186,7 @@ mod tests {
             gpu: [gpu; 16],
             has_nccl: false,
             reaches: true,
-            wish: (transport, Reduce::Ordered, 1, [0; Levels::MOST]),
+            wish: (transport, Reduce::Ordered, [1, 1], [0; Levels::MOST]),
         }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     #[test]
     fn processes_that_want_different_replicas_are_refused() {
         let mut all = statements("aa", None);
-        all[1].wish.2 = 2;
+        all[1].wish.2 = [2, 1];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.replicate"));
         let mut all = statements("aa", None);
         all[1].wish.3[0] = 2;
@@ -237,7 +237,7 @@ mod tests {
     fn processes_agree_whether_the_levels_of_their_mesh_are_named_or_its_own() {
         let wish_of = |ranks, levels: Option<&[u32]>| {
             let levels = levels.map(|blocks| Levels::new(blocks).unwrap());
-            wish(None, Reduce::Ordered, Mesh::of(ranks, 1, levels).unwrap())
+            wish(None, Reduce::Ordered, Mesh::of(ranks, 1, 1, levels).unwrap())
         };
         assert_eq!(wish_of(16, None), wish_of(16, Some(&[8])));
         assert_eq!(wish_of(8, None), wish_of(8, Some(&[])), "8 ranks have no levels");

@@ -41,7 +41,7 @@ impl CudaWorld {
     }
 
     /// The ranks of this process, one on each device, in a world whose ranks meet at `rendezvous`. Waits for
-    /// the other processes, which call it with the same transport, sums and replicas.
+    /// the other processes, which call it with the same transport, sums and mesh.
     ///
     /// # Errors
     /// As [`CudaWorld::new`]; what one process cannot do ends the world for all.
@@ -51,7 +51,7 @@ impl CudaWorld {
     }
 
     fn make(rendezvous: Arc<Rendezvous>, options: CudaOptions) -> Result<Self, CudaFailure> {
-        let mesh = Mesh::of(rendezvous.ranks(), options.replicas, options.levels);
+        let mesh = Mesh::of(rendezvous.ranks(), options.replicas, options.tensor, options.levels);
         let mesh = mesh.map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let (devices, ranks) = (options.devices.len(), rendezvous.range().len());
         if devices != ranks {

@@ -15,7 +15,7 @@ use super::error::ComputeError;
 use super::optimizer_base::{BoundRows, OptimizerContext, rows_of};
 use super::{Optimizer, Surface};
 use crate::layout::{Region, WeightLayout};
-use crate::model::{Hyperparameters, Placement, ShardRows};
+use crate::model::{Block, Hyperparameters, Placement};
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::Shape;
 
@@ -27,7 +27,7 @@ pub struct UpdatedWeight {
     pub id: WeightId,
     /// Its name.
     pub name: String,
-    /// The shape of the whole weight.
+    /// The shape of the whole weight, as it is declared.
     pub shape: Shape,
     /// Whether the ranks of a replica share it, or each has all of it.
     pub placement: Placement,
@@ -38,23 +38,26 @@ pub struct UpdatedWeight {
     pub first_row: usize,
     /// The rank's rows. A rank may have none; then there is nothing to update, and its master need not be requested.
     pub rows: usize,
-    /// Columns of the weight.
+    /// The first of the rank's columns: 0, but of a row-parallel weight where the mesh has tensor parallelism.
+    pub first_column: usize,
+    /// The rank's columns.
     pub columns: usize,
 }
 
 impl UpdatedWeight {
-    /// The weight of `layout`, of which the rank has `rows`.
+    /// The weight of `layout`, of which the rank has `block`.
     #[must_use]
-    pub fn of(id: WeightId, layout: &WeightLayout, rows: ShardRows) -> Self {
+    pub fn of(id: WeightId, layout: &WeightLayout, block: Block) -> Self {
         Self {
             id: WeightId::named(&layout.name, id.index()),
             name: layout.name.clone(),
-            shape: layout.shard.shape,
+            shape: layout.shard.whole(),
             placement: layout.placement,
             whole_matrix: layout.parameters.whole_matrix,
-            first_row: rows.begin,
-            rows: rows.rows,
-            columns: layout.shard.shape.cols,
+            first_row: block.first.rows,
+            rows: block.shape.rows,
+            first_column: block.first.cols,
+            columns: block.shape.cols,
         }
     }
 }

@@ -226,7 +226,8 @@ impl Content {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
             }
             Self::ReceivedGradient(weight, _, element) => {
-                let group = weights.mesh.tree().next().unwrap_or(Group::Shard);
+                let over = layout(weight).shard.group();
+                let group = weights.mesh.tree(over).next().unwrap_or(over);
                 stored(weight, element.bytes()).saturating_mul(received_slices(weights.mesh, group))
             }
             Self::PartialGradient(weight, _, level) => {

@@ -59,6 +59,10 @@ impl<Bytes: Fn(&Slot) -> usize> Sizes for SizesOf<'_, Bytes> {
         Some(shard.padded_rows().saturating_sub(shard.shape.rows).saturating_mul(shard.shape.cols))
     }
 
+    fn shards(&self, weight: WeightId) -> Option<usize> {
+        Some(self.layout(weight)?.shard.ranks as usize)
+    }
+
     fn ranks(&self, group: Group) -> u32 {
         self.weights.mesh.size(group)
     }

@@ -379,6 +379,26 @@ pub enum DeclareError {
         /// Replicas requested.
         replicas: u32,
     },
+    /// Tensor-parallel groups into which the ranks of a replica cannot be divided.
+    #[error(
+        "{of_replica} ranks of a replica cannot be divided into tensor-parallel groups of {tensor}; set mesh.tp to a divisor of {of_replica}, or change the number of ranks or mesh.replicate"
+    )]
+    Tensor {
+        /// Ranks of a group.
+        tensor: u32,
+        /// Ranks of a replica.
+        of_replica: u32,
+    },
+    /// Levels of a mesh with tensor parallelism.
+    #[error(
+        "mesh.levels = {given:?} with mesh.tp = {tensor}: gradients are summed in levels without tensor parallelism alone; leave mesh.levels out, or set it to []"
+    )]
+    TensorLevels {
+        /// The levels.
+        given: Vec<u32>,
+        /// Ranks of a tensor-parallel group.
+        tensor: u32,
+    },
     /// Levels that are not made of each other.
     #[error(
         "{given:?} are no levels of a mesh; set mesh.levels to at most {most} numbers of ranks from 2 up, each a multiple of the one before, such as [8] or [8, 128], or to [] for none"

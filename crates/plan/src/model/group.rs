@@ -12,12 +12,19 @@ use warpweft_base::id::{LevelId, RankId};
 /// Which ranks take part in a collective, as seen from any one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Group {
-    /// Those of the rank's own replica: together they hold every weight once.
+    /// Those of the rank's own replica: together they hold every weight once. With tensor parallelism, of these the
+    /// ones that have the same parts of weights.
     Shard,
     /// Those that hold the same shard, one of each replica.
     Replicate,
     /// All ranks.
     World,
+    /// All ranks of the rank's own replica, whatever parts of weights they have. Without tensor parallelism these are
+    /// those of [`Group::Shard`].
+    Model,
+    /// Those that compute the parts of one layer: a tensor-parallel group. Without tensor parallelism each rank is
+    /// alone in its own.
+    Tensor,
     /// Those whose sums of a gradient this level adds up, of several levels ([`Mesh::tree`](super::Mesh::tree)): at the
     /// first, the rank's own block of its replica; at the others, the ranks at its place in the blocks of the level
     /// before.
@@ -44,6 +51,8 @@ impl std::fmt::Display for Group {
             Self::Shard => formatter.write_str("shard"),
             Self::Replicate => formatter.write_str("replicate"),
             Self::World => formatter.write_str("world"),
+            Self::Model => formatter.write_str("model"),
+            Self::Tensor => formatter.write_str("tensor"),
             Self::Level(level) => level.fmt(formatter),
         }
     }

@@ -1,11 +1,11 @@
-//! The ranks of a world: shards of a weight along one axis, replicas along the other.
+//! The ranks of a world: replicas of the model, shards of a weight, and tensor parallelism.
 //!
-//! Law: rank = replica · shards + shard. So the ranks of a replica are numbered one after the other, and
-//! share a host where a host has as many ranks as a replica. Every replica holds every weight; ranks at the
-//! same place in all replicas hold the same bits. Which ranks a [`Group`] means is said by [`Mesh::strides`]
-//! and nowhere else: everything that needs their numbers, or how many they are, asks there. In which order
-//! gradients are summed over a replica is said by [`Mesh::tree`]: a mesh of up to 8 ranks has one level by
-//! itself, all ranks in order.
+//! Law: rank = (replica · shards + shard) · tensor + part. So the ranks of a tensor-parallel group, and those of a
+//! replica, are numbered one after the other, and share a host where a host has as many. Every replica holds every
+//! weight; ranks at the same place in all replicas hold the same bits. Which ranks a [`Group`] means is said by
+//! [`Mesh::strides`] and nowhere else: everything that needs their numbers, or how many they are, asks there. In which
+//! order gradients are summed over a replica is said by [`Mesh::tree`]: a mesh of up to 8 ranks has one level by
+//! itself, all ranks in order; so far a mesh with tensor parallelism always has.
 
 use serde::{Serialize, Serializer};
 
@@ -17,6 +17,8 @@ use warpweft_base::id::{LevelId, RankId};
 pub struct Mesh {
     shards: u32,
     replicas: u32,
+    /// Ranks of a tensor-parallel group.
+    tensor: u32,
     /// Those that cut a replica.
     levels: Levels,
 }
@@ -47,7 +49,7 @@ impl Mesh {
         match (ranks, ranks.checked_rem(replicas)) {
             (0, _) => Err(DeclareError::NoRanks),
             (1..=Self::MAX_RANKS, Some(0)) => {
-                let flat = Self { shards: ranks / replicas, replicas, levels: Levels::FLAT };
+                let flat = Self { shards: ranks / replicas, replicas, tensor: 1, levels: Levels::FLAT };
                 Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
             }
             (1..=Self::MAX_RANKS, _) => Err(DeclareError::Replicas { ranks, replicas }),
@@ -55,24 +57,41 @@ impl Mesh {
         }
     }
 
-    /// As [`Mesh::hybrid`], with the levels that were chosen, if some were.
+    /// As [`Mesh::hybrid`], with tensor parallelism and with the levels that were chosen, if some were.
     ///
     /// # Errors
-    /// As [`Mesh::hybrid`] and [`Mesh::with_levels`].
-    pub fn of(ranks: u32, replicas: u32, levels: Option<Levels>) -> Result<Self, DeclareError> {
-        let usual = Self::hybrid(ranks, replicas)?;
+    /// As [`Mesh::hybrid`], [`Mesh::with_tensor`] and [`Mesh::with_levels`].
+    pub fn of(ranks: u32, replicas: u32, tensor: u32, levels: Option<Levels>) -> Result<Self, DeclareError> {
+        let usual = Self::hybrid(ranks, replicas)?.with_tensor(tensor)?;
         levels.map_or(Ok(usual), |levels| usual.with_levels(levels))
+    }
+
+    /// The same ranks and replicas, in which each `tensor` ranks in a row are a tensor-parallel group.
+    ///
+    /// # Errors
+    /// [`DeclareError::Tensor`] when the ranks of a replica cannot be divided into such groups.
+    pub fn with_tensor(self, tensor: u32) -> Result<Self, DeclareError> {
+        let of_replica = self.of_replica();
+        match of_replica.checked_rem(tensor) {
+            Some(0) if tensor == self.tensor => Ok(self),
+            Some(0) => Ok(Self { shards: of_replica / tensor, tensor, levels: Levels::FLAT, ..self }),
+            _ => Err(DeclareError::Tensor { tensor, of_replica }),
+        }
     }
 
     /// The same mesh with these levels. Those that do not cut a replica change nothing.
     ///
     /// # Errors
     /// [`DeclareError::Level`] for blocks that neither are parts of a replica of equal size, nor consist of as
-    /// many whole replicas each, nor hold all ranks.
+    /// many whole replicas each, nor hold all ranks; [`DeclareError::TensorLevels`] for any level that cuts a replica
+    /// with tensor parallelism.
     pub fn with_levels(self, levels: Levels) -> Result<Self, DeclareError> {
         let (ranks, replicas) = (self.ranks(), self.replicas);
+        if self.tensor > 1 && levels.below(self.of_replica()) != Levels::FLAT {
+            return Err(DeclareError::TensorLevels { given: levels.blocks().to_vec(), tensor: self.tensor });
+        }
         match levels.blocks().iter().find(|block| !self.is_cut_evenly(**block)) {
-            None => Ok(Self { levels: levels.below(self.shards), ..self }),
+            None => Ok(Self { levels: levels.below(self.of_replica()), ..self }),
             Some(level) => {
                 let next = (*level..ranks).find(|block| self.is_cut_evenly(*block)).unwrap_or(ranks);
                 Err(DeclareError::Level { level: *level, ranks, replicas, next })
@@ -81,8 +100,13 @@ impl Mesh {
     }
 
     const fn is_cut_evenly(self, block: u32) -> bool {
-        let whole = block.is_multiple_of(self.shards) && self.ranks().is_multiple_of(block);
-        block >= self.ranks() || self.shards.is_multiple_of(block) || whole
+        let of_replica = self.of_replica();
+        let whole = block.is_multiple_of(of_replica) && self.ranks().is_multiple_of(block);
+        block >= self.ranks() || of_replica.is_multiple_of(block) || whole
+    }
+
+    const fn of_replica(self) -> u32 {
+        self.shards * self.tensor
     }
 
     /// The levels that cut a replica.
@@ -94,10 +118,11 @@ impl Mesh {
     /// How many ranks, in all replicas.
     #[must_use]
     pub const fn ranks(self) -> u32 {
-        self.shards * self.replicas
+        self.of_replica() * self.replicas
     }
 
-    /// How many ranks a sharded weight is cut over: those of one replica.
+    /// How many ranks of a replica the rows of a weight's tensor-parallel part are sharded over; without tensor
+    /// parallelism all of them, and those of a weight.
     #[must_use]
     pub const fn shards(self) -> u32 {
         self.shards
@@ -109,16 +134,16 @@ impl Mesh {
         self.replicas
     }
 
-    /// Which shard `rank` holds, counted from 0.
+    /// How many ranks compute the parts of one layer; 1 without tensor parallelism.
     #[must_use]
-    pub const fn shard_of(self, rank: RankId) -> u32 {
-        rank.number() % self.shards
+    pub const fn tensor(self) -> u32 {
+        self.tensor
     }
 
     /// The replica that `rank` belongs to, counted from 0.
     #[must_use]
     pub const fn replica_of(self, rank: RankId) -> u32 {
-        rank.number() / self.shards
+        rank.number() / self.of_replica()
     }
 
     /// All ranks in order.
@@ -130,9 +155,11 @@ impl Mesh {
     #[must_use]
     pub const fn strides(self, group: Group) -> Strides {
         match group {
-            Group::Shard => Strides::new(1, self.shards),
-            Group::Replicate => Strides::new(self.shards, self.replicas),
+            Group::Shard => Strides::new(self.tensor, self.shards),
+            Group::Replicate => Strides::new(self.of_replica(), self.replicas),
             Group::World => Strides::new(1, self.ranks()),
+            Group::Model => Strides::new(1, self.of_replica()),
+            Group::Tensor => Strides::new(1, self.tensor),
             Group::Level(level) => {
                 let below = if level.index() == 0 { 1 } else { self.block(level.index() - 1) };
                 Strides::new(below, self.block(level.index()) / below)
@@ -148,13 +175,19 @@ impl Mesh {
         }
     }
 
-    /// Over which groups, one after the other, gradients are summed over a replica: over all its ranks at once; or with
-    /// levels over the ranks of a block, then over those at one place of the blocks of the level before, and so on.
-    /// Each adds in rank order.
-    pub fn tree(self) -> impl ExactSizeIterator<Item = Group> {
+    /// Over which groups, one after the other, gradients of a weight are summed over a replica, whose rows are sharded
+    /// `over` a group: over all its ranks at once; or with levels over the ranks of a block, then over those at one
+    /// place of the blocks of the level before, and so on. Each adds in rank order.
+    pub fn tree(self, over: Group) -> impl ExactSizeIterator<Item = Group> {
         let levels = self.levels.blocks().len();
-        let group = move |level| if levels == 0 { Group::Shard } else { Group::Level(LevelId::at(level)) };
-        (0..levels + 1).map(group)
+        let group = move |level| if levels == 0 { over } else { Group::Level(LevelId::at(level)) };
+        (0..self.depth()).map(group)
+    }
+
+    /// How many sums one after the other a [`tree`](Mesh::tree) is.
+    #[must_use]
+    pub fn depth(self) -> usize {
+        self.levels.blocks().len() + 1
     }
 
     /// How many slices of a gradient a rank has for each rank of a group of the [`tree`](Mesh::tree): its sum over that
@@ -163,14 +196,15 @@ impl Mesh {
     pub const fn slices(self, group: Group) -> u32 {
         match group {
             Group::Level(level) => self.shards / self.block(level.index()),
-            Group::Shard | Group::Replicate | Group::World => 1,
+            Group::Shard | Group::Replicate | Group::World | Group::Model | Group::Tensor => 1,
         }
     }
 
     /// Every group that plans for this mesh may name. Some may have the same members.
     pub fn groups(self) -> impl Iterator<Item = Group> {
-        let levels = self.tree().filter(|group| !group.is_shard());
-        [Group::World, Group::Shard, Group::Replicate].into_iter().chain(levels)
+        let levels = self.tree(Group::Shard).filter(|group| !group.is_shard());
+        let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
+        named.chain(levels).chain([Group::Model, Group::Tensor])
     }
 
     /// How many ranks a group has.
@@ -200,23 +234,30 @@ impl Mesh {
     /// The group of a replica's ranks, called the world where there is one replica.
     #[must_use]
     pub const fn replica_group(self) -> Group {
-        if self.replicas == 1 { Group::World } else { Group::Shard }
+        match (self.replicas, self.tensor) {
+            (1, _) => Group::World,
+            (_, 1) => Group::Shard,
+            _ => Group::Model,
+        }
     }
 }
 
-/// `1 rank`, `4 ranks`, or `8 ranks (4 shards × 2 replicas)`.
+/// `1 rank`, `4 ranks`, or `16 ranks (4 shards × 2 tensor × 2 replicas)`.
 impl std::fmt::Display for Mesh {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ranks = self.ranks();
         write!(formatter, "{ranks} rank{}", if ranks == 1 { "" } else { "s" })?;
-        if self.replicas > 1 {
-            write!(formatter, " ({} shards × {} replicas)", self.shards, self.replicas)?;
+        let Self { shards, replicas, tensor, .. } = self;
+        match (tensor > &1, replicas > &1) {
+            (false, false) => Ok(()),
+            (false, true) => write!(formatter, " ({shards} shards × {replicas} replicas)"),
+            (true, false) => write!(formatter, " ({shards} shards × {tensor} tensor)"),
+            (true, true) => write!(formatter, " ({shards} shards × {tensor} tensor × {replicas} replicas)"),
         }
-        Ok(())
     }
 }
 
-/// The ranks, the replicas where there are several, and levels where there are some.
+/// The ranks, the replicas and the tensor-parallel ranks where there are several, and levels where there are some.
 impl Serialize for Mesh {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -225,11 +266,14 @@ impl Serialize for Mesh {
             #[serde(skip_serializing_if = "Option::is_none")]
             replicas: Option<u32>,
             #[serde(skip_serializing_if = "Option::is_none")]
+            tensor: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
             levels: Option<Levels>,
         }
         let replicas = (self.replicas > 1).then_some(self.replicas);
+        let tensor = (self.tensor > 1).then_some(self.tensor);
         let levels = Some(self.levels).filter(|levels| *levels != Levels::FLAT);
-        Written { ranks: self.ranks(), replicas, levels }.serialize(serializer)
+        Written { ranks: self.ranks(), replicas, tensor, levels }.serialize(serializer)
     }
 }
 
@@ -268,8 +312,10 @@ mod tests {
 
     #[test]
     fn every_group_parts_the_ranks_and_keeps_their_order() {
-        for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (6, 3), (3, 3), (12, 2)] {
-            let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+        for (ranks, replicas, tensor) in
+            [(1, 1, 1), (4, 1, 1), (4, 2, 1), (6, 3, 1), (3, 3, 1), (12, 2, 1), (12, 2, 3), (8, 1, 4)]
+        {
+            let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap();
             for group in mesh.groups() {
                 for rank in mesh.iter() {
                     let members: Vec<RankId> = mesh.members(rank, group).collect();
@@ -283,6 +329,39 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn tensor_parallel_groups_part_the_ranks_of_a_replica_among_shards() {
+        let mesh = Mesh::hybrid(16, 2).unwrap().with_tensor(2).unwrap();
+        assert_eq!((mesh.ranks(), mesh.shards(), mesh.tensor(), mesh.replicas()), (16, 4, 2, 2));
+        let of = |group| mesh.members(RankId::new(11), group).map(RankId::number).collect::<Vec<_>>();
+        assert_eq!(of(Group::Tensor), [10, 11]);
+        assert_eq!(of(Group::Shard), [9, 11, 13, 15]);
+        assert_eq!(of(Group::Model), [8, 9, 10, 11, 12, 13, 14, 15]);
+        assert_eq!(of(Group::Replicate), [3, 11]);
+        assert_eq!((mesh.replica_of(RankId::new(11)), mesh.replica_group()), (1, Group::Model));
+        assert_eq!(mesh.to_string(), "16 ranks (4 shards × 2 tensor × 2 replicas)");
+        assert_eq!(serde_json::to_string(&mesh).unwrap(), r#"{"ranks":16,"replicas":2,"tensor":2}"#);
+    }
+
+    #[test]
+    fn tensor_parallel_groups_that_do_not_divide_a_replica_are_refused() {
+        let mesh = Mesh::hybrid(12, 2).unwrap();
+        for tensor in [0, 4, 5, 12] {
+            assert_eq!(mesh.with_tensor(tensor), Err(DeclareError::Tensor { tensor, of_replica: 6 }));
+        }
+        assert_eq!(mesh.with_tensor(3).unwrap().with_tensor(1), Ok(mesh));
+    }
+
+    #[test]
+    fn a_level_that_cuts_a_replica_with_tensor_parallelism_is_refused() {
+        let mesh = Mesh::hybrid(32, 2).unwrap().with_tensor(4).unwrap();
+        let refused = mesh.with_levels(Levels::new(&[8]).unwrap()).unwrap_err();
+        assert_eq!(refused, DeclareError::TensorLevels { given: vec![8], tensor: 4 });
+        for levels in [&[][..], &[16]] {
+            assert_eq!(mesh.with_levels(Levels::new(levels).unwrap()).unwrap().depth(), 1);
         }
     }
 
@@ -301,7 +380,7 @@ mod tests {
     fn ranks_are_summed_in_blocks_of_eight_where_these_cut_a_replica_evenly() {
         let tree = |ranks, replicas| {
             let mesh = Mesh::hybrid(ranks, replicas).unwrap();
-            mesh.tree().map(|group| mesh.strides(group)).collect::<Vec<_>>()
+            mesh.tree(Group::Shard).map(|group| mesh.strides(group)).collect::<Vec<_>>()
         };
         let of = |stride, count| Strides::new(stride, count);
         for (ranks, replicas) in [(1, 1), (8, 1), (8, 4), (16, 2), (64, 8), (12, 1), (36, 2)] {
@@ -319,11 +398,11 @@ mod tests {
         {
             let mesh = Mesh::hybrid(ranks, replicas).unwrap();
             let mesh = mesh.with_levels(Levels::new(levels).unwrap()).unwrap();
-            let left = mesh.tree().fold(mesh.shards(), |slices, group| {
+            let left = mesh.tree(Group::Shard).fold(mesh.shards(), |slices, group| {
                 assert_eq!(slices, mesh.slices(group) * mesh.size(group), "{mesh}, {group}");
                 mesh.slices(group)
             });
-            assert_eq!((left, mesh.tree().len()), (1, levels.len() + 1));
+            assert_eq!((left, mesh.depth()), (1, levels.len() + 1));
         }
     }
 

@@ -19,6 +19,7 @@ mod parameter_group;
 mod program;
 mod repeat;
 mod shard;
+mod tensor_parallel;
 mod weight;
 
 pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
@@ -35,5 +36,6 @@ pub use program::{
     Accumulation, Call, CallBuilder, CostHint, Form, Gradient, Math, Phase, ProgramBuilder, Reuse,
     StepProgram, Use,
 };
-pub use shard::{ShardLayout, ShardRows};
+pub use shard::{Block, ShardLayout, ShardRows};
+pub use tensor_parallel::{TensorCut, TensorParallel};
 pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

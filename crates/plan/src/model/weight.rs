@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use super::names::NameIndex;
-use super::{DeclareError, ParameterGroup, Reuse};
+use super::{DeclareError, ParameterGroup, Reuse, TensorParallel};
 use warpweft_base::errors::{listed, shown};
 use warpweft_base::id::{GroupId, WeightId};
 use warpweft_format::{Format, Shape};
@@ -54,6 +54,9 @@ pub struct WeightSpec {
     /// Whether it stays as it is. A frozen weight is gathered and used like any other, and has no gradient,
     /// main grad or moments. A sharded one has no master either: it is its quantized planes, made once.
     pub frozen: bool,
+    /// What tensor parallelism does with it; meshes without do nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tensor: Option<TensorParallel>,
 }
 
 impl WeightSpec {
@@ -69,6 +72,7 @@ impl WeightSpec {
             group: None,
             parameters: ParameterGroup::default(),
             frozen: false,
+            tensor: None,
         }
     }
 
@@ -334,6 +338,15 @@ impl ModelBuilder {
     /// As [`Model::weight`].
     pub fn freeze(&mut self, weight: WeightId) -> Result<(), DeclareError> {
         self.spec_mut(weight, "freeze").map(|spec| spec.frozen = true)
+    }
+
+    /// Decides what tensor parallelism does with `weight`, where the mesh has it (`mesh.tp`); without, a model runs
+    /// as if nothing was said. A mesh with tensor parallelism needs it of every weight.
+    ///
+    /// # Errors
+    /// As [`Model::weight`].
+    pub fn tensor_parallel(&mut self, weight: WeightId, how: TensorParallel) -> Result<(), DeclareError> {
+        self.spec_mut(weight, "tensor_parallel").map(|spec| spec.tensor = Some(how))
     }
 
     fn spec_mut(&mut self, weight: WeightId, by: &str) -> Result<&mut WeightSpec, DeclareError> {

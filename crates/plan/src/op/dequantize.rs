@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use serde::Serialize;
 
 use super::operation::{Moves, Named, Operation, Part, Sizes, sum};
-use crate::model::{Access, Group};
+use crate::model::Access;
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{ElementType, Orientation};
 
@@ -73,7 +73,7 @@ impl Operation for Dequantize {
             Some(match beside.get(&slot) {
                 Some(part) => {
                     let shard = sizes.shard(part.weight, part.orientation)?;
-                    shard.saturating_mul(sizes.ranks(Group::Shard) as usize)
+                    shard.saturating_mul(sizes.shards(part.weight)?)
                 }
                 None if owns.contains(&slot) => 0,
                 None => all,

@@ -6,11 +6,14 @@ use super::operation::{Moves, Named, Operation, Part, Sizes};
 use crate::model::{Access, Group};
 use warpweft_base::id::{SlotId, WeightId};
 
-/// Brings the rows of a round's matrices together, so that the first rank of a replica gets the first matrix
+/// Brings the rows of a round's matrices together, so that the first rank of the group gets the first matrix
 /// whole, the second the second, and so on; or brings the rows back in the same way. Ranks for which there is no
 /// matrix take part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ExchangeRows {
+    /// The ranks that the weights are sharded over.
+    #[serde(skip_serializing_if = "Group::is_shard")]
+    pub group: Group,
     /// The weights of the round.
     pub weights: Vec<WeightId>,
     /// What the rank gives: one part for each rank.
@@ -25,7 +28,7 @@ impl Operation for ExchangeRows {
     }
 
     fn part(&self) -> Part {
-        Part::Collective(Group::Shard)
+        Part::Collective(self.group)
     }
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {

@@ -15,6 +15,9 @@ use warpweft_format::Orientation;
 /// without one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct AllGather {
+    /// The ranks that the weights are sharded over.
+    #[serde(skip_serializing_if = "Group::is_shard")]
+    pub group: Group,
     /// What is gathered; at least one.
     pub parts: Vec<GatherPart>,
 }
@@ -24,6 +27,9 @@ pub struct AllGather {
 /// [`Op::AllGather`] leaves.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct GatherChunk {
+    /// The ranks that it is sharded over.
+    #[serde(skip_serializing_if = "Group::is_shard")]
+    pub group: Group,
     /// The weight.
     pub part: GatherPart,
     /// The bytes.
@@ -63,10 +69,11 @@ pub struct Chunk {
 }
 
 impl Op {
-    /// The gather of one weight.
+    /// The gather of one weight, without tensor parallelism.
     #[must_use]
     pub fn gather(weight: WeightId, orientation: Orientation, from: SlotId, to: SlotId) -> Self {
-        Self::AllGather(AllGather { parts: vec![GatherPart { weight, orientation, from, to }] })
+        let parts = vec![GatherPart { weight, orientation, from, to }];
+        Self::AllGather(AllGather { group: Group::Shard, parts })
     }
 
     /// What makes the planes of that gather whole.
@@ -82,7 +89,7 @@ impl Operation for AllGather {
     }
 
     fn part(&self) -> Part {
-        Part::Collective(Group::Shard)
+        Part::Collective(self.group)
     }
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {
@@ -104,7 +111,7 @@ impl Operation for GatherChunk {
     }
 
     fn part(&self) -> Part {
-        Part::Collective(Group::Shard)
+        Part::Collective(self.group)
     }
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {
@@ -143,7 +150,7 @@ impl Operation for Assemble {
         // The rank's own shards are read and written, and what no rank sends is written.
         let touched = self.parts.iter().map(|part| {
             let own = sizes.shard(part.weight, part.orientation)?;
-            let sent = own.saturating_mul(sizes.ranks(Group::Shard) as usize);
+            let sent = own.saturating_mul(sizes.shards(part.weight)?);
             let unsent = sizes.gathered(part.weight, part.orientation)?.saturating_sub(sent);
             Some(own.saturating_mul(2).saturating_add(unsent))
         });

@@ -137,6 +137,8 @@ pub(crate) trait Sizes {
     fn rows(&self, weight: WeightId) -> Option<usize>;
     /// Elements of a full gradient of a weight after the weight's own rows.
     fn padding(&self, weight: WeightId) -> Option<usize>;
+    /// How many ranks hold shards of a weight.
+    fn shards(&self, weight: WeightId) -> Option<usize>;
     /// How many ranks a group has.
     fn ranks(&self, group: Group) -> u32;
     /// How many slices of a gradient a rank has for each rank of a group.

@@ -13,6 +13,9 @@ use warpweft_format::ElementType;
 /// it does what [`Op::ExchangeGradient`] and [`Op::SumGradient`] do in two tasks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ReduceScatter {
+    /// The ranks that the weights are sharded over.
+    #[serde(skip_serializing_if = "Group::is_shard")]
+    pub group: Group,
     /// The type in which the gradients travel: f32 or bf16.
     pub element: ElementType,
     /// What is reduced; at least one.
@@ -59,11 +62,11 @@ impl ReducePart {
 }
 
 impl Op {
-    /// The reduction of one gradient, in f32.
+    /// The reduction of one gradient, in f32, without tensor parallelism.
     #[must_use]
     pub fn reduce_scatter(weight: WeightId, from: SlotId, to: SlotId) -> Self {
         let parts = vec![ReducePart { weight, from, to }];
-        Self::ReduceScatter(ReduceScatter { element: ElementType::F32, parts })
+        Self::ReduceScatter(ReduceScatter { group: Group::Shard, element: ElementType::F32, parts })
     }
 }
 
@@ -73,7 +76,7 @@ impl Operation for ReduceScatter {
     }
 
     fn part(&self) -> Part {
-        Part::Collective(Group::Shard)
+        Part::Collective(self.group)
     }
 
     fn accesses(&self) -> Vec<(SlotId, Access)> {

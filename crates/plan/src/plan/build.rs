@@ -125,7 +125,7 @@ impl StepPlan {
         let mut edges = dependences(&accesses, &self.arena);
         for (to, task) in self.entries() {
             let part = match &task.op {
-                Op::AllGather(AllGather { parts }) => parts.first(),
+                Op::AllGather(AllGather { parts, .. }) => parts.first(),
                 Op::GatherChunk(GatherChunk { part, .. }) => Some(part),
                 _ => None,
             };

@@ -111,7 +111,7 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
         match (&task.op, kinds[lane.index()]) {
-            (Op::AllGather(AllGather { parts }), _) => {
+            (Op::AllGather(AllGather { parts, .. }), _) => {
                 let bytes = |part: &GatherPart| placed.slots[part.to.index()].region.bytes as f64;
                 let all: f64 = parts.iter().map(bytes).sum();
                 for part in parts {
@@ -119,7 +119,7 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
                     gathers.insert((part.weight, part.orientation), beside * share);
                 }
             }
-            (Op::GatherChunk(GatherChunk { part, chunk }), _) => {
+            (Op::GatherChunk(GatherChunk { part, chunk, .. }), _) => {
                 let time_of = gathers.entry((part.weight, part.orientation)).or_insert(0.0);
                 *time_of = if chunk.begin == 0 { beside } else { *time_of + beside };
             }

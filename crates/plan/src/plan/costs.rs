@@ -20,7 +20,7 @@ type Kind = (&'static str, String, usize);
 /// `None` for one that names what there is not.
 fn kinds(work: &Work<'_>, op: &Op, subject: &str, wire_bytes: usize) -> Option<Vec<(Kind, f64)>> {
     let parts: Vec<(WeightId, SlotId)> = match op {
-        Op::AllGather(AllGather { parts }) | Op::Assemble(Assemble { parts }) => {
+        Op::AllGather(AllGather { parts, .. }) | Op::Assemble(Assemble { parts }) => {
             parts.iter().map(|part| (part.weight, part.to)).collect()
         }
         Op::Transpose(Transpose { parts }) => parts.iter().map(|part| (part.weight, part.to)).collect(),

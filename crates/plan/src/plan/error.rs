@@ -105,6 +105,16 @@ pub enum PlanError {
         /// The weight's name.
         weight: String,
     },
+    /// Tensor parallelism and a weight do not fit each other.
+    #[error("with mesh.tp = {tp}, `{weight}` {problem}")]
+    TensorParallel {
+        /// The weight's name.
+        weight: String,
+        /// Ranks of a tensor-parallel group.
+        tp: u32,
+        /// What does not fit, and what would.
+        problem: String,
+    },
     /// Scales are to be delayed, but no weight that trains has one scale for the whole tensor.
     #[error(
         "quantize.scaling is \"delayed\", but no weight that trains has a per-tensor FP8 format (of weights that train: {formats}); give one the format fp8_tensor_e4m3, or set quantize.scaling to \"current\""

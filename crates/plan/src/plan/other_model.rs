@@ -23,12 +23,12 @@ pub(super) fn check_model(program: &StepProgram, weights: &Weights) -> Result<()
 /// In what a weight of a program is not the session's of that number.
 fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
     // Taken apart, so that what is declared anew is compared as well.
-    let WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen } = spec;
+    let WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen, tensor } = spec;
     if *name != layout.name {
         return Some(format!("it has `{name}` where the session has `{}`", layout.name));
     }
     let valued = [
-        ("shape", shape.to_string(), layout.shard.shape.to_string()),
+        ("shape", shape.to_string(), layout.shard.whole().to_string()),
         ("format", format.to_string(), layout.format.to_string()),
         ("placement", format!("{placement:?}"), format!("{:?}", layout.placement)),
     ];
@@ -40,6 +40,7 @@ fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
         ("reuse", *reuse != layout.reuse),
         ("parameter group", *parameters != layout.parameters),
         ("choice whether it is frozen", *frozen != layout.frozen),
+        ("tensor parallelism", layout.shard.tensor.is_some_and(|cut| cut.how != *tensor)),
     ];
     valued.or_else(|| {
         let (what, _) = named.into_iter().find(|(_, differs)| *differs)?;

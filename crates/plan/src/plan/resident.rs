@@ -9,9 +9,10 @@ use std::collections::btree_map::Entry;
 
 use super::PlanError;
 use crate::layout::{Content, MAX_ARENA, Region, Residency, Slot, WeightLayout, Weights, aligned};
-use crate::model::{BufferSpec, Lifetime, Placement, Role, StepProgram};
+use crate::model::{BufferSpec, Group, Lifetime, Placement, Role, StepProgram};
 use crate::policy::{self, Masters, Moments};
 use warpweft_base::id::{BufferId, MicroBatchId};
+use warpweft_format::Shape;
 
 /// Places of all resident slots of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,12 +31,15 @@ impl ResidentLayout {
     /// [`PlanError::Masters`] when masters are to be split and a sharded weight that trains is not bf16,
     /// [`PlanError::Policy`] when a custom optimizer is to have more than eight lists, or other values than f32,
     /// [`PlanError::WholeMatrix`] when Adam is to update a weight as a whole matrix,
+    /// [`PlanError::TensorParallel`] for a weight that the mesh's tensor parallelism does not cut evenly, or that does
+    /// not say how,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
         check_masters(weights)?;
         check_custom_optimizer(weights)?;
         check_matrices(weights, programs)?;
+        check_tensor_parallel(weights)?;
         check_scaling(weights)?;
         let mut cursor = Cursor { bytes: 0 };
         let mut names: Vec<(String, Content)> = Vec::new();
@@ -189,6 +193,25 @@ fn check_matrices(weights: &Weights, programs: &[&StepProgram]) -> Result<(), Pl
         None => Ok(()),
         Some(layout) => Err(PlanError::WholeMatrix { weight: layout.name.clone() }),
     }
+}
+
+/// Parts of a weight are of one size, of whole blocks, and stay apart.
+fn check_tensor_parallel(weights: &Weights) -> Result<(), PlanError> {
+    for layout in &weights.layouts {
+        let Some(cut) = layout.shard.tensor else { continue };
+        let tiles = Shape { rows: layout.format.row_tile(), cols: layout.format.column_tile() };
+        let parts = || {
+            let is_cut = cut.group() == Group::Shard;
+            (is_cut && layout.parameters.whole_matrix && !layout.frozen).then(|| {
+                "is to be updated as a whole matrix (whole_matrix), and each rank of the group has a part; take whole_matrix from it"
+                    .to_owned()
+            })
+        };
+        if let Some(problem) = cut.problem(layout.placement, tiles).or_else(parts) {
+            return Err(PlanError::TensorParallel { weight: layout.name.clone(), tp: cut.ranks, problem });
+        }
+    }
+    Ok(())
 }
 
 /// A choice that would change nothing is a mistake.

@@ -9,8 +9,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::gather_and_scatter::{Taken, goes_as_planes};
-use super::{Carried, Checkpoint, OptimizerIdentity, WeightState, state_validation};
-use crate::checkpoint::ranks::MasterRows;
+use super::state_validation::{self, ValuesOf};
+use super::{Carried, Checkpoint, OptimizerIdentity, WeightState};
 use warpweft_base::errors::shown;
 use warpweft_format::{PlaneSpec, Shape, Via};
 use warpweft_plan::layout::{WeightLayout, Weights};
@@ -186,10 +186,11 @@ impl Claims<'_> {
         lists: usize,
     ) -> Result<(), String> {
         let name = claim.name;
-        if claim.shape != layout.shard.shape {
+        if claim.shape != layout.shard.whole() {
             return Err(format!(
                 "`{name}` is {} in the checkpoint and {} here; declare it as it was saved, or load another checkpoint",
-                claim.shape, layout.shard.shape
+                claim.shape,
+                layout.shard.whole()
             ));
         }
         // One that was frozen and trains here begins without moments.
@@ -319,7 +320,7 @@ impl Checkpoint {
                 true => state.values().map_err(|error| format!("the planes of `{}`: {error}", state.name))?,
                 false => Cow::Borrowed(&[][..]),
             };
-            let place = MasterRows::from_the_first(&state.name, state.shape.cols);
+            let place = ValuesOf::whole(&state.name, state.shape);
             let states = if layout.frozen { &[][..] } else { &state.states };
             state_validation::check(place, (weights, layout), via, &values, states, state.delayed.as_ref())?;
             if goes_as_planes(state, layout) && state.has_values() {

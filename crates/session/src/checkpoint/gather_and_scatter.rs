@@ -1,17 +1,20 @@
 //! Gathers a checkpoint from the shards of ranks, and scatters it over them.
 //!
-//! Law: what ranks of any mesh hand out gives one checkpoint, and every rank gets its rows of it back. Ranks of the
-//! first replica hand out the weights; all of them get them.
+//! Law: what ranks of any mesh hand out gives one checkpoint, and every rank gets its block of it back: its rows, and
+//! of a row-parallel weight its columns of them. Ranks of the first replica hand out the weights; all of them get them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::block_copies::{put, taken};
 use super::ranks::{RankPart, WeightShard};
 use super::{Carried, CarriedBuffer, Checkpoint, OptimizerIdentity, PlanesState, WeightState};
 use warpweft_base::id::RankId;
-use warpweft_format::{DelayedState, Format, FormatError, OwnedPlanes, PlaneKind, PlaneSpec, expand_scale};
-use warpweft_plan::layout::{PlaneCut, Region, WeightLayout, Weights};
+use warpweft_format::{
+    DelayedState, Format, FormatError, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, expand_scale,
+};
+use warpweft_plan::layout::{PlaneColumns, PlaneCut, Region, WeightLayout, Weights};
 use warpweft_plan::model::Placement;
 use warpweft_plan::plan::{StepPlan, carried};
 
@@ -29,7 +32,7 @@ impl Checkpoint {
             let taken = ranks.iter_mut().filter_map(|rank| rank.shards.get_mut(number).map(std::mem::take));
             let mut shards: Vec<WeightShard> = taken.collect();
             // Ranks of the first replica come first.
-            shards.truncate(layout.shard.ranks as usize);
+            shards.truncate(layout.shard.owners() as usize);
             weights.push(joined(layout, &shards)?);
         }
         let optimizer_step = ranks.first().map_or(0, |rank| rank.optimizer_step);
@@ -100,7 +103,7 @@ pub(super) fn rank_part<E>(
     Ok(part)
 }
 
-/// A rank's rows of one weight, of a checkpoint in memory; with state that begins `anew`, or with what is there.
+/// A rank's block of one weight, of a checkpoint in memory; with state that begins `anew`, or with what is there.
 fn shard(
     state: &WeightState,
     weights: &Weights,
@@ -116,16 +119,16 @@ fn shard(
         let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);
         return Ok(WeightShard { planes, tensor_scale, ..WeightShard::default() });
     }
-    let (rows, cols) = (layout.shard.rows_of(rank), layout.shard.shape.cols);
-    let range: Range<usize> = rows.begin * cols..(rows.begin + rows.rows) * cols;
-    let list = |number: usize| match state.states.get(number).and_then(|of| of.get(range.clone())) {
-        Some(values) if !anew => values.to_vec(),
-        _ => vec![0.0; range.len()],
+    let block = layout.shard.block_of(rank);
+    let own = |values: &[f32]| taken(values, layout.shard.whole().cols, block);
+    let list = |number: usize| match state.states.get(number).filter(|_| !anew).and_then(|of| own(of)) {
+        Some(values) => values,
+        None => vec![0.0; block.shape.elements()],
     };
     let delayed = state.delayed.as_ref();
     Ok(WeightShard {
         // A rank refuses rows that are not there.
-        master: state.values()?.get(range.clone()).unwrap_or_default().to_vec(),
+        master: own(&state.values()?).unwrap_or_default(),
         states: (0..weights.lists_of(layout)).map(list).collect(),
         delayed: delayed.map(|given| delayed_here(given, state.format, layout, weights)),
         ..WeightShard::default()
@@ -171,17 +174,18 @@ pub(super) fn delayed_here(
     }
 }
 
-/// A weight of its owners' shards, in their order.
+/// A weight of its owners' shards, in the order of their ranks.
 fn joined(layout: &WeightLayout, shards: &[WeightShard]) -> Result<WeightState, FormatError> {
     let lists = shards.first().map_or(0, |shard| shard.states.len());
-    let list =
-        |number: usize| shards.iter().filter_map(move |shard| shard.states.get(number).map(Vec::as_slice));
+    let list = |number: usize| {
+        values(layout, shards, |shard| shard.states.get(number).map_or(&[][..], Vec::as_slice))
+    };
     Ok(WeightState {
         name: layout.name.clone(),
-        shape: layout.shard.shape,
+        shape: layout.shard.whole(),
         format: layout.format,
-        master: shards.iter().map(|shard| &shard.master[..]).collect::<Vec<_>>().concat(),
-        states: (0..lists).map(|number| list(number).collect::<Vec<_>>().concat()).collect(),
+        master: values(layout, shards, |shard| &shard.master),
+        states: (0..lists).map(list).collect(),
         planes: planes(layout, shards)?,
         tensor_scale: shards.first().map_or(1.0, |shard| shard.tensor_scale),
         delayed: shards.first().and_then(|shard| shard.delayed.clone()),
@@ -189,28 +193,76 @@ fn joined(layout: &WeightLayout, shards: &[WeightShard]) -> Result<WeightState, 
     })
 }
 
-/// Shards one after the other, cut or padded to the planes of the whole weight.
+/// One list of values of the whole weight; none where its owners have none.
+fn values(layout: &WeightLayout, shards: &[WeightShard], list: impl Fn(&WeightShard) -> &[f32]) -> Vec<f32> {
+    // Where parts are not cut, their rows are one after the other.
+    if layout.shard.owners() == layout.shard.ranks {
+        return shards.iter().map(list).collect::<Vec<_>>().concat();
+    }
+    if shards.iter().all(|shard| list(shard).is_empty()) {
+        return Vec::new();
+    }
+    let whole = layout.shard.whole();
+    let mut values = vec![0.0; whole.elements()];
+    for (rank, shard) in (0..).map(RankId::new).zip(shards) {
+        put(list(shard), layout.shard.block_of(rank), &mut values, whole.cols);
+    }
+    values
+}
+
+/// Planes of the whole weight, of those of its owners' shards.
 fn planes(layout: &WeightLayout, shards: &[WeightShard]) -> Result<Vec<PlanesState>, FormatError> {
     if layout.placement == Placement::Replicated {
         return Ok(Vec::new());
     }
+    let parts = (layout.shard.owners() / layout.shard.ranks.max(1)) as usize;
     let stored = layout.format.stored_orientations().iter().enumerate().map(|(number, orientation)| {
-        let specs = layout.format.planes(*orientation, layout.shard.shape);
-        let planes = specs.iter().map(|spec| {
-            let mut whole = Vec::with_capacity(spec.bytes());
-            for shard in shards.iter().filter_map(|shard| shard.planes.get(number)) {
-                let part = shard.of(spec.kind);
-                let room = spec.bytes() - whole.len();
-                whole.extend_from_slice(&part[..part.len().min(room)]);
-            }
-            whole.resize(spec.bytes(), 0);
-            if spec.kind == PlaneKind::Scale {
-                expand_scale(layout.format, *orientation, layout.shard.shape, &mut whole)?;
+        let of_parts = layout.format.planes(*orientation, layout.shard.shape);
+        // Those of a part are of every so many-th rank.
+        let of_part = |part: usize, spec: &PlaneSpec| {
+            let shards = shards.iter().skip(part).step_by(parts.max(1));
+            plane(layout, *orientation, spec, shards.filter_map(|shard| shard.planes.get(number)))
+        };
+        if parts == 1 {
+            let planes = of_parts.iter().map(|spec| of_part(0, spec)).collect::<Result<_, _>>()?;
+            return Ok(PlanesState { orientation: *orientation, specs: of_parts, planes });
+        }
+        let specs = layout.format.planes(*orientation, layout.shard.whole());
+        let valid = layout.format.shard_planes(*orientation, layout.shard.shape);
+        let planes = specs.iter().zip(&of_parts).zip(&valid).map(|((spec, of_parts), valid)| {
+            let mut whole = vec![0; spec.bytes()];
+            for part in 0..parts {
+                let first = layout.shard.block_of(RankId::at(part)).first;
+                let columns = PlaneColumns::new(layout, *orientation, spec.kind, first.cols);
+                // Parts of rows are one below the other, without the padding that each has below.
+                let above = first.rows / layout.shard.shape.rows.max(1) * valid.rows;
+                let rows = whole.get_mut(above * columns.of_whole()..).unwrap_or_default();
+                columns.put(of_part(part, of_parts)?.get(..valid.bytes()).unwrap_or_default(), rows);
             }
             Ok(whole)
         });
-        let planes = planes.collect::<Result<_, _>>()?;
+        let planes = planes.collect::<Result<_, FormatError>>()?;
         Ok(PlanesState { orientation: *orientation, specs, planes })
     });
     stored.collect()
+}
+
+/// The plane of a part, of its shards one after the other, cut or padded to it.
+fn plane<'a>(
+    layout: &WeightLayout,
+    orientation: Orientation,
+    spec: &PlaneSpec,
+    shards: impl Iterator<Item = &'a OwnedPlanes>,
+) -> Result<Vec<u8>, FormatError> {
+    let mut whole = Vec::with_capacity(spec.bytes());
+    for shard in shards {
+        let part = shard.of(spec.kind);
+        let room = spec.bytes() - whole.len();
+        whole.extend_from_slice(&part[..part.len().min(room)]);
+    }
+    whole.resize(spec.bytes(), 0);
+    if spec.kind == PlaneKind::Scale {
+        expand_scale(layout.format, orientation, layout.shard.shape, &mut whole)?;
+    }
+    Ok(whole)
 }

@@ -7,7 +7,7 @@
 //! | file | idea |
 //! |---|---|
 //! | `state`, `optimizer_identity`, `frozen_digest`, `state_part` | what a checkpoint is |
-//! | `ranks`, `gather_and_scatter` | what ranks own of one, put together and cut |
+//! | `ranks`, `gather_and_scatter`, `block_copies` | what ranks own of one, put together and cut |
 //! | `fits_session`, `state_validation`, `identity` | does it fit, can training go on from it, which one is it |
 //! | `error`, `advice` | what goes wrong with all of them, and what to do |
 //! | `digits` | numbers that files keep as digits |
@@ -21,6 +21,7 @@
 //! | `safetensors` | one reader, one writer |
 
 mod advice;
+pub(crate) mod block_copies;
 pub mod engines;
 mod error;
 mod fits_session;

@@ -5,48 +5,66 @@
 //! checkpoint is one file or sharded.
 
 use crate::checkpoint::StatePart;
-use crate::checkpoint::ranks::MasterRows;
-use warpweft_format::{DelayedState, Format, Via};
+use warpweft_format::{DelayedState, Format, Shape, Via};
 use warpweft_plan::layout::{StateLayout, WeightLayout, Weights};
+use warpweft_plan::model::Block;
+
+/// Which values of a weight are judged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ValuesOf<'a> {
+    /// Its name.
+    pub(super) weight: &'a str,
+    /// Which block of it they are.
+    pub(super) block: Block,
+}
+
+impl<'a> ValuesOf<'a> {
+    /// All values of a weight.
+    pub(super) const fn whole(weight: &'a str, shape: Shape) -> Self {
+        Self { weight, block: Block { first: Shape { rows: 0, cols: 0 }, shape } }
+    }
+
+    /// Where a value stands in the whole weight, in words.
+    fn place(self, position: usize) -> String {
+        let Block { first, shape } = self.block;
+        let (row, column) = (first.rows + position / shape.cols, first.cols + position % shape.cols);
+        format!("in row {row}, column {column}")
+    }
+}
 
 /// Can training go on from these values of one weight in the session's? There may be no master, where there is a digest
 /// of it alone, and no states of one that is frozen here. A session without delayed scaling ignores `delayed`.
 pub(super) fn check(
-    rows: MasterRows<'_>,
+    of: ValuesOf<'_>,
     (weights, layout): (&Weights, &WeightLayout),
     via: Via,
     master: &[f32],
     states: &[Vec<f32>],
     delayed: Option<&DelayedState>,
 ) -> Result<(), String> {
-    check_master(rows, master, layout.format, via)?;
-    check_beside_master(rows, (weights, layout), states, delayed)
+    check_master(of, master, layout.format, via)?;
+    check_beside_master(of, (weights, layout), states, delayed)
 }
 
 /// The same of what stands beside a master that was found valid.
 pub(super) fn check_beside_master(
-    rows: MasterRows<'_>,
+    of: ValuesOf<'_>,
     (weights, layout): (&Weights, &WeightLayout),
     states: &[Vec<f32>],
     delayed: Option<&DelayedState>,
 ) -> Result<(), String> {
-    check_states(rows, states, weights.state)?;
+    check_states(of, states, weights.state)?;
     let delayed = delayed.filter(|_| weights.delayed(layout.bucket).is_some());
-    delayed.map_or(Ok(()), |delayed| check_delayed(rows.weight, delayed))
+    delayed.map_or(Ok(()), |delayed| check_delayed(of.weight, delayed))
 }
 
 /// Masters must be finite, also as the cast to `format` gets them.
-pub(super) fn check_master(
-    rows: MasterRows<'_>,
-    values: &[f32],
-    format: Format,
-    via: Via,
-) -> Result<(), String> {
+pub(super) fn check_master(of: ValuesOf<'_>, values: &[f32], format: Format, via: Via) -> Result<(), String> {
     let cast = |value: f32| via.round(format, value);
     let Some(position) = values.iter().position(|value| !cast(*value).is_finite()) else {
         return Ok(());
     };
-    let (name, value, at) = (rows.weight, values[position], place(rows, position));
+    let (name, value, at) = (of.weight, values[position], of.place(position));
     let what = match cast(value) {
         back if value.is_finite() => format!("which bf16 rounds to {back} and "),
         _ => String::new(),
@@ -58,7 +76,7 @@ pub(super) fn check_master(
 }
 
 /// Moments must be what Adam makes, and finite as they are kept. What a custom optimizer keeps must be finite.
-fn check_states(rows: MasterRows<'_>, states: &[Vec<f32>], layout: StateLayout) -> Result<(), String> {
+fn check_states(of: ValuesOf<'_>, states: &[Vec<f32>], layout: StateLayout) -> Result<(), String> {
     for (list, values) in layout.states().zip(states) {
         let (least, what) = match (layout.custom_states, StatePart::State(list)) {
             (None, StatePart::SECOND_MOMENT) => (0.0, "is no mean of squares"),
@@ -67,7 +85,7 @@ fn check_states(rows: MasterRows<'_>, states: &[Vec<f32>], layout: StateLayout) 
         let which = layout.in_words(list);
         let is_valid = |value: f32| value >= least && layout.moment(value).is_finite();
         let Some(position) = values.iter().position(|value| !is_valid(*value)) else { continue };
-        let (name, value, at) = (rows.weight, values[position], place(rows, position));
+        let (name, value, at) = (of.weight, values[position], of.place(position));
         let (what, instead) = if value >= least && value.is_finite() {
             let kept = layout.moment(value);
             (format!("bf16 rounds to {kept}"), "set optimizer.moments = \"f32\"")
@@ -97,10 +115,4 @@ fn check_delayed(weight: &str, delayed: &DelayedState) -> Result<(), String> {
         "{what}; import a checkpoint that is not damaged, or set the weight's `delayed` to `None`, by which its \
          scale and history begin anew (of parts, in what `PartFiles::load` gives, and import that)"
     ))
-}
-
-/// Where a value stands in the whole weight, in words.
-fn place(rows: MasterRows<'_>, position: usize) -> String {
-    let (row, column) = (rows.first_row + position / rows.columns, position % rows.columns);
-    format!("in row {row}, column {column}")
 }

@@ -87,7 +87,7 @@ impl std::fmt::Display for Prefetch {
     }
 }
 
-/// The mesh of ranks: replicas, in HSDP.
+/// The mesh of ranks: replicas, in HSDP, and tensor parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MeshAxes {
@@ -95,6 +95,10 @@ pub struct MeshAxes {
     /// gradients are summed over replicas too. It must divide the number of ranks, of which each replica has as
     /// many, one after the other.
     pub replicate: u32,
+    /// How many ranks in a row compute the parts of one layer, 1 to 65,536: tensor parallelism. It must divide the
+    /// ranks of a replica. Every weight of the model says what becomes of it
+    /// ([`TensorParallel`](warpweft_plan::model::TensorParallel)).
+    pub tp: u32,
     /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
     /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a
     /// replica; when absent, 8 where that cuts replicas evenly, which is one sum for up to 8 ranks. Part of the
@@ -104,7 +108,7 @@ pub struct MeshAxes {
 
 impl Default for MeshAxes {
     fn default() -> Self {
-        Self { replicate: 1, levels: None }
+        Self { replicate: 1, tp: 1, levels: None }
     }
 }
 

@@ -82,7 +82,7 @@ mod tests {
     use crate::config::{Backward, ByteSize, Prefetch, WeightRule};
     use proptest::prelude::*;
     use warpweft_format::Format;
-    use warpweft_plan::model::{Placement, Reuse};
+    use warpweft_plan::model::{Placement, Reuse, TensorParallel};
 
     fn configs() -> impl Strategy<Value = Config> {
         let size = prop::option::of((1u64..).prop_map(ByteSize::new));
@@ -95,6 +95,7 @@ mod tests {
             lr_scale: (!sharded).then_some(0.0),
             whole_matrix: sharded.then_some(true),
             frozen: sharded.then_some(false),
+            tensor_parallel: sharded.then_some(TensorParallel::AlikeTokens),
         });
         let rate = prop::option::of(1e3..1e12f64);
         let text = ".{1,9}";

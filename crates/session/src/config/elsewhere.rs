@@ -9,6 +9,7 @@
 const KEYS: &[(&[&str], &str)] = &[
     (&["lr", "learning_rate"], "weights.#.lr_scale"),
     (&["requires_grad", "trainable", "freeze"], "weights.#.frozen"),
+    (&["tp_plan", "parallelize_plan", "parallel_mode", "partition_dim"], "weights.#.tensor_parallel"),
     (&["wd"], "weights.#.weight_decay"),
     (&["dtype", "precision"], "weights.#.format"),
     (&["name", "params", "pattern", "regex"], "weights.#.match"),
@@ -39,6 +40,10 @@ const KEYS: &[(&[&str], &str)] = &[
     (&["overlap_comm", "overlap_grad_reduce"], "reduce_delay"),
     (&["reshard_after_forward"], "backward"),
     (&["dp_replicate", "data_parallel_replicate_degree", "num_replicas", "replicas"], "mesh.replicate"),
+    (
+        &["tensor_model_parallel_size", "tensor_parallel_degree", "tp_size", "tensor_parallel_size", "tp"],
+        "mesh.tp",
+    ),
     (&["cuda_graph", "cuda_graphs", "enable_cuda_graph", "use_cuda_graph"], "capture"),
     (&["timeout", "ddp_timeout", "nccl_timeout"], "deadline_s"),
     (&["amax_history_len", "fp8_amax_history_len"], "quantize.amax_history"),

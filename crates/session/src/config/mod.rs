@@ -222,12 +222,14 @@ impl Config {
         Duration::from_secs_f64(self.deadline_s)
     }
 
-    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says, that sums in `mesh.levels`.
+    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says, with the tensor parallelism of
+    /// `mesh.tp`, that sums in `mesh.levels`.
     ///
     /// # Errors
-    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide; as [`Mesh::with_levels`].
+    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide; as [`Mesh::with_tensor`]
+    /// and [`Mesh::with_levels`].
     pub fn mesh_of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
-        Mesh::of(ranks, self.mesh.replicate, self.mesh.levels)
+        Mesh::of(ranks, self.mesh.replicate, self.mesh.tp, self.mesh.levels)
     }
 
     /// Refuses the value of `key` for what the rule of its key does not know: `problem` says what is wrong with it,
@@ -283,6 +285,7 @@ mod tests {
             ("tune.steps", with(|c| c.tune.steps = 5)),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
             ("mesh.replicate", with(|c| c.mesh.replicate = 0)),
+            ("mesh.tp", with(|c| c.mesh.tp = 0)),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),
             ("optimizer.beta1", with(|c| c.optimizer.beta1 = 1.0)),

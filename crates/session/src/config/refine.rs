@@ -61,6 +61,7 @@ impl Config {
             let mut changed = spec.clone();
             (changed.placement, changed.format, changed.reuse) = (placement, format, reuse);
             (changed.group, changed.parameters, changed.frozen) = (group, parameters, frozen);
+            changed.tensor = settings.tensor_parallel.or(spec.tensor);
             refined.add(changed).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())
@@ -132,7 +133,7 @@ fn patterns_like(pattern: &str, model: &Model) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use warpweft_plan::model::NonNegative;
+    use warpweft_plan::model::{NonNegative, TensorParallel};
 
     fn model() -> Model {
         let mut model = Model::builder();
@@ -191,6 +192,7 @@ mod tests {
             "match = '*'\nweight_decay = 0.1\n[[weights]]\nmatch = '*.gain'\nweight_decay = 0\nlr_scale = 0.5",
             "match = '*'\nwhole_matrix = true\n[[weights]]\nmatch = '*.gain'\nwhole_matrix = false",
             "match = '*'\nfrozen = true\n[[weights]]\nmatch = '*.gain'\nfrozen = false",
+            "match = '*'\ntensor_parallel = 'split_tokens'\n[[weights]]\nmatch = '*.up'\ntensor_parallel = 'column'",
             "match = '*.gate'\nplacement = 'sharded'\nformat = 'nvfp4'",
             "match = '*.up'\nformat = 'bf16'\n[[weights]]\nmatch = '*'\nformat = 'fp8_block'\nreuse = 'regather'",
         ] {
@@ -214,6 +216,25 @@ mod tests {
             "`match = \"*.mlp.*\", format = \"bf16\"` (rules.toml:2) and `match = \"*.up\", reuse = \"keep\"` (rules.toml:5)"
         );
         assert_eq!(Config::default().unrefined(&model()).unwrap(), None);
+    }
+
+    #[test]
+    fn rules_say_what_tensor_parallelism_does_with_weights_and_words_that_are_none_are_refused() {
+        for (word, how) in [
+            ("column", TensorParallel::ColumnParallel),
+            ("row", TensorParallel::RowParallel),
+            ("split_tokens", TensorParallel::SplitTokens),
+            ("alike_tokens", TensorParallel::AlikeTokens),
+        ] {
+            let text = format!("[[weights]]\nmatch = \"*.up\"\ntensor_parallel = \"{word}\"");
+            let rules = config(&text);
+            assert!(rules.effective().contains(&format!("tensor_parallel = \"{word}\"")), "{word}");
+            let refined = rules.apply_weight_rules(&model()).unwrap();
+            assert_eq!([0, 1].map(|number| refined.weights()[number].tensor), [Some(how), None]);
+        }
+        let text = "[[weights]]\nmatch = \"*\"\ntensor_parallel = \"columns\"";
+        let refused = Config::from_toml_str(text, "rules.toml").unwrap_err().to_string();
+        assert!(refused.contains("rules.toml:3") && refused.contains("\"alike_tokens\""), "{refused}");
     }
 
     #[test]

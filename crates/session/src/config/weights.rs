@@ -1,4 +1,5 @@
-//! Rules for weights by name: format, placement, reuse, parameter group, and whether they are frozen.
+//! Rules for weights by name: format, placement, reuse, parameter group, tensor parallelism, and whether they are
+//! frozen.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Config;
 use warpweft_base::pattern::pattern_matches;
 use warpweft_format::Format;
-use warpweft_plan::model::{NonNegative, Placement, Reuse};
+use warpweft_plan::model::{NonNegative, Placement, Reuse, TensorParallel};
 
 /// A rule for the weights whose names match a pattern.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -43,6 +44,9 @@ pub struct WeightRule {
     /// Whether they stay what they are, if the rule is to decide it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub frozen: Option<bool>,
+    /// What tensor parallelism does with them, if the rule is to decide it.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "tensor_parallel")]
+    pub tensor_parallel: Option<TensorParallel>,
 }
 
 /// The settings of one weight by the rules; `None` leaves its declaration as it is.
@@ -62,6 +66,8 @@ pub struct WeightSettings {
     pub whole_matrix: Option<bool>,
     /// Whether it stays what it is.
     pub frozen: Option<bool>,
+    /// What tensor parallelism does with it.
+    pub tensor_parallel: Option<TensorParallel>,
 }
 
 impl Config {
@@ -81,6 +87,7 @@ pub(super) fn settings<'r>(rules: impl Iterator<Item = &'r WeightRule>) -> Weigh
         learning_rate_scale: number(rule.lr_scale).or(settings.learning_rate_scale),
         whole_matrix: rule.whole_matrix.or(settings.whole_matrix),
         frozen: rule.frozen.or(settings.frozen),
+        tensor_parallel: rule.tensor_parallel.or(settings.tensor_parallel),
     };
     rules.fold(WeightSettings::default(), apply)
 }
@@ -167,6 +174,49 @@ mod placement {
         Ok(word.map(|word| match word {
             Word::Sharded => Placement::Sharded,
             Word::Replicated => Placement::Replicated,
+        }))
+    }
+}
+
+/// `column`, `row`, `split_tokens` and `alike_tokens` in files.
+mod tensor_parallel {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use warpweft_plan::model::TensorParallel;
+
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Word {
+        Column,
+        Row,
+        SplitTokens,
+        AlikeTokens,
+    }
+
+    // The signature is serde's.
+    #[allow(clippy::ref_option)]
+    pub(super) fn serialize<S: Serializer>(
+        value: &Option<TensorParallel>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let word = value.map(|how| match how {
+            TensorParallel::ColumnParallel => Word::Column,
+            TensorParallel::RowParallel => Word::Row,
+            TensorParallel::SplitTokens => Word::SplitTokens,
+            TensorParallel::AlikeTokens => Word::AlikeTokens,
+        });
+        word.serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<TensorParallel>, D::Error> {
+        let word = Option::<Word>::deserialize(deserializer)?;
+        Ok(word.map(|word| match word {
+            Word::Column => TensorParallel::ColumnParallel,
+            Word::Row => TensorParallel::RowParallel,
+            Word::SplitTokens => TensorParallel::SplitTokens,
+            Word::AlikeTokens => TensorParallel::AlikeTokens,
         }))
     }
 }

@@ -33,7 +33,7 @@ impl<B: Backend> Rank<B> {
     /// The maximum over the ranks of a replica of what each of them calls with.
     fn largest(&self, amax: f32) -> Result<f32, ExecError> {
         let all = self.world.exchange(self.id(), amax.to_bits().into())?;
-        let replica = self.prologue.plan.weights.mesh.members(self.id(), Group::Shard);
+        let replica = self.prologue.plan.weights.mesh.members(self.id(), Group::Model);
         // A rank that is driven alone, like the simulator's, gets no report of others.
         replica.filter_map(|rank| all.get(rank.index())).try_fold(amax, |largest, told| {
             let bits = u32::try_from(*told);
@@ -66,21 +66,26 @@ impl<B: Backend> Rank<B> {
 
     fn frozen_digest(&self, barrier: &Barrier<'_>, weight: WeightId) -> Result<FrozenDigest, ExecError> {
         let layout = self.prologue.plan.weights.layout(weight);
-        let told = barrier.agree(Ok(self.sum_of_tiles(weight, &|| barrier.alive())?))?;
+        let has_all_columns = layout.shard.shape.cols == layout.shard.whole().cols;
+        let own = match has_all_columns {
+            true => self.sum_of_tiles(weight, &|| barrier.alive())?,
+            false => self.sum_of_joined_tiles(weight)?,
+        };
+        let told = barrier.agree(Ok(own))?;
         let told = told.map_err(|(other, reason)| ExecError::World {
             rank: self.id(),
             reason: format!("{other} does not digest its frozen weights: {reason}"),
         })?;
         // Those of the first replica have all rows, each once.
-        let sum =
-            told.iter().take(layout.shard.ranks as usize).fold(0, |sum: u64, told| sum.wrapping_add(*told));
-        let (format, shape) = (layout.format.to_string(), layout.shard.shape.to_string());
+        let owners = layout.shard.owners() as usize;
+        let sum = told.iter().take(owners).fold(0, |sum: u64, told| sum.wrapping_add(*told));
+        let (format, shape) = (layout.format.to_string(), layout.shard.whole().to_string());
         let scale = self.tensor_scale(weight)?.to_bits().to_le_bytes();
         let parts = [format.as_bytes(), shape.as_bytes(), &scale, &sum.to_le_bytes()];
         Ok(FrozenDigest::from_number(Digest::from_iter(parts).short()))
     }
 
-    /// The sum of the digests of the row tiles of a frozen weight that the rank has.
+    /// The sum of the digests of the row tiles of a frozen weight that the rank has, with its columns alone.
     pub(super) fn sum_of_tiles(
         &self,
         weight: WeightId,
@@ -91,9 +96,7 @@ impl<B: Backend> Rank<B> {
         let mut add = |orientation: Orientation, spec: &PlaneSpec, bytes: &[u8]| {
             for (tile, bytes) in tiles(layout, self.id(), spec, bytes) {
                 alive()?;
-                let place = [orientation as u8, spec.kind as u8];
-                let digest = Digest::from_iter([&place[..], &(tile as u64).to_le_bytes(), bytes]);
-                sum = sum.wrapping_add(digest.short());
+                sum = sum.wrapping_add(digest_of_tile(orientation, spec.kind, tile, bytes));
             }
             Ok::<(), ExecError>(())
         };
@@ -137,6 +140,12 @@ impl<B: Backend> Rank<B> {
     }
 }
 
+/// The digest of a row tile of a plane, which has this number in the whole weight.
+pub(super) fn digest_of_tile(orientation: Orientation, kind: PlaneKind, tile: usize, bytes: &[u8]) -> u64 {
+    let place = [orientation as u8, kind as u8];
+    Digest::from_iter([&place[..], &(tile as u64).to_le_bytes(), bytes]).short()
+}
+
 /// The row tiles of a plane of a rank's shard that have real rows, with their numbers in the whole weight.
 fn tiles<'a>(
     layout: &WeightLayout,
@@ -148,8 +157,12 @@ fn tiles<'a>(
         Placement::Sharded => layout.format.row_tile(),
         Placement::Replicated => 1,
     };
-    let (rows, stored) = (layout.shard.rows_of(rank), layout.shard.rows_per_rank / tile);
+    let (block, stored) = (layout.shard.block_of(rank), layout.shard.rows_per_rank / tile);
     let bytes = spec.bytes().checked_div(stored).unwrap_or(0).max(1);
-    let first = rows.begin / tile;
-    plane.chunks(bytes).take(rows.rows.div_ceil(tile)).enumerate().map(move |(at, bytes)| (first + at, bytes))
+    let first = block.first.rows / tile;
+    plane
+        .chunks(bytes)
+        .take(block.shape.rows.div_ceil(tile))
+        .enumerate()
+        .map(move |(at, bytes)| (first + at, bytes))
 }

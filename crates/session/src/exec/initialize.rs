@@ -2,17 +2,22 @@
 //!
 //! Law: weight by weight, so that what is here at once is the rank's rows of one. Only what does not begin with
 //! zeros is written: the arena is reserved zeroed ([`Backend::reserve`]), and with it moments, step count and
-//! carried buffers. Replicas begin with the same masters. This is checked and not assumed: nothing would ever bring
-//! them together again.
+//! carried buffers. An initializer knows whole rows of the declared weight: of a rank that has some columns of them it
+//! gets the rows a piece at a time, and the rank keeps its columns; so no value depends on the mesh. Replicas begin
+//! with the same masters. This is checked and not assumed: nothing would ever bring them together again.
 
 use super::{ExecError, FirstPlanes, Initializer, Rank};
+use crate::checkpoint::block_copies::taken;
 use crate::checkpoint::ranks::MasterRows;
 use warpweft_backend::Backend;
 use warpweft_base::digest::Digest;
 use warpweft_base::id::{RankId, WeightId};
-use warpweft_format::{Orientation, OwnedPlanes, dequantize};
+use warpweft_format::{Orientation, OwnedPlanes, Shape, dequantize};
 use warpweft_plan::layout::WeightLayout;
-use warpweft_plan::model::{Group, Placement};
+use warpweft_plan::model::{Block, Group, Placement};
+
+/// Values of whole rows that are here at once where a rank has some columns of them, unless a row has more.
+const PIECE: usize = 1 << 18;
 
 /// What a rank tells the others of its masters.
 #[derive(Default)]
@@ -95,13 +100,31 @@ impl<B: Backend> Rank<B> {
 
     /// The rank's rows of one weight.
     fn first_master(&self, layout: &WeightLayout, initializer: &Initializer) -> Result<Vec<f32>, ExecError> {
-        let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
-        let mut master = vec![0.0; rows.rows * cols];
-        let place = MasterRows { weight: &layout.name, first_row: rows.begin, columns: cols };
-        initializer(place, &mut master).map_err(|reason| {
-            let (rank, weight) = (self.id(), layout.name.clone());
-            ExecError::Initializer { rank, weight, reason }
-        })?;
+        let (block, columns) = (layout.shard.block_of(self.id()), layout.shard.whole().cols);
+        let fill = |first_row: usize, values: &mut [f32]| {
+            let place = MasterRows { weight: &layout.name, first_row, columns };
+            initializer(place, values).map_err(|reason| {
+                let (rank, weight) = (self.id(), layout.name.clone());
+                ExecError::Initializer { rank, weight, reason }
+            })
+        };
+        let mut master = vec![0.0; block.shape.elements()];
+        if block.shape.cols == columns {
+            fill(block.first.rows, &mut master)?;
+        } else {
+            let at_once = (PIECE / columns.max(1)).max(1);
+            let mut rows = Vec::new();
+            for (piece, own) in master.chunks_mut(at_once * block.shape.cols).enumerate() {
+                let shape = Shape { rows: own.len() / block.shape.cols, ..block.shape };
+                rows.clear();
+                rows.resize(shape.rows * columns, 0.0);
+                fill(block.first.rows + piece * at_once, &mut rows)?;
+                let first = Shape { rows: 0, ..block.first };
+                if let Some(values) = taken(&rows, columns, Block { first, shape }) {
+                    own.copy_from_slice(&values);
+                }
+            }
+        }
         self.check_finite(layout, Orientation::Rowwise, &master)?;
         Ok(master)
     }
@@ -114,21 +137,27 @@ impl<B: Backend> Rank<B> {
         orientation: Orientation,
         values: &[f32],
     ) -> Result<(), ExecError> {
-        let (rows, cols) = (layout.shard.rows_of(self.id()), layout.shard.shape.cols);
+        let Block { first, shape: Shape { rows, cols } } = layout.shard.block_of(self.id());
         let via = self.prologue.plan.policy.settings.via;
         let place = |at: usize| match orientation {
             Orientation::Rowwise => (at / cols, at % cols),
             Orientation::Columnwise => (at % layout.shard.stored().rows, at / layout.shard.stored().rows),
         };
         let is_bad = |(at, value): &(usize, &f32)| {
-            !via.round(layout.format, **value).is_finite() && place(*at).0 < rows.rows
+            !via.round(layout.format, **value).is_finite() && place(*at).0 < rows
         };
         match values.iter().enumerate().find(is_bad) {
             None => Ok(()),
             Some((at, value)) => {
                 let (rank, weight, value) = (self.id(), layout.name.clone(), *value);
                 let (row, column) = place(at);
-                Err(ExecError::Master { rank, weight, row: rows.begin + row, column, value })
+                Err(ExecError::Master {
+                    rank,
+                    weight,
+                    row: first.rows + row,
+                    column: first.cols + column,
+                    value,
+                })
             }
         }
     }

@@ -17,6 +17,7 @@ mod compare_replicas;
 mod diverged;
 mod found;
 mod frozen;
+mod frozen_columns;
 mod gauge;
 mod gradients;
 mod graph;

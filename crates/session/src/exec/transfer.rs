@@ -41,7 +41,7 @@ impl<B: Backend> Rank<B> {
             let weight = WeightId::at(number);
             barrier.iter().try_for_each(Barrier::alive)?;
             // Ranks of the first replica come first.
-            if self.id().number() >= plan.weights.layout(weight).shard.ranks {
+            if self.id().number() >= plan.weights.layout(weight).shard.owners() {
                 own.shards.push(WeightShard::default());
                 continue;
             }

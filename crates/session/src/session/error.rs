@@ -89,6 +89,20 @@ pub enum SessionError {
         /// What they run on.
         device: String,
     },
+    /// Backends of a world with other tensor parallelism than the configuration requests.
+    #[error(
+        "mesh.tp is {tp}, but the backends were made for {ranks} ranks with tensor-parallel groups of {of_backends} ({device}); make them for the mesh of the configuration (Config::mesh_of), or set mesh.tp to {of_backends}"
+    )]
+    Tensor {
+        /// What the configuration requests.
+        tp: u32,
+        /// Ranks of a group of the backends' mesh.
+        of_backends: u32,
+        /// Ranks of the backends' mesh.
+        ranks: u32,
+        /// What the backends are.
+        device: String,
+    },
     /// Backends of a world with another number of replicas than the configuration requests.
     #[error(
         "mesh.replicate is {replicate}, but the backends were made for {ranks} ranks in {replicas} replicas ({device}); make them for a mesh of {replicate} replicas, or set mesh.replicate to {replicas}"

@@ -64,7 +64,7 @@ fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
     let mut readers = Vec::new();
     for (place, task) in draft.tasks() {
         let parts = match &task.op {
-            Op::AllGather(AllGather { parts }) => parts.as_slice(),
+            Op::AllGather(AllGather { parts, .. }) => parts.as_slice(),
             Op::GatherChunk(GatherChunk { part, .. }) => std::slice::from_ref(part),
             other => {
                 let read = other.accesses().into_iter().filter(|(_, access)| access.reads());

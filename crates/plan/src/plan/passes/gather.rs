@@ -1,12 +1,12 @@
 //! Makes a task of every gather that is needed, where the timetable requests it.
 //!
 //! Law (PL-2): every use has exactly one producing gather; what is requested at one stage for one call is one
-//! task, but each declared group one of its own. A gather requested at stage s is released by the end of the call
-//! before s. A policy with a chunk bounds what is no group: weights of a call share a task up to its size, and
-//! a weight of more is several tasks, in the order of their bytes, all released like the whole; they stand in
-//! T evenly from stage s to the one before their use, so what is requested meanwhile gets in between. None is made
-//! where the latest one serves ([`Latest`]). Which planes are needed, and when each is requested, is decided in
-//! [`super::super::prefetch`].
+//! task, but each declared group one of its own, and what comes from other ranks too. A gather requested at stage s
+//! is released by the end of the call before s. A policy with a chunk bounds what is no group: weights of a call
+//! share a task up to its size, and a weight of more is several tasks, in the order of their bytes, all released like
+//! the whole; they stand in T evenly from stage s to the one before their use, so what is requested meanwhile gets in
+//! between. None is made where the latest one serves ([`Latest`]). Which planes are needed, and when each is
+//! requested, is decided in [`super::super::prefetch`].
 
 use std::collections::HashMap;
 
@@ -24,6 +24,7 @@ use warpweft_format::Orientation;
 struct Collected<'a> {
     issue: usize,
     cut: Option<Cut>,
+    over: Group,
     name: &'a str,
     parts: Vec<GatherPart>,
     /// Bytes that each rank gives.
@@ -34,8 +35,8 @@ struct Collected<'a> {
 #[derive(Default)]
 struct OfCall<'a> {
     all: Vec<Collected<'a>>,
-    /// Which of them takes what is requested at a stage: of a group, or of none.
-    open: HashMap<(usize, Option<GroupId>), usize>,
+    /// Which of them takes what is requested at a stage: of a group, or of none, and from which ranks.
+    open: HashMap<(usize, Option<GroupId>, Group), usize>,
 }
 
 /// A gather that is cut into chunks.
@@ -58,8 +59,8 @@ impl Cut {
     /// How the gather of a demand is cut; `None` if it is not.
     fn of(draft: &Draft<'_>, demand: &Demand<'_>, issue: usize) -> Option<Self> {
         let chunk = draft.policy.chunk.filter(|_| demand.group.is_none())?;
-        let ranks = draft.weights.mesh.size(Group::Shard) as usize;
-        let whole = draft.weights.layout(demand.weight).shard_bytes(demand.orientation);
+        let layout = draft.weights.layout(demand.weight);
+        let (ranks, whole) = (layout.shard.ranks as usize, layout.shard_bytes(demand.orientation));
         let least = whole.div_ceil(Self::MOST).next_multiple_of(ALIGNMENT);
         let each = (chunk / ranks / ALIGNMENT * ALIGNMENT).max(least);
         let latest = demand.stage.saturating_sub(1).max(issue);
@@ -121,11 +122,12 @@ fn collect<'a>(
         Content::Gathered(weight, orientation),
     );
     let part = GatherPart { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
-    let ranks = draft.weights.mesh.size(Group::Shard) as usize;
-    let given = draft.weights.layout(weight).shard_bytes(orientation);
+    let layout = draft.weights.layout(weight);
+    let (ranks, over) = (layout.shard.ranks as usize, layout.shard.group());
+    let given = layout.shard_bytes(orientation);
     let most = draft.policy.chunk.filter(|_| group.is_none()).unwrap_or(usize::MAX);
     let OfCall { all, open } = collected;
-    let taker = open.get(&(issue, group)).and_then(|place| all.get_mut(*place));
+    let taker = open.get(&(issue, group, over)).and_then(|place| all.get_mut(*place));
     let all_given = |taker: &Collected<'_>| taker.given.saturating_add(given);
     if let Some(taker) = taker.filter(|taker| all_given(taker).saturating_mul(ranks) <= most) {
         taker.given = all_given(taker);
@@ -134,20 +136,21 @@ fn collect<'a>(
     }
     let cut = Cut::of(draft, demand, issue);
     if cut.is_none() {
-        open.insert((issue, group), all.len());
+        open.insert((issue, group, over), all.len());
     }
-    all.push(Collected { issue, cut, name, parts: vec![part], given });
+    all.push(Collected { issue, cut, over, name, parts: vec![part], given });
     let last = cut.and_then(|cut| cut.chunks().next_back());
     Supply { slot: to, stage: last.map_or(issue, |(stage, _)| stage), gather: to }
 }
 
 fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
-    let Collected { issue, cut, name, parts, given } = gather;
-    let peers = peers(draft.weights.mesh, Group::Shard);
+    let Collected { issue, cut, over: group, name, parts, given } = gather;
+    let peers = peers(draft.weights.mesh, group);
     let release = issue.checked_sub(1).map(CallId::at);
     if let (Some(cut), [part]) = (cut, parts.as_slice()) {
         for (stage, chunk) in cut.chunks() {
-            let (op, bytes) = (Op::GatherChunk(GatherChunk { part: *part, chunk }), chunk.end - chunk.begin);
+            let (op, bytes) =
+                (Op::GatherChunk(GatherChunk { group, part: *part, chunk }), chunk.end - chunk.begin);
             let mut task = DraftTask::collective(op, name, Carrier::Gather, bytes.saturating_mul(peers));
             task.release = release;
             draft.add(stage, Section::Gathers, task);
@@ -155,7 +158,7 @@ fn add(draft: &mut Draft<'_>, gather: Collected<'_>) {
         return;
     }
     let subject = of_group(name, weights_of(&parts));
-    let op = Op::AllGather(AllGather { parts });
+    let op = Op::AllGather(AllGather { group, parts });
     let mut task = DraftTask::collective(op, subject, Carrier::Gather, given.saturating_mul(peers));
     task.release = release;
     draft.add(issue, Section::Gathers, task);

@@ -12,7 +12,6 @@ use std::collections::BTreeMap;
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::{of_group, wire_bytes};
 use crate::layout::{Content, RoundStage};
-use crate::model::Group;
 use crate::op::{ExchangeRows, Op, Prepare, PrepareOperand, Transform};
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_format::ElementType;
@@ -112,11 +111,12 @@ fn exchanged(draft: &mut Draft<'_>, round: &Round, from: SlotId, stage: RoundSta
     }
     let (weights, to) = (round.weights().collect(), slot(draft, round, stage));
     let part = draft.weights.layout(round.first).stored_elements();
-    let bytes = wire_bytes(part, ElementType::F32, draft.weights.mesh, Group::Shard);
+    let group = draft.weights.layout(round.first).shard.group();
+    let bytes = wire_bytes(part, ElementType::F32, draft.weights.mesh, group);
     // What is measured of a task goes by its name, so the two ways have two.
     let way = if stage == RoundStage::Returned { "back" } else { "whole" };
     let subject = format!("{}, {way}", subject(draft, round));
-    let op = Op::ExchangeRows(ExchangeRows { weights, from, to });
+    let op = Op::ExchangeRows(ExchangeRows { group, weights, from, to });
     draft.add(draft.tail(), Section::Tail, DraftTask::collective(op, subject, Carrier::Reduce, bytes));
     to
 }

@@ -71,11 +71,15 @@ struct SumLevel {
     sums: Vec<SumPart>,
 }
 
-/// The reductions that a call completes, and which of them is that of a group in an element type.
+/// In what gradients agree that one collective reduces: the element type in which they travel, the ranks that their
+/// weights are sharded over, and how often a sum counts a token.
+type Alike = (ElementType, Group, u32);
+
+/// The reductions that a call completes, and which of them is that of a group's gradients that are alike.
 #[derive(Default)]
 struct OfCall {
     all: Vec<Collected>,
-    groups: HashMap<(GroupId, ElementType), usize>,
+    groups: HashMap<(GroupId, Alike), usize>,
 }
 
 /// Rows of a gradient over all ranks, to be accumulated.
@@ -132,7 +136,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
     let subject = of_group(&name, weights.max().unwrap_or(0));
     let collective = levels.iter().all(|level| level.sums.is_empty());
     // However a contribution of a weight is reduced, it is accumulated as late as one through all levels.
-    let (depth, levels_of) = (mesh.tree().len(), levels.len());
+    let (depth, levels_of) = (mesh.depth(), levels.len());
     let reduced = stage + delay;
     // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
     // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
@@ -163,7 +167,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
             let given = elements.saturating_mul(mesh.slices(group) as usize);
             let bytes = wire_bytes(given, element, mesh, group);
             let op = match collective {
-                true => Op::ReduceScatter(ReduceScatter { element, parts }),
+                true => Op::ReduceScatter(ReduceScatter { group, element, parts }),
                 false => Op::ExchangeGradient(ExchangeGradient { element, group, parts }),
             };
             let task = DraftTask::collective(op, subject.clone(), carrier, bytes);
@@ -255,19 +259,20 @@ fn collect(
         draft.add(stage + 1, Section::AddGradients, task);
         from = to;
     }
-    let group = draft.weights.layout(weight).group;
-    let reduction = collected.joined_by(group, name, element);
+    let layout = draft.weights.layout(weight);
+    let alike = (element, layout.shard.group(), layout.shard.counts_tokens());
+    let reduction = collected.joined_by(layout.group, name, alike);
     reduction.completed_later |= first != last || element != written;
     reduction.take(draft, weight, from, (first, begins));
 }
 
 impl OfCall {
     /// The reduction that a gradient of this group goes into.
-    fn joined_by(&mut self, group: Option<GroupId>, name: &str, element: ElementType) -> &mut Collected {
+    fn joined_by(&mut self, group: Option<GroupId>, name: &str, alike: Alike) -> &mut Collected {
         let next = self.all.len();
-        let place = group.map_or(next, |group| *self.groups.entry((group, element)).or_insert(next));
+        let place = group.map_or(next, |group| *self.groups.entry((group, alike)).or_insert(next));
         if place == next {
-            self.all.push(Collected::new(name, element));
+            self.all.push(Collected::new(name, alike.0));
         }
         &mut self.all[place]
     }
@@ -297,8 +302,9 @@ impl Collected {
     /// Adds the way of one gradient, which lies in `from` as it travels.
     fn take(&mut self, draft: &mut Draft<'_>, weight: WeightId, from: SlotId, (call, first): (CallId, bool)) {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
-        self.elements = self.elements.saturating_add(draft.weights.layout(weight).stored_elements());
-        let mesh = draft.weights.mesh;
+        let layout = draft.weights.layout(weight);
+        self.elements = self.elements.saturating_add(layout.stored_elements());
+        let (mesh, over) = (draft.weights.mesh, layout.shard.group());
         let (collective, replicated) = (draft.policy.collectives_sum(self.element), mesh.replicas() > 1);
         let reduced = (collective || replicated).then(|| {
             let named = format!("{name} reduced gradient of {label}");
@@ -306,11 +312,11 @@ impl Collected {
         });
         if collective {
             let part = reduced.map(|to| ReducePart { weight, from, to });
-            self.level(0, Group::Shard).parts.extend(part);
+            self.level(0, over).parts.extend(part);
         } else {
             let mut own = from;
-            for (number, group) in mesh.tree().enumerate() {
-                let is_last = number + 1 == mesh.tree().len();
+            for (number, group) in mesh.tree(over).enumerate() {
+                let is_last = number + 1 == mesh.depth();
                 let level = LevelId::at(number);
                 let received = (mesh.size(group) > 1).then(|| match number {
                     0 => {

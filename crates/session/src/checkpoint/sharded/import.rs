@@ -12,8 +12,8 @@ use super::{PartFiles, SavedParts};
 use crate::checkpoint::fits_session::{CarriedClaim, Claims, WeightClaim};
 use crate::checkpoint::gather_and_scatter::{Taken, delayed_here, rank_part};
 use crate::checkpoint::identity;
-use crate::checkpoint::ranks::{Alive, MasterRows, PartReader, RankPart, WeightShard};
-use crate::checkpoint::state_validation;
+use crate::checkpoint::ranks::{Alive, PartReader, RankPart, WeightShard};
+use crate::checkpoint::state_validation::{self, ValuesOf};
 use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart};
 use warpweft_base::id::RankId;
 use warpweft_plan::layout::{Region, WeightLayout, Weights};
@@ -88,7 +88,7 @@ impl Import {
         if self.restarts { 0 } else { self.opened.index.optimizer_step }
     }
 
-    /// A rank's rows of one weight.
+    /// A rank's block of one weight.
     fn shard(
         &self,
         weights: &Weights,
@@ -101,14 +101,13 @@ impl Import {
             let stays = WeightShard::that_stays(weights, layout, rank);
             return Ok(WeightShard { frozen: saved.frozen, ..stays });
         }
-        let wanted = layout.shard.rows_of(rank);
-        let rows =
-            MasterRows { weight: &layout.name, first_row: wanted.begin, columns: layout.shard.shape.cols };
-        let read = |part| self.opened.rows(saved, part, wanted, alive);
+        let block = layout.shard.block_of(rank);
+        let of = ValuesOf { weight: &layout.name, block };
+        let read = |part| self.opened.block(saved, part, block, alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(self.values)?;
         // Before more is read.
-        state_validation::check_master(rows, &master, layout.format, via).map_err(CheckpointError::unfit)?;
+        state_validation::check_master(of, &master, layout.format, via).map_err(CheckpointError::unfit)?;
         let begins_anew = self.restarts || usize::from(saved.lists) < weights.lists_of(layout);
         let states = StatePart::kept(weights.lists_of(layout)).skip(1).map(|part| match begins_anew {
             true => Ok(vec![0.0; master.len()]),
@@ -120,7 +119,7 @@ impl Import {
             Some(_) => self.opened.delayed(saved, alive)?,
             None => None,
         };
-        state_validation::check_beside_master(rows, (weights, layout), &states, delayed.as_ref())
+        state_validation::check_beside_master(of, (weights, layout), &states, delayed.as_ref())
             .map_err(CheckpointError::unfit)?;
         let delayed = delayed.map(|given| delayed_here(&given, saved.format, layout, weights));
         Ok(WeightShard { master, states, delayed, ..WeightShard::default() })

@@ -3,7 +3,7 @@
 //! Law: it is written last and never replaced. It says how every weight is cut, so what a rank needs is found
 //! without opening the parts that it does not need: those with its rows, and, for delayed scaling, that of rank 0.
 //! (Whoever completes a save opens all of them.) What was read is what was written, by the digest at its end (CK-4).
-//! It is valid: every name is there once, and the parts of a weight are all of its rows, each once.
+//! It is valid: every name is there once, and the parts of a weight are all of it, each value once.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::block_digests;
+use super::indexed_cut::IndexedCut;
 use crate::checkpoint::listed::once;
 use crate::checkpoint::ranks::SaveId;
 use crate::checkpoint::{CheckpointError, FileTask, FrozenDigest, OptimizerIdentity, hexadecimal};
@@ -36,11 +37,17 @@ pub(super) const MOST_BYTES: u64 = 1 << 28;
 pub(super) const TOO_LARGE: &str =
     "an index has at most 256 MiB; load another checkpoint, or keep shorter notes with the one that is saved";
 
-/// The version that is written. Earlier ones are read:
+/// The latest version. Earlier ones are read:
 ///
 /// - 1: parts do not say of which optimizer step they are, and nothing has a digest.
 /// - 2: parts have the masters of frozen weights.
-pub(super) const VERSION: u32 = 3;
+/// - 3: no weight is cut by tensor parallelism. It is written where none is.
+pub(super) const VERSION: u32 = 4;
+
+/// The version that is written of these weights.
+pub(super) fn version_of<'a>(mut layouts: impl Iterator<Item = &'a ShardLayout>) -> u32 {
+    if layouts.any(|shard| shard.owners() > shard.ranks) { VERSION } else { 3 }
+}
 
 /// What the file says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +64,9 @@ pub(super) struct Index {
     /// Replicas of the model that they held; not said by indices of before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) replicas: Option<u32>,
+    /// Ranks of their tensor-parallel groups, where they had some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) tensor: Option<u32>,
     /// Ranks of the blocks in which they summed gradients; none where they summed in rank order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) levels: Vec<u32>,
@@ -68,7 +78,8 @@ pub(super) struct Index {
     pub(super) digests: String,
 }
 
-/// One weight. Its first `parts` ranks have its rows, `rows_per_part` each, the last ones fewer or none.
+/// One weight. Its first `parts` ranks have its rows, `rows_per_part` each, the last ones fewer or none. Where tensor
+/// parallelism cuts it, that is so of each part of its [`IndexedCut`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct IndexedWeight {
     pub(super) name: String,
@@ -77,6 +88,9 @@ pub(super) struct IndexedWeight {
     pub(super) cols: usize,
     pub(super) parts: u32,
     pub(super) rows_per_part: usize,
+    /// How tensor parallelism cut it before its rows were, if it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) cut: Option<IndexedCut>,
     /// Lists of state beside the master: two moments, none of a frozen weight, or what a custom optimizer kept.
     #[serde(rename = "moments", with = "lists")]
     pub(super) lists: u8,
@@ -100,9 +114,12 @@ impl IndexedWeight {
         Shape { rows: self.rows, cols: self.cols }
     }
 
-    /// Which rows are in which part.
-    pub(super) const fn cut(&self) -> ShardLayout {
-        ShardLayout { shape: self.shape(), rows_per_rank: self.rows_per_part, ranks: self.parts }
+    /// Which block is in the part of which rank.
+    pub(super) fn layout(&self) -> ShardLayout {
+        let whole = self.shape();
+        let shape = self.cut.map_or(whole, |cut| cut.part(whole));
+        let (rows_per_rank, ranks) = (self.rows_per_part, self.parts);
+        ShardLayout { shape, rows_per_rank, ranks, tensor: self.cut.map(|cut| cut.tensor(whole)) }
     }
 }
 
@@ -116,6 +133,7 @@ impl Index {
             optimizer_identity: None,
             ranks,
             replicas: None,
+            tensor: None,
             levels: Vec::new(),
             weights: Vec::new(),
             carried: Vec::new(),
@@ -201,16 +219,22 @@ impl Index {
             .and_then(|()| once("carried buffer", self.carried.iter().map(|buffer| &buffer.name)))
             .map_err(|reason| format!("{reason}; load a checkpoint that is not damaged"))?;
         let is_covered = |weight: &&IndexedWeight| {
-            let cut = weight.cut();
-            let is_cut = weight.rows_per_part > 0 && (1..=self.ranks).contains(&weight.parts);
-            is_cut && cut.padded_rows() >= weight.rows && weight.rows > 0 && weight.cols > 0
+            let layout = weight.layout();
+            let is_even = weight.cut.is_none_or(|cut| cut.is_even(weight.shape()));
+            let is_sharded = weight.rows_per_part > 0 && (1..=self.ranks).contains(&layout.owners());
+            let Shape { rows, cols } = layout.shape;
+            is_even && is_sharded && layout.padded_rows() >= rows && rows > 0 && cols > 0
         };
         match self.weights.iter().find(|weight| !is_covered(weight)) {
             None => Ok(()),
             Some(weight) => Err(format!(
-                "{} parts of {} rows are not `{}`, which is {}; load a checkpoint that is not damaged",
+                "{} parts of {} rows{} are not `{}`, which is {}; load a checkpoint that is not damaged",
                 weight.parts,
                 weight.rows_per_part,
+                weight.cut.map_or_else(String::new, |cut| format!(
+                    ", for each of {} cuts of its {},",
+                    cut.ranks, cut.of
+                )),
                 shown(&weight.name),
                 weight.shape()
             )),

@@ -15,15 +15,16 @@
 //!   of the dead (WF-1). What lives, what others put
 //!   there and what cannot be proven stays.
 //!
-//! It does not matter how many ranks wrote a checkpoint, or in how many replicas: it has the first replica's rows,
-//! and of every rank its carried buffers. Quantized planes are not in it, because a session makes them again.
+//! It does not matter how many ranks wrote a checkpoint, in how many replicas, or with which tensor parallelism: it has
+//! the first replica's rows, and of every rank its carried buffers. Quantized planes are not in it, because a session
+//! makes them again.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `save`, `write_part` | a save, and a rank's part on its way into its file |
-//! | `index` | the file that makes a checkpoint of parts |
+//! | `index`, `indexed_cut` | the file that makes a checkpoint of parts |
 //! | `read_part`, `block_digests` | a part, whose blocks are compared with their digests before anybody sees them |
-//! | `rows_of_parts` | rows from whichever parts have them |
+//! | `rows_of_parts` | a block of a weight from whichever parts have something of it |
 //! | `import`, `whole` | into ranks; into one checkpoint, or a file of weights alone |
 //! | `plain_weights` | its masters in pieces, for a conversion |
 //! | `killed_saves` | what a save left that was killed |
@@ -31,6 +32,7 @@
 mod block_digests;
 mod import;
 mod index;
+mod indexed_cut;
 mod killed_saves;
 mod plain_weights;
 mod read_part;
@@ -66,7 +68,9 @@ const PIECE: usize = 16 << 20;
 /// save. Per weight it has `<weight>.master`, `.exp_avg` and `.exp_avg_sq`, f32 `[rows, cols]` of the rank's rows; of
 /// what a custom optimizer updates as many lists as it keeps, and of a frozen weight nothing, as the index has
 /// a digest of it. The rows
-/// of all parts, one after the other in rank order, are the weight. That of rank 0 also has `.delayed_scale` and
+/// of all parts, one after the other in rank order, are the weight. Where tensor parallelism cut it, the index says so
+/// (`cut`): of `ranks` parts of its rows or columns, rank `n` has rows of part `n % ranks`, and those of each part, in
+/// rank order, are the part. That of rank 0 also has `.delayed_scale` and
 /// `.amax_history` where scaling is delayed. Per carried buffer there is `carried.<buffer>.rank<N>`, bytes.
 ///
 /// Every file says of which save and optimizer step it is, and has digests, so a bit that changed is refused by file
@@ -75,7 +79,7 @@ const PIECE: usize = 16 << 20;
 /// `digests` of the headers of all parts (what a safetensors file holds between its length and its tensors), and as its
 /// last entry the `digest` of all bytes before the comma that precedes that entry. They are against worn disks and torn
 /// copies, and no signature. Version 1 had none, and version 2 the masters of frozen weights; such files are read
-/// as they are.
+/// as they are. Version 3 has no weight that is cut, and is still written where none is.
 ///
 /// ```
 /// use warpweft::prelude::*;
@@ -132,6 +136,8 @@ pub struct SavedParts {
     pub ranks: u32,
     /// Replicas of the model that they held (`mesh.replicate`); `None` where an earlier version saved.
     pub replicas: Option<u32>,
+    /// Ranks of their tensor-parallel groups (`mesh.tp`); 1 where there were none.
+    pub tensor: u32,
     /// Ranks of the blocks in which they summed gradients (`mesh.levels`); none where they summed in rank order.
     pub levels: Vec<u32>,
     /// What the user kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
@@ -193,7 +199,8 @@ impl PartFiles {
 
 impl SavedParts {
     fn of(index: Index) -> Self {
-        let Index { optimizer_step, optimizer_identity, ranks, replicas, levels, notes, .. } = index;
-        Self { optimizer_step, optimizer_identity, ranks, replicas, levels, notes }
+        let Index { optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, notes, .. } = index;
+        let tensor = tensor.unwrap_or(1);
+        Self { optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, notes }
     }
 }

@@ -10,7 +10,8 @@ use super::rows_of_parts::Opened;
 use crate::checkpoint::engines::{PlainTensor, PlainWeights, dimensions};
 use crate::checkpoint::{CheckpointError, StatePart};
 use warpweft_base::errors::{listed, shown};
-use warpweft_plan::model::ShardRows;
+use warpweft_format::Shape;
+use warpweft_plan::model::Block;
 
 /// The masters of a sharded checkpoint.
 #[derive(Debug)]
@@ -79,8 +80,8 @@ impl PlainWeights for Masters {
         let indexed = self.indexed(tensor).ok_or_else(unknown)?;
         // A weight of one column was requested as one row.
         let rows = if indexed.cols == 1 { indexed.rows } else { values.len() / columns.max(1) };
-        let wanted = ShardRows { begin: first_row, rows };
-        let found = self.opened.rows(indexed, StatePart::Master, wanted, &|| Ok(()));
+        let wanted = Block { first: Shape::new(first_row, 0), shape: Shape::new(rows, indexed.cols) };
+        let found = self.opened.block(indexed, StatePart::Master, wanted, &|| Ok(()));
         let found = found.map_err(CheckpointError::in_parts)?;
         let name = shown(tensor);
         let few = || unfit(format!("weight `{name}` has fewer rows in the checkpoint than were requested"));

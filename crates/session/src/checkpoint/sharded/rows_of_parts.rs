@@ -1,4 +1,4 @@
-//! The rows of a rank, wherever they lie in a sharded checkpoint: resharding on load.
+//! The block of a rank, wherever it lies in a sharded checkpoint: resharding on load.
 //!
 //! Law: a part is opened when something of it is requested, and read where that is; so what is in memory is what
 //! was requested, the index, and the headers of the parts that it came from. Memory is taken once the parts were seen
@@ -9,13 +9,15 @@ use std::sync::OnceLock;
 
 use safetensors::tensor::Dtype;
 
+use super::block_digests::BLOCK;
 use super::index::{Index, IndexedBuffer, IndexedWeight};
-use super::read_part::Part;
+use super::read_part::{Found, Part};
+use crate::checkpoint::block_copies::{put, taken};
 use crate::checkpoint::ranks::Alive;
 use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart, tensors};
 use warpweft_base::id::RankId;
-use warpweft_format::DelayedState;
-use warpweft_plan::model::ShardRows;
+use warpweft_format::{DelayedState, Shape};
+use warpweft_plan::model::{Block, ShardLayout};
 
 /// Amaxes that a configuration can ask to be remembered.
 const LONGEST_HISTORY: usize = 1 << 16;
@@ -70,38 +72,41 @@ impl Opened {
         }
     }
 
-    /// Rows of a weight, from whichever parts have them.
+    /// A block of a weight, from whichever parts have something of it.
     ///
     /// # Errors
     /// [`CheckpointError`] of the part that is not as it should be.
-    pub(super) fn rows(
+    pub(super) fn block(
         &self,
         weight: &IndexedWeight,
         state: StatePart,
-        wanted: ShardRows,
+        wanted: Block,
         alive: &Alive<'_>,
     ) -> Result<Vec<f32>, CheckpointError> {
-        let (cut, cols, name) = (weight.cut(), weight.cols, tensors::state_name(&weight.name, state));
-        let end = (wanted.begin + wanted.rows).min(weight.rows);
-        let (mut places, mut row) = (Vec::new(), wanted.begin);
-        while row < end {
-            let rank = RankId::at(row / cut.rows_per_rank);
-            let held = cut.rows_of(rank);
+        let name = tensors::state_name(&weight.name, state);
+        let mut places = Vec::new();
+        for (rank, held, common) in parts_with(&weight.layout(), wanted) {
             let part = self.part(rank)?;
             // Opening a part may take long, and a weight may be in hundreds.
             alive().map_err(|error| part.unread(error))?;
-            let tensor = part.tensor(&name, Dtype::F32, &[held.rows, cols])?;
-            let rows = (held.begin + held.rows).min(end) - row;
-            places.push((tensor, (row - held.begin) * cols * size_of::<f32>(), rows * cols));
-            row += rows;
+            places.push((part.tensor(&name, Dtype::F32, &[held.shape.rows, held.shape.cols])?, held, common));
         }
         // All of it is there, so it may be asked memory for.
-        let mut values = vec![0.0; places.iter().map(|(_, _, elements)| elements).sum()];
-        let mut rest = values.as_mut_slice();
-        for (tensor, from, elements) in places {
-            let (piece, more) = rest.split_at_mut(elements);
-            tensor.read(from, bytemuck::cast_slice_mut(piece), alive)?;
-            rest = more;
+        let mut values = vec![0.0; places.iter().map(|(_, _, common)| common.shape.elements()).sum()];
+        for (tensor, held, common) in places {
+            let within = |block: Block| Block {
+                first: Shape::new(common.first.rows - block.first.rows, common.first.cols - block.first.cols),
+                shape: common.shape,
+            };
+            copy(
+                tensor,
+                held.shape.cols,
+                within(held),
+                &mut values,
+                wanted.shape.cols,
+                within(wanted),
+                alive,
+            )?;
         }
         Ok(values)
     }
@@ -109,7 +114,7 @@ impl Opened {
     /// Scale in use and amax history of a weight, if it has them.
     ///
     /// # Errors
-    /// As [`Opened::rows`].
+    /// As [`Opened::block`].
     pub(super) fn delayed(
         &self,
         weight: &IndexedWeight,
@@ -131,7 +136,7 @@ impl Opened {
     /// A rank's bytes of a carried buffer.
     ///
     /// # Errors
-    /// As [`Opened::rows`].
+    /// As [`Opened::block`].
     pub(super) fn carried(
         &self,
         buffer: &IndexedBuffer,
@@ -145,6 +150,66 @@ impl Opened {
         tensor.read(0, &mut bytes, alive)?;
         Ok(bytes)
     }
+}
+
+/// The ranks whose parts have something of a block: each with the block that its part has, and what both have in
+/// common.
+fn parts_with(layout: &ShardLayout, wanted: Block) -> impl Iterator<Item = (RankId, Block, Block)> {
+    let cut = layout.owners() / layout.ranks.max(1);
+    let layout = *layout;
+    (0..cut).flat_map(move |part| {
+        let part_first = layout.block_of(RankId::new(part)).first.rows;
+        // Of the rows of this part.
+        let begin = wanted.first.rows.saturating_sub(part_first).min(layout.shape.rows);
+        let end = (wanted.first.rows + wanted.shape.rows).saturating_sub(part_first).min(layout.shape.rows);
+        let shards = begin / layout.rows_per_rank.max(1)..end.div_ceil(layout.rows_per_rank.max(1));
+        shards.filter_map(move |shard| {
+            let rank = RankId::at(shard * cut as usize + part as usize);
+            let held = layout.block_of(rank);
+            common(held, wanted).map(|common| (rank, held, common))
+        })
+    })
+}
+
+/// What two blocks have in common, if it is something.
+fn common(one: Block, other: Block) -> Option<Block> {
+    let end =
+        |block: Block| Shape::new(block.first.rows + block.shape.rows, block.first.cols + block.shape.cols);
+    let (one_end, other_end) = (end(one), end(other));
+    let first = Shape::new(one.first.rows.max(other.first.rows), one.first.cols.max(other.first.cols));
+    let rows = one_end.rows.min(other_end.rows).checked_sub(first.rows).filter(|rows| *rows > 0)?;
+    let cols = one_end.cols.min(other_end.cols).checked_sub(first.cols).filter(|cols| *cols > 0)?;
+    Some(Block { first, shape: Shape::new(rows, cols) })
+}
+
+/// Reads the block `from` of a tensor of `held` columns to the place `to` in `values`, of `columns` columns: at once
+/// where both are whole rows, and otherwise through some rows at a time.
+fn copy(
+    tensor: Found<'_>,
+    held: usize,
+    from: Block,
+    values: &mut [f32],
+    columns: usize,
+    to: Block,
+    alive: &Alive<'_>,
+) -> Result<(), CheckpointError> {
+    let byte_of = |row: usize| row * held * size_of::<f32>();
+    if from.shape.cols == held && to.shape.cols == columns {
+        let begin = to.first.rows * columns;
+        let rows = values.get_mut(begin..begin + to.shape.elements()).unwrap_or_default();
+        return tensor.read(byte_of(from.first.rows), bytemuck::cast_slice_mut(rows), alive);
+    }
+    let at_once = (BLOCK / byte_of(1).max(1)).max(1);
+    let mut rows = Vec::new();
+    for begin in (0..from.shape.rows).step_by(at_once) {
+        let piece = Shape { rows: at_once.min(from.shape.rows - begin), ..from.shape };
+        rows.resize(piece.rows * held, 0.0);
+        tensor.read(byte_of(from.first.rows + begin), bytemuck::cast_slice_mut(&mut rows), alive)?;
+        let own = taken(&rows, held, Block { first: Shape { rows: 0, ..from.first }, shape: piece });
+        let first = Shape { rows: to.first.rows + begin, ..to.first };
+        put(&own.unwrap_or_default(), Block { first, shape: piece }, values, columns);
+    }
+    Ok(())
 }
 
 #[cfg(target_os = "linux")]
@@ -167,6 +232,7 @@ mod tests {
             cols: 1,
             parts: RANKS,
             rows_per_part: 1,
+            cut: None,
             lists: 0,
             delayed: false,
             frozen: None,
@@ -197,14 +263,14 @@ mod tests {
         let folder = folder.path().canonicalize().unwrap();
         saved(&folder);
         let opened = Opened::open(&folder).unwrap();
-        let all = ShardRows { begin: 0, rows: RANKS as usize };
+        let all = Block { first: Shape::new(0, 0), shape: Shape::new(RANKS as usize, 1) };
         // Signs of life while a file is read, and between two files.
         let seen = std::cell::RefCell::new([0; 2]);
         let alive = || {
             seen.borrow_mut()[open_in(&folder)] += 1;
             Ok(())
         };
-        let rows = opened.rows(&opened.index.weights[0], StatePart::Master, all, &alive).unwrap();
+        let rows = opened.block(&opened.index.weights[0], StatePart::Master, all, &alive).unwrap();
         assert_eq!(rows, [0.0, 1.0, 2.0, 3.0, 4.0]);
         assert!(seen.into_inner().iter().all(|times| *times >= RANKS));
         assert_eq!(open_in(&folder), 0);

@@ -16,6 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
+use super::indexed_cut::IndexedCut;
 use super::killed_saves;
 use super::read_part::Part;
 use super::{PIECE, block_digests, write_part};
@@ -90,7 +91,7 @@ impl Save {
         for (number, layout) in weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
             // Ranks of the first replica come first. Of a frozen weight the index has a digest.
-            if layout.frozen || rank.number() >= layout.shard.ranks {
+            if layout.frozen || rank.number() >= layout.shard.owners() {
                 continue;
             }
             let (rows, cols) = (layout.shard.rows_of(rank).rows, layout.shard.shape.cols);
@@ -151,10 +152,11 @@ impl Save {
         let indexed = weights.layouts.iter().enumerate().map(|(number, layout)| IndexedWeight {
             name: layout.name.clone(),
             format: layout.format,
-            rows: layout.shard.shape.rows,
-            cols: layout.shard.shape.cols,
+            rows: layout.shard.whole().rows,
+            cols: layout.shard.whole().cols,
             parts: layout.shard.ranks,
             rows_per_part: layout.shard.rows_per_rank,
+            cut: IndexedCut::of(&layout.shard),
             lists: weights.lists_of(layout) as u8,
             delayed: weights.delayed(layout.bucket).is_some(),
             frozen: state.frozen(WeightId::at(number)),
@@ -164,6 +166,7 @@ impl Save {
             optimizer_step: state.optimizer_step().map_err(CheckpointError::other)?,
             optimizer_identity: Some(self.optimizer_identity.clone()),
             replicas: Some(weights.mesh.replicas()),
+            tensor: Some(weights.mesh.tensor()).filter(|ranks| *ranks > 1),
             levels: weights.mesh.levels().blocks().to_vec(),
             weights: indexed.collect(),
             carried: buffers
@@ -171,8 +174,15 @@ impl Save {
                 .collect(),
             notes: self.notes.clone(),
             digests: block_digests::text(parts),
-            ..Index::bare(save, self.ranks()?)
+            ..self.bare(save)?
         })
+    }
+
+    /// An index without weights, of the version that this save needs.
+    fn bare(&self, save: SaveId) -> Result<Index, CheckpointError> {
+        let weights = &self.plan()?.weights;
+        let warpweft_parts = index::version_of(weights.layouts.iter().map(|layout| &layout.shard));
+        Ok(Index { warpweft_parts, ..Index::bare(save, weights.mesh.ranks()) })
     }
 }
 
@@ -200,7 +210,7 @@ impl PartWriter for Save {
 
     fn write(&self, save: SaveId, state: &dyn RankState) -> Result<u64, CheckpointError> {
         let (rank, optimizer_step) = (state.rank(), state.optimizer_step().map_err(CheckpointError::other)?);
-        let index = Index { optimizer_step, ..Index::bare(save, self.ranks()?) };
+        let index = Index { optimizer_step, ..self.bare(save)? };
         let path = index.part(&self.folder, rank);
         // Of a name with the save in it no other save left anything.
         let file = WholeFile::begin_new(&path).map_err(|source| failed(&path, source))?;

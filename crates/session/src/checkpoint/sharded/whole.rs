@@ -12,8 +12,8 @@ use super::rows_of_parts::Opened;
 use crate::checkpoint::published::{self, PlainWeight};
 use crate::checkpoint::{Carried, CarriedBuffer, Checkpoint, CheckpointError, StatePart, WeightState};
 use warpweft_base::id::RankId;
-use warpweft_format::ElementType;
-use warpweft_plan::model::ShardRows;
+use warpweft_format::{ElementType, Shape};
+use warpweft_plan::model::Block;
 
 impl PartFiles {
     /// Writes the masters into one safetensors file, for serving or other tools, in place of what was there: the file
@@ -43,11 +43,11 @@ impl PartFiles {
         let path: PathBuf = path.into();
         let target = path.as_path();
         let weights = opened.index.weights.iter().map(|weight| {
-            let all = ShardRows { begin: 0, rows: weight.rows };
+            let all = Block { first: Shape::new(0, 0), shape: weight.shape() };
             let read = move || match weight.frozen {
                 Some(_) => Err(published::no_values(target, &weight.name)),
                 None => opened
-                    .rows(weight, values, all, &|| Ok(()))
+                    .block(weight, values, all, &|| Ok(()))
                     .map(Cow::Owned)
                     .map_err(CheckpointError::in_parts),
             };
@@ -82,14 +82,14 @@ impl PartFiles {
         let (index, alive) = (&opened.index, &|| Ok(()));
         let mut weights = Vec::with_capacity(index.weights.len());
         for weight in &index.weights {
-            let all = ShardRows { begin: 0, rows: weight.rows };
+            let all = Block { first: Shape::new(0, 0), shape: weight.shape() };
             let states = StatePart::kept(usize::from(weight.lists)).skip(1);
-            let states = states.map(|part| opened.rows(weight, part, all, alive));
+            let states = states.map(|part| opened.block(weight, part, all, alive));
             weights.push(WeightState {
                 master: if weight.frozen.is_some() {
                     Vec::new()
                 } else {
-                    opened.rows(weight, StatePart::Master, all, alive)?
+                    opened.block(weight, StatePart::Master, all, alive)?
                 },
                 states: states.collect::<Result<_, _>>()?,
                 delayed: opened.delayed(weight, alive)?,

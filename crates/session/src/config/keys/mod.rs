@@ -187,6 +187,7 @@ mod tests {
             lr_scale: Some(2.0),
             whole_matrix: Some(true),
             frozen: Some(true),
+            tensor_parallel: Some(warpweft_plan::model::TensorParallel::RowParallel),
         });
         let table = Table::try_from(&config).unwrap();
         let mut fields = Vec::new();
@@ -224,7 +225,17 @@ mod tests {
         assert_eq!(children("cpu.link.speed"), ["bytes_per_s", "latency_us"]);
         assert_eq!(
             children("weights.4.x"),
-            ["match", "format", "placement", "reuse", "weight_decay", "lr_scale", "whole_matrix", "frozen"]
+            [
+                "match",
+                "format",
+                "placement",
+                "reuse",
+                "weight_decay",
+                "lr_scale",
+                "whole_matrix",
+                "frozen",
+                "tensor_parallel"
+            ]
         );
         assert!(children("nonsense").contains(&"prefetch".to_owned()));
     }

@@ -157,6 +157,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.replicate),
     },
     Row {
+        path: "mesh.tp",
+        expected: "a whole number from 1 to 65536: ranks that compute the parts of one layer (tensor parallelism), which divide the ranks of a replica",
+        value: |c| toml(c.mesh.tp),
+        valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.tp),
+    },
+    Row {
         path: "mesh.levels",
         expected: "at most three numbers of ranks from 2 up, each a multiple of the one before, such as [8] or [8, 128]; [] for one sum over all ranks",
         value: |c| c.mesh.levels.and_then(toml),
@@ -347,6 +353,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         field: "frozen",
         expected: "true or false",
         value: |rule| rule.frozen.and_then(toml),
+        valid: |_| true,
+    },
+    RuleRow {
+        field: "tensor_parallel",
+        expected: "\"column\" (each rank of a tensor-parallel group has some rows) or \"row\" (some columns), or of what is not cut \"split_tokens\" or \"alike_tokens\": whether the ranks have other tokens or the same",
+        value: |rule| Value::try_from(rule).ok()?.get("tensor_parallel").cloned(),
         valid: |_| true,
     },
 ];

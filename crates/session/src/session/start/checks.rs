@@ -39,13 +39,17 @@ pub(super) fn one_world(
     Err(SessionError::Backends { reason })
 }
 
-/// The backends' world has as many replicas as the configuration says, and sums in the same levels.
+/// The backends' world has the replicas and tensor parallelism that the configuration says, and sums in the same
+/// levels.
 pub(super) fn check_mesh(config: &Config, device: &str, mesh: Mesh) -> Result<(), SessionError> {
     let (replicate, ranks) = (config.mesh.replicate, mesh.ranks());
     let configured = config.mesh_of(ranks)?;
     let device = device.to_owned();
     if mesh.replicas() != replicate {
         return Err(SessionError::Replicas { replicate, replicas: mesh.replicas(), ranks, device });
+    }
+    if mesh.tensor() != config.mesh.tp {
+        return Err(SessionError::Tensor { tp: config.mesh.tp, of_backends: mesh.tensor(), ranks, device });
     }
     if mesh != configured {
         let (levels, of_backends) = (configured.levels().blocks().to_vec(), mesh.levels().blocks().to_vec());

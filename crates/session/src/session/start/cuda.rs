@@ -110,6 +110,7 @@ impl SessionBuilder<CudaSurface> {
                 },
                 reduce: self.config.reduce,
                 replicas: self.config.mesh.replicate,
+                tensor: self.config.mesh.tp,
                 levels: self.config.mesh.levels,
                 kernel_bytes: self.kernel_bytes(),
                 signal_by: self.config.signal_by,

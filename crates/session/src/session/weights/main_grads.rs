@@ -4,10 +4,12 @@
 //! well, or of several that were added up, on every rank. Nothing else of a session changes. Other processes are not
 //! asked: each has its ranks' rows.
 
+use std::ops::Range;
+
 use crate::exec::Command;
 use crate::session::{CompiledHere, Session, SessionError};
 use warpweft_base::id::RankId;
-use warpweft_plan::model::ShardRows;
+use warpweft_plan::model::{Block, ShardRows};
 
 /// The main grad of the rows of one weight that a rank owns.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,11 +20,13 @@ pub struct MainGrad {
     pub rank: RankId,
     /// The weight's name.
     pub weight: String,
-    /// Which of its rows.
+    /// Which of its rows, of the weight as it is declared.
     pub rows: ShardRows,
+    /// Which of its columns: all, but of a row-parallel weight where the mesh has tensor parallelism.
+    pub columns: Range<usize>,
     /// `[rows, columns]`, row-major: the mean over all ranks and micro-batches of what calls wrote, not clipped,
-    /// and still times the loss scale where they multiplied with one. Where gradients of several steps are accumulated
-    /// ([`Session::accumulate`]), the sum of their means.
+    /// and still times the loss scale where they multiplied with one; the ranks of a tensor-parallel group count as
+    /// one. Where gradients of several steps are accumulated ([`Session::accumulate`]), the sum of their means.
     pub values: Vec<f32>,
 }
 
@@ -58,7 +62,10 @@ impl Session {
                     (thread.rank(), std::mem::take(&mut thread.handover().transfer.main_grads));
                 all.extend(copied.into_iter().map(|(weight, values)| {
                     let layout = program.plan.weights.layout(weight);
-                    MainGrad { rank, weight: layout.name.clone(), rows: layout.shard.rows_of(rank), values }
+                    let Block { first, shape } = layout.shard.block_of(rank);
+                    let rows = ShardRows { begin: first.rows, rows: shape.rows };
+                    let columns = first.cols..first.cols + shape.cols;
+                    MainGrad { rank, weight: layout.name.clone(), rows, columns, values }
                 }));
             }
             Ok(all)

@@ -155,13 +155,25 @@ impl Session {
             return;
         }
         let mesh = plan.weights.mesh;
+        let (what, keys) = match saved.tensor == mesh.tensor() {
+            true => (
+                "gradients are summed over other replicas or in other blocks of ranks",
+                "mesh.replicate and mesh.levels",
+            ),
+            false => (
+                "products and gradients are summed over other tensor-parallel ranks",
+                "mesh.tp, mesh.replicate and mesh.levels",
+            ),
+        };
         tracing::warn!(
             saved_replicas = ?saved.replicas,
+            saved_tp = saved.tensor,
             saved_levels = ?saved.levels,
             replicas = mesh.replicas(),
+            tp = mesh.tensor(),
             levels = ?mesh.levels().blocks(),
-            "gradients are summed over other replicas or in other blocks of ranks than in the run that was saved, and \
-             round otherwise; to go on with its bits set mesh.replicate and mesh.levels to those that were saved"
+            "{what} than in the run that was saved, and round otherwise; to go on with its bits set {keys} to those that \
+             were saved"
         );
     }
 }
@@ -172,6 +184,7 @@ fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     let mesh = plan.weights.mesh;
     let is_summed_so = |layout: &WeightLayout| layout.placement == Placement::Sharded && !layout.frozen;
     let is_summed_otherwise = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas())
+        || saved.tensor != mesh.tensor()
         || saved.levels != mesh.levels().blocks();
     plan.policy.reduce == Reduce::Ordered
         && saved.ranks == mesh.ranks()

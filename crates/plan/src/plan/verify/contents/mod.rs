@@ -42,6 +42,7 @@ use slots::Slots;
 
 use super::{Verdict, VerifyError};
 use crate::layout::RoundStage;
+use crate::model::Group;
 use crate::op::{Op, Reduction};
 use crate::plan::StepPlan;
 use warpweft_base::id::{CallId, SlotId, TaskId, WeightId};
@@ -136,20 +137,28 @@ impl<'p> Run<'p> {
             Op::PartialCast(op) => {
                 self.partial_cast(task, op.bucket, &op.masters, op.encode, &op.shards, op.vote)
             }
-            Op::AllGather(op) => op.parts.iter().try_for_each(|part| self.gather(task, *part)),
-            Op::GatherChunk(op) => self.gather_chunk(task, op.part, op.chunk),
+            Op::AllGather(op) => op.parts.iter().try_for_each(|part| {
+                self.is_over(task, op.group, part.weight)?;
+                self.gather(task, *part)
+            }),
+            Op::GatherChunk(op) => {
+                self.is_over(task, op.group, op.part.weight)?;
+                self.gather_chunk(task, op.part, op.chunk)
+            }
             Op::Assemble(op) => op.parts.iter().try_for_each(|part| self.assemble(task, *part)),
             Op::Transpose(op) => op.parts.iter().try_for_each(|part| self.transpose(task, *part)),
             Op::Dequantize(op) => op.parts.iter().try_for_each(|part| self.dequantize(task, *part)),
-            Op::ReduceScatter(op) => {
-                op.parts.iter().try_for_each(|part| self.reduce_scatter(task, op.element, *part))
-            }
+            Op::ReduceScatter(op) => op.parts.iter().try_for_each(|part| {
+                self.is_over(task, op.group, part.weight)?;
+                self.reduce_scatter(task, op.element, *part)
+            }),
             Op::ExchangeGradient(op) => {
                 let (element, group) = (op.element, op.group);
                 op.parts.iter().try_for_each(|part| self.exchange_gradient(task, element, group, *part))
             }
             Op::SumGradient(op) => {
                 let (element, group) = (op.element, op.group);
+                self.count_tokens_alike(task, &op.parts)?;
                 op.parts.iter().try_for_each(|part| self.sum_gradient(task, element, group, *part))
             }
             Op::RoundGradient(op) => self.round_gradient(task, op.weight, op.from, op.to),
@@ -161,13 +170,33 @@ impl<'p> Run<'p> {
             Op::Prepare(op) => {
                 self.prepare(task, op.bucket, &op.states, (op.vote, op.hyperparameters), op.to)
             }
-            Op::ExchangeRows(op) => self.exchange_rows(task, &op.weights, op.from, op.to),
+            Op::ExchangeRows(op) => {
+                op.weights.iter().try_for_each(|weight| self.is_over(task, op.group, *weight))?;
+                self.exchange_rows(task, &op.weights, op.from, op.to)
+            }
             Op::Transform(op) => self.transform(task, op.bucket, &op.weights, op.vote, (op.from, op.to)),
             Op::Update(op) => {
                 self.update(task, op.bucket, &op.states, (op.vote, op.hyperparameters), op.transformed)
             }
             Op::Adam(op) => self.adam(task, op),
         }
+    }
+
+    /// The ranks of `group` must be those that the rows of `weight` are sharded over.
+    fn is_over(&self, task: TaskId, group: Group, weight: WeightId) -> Verdict<()> {
+        let (mesh, over) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard.group());
+        if mesh.alike(group, over) {
+            return Ok(());
+        }
+        let problem = format!(
+            "brings the {group} group together for `{}`, which is sharded over the {over} group",
+            self.name(weight)
+        );
+        self.wrong_program(
+            self.plan.describe(task),
+            problem,
+            "bring those ranks together that share the weight's rows",
+        )
     }
 
     /// Lets `task` write `held`, if the slot was declared, hence sized, for it.

@@ -3,7 +3,7 @@
 //! Law: an exchange brings the other ranks' slices of one gradient, of the calls whose sum it is, in the
 //! element type that was requested. A sum takes these and the rank's own slices of the very same gradient,
 //! which its slot must still hold: so each rank's contribution is in it once, and all of them are of the same
-//! calls. Only where a replica is one rank is there nothing that could have landed. Where sums have levels, both
+//! calls. Only where one rank has all rows is there nothing that could have landed. Where sums have levels, both
 //! are of one level, and each level takes what the one before left: no block is added up before it is complete, none
 //! is left out or counted twice. What is summed over a whole replica goes on as reduced rows; or, if there are no
 //! other replicas to sum it with, into the main grad as any contribution does.
@@ -49,7 +49,7 @@ impl Run<'_> {
             return self.wrong_accumulation(task, problem, remedy);
         }
         self.all_received(task, weight, brought(weight, calls.clone(), element, level), received)?;
-        let is_last = level.index() + 1 == self.plan.weights.mesh.tree().len();
+        let is_last = level.index() + 1 == self.plan.weights.mesh.depth();
         if target == SumTarget::Rows {
             let held = match is_last {
                 true => Held::ReducedGradient(weight, calls),
@@ -76,13 +76,29 @@ impl Run<'_> {
         self.contribute(task, weight, calls, into, target == SumTarget::First)
     }
 
+    /// What one task turns into means is divided by one number.
+    pub(super) fn count_tokens_alike(&self, task: TaskId, parts: &[SumPart]) -> Verdict<()> {
+        let counted = |part: &SumPart| self.plan.weights.layout(part.weight).shard.counts_tokens();
+        let Some([first, other]) =
+            parts.array_windows().find(|[first, other]| counted(first) != counted(other))
+        else {
+            return Ok(());
+        };
+        let problem = format!(
+            "sums gradients of `{}` and `{}`, of which the one counts each token once and the other once for each tensor-parallel rank",
+            self.name(first.weight),
+            self.name(other.weight)
+        );
+        self.wrong_accumulation(task, problem, "sum them by two tasks")
+    }
+
     /// The level at which the ranks of `group` sum a gradient of `weight`; where there are no levels, the only one.
     fn level(&self, task: TaskId, weight: WeightId, group: Group) -> Verdict<LevelId> {
-        let mesh = self.plan.weights.mesh;
-        if let Some(level) = mesh.tree().position(|of| mesh.alike(of, group)) {
+        let (mesh, over) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard.group());
+        if let Some(level) = mesh.tree(over).position(|of| mesh.alike(of, group)) {
             return Ok(LevelId::at(level));
         }
-        let groups: Vec<String> = mesh.tree().map(|of| of.to_string()).collect();
+        let groups: Vec<String> = mesh.tree(over).map(|of| of.to_string()).collect();
         let problem = format!(
             "reduces the gradient of `{}` over the {group} group, but {mesh} sum over: {}",
             self.name(weight),
@@ -135,7 +151,7 @@ impl Run<'_> {
         received: Option<SlotId>,
     ) -> Verdict<()> {
         let Some(slot) = received else {
-            if self.plan.weights.mesh.shards() == 1 {
+            if self.plan.weights.layout(weight).shard.ranks == 1 {
                 return Ok(());
             }
             let problem =

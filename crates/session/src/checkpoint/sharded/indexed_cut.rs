@@ -1,0 +1,100 @@
+//! What the index of a sharded checkpoint says of a weight that tensor parallelism cut.
+//!
+//! Law: rank `n` has rows of part `n % ranks` of the weight, as shard `n / ranks` of that part: so a cut weight is said
+//! by its parts alone, and no rank is named.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use warpweft_format::Shape;
+use warpweft_plan::model::{ShardLayout, TensorCut, TensorParallel};
+
+/// How tensor parallelism cut a weight into parts of equal size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct IndexedCut {
+    /// What each part has some of.
+    pub(super) of: CutOf,
+    /// How many parts there are.
+    pub(super) ranks: u32,
+}
+
+/// What is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum CutOf {
+    /// The rows, of a column-parallel weight.
+    Rows,
+    /// The columns, of a row-parallel weight.
+    Columns,
+}
+
+impl fmt::Display for CutOf {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Rows => "rows",
+            Self::Columns => "columns",
+        })
+    }
+}
+
+impl IndexedCut {
+    /// That of a weight, if there is one.
+    pub(super) fn of(shard: &ShardLayout) -> Option<Self> {
+        let TensorCut { how, ranks, .. } = shard.tensor?;
+        let of = match how? {
+            TensorParallel::ColumnParallel => CutOf::Rows,
+            TensorParallel::RowParallel => CutOf::Columns,
+            TensorParallel::SplitTokens | TensorParallel::AlikeTokens => return None,
+        };
+        Some(Self { of, ranks })
+    }
+
+    /// The shape of a part of a weight of this shape.
+    pub(super) fn part(self, whole: Shape) -> Shape {
+        self.how().part(whole, self.ranks)
+    }
+
+    /// Are parts of a weight of this shape of one size?
+    pub(super) fn is_even(self, whole: Shape) -> bool {
+        let all = if self.of == CutOf::Rows { whole.rows } else { whole.cols };
+        all.checked_rem(self.ranks as usize) == Some(0)
+    }
+
+    /// As a layout has it.
+    pub(super) const fn tensor(self, whole: Shape) -> TensorCut {
+        TensorCut { how: Some(self.how()), ranks: self.ranks, whole }
+    }
+
+    const fn how(self) -> TensorParallel {
+        match self.of {
+            CutOf::Rows => TensorParallel::ColumnParallel,
+            CutOf::Columns => TensorParallel::RowParallel,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// CK-4: a damaged index is no reason to divide by zero.
+    #[test]
+    fn parts_are_of_one_size_or_none() {
+        let of = |of, ranks| IndexedCut { of, ranks };
+        let whole = Shape { rows: 12, cols: 10 };
+        assert!(of(CutOf::Rows, 4).is_even(whole) && of(CutOf::Columns, 5).is_even(whole));
+        assert!(!of(CutOf::Rows, 5).is_even(whole) && !of(CutOf::Columns, 4).is_even(whole));
+        assert!(!of(CutOf::Rows, 0).is_even(whole));
+        assert_eq!(of(CutOf::Columns, 5).part(whole), Shape { rows: 12, cols: 2 });
+    }
+
+    #[test]
+    fn a_cut_is_written_as_what_it_is_of_and_how_many_parts_there_are() {
+        let cut = IndexedCut { of: CutOf::Columns, ranks: 4 };
+        let text = serde_json::to_string(&cut).unwrap();
+        assert_eq!(text, r#"{"of":"columns","ranks":4}"#);
+        assert_eq!(serde_json::from_str::<IndexedCut>(&text).unwrap(), cut);
+        assert!(serde_json::from_str::<IndexedCut>(r#"{"of":"diagonals","ranks":4}"#).is_err());
+    }
+}

@@ -1,0 +1,83 @@
+//! Parts of a weight of the plainest trainer, as tensor parallelism cuts it.
+//!
+//! Law: as of [`super::reference`]. A part is the same values in the same blocks as in the whole weight, so it has the
+//! same codes and scales.
+
+use warpweft_format::{
+    FormatError, Orientation, OwnedPlanes, Planes, PlanesMut, Quantized, ScaleLayout, Shape, Via,
+    expand_scale, quantize, quantize_shard, transpose,
+};
+use warpweft_plan::model::{TensorParallel, WeightSpec};
+
+/// Does each rank of a tensor-parallel group have its own part?
+pub(crate) fn is_cut(spec: &WeightSpec) -> bool {
+    matches!(spec.tensor, Some(TensorParallel::ColumnParallel | TensorParallel::RowParallel))
+}
+
+/// The shape of what one of `ranks` ranks has.
+pub(crate) fn shape(spec: &WeightSpec, ranks: usize) -> Shape {
+    let Shape { rows, cols } = spec.shape;
+    match spec.tensor {
+        Some(TensorParallel::ColumnParallel) => Shape { rows: rows / ranks, cols },
+        Some(TensorParallel::RowParallel) => Shape { rows, cols: cols / ranks },
+        _ => spec.shape,
+    }
+}
+
+/// One part of the values of a weight.
+fn part(spec: &WeightSpec, values: &[f32], (part, ranks): (usize, usize)) -> Vec<f32> {
+    let Shape { rows, cols } = shape(spec, ranks);
+    match spec.tensor {
+        Some(TensorParallel::ColumnParallel) => values[part * rows * cols..(part + 1) * rows * cols].to_vec(),
+        _ => values
+            .chunks(spec.shape.cols)
+            .flat_map(|row| &row[part * cols..(part + 1) * cols])
+            .copied()
+            .collect(),
+    }
+}
+
+/// The weight of which these are all parts.
+pub(crate) fn joined(spec: &WeightSpec, parts: &[Vec<f32>]) -> Vec<f32> {
+    if spec.tensor == Some(TensorParallel::ColumnParallel) {
+        return parts.concat();
+    }
+    let Shape { rows, cols } = shape(spec, parts.len());
+    let row = |row: usize| parts.iter().flat_map(move |part| part[row * cols..(row + 1) * cols].to_vec());
+    (0..rows).flat_map(row).collect()
+}
+
+/// One part as it would be stored, in both orientations.
+pub(crate) fn quantized(spec: &WeightSpec, master: &[f32], of: (usize, usize)) -> Quantized {
+    let (format, via, shape) = (spec.format, Via::Bf16, shape(spec, of.1));
+    let values = part(spec, master, of);
+    if !format.needs_tensor_amax() {
+        return quantize(format, warpweft_format::Directions::Both, via, shape, &values).unwrap();
+    }
+    let amax = master.iter().fold(0.0f32, |amax, value| amax.max(via.round(format, *value).abs()));
+    let (compact, tensor_scale) =
+        quantize_shard(format, via, shape, &values, |_| Ok::<_, FormatError>(amax)).unwrap();
+    assert_eq!(format.stored_orientations(), [Orientation::Rowwise], "columnwise planes are derived");
+    let mut rowwise = compact.into_iter().next().unwrap();
+    let scale = format.planes(Orientation::Rowwise, shape).get(1).map_or(0, |spec| spec.bytes());
+    if scale > 0 {
+        rowwise.scale.resize(scale, 0);
+        expand_scale(format, Orientation::Rowwise, shape, &mut rowwise.scale).unwrap();
+    }
+    let sizes: Vec<usize> =
+        format.planes(Orientation::Columnwise, shape).iter().map(|spec| spec.bytes()).collect();
+    let of = |plane: usize| vec![0; sizes.get(plane).copied().unwrap_or(0)];
+    let mut columnwise = OwnedPlanes { data: of(0), scale: of(1) };
+    let from = Planes { data: &rowwise.data, scale: &rowwise.scale };
+    let to = PlanesMut { data: &mut columnwise.data, scale: &mut columnwise.scale };
+    transpose(format, shape, from, to).unwrap();
+    Quantized {
+        format,
+        shape,
+        amax,
+        tensor_scale,
+        scale_layout: ScaleLayout::RowMajor,
+        rowwise: Some(rowwise),
+        columnwise: Some(columnwise),
+    }
+}
