@@ -267,6 +267,8 @@ mod pages {
     mod sharded_checkpoints {}
     #[doc = include_str!("../docs/serving.md")]
     mod serving {}
+    #[doc = include_str!("../docs/tensor-parallelism.md")]
+    mod tensor_parallelism {}
     #[doc = include_str!("../docs/formats.md")]
     mod formats {}
     #[doc = include_str!("../docs/simulating.md")]
