@@ -43,12 +43,21 @@ struct Arguments {
     /// Format of the blocks' matrices: f32, bf16, nvfp4_2d, mxfp8 or fp8_block, whose blocks need --width 512
     #[arg(long, default_value = "f32")]
     format: Format,
-    /// Features of the residual stream; the MLP has four times as many
-    #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(16..))]
-    width: u16,
+    /// Features of the residual stream, a multiple of 16; the MLP has four times as many
+    #[arg(long, default_value_t = 128, value_parser = width)]
+    width: usize,
     /// Where the trace of a few steps with tp 2 × 2 shards goes, for Perfetto
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+}
+
+/// Heads and parts of layers divide it.
+fn width(text: &str) -> Result<usize, String> {
+    let width = text.parse::<usize>().map_err(|error| error.to_string())?;
+    match width > 0 && width.is_multiple_of(16) {
+        true => Ok(width),
+        false => Err("give a multiple of 16, above zero".to_owned()),
+    }
 }
 
 /// A mesh to train on.
@@ -83,7 +92,7 @@ fn text(step: usize, number: usize, sequence: usize) -> (Vec<u32>, Vec<u32>) {
 
 /// The loss of every step.
 async fn train(grid: &Grid, arguments: &Arguments) -> Result<Vec<f32>, Box<dyn Error>> {
-    let sizes = sizes(grid, usize::from(arguments.width));
+    let sizes = sizes(grid, arguments.width);
     let mut config = Config::default();
     (config.mesh.tp, config.mesh.replicate) = (grid.tensor, grid.replicas);
     config.optimizer.max_norm = 1.0;

@@ -14,7 +14,7 @@ use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
 use crate::device::{Device, meshes, most_captured_ranks};
 
 pub(crate) const GROUPS: [Group; 5] =
-    [Group::World, Group::Shard, Group::Replicate, Group::Model, Group::Tensor];
+    [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor];
 const KINDS: [CollectiveKind; 4] =
     [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
 

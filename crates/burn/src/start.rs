@@ -44,6 +44,12 @@ impl<M: Module + 'static> Sharded<M> {
                 advice: "give at least one of each",
             });
         }
+        if config.mesh.tp > 1 {
+            return Err(Error::Undeclared {
+                what: format!("mesh.tp = {} for blocks, which compute whole layers", config.mesh.tp),
+                advice: "leave it at 1: each rank has samples of its own",
+            });
+        }
         let loss = self.loss.clone().ok_or_else(|| Error::Undeclared {
             what: "the model has no loss".to_owned(),
             advice: "say what it is by `Sharded::loss`",

@@ -72,10 +72,15 @@ impl Block {
     }
 }
 
+/// Does the error name the dtype of what slots hold between calls?
+fn names_nothing(source: &candle_core::Error) -> bool {
+    source.to_string().split(|letter: char| !letter.is_alphanumeric()).any(|word| word == "F4")
+}
+
 /// What `work` of a block gives, or an error that names the block.
 pub(crate) fn guarded<R>(block: &str, work: impl FnOnce() -> Result<R>) -> std::result::Result<R, Error> {
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(done) => done.map_err(|source| match source.to_string().contains("F4") {
+        Ok(done) => done.map_err(|source| match names_nothing(&source) {
             // What a weight's tensor is between calls; no block has such tensors.
             true => Error::NotLent { block: block.to_owned(), source },
             false => Error::Block { block: block.to_owned(), source },

@@ -211,6 +211,8 @@ impl Bridge for OnCuda {
     }
 
     fn put(&mut self, slot: &Slot, lent: Lent<'_, CudaSurface>) -> Result<()> {
+        // What a call that failed may have left there, before the same address is lent again.
+        self.take(slot)?;
         let elements = match &lent {
             Lent::F32(values) => values.len(),
             Lent::Bf16(values) => values.len(),

@@ -48,6 +48,12 @@ impl Sharded {
                 advice: "give at least one of each",
             });
         }
+        if self.config.mesh.tp > 1 {
+            return Err(Error::Undeclared {
+                what: format!("mesh.tp = {} for blocks, which compute whole layers", self.config.mesh.tp),
+                advice: "leave it at 1: each rank has samples of its own",
+            });
+        }
         let cut = (ranks as usize, micro_batches as usize);
         let (evaluated_x, evaluated_y) = self.evaluation.as_ref().map_or((x, y), |(x, y)| (x, y));
         let mut batches = vec![

@@ -73,7 +73,9 @@ impl<'p> Additions<'p> {
         let before = draw.below(reader + 1);
         let groups = match mesh.tensor() {
             1 => &[Group::World, Group::Shard, Group::Replicate][..],
-            _ => &[Group::World, Group::Shard, Group::Replicate, Group::Model, Group::Tensor, Group::Tensor],
+            _ => {
+                &[Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor, Group::Tensor]
+            }
         };
         let (kind, group) = (draw.among(&KINDS), draw.among(groups));
         let ranks = mesh.size(group);

@@ -267,7 +267,7 @@ pub fn features() -> Vec<Feature> {
     for kind in
         [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max]
     {
-        for group in [Group::World, Group::Shard, Group::Replicate] {
+        for group in [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor] {
             let has = move |sample: &Sample, plan: &StepPlan| {
                 let of = |exchange: Collective| (exchange.kind, exchange.group) == (kind, group);
                 plan.weights.mesh.size(group) > 1 && exchanges(sample).any(of)

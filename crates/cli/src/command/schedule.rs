@@ -60,7 +60,7 @@ use super::super::{
 ///                            kernels }]; dynamic (false); or, in the place of a closure,
 ///                            exchange ("all_gather", "all_to_all", "sum", "max") of the buffer
 ///                            it reads into the one it writes, among ("world", "shard",
-///                            "replicate", "model", "tensor")
+///                            "replicate", "replica", "tensor")
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///

@@ -247,6 +247,7 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, MeasureError>
 fn declare(options: &ModelOptions) -> Result<Declaration, MeasureError> {
     let config = options.config()?;
     let file = ModelFile::load(&options.model)?;
+    file.check(config.mesh.tp)?;
     let model = config.apply_weight_rules(&file.model()?)?;
     Ok(Declaration {
         name: file.name().to_owned(),

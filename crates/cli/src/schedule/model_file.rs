@@ -44,6 +44,20 @@ impl ModelFile {
         }
     }
 
+    /// What sizes declare has no exchanges among tensor-parallel ranks, and costs what whole layers do.
+    pub(super) fn check(&self, tp: u32) -> Result<(), MeasureError> {
+        match self {
+            Self::Sizes(decoder, path) if tp > 1 => Err(wrong(path)(DeclareError::Size {
+                decoder: decoder.name.clone(),
+                size: "mesh.tp",
+                is: tp as usize,
+                needs: "1: sizes declare whole layers; write the calls of a rank of a tensor-parallel group ([[call]]), with exchanges among = \"tensor\""
+                    .to_owned(),
+            })),
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn model(&self) -> Result<Model, MeasureError> {
         match self {
             Self::Sizes(decoder, path) => decoder.model().map_err(wrong(path)),

@@ -295,6 +295,28 @@ fn an_option_is_named_for_what_it_sets() {
 }
 
 #[test]
+fn tensor_parallelism_comes_from_the_flag_and_is_refused_for_sizes_and_for_weights_that_say_nothing() {
+    let folder = folder();
+    let calls = include_str!("../../../../examples/simulate/calls.toml");
+    std::fs::write(folder.path().join("calls.toml"), calls).unwrap();
+    let rules = "[[weights]]\nmatch = 'layers.*'\ntensor_parallel = 'column'\n\n[[weights]]\nmatch = 'scale'\ntensor_parallel = 'split_tokens'\n";
+    std::fs::write(folder.path().join("run.toml"), rules).unwrap();
+    let planned = said(folder.path(), "plan calls.toml --ranks 8 --tp 2 --config run.toml");
+    for word in ["8 ranks (4 shards × tp 2)", "all-gather (shard)", "all-reduce (world)"] {
+        assert!(planned.contains(word), "{word}: {planned}");
+    }
+    for (line, word) in [
+        ("plan calls.toml --ranks 8 --tp 2", "`layers.0.mix` says nothing of tensor parallelism"),
+        ("plan calls.toml --ranks 8 --tp 3 --config run.toml", "set mesh.tp to a divisor of 8"),
+        ("plan model.toml --ranks 8 --tp 2", "sizes declare whole layers"),
+    ] {
+        let refused = run(folder.path(), line);
+        let complaint = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success() && complaint.contains(word), "{line}: {complaint}");
+    }
+}
+
+#[test]
 fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_its_group() {
     let folder = folder();
     std::fs::write(folder.path().join("run.toml"), "mesh.replicate = 2\n").unwrap();

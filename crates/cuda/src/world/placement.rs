@@ -139,7 +139,7 @@ pub(crate) fn network(
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     let even = |hosts: &Hosts| {
-        let groups = [Group::Shard, Group::Replicate, Group::Model, Group::Tensor].into_iter();
+        let groups = [Group::Shard, Group::Replicate, Group::Replica, Group::Tensor].into_iter();
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };
     match (first.wish.0, first.wish.1) {
@@ -156,7 +156,7 @@ pub(crate) fn network(
         (None, Reduce::Nccl) => nccl(),
         (Some(Transport::Peer), _) if !one_host => match hosts {
             Some(hosts) if !even(&hosts) => refused(
-                "transport = \"peer\" over several hosts needs replicas of whole hosts, or hosts of whole replicas; set mesh.replicate so, or transport = \"auto\" or \"nccl\"",
+                "transport = \"peer\" over several hosts needs replicas of whole hosts, or hosts of whole replicas, and the same of tensor-parallel groups; set mesh.replicate and mesh.tp so, or transport = \"auto\" or \"nccl\"",
             ),
             Some(hosts) => installed().and_then(|()| peers(hosts)),
             None => refused(
@@ -228,6 +228,8 @@ mod tests {
         let mut all = statements("aa", None);
         all[1].wish.2 = [2, 1];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.replicate"));
+        all[1].wish.2 = [1, 2];
+        assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.tp"));
         let mut all = statements("aa", None);
         all[1].wish.3[0] = 2;
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.levels"));

@@ -118,7 +118,8 @@ impl<'a, S: Surface> ComputeContext<'a, S> {
         self.surface.read(self.bound.loss_scale.ok_or_else(missing)?)
     }
 
-    /// The rows and columns of a weight that the call uses or writes the gradient of, as it is declared.
+    /// The rows and columns of a weight that the call uses or writes the gradient of: as it is declared, or with tensor
+    /// parallelism of the rank's part.
     ///
     /// # Errors
     /// [`ComputeError::NotDeclared`] unless the call does either,

@@ -1,7 +1,8 @@
 //! Custom optimizers: what updates the weights in place of the built-in Adam.
 //!
 //! Laws:
-//! - An optimizer works element by element, or row by row: a rank has some of the rows of a weight, and which depends
+//! - An optimizer works element by element, or row by row of the columns that the rank has, which are all but of a
+//!   row-parallel weight: a rank has some of the rows of a weight, and which depends
 //!   on the number of ranks. One that needs whole matrices, as Muon does, has three parts: it *prepares* the rank's
 //!   rows of each matrix, *transforms* the matrix on the one rank that gets it whole, and *updates* by the rows that
 //!   come back.

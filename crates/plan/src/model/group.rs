@@ -21,7 +21,7 @@ pub enum Group {
     World,
     /// All ranks of the rank's own replica, whatever parts of weights they have. Without tensor parallelism these are
     /// those of [`Group::Shard`].
-    Model,
+    Replica,
     /// Those that compute the parts of one layer: a tensor-parallel group. Without tensor parallelism each rank is
     /// alone in its own.
     Tensor,
@@ -51,7 +51,7 @@ impl std::fmt::Display for Group {
             Self::Shard => formatter.write_str("shard"),
             Self::Replicate => formatter.write_str("replicate"),
             Self::World => formatter.write_str("world"),
-            Self::Model => formatter.write_str("model"),
+            Self::Replica => formatter.write_str("replica"),
             Self::Tensor => formatter.write_str("tensor"),
             Self::Level(level) => level.fmt(formatter),
         }

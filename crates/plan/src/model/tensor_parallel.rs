@@ -2,8 +2,7 @@
 //!
 //! Law: a cut weight is one matrix in the declaration, in files and for initializers; each rank of a tensor-parallel
 //! group computes with its own part of it, whose rows are sharded over the other ranks of the replica and gathered as
-//! any weight's are. What is not cut is sharded over all ranks of the replica, so no rank holds a copy that could
-//! drift. Without tensor parallelism in the mesh none of this changes anything.
+//! any weight's are. A sharded weight that is not cut is sharded over all ranks of the replica. Without tensor parallelism in the mesh none of this changes anything.
 //!
 //! The words are Megatron's (Shoeybi et al., 2019, arXiv 1909.08053): a linear layer computes `x · Wᵀ` with `W[out,
 //! in]`, so a *column-parallel* layer, which has some of the outputs, has some *rows* of `W`.
@@ -22,9 +21,11 @@ pub enum TensorParallel {
     /// A row-parallel layer: each rank has `cols / tp` columns, which are inputs. Its output is to be summed over the
     /// ranks.
     RowParallel,
-    /// Not cut, and each rank computes with other tokens of the group (sequence parallelism): gradients add up.
+    /// Not cut, and the gradients of the ranks of a group add up: each computes with other tokens (sequence
+    /// parallelism), or with its own heads or features, as a norm of query and key does.
     SplitTokens,
-    /// Not cut, and all ranks compute the same with it: gradients are alike, and their mean is taken.
+    /// Not cut, and each rank of a group computes the whole gradient, all the same: their mean is taken. The inputs of
+    /// the ranks must be the same, bit for bit.
     AlikeTokens,
 }
 
@@ -39,7 +40,7 @@ impl TensorParallel {
     /// cut.
     #[must_use]
     pub const fn group(self) -> Group {
-        if self.is_cut() { Group::Shard } else { Group::Model }
+        if self.is_cut() { Group::Shard } else { Group::Replica }
     }
 
     /// The shape of one of `ranks` parts. Rounds down; planning refuses what is not divided evenly.
@@ -70,7 +71,7 @@ impl TensorCut {
     /// The ranks that the weight's rows are sharded over.
     #[must_use]
     pub fn group(&self) -> Group {
-        self.how.map_or(Group::Model, TensorParallel::group)
+        self.how.map_or(Group::Replica, TensorParallel::group)
     }
 
     /// By how many a sum of gradients over all ranks counts each token.
@@ -88,7 +89,7 @@ impl TensorCut {
         let Self { how, ranks, whole } = *self;
         let Some(how) = how else {
             return Some(
-                "is declared for no tensor parallelism; say (ModelBuilder::tensor_parallel, or tensor_parallel in a rule of [[weights]]) that it is column or row parallel, or of what is not cut, whether the ranks of a group have split tokens (sequence parallelism) or alike ones"
+                "says nothing of tensor parallelism; say (ModelBuilder::tensor_parallel, or tensor_parallel in a rule of [[weights]]) that it is column or row parallel, or of what is not cut, whether the ranks of a group have split tokens (sequence parallelism) or alike ones"
                     .to_owned(),
             );
         };
@@ -105,7 +106,15 @@ impl TensorCut {
         if all.is_multiple_of(ranks as usize * tile) {
             return None;
         }
-        let most = (1..ranks).rev().find(|fewer| all.is_multiple_of(*fewer as usize * tile));
+        if (how, all) == (TensorParallel::ColumnParallel, 1) {
+            return Some(
+                "has one row, which cannot be cut; declare a bias of a column-parallel layer as [outputs, 1], or this weight as row parallel"
+                    .to_owned(),
+            );
+        }
+        // A divisor of tp divides the ranks of a replica as well.
+        let mut fewer = (2..ranks).rev().filter(|fewer| ranks.is_multiple_of(*fewer));
+        let most = fewer.find(|fewer| all.is_multiple_of(*fewer as usize * tile));
         let fewer = most.map_or_else(String::new, |most| format!(", or take tp = {most}"));
         let next = all.next_multiple_of(ranks as usize * tile);
         Some(format!(
@@ -128,8 +137,8 @@ mod tests {
         let of = |how: TensorParallel| (how.part(whole, 4), how.group());
         assert_eq!(of(TensorParallel::ColumnParallel), (Shape { rows: 8, cols: 64 }, Group::Shard));
         assert_eq!(of(TensorParallel::RowParallel), (Shape { rows: 32, cols: 16 }, Group::Shard));
-        assert_eq!(of(TensorParallel::SplitTokens), (whole, Group::Model));
-        assert_eq!(of(TensorParallel::AlikeTokens), (whole, Group::Model));
+        assert_eq!(of(TensorParallel::SplitTokens), (whole, Group::Replica));
+        assert_eq!(of(TensorParallel::AlikeTokens), (whole, Group::Replica));
     }
 
     #[test]
@@ -150,7 +159,9 @@ mod tests {
         assert_eq!(problem(TensorParallel::RowParallel, 20, 128), None);
         assert_eq!(problem(TensorParallel::SplitTokens, 7, 7), None);
         let rows = problem(TensorParallel::ColumnParallel, 96, 64).unwrap();
-        assert!(rows.contains("96 rows") && rows.contains("next that do are 128, or take tp = 3"), "{rows}");
+        assert!(rows.contains("96 rows") && rows.ends_with("next that do are 128, or take tp = 2"), "{rows}");
+        let bias = problem(TensorParallel::ColumnParallel, 1, 64).unwrap();
+        assert!(bias.contains("[outputs, 1]"), "{bias}");
         let columns = problem(TensorParallel::RowParallel, 64, 8).unwrap();
         assert!(columns.contains("8 columns") && columns.ends_with("next that do are 64"), "{columns}");
     }

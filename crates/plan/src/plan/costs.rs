@@ -127,7 +127,8 @@ impl Costs {
 
     /// Does an op want a link that gathers want?
     pub(super) fn meets_gathers(&self, op: &Op) -> bool {
-        self.reach(op).is_some_and(|reach| reach.meets(self.prices.reach_of(Group::Shard)))
+        let gathers = [Group::Shard, Group::Replica].map(|group| self.prices.reach_of(group));
+        self.reach(op).is_some_and(|reach| gathers.iter().any(|gather| reach.meets(*gather)))
     }
 
     /// Do collectives of two communicators that take the same links share their bytes? So they do where each of two

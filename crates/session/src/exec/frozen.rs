@@ -33,7 +33,7 @@ impl<B: Backend> Rank<B> {
     /// The maximum over the ranks of a replica of what each of them calls with.
     fn largest(&self, amax: f32) -> Result<f32, ExecError> {
         let all = self.world.exchange(self.id(), amax.to_bits().into())?;
-        let replica = self.prologue.plan.weights.mesh.members(self.id(), Group::Model);
+        let replica = self.prologue.plan.weights.mesh.members(self.id(), Group::Replica);
         // A rank that is driven alone, like the simulator's, gets no report of others.
         replica.filter_map(|rank| all.get(rank.index())).try_fold(amax, |largest, told| {
             let bits = u32::try_from(*told);

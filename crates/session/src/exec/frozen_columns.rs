@@ -1,8 +1,9 @@
 //! The digest of a frozen weight whose columns are cut over ranks.
 //!
 //! Law: FW-2 is of whole row tiles, and each rank of a tensor-parallel group has some columns of each. So they bring
-//! them together, a piece at a time, in meetings of all ranks, which are signs of life as well; the first of each group
-//! puts tiles together and digests them. What was brought is forgotten after each piece.
+//! them together, a piece at a time, in meetings of all ranks; the first of each group puts tiles together and digests
+//! them. What was brought is forgotten after each piece. All ranks have as many pieces of each weight, so no rank is at
+//! another meeting, and none waits for one that is not there. A meeting brings the bytes of all ranks to each process.
 
 use super::frozen::digest_of_tile;
 use super::world::failed;

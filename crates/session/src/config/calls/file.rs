@@ -149,7 +149,7 @@ words! {
     }
     /// The ranks among which a collective is.
     Ranks: Group {
-        World = Self::World, Shard = Self::Shard, Replicate = Self::Replicate, Model = Self::Model,
+        World = Self::World, Shard = Self::Shard, Replicate = Self::Replicate, Replica = Self::Replica,
         Tensor = Self::Tensor,
     }
     /// Form of a use.
@@ -222,6 +222,6 @@ impl Rules for File {
         optional("call.#.math", MATH),
         optional("call.#.dynamic", Takes::Switch),
         optional("call.#.collective", Takes::OneOf(&["all_gather", "all_to_all", "sum", "max"])),
-        optional("call.#.among", Takes::OneOf(&["world", "shard", "replicate", "model", "tensor"])),
+        optional("call.#.among", Takes::OneOf(&["world", "shard", "replicate", "replica", "tensor"])),
     ];
 }

@@ -142,7 +142,8 @@ impl StepReport {
     }
 
     /// The mean over all ranks and micro-batches of an output of one f32, such as a loss: summed in f64, rounded
-    /// once.
+    /// once. Ranks of a tensor-parallel group count each: an output that is a rank's part of a sum over the group gives
+    /// that sum over the number of ranks.
     ///
     /// # Errors
     /// [`SessionError::NoOutput`] when there is none, [`SessionError::Element`] unless it is declared in f32,

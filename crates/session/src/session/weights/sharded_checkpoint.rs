@@ -183,8 +183,11 @@ impl Session {
 fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     let mesh = plan.weights.mesh;
     let is_summed_so = |layout: &WeightLayout| layout.placement == Placement::Sharded && !layout.frozen;
+    if saved.ranks == mesh.ranks() && saved.tensor != mesh.tensor() {
+        // Products are summed otherwise, whatever trains and whoever adds gradients.
+        return true;
+    }
     let is_summed_otherwise = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas())
-        || saved.tensor != mesh.tensor()
         || saved.levels != mesh.levels().blocks();
     plan.policy.reduce == Reduce::Ordered
         && saved.ranks == mesh.ranks()

@@ -33,7 +33,7 @@ impl Run<'_> {
         group: Group,
         pairs: &[(SlotId, SlotId)],
     ) -> Verdict<()> {
-        if !self.plan.weights.mesh.alike(group, Group::Model) {
+        if !self.plan.weights.mesh.alike(group, Group::Replica) {
             let problem = format!("takes maxima over the {group} group");
             let remedy = "take them over the ranks of a replica: they have all rows together, and other replicas the same";
             return self.wrong_program(self.plan.describe(task), problem, remedy);
@@ -208,7 +208,7 @@ impl Run<'_> {
         version: Version,
         like: &str,
     ) -> Verdict<()> {
-        let alone = self.plan.weights.mesh.size(Group::Model) == 1;
+        let alone = self.plan.weights.mesh.size(Group::Replica) == 1;
         let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
         let amax = self.slots.held(slot);
         let reduced = *amax == Held::ReducedAmax(bucket, version);
