@@ -26,7 +26,7 @@ use crate::probe::{Forms, Found, Trial};
 use crate::rank::Rank;
 use crate::sharded::{Devices, Sharded};
 use crate::shared::{Parts, Shared};
-use crate::values::{Form, in_f32, narrowed};
+use crate::values::{Form, elements, in_f32, narrowed};
 use crate::{EVALUATE, Error, PREDICT, TRAIN};
 
 impl<M: Module + 'static> Sharded<M> {
@@ -168,33 +168,24 @@ impl<M: Module + 'static> Sharded<M> {
     }
 }
 
-/// First values by the name of a weight.
+/// The first values of weights, by their names.
 struct Source {
-    numbers: HashMap<String, (usize, Entry)>,
+    numbers: HashMap<String, usize>,
     first: Arc<HashMap<usize, TensorData>>,
 }
 
 impl Source {
     fn new(entries: &[Entry], first: Arc<HashMap<usize, TensorData>>) -> Self {
-        let numbered = entries.iter().enumerate().map(|(number, entry)| (number, entry.clone()));
-        Self { numbers: numbered.map(|of| (of.1.name.clone(), of)).collect(), first }
+        let numbered = entries.iter().enumerate().map(|(number, entry)| (entry.name.clone(), number));
+        Self { numbers: numbered.collect(), first }
     }
 
     fn fill(&self, rows: MasterRows<'_>, values: &mut [f32]) -> Result<(), String> {
-        let found = self.numbers.get(rows.weight).and_then(|(number, _)| self.first.get(number));
-        let data = found.ok_or_else(|| format!("the module has no weight `{}`", rows.weight))?;
+        let found = self.numbers.get(rows.weight).and_then(|number| self.first.get(number));
+        let whole = found.ok_or_else(|| format!("the module has no weight `{}`", rows.weight))?;
         let begin = rows.first_element();
-        let form = Form { dims: vec![data.num_elements()], dtype: data.dtype() };
-        let flat = crate::values::data(data.as_bytes(), &form);
-        let part = match data.as_slice::<f32>() {
-            Ok(all) => all.get(begin..begin + values.len()).map(<[f32]>::to_vec),
-            Err(_) => {
-                let part = in_f32(narrowed(&flat?, (begin, begin + values.len()))?)?;
-                part.as_slice::<f32>().map(<[f32]>::to_vec).ok()
-            }
-        };
-        let part = part.ok_or_else(|| format!("`{}` has fewer values", rows.weight))?;
-        values.copy_from_slice(&part);
+        let part = in_f32(elements(whole, (begin, begin + values.len()))?)?;
+        values.copy_from_slice(part.as_slice().map_err(|error| format!("{error:?}"))?);
         Ok(())
     }
 }

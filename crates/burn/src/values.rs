@@ -106,6 +106,14 @@ pub(crate) fn in_f32(data: TensorData) -> Result<TensorData, String> {
     }
 }
 
+/// Elements `begin` to `end`, row-major.
+pub(crate) fn elements(data: &TensorData, (begin, end): (usize, usize)) -> Result<TensorData, String> {
+    let form = Form { dims: vec![end - begin], dtype: data.dtype() };
+    let each = form.dtype.size();
+    let bytes = data.as_bytes().get(begin * each..end * each);
+    self::data(bytes.ok_or_else(|| format!("no elements {begin} to {end}"))?, &form)
+}
+
 /// Begin to end of dimension 0.
 pub(crate) fn narrowed(data: &TensorData, (begin, end): (usize, usize)) -> Result<TensorData, String> {
     let mut form = Form::of(data);
