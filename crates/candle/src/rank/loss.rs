@@ -5,11 +5,10 @@
 use candle_core::{DType, Tensor};
 use warpweft::compute::ComputeError;
 use warpweft::id::BufferId;
-use warpweft_blocks::{At, Loss as LossPass};
+use warpweft_blocks::{At, Loss as LossPass, Part};
 
 use super::{Rank, failed};
 use crate::Error;
-use crate::batch::Part;
 use crate::blocks::{Loss, guarded};
 use crate::bridge::Bridge;
 
