@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{Int, Tensor};
-use warpweft_burn::{Devices, Error, Sharded, ShardedModel};
+use warpweft_burn::{Devices, Error, Settings, Sharded, ShardedModel};
 
 use crate::model::{Model, RATE, TOKENS, adam, batch, cross_entropy, sharded, values, with_middle};
 
@@ -16,6 +16,14 @@ async fn refused(builder: Sharded<Model>, words: &[&str]) {
     for word in words {
         assert!(error.contains(word), "no `{word}` in: {error}");
     }
+}
+
+/// Its ranks would have other samples of what one group computes, and gradients twice as large.
+#[tokio::test]
+async fn tensor_parallelism_is_refused() {
+    let mut config = Settings::from(adam()).config;
+    config.mesh.tp = 2;
+    refused(sharded(config, Model::new(1)), &["mesh.tp = 2", "whole layers", "leave it at 1"]).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use candle_core::{D, Module, Result, Tensor};
 use candle_nn::{layer_norm, linear_no_bias, ops, rms_norm};
-use warpweft_candle::{Devices, Error, Sharded, ShardedModel};
+use warpweft_candle::{Devices, Error, Settings, Sharded, ShardedModel};
 
 use crate::model::{TOKENS, VOCABULARY, WIDTH, batch, embed, rates, sharded, with_middle};
 
@@ -19,6 +19,14 @@ async fn refused(builder: Sharded, words: &[&str]) {
     for word in words {
         assert!(error.contains(word), "no `{word}` in: {error}");
     }
+}
+
+/// Its ranks would have other samples of what one group computes, and gradients twice as large.
+#[tokio::test]
+async fn tensor_parallelism_is_refused() {
+    let mut config = Settings::from(rates()).config;
+    config.mesh.tp = 2;
+    refused(sharded(config), &["mesh.tp = 2", "whole layers", "leave it at 1"]).await;
 }
 
 #[tokio::test]
