@@ -36,6 +36,11 @@ pub(crate) struct Shared<M> {
     pub(crate) programs: HashMap<&'static str, Parts>,
 }
 
+/// The name of an input that all blocks get.
+pub(crate) fn beside(number: usize) -> String {
+    format!("beside.{number}")
+}
+
 /// The forms of a part of one program's batches.
 pub(crate) struct Parts {
     /// Samples of the fullest part.

@@ -25,7 +25,7 @@ use crate::module::{Shell, locked, taken};
 use crate::probe::{Forms, Found, Trial};
 use crate::rank::Rank;
 use crate::sharded::{Devices, Sharded};
-use crate::shared::{Parts, Shared};
+use crate::shared::{Parts, Shared, beside};
 use crate::values::{Form, elements, in_f32, narrowed};
 use crate::{EVALUATE, Error, PREDICT, TRAIN};
 
@@ -278,11 +278,6 @@ fn programs(
         });
     }
     Ok((programs, jobs))
-}
-
-/// The name of an input that all blocks get.
-pub(crate) fn beside(number: usize) -> String {
-    format!("beside.{number}")
 }
 
 fn parts((shape, forms): (&Shape, Forms)) -> (&'static str, Parts) {

@@ -41,6 +41,8 @@ mod cut;
 mod dropout;
 mod entry;
 mod error;
+#[cfg(feature = "cuda")]
+mod exchange;
 mod model;
 mod on_cpu;
 #[cfg(feature = "cuda")]

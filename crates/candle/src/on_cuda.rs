@@ -11,17 +11,12 @@
               it is sound"
 )]
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
-use std::mem::{self, ManuallyDrop};
 use std::sync::Arc;
 
-use candle_core::backend::BackendDevice;
 use candle_core::cuda::{CudaDType, CudaStorageSlice, WrapErr};
 use candle_core::op::BackpropOp;
-use candle_core::{
-    CpuStorage, CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Result, Storage, Tensor, bail,
-};
+use candle_core::{CudaDevice, CudaStorage, DType, Device, Result, Storage, Tensor, bail};
 use warpweft::backend::cuda::cudarc::driver::{
     CudaContext, CudaEvent, CudaSlice, CudaStream, DevicePtr, DeviceRepr, result, sys,
 };
@@ -29,6 +24,7 @@ use warpweft::backend::cuda::{CudaHandles, CudaSurface, DeviceOrdinal, DeviceSli
 use warpweft::bytemuck::Pod;
 
 use crate::bridge::{Bridge, Lent};
+use crate::exchange::exchange;
 use crate::slot::Slot;
 use crate::values::Form;
 
@@ -42,35 +38,6 @@ pub(crate) fn device(gpu: DeviceOrdinal) -> Result<Device> {
     // SAFETY: tensors of this device are used on its one stream alone.
     unsafe { device.as_cuda_device()?.disable_event_tracking() };
     Ok(device)
-}
-
-/// Exchanges the storage of a tensor. What was given is freed by nobody if that fails.
-fn exchange(tensor: &Tensor, given: CudaStorageSlice) -> Result<CudaStorageSlice> {
-    struct Exchange(RefCell<ManuallyDrop<CudaStorageSlice>>);
-
-    impl InplaceOp1 for Exchange {
-        fn name(&self) -> &'static str {
-            "the exchange of a weight's memory"
-        }
-
-        fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
-            bail!("a tensor of the CPU among those of a GPU")
-        }
-
-        fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> Result<()> {
-            mem::swap(&mut storage.slice, &mut **self.0.borrow_mut());
-            Ok(())
-        }
-    }
-
-    let exchange = Exchange(RefCell::new(ManuallyDrop::new(given)));
-    tensor.inplace_op1(&exchange)?;
-    Ok(ManuallyDrop::into_inner(exchange.0.into_inner()))
-}
-
-/// Overwrites a tensor that candle owns with values of the host, in a storage of their own.
-pub(crate) fn replace(tensor: &Tensor, device: &CudaDevice, values: &CpuStorage) -> Result<()> {
-    exchange(tensor, device.storage_from_cpu_storage(values)?.slice).map(drop)
 }
 
 /// One rank's device, and the events that order its stream with the session's.

@@ -108,7 +108,7 @@ impl Slot {
     fn swap(&self, storage: CpuStorage, pool: &mut Pool) -> Result<()> {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(device) = self.tensor.device() {
-            return crate::on_cuda::replace(&self.tensor, device, &storage);
+            return crate::exchange::replace(&self.tensor, device, &storage);
         }
         let swap = Swap(RefCell::new(storage));
         self.tensor.inplace_op1(&swap)?;
