@@ -1,4 +1,4 @@
-//! The parts of a batch: its samples, cut over ranks and micro-batches, and what a call is told of its own.
+//! The parts of a batch: its samples, cut over ranks and micro-batches, and the words of a call's own part.
 //!
 //! Law: parts are contiguous and in order, rank after rank, and the first ones have a sample more where it does not
 //! come out even. A batch may have fewer samples than the fullest; parts then have fewer, or none.

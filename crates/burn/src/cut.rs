@@ -1,6 +1,6 @@
 //! Errors of gradients that do not arrive.
 //!
-//! Law: burn cuts its graph without a word where it is told to, so an error of a cut names what tells it.
+//! Law: burn cuts its graph silently at `detach` and the like, so an error of a cut names the usual causes.
 
 use crate::Error;
 use crate::entry::Entry;

@@ -72,7 +72,7 @@ impl PlaneColumns {
     }
 }
 
-/// Bytes of a row of a plane of so many columns.
+/// Bytes of a row of a plane with this number of columns.
 fn row_bytes(format: Format, orientation: Orientation, kind: PlaneKind, cols: usize) -> usize {
     let planes = format.shard_planes(orientation, Shape { rows: format.row_tile(), cols });
     planes.iter().find(|plane| plane.kind == kind).map_or(0, |plane| plane.row_bytes())

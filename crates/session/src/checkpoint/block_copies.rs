@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use warpweft_plan::model::Block;
 
-/// The values of a block of `matrix`, which has so many columns.
+/// The values of a block of `matrix`, which has `columns` columns.
 pub(crate) fn taken(matrix: &[f32], columns: usize, block: Block) -> Option<Vec<f32>> {
     if block.shape.cols == columns {
         let begin = block.first.rows * columns;
@@ -20,7 +20,7 @@ pub(crate) fn taken(matrix: &[f32], columns: usize, block: Block) -> Option<Vec<
     Some(values)
 }
 
-/// Puts the values of a block in their place in `matrix`, which has so many columns.
+/// Puts the values of a block in their place in `matrix`, which has `columns` columns.
 pub(crate) fn put(values: &[f32], block: Block, matrix: &mut [f32], columns: usize) {
     for (row, values) in rows(columns, block).zip(values.chunks_exact(block.shape.cols.max(1))) {
         if let Some(to) = matrix.get_mut(row) {
@@ -29,7 +29,7 @@ pub(crate) fn put(values: &[f32], block: Block, matrix: &mut [f32], columns: usi
     }
 }
 
-/// Where the rows of a block are in a matrix of so many columns.
+/// The ranges of the rows of a block, in a matrix of `columns` columns.
 fn rows(columns: usize, block: Block) -> impl Iterator<Item = Range<usize>> {
     let begin = move |row: usize| row * columns + block.first.cols;
     let rows = block.first.rows..block.first.rows + block.shape.rows;

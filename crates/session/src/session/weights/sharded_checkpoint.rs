@@ -184,7 +184,7 @@ fn sums_otherwise(plan: &StepPlan, saved: &SavedParts) -> bool {
     let mesh = plan.weights.mesh;
     let is_summed_so = |layout: &WeightLayout| layout.placement == Placement::Sharded && !layout.frozen;
     if saved.ranks == mesh.ranks() && saved.tensor != mesh.tensor() {
-        // Products are summed otherwise, whatever trains and whoever adds gradients.
+        // Products are summed in another order, whichever weights train and however gradients are reduced.
         return true;
     }
     let is_summed_otherwise = saved.replicas.is_some_and(|replicas| replicas != mesh.replicas())
