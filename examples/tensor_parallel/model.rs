@@ -102,7 +102,13 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
         for (half, columns, row) in HALVES {
             let name = format!("{layer}.{half}");
             let whole = program.activation(&format!("{name}.input"), all)?;
-            exchange(&mut program, &format!("{name}.gather"), Phase::Forward, Kind::Gather, (normed, whole))?;
+            exchange(
+                &mut program,
+                &format!("{name}.gather"),
+                Phase::Forward,
+                CollectiveKind::AllGather,
+                (normed, whole),
+            )?;
             let parts = program.activation(&format!("{name}.parts"), all)?;
             let mut call =
                 program.call(&format!("{name}.forward"), Phase::Forward).reads(whole).writes(parts);
@@ -111,7 +117,13 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
             }
             call.uses_dense(weight(&format!("{layer}.{row}"))?).add()?;
             let got = program.activation(&format!("{name}.got"), all)?;
-            exchange(&mut program, &format!("{name}.scatter"), Phase::Forward, Kind::Scatter, (parts, got))?;
+            exchange(
+                &mut program,
+                &format!("{name}.scatter"),
+                Phase::Forward,
+                CollectiveKind::AllToAll,
+                (parts, got),
+            )?;
             halves.push((layer, half, columns, row, x, whole));
             let number = halves.len();
             let before = x;
@@ -138,7 +150,7 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
         let name = format!("{layer}.{half}");
         let slopes = program.activation(&format!("{name}.slopes"), all)?;
         let gathered = format!("{name}.gather slopes");
-        exchange(&mut program, &gathered, Phase::Backward, Kind::Gather, (slope, slopes))?;
+        exchange(&mut program, &gathered, Phase::Backward, CollectiveKind::AllGather, (slope, slopes))?;
         let parts = program.activation(&format!("{name}.slope parts"), all)?;
         let kept = program.activation(&format!("{name}.kept"), sizes.tokens() * kept_width(sizes, half))?;
         let mut call = program.call(&format!("{name}.dgrad"), Phase::Backward).reads(input).reads(slopes);
@@ -149,7 +161,7 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
         call.uses_dense(weight(&format!("{layer}.{row}"))?).add()?;
         let got = program.activation(&format!("{name}.slopes got"), all)?;
         let scattered = format!("{name}.scatter slopes");
-        exchange(&mut program, &scattered, Phase::Backward, Kind::Scatter, (parts, got))?;
+        exchange(&mut program, &scattered, Phase::Backward, CollectiveKind::AllToAll, (parts, got))?;
         // While the parts are on their way.
         let mut call = program.call(&format!("{name}.wgrad"), Phase::Backward).reads(input).reads(slopes);
         call = call.reads(kept);
@@ -173,25 +185,13 @@ pub(crate) fn kept_width(sizes: Sizes, half: &str) -> usize {
     if half == "attention" { 4 * sizes.own_heads_width() } else { 2 * sizes.own_hidden() }
 }
 
-/// What the ranks of a group do together.
-#[derive(Clone, Copy)]
-enum Kind {
-    /// Each gets the shares of all.
-    Gather,
-    /// Each gets what all have for its share.
-    Scatter,
-}
-
+/// What the ranks of a group do together: each gets the shares of all, or what all have for its own share.
 fn exchange(
     program: &mut ProgramBuilder,
     name: &str,
     phase: Phase,
-    kind: Kind,
+    kind: CollectiveKind,
     (from, to): (BufferId, BufferId),
 ) -> Result<(), DeclareError> {
-    let kind = match kind {
-        Kind::Gather => CollectiveKind::AllGather,
-        Kind::Scatter => CollectiveKind::AllToAll,
-    };
     program.collective(name, phase, Collective::new(kind, from, to).among(Group::Tensor)).map(drop)
 }
