@@ -85,9 +85,9 @@ fn run() -> Result<(), Box<dyn Error>> {
         let point = |(gpus, _): (u32, f64)| {
             let ranks = gpus / GROUP;
             let mut config = config.clone();
-            config.mesh.replicate = match layout {
-                Layout::Sharded => 1,
-                Layout::Pairs => ranks / 2,
+            config.mesh.dp_shard = match layout {
+                Layout::Sharded => None,
+                Layout::Pairs => Some(2),
             };
             let simulation = simulate_program(&program, &config, cluster, ranks, STEPS)?;
             Ok::<_, SessionError>(Point {

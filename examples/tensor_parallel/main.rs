@@ -94,7 +94,7 @@ fn text(step: usize, number: usize, sequence: usize) -> (Vec<u32>, Vec<u32>) {
 async fn train(grid: &Grid, arguments: &Arguments) -> Result<Vec<f32>, Box<dyn Error>> {
     let sizes = sizes(grid, arguments.width);
     let mut config = Config::default();
-    (config.mesh.tp, config.mesh.replicate) = (grid.tensor, grid.replicas);
+    (config.mesh.tp, config.mesh.dp_replicate) = (grid.tensor, Some(grid.replicas));
     config.optimizer.max_norm = 1.0;
     // Adam divides a gradient by its own size: where that is rounding alone, so would the update be.
     config.optimizer.eps = 1e-4;

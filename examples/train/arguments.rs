@@ -134,7 +134,7 @@ impl Arguments {
         let options = [
             ("prefetch.depth", "--depth", self.depth.is_some()),
             ("prefetch.cluster", "--cluster", self.cluster.is_some()),
-            ("mesh.replicate", "--replicate", self.replicate.is_some()),
+            ("mesh.dp_replicate", "--replicate", self.replicate.is_some()),
             ("tune.steps", "--tune", self.tune.is_some()),
             ("trace.path", "--trace", self.trace.is_some()),
         ];
@@ -167,7 +167,7 @@ pub(crate) fn settings(arguments: &Arguments) -> Result<Settings, Box<dyn Error>
         settings.prefetch.cluster.clone_from(cluster);
     }
     if let Some(replicate) = arguments.replicate {
-        settings.mesh.replicate = replicate;
+        settings.mesh.dp_replicate = Some(replicate);
     }
     if let Some(steps) = arguments.tune {
         settings.tune.steps = steps;

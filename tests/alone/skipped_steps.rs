@@ -132,7 +132,7 @@ fn written(report: &StepReport) -> Option<(String, u64, u32, String)> {
 fn configs() -> Vec<(Config, u32)> {
     let plain = || Config { check: true, ..Config::default() };
     let mut replicated = plain();
-    replicated.mesh.replicate = 2;
+    replicated.mesh.dp_replicate = Some(2);
     let mut all = vec![(plain(), 1), (plain(), 3), (replicated, 4)];
     for capture in [Capture::Step, Capture::Segments] {
         all.push((Config { capture, ..plain() }, 2));

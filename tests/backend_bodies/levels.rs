@@ -32,7 +32,7 @@ fn parts(
     weight: WeightId,
     element: ElementType,
 ) -> (Vec<(ReducePart, SumPart)>, [SlotId; 2]) {
-    let (call, levels) = (CallId::new(0), plan.weights.mesh.depth());
+    let (call, levels) = (CallId::new(0), plan.weights.mesh.depth(Group::Shard));
     let own = plan.transient("gradient", Content::written(weight, call, element));
     let (mut given, mut parts) = (own, Vec::new());
     for level in (0..levels).map(LevelId::at) {

@@ -15,7 +15,7 @@ const TENSOR: u32 = 2;
 
 async fn trained(ranks: u32, replicas: u32, depth: u32, capture: Capture) -> Trained {
     let mut config = Config { capture, prefetch: Prefetch::depth(depth), ..Config::default() };
-    (config.mesh.tp, config.mesh.replicate) = (TENSOR, replicas);
+    (config.mesh.tp, config.mesh.dp_replicate) = (TENSOR, Some(replicas));
     trained_on(ranks, Scaling::Current, config, declare_cut(TENSOR), 0).await
 }
 

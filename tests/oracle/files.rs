@@ -28,7 +28,7 @@ const POLICIES: [(&str, &str); 10] = [
     ("auto", "prefetch.policy = \"auto\""),
     ("everything kept", "backward = \"keep\"\ncolumnwise = \"keep\"\nacross_micro_batches = \"keep\""),
     ("gradients in bf16", "reduce_dtype = \"bf16\"\nreduce_delay = 7\nreduce_every = \"step\""),
-    ("replicas", "mesh.replicate = 2\ncommunicators = 3"),
+    ("replicas", "mesh.dp_replicate = 2\ncommunicators = 3"),
     ("collectives that sum", "reduce = \"nccl\"\ncommunicators = 1\nreduce_every = \"micro_batch\""),
     ("chunks", "prefetch.chunk = \"32MiB\"\nprefetch.depth = 2\nderive_ahead = true"),
 ];
@@ -104,7 +104,7 @@ fn weak_scaling() -> Result<Vec<Entry>, Box<dyn Error>> {
         for ranks in [2, 4, 8, 16, 32, 48] {
             for (layout, replicas) in [("pairs", ranks / 2), ("sharded", 1)] {
                 let mut config = Config::from_toml_str(&text("config.toml")?, "config.toml")?;
-                config.mesh.replicate = replicas;
+                config.mesh.dp_replicate = Some(replicas);
                 let simulation = simulate_program(&program, &config, &cluster, ranks, 5)?;
                 let entry = planned(format!("09_weak_scaling on {ranks}, {layout}{speed}"), &simulation.plan);
                 all.push(entry.and(simulation.step.as_nanos()));

@@ -120,12 +120,12 @@ pub(crate) const RUNS: [Run; 39] = [
         keys: &[("REDUCE_EVERY", "step"), ("ACROSS_MICRO_BATCHES", "keep"), ("CAPTURE", "step")],
         ..NVFP4
     },
-    Run { name: "replicas", ranks: 4, keys: &[("MESH__REPLICATE", "2")], ..NVFP4 },
+    Run { name: "replicas", ranks: 4, keys: &[("MESH__DP_REPLICATE", "2")], ..NVFP4 },
     Run {
         name: "replicas, micro-batches, captured",
         ranks: 4,
         micro_batches: 2,
-        keys: &[("MESH__REPLICATE", "2"), ("CAPTURE", "step"), ("COMMUNICATORS", "3")],
+        keys: &[("MESH__DP_REPLICATE", "2"), ("CAPTURE", "step"), ("COMMUNICATORS", "3")],
         ..NVFP4
     },
     Run { name: "accumulated", accumulate: 3, ..NVFP4 },
@@ -135,7 +135,7 @@ pub(crate) const RUNS: [Run; 39] = [
         ranks: 4,
         micro_batches: 2,
         accumulate: 2,
-        keys: &[("MESH__REPLICATE", "2")],
+        keys: &[("MESH__DP_REPLICATE", "2")],
         ..NVFP4
     },
     LION,
@@ -148,7 +148,7 @@ pub(crate) const RUNS: [Run; 39] = [
 const LION: Run =
     Run { name: "Lion", optimizer: Optimizer::Lion, keys: &[("OPTIMIZER__LR", "3e-4")], ..NVFP4 };
 
-const LION_OF_REPLICAS: Keys = &[("OPTIMIZER__LR", "3e-4"), ("MESH__REPLICATE", "2"), ("CAPTURE", "step")];
+const LION_OF_REPLICAS: Keys = &[("OPTIMIZER__LR", "3e-4"), ("MESH__DP_REPLICATE", "2"), ("CAPTURE", "step")];
 
 const MATRICES: Run = Run {
     name: "matrices",

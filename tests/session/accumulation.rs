@@ -87,7 +87,7 @@ fn a_sum_over_steps_has_the_bits_of_one_step_with_as_many_micro_batches() {
         let plain = || Config { check: true, ..Config::default() };
         let clipping = OptimizerConfig { max_norm: 0.5, ..OptimizerConfig::default() };
         let mut replicated = plain();
-        replicated.mesh.replicate = 2;
+        replicated.mesh.dp_replicate = Some(2);
         let cases = [
             (plain(), Format::F32, 1, 2),
             (Config { capture: Capture::Step, ..plain() }, Format::NVFP4_2D, 2, 2),

@@ -116,7 +116,7 @@ fn run(call: &Call, context: &ComputeContext<'_, CpuSurface>) -> Result<(), Comp
 fn config(replicas: u32, columnwise: Columnwise) -> Config {
     let mut config = Config { check: true, columnwise, ..Config::default() };
     config.optimizer.lr = f64::from(RATE);
-    config.mesh.replicate = replicas;
+    config.mesh.dp_replicate = Some(replicas);
     config
 }
 

@@ -19,7 +19,7 @@ const SHAPE: (usize, usize) = (80, 32);
 
 fn config(replicate: u32) -> Config {
     let mut config = Config { check: true, ..Config::default() };
-    config.mesh.replicate = replicate;
+    config.mesh.dp_replicate = Some(replicate);
     config
 }
 
@@ -187,7 +187,10 @@ fn replicas_that_do_not_divide_the_ranks_are_refused_with_both_numbers() {
             matches!(error, SessionError::Declare(DeclareError::Replicas { ranks: 4, replicas: 3 }));
         assert!(is_named, "{error}");
         let said = error.to_string();
-        assert!(said.contains("4 ranks cannot hold 3 replicas") && said.contains("mesh.replicate"), "{said}");
+        assert!(
+            said.contains("4 ranks cannot hold 3 replicas") && said.contains("mesh.dp_replicate"),
+            "{said}"
+        );
     });
 }
 
@@ -200,8 +203,8 @@ fn backends_of_another_mesh_than_the_configuration_s_are_refused() {
             let error = showing(config(configured), Format::F32).start(backends).await.unwrap_err();
             let is_named = matches!(
                 error,
-                SessionError::Replicas { replicate, replicas, ranks: 4, .. }
-                    if (replicate, replicas) == (configured, made_for)
+                SessionError::Mesh { configured: requested, of_backends, .. }
+                    if (requested.replicas(), of_backends.replicas()) == (configured, made_for)
             );
             assert!(is_named, "{error}");
         }

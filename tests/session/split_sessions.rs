@@ -290,7 +290,7 @@ fn a_process_that_closes_its_session_is_named_by_the_others() {
 #[test]
 fn replicas_may_be_processes_or_lie_across_them() {
     let mut replicated = config();
-    replicated.mesh.replicate = 2;
+    replicated.mesh.dp_replicate = Some(2);
     let (expected, checkpoint) = alone_with(replicated.clone(), 4, 6, 3);
     for ranks in [&[2, 2][..], &[1, 3], &[3, 1]] {
         let given = checkpoint.clone();
@@ -318,7 +318,7 @@ fn replicas_may_be_processes_or_lie_across_them() {
 #[test]
 fn replicas_are_compared_across_processes() {
     let mut replicated = config();
-    replicated.mesh.replicate = 2;
+    replicated.mesh.dp_replicate = Some(2);
     let folder = tempfile::tempdir().unwrap();
     for ranks in [&[2, 2][..], &[1, 3]] {
         let files = PartFiles::new(folder.path());

@@ -12,7 +12,7 @@
 //! library. Layers of those widths, on two ranks, are in `unsharded_widths`.
 
 use warpweft_format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape};
-use warpweft_plan::model::Levels;
+use warpweft_plan::model::{Group, Levels};
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceDtype, ReduceEvery};
 use warpweft_session::config::{Capture, Config, Scaling};
 use warpweft_testing::products::{outer, times};
@@ -198,7 +198,7 @@ fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
             {
                 let mut config = Config { check: true, capture, ..Config::default() };
                 (config.reduce_every, config.reduce_dtype) = (reducing.every, reducing.dtype);
-                (config.mesh.replicate, config.mesh.levels) = (reducing.replicas, reducing.levels);
+                (config.mesh.dp_replicate, config.mesh.levels) = (Some(reducing.replicas), reducing.levels);
                 if kept {
                     (config.backward, config.across_micro_batches) =
                         (Backward::Keep, AcrossMicroBatches::Keep);
@@ -318,7 +318,7 @@ fn ranks_that_sum_in_levels_learn_what_an_unsharded_trainer_does_that_adds_in_th
 fn sixteen_ranks_sum_in_blocks_of_eight_by_themselves() {
     let reducing = Reducing { ranks: 16, ..Reducing::default() };
     let flat = Reducing { levels: Some(Levels::FLAT), ..reducing };
-    assert_eq!((reducing.mesh().depth(), flat.mesh().depth()), (2, 1));
+    assert_eq!((reducing.mesh().depth(Group::Shard), flat.mesh().depth(Group::Shard)), (2, 1));
     let shaped = Shaped { layers: 3, weights: 2, micro_batches: 2, ..Shaped::default() };
     let reference = |reducing| repeated_reference(Format::F32, None, 12, shaped, reducing);
     assert_ne!(reference(reducing), reference(flat), "the order of a sum has a say in its bits");

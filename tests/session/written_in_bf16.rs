@@ -120,7 +120,7 @@ fn gradients_written_in_bf16_give_the_bits_of_the_same_values_written_in_f32() {
                 let config = |reduce_dtype| {
                     let mut config = Config { check: true, capture, reduce_dtype, ..Config::default() };
                     config.optimizer.lr = 1e-2;
-                    config.mesh.replicate = replicate;
+                    config.mesh.dp_replicate = Some(replicate);
                     config
                 };
                 let whole = Declared { grouped, micro_batches, ..Declared::new(format, ElementType::F32) };

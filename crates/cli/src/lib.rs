@@ -81,8 +81,8 @@ pub use progress::Progress;
 pub use quantize::quantize_checkpoint;
 pub use report::{Converted, Copied, CopyReason, Lost, Report};
 pub use schedule::{
-    ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions, plan_model, show_trace,
-    simulate_model, tune_model,
+    MeshAxis, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions, plan_model,
+    show_trace, simulate_model, tune_model,
 };
 #[cfg(feature = "cuda")]
 #[doc(hidden)]

@@ -33,6 +33,8 @@ pub struct CudaOptions {
     /// Replicas of the model: the world is a mesh of that many replicas. Over several hosts with
     /// [`Transport::Peer`], replicas fill hosts or hosts fill replicas.
     pub replicas: u32,
+    /// Ranks that share the tokens of a text; 1 without context parallelism.
+    pub context: u32,
     /// Ranks of a tensor-parallel group; 1 without tensor parallelism.
     pub tensor: u32,
     /// In which levels the mesh sums; `None` for those that it has by itself.
@@ -60,6 +62,7 @@ impl CudaOptions {
             transport: None,
             reduce: Reduce::Ordered,
             replicas: 1,
+            context: 1,
             tensor: 1,
             levels: None,
             kernel_bytes: 0,

@@ -11,7 +11,7 @@ use warpweft_plan::model::{
     StepProgram,
 };
 
-use super::{Draw, Ending, built, with_use};
+use super::{Draw, Ending, GROUPS, built, with_use};
 
 const KINDS: [CollectiveKind; 4] =
     [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
@@ -71,11 +71,9 @@ impl<'p> Additions<'p> {
     fn collective(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
         let reader = draw.below(self.calls.len());
         let before = draw.below(reader + 1);
-        let groups = match mesh.tensor() {
-            1 => &[Group::World, Group::Shard, Group::Replicate][..],
-            _ => {
-                &[Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor, Group::Tensor]
-            }
+        let groups = match (mesh.tensor(), mesh.context()) {
+            (1, 1) => &[Group::World, Group::Shard, Group::Replicate][..],
+            _ => &GROUPS,
         };
         let (kind, group) = (draw.among(&KINDS), draw.among(groups));
         let ranks = mesh.size(group);

@@ -21,7 +21,7 @@ use warpweft_plan::policy::{
 use warpweft_session::config::Scaling;
 
 use super::row::Feature;
-use super::{FORMATS, Sample, matrix_features, update_features};
+use super::{FORMATS, GROUPS, Sample, matrix_features, update_features};
 
 /// Does the configuration of a sample say so?
 type Chosen = fn(&Sample) -> bool;
@@ -267,7 +267,7 @@ pub fn features() -> Vec<Feature> {
     for kind in
         [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max]
     {
-        for group in [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor] {
+        for group in GROUPS {
             let has = move |sample: &Sample, plan: &StepPlan| {
                 let of = |exchange: Collective| (exchange.kind, exchange.group) == (kind, group);
                 plan.weights.mesh.size(group) > 1 && exchanges(sample).any(of)
@@ -317,11 +317,24 @@ pub fn features() -> Vec<Feature> {
             let has = move |_: &Sample, plan: &StepPlan| {
                 let mesh = plan.weights.mesh;
                 let sums = plan.tasks.iter().any(|task| matches!(task.op, Op::SumGradient(_)));
-                sums && (mesh.depth(), mesh.replicas() > 1) == (levels, replicated)
+                sums && (mesh.depth(Group::Shard), mesh.replicas() > 1) == (levels, replicated)
             };
             let of = if replicated { "several replicas" } else { "one replica" };
             all.push((format!("gradients summed in {levels} levels in {of}"), Box::new(has)));
         }
+    }
+    for over in [Group::Shard, Group::Replica] {
+        let has = move |_: &Sample, plan: &StepPlan| {
+            let mesh = plan.weights.mesh;
+            mesh.tensor() > 1
+                && mesh.depth(over) > 1
+                && plan
+                    .weights
+                    .layouts
+                    .iter()
+                    .any(|layout| layout.placement == Placement::Sharded && layout.shard.group() == over)
+        };
+        all.push((format!("gradients summed over the {over} group in levels"), Box::new(has)));
     }
     for how in [
         TensorParallel::ColumnParallel,

@@ -20,7 +20,7 @@ use warpweft_base::id::WeightId;
 use warpweft_format::{AmaxChoice, ElementType, Format, Orientation};
 use warpweft_plan::layout::{StateLayout, Weights};
 use warpweft_plan::model::{
-    Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Levels, Lifetime, Mesh, Model,
+    Access, Accumulation, BufferSpec, CallBuilder, CostHint, Form, Group, Levels, Lifetime, Mesh, Model,
     NonNegative, ParameterGroup, Phase, Placement, ProgramBuilder, Reuse, Role, StepProgram, Use, WeightSpec,
 };
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
@@ -61,7 +61,11 @@ const RULE: u64 = 1 << 62;
 /// Tells the draw of what ranks give each other from the others.
 const EXCHANGES: u64 = 1 << 63;
 /// Tells the draw of tensor parallelism from the others.
-const TENSOR: u64 = 1 << 57;
+const TENSOR: u64 = 1 << 56;
+
+/// The groups that collectives between calls may be among.
+const GROUPS: [Group; 6] =
+    [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
 
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
@@ -113,16 +117,27 @@ impl Sample {
             shards => (shards, &[]),
         };
         config.mesh.levels = Some(Levels::new(blocks).unwrap());
-        config.mesh.replicate = if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) };
+        config.mesh.dp_replicate =
+            Some(if shards > 3 { draw.among(&[1, 1, 2]) } else { draw.among(&[1, 1, 2, 3]) });
         if draw.one_in(4) {
             config.prefetch.chunk = Some(ByteSize::new(draw.among(&[1, 700, 3000])));
         }
         let tensor = &mut Draw::new(mix(seed ^ TENSOR));
-        if of_any_kind && shards < 4 && tensor.one_in(3) {
+        let few = shards < 4 || (shards == 4 && config.mesh.dp_replicate == Some(1));
+        if of_any_kind && few && tensor.one_in(3) {
             config.mesh.tp = if shards == 1 { tensor.among(&[2, 3, 4]) } else { 2 };
+            let blocks: &[&[u32]] = match (shards, config.mesh.tp) {
+                (4, _) => &[&[], &[4], &[2, 4]],
+                (1, 4) | (2 | 3, _) => &[&[], &[2]],
+                _ => &[&[]],
+            };
+            config.mesh.levels = Some(Levels::new(tensor.among(blocks)).unwrap());
             program = tensor::with_tensor(&program, config.mesh.tp, ending, tensor);
         }
-        let ranks = shards * config.mesh.tp * config.mesh.replicate;
+        if of_any_kind && shards.is_multiple_of(2) {
+            config.mesh.cp = tensor.among(&[1, 2]);
+        }
+        let ranks = shards * config.mesh.tp * config.mesh.dp_replicate.unwrap_or(1);
         let exchanged = &mut Draw::new(mix(seed ^ EXCHANGES));
         if exchanged.one_in(3) {
             let mesh = config.mesh_of(ranks).unwrap();

@@ -30,7 +30,7 @@ fn config() -> Config {
 
 pub(crate) fn replicated(replicas: u32) -> Config {
     let mut config = config();
-    config.mesh.replicate = replicas;
+    config.mesh.dp_replicate = Some(replicas);
     config
 }
 

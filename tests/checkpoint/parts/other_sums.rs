@@ -16,7 +16,7 @@ use super::states::freezing;
 /// As many ranks, in these replicas and levels.
 fn summing(replicas: u32, levels: Option<&[u32]>) -> Config {
     let mut config = config();
-    config.mesh.replicate = replicas;
+    config.mesh.dp_replicate = Some(replicas);
     config.mesh.levels = levels.map(|blocks| Levels::new(blocks).unwrap());
     config
 }
@@ -63,7 +63,7 @@ fn an_import_warns_of_sums_over_other_replicas_or_in_other_levels_than_were_save
         let warned = warned(&SHARDED, saved, session);
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert!(
-            warned[0].contains("set mesh.replicate and mesh.levels to those that were saved"),
+            warned[0].contains("set mesh.dp_replicate and mesh.levels to those that were saved"),
             "{warned:?}"
         );
     }
@@ -75,7 +75,7 @@ fn an_import_warns_of_other_tensor_parallelism_than_was_saved() {
     for (saved, session) in [(1, 2), (2, 4), (4, 1)] {
         let warned = warned(&SHARDED, parallel(saved), parallel(session));
         assert_eq!(warned.len(), 1, "{warned:?}");
-        assert!(warned[0].contains("set mesh.tp, mesh.replicate and mesh.levels to those"), "{warned:?}");
+        assert!(warned[0].contains("set mesh.tp, mesh.dp_replicate and mesh.levels to those"), "{warned:?}");
     }
     assert_eq!(warned(&SHARDED, parallel(2), parallel(2)), [""; 0]);
 }

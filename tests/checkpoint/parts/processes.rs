@@ -16,7 +16,7 @@ fn trainer() -> Trainer {
 fn alone(replicas: u32, ranks: u32, steps: u32) -> Vec<u32> {
     within_a_minute(async move {
         let mut config = config();
-        config.mesh.replicate = replicas;
+        config.mesh.dp_replicate = Some(replicas);
         let mut session = trainer().start(config, ranks).await.unwrap();
         losses(&mut session, ranks, 0..steps).await
     })
@@ -73,7 +73,7 @@ fn parts_that_processes_wrote_are_read_by_other_processes_and_training_goes_on_b
 #[test]
 fn replicas_of_several_processes_read_what_one_replica_saved_and_the_other_way_round() {
     let mut replicated = config();
-    replicated.mesh.replicate = 2;
+    replicated.mesh.dp_replicate = Some(2);
     for (writes, reads) in [(&replicated, &config()), (&config(), &replicated)] {
         let folder = tempfile::tempdir().unwrap();
         let parts = PartFiles::new(folder.path());

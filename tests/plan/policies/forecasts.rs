@@ -35,7 +35,7 @@ fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_othe
             {
                 let mut config =
                     Config { prefetch: prefetch.clone(), capture, communicators, ..Config::default() };
-                config.mesh.replicate = replicate;
+                config.mesh.dp_replicate = Some(replicate);
                 // A step that is captured is issued once first.
                 let simulated = simulate_program(&program, &config, &plain(), 4, 2).unwrap();
                 let costs = costs_of(&config, &plain(), 4).unwrap();
@@ -127,7 +127,7 @@ fn calls_pay_for_what_a_link_moves_and_not_for_what_stands_still() {
     let (name, _, sizes) = SHAPES[0];
     let program = program(name, sizes, 64);
     let mut config = Config { prefetch: Prefetch::depth(2), ..Config::default() };
-    config.mesh.replicate = 2;
+    config.mesh.dp_replicate = Some(2);
     let factor = 1.5;
     let mut one_link = plain();
     one_link.contention = Contention { collective_beside_collective: 2.0, ..Default::default() };
@@ -172,7 +172,7 @@ fn no_plan_of_the_same_tasks_beats_the_bound_of_another() {
         let forecasts: Vec<_> = [0, 1, 2, 4, 8]
             .map(|depth| {
                 let mut config = Config { prefetch: Prefetch::depth(depth), ..Config::default() };
-                config.mesh.replicate = replicate;
+                config.mesh.dp_replicate = Some(replicate);
                 let plan = plan_program_on(&program, &config, &cluster, ranks).unwrap();
                 (plan.tasks.len(), plan.forecast(&costs_of(&config, &cluster, ranks).unwrap()))
             })

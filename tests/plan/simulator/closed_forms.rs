@@ -240,7 +240,7 @@ fn sums_over_replicas_that_are_nodes_hold_up_nothing_inside_of_them() {
         let text = format!("{text}[between]\nlatency_us = 2\nbytes_per_s = 1e9\n{contention}");
         let cluster = Cluster::from_toml(&text, "ours.toml").unwrap();
         let mut config = warpweft_session::config::Config { communicators, ..depth(0) };
-        config.mesh.replicate = 2;
+        config.mesh.dp_replicate = Some(2);
         simulate_program(&program, &config, &cluster, RANKS, 1).unwrap().step
     };
     let shared = "[contention]\ncollective_beside_collective = 2\n";

@@ -14,7 +14,7 @@ fn hosts() -> Cluster {
 
 fn replicated(replicate: u32, ahead: u32) -> Config {
     let mut config = depth(ahead);
-    config.mesh.replicate = replicate;
+    config.mesh.dp_replicate = Some(replicate);
     config
 }
 

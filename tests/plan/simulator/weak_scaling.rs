@@ -38,7 +38,7 @@ fn scaled(layout: Layout, cluster: &Cluster) -> Vec<Simulation> {
     let config = Config::from_toml_str(CONFIG, "config.toml").unwrap();
     let run = |(ranks, _)| {
         let mut config = config.clone();
-        config.mesh.replicate = if layout == Layout::Pairs { ranks / 2 } else { 1 };
+        config.mesh.dp_replicate = Some(if layout == Layout::Pairs { ranks / 2 } else { 1 });
         simulate_program(&program, &config, cluster, ranks, 3).unwrap()
     };
     PUBLISHED.into_iter().map(run).collect()

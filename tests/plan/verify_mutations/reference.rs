@@ -314,23 +314,19 @@ fn mean(sample: &Sample, weight: WeightId, ranks: &[&Gradients]) -> Vec<f32> {
     if tensor > 1 && parts::is_cut(spec) {
         let of_part = |part: usize| {
             let of: Vec<&Gradients> = ranks.iter().skip(part).step_by(tensor).copied().collect();
-            mean_of(sample, weight, &of, (sample.ranks / mesh.tensor(), mesh.shards()))
+            mean_of(sample, weight, &of, sample.ranks / mesh.tensor(), mesh.tensor())
         };
         return parts::joined(spec, &(0..tensor).map(of_part).collect::<Vec<_>>());
     }
     // Ranks of a tensor-parallel group count as one, or each has counted all of its tokens.
     let alike = spec.tensor == Some(TensorParallel::AlikeTokens);
     let counted = if alike { sample.ranks } else { sample.ranks / mesh.tensor() };
-    mean_of(sample, weight, ranks, (counted, mesh.shards() * mesh.tensor()))
+    mean_of(sample, weight, ranks, counted, 1)
 }
 
-/// The same of one part of a weight, or of one that is not cut: over `counted` ranks, of which a replica has so many.
-fn mean_of(
-    sample: &Sample,
-    weight: WeightId,
-    ranks: &[&Gradients],
-    (counted, of_replica): (u32, u32),
-) -> Vec<f32> {
+/// The same of one part of a weight, or of one that is not cut: of ranks that are `apart` from each other, whose sum
+/// is divided by `counted`.
+fn mean_of(sample: &Sample, weight: WeightId, ranks: &[&Gradients], counted: u32, apart: u32) -> Vec<f32> {
     let factor = 1.0 / (counted * sample.program.micro_batches()) as f32;
     let scaled = |values: Vec<f32>| values.into_iter().map(|value| value * factor).collect::<Vec<f32>>();
     if sample.program.model().weight(weight).unwrap().placement == Placement::Replicated {
@@ -354,12 +350,15 @@ fn mean_of(
     };
     let ranks: Vec<Vec<Vec<f32>>> =
         ranks.iter().map(|of| together(of).into_iter().map(sent).collect()).collect();
+    let mesh = sample.mesh();
+    let of_replica = mesh.shards() * mesh.tensor() / apart;
     let replicas = || ranks.chunks(of_replica as usize);
     // Blocks of ranks first, then blocks of these, and so on.
     let sum_of = |replica: &[Vec<Vec<f32>>], number: usize| {
         let mut sums: Vec<Vec<f32>> = replica.iter().map(|of| of[number].clone()).collect();
-        let levels = sample.mesh().levels();
-        let blocks = levels.blocks().iter().map(|block| *block as usize).chain([replica.len()]);
+        let levels = mesh.levels();
+        let several = levels.blocks().iter().filter(|block| **block > apart);
+        let blocks = several.map(|block| (block / apart) as usize).chain([replica.len()]);
         let mut before = 1;
         for block in blocks {
             sums = sums.chunks(block / before).map(|of| sum(of.iter().cloned())).collect();

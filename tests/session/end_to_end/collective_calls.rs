@@ -216,7 +216,7 @@ fn bits(checkpoint: &Checkpoint) -> Vec<u32> {
 fn config(capture: Capture, replicas: u32) -> Config {
     let mut config = Config { capture, check: true, ..Config::default() };
     config.optimizer.lr = 0.05;
-    config.mesh.replicate = replicas;
+    config.mesh.dp_replicate = Some(replicas);
     config
 }
 

@@ -14,7 +14,7 @@ use super::config;
 
 /// Four ranks in two replicas, with a replicated weight beside sharded ones.
 fn mesh(mut config: Config) -> Config {
-    config.mesh.replicate = 2;
+    config.mesh.dp_replicate = Some(2);
     config
 }
 

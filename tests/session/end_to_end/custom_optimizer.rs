@@ -81,7 +81,7 @@ fn a_custom_optimizer_that_computes_adamw_leaves_the_bits_of_the_library_s_own()
             for (depth, capture) in [(0, Capture::Off), (2, Capture::Step)] {
                 let mut config = config(depth, capture, true);
                 config.weights = Config::from_toml_str(groups, "groups").unwrap().weights;
-                config.mesh.replicate = replicas;
+                config.mesh.dp_replicate = Some(replicas);
                 config.optimizer.weight_decay = 0.01;
                 let trainer = Trainer::refined(3, format, &config);
                 let mut library = trainer.start(config.clone(), 4).await.unwrap();

@@ -100,7 +100,7 @@ fn the_rows_of_every_rank_come_together_as_one_matrix_and_go_back_where_they_cam
             for (depth, capture, check) in [(0, Capture::Off, true), (2, Capture::Step, false)] {
                 let layers = 5;
                 let mut config = by_matrices(0, "", config(depth, capture, check));
-                config.mesh.replicate = replicas;
+                config.mesh.dp_replicate = Some(replicas);
                 let trainer = Trainer::refined(layers, format, &config);
                 let seen = Arc::new(Mutex::new(Vec::new()));
                 let seeing = Arc::clone(&seen);

@@ -53,7 +53,7 @@ fn a_simulated_session_of_replicas_tunes_itself_too() {
     within_a_minute(async {
         let cluster = preset("h100x8-ib").unwrap().unwrap();
         let mut config = Config::default();
-        config.mesh.replicate = 2;
+        config.mesh.dp_replicate = Some(2);
         config.tune.steps = Tune::LEAST_STEPS;
         let session = tuned(&cluster, config).await;
         let tuning = session.tuning().unwrap();

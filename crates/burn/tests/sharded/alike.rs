@@ -91,7 +91,7 @@ async fn prefetch_depth_changes_no_bit_and_replicas_train_like_ranks() {
     for toml in ["prefetch.depth = 0", "prefetch.depth = 2"] {
         assert_eq!(train(&mut start(toml).await, 20).await, expected, "{toml}");
     }
-    let replicas = train(&mut start("mesh.replicate = 2").await, 20).await;
+    let replicas = train(&mut start("mesh.dp_replicate = 2").await, 20).await;
     assert!(apart(&replicas, &expected) < 1e-5);
 }
 

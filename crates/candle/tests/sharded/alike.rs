@@ -119,7 +119,7 @@ async fn prefetch_depth_changes_no_bit_and_replicas_train_like_ranks() {
         let losses = train(&mut start(sharded(config(toml)), 4).await, 20).await;
         assert_eq!(losses, expected, "{toml}");
     }
-    let replicas = train(&mut start(sharded(config("mesh.replicate = 2")), 4).await, 20).await;
+    let replicas = train(&mut start(sharded(config("mesh.dp_replicate = 2")), 4).await, 20).await;
     assert!(apart(&replicas, &expected) < 1e-5);
 }
 

@@ -12,8 +12,8 @@ use warpweft_plan::policy::ByteSize;
 use warpweft_session::config::Prefetch;
 
 use super::super::{
-    MeasureError, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions, plan_model,
-    show_trace, simulate_model, tune_model,
+    MeasureError, MeshAxis, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions,
+    plan_model, show_trace, simulate_model, tune_model,
 };
 
 /// Plans one step of a model and says what it needs: tasks, memory, bytes on the wire
@@ -60,7 +60,7 @@ use super::super::{
 ///                            kernels }]; dynamic (false); or, in the place of a closure,
 ///                            exchange ("all_gather", "all_to_all", "sum", "max") of the buffer
 ///                            it reads into the one it writes, among ("world", "shard",
-///                            "replicate", "replica", "tensor")
+///                            "replicate", "replica", "context", "tensor")
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///
@@ -169,14 +169,11 @@ pub(super) struct ModelArguments {
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
 
-    /// Replicas of the model, over the configuration's mesh.replicate; they divide the ranks
-    #[arg(long, value_name = "R", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
-    replicate: Option<u32>,
-
-    /// Ranks that compute the parts of one layer (tensor parallelism), over the configuration's mesh.tp; they divide
-    /// the ranks of a replica
-    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
-    tp: Option<u32>,
+    /// Axes of the mesh, such as tp=2,dp_shard=4, over the configuration's: dp_replicate (replicas), dp_shard, cp (ranks
+    /// that share the tokens of a text), tp (ranks that compute the parts of one layer). One of dp_replicate and
+    /// dp_shard follows from the number of ranks
+    #[arg(long, value_name = "AXIS=N", value_delimiter = ',')]
+    mesh: Vec<MeshAxis>,
 
     /// How many GPUs of each node of the cluster are ranks, over its ranks_per_node
     #[arg(long, value_name = "N", requires = "cluster", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -308,8 +305,7 @@ impl ModelArguments {
             bytes,
             auto,
             budget,
-            replicate,
-            tp,
+            mesh,
             ranks_per_node,
             optimizer_states,
             whole_matrices,
@@ -321,8 +317,7 @@ impl ModelArguments {
             config,
             prefetch,
             budget,
-            replicate,
-            tp,
+            mesh,
             ranks_per_node,
             optimizer_states,
             whole_matrices,

@@ -6,12 +6,14 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `mesh_axis` | an axis of the mesh, on the command line |
 //! | `model_file` | a model, by its sizes or by its calls |
 //! | `text` | a plan and a simulation in words |
 //! | `outputs` | files that are written, and when they may be replaced |
 //! | `shown` | a trace summed up, and which part of it is drawn |
 //! | `tune` | a sweep of policies, and the tuner on a simulated machine |
 
+mod mesh_axis;
 mod model_file;
 mod outputs;
 mod shown;
@@ -20,6 +22,7 @@ mod tune;
 
 use std::path::{Path, PathBuf};
 
+pub use mesh_axis::MeshAxis;
 pub use outputs::Outputs;
 pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
@@ -66,10 +69,8 @@ pub struct ModelOptions {
     pub prefetch: Option<Prefetch>,
     /// In place of the configuration's `memory.budget`.
     pub budget: Option<ByteSize>,
-    /// In place of the configuration's `mesh.replicate`.
-    pub replicate: Option<u32>,
-    /// In place of the configuration's `mesh.tp`.
-    pub tp: Option<u32>,
+    /// In place of the configuration's axes of the mesh.
+    pub mesh: Vec<MeshAxis>,
     /// In place of the cluster's `ranks_per_node`.
     pub ranks_per_node: Option<u32>,
     /// Lists of f32 state that a custom optimizer keeps beside every master; `None` for Adam.
@@ -100,13 +101,9 @@ impl ModelOptions {
             config.memory.budget = Some(budget);
             config.set_by("memory.budget", "--budget");
         }
-        if let Some(replicate) = self.replicate {
-            config.mesh.replicate = replicate;
-            config.set_by("mesh.replicate", "--replicate");
-        }
-        if let Some(tp) = self.tp {
-            config.mesh.tp = tp;
-            config.set_by("mesh.tp", "--tp");
+        for axis in &self.mesh {
+            let key = axis.set(&mut config.mesh);
+            config.set_by(key, "--mesh");
         }
         config.optimizer.custom_states = self.optimizer_states;
         for pattern in &self.whole_matrices {
@@ -280,8 +277,7 @@ mod tests {
                 config: None,
                 prefetch,
                 budget: None,
-                replicate: None,
-                tp: None,
+                mesh: Vec::new(),
                 ranks_per_node: None,
                 optimizer_states: None,
                 whole_matrices: Vec::new(),

@@ -7,6 +7,7 @@ use std::fmt::Write;
 
 use warpweft_base::errors::shown;
 use warpweft_plan::cluster::Cluster;
+use warpweft_plan::model::Group;
 use warpweft_plan::plan::{Forecast, StepPlan};
 use warpweft_session::config::{Prefetch, PrefetchPolicy};
 use warpweft_session::session::Simulation;
@@ -31,11 +32,14 @@ pub(super) fn totals(plan: &StepPlan) -> String {
     let mut ops: BTreeMap<(String, String), (usize, usize)> = BTreeMap::new();
     for task in &plan.tasks {
         let lane = plan.lanes.get(task.lane.index()).map_or_else(String::new, |lane| lane.kind.to_string());
-        let op =
-            match task.op.group().filter(|_| mesh.replicas() > 1 || mesh.tensor() > 1 || mesh.depth() > 1) {
-                Some(group) => format!("{} ({group})", task.op.name()),
-                None => task.op.name().to_owned(),
-            };
+        let op = match task
+            .op
+            .group()
+            .filter(|_| mesh.replicas() > 1 || mesh.tensor() > 1 || mesh.depth(Group::Shard) > 1)
+        {
+            Some(group) => format!("{} ({group})", task.op.name()),
+            None => task.op.name().to_owned(),
+        };
         let (tasks, wire) = ops.entry((lane, op)).or_default();
         *tasks += 1;
         *wire = wire.saturating_add(task.wire_bytes);

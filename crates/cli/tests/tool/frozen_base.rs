@@ -131,7 +131,7 @@ fn a_frozen_base_has_the_planes_of_a_quantized_file_on_any_number_of_ranks() {
             let mut seen = None;
             for (ranks, replicate) in [(1, 1), (2, 1), (4, 1), (7, 1), (4, 2)] {
                 let mut config = config();
-                config.mesh.replicate = replicate;
+                config.mesh.dp_replicate = Some(replicate);
                 let mut session = start_with(config.clone(), &file, format, 0, ranks).await;
                 steps(&mut session, 2).await;
                 session.compare_replicas().await.unwrap();

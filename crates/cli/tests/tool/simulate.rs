@@ -301,14 +301,14 @@ fn tensor_parallelism_comes_from_the_flag_and_is_refused_for_sizes_and_for_weigh
     std::fs::write(folder.path().join("calls.toml"), calls).unwrap();
     let rules = "[[weights]]\nmatch = 'layers.*'\ntensor_parallel = 'column'\n\n[[weights]]\nmatch = 'scale'\ntensor_parallel = 'split_tokens'\n";
     std::fs::write(folder.path().join("run.toml"), rules).unwrap();
-    let planned = said(folder.path(), "plan calls.toml --ranks 8 --tp 2 --config run.toml");
+    let planned = said(folder.path(), "plan calls.toml --ranks 8 --mesh tp=2 --config run.toml");
     for word in ["8 ranks (4 shards × tp 2)", "all-gather (shard)", "all-reduce (world)"] {
         assert!(planned.contains(word), "{word}: {planned}");
     }
     for (line, word) in [
-        ("plan calls.toml --ranks 8 --tp 2", "`layers.0.mix` says nothing of tensor parallelism"),
-        ("plan calls.toml --ranks 8 --tp 3 --config run.toml", "set mesh.tp to a divisor of 8"),
-        ("plan model.toml --ranks 8 --tp 2", "sizes declare whole layers"),
+        ("plan calls.toml --ranks 8 --mesh tp=2", "`layers.0.mix` says nothing of tensor parallelism"),
+        ("plan calls.toml --ranks 8 --mesh tp=3 --config run.toml", "set mesh.tp to a divisor of 8"),
+        ("plan model.toml --ranks 8 --mesh tp=2", "sizes declare whole layers"),
     ] {
         let refused = run(folder.path(), line);
         let complaint = String::from_utf8(refused.stderr).unwrap();
@@ -319,7 +319,7 @@ fn tensor_parallelism_comes_from_the_flag_and_is_refused_for_sizes_and_for_weigh
 #[test]
 fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_its_group() {
     let folder = folder();
-    std::fs::write(folder.path().join("run.toml"), "mesh.replicate = 2\n").unwrap();
+    std::fs::write(folder.path().join("run.toml"), "mesh.dp_replicate = 2\n").unwrap();
     let totals = said(folder.path(), "plan model.toml --ranks 4 --config run.toml");
     for word in [
         "all-gather (shard)",
@@ -329,20 +329,21 @@ fn replicas_come_from_the_flag_or_the_configuration_and_every_collective_names_i
     ] {
         assert!(totals.contains(word), "{word}: {totals}");
     }
-    let flag = said(folder.path(), "plan model.toml --ranks 4 --replicate 2");
+    let flag = said(folder.path(), "plan model.toml --ranks 4 --mesh dp_replicate=2");
     assert_eq!(flag, totals);
-    let one = said(folder.path(), "plan model.toml --ranks 4 --replicate 1 --config run.toml");
+    let one = said(folder.path(), "plan model.toml --ranks 4 --mesh dp_replicate=1 --config run.toml");
     assert!(one.contains("4 ranks\n") && !one.contains("(shard)"), "{one}");
-    let tasks = said(folder.path(), "plan model.toml --ranks 4 --replicate 2 --tasks");
+    let tasks = said(folder.path(), "plan model.toml --ranks 4 --mesh dp_replicate=2 --tasks");
     let sum = tasks.lines().find(|line| line.contains("all-reduce") && line.contains("replicate"));
     assert!(sum.is_some() && tasks.contains(" group "), "{tasks}");
 
-    let simulated = said(folder.path(), "simulate model.toml --cluster h100x8-ib --ranks 16 --replicate 2");
+    let simulated =
+        said(folder.path(), "simulate model.toml --cluster h100x8-ib --ranks 16 --mesh dp_replicate=2");
     assert!(simulated.contains("16 ranks (8 shards × 2 replicas) on `h100x8-ib`, 2 × 8"), "{simulated}");
-    let tuned = said(folder.path(), "tune model.toml --cluster h100x8-ib --ranks 16 --replicate 2");
-    assert!(tuned.contains("mesh.replicate = 2"), "{tuned}");
+    let tuned = said(folder.path(), "tune model.toml --cluster h100x8-ib --ranks 16 --mesh dp_replicate=2");
+    assert!(tuned.contains("mesh.dp_replicate = 2"), "{tuned}");
 
-    let refused = run(folder.path(), "plan model.toml --ranks 4 --replicate 3");
+    let refused = run(folder.path(), "plan model.toml --ranks 4 --mesh dp_replicate=3");
     let complaint = String::from_utf8(refused.stderr).unwrap();
     assert!(!refused.status.success() && complaint.contains("4 ranks cannot hold 3 replicas"), "{complaint}");
 }

@@ -46,7 +46,7 @@ fn tune_sweeps_chooses_within_the_budget_and_prints_a_configuration_that_loads()
 
 #[test]
 fn what_tune_prints_makes_the_same_plan_by_itself_and_over_the_file_it_was_given() {
-    let given = "communicators = 1\nreduce_delay = 4\nbackward = 'keep'\nmesh.replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
+    let given = "communicators = 1\nreduce_delay = 4\nbackward = 'keep'\nmesh.dp_replicate = 2\n\n[[weights]]\nmatch = '*down*'\nformat = 'bf16'\n";
     let mut replaced = Vec::new();
     for way in ["", "prefetch.bytes = '1 MiB'\n", "prefetch.policy = 'auto'\ntune.steps = 12\n"] {
         let pasted = same_plan_pasted(&format!("{way}{given}"));
@@ -62,8 +62,10 @@ fn same_plan_pasted(given: &str) -> String {
     let folder = folder();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     write("run.toml", given);
-    let tuned =
-        said(folder.path(), "tune model.toml --cluster h200x4 --ranks 4 --config run.toml --replicate 1");
+    let tuned = said(
+        folder.path(),
+        "tune model.toml --cluster h200x4 --ranks 4 --config run.toml --mesh dp_replicate=1",
+    );
     let (_, pasted) = tuned.split_once("\n# ").unwrap();
     let pasted = format!("# {pasted}");
     let mut merged: toml::Table = given.parse().unwrap();
@@ -89,7 +91,7 @@ fn same_plan_pasted(given: &str) -> String {
         "prefetch.policy" => "--auto --cluster h200x4".to_owned(),
         key => format!("--{} {}", &key["prefetch.".len()..], value.replace(['"', ' '], "")),
     };
-    let chosen = fingerprint(&format!("--config run.toml --replicate 1 {option}"));
+    let chosen = fingerprint(&format!("--config run.toml --mesh dp_replicate=1 {option}"));
     assert_ne!(chosen, fingerprint(&option), "the file matters");
     for config in ["alone.toml", "merged.toml"] {
         assert_eq!(fingerprint(&format!("--config {config}")), chosen, "{config}: {pasted}");

@@ -30,14 +30,15 @@ pub(crate) struct Statement {
     pub(crate) wish: Wish,
 }
 
-/// What a process was asked for: transport, how gradients are summed, how many replicas and tensor-parallel ranks there
-/// are, and in which levels. The levels are those of the mesh, whether the options name them or it has them by itself.
-type Wish = (Option<Transport>, Reduce, [u32; 2], [u32; Levels::MOST]);
+/// What a process was asked for: transport, how gradients are summed, how many replicas, ranks of a text and
+/// tensor-parallel ranks there are, and in which levels. The levels are those of the mesh, whether the options name
+/// them or it has them by itself.
+type Wish = (Option<Transport>, Reduce, [u32; 3], [u32; Levels::MOST]);
 
 fn wish(transport: Option<Transport>, reduce: Reduce, mesh: Mesh) -> Wish {
     let mut levels = [0; Levels::MOST];
     levels.iter_mut().zip(mesh.levels().blocks()).for_each(|(level, block)| *level = *block);
-    (transport, reduce, [mesh.replicas(), mesh.tensor()], levels)
+    (transport, reduce, [mesh.replicas(), mesh.context(), mesh.tensor()], levels)
 }
 
 impl Statement {
@@ -83,7 +84,7 @@ impl Statement {
             _ => return Err(Truncated),
         };
         let reduce = if reader.byte()? == 0 { Reduce::Ordered } else { Reduce::Nccl };
-        let axes = [reader.number()?, reader.number()?];
+        let axes = [reader.number()?, reader.number()?, reader.number()?];
         let mut levels = [0; Levels::MOST];
         for level in &mut levels {
             *level = reader.number()?;
@@ -118,7 +119,7 @@ pub(crate) fn network(
     let Some(first) = statements.first() else { return refused("a world needs a rank") };
     if statements.iter().any(|statement| statement.wish != first.wish) {
         return refused(
-            "processes were configured with different transport, reduce, mesh.replicate, mesh.tp or mesh.levels; give all the same",
+            "processes were configured with different transport, reduce, mesh.dp_replicate, mesh.cp, mesh.tp or mesh.levels; give all the same",
         );
     }
     let alone = statements.iter().enumerate().all(|(position, statement)| {
@@ -139,7 +140,8 @@ pub(crate) fn network(
     let nccl = || installed().map(|()| Network { transport: Transport::Nccl, hosts: all });
     let peers = |hosts: Hosts| reach().map(|()| Network { transport: Transport::Peer, hosts });
     let even = |hosts: &Hosts| {
-        let groups = [Group::Shard, Group::Replicate, Group::Replica, Group::Tensor].into_iter();
+        let groups =
+            [Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor].into_iter();
         groups.map(|group| mesh.strides(group)).all(|group| hosts.of_group(group).is_some())
     };
     match (first.wish.0, first.wish.1) {
@@ -156,7 +158,7 @@ pub(crate) fn network(
         (None, Reduce::Nccl) => nccl(),
         (Some(Transport::Peer), _) if !one_host => match hosts {
             Some(hosts) if !even(&hosts) => refused(
-                "transport = \"peer\" over several hosts needs replicas of whole hosts, or hosts of whole replicas, and the same of tensor-parallel groups; set mesh.replicate and mesh.tp so, or transport = \"auto\" or \"nccl\"",
+                "transport = \"peer\" over several hosts needs replicas of whole hosts, or hosts of whole replicas, and the same of tensor- and context-parallel groups; set mesh.dp_replicate, mesh.cp and mesh.tp so, or transport = \"auto\" or \"nccl\"",
             ),
             Some(hosts) => installed().and_then(|()| peers(hosts)),
             None => refused(
@@ -186,7 +188,7 @@ mod tests {
             gpu: [gpu; 16],
             has_nccl: false,
             reaches: true,
-            wish: (transport, Reduce::Ordered, [1, 1], [0; Levels::MOST]),
+            wish: (transport, Reduce::Ordered, [1; 3], [0; Levels::MOST]),
         }
     }
 
@@ -226,9 +228,9 @@ mod tests {
     #[test]
     fn processes_that_want_different_replicas_are_refused() {
         let mut all = statements("aa", None);
-        all[1].wish.2 = [2, 1];
-        assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.replicate"));
-        all[1].wish.2 = [1, 2];
+        all[1].wish.2 = [2, 1, 1];
+        assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.dp_replicate"));
+        all[1].wish.2 = [1, 1, 2];
         assert!(network_of(&all, || Ok(())).unwrap_err().to_string().contains("mesh.tp"));
         let mut all = statements("aa", None);
         all[1].wish.3[0] = 2;

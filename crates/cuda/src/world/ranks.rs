@@ -52,6 +52,7 @@ impl CudaWorld {
 
     fn make(rendezvous: Arc<Rendezvous>, options: CudaOptions) -> Result<Self, CudaFailure> {
         let mesh = Mesh::of(rendezvous.ranks(), options.replicas, options.tensor, options.levels);
+        let mesh = mesh.and_then(|mesh| mesh.with_context(options.context));
         let mesh = mesh.map_err(|error| CudaFailure::Refused(error.to_string()))?;
         let (devices, ranks) = (options.devices.len(), rendezvous.range().len());
         if devices != ranks {

@@ -198,6 +198,11 @@ impl Content {
         let layout = |weight: WeightId| weights.layout(weight);
         let f32s = |elements: usize| elements.saturating_mul(ElementType::F32.bytes());
         let stored = |weight, bytes| layout(weight).stored_elements().saturating_mul(bytes);
+        // The ranks over which a gradient is summed at a level.
+        let summed = |weight: WeightId, level: LevelId| {
+            let over = layout(weight).shard.group();
+            weights.mesh.tree(over).nth(level.index()).unwrap_or(over)
+        };
         let blocks = |bucket, count: fn(Format, Orientation, Shape) -> usize| {
             f32s(weights.block_sizes(bucket, count).fold(0, usize::saturating_add))
         };
@@ -226,16 +231,15 @@ impl Content {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
             }
             Self::ReceivedGradient(weight, _, element) => {
-                let over = layout(weight).shard.group();
-                let group = weights.mesh.tree(over).next().unwrap_or(over);
+                let group = summed(weight, LevelId::at(0));
                 stored(weight, element.bytes()).saturating_mul(received_slices(weights.mesh, group))
             }
             Self::PartialGradient(weight, _, level) => {
-                let slices = weights.mesh.slices(Group::Level(level)) as usize;
+                let slices = weights.mesh.slices(summed(weight, level)) as usize;
                 stored(weight, ElementType::F32.bytes()).saturating_mul(slices)
             }
             Self::ReceivedPartial(weight, _, level) => {
-                let slices = received_slices(weights.mesh, Group::Level(level));
+                let slices = received_slices(weights.mesh, summed(weight, level));
                 stored(weight, ElementType::F32.bytes()).saturating_mul(slices)
             }
             Self::AmaxHistory(bucket) => {

@@ -371,7 +371,7 @@ pub enum DeclareError {
     },
     /// Ranks that cannot be divided among the replicas.
     #[error(
-        "{ranks} ranks cannot hold {replicas} replicas of equally many ranks; set mesh.replicate to a divisor of {ranks}, or change the number of ranks"
+        "{ranks} ranks cannot hold {replicas} replicas of equally many ranks; set mesh.dp_replicate to a divisor of {ranks}, or change the number of ranks"
     )]
     Replicas {
         /// Ranks of the mesh.
@@ -379,9 +379,26 @@ pub enum DeclareError {
         /// Replicas requested.
         replicas: u32,
     },
+    /// Axes of a mesh that do not multiply to its ranks.
+    #[error(
+        "{}dp_shard {dp_shard} × cp {cp} × tp {tp} do not make {ranks} ranks; leave mesh.dp_shard out, which is then what the other axes leave, or change the number of ranks or an axis (mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp)",
+        dp_replicate.map_or_else(String::new, |replicas| format!("dp_replicate {replicas} × "))
+    )]
+    Axes {
+        /// Ranks of the mesh.
+        ranks: u32,
+        /// Replicas, if they were said.
+        dp_replicate: Option<u32>,
+        /// Ranks with texts of their own.
+        dp_shard: u32,
+        /// Ranks of a text.
+        cp: u32,
+        /// Ranks of a layer.
+        tp: u32,
+    },
     /// Tensor-parallel groups into which the ranks of a replica cannot be divided.
     #[error(
-        "{of_replica} ranks of a replica cannot be divided into tensor-parallel groups of {tensor}; set mesh.tp to a divisor of {of_replica}, or change the number of ranks or mesh.replicate"
+        "{of_replica} ranks of a replica cannot be divided into tensor-parallel groups of {tensor}; set mesh.tp to a divisor of {of_replica}, or change the number of ranks or mesh.dp_replicate"
     )]
     Tensor {
         /// Ranks of a group.
@@ -389,15 +406,15 @@ pub enum DeclareError {
         /// Ranks of a replica.
         of_replica: u32,
     },
-    /// Levels of a mesh with tensor parallelism.
+    /// Context-parallel groups into which the shards of a replica cannot be divided.
     #[error(
-        "mesh.levels = {given:?} with mesh.tp = {tensor}: gradients are summed in levels without tensor parallelism alone; leave mesh.levels out, or set it to []"
+        "{shards} shards cannot be divided into context-parallel groups of {context}; set mesh.cp to a divisor of {shards}, or change the number of ranks, mesh.dp_replicate or mesh.tp"
     )]
-    TensorLevels {
-        /// The levels.
-        given: Vec<u32>,
-        /// Ranks of a tensor-parallel group.
-        tensor: u32,
+    Context {
+        /// Ranks of a group.
+        context: u32,
+        /// Shards of a replica.
+        shards: u32,
     },
     /// Levels that are not made of each other.
     #[error(
@@ -411,7 +428,7 @@ pub enum DeclareError {
     },
     /// A level that cuts some group of ranks in pieces of unequal size.
     #[error(
-        "blocks of {level} ranks cut {ranks} ranks in {replicas} replicas unevenly; set mesh.levels to numbers that divide the ranks of a replica or are multiples of it: the next after {level} is {next}"
+        "blocks of {level} ranks cut {ranks} ranks in {replicas} replicas with tp = {tensor} unevenly; set mesh.levels to numbers that divide the ranks of a replica or are multiples of it, and are multiples or divisors of mesh.tp: the next after {level} is {next}"
     )]
     Level {
         /// Ranks of a block.
@@ -420,6 +437,8 @@ pub enum DeclareError {
         ranks: u32,
         /// Replicas of it.
         replicas: u32,
+        /// Ranks of a tensor-parallel group.
+        tensor: u32,
         /// The next number that would do.
         next: u32,
     },

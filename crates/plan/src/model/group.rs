@@ -25,10 +25,15 @@ pub enum Group {
     /// Those that compute the parts of one layer: a tensor-parallel group. Without tensor parallelism each rank is
     /// alone in its own.
     Tensor,
+    /// Those that share the tokens of a text: a context-parallel group. Without context parallelism each rank is alone
+    /// in its own.
+    Context,
     /// Those whose sums of a gradient this level adds up, of several levels ([`Mesh::tree`](super::Mesh::tree)): at the
     /// first, the rank's own block of its replica; at the others, the ranks at its place in the blocks of the level
-    /// before.
+    /// before. With tensor parallelism, of these the ones that have the same parts of weights.
     Level(LevelId),
+    /// The same for a weight that tensor parallelism does not cut, whose rows all ranks of a replica have.
+    ReplicaLevel(LevelId),
 }
 
 impl Group {
@@ -53,7 +58,8 @@ impl std::fmt::Display for Group {
             Self::World => formatter.write_str("world"),
             Self::Replica => formatter.write_str("replica"),
             Self::Tensor => formatter.write_str("tensor"),
-            Self::Level(level) => level.fmt(formatter),
+            Self::Context => formatter.write_str("context"),
+            Self::Level(level) | Self::ReplicaLevel(level) => level.fmt(formatter),
         }
     }
 }

@@ -53,6 +53,19 @@ impl Levels {
         if level < Self::MOST && self.0[level] > 0 { Some(self.0[level]) } else { None }
     }
 
+    /// Those whose blocks have more than `ranks` ranks.
+    pub(super) const fn above(self, ranks: u32) -> Self {
+        let (mut above, mut level, mut kept) = ([0; Self::MOST], 0, 0);
+        while level < Self::MOST {
+            if self.0[level] > ranks {
+                above[kept] = self.0[level];
+                kept += 1;
+            }
+            level += 1;
+        }
+        Self(above)
+    }
+
     /// Those whose blocks are smaller than `ranks` ranks.
     pub(super) fn below(self, ranks: u32) -> Self {
         Self(self.0.map(|block| if block < ranks { block } else { 0 }))

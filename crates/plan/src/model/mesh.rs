@@ -1,11 +1,12 @@
-//! The ranks of a world: replicas of the model, shards of a weight, and tensor parallelism.
+//! The ranks of a world: replicas of the model, shards of a weight, context parallelism, and tensor parallelism.
 //!
-//! Law: rank = (replica · shards + shard) · tensor + part. So the ranks of a tensor-parallel group, and those of a
-//! replica, are numbered one after the other, and share a host where a host has as many. Every replica holds every
-//! weight; ranks at the same place in all replicas hold the same bits. Which ranks a [`Group`] means is said by
-//! [`Mesh::strides`] and nowhere else: everything that needs their numbers, or how many they are, asks there. In which
-//! order gradients are summed over a replica is said by [`Mesh::tree`]: a mesh of up to 8 ranks has one level by
-//! itself, all ranks in order; so far a mesh with tensor parallelism always has.
+//! Law: rank = (replica · shards + shard) · tensor + part, and shard = data shard · context + place in its context. So
+//! the ranks of a tensor-parallel group, those that share texts, and those of a replica are numbered one after the
+//! other, and share a host where a host has as many. Every replica holds every weight; ranks at the same place in all
+//! replicas hold the same bits. Context parallelism splits the tokens of a text and no weight: for weights its ranks
+//! are shards like others. Which ranks a [`Group`] means is said by [`Mesh::strides`] and nowhere else: everything that
+//! needs their numbers, or how many they are, asks there. In which order gradients are summed over a replica is said by
+//! [`Mesh::tree`]: a replica of up to 8 ranks has one level by itself, all ranks in order.
 
 use serde::{Serialize, Serializer};
 
@@ -17,6 +18,8 @@ use warpweft_base::id::{LevelId, RankId};
 pub struct Mesh {
     shards: u32,
     replicas: u32,
+    /// Those of the shards that share the tokens of a text.
+    context: u32,
     /// Ranks of a tensor-parallel group.
     tensor: u32,
     /// Those that cut a replica.
@@ -49,7 +52,8 @@ impl Mesh {
         match (ranks, ranks.checked_rem(replicas)) {
             (0, _) => Err(DeclareError::NoRanks),
             (1..=Self::MAX_RANKS, Some(0)) => {
-                let flat = Self { shards: ranks / replicas, replicas, tensor: 1, levels: Levels::FLAT };
+                let flat =
+                    Self { shards: ranks / replicas, replicas, context: 1, tensor: 1, levels: Levels::FLAT };
                 Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
             }
             (1..=Self::MAX_RANKS, _) => Err(DeclareError::Replicas { ranks, replicas }),
@@ -66,8 +70,8 @@ impl Mesh {
         levels.map_or(Ok(usual), |levels| usual.with_levels(levels))
     }
 
-    /// The same ranks and replicas, in which each `tensor` ranks in a row are a tensor-parallel group. Levels are those
-    /// that such a mesh has by itself.
+    /// The same ranks and replicas, in which each `tensor` ranks in a row are a tensor-parallel group, without context
+    /// parallelism. Levels are those that such a mesh has by itself.
     ///
     /// # Errors
     /// [`DeclareError::Tensor`] when the ranks of a replica cannot be divided into such groups.
@@ -75,9 +79,23 @@ impl Mesh {
         let of_replica = self.of_replica();
         match of_replica.checked_rem(tensor) {
             Some(0) if tensor == self.tensor => Ok(self),
-            Some(0) if tensor == 1 => Self::hybrid(self.ranks(), self.replicas),
-            Some(0) => Ok(Self { shards: of_replica / tensor, tensor, levels: Levels::FLAT, ..self }),
-            _ => Err(DeclareError::Tensor { tensor, of_replica }),
+            Some(0) => {
+                let shards = of_replica / tensor;
+                let flat = Self { shards, context: 1, tensor, levels: Levels::FLAT, ..self };
+                Ok(flat.with_levels(Levels::USUAL).unwrap_or(flat))
+            }
+            None | Some(_) => Err(DeclareError::Tensor { tensor, of_replica }),
+        }
+    }
+
+    /// The same mesh, in which each `context` shards in a row share the tokens of a text: context parallelism.
+    ///
+    /// # Errors
+    /// [`DeclareError::Context`] when the shards cannot be divided so.
+    pub const fn with_context(self, context: u32) -> Result<Self, DeclareError> {
+        match self.shards.checked_rem(context) {
+            Some(0) => Ok(Self { context, ..self }),
+            _ => Err(DeclareError::Context { context, shards: self.shards }),
         }
     }
 
@@ -85,26 +103,23 @@ impl Mesh {
     ///
     /// # Errors
     /// [`DeclareError::Level`] for blocks that neither are parts of a replica of equal size, nor consist of as
-    /// many whole replicas each, nor hold all ranks; [`DeclareError::TensorLevels`] for any level that cuts a replica
-    /// with tensor parallelism.
+    /// many whole replicas each, nor hold all ranks; and for those that cut tensor-parallel groups unevenly.
     pub fn with_levels(self, levels: Levels) -> Result<Self, DeclareError> {
-        let (ranks, replicas) = (self.ranks(), self.replicas);
-        if self.tensor > 1 && levels.below(self.of_replica()) != Levels::FLAT {
-            return Err(DeclareError::TensorLevels { given: levels.blocks().to_vec(), tensor: self.tensor });
-        }
+        let (ranks, replicas, tensor) = (self.ranks(), self.replicas, self.tensor);
         match levels.blocks().iter().find(|block| !self.is_cut_evenly(**block)) {
             None => Ok(Self { levels: levels.below(self.of_replica()), ..self }),
             Some(level) => {
                 let next = (*level..ranks).find(|block| self.is_cut_evenly(*block)).unwrap_or(ranks);
-                Err(DeclareError::Level { level: *level, ranks, replicas, next })
+                Err(DeclareError::Level { level: *level, ranks, replicas, tensor, next })
             }
         }
     }
 
     const fn is_cut_evenly(self, block: u32) -> bool {
-        let of_replica = self.of_replica();
+        let (of_replica, tensor) = (self.of_replica(), self.tensor);
         let whole = block.is_multiple_of(of_replica) && self.ranks().is_multiple_of(block);
-        block >= self.ranks() || of_replica.is_multiple_of(block) || whole
+        let parts = block.is_multiple_of(tensor) || tensor.is_multiple_of(block);
+        block >= self.ranks() || (of_replica.is_multiple_of(block) && parts) || whole
     }
 
     const fn of_replica(self) -> u32 {
@@ -136,6 +151,13 @@ impl Mesh {
         self.replicas
     }
 
+    /// How many ranks share the tokens of a text; 1 without context parallelism. They are among the
+    /// [`shards`](Mesh::shards).
+    #[must_use]
+    pub const fn context(self) -> u32 {
+        self.context
+    }
+
     /// How many ranks compute the parts of one layer; 1 without tensor parallelism.
     #[must_use]
     pub const fn tensor(self) -> u32 {
@@ -161,35 +183,46 @@ impl Mesh {
             Group::Replicate => Strides::new(self.of_replica(), self.replicas),
             Group::World => Strides::new(1, self.ranks()),
             Group::Replica => Strides::new(1, self.of_replica()),
+            Group::Context => Strides::new(self.tensor, self.context),
             Group::Tensor => Strides::new(1, self.tensor),
-            Group::Level(level) => {
-                let below = if level.index() == 0 { 1 } else { self.block(level.index() - 1) };
-                Strides::new(below, self.block(level.index()) / below)
-            }
+            Group::Level(level) => self.level(level, self.tensor),
+            Group::ReplicaLevel(level) => self.level(level, 1),
         }
     }
 
-    /// Ranks of a block of a level, which above the last is all of a replica.
-    const fn block(self, level: usize) -> u32 {
-        match self.levels.block(level) {
+    /// The ranks whose sums a level adds up, of ranks that are `apart` from each other.
+    const fn level(self, level: LevelId, apart: u32) -> Strides {
+        let below = if level.index() == 0 { apart } else { self.block(level.index() - 1, apart) };
+        Strides::new(below, self.block(level.index(), apart) / below)
+    }
+
+    /// Ranks of a block of a level in which several of those meet that are `apart` from each other; above the last that
+    /// is all of a replica.
+    const fn block(self, level: usize, apart: u32) -> u32 {
+        match self.levels.above(apart).block(level) {
             Some(ranks) => ranks,
-            None => self.shards,
+            None => self.of_replica(),
         }
     }
 
     /// Over which groups, one after the other, gradients of a weight are summed over a replica, whose rows are sharded
-    /// `over` a group: over all its ranks at once; or with levels over the ranks of a block, then over those at one
-    /// place of the blocks of the level before, and so on. Each adds in rank order.
+    /// `over` a group, [`Group::Shard`] or [`Group::Replica`]: over all its ranks at once; or with levels over those in
+    /// a block, then over those at one place of the blocks of the level before, and so on. Each adds in rank order.
     pub fn tree(self, over: Group) -> impl ExactSizeIterator<Item = Group> {
-        let levels = self.levels.blocks().len();
-        let group = move |level| if levels == 0 { over } else { Group::Level(LevelId::at(level)) };
-        (0..self.depth()).map(group)
+        let depth = self.depth(over);
+        let group = move |level| match over {
+            _ if depth == 1 => over,
+            Group::Replica => Group::ReplicaLevel(LevelId::at(level)),
+            _ => Group::Level(LevelId::at(level)),
+        };
+        (0..depth).map(group)
     }
 
-    /// How many sums one after the other a [`tree`](Mesh::tree) is.
+    /// How many sums one after the other the [`tree`](Mesh::tree) over a group is.
     #[must_use]
-    pub fn depth(self) -> usize {
-        self.levels.blocks().len() + 1
+    pub fn depth(self, over: Group) -> usize {
+        let apart = if matches!(over, Group::Replica) { 1 } else { self.tensor };
+        self.levels.above(apart).blocks().len() + 1
     }
 
     /// How many slices of a gradient a rank has for each rank of a group of the [`tree`](Mesh::tree): its sum over that
@@ -197,16 +230,20 @@ impl Mesh {
     #[must_use]
     pub const fn slices(self, group: Group) -> u32 {
         match group {
-            Group::Level(level) => self.shards / self.block(level.index()),
-            Group::Shard | Group::Replicate | Group::World | Group::Replica | Group::Tensor => 1,
+            Group::Level(level) => self.of_replica() / self.block(level.index(), self.tensor),
+            Group::ReplicaLevel(level) => self.of_replica() / self.block(level.index(), 1),
+            Group::Shard | Group::Replicate | Group::World | Group::Replica => 1,
+            Group::Context | Group::Tensor => 1,
         }
     }
 
     /// Every group that plans for this mesh may name. Some may have the same members.
     pub fn groups(self) -> impl Iterator<Item = Group> {
         let levels = self.tree(Group::Shard).filter(|group| !group.is_shard());
+        let of_replica =
+            self.tree(Group::Replica).filter(move |group| self.tensor > 1 && *group != Group::Replica);
         let named = [Group::World, Group::Shard, Group::Replicate].into_iter();
-        named.chain(levels).chain([Group::Replica, Group::Tensor])
+        named.chain(levels).chain(of_replica).chain([Group::Replica, Group::Context, Group::Tensor])
     }
 
     /// How many ranks a group has.
@@ -244,22 +281,28 @@ impl Mesh {
     }
 }
 
-/// `1 rank`, `4 ranks`, or `16 ranks (4 shards × tp 2 × 2 replicas)`.
+/// `1 rank`, `4 ranks`, or `32 ranks (4 shards × cp 2 × tp 2 × 2 replicas)`.
 impl std::fmt::Display for Mesh {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ranks = self.ranks();
         write!(formatter, "{ranks} rank{}", if ranks == 1 { "" } else { "s" })?;
-        let Self { shards, replicas, tensor, .. } = self;
-        match (tensor > &1, replicas > &1) {
-            (false, false) => Ok(()),
-            (false, true) => write!(formatter, " ({shards} shards × {replicas} replicas)"),
-            (true, false) => write!(formatter, " ({shards} shards × tp {tensor})"),
-            (true, true) => write!(formatter, " ({shards} shards × tp {tensor} × {replicas} replicas)"),
+        let Self { shards, replicas, context, tensor, .. } = *self;
+        if shards == ranks && context == 1 {
+            return Ok(());
         }
+        write!(formatter, " ({} shards", shards / context)?;
+        for (axis, ranks) in [("cp", context), ("tp", tensor)].into_iter().filter(|(_, ranks)| *ranks > 1) {
+            write!(formatter, " × {axis} {ranks}")?;
+        }
+        if replicas > 1 {
+            write!(formatter, " × {replicas} replicas")?;
+        }
+        formatter.write_str(")")
     }
 }
 
-/// The ranks, the replicas and the tensor-parallel ranks where there are several, and levels where there are some.
+/// The ranks; the replicas, the ranks that share a text and the tensor-parallel ranks where there are several; and
+/// levels where there are some.
 impl Serialize for Mesh {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -268,14 +311,17 @@ impl Serialize for Mesh {
             #[serde(skip_serializing_if = "Option::is_none")]
             replicas: Option<u32>,
             #[serde(skip_serializing_if = "Option::is_none")]
+            context: Option<u32>,
+            #[serde(skip_serializing_if = "Option::is_none")]
             tensor: Option<u32>,
             #[serde(skip_serializing_if = "Option::is_none")]
             levels: Option<Levels>,
         }
         let replicas = (self.replicas > 1).then_some(self.replicas);
+        let context = (self.context > 1).then_some(self.context);
         let tensor = (self.tensor > 1).then_some(self.tensor);
         let levels = Some(self.levels).filter(|levels| *levels != Levels::FLAT);
-        Written { ranks: self.ranks(), replicas, tensor, levels }.serialize(serializer)
+        Written { ranks: self.ranks(), replicas, context, tensor, levels }.serialize(serializer)
     }
 }
 

@@ -7,7 +7,7 @@
 use super::draft::Carrier;
 use super::step_plan::Policy;
 use crate::layout::{Lane, LaneKind};
-use crate::model::Mesh;
+use crate::model::{Group, Mesh};
 use warpweft_base::id::{CommId, LaneId};
 
 /// The lanes in the order of their ids, and the number of each carrier's.
@@ -34,7 +34,7 @@ impl Lanes {
         let gather = add(LaneKind::Communicator(CommId::new(0)));
         let shared = policy.communicators == 1;
         let reduce = if shared { gather } else { add(LaneKind::Communicator(CommId::new(1))) };
-        let own = policy.communicators > 2 && (mesh.replicas() > 1 || mesh.depth() > 1);
+        let own = policy.communicators > 2 && (mesh.replicas() > 1 || mesh.depth(Group::Replica) > 1);
         let replicas = if own { add(LaneKind::Communicator(CommId::new(2))) } else { reduce };
         let sum = add(LaneKind::Sum);
         Self { all, compute, quantize, gather, reduce, replicas, sum }

@@ -7,7 +7,6 @@
 use serde::{Deserialize, Serialize};
 
 use warpweft_backend::DeviceTimes;
-use warpweft_plan::model::Levels;
 use warpweft_plan::policy::{self, ByteSize};
 
 /// When gathers start: one of `depth`, `bytes` and `policy`. A source that sets one of them takes the others
@@ -84,31 +83,6 @@ impl std::fmt::Display for Prefetch {
             (_, Some(bytes), _) => write!(formatter, "prefetch.bytes = \"{bytes}\""),
             (depth, ..) => write!(formatter, "prefetch.depth = {}", depth.unwrap_or(1)),
         }
-    }
-}
-
-/// The mesh of ranks: replicas, in HSDP, and tensor parallelism.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct MeshAxes {
-    /// How many replicas of the model there are, 1 to 65,536. Weights are sharded over the ranks of a replica, and
-    /// gradients are summed over replicas too. It must divide the number of ranks, of which each replica has as
-    /// many, one after the other.
-    pub replicate: u32,
-    /// How many ranks in a row compute the parts of one layer, 1 to 65,536: tensor parallelism. It must divide the
-    /// ranks of a replica. Every weight of the model says what becomes of it
-    /// ([`TensorParallel`](warpweft_plan::model::TensorParallel)).
-    pub tp: u32,
-    /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
-    /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a
-    /// replica; when absent, 8 where that cuts replicas evenly, which is one sum for up to 8 ranks. Part of the
-    /// bits of a run, and the same in all processes.
-    pub levels: Option<Levels>,
-}
-
-impl Default for MeshAxes {
-    fn default() -> Self {
-        Self { replicate: 1, tp: 1, levels: None }
     }
 }
 

@@ -144,8 +144,8 @@ mod tests {
     fn changes_are_what_is_not_as_by_default_and_what_was_set_over_a_file() {
         let mut config =
             Config::from_toml_str("communicators = 1\nbackward = \"regather\"", "a file").unwrap();
-        config.set_by("mesh.replicate", "--replicate");
-        assert_eq!(config.changes(), "communicators = 1\nmesh.replicate = 1\n");
+        config.set_by("mesh.tp", "--mesh");
+        assert_eq!(config.changes(), "communicators = 1\nmesh.tp = 1\n");
         assert_eq!(Config::default().changes(), "");
     }
 

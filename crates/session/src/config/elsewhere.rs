@@ -39,7 +39,12 @@ const KEYS: &[(&[&str], &str)] = &[
     (&["stage3_prefetch_bucket_size", "prefetch_bucket_size"], "prefetch.bytes"),
     (&["overlap_comm", "overlap_grad_reduce"], "reduce_delay"),
     (&["reshard_after_forward"], "backward"),
-    (&["dp_replicate", "data_parallel_replicate_degree", "num_replicas", "replicas"], "mesh.replicate"),
+    (
+        &["dp_replicate", "data_parallel_replicate_degree", "num_replicas", "replicas", "replicate"],
+        "mesh.dp_replicate",
+    ),
+    (&["dp_shard", "data_parallel_shard_degree", "fsdp_size", "shards"], "mesh.dp_shard"),
+    (&["context_parallel_size", "context_parallel_degree", "cp_size", "cp"], "mesh.cp"),
     (
         &["tensor_model_parallel_size", "tensor_parallel_degree", "tp_size", "tensor_parallel_size", "tp"],
         "mesh.tp",
@@ -112,7 +117,7 @@ const NO_KEY: &[(&[&str], &str)] = &[
     ),
     (
         &["zero_optimization", "zero_stage", "sharding_strategy", "fsdp", "data_parallel_sharding_strategy"],
-        "weights, gradients and optimizer state are always sharded (ZeRO-3, FULL_SHARD); mesh.replicate sets how many replicas there are (HYBRID_SHARD)",
+        "weights, gradients and optimizer state are always sharded (ZeRO-3, FULL_SHARD); mesh.dp_replicate sets how many replicas there are (HYBRID_SHARD)",
     ),
     (
         &[

@@ -45,6 +45,7 @@ mod environment;
 mod error;
 mod keys;
 mod load;
+mod mesh_axes;
 mod optimizing;
 mod origin;
 mod reading;
@@ -55,13 +56,14 @@ mod suggest;
 mod weights;
 
 pub use calls::CallList;
-pub use choices::{Capture, Cpu, Link, Memory, MeshAxes, Prefetch, PrefetchPolicy, TraceOutput, Tune};
+pub use choices::{Capture, Cpu, Link, Memory, Prefetch, PrefetchPolicy, TraceOutput, Tune};
 pub use declared::Declared;
 pub(crate) use declared::agreeing;
 #[doc(hidden)]
 pub use declared::{Rule, Rules, Takes};
 pub(crate) use disagreement::stands_still;
 pub use error::ConfigError;
+pub use mesh_axes::MeshAxes;
 pub use optimizing::{OptimizerConfig, Quantize, Scaling};
 pub use origin::{Origin, Origins};
 // Values of these types stand in a configuration.
@@ -222,14 +224,14 @@ impl Config {
         Duration::from_secs_f64(self.deadline_s)
     }
 
-    /// The mesh of `ranks` ranks, in as many replicas as `mesh.replicate` says, with the tensor parallelism of
-    /// `mesh.tp`, that sums in `mesh.levels`.
+    /// The mesh of `ranks` ranks with the axes of [`Config::mesh`].
     ///
     /// # Errors
-    /// As [`Mesh::hybrid`]: no ranks, too many, or a number that the replicas do not divide; as [`Mesh::with_tensor`]
-    /// and [`Mesh::with_levels`].
+    /// [`DeclareError::Axes`] for axes that do not multiply to `ranks`; as [`Mesh::hybrid`]: no ranks, too many, or a
+    /// number that the replicas do not divide; as [`Mesh::with_tensor`], [`Mesh::with_context`] and
+    /// [`Mesh::with_levels`].
     pub fn mesh_of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
-        Mesh::of(ranks, self.mesh.replicate, self.mesh.tp, self.mesh.levels)
+        self.mesh.of(ranks)
     }
 
     /// Refuses the value of `key` for what the rule of its key does not know: `problem` says what is wrong with it,
@@ -284,7 +286,9 @@ mod tests {
             ("prefetch.cluster", with(|c| c.prefetch.cluster.clear())),
             ("tune.steps", with(|c| c.tune.steps = 5)),
             ("memory.budget", with(|c| c.memory.budget = Some(ByteSize::new(0)))),
-            ("mesh.replicate", with(|c| c.mesh.replicate = 0)),
+            ("mesh.dp_replicate", with(|c| c.mesh.dp_replicate = Some(0))),
+            ("mesh.dp_shard", with(|c| c.mesh.dp_shard = Some(0))),
+            ("mesh.cp", with(|c| c.mesh.cp = 0)),
             ("mesh.tp", with(|c| c.mesh.tp = 0)),
             ("quantize.amax_history", with(|c| c.quantize.amax_history = 0)),
             ("optimizer.lr", with(|c| c.optimizer.lr = -1e-3)),

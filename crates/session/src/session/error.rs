@@ -10,7 +10,7 @@ use warpweft_backend::BackendError;
 use warpweft_base::errors::{listed, shown, shown_path, shown_text};
 use warpweft_base::id::RankId;
 use warpweft_format::{ElementType, FormatError};
-use warpweft_plan::model::DeclareError;
+use warpweft_plan::model::{DeclareError, Mesh};
 use warpweft_plan::plan::PlanError;
 
 /// An error of a session.
@@ -75,46 +75,18 @@ pub enum SessionError {
         /// Which one, or how many.
         reason: String,
     },
-    /// Backends whose mesh sums in other levels than the configuration says.
+    /// Backends of a world with another mesh than the configuration requests.
     #[error(
-        "gradients are to be summed in blocks of {levels:?} ranks, but the backends were made for {ranks} ranks that sum in blocks of {of_backends:?} ({device}); make them for a mesh with these levels (`Config::mesh_of`), or set mesh.levels to {of_backends:?}"
+        "the configuration's mesh is {configured} that sum in levels of {:?}, but the backends were made for {of_backends} that sum in levels of {:?} ({device}); make them for Config::mesh_of, or set mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp and mesh.levels to theirs",
+        configured.levels().blocks(),
+        of_backends.levels().blocks()
     )]
-    Levels {
-        /// Those of the configuration, as far as they cut a replica.
-        levels: Vec<u32>,
-        /// Those of the backends.
-        of_backends: Vec<u32>,
-        /// Ranks of the backends.
-        ranks: u32,
+    Mesh {
+        /// What the configuration requests.
+        configured: Mesh,
+        /// Of the backends.
+        of_backends: Mesh,
         /// What they run on.
-        device: String,
-    },
-    /// Backends of a world with other tensor parallelism than the configuration requests.
-    #[error(
-        "mesh.tp is {tp}, but the backends were made for {ranks} ranks with tensor-parallel groups of {of_backends} ({device}); make them for the mesh of the configuration (Config::mesh_of), or set mesh.tp to {of_backends}"
-    )]
-    Tensor {
-        /// What the configuration requests.
-        tp: u32,
-        /// Ranks of a group of the backends' mesh.
-        of_backends: u32,
-        /// Ranks of the backends' mesh.
-        ranks: u32,
-        /// What the backends are.
-        device: String,
-    },
-    /// Backends of a world with another number of replicas than the configuration requests.
-    #[error(
-        "mesh.replicate is {replicate}, but the backends were made for {ranks} ranks in {replicas} replicas ({device}); make them for a mesh of {replicate} replicas, or set mesh.replicate to {replicas}"
-    )]
-    Replicas {
-        /// What the configuration requests.
-        replicate: u32,
-        /// Replicas of the backends' mesh.
-        replicas: u32,
-        /// Ranks of the backends' mesh.
-        ranks: u32,
-        /// What the backends are.
         device: String,
     },
     /// The host has no memory for the bytes that go into or come out of a buffer.

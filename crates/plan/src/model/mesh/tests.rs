@@ -30,10 +30,20 @@ fn replicas_that_do_not_divide_the_ranks_are_refused_with_both_numbers() {
 
 #[test]
 fn every_group_parts_the_ranks_and_keeps_their_order() {
-    for (ranks, replicas, tensor) in
-        [(1, 1, 1), (4, 1, 1), (4, 2, 1), (6, 3, 1), (3, 3, 1), (12, 2, 1), (12, 2, 3), (8, 1, 4)]
-    {
-        let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap();
+    for (ranks, replicas, context, tensor) in [
+        (1, 1, 1, 1),
+        (4, 1, 1, 1),
+        (4, 2, 1, 1),
+        (6, 3, 1, 1),
+        (3, 3, 1, 1),
+        (12, 2, 3, 1),
+        (12, 2, 1, 3),
+        (8, 1, 2, 4),
+        (48, 2, 2, 3),
+        (64, 2, 2, 4),
+        (64, 1, 1, 16),
+    ] {
+        let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap().with_context(context).unwrap();
         for group in mesh.groups() {
             for rank in mesh.iter() {
                 let members: Vec<RankId> = mesh.members(rank, group).collect();
@@ -49,16 +59,18 @@ fn every_group_parts_the_ranks_and_keeps_their_order() {
 
 #[test]
 fn tensor_parallel_groups_part_the_ranks_of_a_replica_among_shards() {
-    let mesh = Mesh::hybrid(16, 2).unwrap().with_tensor(2).unwrap();
+    let mesh = Mesh::hybrid(16, 2).unwrap().with_tensor(2).unwrap().with_context(2).unwrap();
     assert_eq!((mesh.ranks(), mesh.shards(), mesh.tensor(), mesh.replicas()), (16, 4, 2, 2));
+    assert_eq!(mesh.context(), 2);
     let of = |group| mesh.members(RankId::new(11), group).map(RankId::number).collect::<Vec<_>>();
     assert_eq!(of(Group::Tensor), [10, 11]);
     assert_eq!(of(Group::Shard), [9, 11, 13, 15]);
+    assert_eq!(of(Group::Context), [9, 11]);
     assert_eq!(of(Group::Replica), [8, 9, 10, 11, 12, 13, 14, 15]);
     assert_eq!(of(Group::Replicate), [3, 11]);
     assert_eq!((mesh.replica_of(RankId::new(11)), mesh.replica_group()), (1, Group::Replica));
-    assert_eq!(mesh.to_string(), "16 ranks (4 shards × tp 2 × 2 replicas)");
-    assert_eq!(serde_json::to_string(&mesh).unwrap(), r#"{"ranks":16,"replicas":2,"tensor":2}"#);
+    assert_eq!(mesh.to_string(), "16 ranks (2 shards × cp 2 × tp 2 × 2 replicas)");
+    assert_eq!(serde_json::to_string(&mesh).unwrap(), r#"{"ranks":16,"replicas":2,"context":2,"tensor":2}"#);
 }
 
 #[test]
@@ -73,13 +85,35 @@ fn tensor_parallel_groups_that_do_not_divide_a_replica_are_refused() {
 }
 
 #[test]
-fn a_level_that_cuts_a_replica_with_tensor_parallelism_is_refused() {
-    let mesh = Mesh::hybrid(32, 2).unwrap().with_tensor(4).unwrap();
-    let refused = mesh.with_levels(Levels::new(&[8]).unwrap()).unwrap_err();
-    assert_eq!(refused, DeclareError::TensorLevels { given: vec![8], tensor: 4 });
-    for levels in [&[][..], &[16]] {
-        assert_eq!(mesh.with_levels(Levels::new(levels).unwrap()).unwrap().depth(), 1);
+fn texts_are_shared_by_a_divisor_of_the_shards() {
+    let mesh = Mesh::hybrid(24, 2).unwrap().with_tensor(2).unwrap();
+    for context in [0, 4, 5, 12] {
+        assert_eq!(mesh.with_context(context), Err(DeclareError::Context { context, shards: 6 }));
     }
+    assert_eq!(mesh.with_context(3).unwrap().with_context(1), Ok(mesh));
+}
+
+#[test]
+fn with_tensor_parallelism_a_level_adds_the_ranks_of_its_block_that_have_the_same_part() {
+    let tree = |mesh: Mesh, over| mesh.tree(over).map(|group| mesh.strides(group)).collect::<Vec<_>>();
+    let of = |stride, count| Strides::new(stride, count);
+    let with = |tensor, levels: &[u32]| {
+        let mesh = Mesh::hybrid(64, 2).unwrap().with_tensor(tensor).unwrap();
+        mesh.with_levels(Levels::new(levels).unwrap()).unwrap()
+    };
+    let trees = |tensor, levels: &[u32]| {
+        (tree(with(tensor, levels), Group::Shard), tree(with(tensor, levels), Group::Replica))
+    };
+    assert_eq!(trees(2, &[8]), (vec![of(2, 4), of(8, 4)], vec![of(1, 8), of(8, 4)]));
+    // A block in which no rank meets another that has the same part adds nothing.
+    assert_eq!(trees(8, &[8]), (vec![of(8, 4)], vec![of(1, 8), of(8, 4)]));
+    assert_eq!(trees(8, &[4]), (vec![of(8, 4)], vec![of(1, 4), of(4, 8)]));
+    assert_eq!(
+        trees(8, &[2, 8, 16]),
+        (vec![of(8, 2), of(16, 2)], vec![of(1, 2), of(2, 4), of(8, 2), of(16, 2)])
+    );
+    assert_eq!(trees(2, &[]), (vec![of(2, 16)], vec![of(1, 32)]));
+    assert_eq!(with(2, &[8]).levels(), Mesh::of(64, 2, 2, None).unwrap().levels());
 }
 
 #[test]
@@ -110,16 +144,26 @@ fn ranks_are_summed_in_blocks_of_eight_where_these_cut_a_replica_evenly() {
 /// What a rank keeps at a level, it gives parts of at the next, until its own rows are left.
 #[test]
 fn each_level_leaves_as_many_slices_as_the_next_gives_and_the_last_leaves_one() {
-    for (ranks, replicas, levels) in
-        [(16, 1, &[8][..]), (16, 1, &[2, 4, 8]), (24, 2, &[4]), (512, 1, &[8, 128]), (8, 1, &[])]
-    {
-        let mesh = Mesh::hybrid(ranks, replicas).unwrap();
-        let mesh = mesh.with_levels(Levels::new(levels).unwrap()).unwrap();
-        let left = mesh.tree(Group::Shard).fold(mesh.shards(), |slices, group| {
-            assert_eq!(slices, mesh.slices(group) * mesh.size(group), "{mesh}, {group}");
-            mesh.slices(group)
-        });
-        assert_eq!((left, mesh.depth()), (1, levels.len() + 1));
+    let meshes = [
+        (16, 1, 1, &[8][..]),
+        (16, 1, 1, &[2, 4, 8]),
+        (24, 2, 1, &[4]),
+        (512, 1, 1, &[8, 128]),
+        (8, 1, 1, &[]),
+        (64, 2, 2, &[8]),
+        (64, 1, 8, &[2, 4, 16]),
+        (24, 2, 3, &[6]),
+    ];
+    for (ranks, replicas, tensor, levels) in meshes {
+        let mesh = Mesh::of(ranks, replicas, tensor, Some(Levels::new(levels).unwrap())).unwrap();
+        for over in [Group::Shard, Group::Replica] {
+            let left = mesh.tree(over).fold(mesh.size(over), |slices, group| {
+                assert_eq!(slices, mesh.slices(group) * mesh.size(group), "{mesh}, {group}");
+                mesh.slices(group)
+            });
+            assert_eq!((left, mesh.tree(over).len()), (1, mesh.depth(over)));
+        }
+        assert_eq!(mesh.depth(Group::Replica), levels.len() + 1);
     }
 }
 
@@ -132,10 +176,12 @@ fn blocks_that_cut_ranks_unevenly_are_refused_with_the_next_that_do_not() {
     for (ranks, replicas, block, next) in [(12, 1, 8, 12), (24, 1, 5, 6), (24, 4, 7, 12), (24, 4, 4, 6)] {
         assert_eq!(
             with(ranks, replicas, block),
-            Err(DeclareError::Level { level: block, ranks, replicas, next })
+            Err(DeclareError::Level { level: block, ranks, replicas, tensor: 1, next })
         );
         assert!(with(ranks, replicas, next).is_ok());
     }
+    let cut = Mesh::of(48, 2, 4, Some(Levels::new(&[6]).unwrap()));
+    assert_eq!(cut, Err(DeclareError::Level { level: 6, ranks: 48, replicas: 2, tensor: 4, next: 8 }));
     for (ranks, replicas, block) in [(24, 4, 6), (24, 4, 12), (24, 4, 100), (24, 4, 3)] {
         let levels = with(ranks, replicas, block).unwrap().levels();
         assert_eq!(levels.blocks().len(), usize::from(block < ranks / replicas));

@@ -51,6 +51,8 @@ struct Collected {
     name: String,
     /// In what it travels.
     element: ElementType,
+    /// The ranks that its weights are sharded over.
+    over: Group,
     elements: usize,
     /// Is it complete only one step after its call, because it is added to others or rounded there?
     completed_later: bool,
@@ -129,14 +131,14 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
 /// Adds a reduction over the ranks of a replica, level after level, that over the replicas where there are several, and
 /// the accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, element, elements, completed_later, levels, over_replicas, rows } = reduction;
+    let Collected { name, element, over, elements, completed_later, levels, over_replicas, rows } = reduction;
     let Reductions { delay, early } = reductions;
     let (mesh, tail) = (draft.weights.mesh, draft.tail());
     let weights = levels.iter().map(|level| level.parts.len().max(level.sums.len()));
     let subject = of_group(&name, weights.max().unwrap_or(0));
     let collective = levels.iter().all(|level| level.sums.is_empty());
     // However a contribution of a weight is reduced, it is accumulated as late as one through all levels.
-    let (depth, levels_of) = (mesh.depth(), levels.len());
+    let (depth, levels_of) = (mesh.depth(over), levels.len());
     let reduced = stage + delay;
     // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
     // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
@@ -272,17 +274,18 @@ impl OfCall {
         let next = self.all.len();
         let place = group.map_or(next, |group| *self.groups.entry((group, alike)).or_insert(next));
         if place == next {
-            self.all.push(Collected::new(name, alike.0));
+            self.all.push(Collected::new(name, alike));
         }
         &mut self.all[place]
     }
 }
 
 impl Collected {
-    fn new(name: &str, element: ElementType) -> Self {
+    fn new(name: &str, (element, over, _): Alike) -> Self {
         Self {
             name: name.to_owned(),
             element,
+            over,
             elements: 0,
             completed_later: false,
             levels: Vec::new(),
@@ -316,7 +319,7 @@ impl Collected {
         } else {
             let mut own = from;
             for (number, group) in mesh.tree(over).enumerate() {
-                let is_last = number + 1 == mesh.depth();
+                let is_last = number + 1 == mesh.depth(over);
                 let level = LevelId::at(number);
                 let received = (mesh.size(group) > 1).then(|| match number {
                     0 => {

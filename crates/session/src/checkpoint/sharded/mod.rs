@@ -134,7 +134,7 @@ pub struct SavedParts {
     pub optimizer_identity: Option<OptimizerIdentity>,
     /// Ranks that saved it.
     pub ranks: u32,
-    /// Replicas of the model that they held (`mesh.replicate`); `None` where an earlier version saved.
+    /// Replicas of the model that they held (`mesh.dp_replicate`); `None` where an earlier version saved.
     pub replicas: Option<u32>,
     /// Ranks of their tensor-parallel groups (`mesh.tp`); 1 where there were none.
     pub tensor: u32,

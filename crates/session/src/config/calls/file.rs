@@ -150,7 +150,7 @@ words! {
     /// The ranks among which a collective is.
     Ranks: Group {
         World = Self::World, Shard = Self::Shard, Replicate = Self::Replicate, Replica = Self::Replica,
-        Tensor = Self::Tensor,
+        Context = Self::Context, Tensor = Self::Tensor,
     }
     /// Form of a use.
     Shown: Form {
@@ -222,6 +222,9 @@ impl Rules for File {
         optional("call.#.math", MATH),
         optional("call.#.dynamic", Takes::Switch),
         optional("call.#.collective", Takes::OneOf(&["all_gather", "all_to_all", "sum", "max"])),
-        optional("call.#.among", Takes::OneOf(&["world", "shard", "replicate", "replica", "tensor"])),
+        optional(
+            "call.#.among",
+            Takes::OneOf(&["world", "shard", "replicate", "replica", "context", "tensor"]),
+        ),
     ];
 }

@@ -151,10 +151,22 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| c.memory.budget.is_none_or(|size| size.bytes() > 0),
     },
     Row {
-        path: "mesh.replicate",
+        path: "mesh.dp_replicate",
         expected: "a whole number from 1 to 65536: replicas of the model, which divide the number of ranks",
-        value: |c| toml(c.mesh.replicate),
-        valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.replicate),
+        value: |c| c.mesh.dp_replicate.and_then(toml),
+        valid: |c| c.mesh.dp_replicate.is_none_or(|ranks| (1..=Mesh::MAX_RANKS).contains(&ranks)),
+    },
+    Row {
+        path: "mesh.dp_shard",
+        expected: "a whole number from 1 to 65536: ranks that weights are sharded over, with texts of their own; or remove it for what the other axes leave",
+        value: |c| c.mesh.dp_shard.and_then(toml),
+        valid: |c| c.mesh.dp_shard.is_none_or(|ranks| (1..=Mesh::MAX_RANKS).contains(&ranks)),
+    },
+    Row {
+        path: "mesh.cp",
+        expected: "a whole number from 1 to 65536: ranks that share the tokens of a text (context parallelism)",
+        value: |c| toml(c.mesh.cp),
+        valid: |c| (1..=Mesh::MAX_RANKS).contains(&c.mesh.cp),
     },
     Row {
         path: "mesh.tp",

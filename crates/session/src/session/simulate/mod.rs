@@ -62,7 +62,7 @@ impl Compute<SimSurface> for NeverCalled {
 /// The plan a session would run for `program` alone, on `ranks` ranks.
 ///
 /// # Errors
-/// [`SessionError::Config`], [`SessionError::Declare`] for no ranks or ranks that `mesh.replicate` does not
+/// [`SessionError::Config`], [`SessionError::Declare`] for no ranks or ranks that `mesh.dp_replicate` does not
 /// divide, [`SessionError::WeightRules`] for a model that the configuration's rules were not applied to,
 /// [`SessionError::Plan`].
 pub fn plan_program(

@@ -39,23 +39,13 @@ pub(super) fn one_world(
     Err(SessionError::Backends { reason })
 }
 
-/// The backends' world has the replicas and tensor parallelism that the configuration says, and sums in the same
-/// levels.
+/// The backends' world is the mesh that the configuration says, and sums in the same levels.
 pub(super) fn check_mesh(config: &Config, device: &str, mesh: Mesh) -> Result<(), SessionError> {
-    let (replicate, ranks) = (config.mesh.replicate, mesh.ranks());
-    let configured = config.mesh_of(ranks)?;
-    let device = device.to_owned();
-    if mesh.replicas() != replicate {
-        return Err(SessionError::Replicas { replicate, replicas: mesh.replicas(), ranks, device });
+    let configured = config.mesh_of(mesh.ranks())?;
+    match mesh == configured {
+        true => Ok(()),
+        false => Err(SessionError::Mesh { configured, of_backends: mesh, device: device.to_owned() }),
     }
-    if mesh.tensor() != config.mesh.tp {
-        return Err(SessionError::Tensor { tp: config.mesh.tp, of_backends: mesh.tensor(), ranks, device });
-    }
-    if mesh != configured {
-        let (levels, of_backends) = (configured.levels().blocks().to_vec(), mesh.levels().blocks().to_vec());
-        return Err(SessionError::Levels { levels, of_backends, ranks, device });
-    }
-    Ok(())
 }
 
 /// What a step reports to other processes must fit into what a rendezvous carries.

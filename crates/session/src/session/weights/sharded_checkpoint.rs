@@ -158,11 +158,11 @@ impl Session {
         let (what, keys) = match saved.tensor == mesh.tensor() {
             true => (
                 "gradients are summed over other replicas or in other blocks of ranks",
-                "mesh.replicate and mesh.levels",
+                "mesh.dp_replicate and mesh.levels",
             ),
             false => (
                 "products and gradients are summed over other tensor-parallel ranks",
-                "mesh.tp, mesh.replicate and mesh.levels",
+                "mesh.tp, mesh.dp_replicate and mesh.levels",
             ),
         };
         tracing::warn!(

@@ -49,7 +49,8 @@ impl Run<'_> {
             return self.wrong_accumulation(task, problem, remedy);
         }
         self.all_received(task, weight, brought(weight, calls.clone(), element, level), received)?;
-        let is_last = level.index() + 1 == self.plan.weights.mesh.depth();
+        let (mesh, over) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard.group());
+        let is_last = level.index() + 1 == mesh.depth(over);
         if target == SumTarget::Rows {
             let held = match is_last {
                 true => Held::ReducedGradient(weight, calls),
@@ -65,7 +66,7 @@ impl Run<'_> {
             let remedy = "leave the sums as they are and sum them at the next level first";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        if self.plan.weights.mesh.replicas() > 1 {
+        if mesh.replicas() > 1 {
             let name = self.name(weight);
             let problem = format!(
                 "adds the gradient of `{name}` to the main grad, summed over the ranks of one replica"

@@ -1,0 +1,111 @@
+//! The axes of the mesh: how many ranks share what.
+//!
+//! Law: the axes multiply to the world. What the configuration leaves out follows from the number of ranks: one replica
+//! that is sharded over all of them, or with `dp_shard` as many replicas as there is room for. Names are those of
+//! torchtitan's and `PyTorch`'s meshes. The levels of sums stand beside them, as they are part of the mesh.
+
+use serde::{Deserialize, Serialize};
+use warpweft_plan::model::{DeclareError, Levels, Mesh};
+
+/// The mesh of ranks: replicas (HSDP), shards, context parallelism and tensor parallelism.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct MeshAxes {
+    /// How many replicas of the model there are, 1 to 65,536. Weights are sharded over the ranks of a replica, and
+    /// gradients are summed over replicas too. It must divide the number of ranks, of which each replica has as
+    /// many, one after the other. When absent, 1; with `dp_shard`, what that leaves.
+    pub dp_replicate: Option<u32>,
+    /// Over how many ranks weights are sharded that have texts of their own and the same part of a layer, 1 to 65,536.
+    /// When absent, what the other axes leave.
+    pub dp_shard: Option<u32>,
+    /// How many ranks share the tokens of a text, 1 to 65,536: context parallelism. Weights are sharded over these
+    /// ranks too.
+    pub cp: u32,
+    /// How many ranks in a row compute the parts of one layer, 1 to 65,536: tensor parallelism. It must divide the
+    /// ranks of a replica. Every weight of the model says what becomes of it
+    /// ([`TensorParallel`](warpweft_plan::model::TensorParallel)).
+    pub tp: u32,
+    /// Numbers of ranks of the blocks in which gradients are summed, the smallest first: at most three, each a multiple
+    /// of the one before. The ranks of a block are added first, then blocks. Empty for one sum over all ranks of a
+    /// replica; when absent, 8 where that cuts replicas evenly, which is one sum for up to 8 ranks. Part of the
+    /// bits of a run, and the same in all processes.
+    pub levels: Option<Levels>,
+}
+
+impl Default for MeshAxes {
+    fn default() -> Self {
+        Self { dp_replicate: None, dp_shard: None, cp: 1, tp: 1, levels: None }
+    }
+}
+
+impl MeshAxes {
+    /// The replicas that `ranks` ranks hold; for axes that do not multiply to them, those that are said, so that
+    /// making a mesh says what is wrong.
+    pub(crate) fn replicas_of(&self, ranks: u32) -> u32 {
+        let of_replica = self.dp_shard.and_then(|shards| shards.checked_mul(self.cp)?.checked_mul(self.tp));
+        self.dp_replicate.unwrap_or_else(|| of_replica.and_then(|of| ranks.checked_div(of)).unwrap_or(1))
+    }
+
+    /// The mesh of `ranks` ranks with these axes.
+    ///
+    /// # Errors
+    /// [`DeclareError::Axes`] for axes that do not multiply to `ranks`; as [`Mesh::of`], [`Mesh::with_context`].
+    pub(crate) fn of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
+        let Self { dp_replicate, dp_shard, cp, tp, levels } = *self;
+        let mesh = Mesh::of(ranks, self.replicas_of(ranks), tp, None);
+        let mesh = mesh.and_then(|mesh| mesh.with_context(cp));
+        match (dp_shard, mesh) {
+            (Some(shards), Ok(mesh)) if mesh.shards() != shards.saturating_mul(cp) => {
+                Err(DeclareError::Axes { ranks, dp_replicate, dp_shard: shards, cp, tp })
+            }
+            (Some(dp_shard), Err(_)) if ranks > 0 => {
+                Err(DeclareError::Axes { ranks, dp_replicate, dp_shard, cp, tp })
+            }
+            (_, mesh) => {
+                let mesh = mesh?;
+                levels.map_or(Ok(mesh), |levels| mesh.with_levels(levels))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mesh(ranks: u32, axes: MeshAxes) -> Result<(u32, u32, u32, u32), String> {
+        let mesh = axes.of(ranks).map_err(|error| error.to_string())?;
+        Ok((mesh.replicas(), mesh.shards() / mesh.context(), mesh.context(), mesh.tensor()))
+    }
+
+    #[test]
+    fn what_is_left_out_follows_from_the_number_of_ranks() {
+        let none = MeshAxes::default();
+        assert_eq!(mesh(16, none), Ok((1, 16, 1, 1)));
+        assert_eq!(mesh(16, MeshAxes { dp_replicate: Some(2), ..none }), Ok((2, 8, 1, 1)));
+        assert_eq!(mesh(16, MeshAxes { dp_shard: Some(2), ..none }), Ok((8, 2, 1, 1)));
+        assert_eq!(mesh(16, MeshAxes { dp_shard: Some(2), tp: 4, ..none }), Ok((2, 2, 1, 4)));
+        assert_eq!(mesh(16, MeshAxes { cp: 2, tp: 2, ..none }), Ok((1, 4, 2, 2)));
+        let all = MeshAxes { dp_replicate: Some(2), dp_shard: Some(2), cp: 2, tp: 2, levels: None };
+        assert_eq!(mesh(16, all), Ok((2, 2, 2, 2)));
+    }
+
+    #[test]
+    fn axes_that_do_not_multiply_to_the_ranks_are_refused_with_what_would() {
+        let none = MeshAxes::default();
+        let refused = |ranks, axes| mesh(ranks, axes).unwrap_err();
+        let shards = refused(16, MeshAxes { dp_shard: Some(3), tp: 2, ..none });
+        assert!(shards.contains("dp_shard 3 × cp 1 × tp 2") && shards.contains("16 ranks"), "{shards}");
+        let both = refused(16, MeshAxes { dp_replicate: Some(4), dp_shard: Some(2), ..none });
+        assert!(both.contains("dp_replicate 4 × dp_shard 2"), "{both}");
+        assert!(refused(16, MeshAxes { cp: 3, ..none }).contains("mesh.cp"));
+        assert!(refused(16, MeshAxes { dp_replicate: Some(3), ..none }).contains("mesh.dp_replicate"));
+        assert!(
+            refused(0, MeshAxes { dp_shard: Some(3), ..none }).contains("no ranks"),
+            "a world of no ranks"
+        );
+        for huge in [u32::MAX, 1 << 31] {
+            assert!(refused(16, MeshAxes { dp_shard: Some(huge), cp: huge, ..none }).contains("16 ranks"));
+        }
+    }
+}
