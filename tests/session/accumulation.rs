@@ -93,7 +93,7 @@ fn a_sum_over_steps_has_the_bits_of_one_step_with_as_many_micro_batches() {
             (Config { capture: Capture::Step, ..plain() }, Format::NVFP4_2D, 2, 2),
             (Config { capture: Capture::Segments, ..plain() }, Format::FP8_BLOCK128_POW2, 3, 4),
             (Config { prefetch: Prefetch::depth(0), ..plain() }, Format::Bf16, 2, 4),
-            (Config { prefetch: Prefetch::depth(3), communicators: 2, ..plain() }, Format::Mxfp8, 2, 2),
+            (Config { prefetch: Prefetch::depth(3), communicators: Some(2), ..plain() }, Format::Mxfp8, 2, 2),
             (
                 Config { reduce_dtype: ReduceDtype::Bf16, optimizer: clipping, ..plain() },
                 Format::NVFP4_2D,

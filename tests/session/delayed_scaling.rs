@@ -32,7 +32,7 @@ fn losses_are_bit_identical_for_every_depth_eager_and_captured() {
             for depth in [0, 1, 2, 4] {
                 for capture in [Capture::Off, Capture::Step] {
                     for communicators in [1, 2] {
-                        let config = Config { communicators, ..config(depth, capture) };
+                        let config = Config { communicators: Some(communicators), ..config(depth, capture) };
                         let mut session = start(3, format, config, 4).await;
                         let found = losses(&mut session, 4, 0..7).await;
                         let expected = reference.get_or_insert_with(|| found.clone());

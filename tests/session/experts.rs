@@ -95,9 +95,9 @@ fn gathers_in_chunks_of_any_size_train_as_whole_ones_do() {
                 config.prefetch.chunk = chunk.map(ByteSize::new);
                 config
             };
-            let whole = trained(format, None, config(None, 2)).await;
+            let whole = trained(format, None, config(None, Some(2))).await;
             for (chunk, communicators) in [(1, 2), (700, 1), (1500, 2), (3000, 1), (1 << 40, 2)] {
-                let cut = trained(format, None, config(Some(chunk), communicators)).await;
+                let cut = trained(format, None, config(Some(chunk), Some(communicators))).await;
                 assert!(cut == whole, "{format}, chunks of {chunk}");
             }
         }

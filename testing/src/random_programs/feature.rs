@@ -107,10 +107,10 @@ pub fn features() -> Vec<Feature> {
         };
         plan.weights.layouts.iter().any(is_cut)
     });
-    add("one communicator", |sample, _| sample.config.communicators == 1);
-    add("two communicators", |sample, _| sample.config.communicators == 2);
+    add("one communicator", |sample, _| sample.config.communicators == Some(1));
+    add("two communicators", |sample, _| sample.config.communicators == Some(2));
     add("three communicators and replicas", |sample, plan| {
-        sample.config.communicators == 3 && plan.weights.mesh.replicas() > 1
+        sample.config.communicators >= Some(3) && plan.weights.mesh.replicas() > 1
     });
     add(
         "prefetch by depth",
@@ -285,6 +285,10 @@ pub fn features() -> Vec<Feature> {
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a collective of one rank with itself", |sample, plan| {
         exchanges(sample).any(|exchange| plan.weights.mesh.size(exchange.group) == 1)
+    });
+    add("a collective on a communicator of its own", |sample, plan| {
+        sample.config.communicators == Some(4)
+            && plan.tasks.iter().any(|task| matches!(task.op, Op::CollectiveCall(_)))
     });
     add("a collective in several micro-batches", |sample, _| {
         sample.program.micro_batches() > 1 && exchanges(sample).next().is_some()

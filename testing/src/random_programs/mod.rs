@@ -142,6 +142,9 @@ impl Sample {
         if exchanged.one_in(3) {
             let mesh = config.mesh_of(ranks).unwrap();
             program = collective_calls::with_collectives(&program, ending, mesh, exchanged);
+            if of_any_kind && exchanged.one_in(2) {
+                config.communicators = Some(4);
+            }
         }
         let (parts, mut part) = (&mut Draw::new(mix(seed ^ PART)), Accumulation::Whole);
         if ending == Ending::Optimizer && parts.one_in(2) {
@@ -298,7 +301,7 @@ fn config(draw: &mut Draw, model: &Model) -> Config {
         1 => Prefetch::bytes(ByteSize::new(draw.among(&[20_000, 60_000, 1 << 20]))),
         _ => Prefetch::depth(draw.below(6) as u32),
     };
-    config.communicators = 1 + draw.below(3) as u32;
+    config.communicators = Some(1 + draw.below(3) as u32);
     config.backward = draw.among(&[Backward::Regather, Backward::Keep]);
     config.across_micro_batches =
         draw.among(&[AcrossMicroBatches::Regather, AcrossMicroBatches::Keep, AcrossMicroBatches::Fit]);

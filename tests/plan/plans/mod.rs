@@ -269,7 +269,7 @@ fn a_plan_prints_every_task_and_draws_every_fence() {
 #[test]
 fn a_policy_out_of_range_is_refused_with_its_key() {
     let mesh = Mesh::new(2).unwrap();
-    let error = StepPlan::build(&chain(1, Format::F32), &Policy { communicators: 4, ..policy(0) }, mesh);
+    let error = StepPlan::build(&chain(1, Format::F32), &Policy { communicators: 5, ..policy(0) }, mesh);
     assert!(error.unwrap_err().to_string().contains("communicators"));
 }
 

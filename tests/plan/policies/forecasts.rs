@@ -33,8 +33,12 @@ fn a_forecast_is_what_the_simulator_says_where_lanes_take_nothing_from_each_othe
                     .skip((shape + round) % 2)
                     .step_by(2)
             {
-                let mut config =
-                    Config { prefetch: prefetch.clone(), capture, communicators, ..Config::default() };
+                let mut config = Config {
+                    prefetch: prefetch.clone(),
+                    capture,
+                    communicators: Some(communicators),
+                    ..Config::default()
+                };
                 config.mesh.dp_replicate = Some(replicate);
                 // A step that is captured is issued once first.
                 let simulated = simulate_program(&program, &config, &plain(), 4, 2).unwrap();
@@ -134,13 +138,13 @@ fn calls_pay_for_what_a_link_moves_and_not_for_what_stands_still() {
     let mut paid = one_link.clone();
     paid.contention.compute_beside_collective = factor;
     let forecast = |cluster: &Cluster, communicators| {
-        let config = Config { communicators, ..config.clone() };
+        let config = Config { communicators: Some(communicators), ..config.clone() };
         let plan = plan_program_on(&program, &config, cluster, 4).unwrap();
         plan.forecast(&costs_of(&config, cluster, 4).unwrap())
     };
     for communicators in 1..=3 {
         let alone = forecast(&plain(), communicators);
-        let plan_config = Config { communicators, ..config.clone() };
+        let plan_config = Config { communicators: Some(communicators), ..config.clone() };
         let plan = plan_program_on(&program, &plan_config, &plain(), 4).unwrap();
         let collectives = plan.tasks.iter().zip(&alone.spans).filter(|(task, _)| task.op.is_collective());
         let moved: u64 = collectives.map(|(_, span)| span.end - span.begin).sum();
@@ -197,7 +201,7 @@ fn on_a_slow_link_the_bound_is_the_link() {
     cluster.inside.latency_us = 0.0;
     cluster.inside.bytes_per_s = 1e6;
     let program = program("tiny", TINY, 128);
-    let config = Config { communicators: 1, prefetch: Prefetch::depth(8), ..Config::default() };
+    let config = Config { communicators: Some(1), prefetch: Prefetch::depth(8), ..Config::default() };
     let plan = plan_program_on(&program, &config, &cluster, 4).unwrap();
     let forecast = plan.forecast(&costs_of(&config, &cluster, 4).unwrap());
     let wire = plan.bounds.wire_bytes as f64 / 1e6 * 1e9;

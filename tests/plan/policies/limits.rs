@@ -168,13 +168,15 @@ fn auto_keeps_every_budget_that_gathers_on_demand_keep() {
     let program = program(name, sizes, 1024);
     let cluster = preset("h100x8-ib").unwrap().unwrap();
     let plan = |budget: Option<usize>, communicators| {
-        let mut config = Config { prefetch: Prefetch::auto(), communicators, ..Config::default() };
+        let mut config =
+            Config { prefetch: Prefetch::auto(), communicators: Some(communicators), ..Config::default() };
         config.memory.budget = budget.map(|bytes| ByteSize::new(bytes as u64));
         plan_program_on(&program, &config, &cluster, ranks)
     };
     for (communicators, shares) in [(1, [1.0, 0.94]), (2, [0.97, 0.91])] {
         let free = plan(None, communicators).unwrap().bounds.transient_bytes;
-        let on_demand = Config { prefetch: Prefetch::depth(0), communicators, ..Config::default() };
+        let on_demand =
+            Config { prefetch: Prefetch::depth(0), communicators: Some(communicators), ..Config::default() };
         let least = plan_program(&program, &on_demand, ranks).unwrap().bounds.transient_bytes;
         let error = plan(Some(if communicators == 1 { 1 } else { free / 4 }), communicators).unwrap_err();
         let SessionError::Plan(PlanError::Budget { needed, can_prefetch_less: false, .. }) = &error else {

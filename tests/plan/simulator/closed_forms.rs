@@ -190,7 +190,7 @@ fn contention_is_charged_for_the_time_both_lanes_run() {
 fn chunks_of_a_long_gather_let_a_reduction_in_between() {
     let begin_of_reduction = |chunk: Option<u64>| {
         let mut config = depth(5);
-        config.communicators = 1;
+        config.communicators = Some(1);
         config.prefetch.chunk = chunk.map(warpweft_plan::policy::ByteSize::new);
         let simulated = simulate_program(&early_gradient(1000), &config, &plain(), RANKS, 1).unwrap();
         slice(&simulated, "exchange gradient").0
@@ -239,7 +239,7 @@ fn sums_over_replicas_that_are_nodes_hold_up_nothing_inside_of_them() {
         let text = PLAIN.replacen("gpus_per_node = 4096", &format!("gpus_per_node = {gpus_per_node}"), 1);
         let text = format!("{text}[between]\nlatency_us = 2\nbytes_per_s = 1e9\n{contention}");
         let cluster = Cluster::from_toml(&text, "ours.toml").unwrap();
-        let mut config = warpweft_session::config::Config { communicators, ..depth(0) };
+        let mut config = warpweft_session::config::Config { communicators: Some(communicators), ..depth(0) };
         config.mesh.dp_replicate = Some(2);
         simulate_program(&program, &config, &cluster, RANKS, 1).unwrap().step
     };

@@ -191,7 +191,7 @@ fn a_custom_optimizer_by_matrices_gives_the_same_bits_for_every_depth_capture_an
             [(0, Capture::Off, 1), (1, Capture::Step, 2), (2, Capture::Segments, 3), (4, Capture::Step, 3)]
         {
             let mut config = by_matrices(2, "", config(depth, capture, true));
-            config.communicators = communicators;
+            config.communicators = Some(communicators);
             let trainer = Trainer::with_dynamic(
                 if capture == Capture::Segments { &["f1"] } else { &[] },
                 Shaped { layers: 3, weights: 3, ..Shaped::default() },

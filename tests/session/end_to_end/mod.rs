@@ -125,8 +125,12 @@ fn one_communicator_or_two_kept_or_gathered_again_give_the_same_losses() {
         for communicators in [1, 2] {
             for backward in [Backward::Regather, Backward::Keep] {
                 for columnwise in [Columnwise::OnDemand, Columnwise::Keep] {
-                    let config =
-                        Config { communicators, backward, columnwise, ..config(2, Capture::Step, true) };
+                    let config = Config {
+                        communicators: Some(communicators),
+                        backward,
+                        columnwise,
+                        ..config(2, Capture::Step, true)
+                    };
                     assert_eq!(run(Format::NVFP4_2D, 2, config, 4).await, reference);
                 }
             }

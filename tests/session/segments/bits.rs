@@ -45,7 +45,8 @@ fn issued_whole_and_segmented_steps_give_the_same_losses_and_weights() {
                 // Gathers on demand, and gathers that cross boundaries; one communicator, and two.
                 let depth = [2, 0, 4][number % 3];
                 let communicators = 1 + u32::from(number % 2 == 0);
-                let config = |capture| Config { communicators, ..config(depth, capture) };
+                let config =
+                    |capture| Config { communicators: Some(communicators), ..config(depth, capture) };
                 let found = run(&trainer, config(Capture::Segments), ranks).await;
                 assert_eq!(found, expected, "{format}, {dynamic:?}, depth {depth}");
                 let issued = run(&trainer, Config { check: false, ..config(Capture::Off) }, ranks).await;

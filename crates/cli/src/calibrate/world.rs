@@ -22,7 +22,7 @@ pub(super) fn configuration(base: &Config, experiment: &Experiment) -> Config {
         reduce: base.reduce,
         reduce_dtype: base.reduce_dtype,
         deadline_s: base.deadline_s,
-        communicators: experiment.communicators,
+        communicators: Some(experiment.communicators),
         prefetch: Prefetch::depth(experiment.depth),
         capture: if experiment.captured { Capture::Step } else { Capture::Off },
         ..Config::default()

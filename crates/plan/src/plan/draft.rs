@@ -28,6 +28,8 @@ pub(super) enum Carrier {
     Reduce,
     /// The communicator for what was summed once: levels above the first, and sums over replicas.
     Replicas,
+    /// The communicator of collectives between calls.
+    Calls,
 }
 
 /// The order of work inside a stage.

@@ -1,8 +1,9 @@
 //! The lanes of a policy, and which of them carries what.
 //!
 //! Law: this is the one place where lanes get numbers. Compute is first, and every kind of lane there is once; a
-//! policy of one communicator has one lane for gathers and reductions, and what was summed once and is summed over
-//! further blocks or replicas has its own where the policy has three and there are such.
+//! policy of one communicator has one lane for gathers and reductions. What was summed once and is summed over further
+//! blocks or replicas has its own where the policy has three and there are such, and collectives between calls, for
+//! which calls wait, where it has four: that is said of all programs of a session, as they share lanes.
 
 use super::draft::Carrier;
 use super::step_plan::Policy;
@@ -18,6 +19,7 @@ pub(super) struct Lanes {
     gather: LaneId,
     reduce: LaneId,
     replicas: LaneId,
+    calls: LaneId,
     sum: LaneId,
 }
 
@@ -36,8 +38,10 @@ impl Lanes {
         let reduce = if shared { gather } else { add(LaneKind::Communicator(CommId::new(1))) };
         let own = policy.communicators > 2 && (mesh.replicas() > 1 || mesh.depth(Group::Replica) > 1);
         let replicas = if own { add(LaneKind::Communicator(CommId::new(2))) } else { reduce };
+        let next = CommId::new(if own { 3 } else { 2 });
+        let calls = if policy.communicators > 3 { add(LaneKind::Communicator(next)) } else { reduce };
         let sum = add(LaneKind::Sum);
-        Self { all, compute, quantize, gather, reduce, replicas, sum }
+        Self { all, compute, quantize, gather, reduce, replicas, calls, sum }
     }
 
     pub(super) const fn of(&self, carrier: Carrier) -> LaneId {
@@ -47,6 +51,7 @@ impl Lanes {
             Carrier::Gather => self.gather,
             Carrier::Reduce => self.reduce,
             Carrier::Replicas => self.replicas,
+            Carrier::Calls => self.calls,
             Carrier::Sum => self.sum,
         }
     }
@@ -91,11 +96,14 @@ mod tests {
         let one = Mesh::new(4).unwrap();
         let two = Mesh::hybrid(4, 2).unwrap();
         let sixteen = Mesh::new(16).unwrap();
-        for (communicators, mesh, own) in
-            [(1, one, 1), (2, one, 2), (3, one, 2), (1, two, 1), (2, two, 2), (3, two, 3), (3, sixteen, 3)]
-        {
+        let cases =
+            [(1, one, 1), (2, one, 2), (3, one, 2), (1, two, 1), (2, two, 2), (3, two, 3), (3, sixteen, 3)];
+        // Collectives between calls may have one more.
+        let more = [(4, one, 2), (4, two, 3)];
+        for (communicators, mesh, own) in cases.into_iter().chain(more) {
+            let more = usize::from(communicators == 4);
             let lanes = Lanes::new(&Policy { communicators, ..policy }, mesh);
-            assert_eq!(lanes.all.len(), 3 + own);
+            assert_eq!(lanes.all.len(), 3 + own + more);
             let kind = |carrier| lanes.all[lanes.of(carrier).index()].kind;
             assert!(lanes.all.iter().enumerate().all(|(number, lane)| lane.id == LaneId::at(number)));
             assert_eq!(
@@ -106,6 +114,8 @@ mod tests {
             assert_eq!(kind(Carrier::Gather), LaneKind::Communicator(CommId::new(0)));
             let comm = |number: usize| LaneKind::Communicator(CommId::at(number.min(own) - 1));
             assert_eq!((kind(Carrier::Reduce), kind(Carrier::Replicas)), (comm(2), comm(3)));
+            let of_calls = if more == 0 { comm(2) } else { LaneKind::Communicator(CommId::at(own)) };
+            assert_eq!(kind(Carrier::Calls), of_calls);
         }
     }
 }

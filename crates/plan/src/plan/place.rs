@@ -120,9 +120,7 @@ fn check_size(resident: usize, slots: &[Slot]) -> Result<(), PlanError> {
 const fn paced_by(carrier: Carrier) -> Carrier {
     match carrier {
         Carrier::Sum => Carrier::Quantize,
-        Carrier::Compute | Carrier::Quantize | Carrier::Gather | Carrier::Reduce | Carrier::Replicas => {
-            carrier
-        }
+        other => other,
     }
 }
 

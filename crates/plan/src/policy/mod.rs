@@ -25,7 +25,7 @@ use std::ops::RangeInclusive;
 
 /// How many communicators a rank may have.
 #[doc(hidden)]
-pub const COMMUNICATORS: RangeInclusive<u32> = 1..=3;
+pub const COMMUNICATORS: RangeInclusive<u32> = 1..=4;
 
 /// How many calls after its own a gradient may be reduced.
 #[doc(hidden)]

@@ -119,9 +119,9 @@ pub struct Config {
     /// Whether the first steps of a session are trials that choose when gathers start.
     pub tune: Tune,
     /// Communicators per rank ([`Config::COMMUNICATORS`]): with two, reductions do not queue behind gathers;
-    /// with three, sums over replicas do not queue behind reductions. Where there is one replica, three are
-    /// two.
-    pub communicators: u32,
+    /// with three, sums over replicas do not queue behind reductions, where there are replicas; with four, collectives
+    /// between calls queue behind nothing else. When absent, four where some program has such collectives, else three.
+    pub communicators: Option<u32>,
     /// Where backward finds a weight that forward gathered.
     pub backward: Backward,
     /// Where a micro-batch finds a weight that the one before gathered.
@@ -182,7 +182,7 @@ impl Default for Config {
             memory: Memory::default(),
             mesh: MeshAxes::default(),
             tune: Tune::default(),
-            communicators: 3,
+            communicators: None,
             backward: Backward::default(),
             across_micro_batches: AcrossMicroBatches::default(),
             reduce_every: ReduceEvery::default(),
@@ -210,6 +210,9 @@ impl Default for Config {
 impl Config {
     /// How many communicators a rank may have.
     pub const COMMUNICATORS: RangeInclusive<u32> = policy::COMMUNICATORS;
+
+    /// How many of them there is a use for without collectives between calls.
+    pub(crate) const WITHOUT_COLLECTIVES: u32 = 3;
 
     /// How many calls after its own a gradient may be reduced.
     pub const REDUCE_DELAY: RangeInclusive<u32> = policy::REDUCE_DELAY;
@@ -278,7 +281,7 @@ mod tests {
             config
         };
         vec![
-            ("communicators", with(|c| c.communicators = 4)),
+            ("communicators", with(|c| c.communicators = Some(5))),
             ("deadline_s", with(|c| c.deadline_s = 0.0)),
             ("prefetch.depth", with(|c| c.prefetch.depth = Some(65))),
             ("prefetch.policy", with(|c| c.prefetch.policy = Some(PrefetchPolicy::Auto))),

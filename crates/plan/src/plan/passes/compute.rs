@@ -74,7 +74,8 @@ pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<Slo
     }
 }
 
-/// Calls wait for a collective and gathers ahead do not, so it goes where those are not in its way.
+/// Calls wait for a collective, and neither for gathers ahead nor for reductions, so it goes where those are not in its
+/// way.
 fn exchanged(
     draft: &Draft<'_>,
     collective: Collective,
@@ -88,5 +89,5 @@ fn exchanged(
     let bytes = op::collective_given_to_each(kind, given, draft.weights.mesh.size(group))
         .saturating_mul(peers(draft.weights.mesh, group));
     let op = Op::CollectiveCall(CollectiveCall { call: id, kind, group, from: slot(from), to: slot(to) });
-    DraftTask::collective(op, call.label(), Carrier::Reduce, bytes)
+    DraftTask::collective(op, call.label(), Carrier::Calls, bytes)
 }

@@ -172,6 +172,7 @@ mod tests {
     fn the_table_has_a_row_for_every_field_and_reads_its_value() {
         let mut config = Config::default();
         config.memory.budget = Some(crate::config::ByteSize::new(7));
+        config.communicators = Some(2);
         (config.mesh.dp_replicate, config.mesh.dp_shard) = (Some(2), Some(2));
         config.mesh.levels = Some(warpweft_plan::model::Levels::USUAL);
         config.prefetch.bytes = Some(crate::config::ByteSize::new(7));

@@ -38,9 +38,9 @@ const SWITCH: &str = "`true` or `false`";
 pub(super) const ROWS: &[Row] = &[
     Row {
         path: "communicators",
-        expected: "1, 2 or 3",
-        value: |c| toml(c.communicators),
-        valid: |c| Config::COMMUNICATORS.contains(&c.communicators),
+        expected: "a whole number from 1 to 4, or remove it for as many as there is a use for",
+        value: |c| c.communicators.and_then(toml),
+        valid: |c| c.communicators.is_none_or(|count| Config::COMMUNICATORS.contains(&count)),
     },
     Row {
         path: "backward",

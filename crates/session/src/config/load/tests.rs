@@ -76,7 +76,7 @@ fn every_key_is_read_from_a_file() {
     )
     .unwrap();
     let defaults = Config::default();
-    assert_eq!((config.communicators, config.prefetch.depth, config.check), (1, Some(4), true));
+    assert_eq!((config.communicators, config.prefetch.depth, config.check), (Some(1), Some(4), true));
     assert_eq!((config.backward, config.reduce), (Backward::Keep, Reduce::Nccl));
     assert_eq!((config.transport, config.deadline_s), (Transport::Nccl, 5.0));
     assert_eq!((config.capture, config.quantize.via), (Capture::Segments, Via::None));
@@ -96,7 +96,7 @@ fn every_key_is_read_from_a_file() {
 #[test]
 fn cf1_every_key_set_wrong_is_an_error_with_its_name_its_line_and_what_it_takes() {
     let wrong = [
-        ("communicators", "4", "1, 2 or 3"),
+        ("communicators", "5", "a whole number from 1 to 4"),
         ("backward", "\"later\"", "\"regather\" or \"keep\""),
         ("columnwise", "true", "\"on_demand\" or \"keep\""),
         ("reduce", "\"fast\"", "\"ordered\" or \"nccl\""),

@@ -80,7 +80,11 @@ impl Plans {
         }
         programs.iter().try_for_each(|program| check_rules(program, config))?;
         check_capture(programs, config)?;
-        let policy = Policy::from(config);
+        let mut policy = Policy::from(config);
+        let collectives = programs.iter().flat_map(StepProgram::calls).any(|call| call.collective.is_some());
+        if collectives && config.communicators.is_none() {
+            policy.communicators = *Config::COMMUNICATORS.end();
+        }
         let weights = Weights::new(first.model().weights(), mesh).with_state(StateLayout::from(config));
         let declared: Vec<&StepProgram> = programs.iter().collect();
         let resident = ResidentLayout::new(&weights, &declared)?;

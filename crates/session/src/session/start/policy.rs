@@ -16,7 +16,7 @@ impl From<&Config> for Policy {
             prefetch: prefetch(config),
             chunk: config.prefetch.chunk.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
             budget: config.memory.budget.map(|size| usize::try_from(size.bytes()).unwrap_or(usize::MAX)),
-            communicators: config.communicators,
+            communicators: config.communicators.unwrap_or(Config::WITHOUT_COLLECTIVES),
             backward: config.backward,
             across_micro_batches: config.across_micro_batches,
             reduce_every: config.reduce_every,
