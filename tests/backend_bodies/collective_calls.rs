@@ -15,8 +15,13 @@ use crate::device::{Device, meshes, most_captured_ranks};
 
 pub(crate) const GROUPS: [Group; 5] =
     [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor];
-const KINDS: [CollectiveKind; 4] =
-    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
+const KINDS: [CollectiveKind; 5] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Sum,
+    CollectiveKind::Max,
+];
 
 /// What each rank gives each other: bytes that no wide copy fits, a few, and many.
 const MOVED: [(ElementType, usize); 5] = [
@@ -48,6 +53,10 @@ pub(crate) fn received(kind: CollectiveKind, given: &[&[u8]], place: usize) -> V
         CollectiveKind::AllToAll => {
             given.iter().flat_map(|all| all[part * place..][..part].to_vec()).collect()
         }
+        CollectiveKind::ReduceScatter => {
+            let parts: Vec<&[u8]> = given.iter().map(|all| &all[part * place..][..part]).collect();
+            received(CollectiveKind::Sum, &parts, place)
+        }
         CollectiveKind::Sum => combined(given, |sum, value| sum + value),
         CollectiveKind::Max => combined(given, |most, value| match value.is_nan() || most > value {
             true => most,
@@ -74,7 +83,7 @@ pub(crate) fn given(kind: CollectiveKind, bytes: usize, rank: usize, number: usi
         CollectiveKind::AllGather | CollectiveKind::AllToAll => {
             return noise(bytes, seed).iter().map(|value| (128.0 * value) as i8 as u8).collect();
         }
-        CollectiveKind::Sum => {
+        CollectiveKind::ReduceScatter | CollectiveKind::Sum => {
             let scale = [1e8, 1.0, -1e8, 3.0, 1e7, -1e7][rank];
             noise(bytes / 4, seed).iter().map(|value| value * scale).collect()
         }
@@ -123,7 +132,7 @@ fn every_collective(mesh: Mesh) -> (Plan, Vec<Planned>) {
         let sizes = if kind.combines() { &COMBINED[..] } else { &MOVED[..] };
         for (element, elements) in sizes {
             let ranks = mesh.size(group);
-            let parts = if kind == CollectiveKind::AllToAll { ranks as usize } else { 1 };
+            let parts = if kind.has_parts() { ranks as usize } else { 1 };
             let from = buffer(&mut plan, "from", *element, elements * parts);
             let got = kind.received(elements * parts, ranks).unwrap();
             let to = buffer(&mut plan, "to", *element, got);
@@ -222,8 +231,8 @@ const STEPS: usize = 8;
 
 /// Two buffers that go back and forth, each overwritten right after what peers read of it, and read right before
 /// what peers bring next.
-const BACK_AND_FORTH: [Turn; 17] = {
-    use CollectiveKind::{AllGather, AllToAll, Max, Sum};
+const BACK_AND_FORTH: [Turn; 21] = {
+    use CollectiveKind::{AllGather, AllToAll, Max, ReduceScatter, Sum};
     [
         Turn::Copy(2, 7),
         Turn::Collective(AllToAll, 7, 8),
@@ -242,6 +251,10 @@ const BACK_AND_FORTH: [Turn; 17] = {
         Turn::Collective(Max, 7, 5),
         Turn::Collective(Sum, 5, 7),
         Turn::Copy(7, 6),
+        Turn::Copy(2, 7),
+        Turn::Collective(ReduceScatter, 7, 0),
+        Turn::Copy(3, 7),
+        Turn::Collective(ReduceScatter, 7, 1),
     ]
 };
 

@@ -19,7 +19,16 @@ use crate::products::{Surface, settled, start};
 /// Elements that ranks of a session give each other in an all-to-all.
 const PART: usize = 11;
 
-/// For each group values that move, there and back again, and values that are combined, thrice.
+/// What becomes of values that are combined.
+const ADDED: [CollectiveKind; 5] = [
+    CollectiveKind::Sum,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Max,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllGather,
+];
+
+/// For each group values that move, there and back again, and values that are combined.
 fn declared(mesh: Mesh, micro_batches: u32) -> StepProgram {
     let mut program = StepProgram::builder("collective", &Model::builder().build());
     program.micro_batches(micro_batches).unwrap();
@@ -45,9 +54,11 @@ fn declared(mesh: Mesh, micro_batches: u32) -> StepProgram {
             program.input(&format!("{group} adds"), all, ElementType::F32).unwrap(),
             between(&mut program, 2, ElementType::F32, all),
             between(&mut program, 3, ElementType::F32, all),
+            between(&mut program, 4, ElementType::F32, all),
+            between(&mut program, 5, ElementType::F32, PART),
             program.output(&format!("{group} added"), all, ElementType::F32).unwrap(),
         ];
-        chain(&mut program, &combined, &[CollectiveKind::Sum, CollectiveKind::AllToAll, CollectiveKind::Max]);
+        chain(&mut program, &combined, &ADDED);
     }
     program.build_evaluation().unwrap()
 }
@@ -96,7 +107,7 @@ async fn check_session(mesh: Mesh, micro_batches: u32, capture: Capture) {
                 all.swap_remove(rank.index())
             };
             let moved = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
-            let added = [CollectiveKind::Sum, CollectiveKind::AllToAll, CollectiveKind::Max];
+            let added = ADDED;
             let all = 4 * PART * mesh.size(group) as usize;
             let moved: Vec<u8> =
                 batches().flat_map(|batch| chained(moved[0], &moved, 2 * PART, batch)).collect();

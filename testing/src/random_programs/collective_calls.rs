@@ -13,8 +13,14 @@ use warpweft_plan::model::{
 
 use super::{Draw, Ending, built, with_use};
 
-const KINDS: [CollectiveKind; 4] =
-    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
+/// Those of flat meshes first.
+pub(super) const KINDS: [CollectiveKind; 5] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Sum,
+    CollectiveKind::Max,
+    CollectiveKind::ReduceScatter,
+];
 
 const ELEMENTS: [ElementType; 4] = [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32];
 
@@ -39,16 +45,20 @@ struct Additions<'p> {
     collectives: Vec<Between>,
 }
 
-/// The same program with up to three collectives, some of them there and back.
+/// The same program with up to three collectives, some of them there and back; of any kind, or as [`flat_samples`]
+/// have them.
+///
+/// [`flat_samples`]: super::flat_samples
 pub(super) fn with_collectives(
     program: &StepProgram,
     ending: Ending,
     mesh: Mesh,
+    of_any_kind: bool,
     draw: &mut Draw,
 ) -> StepProgram {
     let mut additions = Additions::none(program);
     for number in 0..1 + draw.below(3) {
-        additions.collective(number, mesh, draw);
+        additions.collective(number, mesh, of_any_kind, draw);
     }
     additions.added_to(program, program.model(), ending)
 }
@@ -68,7 +78,7 @@ impl<'p> Additions<'p> {
         }
     }
 
-    fn collective(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
+    fn collective(&mut self, number: usize, mesh: Mesh, of_any_kind: bool, draw: &mut Draw) {
         let reader = draw.below(self.calls.len());
         let before = draw.below(reader + 1);
         let groups = match mesh.tensor() {
@@ -77,7 +87,8 @@ impl<'p> Additions<'p> {
                 &[Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor, Group::Tensor]
             }
         };
-        let (kind, group) = (draw.among(&KINDS), draw.among(groups));
+        let kinds = if of_any_kind { &KINDS[..] } else { &KINDS[..4] };
+        let (kind, group) = (draw.among(kinds), draw.among(groups));
         let ranks = mesh.size(group);
         let there: Vec<usize> =
             (0..self.buffers.len()).filter(|buffer| self.gives(*buffer, before, kind, ranks)).collect();
@@ -98,7 +109,7 @@ impl<'p> Additions<'p> {
         self.collectives.push(Between { name: name.clone(), before, kind, group, from, to });
         self.accesses.push((reader, to, Access::Read));
         // What one rank gives itself it has already.
-        let returns = kind != CollectiveKind::AllGather && ranks > 1;
+        let returns = kind.received(elements, ranks) == Some(elements) && ranks > 1;
         if returns && found.is_none() && lifetime == Lifetime::Step && draw.one_in(2) {
             let reader = before + draw.below(self.calls.len() - before);
             let before = before + draw.below(reader + 1 - before);
@@ -134,7 +145,7 @@ impl<'p> Additions<'p> {
         let stays = before == 0 || draw.one_in(4);
         let writer = draw.below(if stays { self.calls.len() } else { before });
         let elements = match kind {
-            CollectiveKind::AllToAll => ranks as usize * (1 + draw.below(40)),
+            _ if kind.has_parts() => ranks as usize * (1 + draw.below(40)),
             _ => 1 + draw.below(97),
         };
         let given = self.buffer(BufferSpec {

@@ -7,8 +7,8 @@ use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{
-    Accumulation, BufferSpec, Call, Collective, CollectiveKind, Form, Gradient, Group, Lifetime, Phase,
-    Placement, Reuse, Role, TensorParallel, WeightSpec,
+    Accumulation, BufferSpec, Call, Collective, Form, Gradient, Group, Lifetime, Phase, Placement, Reuse,
+    Role, TensorParallel, WeightSpec,
 };
 use warpweft_plan::op::{
     Accumulate, AllGather, Dequantize, DequantizePart, ExchangeGradient, GatherChunk, Op, ReduceScatter,
@@ -20,6 +20,7 @@ use warpweft_plan::policy::{
 };
 use warpweft_session::config::Scaling;
 
+use super::collective_calls::KINDS;
 use super::row::Feature;
 use super::{FORMATS, Sample, matrix_features, update_features};
 
@@ -264,9 +265,7 @@ pub fn features() -> Vec<Feature> {
             all.push((format!("a buffer {role:?} for a {lifetime:?}"), Box::new(has)));
         }
     }
-    for kind in
-        [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max]
-    {
+    for kind in KINDS {
         for group in [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor] {
             let has = move |sample: &Sample, plan: &StepPlan| {
                 let of = |exchange: Collective| (exchange.kind, exchange.group) == (kind, group);

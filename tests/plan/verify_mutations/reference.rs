@@ -250,6 +250,11 @@ fn give(sample: &Sample, exchange: Collective, memories: &mut [Buffers]) {
                 let part = |from: &[u8]| from.chunks(from.len() / members.len()).nth(place).unwrap().to_vec();
                 given().flat_map(part).collect()
             }
+            CollectiveKind::ReduceScatter => {
+                let part =
+                    |from: Vec<f32>| from.chunks(from.len() / members.len()).nth(place).unwrap().to_vec();
+                bytemuck::cast_slice(&sum(values().map(part))).to_vec()
+            }
             CollectiveKind::Sum => bytemuck::cast_slice(&sum(values())).to_vec(),
             CollectiveKind::Max => {
                 let larger = |one: Vec<f32>, other: Vec<f32>| {

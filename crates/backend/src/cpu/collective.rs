@@ -49,6 +49,11 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
             parts.iter().try_for_each(|part| exchange(peers, &context.arena, part))
         }
         Pull::AllToAll(slices) => exchange(peers, &context.arena, slices),
+        Pull::SumSlices(part) => {
+            let offset = part.from.offset + part.to.bytes * peers.position();
+            let own = Move { from: Region { offset, ..part.to }, ..*part };
+            reduce(peers, &context.arena, Reduction::Sum, own)
+        }
         Pull::AllReduce(reduction, _, moves) => {
             moves.iter().try_for_each(|part| reduce(peers, &context.arena, *reduction, *part))
         }
@@ -71,6 +76,11 @@ struct Peers<'w> {
 }
 
 impl<'w> Peers<'w> {
+    /// The rank's place among the group's.
+    fn position(self) -> usize {
+        self.world.mesh.position(self.rank, self.group) as usize
+    }
+
     /// The group's ranks and their arenas, in rank order.
     fn arenas(self) -> impl Iterator<Item = (RankId, Result<&'w Arena, OpError>)> {
         let Self { world, rank, group } = self;
@@ -99,7 +109,7 @@ fn gather_piece(peers: Peers<'_>, own: &Arena, piece: PlanePiece) -> Result<(), 
 
 /// What the others have for this rank, side by side, with its own among them if that has a place.
 fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError> {
-    let taker = peers.world.mesh.position(peers.rank, peers.group) as usize;
+    let taker = peers.position();
     let given = Region { offset: part.given(taker), bytes: part.bytes };
     for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| part.with_own || *giver != taker) {
         let source = arena?.read::<u8>(given)?;

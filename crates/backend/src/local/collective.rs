@@ -46,6 +46,9 @@ pub enum Pull {
     ExchangeGradient(Vec<Slices>),
     /// The slices that all ranks of the group have for this one, its own among them.
     AllToAll(Slices),
+    /// The slices of `from` that all ranks of the group have for this one, added in rank order in f32. A slice has as
+    /// many bytes as `to`.
+    SumSlices(Move),
     /// The `from` of every rank of the group, combined into `to`, and how the ranks share that work.
     AllReduce(Reduction, Division, Vec<Move>),
 }
@@ -117,6 +120,7 @@ impl Collective {
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
             Pull::ExchangeGradient(parts) => parts.iter().map(|part| part.bytes).sum(),
             Pull::AllToAll(slices) => slices.bytes,
+            Pull::SumSlices(part) => part.to.bytes,
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
         let received = (each as u64).saturating_mul(u64::from(peers));
@@ -239,6 +243,7 @@ impl Collective {
         let to = binder.bytes(to, received)?;
         let pull = match kind {
             CollectiveKind::AllGather => Pull::Concatenate(Move { from, to }),
+            CollectiveKind::ReduceScatter => Pull::SumSlices(Move { from, to }),
             CollectiveKind::AllToAll => {
                 let bytes = kind.given_to_each(from.bytes, ranks);
                 Pull::AllToAll(Slices { source: from, received: to, with_own: true, bytes })

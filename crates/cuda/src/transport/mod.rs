@@ -5,7 +5,7 @@
 //!   contribution reaches its owner undivided, in the slot that the plan has for it. Sums of gradients are
 //!   not part of a collective but tasks of the plan, unless the library is asked to sum ([`Reduce::Nccl`]).
 //!   Values of an all-reduce are combined in rank order by one kernel: on every rank all of them, or on each a slice
-//!   for all ([`combine`]).
+//!   for all ([`combine`]). So are the slices of a reduce-scatter of a buffer, on the rank that gets their sum.
 //! - Where there are only neighbours, an exchange of gradients is meetings and copies by engines and nothing
 //!   else, unless it is small. It has no kernel, so it waits for no multiprocessor, and holds up no lane
 //!   while products have them all.
@@ -297,6 +297,7 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, *slices, nccl::exchange),
+        (_, Pull::SumSlices(part)) => combine::sum_slices(view, transport, *part),
         (_, Pull::AllReduce(reduction, division, moves)) => {
             combine::all_reduce(view, transport, *reduction, *division, moves)
         }

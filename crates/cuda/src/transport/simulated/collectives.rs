@@ -138,6 +138,24 @@ fn check_all_to_all(scene: Scene, bytes: usize) {
     every_way(&before, scene, &Pull::AllToAll(slices), &expected);
 }
 
+/// The slices that all ranks have for each, added in rank order.
+fn check_sum_of_slices(scene: Scene, elements: usize) {
+    let bytes = elements * 4;
+    let mut places = Places::default();
+    let (source, to) = (places.next(bytes * scene.size()), places.next(bytes));
+    let before = arenas(scene.hosts.ranks(), places.end);
+    let mut expected = before.clone();
+    for (rank, arena) in expected.iter_mut().enumerate() {
+        let (members, own) = (scene.members(rank), source.offset + scene.own(rank) * bytes);
+        for number in 0..elements {
+            let values = members.iter().map(|member| value(&before[*member][own..], number));
+            let sum = values.reduce(|one, other| one + other).unwrap();
+            arena[to.offset + number * 4..][..4].copy_from_slice(&sum.to_ne_bytes());
+        }
+    }
+    every_way(&before, scene, &Pull::SumSlices(Move { from: source, to }), &expected);
+}
+
 fn check_all_reduce(scene: Scene, reduction: Reduction, parts: &[usize]) {
     let mut places = Places::default();
     let moves: Vec<_> = (parts.iter())
@@ -188,6 +206,7 @@ fn check_all(scene: Scene, parts: &[usize]) {
     check_records(scene, parts[0]);
     check_exchange(scene, parts);
     check_all_to_all(scene, parts[0]);
+    check_sum_of_slices(scene, parts[0]);
     check_all_reduce(scene, Reduction::Sum, parts);
     check_all_reduce(scene, Reduction::Max, parts);
     if scene.size() == 1 {
@@ -204,6 +223,7 @@ fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
         check_exchange(scene, &[20, 0, 256]);
         check_exchange(scene, &[6, 258]);
         check_all_to_all(scene, 36);
+        check_sum_of_slices(scene, 9);
         check_all_reduce(scene, Reduction::Max, &[1, 3]);
         check_all_reduce(scene, Reduction::Sum, &[7, 100]);
     }
