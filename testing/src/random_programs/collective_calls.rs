@@ -93,7 +93,7 @@ impl<'p> Additions<'p> {
         let there: Vec<usize> =
             (0..self.buffers.len()).filter(|buffer| self.gives(*buffer, before, kind, ranks)).collect();
         let found = if draw.one_in(2) { draw.of(&there).copied() } else { None };
-        let from = found.unwrap_or_else(|| self.written(number, before, (kind, ranks), draw));
+        let from = found.unwrap_or_else(|| self.written(number, before, (kind, ranks), of_any_kind, draw));
         let BufferSpec { element, elements, lifetime, .. } = self.buffers[from];
         let role = if element == ElementType::F32 && draw.one_in(4) { Role::Output } else { Role::Internal };
         // Of a buffer that nobody writes, the next micro-batch would get the same once more.
@@ -140,6 +140,7 @@ impl<'p> Additions<'p> {
         number: usize,
         before: usize,
         (kind, ranks): (CollectiveKind, u32),
+        of_any_kind: bool,
         draw: &mut Draw,
     ) -> usize {
         let stays = before == 0 || draw.one_in(4);
@@ -151,7 +152,11 @@ impl<'p> Additions<'p> {
         let given = self.buffer(BufferSpec {
             name: format!("given {number}"),
             elements,
-            element: if kind.combines() { ElementType::F32 } else { draw.among(&ELEMENTS) },
+            element: match kind.combines() {
+                true if of_any_kind => draw.among(&ELEMENTS[..2]),
+                true => ElementType::F32,
+                false => draw.among(&ELEMENTS),
+            },
             role: Role::Internal,
             lifetime: if stays { Lifetime::Carried } else { Lifetime::Step },
         });

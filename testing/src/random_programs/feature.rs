@@ -281,6 +281,15 @@ pub fn features() -> Vec<Feature> {
         };
         all.push((format!("a collective of {element}"), Box::new(has)));
     }
+    for kind in KINDS.into_iter().filter(|kind| kind.combines()) {
+        let has = move |sample: &Sample, _: &StepPlan| {
+            let is_bf16 = |exchange: Collective| {
+                sample.program.buffers()[exchange.to.index()].element == ElementType::Bf16
+            };
+            exchanges(sample).any(|exchange| exchange.kind == kind && is_bf16(exchange))
+        };
+        all.push((format!("a collective, {kind} of bf16"), Box::new(has)));
+    }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a collective of one rank with itself", |sample, plan| {
         exchanges(sample).any(|exchange| plan.weights.mesh.size(exchange.group) == 1)

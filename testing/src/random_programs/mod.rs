@@ -84,7 +84,8 @@ impl Sample {
         Self::on_a_mesh(seed, true)
     }
 
-    /// The same, whose ranks may sum in levels, compute parts of layers and scatter sums of buffers, or not.
+    /// The same, whose ranks may sum in levels, compute parts of layers, and scatter or sum in bf16 what buffers hold,
+    /// or not.
     fn on_a_mesh(seed: u64, of_any_kind: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
@@ -192,8 +193,8 @@ pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPl
     planned(seed, true)
 }
 
-/// The same, of which none sums in levels, has tensor parallelism or scatters sums of buffers: plans of these are on
-/// record.
+/// The same, of which none sums in levels, has tensor parallelism, or scatters or sums in bf16 what buffers hold: plans
+/// of these are on record.
 pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     planned(seed, false)
 }

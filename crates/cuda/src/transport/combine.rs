@@ -15,7 +15,7 @@ use super::receive_buffers::{self, stride, string};
 use super::{Stage, View, nccl, peer, stages};
 use crate::kernels::{CombineOperand, CopyOperand};
 use crate::options::Transport;
-use warpweft_backend::local::{Move, Pull, Slices};
+use warpweft_backend::local::{Combination, Move, Pull, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
 use warpweft_plan::op::{Division, Reduction};
@@ -23,14 +23,14 @@ use warpweft_plan::op::{Division, Reduction};
 pub(super) fn all_reduce(
     view: &View<'_>,
     transport: Transport,
-    reduction: Reduction,
+    combination: Combination,
     division: Division,
     moves: &[Move],
 ) -> Vec<Stage> {
     if !division.is_in_slices() {
         return match transport {
-            Transport::Peer => peer::all_reduce(view, reduction, moves),
-            Transport::Nccl => nccl::all_reduce(view, reduction, moves),
+            Transport::Peer => peer::all_reduce(view, combination, moves),
+            Transport::Nccl => nccl::all_reduce(view, combination, moves),
         };
     }
     let mut slices: Vec<_> = moves.iter().filter_map(|part| of_value(division, *part)).collect();
@@ -40,20 +40,25 @@ pub(super) fn all_reduce(
     slices.extend(of_string);
     let own = |part: &Slices| {
         let place = part.received_at(view.rank.index(), view.rank.index());
-        own_slice(view, part, place)
+        own_slice(view, part, place, combination.element)
     };
     let combined = slices.iter().map(own).collect();
     let given = slices.iter().map(|part| given(view, part)).collect();
     let mut all = vec![Stage::Place(into)];
     all.extend(stages(&after, transport, &Pull::ExchangeGradient(slices)));
-    all.push(Stage::Combine(reduction, combined));
+    all.push(Stage::Combine(combination, combined));
     all.extend(stages(&after, transport, &Pull::Gather(given)));
     all.push(Stage::Place(out));
     all
 }
 
 /// A reduce-scatter: this rank's slices of all ranks' values come into the receive buffer, and their sum to its target.
-pub(super) fn sum_slices(view: &View<'_>, transport: Transport, part: Move) -> Vec<Stage> {
+pub(super) fn sum_slices(
+    view: &View<'_>,
+    transport: Transport,
+    element: ElementType,
+    part: Move,
+) -> Vec<Stage> {
     let bytes = part.to.bytes;
     let received = Region {
         offset: view.receive_buffer_from_arena(),
@@ -63,7 +68,8 @@ pub(super) fn sum_slices(view: &View<'_>, transport: Transport, part: Move) -> V
     let after =
         View { receive_buffer: view.receive_buffer + receive_buffers::slices(part, view.hosts), ..*view };
     let mut all = stages(&after, transport, &Pull::ExchangeGradient(vec![slices]));
-    all.push(Stage::Combine(Reduction::Sum, vec![own_slice(view, &slices, part.to.offset)]));
+    let sum = Combination { reduction: Reduction::Sum, element };
+    all.push(Stage::Combine(sum, vec![own_slice(view, &slices, part.to.offset, element)]));
     all
 }
 
@@ -101,7 +107,7 @@ fn strung(
 }
 
 /// What this rank combines, into a place of its arena.
-fn own_slice(view: &View<'_>, part: &Slices, to: usize) -> CombineOperand {
+fn own_slice(view: &View<'_>, part: &Slices, to: usize, element: ElementType) -> CombineOperand {
     let (own, rank) = (view.own(), view.rank.index());
     let source = |giver: usize| match giver == rank {
         true => own.plus(part.given(rank)),
@@ -110,7 +116,7 @@ fn own_slice(view: &View<'_>, part: &Slices, to: usize) -> CombineOperand {
     CombineOperand {
         sources: view.ranks().map(|giver| source(giver.index())).collect(),
         to: own.plus(to),
-        elements: part.bytes / ElementType::F32.bytes(),
+        elements: part.bytes / element.bytes(),
     }
 }
 

@@ -5,13 +5,13 @@
 //! and from their order alone, so it is the same bits for every transport and number of processes. A gradient needs
 //! none of these: gradients of weights are reduced by themselves.
 //!
-//! Deliberately absent: sums in other types than f32, parts of different lengths, and collectives of a rank with
-//! another alone.
+//! Deliberately absent: sums of integers, parts of different lengths, and collectives of a rank with another alone.
 
 use serde::Serialize;
 
 use super::Group;
 use warpweft_base::id::BufferId;
+use warpweft_format::ElementType;
 
 /// What ranks do with the elements they give each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -20,16 +20,16 @@ pub enum CollectiveKind {
     /// through it is [`CollectiveKind::ReduceScatter`].
     AllGather,
     /// Every rank gives each rank, and so itself, an equal part of its elements, `[ranks, elements / ranks]`. It gets
-    /// the sum of the parts that are for it, added in rank order in f32. What flows back through it is
-    /// [`CollectiveKind::AllGather`].
+    /// the sum of the parts that are for it, added in rank order in f32. Of bf16, it is rounded once. What flows back
+    /// through it is [`CollectiveKind::AllGather`].
     ReduceScatter,
     /// Every rank gives each rank, and so itself, an equal part of its elements. It gets as many back, in rank
     /// order: both buffers are `[ranks, elements / ranks]`, any element type. It is its own inverse, and
     /// what flows back through it.
     AllToAll,
-    /// Every rank gets the sum of all, element by element, added in rank order in f32.
+    /// Every rank gets the sum of all, element by element, added in rank order in f32. Of bf16, it is rounded once.
     Sum,
-    /// Every rank gets the maximum of all, element by element, in f32. NaN is no maximum, unless all are.
+    /// Every rank gets the maximum of all, element by element, in f32 or bf16. NaN is no maximum, unless all are.
     Max,
 }
 
@@ -38,6 +38,12 @@ impl CollectiveKind {
     #[must_use]
     pub const fn combines(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::Sum | Self::Max)
+    }
+
+    /// Can the buffers have elements of this type?
+    #[must_use]
+    pub const fn takes(self, element: ElementType) -> bool {
+        !self.combines() || matches!(element, ElementType::F32 | ElementType::Bf16)
     }
 
     /// Does each rank give every rank a part of its own, as opposed to the same?
@@ -131,6 +137,8 @@ mod tests {
         assert_eq!(CollectiveKind::ReduceScatter.received(6, 3), Some(2));
         assert_eq!(CollectiveKind::ReduceScatter.received(6, 4), None);
         assert_eq!(CollectiveKind::Sum.received(6, 4), Some(6));
+        assert!(!CollectiveKind::Sum.takes(ElementType::U32) && CollectiveKind::Sum.takes(ElementType::Bf16));
+        assert!(CollectiveKind::AllToAll.takes(ElementType::U32));
         assert_eq!(CollectiveKind::AllToAll.given_to_each(24, 3), 8);
         assert_eq!(CollectiveKind::ReduceScatter.given_to_each(24, 3), 8);
         assert_eq!(CollectiveKind::Max.given_to_each(24, 3), 24);
