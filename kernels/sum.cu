@@ -1,9 +1,9 @@
-// Sums and maxima of f32 vectors: accumulation into main grads, and what ranks contributed, in rank order.
+// Sums and maxima of vectors: accumulation into main grads, and what ranks contributed, in rank order.
 //
 // Laws:
 // - A contribution is multiplied by the factor, rounded once, then added. The first one overwrites.
-// - A sum over ranks begins with rank 0's value and adds 1, 2, ... in f32; a maximum ignores NaN unless all
-//   are. What is accumulated in the same pass is the finished sum. None of it depends on the number of
+// - A sum over ranks begins with rank 0's value and adds 1, 2, ... in f32, and is rounded once if it is kept in
+//   bf16; a maximum ignores NaN unless all are. What is accumulated in the same pass is the finished sum. None of it depends on the number of
 //   blocks, so every rank and every run gets the same bits.
 
 #include "common.cuh"
@@ -76,7 +76,7 @@ accumulate_more(const __grid_constant__ AccumulateArguments all) {
 struct CombineTensor {
     // One address per rank.
     const u64* sources;
-    float* to;
+    u64 to;
     u64 count;
     u32 source_count;
     u32 aligned;
@@ -89,10 +89,37 @@ struct CombineArguments {
     CombineTensor only;
 };
 
-__device__ __forceinline__ float4 four_of(u64 source, u64 at) {
-    return *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(source) + at);
-}
-__device__ __forceinline__ float one_of(u64 source, u64 at) { return reinterpret_cast<const float*>(source)[at]; }
+// Values that may be overwritten by the kernel that reads them.
+struct ValuesF32 {
+    static __device__ __forceinline__ float4 four(u64 values, u64 at) {
+        return *reinterpret_cast<const float4*>(reinterpret_cast<const float*>(values) + at);
+    }
+    static __device__ __forceinline__ float one(u64 values, u64 at) { return reinterpret_cast<const float*>(values)[at]; }
+    static __device__ __forceinline__ void put_four(u64 values, u64 at, float4 v) {
+        *reinterpret_cast<float4*>(reinterpret_cast<float*>(values) + at) = v;
+    }
+    static __device__ __forceinline__ void put(u64 values, u64 at, float v) { reinterpret_cast<float*>(values)[at] = v; }
+};
+
+struct ValuesBf16 {
+    static __device__ __forceinline__ float4 four(u64 values, u64 at) {
+        uint2 bits = *reinterpret_cast<const uint2*>(reinterpret_cast<const u16*>(values) + at);
+        return make_float4(bf16_value(u16(bits.x)), bf16_value(u16(bits.x >> 16)), bf16_value(u16(bits.y)),
+                           bf16_value(u16(bits.y >> 16)));
+    }
+    static __device__ __forceinline__ float one(u64 values, u64 at) {
+        return bf16_value(reinterpret_cast<const u16*>(values)[at]);
+    }
+    static __device__ __forceinline__ u32 both(float a, float b) {
+        return u32(bf16_bits(round_to_bf16(a))) | u32(bf16_bits(round_to_bf16(b))) << 16;
+    }
+    static __device__ __forceinline__ void put_four(u64 values, u64 at, float4 v) {
+        *reinterpret_cast<uint2*>(reinterpret_cast<u16*>(values) + at) = make_uint2(both(v.x, v.y), both(v.z, v.w));
+    }
+    static __device__ __forceinline__ void put(u64 values, u64 at, float v) {
+        reinterpret_cast<u16*>(values)[at] = bf16_bits(round_to_bf16(v));
+    }
+};
 
 struct Sum {
     static __device__ __forceinline__ float of(float sum, float value) { return sum + value; }
@@ -105,7 +132,7 @@ struct Max {
 };
 
 // The target may be one of the sources: an element is read from all of them before it is written.
-template <class Reduction>
+template <class Reduction, class Values>
 __device__ __forceinline__ void combine(const CombineArguments& all) {
     Place place = place_of(all.tiles, blockIdx.x);
     const CombineTensor t = tensor_of<CombineTensor>(all, place);
@@ -116,13 +143,13 @@ __device__ __forceinline__ void combine(const CombineArguments& all) {
         float4 sum[STEPS];
         u64 source = __ldg(t.sources);
 #pragma unroll
-        for (u32 i = 0; i < STEPS; ++i) sum[i] = four_of(source, own + i * 4 * THREADS);
+        for (u32 i = 0; i < STEPS; ++i) sum[i] = Values::four(source, own + i * 4 * THREADS);
 #pragma unroll 3
         for (u32 r = 1; r < count; ++r) {
             source = __ldg(t.sources + r);
             float4 v[STEPS];
 #pragma unroll
-            for (u32 i = 0; i < STEPS; ++i) v[i] = four_of(source, own + i * 4 * THREADS);
+            for (u32 i = 0; i < STEPS; ++i) v[i] = Values::four(source, own + i * 4 * THREADS);
 #pragma unroll
             for (u32 i = 0; i < STEPS; ++i) {
                 sum[i] = make_float4(Reduction::of(sum[i].x, v[i].x), Reduction::of(sum[i].y, v[i].y),
@@ -130,23 +157,31 @@ __device__ __forceinline__ void combine(const CombineArguments& all) {
             }
         }
 #pragma unroll
-        for (u32 i = 0; i < STEPS; ++i) *reinterpret_cast<float4*>(t.to + own + i * 4 * THREADS) = sum[i];
+        for (u32 i = 0; i < STEPS; ++i) Values::put_four(t.to, own + i * 4 * THREADS, sum[i]);
         return;
     }
     u64 end = min(first + TILE, t.count);
     for (u64 at = first + threadIdx.x; at < end; at += THREADS) {
-        float sum = one_of(__ldg(t.sources), at);
-        for (u32 r = 1; r < count; ++r) sum = Reduction::of(sum, one_of(__ldg(t.sources + r), at));
-        t.to[at] = sum;
+        float sum = Values::one(__ldg(t.sources), at);
+        for (u32 r = 1; r < count; ++r) sum = Reduction::of(sum, Values::one(__ldg(t.sources + r), at));
+        Values::put(t.to, at, sum);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) sum_f32(const __grid_constant__ CombineArguments all) {
-    combine<Sum>(all);
+    combine<Sum, ValuesF32>(all);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) max_f32(const __grid_constant__ CombineArguments all) {
-    combine<Max>(all);
+    combine<Max, ValuesF32>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) sum_bf16(const __grid_constant__ CombineArguments all) {
+    combine<Sum, ValuesBf16>(all);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) max_bf16(const __grid_constant__ CombineArguments all) {
+    combine<Max, ValuesBf16>(all);
 }
 
 // What a rank has of a gradient: a slice per rank. They are summed, and the sum is stored or accumulated, in one

@@ -1,5 +1,6 @@
 //! The measured kernel launches, each with the fewest bytes it must read and write per element of the weights.
 
+use warpweft_backend::local::Combination;
 use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{
     AccumulateOperand, AdamOperand, AmaxOperand, Bounds, CastOperand, CombineOperand, CopyOperand,
@@ -308,7 +309,7 @@ fn combine(device: &Device, size: &Size) -> Option<Vec<KernelLaunch>> {
         let sources: Option<Vec<_>> = (0..4).map(|_| device.take(elements * 4)).collect();
         Some(CombineOperand { sources: sources?, to: device.take(elements * 4)?, elements })
     })?;
-    Some(vec![device.kernels.combine(Reduction::Sum, &operands).unwrap()])
+    Some(vec![device.kernels.combine(Combination::of_f32(Reduction::Sum), &operands).unwrap()])
 }
 
 fn sum_slices(device: &Device, size: &Size, element: ElementType) -> Option<Vec<KernelLaunch>> {

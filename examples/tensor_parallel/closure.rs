@@ -89,13 +89,12 @@ fn embed_slopes(sizes: Sizes, context: &Context<'_>) -> Result<(), ComputeError>
     Ok(())
 }
 
-/// Adds to the residual stream what all ranks have for this rank's tokens, in rank order.
+/// Adds to the residual stream the sum of what all ranks had for this rank's tokens.
 fn join(sizes: Sizes, number: usize, name: &str, context: &Context<'_>) -> Result<(), ComputeError> {
     let before = context.read_named::<f32>(&format!("x.{number}"))?;
     let got = context.read_named::<f32>(&format!("{name}.got"))?;
     let mut x = context.write_named::<f32>(&format!("x.{}", number + 1))?;
-    x.copy_from_slice(&before);
-    add_parts(&got, &mut x);
+    x.iter_mut().zip(before.iter().zip(got.iter())).for_each(|(x, (before, got))| *x = before + got);
     if number + 1 < HALVES.len() * sizes.layers {
         let mut normed = context.write_named::<f32>(&format!("normed.{}", number + 1))?;
         ops::normalize(&x, &vec![1.0; sizes.width], &mut normed);
@@ -114,18 +113,11 @@ fn join_slopes(sizes: Sizes, number: usize, name: &str, context: &Context<'_>) -
         }
     };
     let got = context.read_named::<f32>(&format!("{name}.slopes got"))?;
-    let mut sum = vec![0.0; before.len()];
-    add_parts(&got, &mut sum);
+    let mut sum = got.to_vec();
     let mut slope = context.write_named::<f32>(&format!("{name}.slope"))?;
     slope.copy_from_slice(&after);
     ops::normalize_backward(&before, &vec![1.0; sizes.width], &mut sum, &mut slope, None);
     Ok(())
-}
-
-fn add_parts(parts: &[f32], sum: &mut [f32]) {
-    for part in parts.chunks_exact(sum.len()) {
-        sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
-    }
 }
 
 fn mlp_forward(sizes: Sizes, layer: usize, context: &Context<'_>) -> Result<(), ComputeError> {

@@ -4,8 +4,6 @@
 //! rank has its share of the tokens (sequence parallelism); it is gathered before a column-parallel layer, and what the
 //! row-parallel layer after it leaves is summed and scattered to the same shares. Backward does the same in reverse:
 //! gradients of inputs (dgrad) are on their way to the other ranks while gradients of weights (wgrad) are computed.
-//!
-//! A reduce-scatter is an all-to-all of parts, which the next call adds up in rank order.
 
 use warpweft::model::{Collective, CollectiveKind, Group, ProgramBuilder, TensorParallel};
 use warpweft::prelude::*;
@@ -116,12 +114,12 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
                 call = call.uses_dense(weight(&format!("{layer}.{column}"))?);
             }
             call.uses_dense(weight(&format!("{layer}.{row}"))?).add()?;
-            let got = program.activation(&format!("{name}.got"), all)?;
+            let got = program.activation(&format!("{name}.got"), own)?;
             exchange(
                 &mut program,
                 &format!("{name}.scatter"),
                 Phase::Forward,
-                CollectiveKind::AllToAll,
+                CollectiveKind::ReduceScatter,
                 (parts, got),
             )?;
             halves.push((layer, half, columns, row, x, whole));
@@ -159,9 +157,9 @@ pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareEr
             call = call.uses_dense(weight(&format!("{layer}.{column}"))?);
         }
         call.uses_dense(weight(&format!("{layer}.{row}"))?).add()?;
-        let got = program.activation(&format!("{name}.slopes got"), all)?;
+        let got = program.activation(&format!("{name}.slopes got"), own)?;
         let scattered = format!("{name}.scatter slopes");
-        exchange(&mut program, &scattered, Phase::Backward, CollectiveKind::AllToAll, (parts, got))?;
+        exchange(&mut program, &scattered, Phase::Backward, CollectiveKind::ReduceScatter, (parts, got))?;
         // While the parts are on their way.
         let mut call = program.call(&format!("{name}.wgrad"), Phase::Backward).reads(input).reads(slopes);
         call = call.reads(kept);
@@ -185,7 +183,7 @@ pub(crate) fn kept_width(sizes: Sizes, half: &str) -> usize {
     if half == "attention" { 4 * sizes.own_heads_width() } else { 2 * sizes.own_hidden() }
 }
 
-/// What the ranks of a group do together: each gets the shares of all, or what all have for its own share.
+/// What the ranks of a group do together: each gets the shares of all, or the sum of what all have for its own share.
 fn exchange(
     program: &mut ProgramBuilder,
     name: &str,

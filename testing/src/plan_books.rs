@@ -6,7 +6,6 @@
 
 use warpweft_base::id::{CommSeq, EventId, SlotId, TaskId};
 use warpweft_plan::layout::{ALIGNMENT, Content, Region, Residency, Slot};
-use warpweft_plan::model::CollectiveKind;
 use warpweft_plan::op::{CollectiveCall, Op};
 use warpweft_plan::plan::StepPlan;
 
@@ -40,7 +39,7 @@ pub fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
         Content::Buffer(buffer) | Content::Staging(buffer, _) => plan.buffers[buffer.index()].bytes(),
         _ => plan.arena.region(from).bytes,
     };
-    let to_each = if kind == CollectiveKind::AllToAll { given / ranks } else { given };
+    let to_each = if kind.has_parts() { given / ranks } else { given };
     plan.tasks[task].wire_bytes = to_each * (ranks - 1);
 }
 

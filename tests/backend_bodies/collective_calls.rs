@@ -3,6 +3,7 @@
 //! Law: what is expected is computed here, from what ranks give and a few lines for each kind. All bytes of every
 //! arena are checked: what no collective writes stays as it was.
 
+use half::bf16;
 use warpweft_backend::Backend;
 use warpweft_base::id::{BufferId, CallId, SlotId};
 use warpweft_format::ElementType;
@@ -15,8 +16,13 @@ use crate::device::{Device, meshes, most_captured_ranks};
 
 pub(crate) const GROUPS: [Group; 5] =
     [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor];
-const KINDS: [CollectiveKind; 4] =
-    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
+const KINDS: [CollectiveKind; 5] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Sum,
+    CollectiveKind::Max,
+];
 
 /// What each rank gives each other: bytes that no wide copy fits, a few, and many.
 const MOVED: [(ElementType, usize); 5] = [
@@ -26,8 +32,14 @@ const MOVED: [(ElementType, usize); 5] = [
     (ElementType::F32, 5),
     (ElementType::U8, 40_001),
 ];
-const COMBINED: [(ElementType, usize); 3] =
-    [(ElementType::F32, 1), (ElementType::F32, 7), (ElementType::F32, 9_001)];
+const COMBINED: [(ElementType, usize); 6] = [
+    (ElementType::F32, 1),
+    (ElementType::F32, 7),
+    (ElementType::F32, 9_001),
+    (ElementType::Bf16, 1),
+    (ElementType::Bf16, 9),
+    (ElementType::Bf16, 9_003),
+];
 
 /// Flat worlds from one rank on, meshes of replicas and with tensor parallelism: as many ranks as there are GPUs, and
 /// two on one.
@@ -41,42 +53,71 @@ fn worlds() -> Vec<Mesh> {
 }
 
 /// What a rank gets of what those of its group give, of which it is number `place`.
-pub(crate) fn received(kind: CollectiveKind, given: &[&[u8]], place: usize) -> Vec<u8> {
+pub(crate) fn received(kind: CollectiveKind, element: ElementType, given: &[&[u8]], place: usize) -> Vec<u8> {
     let part = given[0].len() / given.len();
     match kind {
         CollectiveKind::AllGather => given.concat(),
         CollectiveKind::AllToAll => {
             given.iter().flat_map(|all| all[part * place..][..part].to_vec()).collect()
         }
-        CollectiveKind::Sum => combined(given, |sum, value| sum + value),
-        CollectiveKind::Max => combined(given, |most, value| match value.is_nan() || most > value {
+        CollectiveKind::ReduceScatter => {
+            let parts: Vec<&[u8]> = given.iter().map(|all| &all[part * place..][..part]).collect();
+            received(CollectiveKind::Sum, element, &parts, place)
+        }
+        CollectiveKind::Sum => combined(element, given, |sum, value| sum + value),
+        CollectiveKind::Max => combined(element, given, |most, value| match value.is_nan() || most > value {
             true => most,
             false => value,
         }),
     }
 }
 
-/// In rank order.
-fn combined(given: &[&[u8]], combine: fn(f32, f32) -> f32) -> Vec<u8> {
-    let mut ranks = given.iter().map(|bytes| bytemuck::pod_collect_to_vec::<u8, f32>(bytes));
+/// In rank order in f32, rounded once.
+fn combined(element: ElementType, given: &[&[u8]], combine: fn(f32, f32) -> f32) -> Vec<u8> {
+    let mut ranks = given.iter().map(|bytes| values_of(element, bytes));
     let mut all = ranks.next().unwrap();
     for values in ranks {
         all.iter_mut().zip(values).for_each(|(all, value)| *all = combine(*all, value));
     }
-    bytemuck::pod_collect_to_vec(&all)
+    bytes_of(element, &all)
+}
+
+fn values_of(element: ElementType, bytes: &[u8]) -> Vec<f32> {
+    match element {
+        ElementType::Bf16 => {
+            bytemuck::pod_collect_to_vec::<u8, bf16>(bytes).into_iter().map(bf16::to_f32).collect()
+        }
+        _ => bytemuck::pod_collect_to_vec(bytes),
+    }
+}
+
+fn bytes_of(element: ElementType, values: &[f32]) -> Vec<u8> {
+    match element {
+        ElementType::Bf16 => {
+            let rounded: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            bytemuck::pod_collect_to_vec(&rounded)
+        }
+        _ => bytemuck::pod_collect_to_vec(values),
+    }
 }
 
 /// What a rank gives: values of which another order of addition makes other sums, and for a maximum some that are
 /// infinite or not numbers; any bytes where these only move.
-pub(crate) fn given(kind: CollectiveKind, bytes: usize, rank: usize, number: usize) -> Vec<u8> {
-    let seed = (64 * number + rank) as u32;
+pub(crate) fn given(
+    kind: CollectiveKind,
+    element: ElementType,
+    bytes: usize,
+    rank: usize,
+    number: usize,
+) -> Vec<u8> {
+    let (seed, elements) = ((64 * number + rank) as u32, bytes / element.bytes());
     let values: Vec<f32> = match kind {
         CollectiveKind::AllGather | CollectiveKind::AllToAll => {
             return noise(bytes, seed).iter().map(|value| (128.0 * value) as i8 as u8).collect();
         }
-        CollectiveKind::Sum => {
+        CollectiveKind::ReduceScatter | CollectiveKind::Sum => {
             let scale = [1e8, 1.0, -1e8, 3.0, 1e7, -1e7][rank];
-            noise(bytes / 4, seed).iter().map(|value| value * scale).collect()
+            noise(elements, seed).iter().map(|value| value * scale).collect()
         }
         CollectiveKind::Max => {
             let odd = |at: usize, value: f32| match (at + 3 * rank + number) % 7 {
@@ -85,19 +126,17 @@ pub(crate) fn given(kind: CollectiveKind, bytes: usize, rank: usize, number: usi
                 2 if at.is_multiple_of(5) => f32::INFINITY,
                 _ => value,
             };
-            noise(bytes / 4, seed).into_iter().enumerate().map(|(at, value)| odd(at, value)).collect()
+            noise(elements, seed).into_iter().enumerate().map(|(at, value)| odd(at, value)).collect()
         }
     };
-    bytemuck::pod_collect_to_vec(&values)
+    bytes_of(element, &values)
 }
 
 /// The same bytes for every value that is not a number: devices differ in which of these a maximum of several is.
-fn settle_nan(bytes: &mut [u8]) {
-    for bytes in bytes.chunks_exact_mut(4) {
-        if f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan() {
-            bytes.copy_from_slice(&f32::NAN.to_ne_bytes());
-        }
-    }
+fn settle_nan(element: ElementType, bytes: &mut [u8]) {
+    let mut values = values_of(element, bytes);
+    values.iter_mut().filter(|value| value.is_nan()).for_each(|value| *value = f32::NAN);
+    bytes.copy_from_slice(&bytes_of(element, &values));
 }
 
 fn buffer(plan: &mut Plan, name: &str, element: ElementType, elements: usize) -> SlotId {
@@ -111,6 +150,7 @@ fn buffer(plan: &mut Plan, name: &str, element: ElementType, elements: usize) ->
 struct Planned {
     kind: CollectiveKind,
     group: Group,
+    element: ElementType,
     from: SlotId,
     to: SlotId,
 }
@@ -121,14 +161,14 @@ fn every_collective(mesh: Mesh) -> (Plan, Vec<Planned>) {
     let mut collectives = Vec::new();
     for (kind, group) in KINDS.into_iter().flat_map(|kind| GROUPS.map(|group| (kind, group))) {
         let sizes = if kind.combines() { &COMBINED[..] } else { &MOVED[..] };
-        for (element, elements) in sizes {
+        for (element, elements) in sizes.iter().copied() {
             let ranks = mesh.size(group);
-            let parts = if kind == CollectiveKind::AllToAll { ranks as usize } else { 1 };
-            let from = buffer(&mut plan, "from", *element, elements * parts);
+            let parts = if kind.has_parts() { ranks as usize } else { 1 };
+            let from = buffer(&mut plan, "from", element, elements * parts);
             let got = kind.received(elements * parts, ranks).unwrap();
-            let to = buffer(&mut plan, "to", *element, got);
+            let to = buffer(&mut plan, "to", element, got);
             plan.op(LINK, Op::CollectiveCall(CollectiveCall { call: CallId::new(0), kind, group, from, to }));
-            collectives.push(Planned { kind, group, from, to });
+            collectives.push(Planned { kind, group, element, from, to });
         }
     }
     (plan, collectives)
@@ -136,10 +176,10 @@ fn every_collective(mesh: Mesh) -> (Plan, Vec<Planned>) {
 
 /// All bytes of a rank's arena before a step.
 fn before(plan: &Plan, collectives: &[Planned], rank: usize, round: usize) -> Vec<u8> {
-    let mut arena = given(CollectiveKind::AllGather, plan.arena.bytes(), rank, round);
+    let mut arena = given(CollectiveKind::AllGather, ElementType::U8, plan.arena.bytes(), rank, round);
     for (number, collective) in collectives.iter().enumerate() {
         let Region { offset, bytes } = plan.region(collective.from);
-        let values = given(collective.kind, bytes, rank, round + 8 * number);
+        let values = given(collective.kind, collective.element, bytes, rank, round + 8 * number);
         arena[offset..][..bytes].copy_from_slice(&values);
     }
     arena
@@ -151,17 +191,17 @@ fn check_arenas(plan: &Plan, collectives: &[Planned], round: usize, found: &[Vec
         mesh.iter().map(|rank| before(plan, collectives, rank.index(), round)).collect();
     for rank in mesh.iter() {
         let (mut expected, mut found) = (given[rank.index()].clone(), found[rank.index()][round].clone());
-        for Planned { kind, group, from, to } in collectives {
+        for Planned { kind, group, element, from, to } in collectives {
             let [from, to] = [*from, *to].map(|slot| plan.region(slot));
             let members = mesh.members(rank, *group);
             let gave: Vec<&[u8]> =
                 members.map(|member| &given[member.index()][from.offset..from.end()]).collect();
-            let got = received(*kind, &gave, mesh.position(rank, *group) as usize);
+            let got = received(*kind, *element, &gave, mesh.position(rank, *group) as usize);
             expected[to.offset..to.end()].copy_from_slice(&got);
             let what = format!("{kind} of {} bytes, {group}, {mesh}, {rank}, round {round}", from.bytes);
             for arena in [&mut expected, &mut found] {
                 if *kind == CollectiveKind::Max {
-                    settle_nan(&mut arena[to.offset..to.end()]);
+                    settle_nan(*element, &mut arena[to.offset..to.end()]);
                 }
             }
             assert!(found[to.offset..to.end()] == expected[to.offset..to.end()], "{what}: what it gets");
@@ -222,8 +262,8 @@ const STEPS: usize = 8;
 
 /// Two buffers that go back and forth, each overwritten right after what peers read of it, and read right before
 /// what peers bring next.
-const BACK_AND_FORTH: [Turn; 17] = {
-    use CollectiveKind::{AllGather, AllToAll, Max, Sum};
+const BACK_AND_FORTH: [Turn; 21] = {
+    use CollectiveKind::{AllGather, AllToAll, Max, ReduceScatter, Sum};
     [
         Turn::Copy(2, 7),
         Turn::Collective(AllToAll, 7, 8),
@@ -242,12 +282,16 @@ const BACK_AND_FORTH: [Turn; 17] = {
         Turn::Collective(Max, 7, 5),
         Turn::Collective(Sum, 5, 7),
         Turn::Copy(7, 6),
+        Turn::Copy(2, 7),
+        Turn::Collective(ReduceScatter, 7, 0),
+        Turn::Copy(3, 7),
+        Turn::Collective(ReduceScatter, 7, 1),
     ]
 };
 
 /// What a rank writes into its buffers before a step. The two that go back and forth keep what they have.
 fn written(number: usize, elements: usize, rank: usize, step: usize) -> Vec<u8> {
-    given(CollectiveKind::Sum, 4 * elements, rank, 16 * step + number)
+    given(CollectiveKind::Sum, ElementType::F32, 4 * elements, rank, 16 * step + number)
 }
 
 /// EX-1, PL-8: a rank that is done with a collective overwrites at once what it gave, and peers what it got.
@@ -306,7 +350,7 @@ fn buffers_that_collectives_use_again_and_again_hold_what_program_order_says() {
                     Turn::Copy(from, to) => buffers[to] = before[rank][from].clone(),
                     Turn::Collective(kind, from, to) => {
                         let gave: Vec<&[u8]> = before.iter().map(|buffers| &buffers[from][..]).collect();
-                        buffers[to] = received(kind, &gave, rank);
+                        buffers[to] = received(kind, ElementType::F32, &gave, rank);
                     }
                 }
             }

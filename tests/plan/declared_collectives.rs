@@ -11,10 +11,14 @@ fn collectives_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
     let all = program.output("all", 8, ElementType::F32).unwrap();
     let half = program.activation_in("half", 8, ElementType::Bf16).unwrap();
     let other_half = program.activation_in("other half", 8, ElementType::Bf16).unwrap();
+    let [number, other_number] =
+        ["number", "other number"].map(|name| program.activation_in(name, 8, ElementType::U32).unwrap());
+    let [byte, byte_sum] =
+        ["byte", "byte sum"].map(|name| program.activation_in(name, 8, ElementType::U8).unwrap());
     let foreign = StepProgram::builder("evaluate", program.model()).activation("y", 8).unwrap();
-    let unknown = BufferId::new(9);
+    let unknown = BufferId::new(19);
     let [gather, sum] = [CollectiveKind::AllGather, CollectiveKind::Sum];
-    program.call("fit", Phase::Forward).writes(half).add().unwrap();
+    program.call("fit", Phase::Forward).writes(half).writes(number).writes(byte).add().unwrap();
     let mut refused = |name: &str, kind, from, to| {
         let before = format!("{program:?}");
         let collective = Collective::new(kind, from, to).among(Group::Shard);
@@ -33,17 +37,24 @@ fn collectives_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
         ),
         (
             sum,
-            half,
-            other_half,
-            "`x` is a collective (sum) from buffer `half` of bf16 to `other half` of bf16; values of ranks are \
-             combined in f32: declare both as f32",
+            number,
+            other_number,
+            "`x` is a collective (sum) from buffer `number` of u32 to `other number` of u32; values of ranks are \
+             combined in f32: declare both as f32, or both as bf16",
+        ),
+        (
+            CollectiveKind::ReduceScatter,
+            byte,
+            byte_sum,
+            "`x` is a collective (reduce-scatter) from buffer `byte` of u8 to `byte sum` of u8; values of ranks \
+             are combined in f32: declare both as f32, or both as bf16",
         ),
         (
             CollectiveKind::Max,
             half,
             all,
             "`x` is a collective (maximum) from buffer `half` of bf16 to `all` of f32; values of ranks are \
-             combined in f32: declare both as f32",
+             combined in f32: declare both as f32, or both as bf16",
         ),
     ] {
         assert_eq!(refused("x", kind, from, to), expected);
@@ -54,7 +65,7 @@ fn collectives_that_cannot_be_are_refused_with_what_to_declare_and_not_added() {
     }
     for (from, to) in [(unknown, all), (own, unknown), (unknown, unknown)] {
         let said = refused("x", gather, from, to);
-        assert!(said.contains('9') && said.contains("own, all, half"), "{said}");
+        assert!(said.contains("19") && said.contains("own, all, half"), "{said}");
     }
     assert!(refused("fit", gather, own, all).contains("`fit`"));
     assert!(refused("", gather, own, all).contains("give it one"));

@@ -13,8 +13,14 @@ use warpweft_plan::model::{
 
 use super::{Draw, Ending, GROUPS, built, with_use};
 
-const KINDS: [CollectiveKind; 4] =
-    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
+/// Those of flat meshes first.
+pub(super) const KINDS: [CollectiveKind; 5] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Sum,
+    CollectiveKind::Max,
+    CollectiveKind::ReduceScatter,
+];
 
 const ELEMENTS: [ElementType; 4] = [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32];
 
@@ -39,16 +45,20 @@ struct Additions<'p> {
     collectives: Vec<Between>,
 }
 
-/// The same program with up to three collectives, some of them there and back.
+/// The same program with up to three collectives, some of them there and back; of any kind, or as [`flat_samples`]
+/// have them.
+///
+/// [`flat_samples`]: super::flat_samples
 pub(super) fn with_collectives(
     program: &StepProgram,
     ending: Ending,
     mesh: Mesh,
+    of_any_kind: bool,
     draw: &mut Draw,
 ) -> StepProgram {
     let mut additions = Additions::none(program);
     for number in 0..1 + draw.below(3) {
-        additions.collective(number, mesh, draw);
+        additions.collective(number, mesh, of_any_kind, draw);
     }
     additions.added_to(program, program.model(), ending)
 }
@@ -68,19 +78,20 @@ impl<'p> Additions<'p> {
         }
     }
 
-    fn collective(&mut self, number: usize, mesh: Mesh, draw: &mut Draw) {
+    fn collective(&mut self, number: usize, mesh: Mesh, of_any_kind: bool, draw: &mut Draw) {
         let reader = draw.below(self.calls.len());
         let before = draw.below(reader + 1);
         let groups = match (mesh.tensor(), mesh.context()) {
             (1, 1) => &[Group::World, Group::Shard, Group::Replicate][..],
             _ => &GROUPS,
         };
-        let (kind, group) = (draw.among(&KINDS), draw.among(groups));
+        let kinds = if of_any_kind { &KINDS[..] } else { &KINDS[..4] };
+        let (kind, group) = (draw.among(kinds), draw.among(groups));
         let ranks = mesh.size(group);
         let there: Vec<usize> =
             (0..self.buffers.len()).filter(|buffer| self.gives(*buffer, before, kind, ranks)).collect();
         let found = if draw.one_in(2) { draw.of(&there).copied() } else { None };
-        let from = found.unwrap_or_else(|| self.written(number, before, (kind, ranks), draw));
+        let from = found.unwrap_or_else(|| self.written(number, before, (kind, ranks), of_any_kind, draw));
         let BufferSpec { element, elements, lifetime, .. } = self.buffers[from];
         let role = if element == ElementType::F32 && draw.one_in(4) { Role::Output } else { Role::Internal };
         // Of a buffer that nobody writes, the next micro-batch would get the same once more.
@@ -96,7 +107,7 @@ impl<'p> Additions<'p> {
         self.collectives.push(Between { name: name.clone(), before, kind, group, from, to });
         self.accesses.push((reader, to, Access::Read));
         // What one rank gives itself it has already.
-        let returns = kind != CollectiveKind::AllGather && ranks > 1;
+        let returns = kind.received(elements, ranks) == Some(elements) && ranks > 1;
         if returns && found.is_none() && lifetime == Lifetime::Step && draw.one_in(2) {
             let reader = before + draw.below(self.calls.len() - before);
             let before = before + draw.below(reader + 1 - before);
@@ -127,18 +138,23 @@ impl<'p> Additions<'p> {
         number: usize,
         before: usize,
         (kind, ranks): (CollectiveKind, u32),
+        of_any_kind: bool,
         draw: &mut Draw,
     ) -> usize {
         let stays = before == 0 || draw.one_in(4);
         let writer = draw.below(if stays { self.calls.len() } else { before });
         let elements = match kind {
-            CollectiveKind::AllToAll => ranks as usize * (1 + draw.below(40)),
+            _ if kind.has_parts() => ranks as usize * (1 + draw.below(40)),
             _ => 1 + draw.below(97),
         };
         let given = self.buffer(BufferSpec {
             name: format!("given {number}"),
             elements,
-            element: if kind.combines() { ElementType::F32 } else { draw.among(&ELEMENTS) },
+            element: match kind.combines() {
+                true if of_any_kind => draw.among(&ELEMENTS[..2]),
+                true => ElementType::F32,
+                false => draw.among(&ELEMENTS),
+            },
             role: Role::Internal,
             lifetime: if stays { Lifetime::Carried } else { Lifetime::Step },
         });

@@ -7,8 +7,8 @@ use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{
-    Accumulation, BufferSpec, Call, Collective, CollectiveKind, Form, Gradient, Group, Lifetime, Phase,
-    Placement, Reuse, Role, TensorParallel, WeightSpec,
+    Accumulation, BufferSpec, Call, Collective, Form, Gradient, Group, Lifetime, Phase, Placement, Reuse,
+    Role, TensorParallel, WeightSpec,
 };
 use warpweft_plan::op::{
     Accumulate, AllGather, Dequantize, DequantizePart, ExchangeGradient, GatherChunk, Op, ReduceScatter,
@@ -20,6 +20,7 @@ use warpweft_plan::policy::{
 };
 use warpweft_session::config::Scaling;
 
+use super::collective_calls::KINDS;
 use super::row::Feature;
 use super::{FORMATS, GROUPS, Sample, matrix_features, update_features};
 
@@ -264,9 +265,7 @@ pub fn features() -> Vec<Feature> {
             all.push((format!("a buffer {role:?} for a {lifetime:?}"), Box::new(has)));
         }
     }
-    for kind in
-        [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max]
-    {
+    for kind in KINDS {
         for group in GROUPS {
             let has = move |sample: &Sample, plan: &StepPlan| {
                 let of = |exchange: Collective| (exchange.kind, exchange.group) == (kind, group);
@@ -281,6 +280,15 @@ pub fn features() -> Vec<Feature> {
             exchanges(sample).any(of)
         };
         all.push((format!("a collective of {element}"), Box::new(has)));
+    }
+    for kind in KINDS.into_iter().filter(|kind| kind.combines()) {
+        let has = move |sample: &Sample, _: &StepPlan| {
+            let is_bf16 = |exchange: Collective| {
+                sample.program.buffers()[exchange.to.index()].element == ElementType::Bf16
+            };
+            exchanges(sample).any(|exchange| exchange.kind == kind && is_bf16(exchange))
+        };
+        all.push((format!("a collective, {kind} of bf16"), Box::new(has)));
     }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
     add("a collective of one rank with itself", |sample, plan| {

@@ -88,7 +88,8 @@ impl Sample {
         Self::on_a_mesh(seed, true)
     }
 
-    /// The same, whose ranks may sum in levels and compute parts of layers, or not.
+    /// The same, whose ranks may sum in levels, compute parts of layers, and scatter or sum in bf16 what buffers hold,
+    /// or not.
     fn on_a_mesh(seed: u64, of_any_kind: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
@@ -141,7 +142,7 @@ impl Sample {
         let exchanged = &mut Draw::new(mix(seed ^ EXCHANGES));
         if exchanged.one_in(3) {
             let mesh = config.mesh_of(ranks).unwrap();
-            program = collective_calls::with_collectives(&program, ending, mesh, exchanged);
+            program = collective_calls::with_collectives(&program, ending, mesh, of_any_kind, exchanged);
             if of_any_kind && exchanged.one_in(2) {
                 config.communicators = Some(4);
             }
@@ -210,7 +211,8 @@ pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPl
     planned(seed, true)
 }
 
-/// The same, of which none sums in levels or has tensor parallelism.
+/// The same, of which none sums in levels, has tensor parallelism, or scatters or sums in bf16 what buffers hold: plans
+/// of these are on record.
 pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     planned(seed, false)
 }

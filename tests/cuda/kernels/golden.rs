@@ -1,5 +1,6 @@
 //! Conformance I1 on the GPU: every case of every quantizer file and of the partial casts, bit for bit.
 
+use warpweft_backend::local::Combination;
 use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{
     AmaxOperand, CastOperand, CombineOperand, DequantizeOperand, MasterFragment, ScaleOperand, ScaleRows,
@@ -268,7 +269,7 @@ impl<'a> Setup<'a> {
             let to = gpu.buffer(&vec![f32::NAN; count]);
             let sources = buffers.iter().map(Buffer::address).collect();
             let operand = CombineOperand { sources, to: to.address(), elements: count };
-            gpu.run(gpu.kernels.combine(Reduction::Max, &[operand]));
+            gpu.run(gpu.kernels.combine(Combination::of_f32(Reduction::Max), &[operand]));
             to
         };
         let amax = max(&amaxes, 1);

@@ -1,6 +1,7 @@
 //! Sums, maxima, norms and votes, against the CPU backend's order of operations.
 
 use half::bf16;
+use warpweft_backend::local::Combination;
 use warpweft_cuda::DeviceAddress;
 use warpweft_cuda::kernels::{AccumulateOperand, CombineOperand, NormOperand, SlicesOperand, VoteOperand};
 use warpweft_format::ElementType;
@@ -56,21 +57,47 @@ fn ranks_are_combined_in_rank_order_also_in_place() {
     let Some(gpu) = Gpu::open("sums over ranks") else { return };
     for ranks in [1, 2, 3, 4, 8, 11] {
         for reduction in [Reduction::Sum, Reduction::Max] {
-            combine(&gpu, ranks, reduction);
+            for element in [ElementType::F32, ElementType::Bf16] {
+                combine(&gpu, ranks, Combination { reduction, element });
+            }
         }
     }
 }
 
-fn combine(gpu: &Gpu, ranks: usize, reduction: Reduction) {
-    let source = |rank: usize, length: usize| values(length, Kind::Special, (rank * 1000 + length) as u64);
+/// Values as bytes of an element type, and back.
+fn bytes_of(element: ElementType, values: &[f32]) -> Vec<u8> {
+    match element {
+        ElementType::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    }
+}
+
+fn values_of(element: ElementType, bytes: &[u8]) -> Vec<f32> {
+    match element {
+        ElementType::Bf16 => {
+            let values = bytemuck::pod_collect_to_vec::<u8, bf16>(bytes);
+            values.into_iter().map(bf16::to_f32).collect()
+        }
+        _ => bytemuck::pod_collect_to_vec(bytes),
+    }
+}
+
+fn combine(gpu: &Gpu, ranks: usize, combination: Combination) {
+    let Combination { reduction, element } = combination;
+    let rounded = |values: Vec<f32>| values_of(element, &bytes_of(element, &values));
+    let source =
+        |rank: usize, length: usize| rounded(values(length, Kind::Special, (rank * 1000 + length) as u64));
     let sources: Vec<Vec<_>> =
         LENGTHS.iter().map(|n| (0..ranks).map(|rank| source(rank, *n)).collect()).collect();
     let on_sources: Vec<Vec<_>> = sources
         .iter()
         .enumerate()
-        .map(|(at, sources)| sources.iter().map(|source| gpu.buffer_at(source, at % 2 * 4)).collect())
+        .map(|(at, sources)| {
+            let after = at % 2 * element.bytes();
+            sources.iter().map(|source| gpu.buffer_at(&bytes_of(element, source), after)).collect()
+        })
         .collect();
-    let on_to: Vec<_> = LENGTHS.iter().map(|n| gpu.buffer(&vec![-7.0_f32; *n])).collect();
+    let on_to: Vec<_> = LENGTHS.iter().map(|n| gpu.buffer(&bytes_of(element, &vec![-7.0_f32; *n]))).collect();
     // The last rank's vector is the target now and then.
     let in_place = |at: usize| at % 3 == 2;
     let operands: Vec<_> = (0..LENGTHS.len())
@@ -80,7 +107,7 @@ fn combine(gpu: &Gpu, ranks: usize, reduction: Reduction) {
             elements: LENGTHS[at],
         })
         .collect();
-    gpu.run(gpu.kernels.combine(reduction, &operands));
+    gpu.run(gpu.kernels.combine(combination, &operands));
     for at in 0..LENGTHS.len() {
         let mut expected = sources[at][0].clone();
         for source in &sources[at][1..] {
@@ -93,7 +120,8 @@ fn combine(gpu: &Gpu, ranks: usize, reduction: Reduction) {
             }
         }
         let found = if in_place(at) { on_sources[at][ranks - 1].read() } else { on_to[at].read() };
-        same(&format!("{reduction:?} of {ranks} ranks, {}", LENGTHS[at]), &found, &expected);
+        let what = format!("{reduction:?} of {ranks} ranks, {} in {element}", LENGTHS[at]);
+        same(&what, &values_of(element, &found), &rounded(expected));
     }
 }
 
@@ -118,14 +146,6 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
         }
         slice
     };
-    let bytes = |values: &Vec<f32>| -> Vec<u8> {
-        match element {
-            ElementType::Bf16 => {
-                values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect()
-            }
-            _ => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        }
-    };
     let slices: Vec<Vec<_>> =
         LENGTHS.iter().map(|n| (0..ranks).map(|rank| slice(rank, *n)).collect()).collect();
     let before: Vec<_> = LENGTHS.iter().map(|n| values(*n, Kind::Wide, *n as u64 + 7)).collect();
@@ -133,7 +153,8 @@ fn sum_slices(gpu: &Gpu, ranks: usize, element: ElementType) {
         .iter()
         .enumerate()
         .map(|(at, slices)| {
-            slices.iter().map(|slice| gpu.buffer_at(&bytes(slice), at % 2 * element.bytes())).collect()
+            let after = at % 2 * element.bytes();
+            slices.iter().map(|slice| gpu.buffer_at(&bytes_of(element, slice), after)).collect()
         })
         .collect();
     let on_into: Vec<_> = before.iter().enumerate().map(|(at, v)| gpu.buffer_at(v, at % 4 / 3 * 4)).collect();
@@ -333,6 +354,6 @@ fn records_that_do_not_begin_at_a_multiple_of_8_bytes_are_refused() {
 fn a_sum_of_no_ranks_is_refused() {
     let Some(gpu) = Gpu::open("a sum of no ranks") else { return };
     let operand = CombineOperand { sources: vec![], to: DeviceAddress::new(256), elements: 1 };
-    let failure = gpu.kernels.combine(Reduction::Sum, &[operand]).unwrap_err();
+    let failure = gpu.kernels.combine(Combination::of_f32(Reduction::Sum), &[operand]).unwrap_err();
     assert!(failure.to_string().contains("no rank"), "{failure}");
 }

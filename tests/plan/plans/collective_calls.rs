@@ -12,8 +12,13 @@ use warpweft_plan::plan::{PlanError, Policy, StepPlan, Task};
 
 use super::{policy, position};
 
-const KINDS: [CollectiveKind; 4] =
-    [CollectiveKind::AllGather, CollectiveKind::AllToAll, CollectiveKind::Sum, CollectiveKind::Max];
+const KINDS: [CollectiveKind; 5] = [
+    CollectiveKind::AllGather,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllToAll,
+    CollectiveKind::Sum,
+    CollectiveKind::Max,
+];
 
 /// Elements of the features of a rank.
 const OWN: usize = 24;
@@ -207,12 +212,12 @@ fn a_collective_receives_from_each_rank_of_its_group_what_its_kind_gives_to_each
     for (group, ranks) in [(Group::World, 6), (Group::Shard, 2), (Group::Replicate, 3)] {
         for kind in KINDS {
             let moved = [ElementType::U8, ElementType::Bf16, ElementType::F32];
-            let elements = if kind.combines() { &moved[2..] } else { &moved[..] };
+            let elements = if kind.combines() { &moved[1..] } else { &moved[..] };
             for element in elements {
-                let got = if kind == CollectiveKind::AllGather { OWN * ranks } else { OWN };
+                let got = kind.received(OWN, ranks as u32).unwrap();
                 let plan = StepPlan::build(&alone(kind, group, *element, got), &policy(1), mesh).unwrap();
                 let task = &plan.tasks[position(&plan, |op, _| is_exchange(op))];
-                let given = if kind == CollectiveKind::AllToAll { OWN / ranks } else { OWN };
+                let given = if kind.has_parts() { OWN / ranks } else { OWN };
                 assert_eq!(task.wire_bytes, given * element.bytes() * (ranks - 1), "{kind}, {group}");
                 assert_eq!(task.op.group(), Some(group));
                 assert_eq!(plan.bounds.wire_bytes, task.wire_bytes);
@@ -245,9 +250,14 @@ fn buffers_that_do_not_fit_the_ranks_of_a_collective_are_refused_with_the_sizes_
         "program `evaluate`: collective `gather` (all-to-all) among 5 ranks gives `features` of 24 elements and \
          gets `all features` of 24; declare both with a multiple of 5"
     );
+    assert!(
+        refused(CollectiveKind::ReduceScatter, Group::Shard, 4)
+            .ends_with("gets `all features` of 4; declare `features` with a multiple of 5")
+    );
     for (kind, group, got, ranks, wanted) in [
         (CollectiveKind::AllGather, Group::Replicate, 24, 2, 48),
         (CollectiveKind::AllToAll, Group::Replicate, 12, 2, 24),
+        (CollectiveKind::ReduceScatter, Group::Replicate, 24, 2, 12),
         (CollectiveKind::Sum, Group::World, 240, 10, 24),
         (CollectiveKind::Max, Group::Shard, 23, 5, 24),
     ] {

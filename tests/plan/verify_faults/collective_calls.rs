@@ -11,7 +11,7 @@ use warpweft_testing::plan_books::restate_what_is_received;
 use super::edit::{call, position, recount, refused, relocate, remove, repeat, serialize, slot};
 use super::programs::policy;
 
-use CollectiveKind::{AllGather, AllToAll, Max, Sum};
+use CollectiveKind::{AllGather, AllToAll, Max, ReduceScatter, Sum};
 
 /// All kinds, on 2 shards × 2 replicas: rows go to the experts' ranks and back, what is summed over a replica is
 /// gathered from both, and the worst loss comes after the last closure.
@@ -146,6 +146,7 @@ fn a_collective_of_another_kind_is_refused() {
     for (name, wrong) in [
         ("dispatch", Sum),
         ("dispatch", Max),
+        ("dispatch", ReduceScatter),
         ("statistics", Max),
         ("statistics", AllToAll),
         ("worst loss", Sum),
@@ -167,6 +168,39 @@ fn a_collective_of_another_kind_is_refused() {
                 "run the collective that the call declares",
             ],
         );
+    }
+}
+
+/// PL-10. A reduce-scatter gives as an all-to-all does and gets as a sum does.
+#[test]
+fn a_reduce_scatter_of_another_kind_or_among_other_ranks_is_refused() {
+    let scattering = || {
+        let mut program = StepProgram::builder("collective", &Model::builder().build());
+        let parts = program.input("parts", 8, ElementType::F32).unwrap();
+        let sum = program.output("sum", 2, ElementType::F32).unwrap();
+        let scattered = Collective::new(ReduceScatter, parts, sum);
+        program.collective("scatter", Phase::Forward, scattered).unwrap();
+        let program = program.build_evaluation().unwrap();
+        StepPlan::build(&program, &policy(), Mesh::hybrid(4, 2).unwrap()).unwrap()
+    };
+    let plan = scattering();
+    verify(&plan).unwrap();
+    assert_eq!(plan.tasks[collective(&plan, "scatter")].wire_bytes, 3 * 8);
+    for (wrong, among) in [AllGather, AllToAll, Sum, Max]
+        .map(|kind| (kind, Group::World))
+        .into_iter()
+        .chain([Group::Shard, Group::Replicate].map(|group| (ReduceScatter, group)))
+    {
+        let mut plan = scattering();
+        let task = collective(&plan, "scatter");
+        let Op::CollectiveCall(CollectiveCall { kind, group, .. }) = &mut plan.tasks[task].op else {
+            unreachable!()
+        };
+        (*kind, *group) = (wrong, among);
+        restate_what_is_received(&mut plan, task);
+        recount(&mut plan);
+        let says = format!("is `scatter` ({wrong}, {among}), which is declared as reduce-scatter, world");
+        refused(&plan, &["PL-10", &says]);
     }
 }
 

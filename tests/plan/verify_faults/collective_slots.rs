@@ -196,6 +196,20 @@ fn buffers_that_the_ranks_of_a_mesh_do_not_fit_are_refused_before_there_is_a_pla
         refusal(CollectiveKind::Max, [9, 3], Group::World),
         says("(maximum) among 6 ranks gives `from` of 9 elements and gets `to` of 3; declare `to` with 9")
     );
+    assert_eq!(
+        refusal(CollectiveKind::ReduceScatter, [9, 9], Group::World),
+        says(
+            "(reduce-scatter) among 6 ranks gives `from` of 9 elements and gets `to` of 9; \
+             declare `from` with a multiple of 6"
+        )
+    );
+    assert_eq!(
+        refusal(CollectiveKind::ReduceScatter, [9, 9], Group::Shard),
+        says(
+            "(reduce-scatter) among 3 ranks gives `from` of 9 elements and gets `to` of 9; declare `to` with 3"
+        )
+    );
     assert_eq!(refusal(CollectiveKind::AllGather, [5, 10], Group::Replicate), None);
+    assert_eq!(refusal(CollectiveKind::ReduceScatter, [9, 3], Group::Shard), None);
     assert_eq!(refusal(CollectiveKind::AllToAll, [9, 9], Group::Shard), None);
 }

@@ -136,6 +136,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
             1 => {
                 *kind = draw.among(&[
                     CollectiveKind::AllGather,
+                    CollectiveKind::ReduceScatter,
                     CollectiveKind::AllToAll,
                     CollectiveKind::Sum,
                     CollectiveKind::Max,

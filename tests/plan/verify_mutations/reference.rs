@@ -243,22 +243,49 @@ fn give(sample: &Sample, exchange: Collective, memories: &mut [Buffers]) {
         let members: Vec<usize> = mesh.members(RankId::at(rank), exchange.group).map(RankId::index).collect();
         let place = members.iter().position(|member| *member == rank).unwrap();
         let given = || members.iter().map(|member| given[*member].as_slice());
-        let values = || given().map(bytemuck::pod_collect_to_vec::<u8, f32>);
+        let element = sample.program.buffers()[exchange.from.index()].element;
+        let values = || given().map(|bytes| values_of(element, bytes));
         let got: Vec<u8> = match exchange.kind {
             CollectiveKind::AllGather => given().collect::<Vec<_>>().concat(),
             CollectiveKind::AllToAll => {
                 let part = |from: &[u8]| from.chunks(from.len() / members.len()).nth(place).unwrap().to_vec();
                 given().flat_map(part).collect()
             }
-            CollectiveKind::Sum => bytemuck::cast_slice(&sum(values())).to_vec(),
+            CollectiveKind::ReduceScatter => {
+                let part =
+                    |from: Vec<f32>| from.chunks(from.len() / members.len()).nth(place).unwrap().to_vec();
+                bytes_of(element, sum(values().map(part)))
+            }
+            CollectiveKind::Sum => bytes_of(element, sum(values())),
             CollectiveKind::Max => {
                 let larger = |one: Vec<f32>, other: Vec<f32>| {
                     one.into_iter().zip(other).map(|(one, other)| one.max(other)).collect()
                 };
-                bytemuck::cast_slice(&values().reduce(larger).unwrap()).to_vec()
+                bytes_of(element, values().reduce(larger).unwrap())
             }
         };
         memory.insert(exchange.to, got);
+    }
+}
+
+/// Values that are combined, as f32.
+fn values_of(element: ElementType, bytes: &[u8]) -> Vec<f32> {
+    match element {
+        ElementType::Bf16 => {
+            bytemuck::pod_collect_to_vec::<u8, bf16>(bytes).into_iter().map(bf16::to_f32).collect()
+        }
+        _ => bytemuck::pod_collect_to_vec(bytes),
+    }
+}
+
+/// They rounded once.
+fn bytes_of(element: ElementType, values: Vec<f32>) -> Vec<u8> {
+    match element {
+        ElementType::Bf16 => {
+            let rounded: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
+            bytemuck::cast_slice(&rounded).to_vec()
+        }
+        _ => bytemuck::cast_slice(&values).to_vec(),
     }
 }
 

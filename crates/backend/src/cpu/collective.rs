@@ -3,9 +3,9 @@
 //! Laws:
 //! - Every rank of the collective's group pulls what it needs, between a rendezvous of the group before and
 //!   one after, so a peer's memory is read only while that peer stands still in the same collective (PL-8).
-//! - A sum adds the group's ranks in rank order in f32, starting from the first one's value; a maximum
-//!   ignores NaN. Both are the same for every rank of the group, which reads all values by itself, since memory is
-//!   shared; the paced time is that of slices where the op goes in slices.
+//! - A sum adds the group's ranks in rank order in f32, starting from the first one's value, and is rounded once if
+//!   it is kept in bf16; a maximum ignores NaN. Both are the same for every rank of the group, which reads all values
+//!   by itself, since memory is shared; the paced time is that of slices where the op goes in slices.
 //! - A rank pulls its peers' parts of gathered planes; it adds its own part by itself, in no collective.
 //! - With a paced link a collective lasts at least `latency + received bytes / bytes_per_s` from the moment
 //!   the last rank arrived; a communicator carries one at a time.
@@ -18,7 +18,7 @@ use super::memory::Arena;
 use super::op_error::OpError;
 use super::roll::Ticket;
 use super::world::{Presence, World};
-use crate::local::{Collective, Move, PlanePiece, Pull, Slices};
+use crate::local::{Collective, Combination, Move, PlanePiece, Pull, Slices};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
@@ -49,8 +49,14 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
             parts.iter().try_for_each(|part| exchange(peers, &context.arena, part))
         }
         Pull::AllToAll(slices) => exchange(peers, &context.arena, slices),
-        Pull::AllReduce(reduction, _, moves) => {
-            moves.iter().try_for_each(|part| reduce(peers, &context.arena, *reduction, *part))
+        Pull::SumSlices(element, part) => {
+            let offset = part.from.offset + part.to.bytes * peers.position();
+            let own = Move { from: Region { offset, ..part.to }, ..*part };
+            let sum = Combination { reduction: Reduction::Sum, element: *element };
+            combine(peers, &context.arena, sum, own)
+        }
+        Pull::AllReduce(combination, _, moves) => {
+            moves.iter().try_for_each(|part| combine(peers, &context.arena, *combination, *part))
         }
     };
     if let Some(link) = world.options.link {
@@ -71,6 +77,11 @@ struct Peers<'w> {
 }
 
 impl<'w> Peers<'w> {
+    /// The rank's place among the group's.
+    fn position(self) -> usize {
+        self.world.mesh.position(self.rank, self.group) as usize
+    }
+
     /// The group's ranks and their arenas, in rank order.
     fn arenas(self) -> impl Iterator<Item = (RankId, Result<&'w Arena, OpError>)> {
         let Self { world, rank, group } = self;
@@ -99,7 +110,7 @@ fn gather_piece(peers: Peers<'_>, own: &Arena, piece: PlanePiece) -> Result<(), 
 
 /// What the others have for this rank, side by side, with its own among them if that has a place.
 fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError> {
-    let taker = peers.world.mesh.position(peers.rank, peers.group) as usize;
+    let taker = peers.position();
     let given = Region { offset: part.given(taker), bytes: part.bytes };
     for ((_, arena), giver) in peers.arenas().zip(0..).filter(|(_, giver)| part.with_own || *giver != taker) {
         let source = arena?.read::<u8>(given)?;
@@ -133,15 +144,54 @@ fn reduce(peers: Peers<'_>, own: &Arena, reduction: Reduction, part: Move) -> Re
     let mut target = own.write::<f32>(part.to)?;
     for (position, (_, arena)) in peers.arenas().enumerate() {
         let source = arena?.read::<f32>(part.from)?;
-        match reduction {
-            _ if position == 0 => target.copy_from_slice(&source),
-            Reduction::Sum => target.iter_mut().zip(source.iter()).for_each(|(sum, value)| *sum += value),
-            Reduction::Max => target.iter_mut().zip(source.iter()).for_each(|(max, value)| {
-                if *value > *max || max.is_nan() {
-                    *max = *value;
-                }
-            }),
+        match position {
+            0 => target.copy_from_slice(&source),
+            _ => add(reduction, &mut target, source.iter().copied()),
         }
     }
     Ok(())
+}
+
+/// Values of all ranks, of whatever type.
+fn combine(peers: Peers<'_>, own: &Arena, by: Combination, part: Move) -> Result<(), OpError> {
+    match by.element {
+        ElementType::Bf16 => reduce_bf16(peers, own, by.reduction, part),
+        // Of no other type is there a collective that combines.
+        ElementType::F32 | ElementType::U8 | ElementType::U32 => reduce(peers, own, by.reduction, part),
+    }
+}
+
+/// Elements of which the f32 values are kept at once.
+const CHUNK: usize = 2048;
+
+/// bf16 values of all ranks, combined in f32 and rounded once.
+fn reduce_bf16(peers: Peers<'_>, own: &Arena, reduction: Reduction, part: Move) -> Result<(), OpError> {
+    let mut target = own.write::<bf16>(part.to)?;
+    let mut all = [0.0_f32; CHUNK];
+    for (number, target) in target.chunks_mut(CHUNK).enumerate() {
+        let offset = part.from.offset + number * CHUNK * size_of::<bf16>();
+        let from = Region { offset, bytes: size_of_val(target) };
+        for (position, (_, arena)) in peers.arenas().enumerate() {
+            let source = arena?.read::<bf16>(from)?;
+            let values = source.iter().map(|value| value.to_f32());
+            match position {
+                0 => all.iter_mut().zip(values).for_each(|(all, value)| *all = value),
+                _ => add(reduction, &mut all, values),
+            }
+        }
+        target.iter_mut().zip(&all).for_each(|(target, value)| *target = bf16::from_f32(*value));
+    }
+    Ok(())
+}
+
+/// The next rank's values to those of the ranks before it.
+fn add(reduction: Reduction, all: &mut [f32], values: impl Iterator<Item = f32>) {
+    match reduction {
+        Reduction::Sum => all.iter_mut().zip(values).for_each(|(sum, value)| *sum += value),
+        Reduction::Max => all.iter_mut().zip(values).for_each(|(max, value)| {
+            if value > *max || max.is_nan() {
+                *max = value;
+            }
+        }),
+    }
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use super::Refusal;
 use warpweft_base::id::{BucketId, SlotId, WeightId};
+use warpweft_format::ElementType;
 use warpweft_plan::compute::BoundProgram;
-use warpweft_plan::layout::{Binding, Bucket, Region, WeightLayout};
+use warpweft_plan::layout::{Binding, Bucket, Content, Region, WeightLayout};
 use warpweft_plan::model::{Group, Hyperparameters};
 use warpweft_plan::op::Vote;
 
@@ -44,6 +45,18 @@ impl Binder<'_> {
     /// The first `count` values of type `T` of a slot.
     pub(super) fn elements<T>(&self, slot: SlotId, count: usize) -> Result<Region, Refusal> {
         self.bytes(slot, count.saturating_mul(size_of::<T>()))
+    }
+
+    /// The element type of the buffer that a slot is for.
+    pub(super) fn element(&self, slot: SlotId) -> Result<ElementType, Refusal> {
+        self.region(slot)?;
+        let slot = self.binding.arena.slot(slot);
+        let buffer = match slot.content {
+            Content::Buffer(buffer) | Content::Staging(buffer, _) => self.binding.buffers.get(buffer.index()),
+            _ => None,
+        };
+        let buffer = buffer.ok_or_else(|| format!("slot `{}` is for no buffer", slot.name))?;
+        Ok(buffer.element)
     }
 
     /// The hyperparameters of a weight, in a slot that has those of all.

@@ -46,8 +46,26 @@ pub enum Pull {
     ExchangeGradient(Vec<Slices>),
     /// The slices that all ranks of the group have for this one, its own among them.
     AllToAll(Slices),
+    /// The slices of `from` that all ranks of the group have for this one, summed into `to`, which is as long as a
+    /// slice and of this element type too.
+    SumSlices(ElementType, Move),
     /// The `from` of every rank of the group, combined into `to`, and how the ranks share that work.
-    AllReduce(Reduction, Division, Vec<Move>),
+    AllReduce(Combination, Division, Vec<Move>),
+}
+
+/// How values of several ranks become one: in rank order in f32, rounded once to the type that they have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Combination {
+    pub reduction: Reduction,
+    /// f32 or bf16.
+    pub element: ElementType,
+}
+
+impl Combination {
+    /// Of f32 values.
+    pub const fn of_f32(reduction: Reduction) -> Self {
+        Self { reduction, element: ElementType::F32 }
+    }
 }
 
 /// Some bytes of every rank's share of one plane.
@@ -117,6 +135,7 @@ impl Collective {
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
             Pull::ExchangeGradient(parts) => parts.iter().map(|part| part.bytes).sum(),
             Pull::AllToAll(slices) => slices.bytes,
+            Pull::SumSlices(_, part) => part.to.bytes,
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
         let received = (each as u64).saturating_mul(u64::from(peers));
@@ -233,18 +252,24 @@ impl Collective {
         to: SlotId,
     ) -> Result<Self, Refusal> {
         let ranks = binder.binding.weights.mesh.size(group);
+        let element = if kind.combines() { combined_in(binder.element(from)?)? } else { ElementType::U8 };
         let from = binder.region(from)?;
         let received = kind.received(from.bytes, ranks);
         let received = received.ok_or_else(|| format!("{} bytes are no {ranks} parts", from.bytes))?;
         let to = binder.bytes(to, received)?;
         let pull = match kind {
             CollectiveKind::AllGather => Pull::Concatenate(Move { from, to }),
+            CollectiveKind::ReduceScatter => Pull::SumSlices(element, Move { from, to }),
             CollectiveKind::AllToAll => {
                 let bytes = kind.given_to_each(from.bytes, ranks);
                 Pull::AllToAll(Slices { source: from, received: to, with_own: true, bytes })
             }
-            CollectiveKind::Sum => combined(Reduction::Sum, ranks, vec![Move { from, to }]),
-            CollectiveKind::Max => combined(Reduction::Max, ranks, vec![Move { from, to }]),
+            CollectiveKind::Sum => {
+                combined(Combination { reduction: Reduction::Sum, element }, ranks, vec![Move { from, to }])
+            }
+            CollectiveKind::Max => {
+                combined(Combination { reduction: Reduction::Max, element }, ranks, vec![Move { from, to }])
+            }
         };
         Ok(Self::new(binder, group, from, pull))
     }
@@ -279,14 +304,14 @@ impl Collective {
         }
         let source = moves.first().map_or_else(Region::default, |first| first.from);
         let ranks = binder.binding.weights.mesh.size(group);
-        Ok(Self::new(binder, group, source, combined(reduction, ranks, moves)))
+        Ok(Self::new(binder, group, source, combined(Combination::of_f32(reduction), ranks, moves)))
     }
 }
 
 /// What `ranks` ranks hold, combined.
-fn combined(reduction: Reduction, ranks: u32, moves: Vec<Move>) -> Pull {
+fn combined(combination: Combination, ranks: u32, moves: Vec<Move>) -> Pull {
     let division = Division::of(moves.iter().map(|part| part.from.bytes), ranks);
-    Pull::AllReduce(reduction, division, moves)
+    Pull::AllReduce(combination, division, moves)
 }
 
 /// The slot of one weight's shard, and its planes with where they go: data first, then scales.
@@ -342,6 +367,16 @@ fn over(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refus
 /// Whether the rows of `whole` are as long as those of `part`, so that parts stacked one after the other give it.
 fn stacks(part: &PlaneSpec, whole: &PlaneSpec) -> bool {
     part.row_bytes() == whole.row_bytes()
+}
+
+/// Values of buffers are combined in as many.
+fn combined_in(element: ElementType) -> Result<ElementType, Refusal> {
+    match element {
+        ElementType::F32 | ElementType::Bf16 => Ok(element),
+        ElementType::U8 | ElementType::U32 => {
+            Err(format!("values of ranks are combined in f32 or bf16, not in {element}"))
+        }
+    }
 }
 
 /// Gradients are summed in two element types, by whatever op.

@@ -20,7 +20,7 @@ mod resolve;
 pub use assemble::Assemble;
 pub use assemble::Spread;
 pub use collective::Scatter;
-pub use collective::{Collective, Move, PlanePiece, Pull, Slices};
+pub use collective::{Collective, Combination, Move, PlanePiece, Pull, Slices};
 pub use custom_optimizer::CustomOptimizer;
 pub use delayed::{DelayedScale, RecordAmax};
 pub use gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};

@@ -58,9 +58,9 @@ use super::super::{
 ///                            (f32), gradients_bf16, reads, writes, updates; flops, bytes, math,
 ///                            kernels, and further parts of its cost: parts = [{ flops, bytes, math,
 ///                            kernels }]; dynamic (false); or, in the place of a closure,
-///                            exchange ("all_gather", "all_to_all", "sum", "max") of the buffer
-///                            it reads into the one it writes, among ("world", "shard",
-///                            "replicate", "replica", "context", "tensor")
+///                            collective ("all_gather", "reduce_scatter", "all_to_all", "sum",
+///                            "max") of the buffer it reads into the one it writes, among
+///                            ("world", "shard", "replicate", "replica", "context", "tensor")
 ///
 /// The gradient of a frozen weight, frozen here or by a rule of the configuration, is left out.
 ///

@@ -9,6 +9,8 @@ use super::source::Family;
 use super::tiles::{TileArguments, TileTable, only};
 use crate::device::address::DeviceAddress;
 use crate::failure::CudaFailure;
+use warpweft_backend::local::Combination;
+use warpweft_format::ElementType;
 use warpweft_plan::op::Reduction;
 
 /// A contribution to a sum.
@@ -25,9 +27,9 @@ pub struct AccumulateOperand {
 /// Vectors of several ranks that are combined into one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CombineOperand {
-    /// The ranks' vectors, f32, in rank order; at least one.
+    /// The ranks' vectors in rank order; at least one.
     pub sources: Vec<DeviceAddress>,
-    /// The result, f32, written; may be one of the sources.
+    /// The result, of the same type, written; may be one of the sources.
     pub to: DeviceAddress,
     /// Number of elements.
     pub elements: usize,
@@ -119,29 +121,35 @@ impl Kernels {
         Ok(KernelLaunch::new(function, table.blocks(), THREADS, arguments, Some(table.table)))
     }
 
-    /// The element-wise sum or maximum of the ranks' vectors, in rank order in f32. A maximum ignores NaN unless
-    /// all are.
+    /// The element-wise sum or maximum of the ranks' vectors, in rank order in f32; of bf16, rounded once. A maximum
+    /// ignores NaN unless all are.
     ///
     /// # Errors
-    /// [`CudaFailure::Refused`] for no sources, an address that is missing or misaligned.
+    /// [`CudaFailure::Refused`] for no sources, another element type, an address that is missing or misaligned.
     pub fn combine(
         &self,
-        reduction: Reduction,
+        combination: Combination,
         operands: &[CombineOperand],
     ) -> Result<KernelLaunch, CudaFailure> {
-        let name = match reduction {
-            Reduction::Sum => c"sum_f32",
-            Reduction::Max => c"max_f32",
+        let Combination { reduction, element } = combination;
+        let name = match (reduction, element) {
+            (Reduction::Sum, ElementType::F32) => c"sum_f32",
+            (Reduction::Max, ElementType::F32) => c"max_f32",
+            (Reduction::Sum, ElementType::Bf16) => c"sum_bf16",
+            (Reduction::Max, ElementType::Bf16) => c"max_bf16",
+            (_, ElementType::U8 | ElementType::U32) => {
+                return Err(CudaFailure::Refused(format!("no {reduction:?} of {element} values")));
+            }
         };
         for CombineOperand { sources, to, .. } in operands {
             if sources.is_empty() {
                 return Err(CudaFailure::Refused("no rank contributes to a sum".into()));
             }
             present("a result", *to)?;
-            element_aligned("a result", *to, 4)?;
+            element_aligned("a result", *to, element.bytes() as u64)?;
             for source in sources {
                 present("a rank's vector", *source)?;
-                element_aligned("a rank's vector", *source, 4)?;
+                element_aligned("a rank's vector", *source, element.bytes() as u64)?;
             }
         }
         let addresses: Vec<DeviceAddress> =

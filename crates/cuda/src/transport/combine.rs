@@ -1,4 +1,4 @@
-//! Values of all ranks combined on every rank alike, by whatever transport.
+//! Values of all ranks combined, on every rank alike or on each its slice, by whatever transport.
 //!
 //! Laws:
 //! - An element is combined in rank order by one kernel, on every rank or on one for all ([`Division`]), so its bits
@@ -11,11 +11,11 @@
 //! - Outcomes reach another rank when it has read what its target held before: neighbours write them after a meeting
 //!   that follows that rank's kernel, and what it receives by NCCL follows the kernel in its stream.
 
-use super::receive_buffers::{stride, string};
+use super::receive_buffers::{self, stride, string};
 use super::{Stage, View, nccl, peer, stages};
 use crate::kernels::{CombineOperand, CopyOperand};
 use crate::options::Transport;
-use warpweft_backend::local::{Move, Pull, Slices};
+use warpweft_backend::local::{Combination, Move, Pull, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
 use warpweft_plan::op::{Division, Reduction};
@@ -23,14 +23,14 @@ use warpweft_plan::op::{Division, Reduction};
 pub(super) fn all_reduce(
     view: &View<'_>,
     transport: Transport,
-    reduction: Reduction,
+    combination: Combination,
     division: Division,
     moves: &[Move],
 ) -> Vec<Stage> {
     if !division.is_in_slices() {
         return match transport {
-            Transport::Peer => peer::all_reduce(view, reduction, moves),
-            Transport::Nccl => nccl::all_reduce(view, reduction, moves),
+            Transport::Peer => peer::all_reduce(view, combination, moves),
+            Transport::Nccl => nccl::all_reduce(view, combination, moves),
         };
     }
     let mut slices: Vec<_> = moves.iter().filter_map(|part| of_value(division, *part)).collect();
@@ -38,13 +38,38 @@ pub(super) fn all_reduce(
     // Whatever is passed on for neighbours waits after the string.
     let after = View { receive_buffer: view.receive_buffer + string(division, moves), ..*view };
     slices.extend(of_string);
-    let combined = slices.iter().map(|part| own_slice(view, part)).collect();
+    let own = |part: &Slices| {
+        let place = part.received_at(view.rank.index(), view.rank.index());
+        own_slice(view, part, place, combination.element)
+    };
+    let combined = slices.iter().map(own).collect();
     let given = slices.iter().map(|part| given(view, part)).collect();
     let mut all = vec![Stage::Place(into)];
     all.extend(stages(&after, transport, &Pull::ExchangeGradient(slices)));
-    all.push(Stage::Combine(reduction, combined));
+    all.push(Stage::Combine(combination, combined));
     all.extend(stages(&after, transport, &Pull::Gather(given)));
     all.push(Stage::Place(out));
+    all
+}
+
+/// A reduce-scatter: this rank's slices of all ranks' values come into the receive buffer, and their sum to its target.
+pub(super) fn sum_slices(
+    view: &View<'_>,
+    transport: Transport,
+    element: ElementType,
+    part: Move,
+) -> Vec<Stage> {
+    let bytes = part.to.bytes;
+    let received = Region {
+        offset: view.receive_buffer_from_arena(),
+        bytes: bytes * view.hosts.ranks().saturating_sub(1),
+    };
+    let slices = Slices { source: part.from, received, with_own: false, bytes };
+    let after =
+        View { receive_buffer: view.receive_buffer + receive_buffers::slices(part, view.hosts), ..*view };
+    let mut all = stages(&after, transport, &Pull::ExchangeGradient(vec![slices]));
+    let sum = Combination { reduction: Reduction::Sum, element };
+    all.push(Stage::Combine(sum, vec![own_slice(view, &slices, part.to.offset, element)]));
     all
 }
 
@@ -81,8 +106,8 @@ fn strung(
     ((bytes > 0).then_some(slices), into, out)
 }
 
-/// What this rank combines for all.
-fn own_slice(view: &View<'_>, part: &Slices) -> CombineOperand {
+/// What this rank combines, into a place of its arena.
+fn own_slice(view: &View<'_>, part: &Slices, to: usize, element: ElementType) -> CombineOperand {
     let (own, rank) = (view.own(), view.rank.index());
     let source = |giver: usize| match giver == rank {
         true => own.plus(part.given(rank)),
@@ -90,8 +115,8 @@ fn own_slice(view: &View<'_>, part: &Slices) -> CombineOperand {
     };
     CombineOperand {
         sources: view.ranks().map(|giver| source(giver.index())).collect(),
-        to: own.plus(part.received_at(rank, rank)),
-        elements: part.bytes / ElementType::F32.bytes(),
+        to: own.plus(to),
+        elements: part.bytes / element.bytes(),
     }
 }
 

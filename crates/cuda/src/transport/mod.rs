@@ -5,7 +5,7 @@
 //!   contribution reaches its owner undivided, in the slot that the plan has for it. Sums of gradients are
 //!   not part of a collective but tasks of the plan, unless the library is asked to sum ([`Reduce::Nccl`]).
 //!   Values of an all-reduce are combined in rank order by one kernel: on every rank all of them, or on each a slice
-//!   for all ([`combine`]).
+//!   for all ([`combine`]). So are the slices of a reduce-scatter of a buffer, on the rank that gets their sum.
 //! - Where there are only neighbours, an exchange of gradients is meetings and copies by engines and nothing
 //!   else, unless it is small. It has no kernel, so it waits for no multiprocessor, and holds up no lane
 //!   while products have them all.
@@ -58,11 +58,10 @@ use crate::kernels::{CombineOperand, CopyOperand, Kernels, Mark, Partner};
 use crate::options::Transport;
 use crate::world::HostMeeting;
 use crate::world::team::Team;
-use warpweft_backend::local::{Collective, Move, PlanePiece, Pull, Scatter, Slices};
+use warpweft_backend::local::{Collective, Combination, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
 use warpweft_plan::model::Group;
-use warpweft_plan::op::Reduction;
 use warpweft_plan::policy::Reduce;
 
 pub(super) use view::View;
@@ -77,7 +76,7 @@ enum Stage {
     /// One group of NCCL.
     Exchange(Vec<Transfer>),
     /// All ranks' values combined into one, in f32 and rank order.
-    Combine(Reduction, Vec<CombineOperand>),
+    Combine(Combination, Vec<CombineOperand>),
 }
 
 /// What carries bytes into the memory of neighbours.
@@ -150,8 +149,8 @@ impl Route<'_> {
                 transfers.iter_mut().for_each(|transfer| transfer.renumber(|peer| self.team.in_world(peer)));
                 vec![Command::Group { communicator: Arc::clone(communicator), transfers }]
             }
-            Stage::Combine(reduction, operands) => {
-                vec![Command::kernel(kernels.combine(reduction, &operands)?)]
+            Stage::Combine(combination, operands) => {
+                vec![Command::kernel(kernels.combine(combination, &operands)?)]
             }
         };
         Ok(commands.into_iter().map(Part::Command).collect())
@@ -297,8 +296,9 @@ fn stages(view: &View<'_>, transport: Transport, pull: &Pull) -> Vec<Stage> {
         (Transport::Nccl, Pull::ReduceScatter(_, parts)) => nccl::sum_scatter(view, parts),
         (Transport::Nccl, Pull::ExchangeGradient(parts)) => nccl::exchange(view, parts),
         (Transport::Nccl, Pull::AllToAll(slices)) => with_own(view, *slices, nccl::exchange),
-        (_, Pull::AllReduce(reduction, division, moves)) => {
-            combine::all_reduce(view, transport, *reduction, *division, moves)
+        (_, Pull::SumSlices(element, part)) => combine::sum_slices(view, transport, *element, *part),
+        (_, Pull::AllReduce(combination, division, moves)) => {
+            combine::all_reduce(view, transport, *combination, *division, moves)
         }
     }
 }

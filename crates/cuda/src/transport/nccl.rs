@@ -8,9 +8,8 @@ use super::communicator::Transfer;
 use super::receive_buffers::stride;
 use super::{Stage, View};
 use crate::kernels::CombineOperand;
-use warpweft_backend::local::{Move, PlanePiece, Scatter, Slices};
+use warpweft_backend::local::{Combination, Move, PlanePiece, Scatter, Slices};
 use warpweft_format::ElementType;
-use warpweft_plan::op::Reduction;
 
 /// Every rank's part, one after the other; the rank's own comes along.
 pub(super) fn gather(view: &View<'_>, moves: &[Move]) -> Vec<Stage> {
@@ -68,7 +67,7 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
 }
 
 /// All ranks' values, combined by every rank.
-pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
+pub(super) fn all_reduce(view: &View<'_>, combination: Combination, moves: &[Move]) -> Vec<Stage> {
     let own = view.own();
     let (mut gathers, mut reductions) = (Vec::new(), Vec::new());
     let mut ahead = 0;
@@ -82,9 +81,9 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
         reductions.push(CombineOperand {
             sources: view.ranks().map(|rank| to.plus(bytes * rank.index())).collect(),
             to: own.plus(part.to.offset),
-            elements: bytes / size_of::<f32>(),
+            elements: bytes / combination.element.bytes(),
         });
         ahead += stride(bytes) * view.hosts.ranks();
     }
-    vec![Stage::Exchange(gathers), Stage::Combine(reduction, reductions)]
+    vec![Stage::Exchange(gathers), Stage::Combine(combination, reductions)]
 }

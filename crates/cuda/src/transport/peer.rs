@@ -16,7 +16,7 @@ use super::receive_buffers::{relayed, stride};
 use super::{Carrier, Stage, View, whole};
 use crate::DeviceAddress;
 use crate::kernels::{CombineOperand, CopyOperand};
-use warpweft_backend::local::{Move, PlanePiece, Slices};
+use warpweft_backend::local::{Combination, Move, PlanePiece, Slices};
 use warpweft_base::id::RankId;
 use warpweft_plan::op::Reduction;
 
@@ -107,7 +107,7 @@ pub(super) fn exchange(view: &View<'_>, parts: &[Slices]) -> Vec<Stage> {
 const FEW_BYTES: usize = 64 << 10;
 
 /// All ranks' values, combined by every rank: gathered into the receive buffer.
-pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) -> Vec<Stage> {
+pub(super) fn all_reduce(view: &View<'_>, combination: Combination, moves: &[Move]) -> Vec<Stage> {
     let (own, hosts) = (view.own(), view.hosts);
     let (mut exchange, mut pushes, mut reductions) = (Vec::new(), Vec::new(), Vec::new());
     let mut ahead = 0;
@@ -130,16 +130,16 @@ pub(super) fn all_reduce(view: &View<'_>, reduction: Reduction, moves: &[Move]) 
         reductions.push(CombineOperand {
             sources: arrived(view, from, ahead, bytes),
             to: own.plus(part.to.offset),
-            elements: bytes / size_of::<f32>(),
+            elements: bytes / combination.element.bytes(),
         });
         ahead += stride(bytes) * hosts.ranks();
     }
     let bytes: usize = moves.iter().map(|part| part.from.bytes).sum();
-    let carrier = match reduction {
+    let carrier = match combination.reduction {
         Reduction::Max if bytes <= FEW_BYTES => Carrier::Kernel,
         Reduction::Max | Reduction::Sum => Carrier::Engines,
     };
-    vec![Stage::Exchange(exchange), Stage::Push(carrier, pushes), Stage::Combine(reduction, reductions)]
+    vec![Stage::Exchange(exchange), Stage::Push(carrier, pushes), Stage::Combine(combination, reductions)]
 }
 
 /// All ranks' values of `bytes` bytes, in rank order: this rank's at `own`, the others' in its receive buffer.

@@ -1,8 +1,9 @@
 //! Receive buffers outside the arena: where what peers send waits if no slot of the plan is for it.
 //!
-//! On one host that is little: values that all ranks combine, until each has done so, if they are few, and a
-//! string of many small ones. Slices of larger ones wait where their outcome goes. Over several hosts it also
-//! holds what a rank passes on for its neighbours. Whatever else is sent lands in slots of the plan.
+//! On one host these are values that all ranks combine, until each has done so, if they are few, a string of many
+//! small ones, and the slices of a reduce-scatter of a buffer. Slices of larger values wait where their outcome
+//! goes. Over several hosts it also holds what a rank passes on for its neighbours. Whatever else is sent lands in
+//! slots of the plan.
 //!
 //! Laws:
 //! - Every lane with collectives has a part of its own, as large as its most demanding collective needs. A
@@ -78,6 +79,11 @@ pub(crate) fn string(division: Division, moves: &[Move]) -> usize {
     stride(slice.saturating_mul(division.ranks())).saturating_mul(2)
 }
 
+/// Bytes of the others' slices of a reduce-scatter, which wait here to be added.
+pub(crate) const fn slices(part: Move, hosts: Hosts) -> usize {
+    stride(part.to.bytes.saturating_mul(hosts.ranks().saturating_sub(1)))
+}
+
 /// Bytes one collective needs.
 pub(crate) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     let each = |bytes: usize, values: usize| stride(bytes).saturating_mul(values);
@@ -85,6 +91,7 @@ pub(crate) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     match pull {
         Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
         Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
+        Pull::SumSlices(_, part) => slices(*part, hosts).saturating_add(each(part.to.bytes, relayed(hosts))),
         Pull::ExchangeGradient(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
         Pull::AllReduce(_, division, moves) if division.is_in_slices() => {
             let sizes = moves.iter().map(|part| part.from.bytes);

@@ -1,31 +1,35 @@
-//! Collectives between calls: all-gather, all-to-all, all-reduce of buffers.
+//! Collectives between calls: all-gather, reduce-scatter, all-to-all, all-reduce of buffers.
 //!
 //! Law: a collective is a call that no closure runs: it has a name and a place in program order, reads one buffer and
 //! overwrites another. All ranks of its group give equally many elements. What it leaves follows from what they give
 //! and from their order alone, so it is the same bits for every transport and number of processes. A gradient needs
 //! none of these: gradients of weights are reduced by themselves.
 //!
-//! Deliberately absent: sums in other types than f32, parts of different lengths, and collectives of a rank with
-//! another alone.
+//! Deliberately absent: sums of integers, parts of different lengths, and collectives of a rank with another alone.
 
 use serde::Serialize;
 
 use super::Group;
 use warpweft_base::id::BufferId;
+use warpweft_format::ElementType;
 
 /// What ranks do with the elements they give each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum CollectiveKind {
     /// Every rank gets the elements of all, in rank order: `[ranks, elements]`, any element type. What flows back
-    /// through it is [`CollectiveKind::AllToAll`], whose parts are then to be added up.
+    /// through it is [`CollectiveKind::ReduceScatter`].
     AllGather,
+    /// Every rank gives each rank, and so itself, an equal part of its elements, `[ranks, elements / ranks]`. It gets
+    /// the sum of the parts that are for it, added in rank order in f32. Of bf16, it is rounded once. What flows back
+    /// through it is [`CollectiveKind::AllGather`].
+    ReduceScatter,
     /// Every rank gives each rank, and so itself, an equal part of its elements. It gets as many back, in rank
     /// order: both buffers are `[ranks, elements / ranks]`, any element type. It is its own inverse, and
     /// what flows back through it.
     AllToAll,
-    /// Every rank gets the sum of all, element by element, added in rank order in f32.
+    /// Every rank gets the sum of all, element by element, added in rank order in f32. Of bf16, it is rounded once.
     Sum,
-    /// Every rank gets the maximum of all, element by element, in f32. NaN is no maximum, unless all are.
+    /// Every rank gets the maximum of all, element by element, in f32 or bf16. NaN is no maximum, unless all are.
     Max,
 }
 
@@ -33,7 +37,19 @@ impl CollectiveKind {
     /// Does it combine the values of ranks, as opposed to moving them?
     #[must_use]
     pub const fn combines(self) -> bool {
-        matches!(self, Self::Sum | Self::Max)
+        matches!(self, Self::ReduceScatter | Self::Sum | Self::Max)
+    }
+
+    /// Can the buffers have elements of this type?
+    #[must_use]
+    pub const fn takes(self, element: ElementType) -> bool {
+        !self.combines() || matches!(element, ElementType::F32 | ElementType::Bf16)
+    }
+
+    /// Does each rank give every rank a part of its own, as opposed to the same?
+    #[must_use]
+    pub const fn has_parts(self) -> bool {
+        matches!(self, Self::ReduceScatter | Self::AllToAll)
     }
 
     /// The elements that every rank has afterwards if each of `ranks` gives `elements`; none if these cannot be
@@ -43,6 +59,7 @@ impl CollectiveKind {
         match self {
             Self::AllGather => elements.checked_mul(ranks as usize),
             // No number but 0 is a multiple of 0.
+            Self::ReduceScatter => elements.is_multiple_of(ranks as usize).then(|| part(elements, ranks)),
             Self::AllToAll => elements.is_multiple_of(ranks as usize).then_some(elements),
             Self::Sum | Self::Max => Some(elements),
         }
@@ -54,12 +71,17 @@ impl CollectiveKind {
     #[doc(hidden)]
     pub const fn given_to_each(self, bytes: usize, ranks: u32) -> usize {
         match self {
-            Self::AllToAll => match bytes.checked_div(ranks as usize) {
-                Some(part) => part,
-                None => 0,
-            },
+            Self::AllToAll | Self::ReduceScatter => part(bytes, ranks),
             Self::AllGather | Self::Sum | Self::Max => bytes,
         }
+    }
+}
+
+/// One of equal parts for as many ranks; nothing for none.
+const fn part(all: usize, ranks: u32) -> usize {
+    match all.checked_div(ranks as usize) {
+        Some(part) => part,
+        None => 0,
     }
 }
 
@@ -67,6 +89,7 @@ impl std::fmt::Display for CollectiveKind {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(match self {
             Self::AllGather => "all-gather",
+            Self::ReduceScatter => "reduce-scatter",
             Self::AllToAll => "all-to-all",
             Self::Sum => "sum",
             Self::Max => "maximum",
@@ -111,8 +134,13 @@ mod tests {
         assert_eq!(CollectiveKind::AllGather.received(usize::MAX, 2), None);
         assert_eq!(CollectiveKind::AllToAll.received(6, 3), Some(6));
         assert_eq!(CollectiveKind::AllToAll.received(6, 4), None);
+        assert_eq!(CollectiveKind::ReduceScatter.received(6, 3), Some(2));
+        assert_eq!(CollectiveKind::ReduceScatter.received(6, 4), None);
         assert_eq!(CollectiveKind::Sum.received(6, 4), Some(6));
+        assert!(!CollectiveKind::Sum.takes(ElementType::U32) && CollectiveKind::Sum.takes(ElementType::Bf16));
+        assert!(CollectiveKind::AllToAll.takes(ElementType::U32));
         assert_eq!(CollectiveKind::AllToAll.given_to_each(24, 3), 8);
+        assert_eq!(CollectiveKind::ReduceScatter.given_to_each(24, 3), 8);
         assert_eq!(CollectiveKind::Max.given_to_each(24, 3), 24);
     }
 }

@@ -236,7 +236,7 @@ pub enum DeclareError {
     /// A collective between buffers of two element types, or of values that are not combined.
     #[error(
         "`{call}` is a collective ({kind}) from buffer `{from}` of {from_type} to `{to}` of {to_type}; {}",
-        if kind.combines() { "values of ranks are combined in f32: declare both as f32" } else { "declare both with one element type" }
+        if kind.combines() { "values of ranks are combined in f32: declare both as f32, or both as bf16" } else { "declare both with one element type" }
     )]
     CollectiveElement {
         /// The collective's name.

@@ -44,7 +44,7 @@ impl Operation for CollectiveCall {
         let given = sizes.slot(self.from)?;
         let to_each = self.kind.given_to_each(given, sizes.ranks(self.group));
         Some(match self.kind {
-            CollectiveKind::AllToAll => Moves::Exchanged(to_each),
+            CollectiveKind::AllToAll | CollectiveKind::ReduceScatter => Moves::Exchanged(to_each),
             CollectiveKind::AllGather => Moves::Gathered(to_each),
             CollectiveKind::Sum | CollectiveKind::Max => Moves::Combined(vec![given]),
         })

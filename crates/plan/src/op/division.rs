@@ -108,10 +108,11 @@ where
 
 /// The same in an exchange of a buffer of `bytes` bytes.
 pub fn collective_given_to_each(kind: CollectiveKind, bytes: usize, ranks: u32) -> usize {
-    if kind.combines() {
-        given_to_each(std::iter::once(bytes), ranks)
-    } else {
-        kind.given_to_each(bytes, ranks)
+    match kind {
+        CollectiveKind::Sum | CollectiveKind::Max => given_to_each(std::iter::once(bytes), ranks),
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => {
+            kind.given_to_each(bytes, ranks)
+        }
     }
 }
 
@@ -158,6 +159,7 @@ mod tests {
         let sum = |bytes| collective_given_to_each(CollectiveKind::Sum, bytes, 8);
         assert_eq!((sum(8 << 20), sum(24)), (2 << 20, 24));
         assert_eq!(collective_given_to_each(CollectiveKind::AllGather, 8 << 20, 8), 8 << 20);
+        assert_eq!(collective_given_to_each(CollectiveKind::ReduceScatter, 8 << 20, 8), 1 << 20);
     }
 
     proptest! {

@@ -144,6 +144,7 @@ pub enum PlanError {
         match kind.received(from.elements, *ranks) {
             Some(wanted) => format!("declare `{}` with {wanted}", to.name),
             None if *kind == CollectiveKind::AllToAll => format!("declare both with a multiple of {ranks}"),
+            None if kind.has_parts() => format!("declare `{}` with a multiple of {ranks}", from.name),
             None => "these are too many elements to count; declare fewer".to_owned(),
         }
     )]

@@ -3,10 +3,10 @@
 
 use proptest::prelude::*;
 
-use super::{Scene, collective, every_way, hosts, value, ways};
+use super::{Scene, bytes_of, collective, combined, every_way, hosts, value, ways};
 use crate::transport::whole;
 use crate::world::team::samples::worlds;
-use warpweft_backend::local::{Move, PlanePiece, Pull, Scatter, Slices};
+use warpweft_backend::local::{Combination, Move, PlanePiece, Pull, Scatter, Slices};
 use warpweft_format::ElementType;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::{Group, Levels, Mesh};
@@ -138,23 +138,42 @@ fn check_all_to_all(scene: Scene, bytes: usize) {
     every_way(&before, scene, &Pull::AllToAll(slices), &expected);
 }
 
-fn check_all_reduce(scene: Scene, reduction: Reduction, parts: &[usize]) {
+/// The slices that all ranks have for each, added in rank order.
+fn check_sum_of_slices(scene: Scene, element: ElementType, elements: usize) {
+    let each = element.bytes();
+    let bytes = elements * each;
+    let mut places = Places::default();
+    let (source, to) = (places.next(bytes * scene.size()), places.next(bytes));
+    let before = arenas(scene.hosts.ranks(), places.end);
+    let mut expected = before.clone();
+    for (rank, arena) in expected.iter_mut().enumerate() {
+        let (members, own) = (scene.members(rank), source.offset + scene.own(rank) * bytes);
+        for number in 0..elements {
+            let values = members.iter().map(|member| value(element, &before[*member][own..], number));
+            let sum = bytes_of(element, combined(Reduction::Sum, values));
+            arena[to.offset + number * each..][..each].copy_from_slice(&sum);
+        }
+    }
+    every_way(&before, scene, &Pull::SumSlices(element, Move { from: source, to }), &expected);
+}
+
+fn check_all_reduce(scene: Scene, combination: Combination, parts: &[usize]) {
+    let Combination { reduction, element } = combination;
+    let each = element.bytes();
     let mut places = Places::default();
     let moves: Vec<_> = (parts.iter())
-        .map(|elements| Move { from: places.next(elements * 4), to: places.next(elements * 4) })
+        .map(|elements| Move { from: places.next(elements * each), to: places.next(elements * each) })
         .collect();
     let before = arenas(scene.hosts.ranks(), places.end);
     let mut expected = before.clone();
     for (rank, arena) in expected.iter_mut().enumerate() {
         let members = scene.members(rank);
         for part in &moves {
-            for number in 0..part.from.bytes / 4 {
-                let values = members.iter().map(|member| value(&before[*member][part.from.offset..], number));
-                let combined = match reduction {
-                    Reduction::Sum => values.reduce(|one, other| one + other),
-                    Reduction::Max => values.reduce(f32::max),
-                };
-                arena[part.to.offset + number * 4..][..4].copy_from_slice(&combined.unwrap().to_ne_bytes());
+            for number in 0..part.from.bytes / each {
+                let from = part.from.offset;
+                let values = members.iter().map(|member| value(element, &before[*member][from..], number));
+                let combined = bytes_of(element, combined(reduction, values));
+                arena[part.to.offset + number * each..][..each].copy_from_slice(&combined);
             }
         }
     }
@@ -162,7 +181,7 @@ fn check_all_reduce(scene: Scene, reduction: Reduction, parts: &[usize]) {
     // Of short values, and of longer ones, each rank gets a slice; or all of them go as one string.
     let in_slices = [16, 64, usize::MAX].map(|least| Division::in_slices_of(least, scene.size()));
     for division in std::iter::once(whole).chain(in_slices) {
-        every_way(&before, scene, &Pull::AllReduce(reduction, division, moves.clone()), &expected);
+        every_way(&before, scene, &Pull::AllReduce(combination, division, moves.clone()), &expected);
     }
 }
 
@@ -188,8 +207,12 @@ fn check_all(scene: Scene, parts: &[usize]) {
     check_records(scene, parts[0]);
     check_exchange(scene, parts);
     check_all_to_all(scene, parts[0]);
-    check_all_reduce(scene, Reduction::Sum, parts);
-    check_all_reduce(scene, Reduction::Max, parts);
+    for element in [ElementType::F32, ElementType::Bf16] {
+        check_sum_of_slices(scene, element, parts[0]);
+        for reduction in [Reduction::Sum, Reduction::Max] {
+            check_all_reduce(scene, Combination { reduction, element }, parts);
+        }
+    }
     if scene.size() == 1 {
         check_sum_of_one(scene, parts[0]);
     }
@@ -204,8 +227,10 @@ fn two_hosts_of_two_and_three_of_two_do_what_one_host_does() {
         check_exchange(scene, &[20, 0, 256]);
         check_exchange(scene, &[6, 258]);
         check_all_to_all(scene, 36);
-        check_all_reduce(scene, Reduction::Max, &[1, 3]);
-        check_all_reduce(scene, Reduction::Sum, &[7, 100]);
+        check_sum_of_slices(scene, ElementType::F32, 9);
+        check_sum_of_slices(scene, ElementType::Bf16, 9);
+        check_all_reduce(scene, Combination::of_f32(Reduction::Max), &[1, 3]);
+        check_all_reduce(scene, Combination::of_f32(Reduction::Sum), &[7, 100]);
     }
 }
 

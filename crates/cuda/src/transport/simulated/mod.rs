@@ -24,8 +24,10 @@ use crate::world::hosts::Hosts;
 use crate::world::placement::Network;
 use crate::world::team::Team;
 use crate::world::team::samples::hosts;
-use warpweft_backend::local::Pull;
+use half::bf16;
+use warpweft_backend::local::{Combination, Pull};
 use warpweft_base::id::RankId;
+use warpweft_format::ElementType;
 use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::Reduction;
 
@@ -101,8 +103,28 @@ impl Traffic {
     }
 }
 
-fn value(bytes: &[u8], number: usize) -> f32 {
-    f32::from_ne_bytes(bytes[number * 4..][..4].try_into().unwrap())
+fn value(element: ElementType, bytes: &[u8], number: usize) -> f32 {
+    match element {
+        ElementType::Bf16 => bf16::from_ne_bytes(bytes[number * 2..][..2].try_into().unwrap()).to_f32(),
+        _ => f32::from_ne_bytes(bytes[number * 4..][..4].try_into().unwrap()),
+    }
+}
+
+/// The bytes of a value of that type, rounded to it.
+fn bytes_of(element: ElementType, value: f32) -> Vec<u8> {
+    match element {
+        ElementType::Bf16 => bf16::from_f32(value).to_ne_bytes().to_vec(),
+        _ => value.to_ne_bytes().to_vec(),
+    }
+}
+
+/// Values of ranks, in rank order.
+fn combined(reduction: Reduction, values: impl Iterator<Item = f32>) -> f32 {
+    let combine = |one: f32, other: f32| match reduction {
+        Reduction::Sum => one + other,
+        Reduction::Max => one.max(other),
+    };
+    values.reduce(combine).unwrap()
 }
 
 /// A collective's ranks: on which hosts, of which mesh, of which group.
@@ -166,19 +188,15 @@ fn run(memory: &mut Memory, network: Network, scene: Scene, all: Vec<Stage>) {
                 }
                 gathers[rank.index()] = own;
             }
-            Stage::Combine(reduction, operands) => {
+            Stage::Combine(Combination { reduction, element }, operands) => {
                 for operand in operands {
-                    let bytes = operand.elements * size_of::<f32>();
+                    let bytes = operand.elements * element.bytes();
                     traffic.reads.extend(operand.sources.iter().map(|source| (*source, bytes)));
                     let sources: Vec<_> =
                         operand.sources.iter().map(|source| memory.read(*source, bytes)).collect();
                     let combined = (0..operand.elements).flat_map(|number| {
-                        let values = sources.iter().map(|source| value(source, number));
-                        let combine = |one: f32, other: f32| match reduction {
-                            Reduction::Sum => one + other,
-                            Reduction::Max => one.max(other),
-                        };
-                        values.reduce(combine).unwrap().to_ne_bytes()
+                        let values = sources.iter().map(|source| value(element, source, number));
+                        bytes_of(element, combined(reduction, values))
                     });
                     let combined: Vec<u8> = combined.collect();
                     traffic.writes.push((operand.to, combined));

@@ -12,11 +12,13 @@ use crate::transport::{Carrier, Stage, View, stages};
 use crate::world::hosts::Hosts;
 use crate::world::placement::Network;
 use crate::world::team::Team;
-use warpweft_backend::local::{Move, PlanePiece, Pull, Slices};
+use warpweft_backend::local::{Combination, Move, PlanePiece, Pull, Slices};
 use warpweft_base::id::RankId;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::{Division, Reduction};
+
+const SUM: Combination = Combination::of_f32(Reduction::Sum);
 
 fn slices() -> Slices {
     Slices {
@@ -69,7 +71,7 @@ fn a_maximum_of_few_values_goes_by_a_kernel_and_one_of_many_by_engines() {
         let stages = stages(
             &view,
             Transport::Peer,
-            &Pull::AllReduce(reduction, Division::of([bytes].into_iter(), 4), moves),
+            &Pull::AllReduce(Combination::of_f32(reduction), Division::of([bytes].into_iter(), 4), moves),
         );
         let carriers: Vec<Carrier> = (stages.iter())
             .filter_map(|stage| if let Stage::Push(carrier, _) = stage { Some(*carrier) } else { None })
@@ -178,7 +180,7 @@ fn a_team_meets_its_own_ranks_and_no_others() {
     let view = View { rank: team.own(), homes: &homes, hosts: team.hosts(), receive_buffer: 0 };
     let from = Region { offset: 0, bytes: 64 };
     let part = Move { from, to: Region { offset: 256, bytes: 64 } };
-    let sum = Pull::AllReduce(Reduction::Sum, Division::of([64].into_iter(), 2), vec![part]);
+    let sum = Pull::AllReduce(SUM, Division::of([64].into_iter(), 2), vec![part]);
     let stages = stages(&view, Transport::Peer, &sum);
     let [Stage::Exchange(transfers), Stage::Push(Carrier::Engines, pushes), Stage::Combine(_, operands)] =
         &stages[..]
@@ -204,13 +206,13 @@ fn a_sum_in_slices_lands_in_its_target_and_brings_two_slices_of_each_peer() {
     let view = View { rank: RankId::new(2), homes: &homes, hosts: Hosts::one(4), receive_buffer: 512 };
     let (division, bytes) = (Division::in_slices_of(16, 4), 4 * 256 + 8);
     let (from, to) = (Region { offset: 0, bytes }, Region { offset: 4096, bytes });
-    let sum = Pull::AllReduce(Reduction::Sum, division, vec![Move { from, to }]);
+    let sum = Pull::AllReduce(SUM, division, vec![Move { from, to }]);
     let stages = stages(&view, Transport::Peer, &sum);
     let [
         Stage::Place(into),
         Stage::Push(Carrier::Engines, slices),
         Stage::Exchange(_),
-        Stage::Combine(Reduction::Sum, operands),
+        Stage::Combine(SUM, operands),
         Stage::Exchange(_),
         Stage::Push(Carrier::Engines, sums),
         Stage::Place(out),

@@ -226,7 +226,7 @@ impl CallBuilder<'_> {
 fn check_collective(call: &str, collective: &Collective, buffers: &[BufferSpec]) -> Result<(), DeclareError> {
     let Collective { kind, from, to, .. } = *collective;
     let (from, to) = (&buffers[from.index()], &buffers[to.index()]);
-    if from.element == to.element && (from.element == ElementType::F32 || !kind.combines()) {
+    if from.element == to.element && kind.takes(from.element) {
         return Ok(());
     }
     Err(DeclareError::CollectiveElement {

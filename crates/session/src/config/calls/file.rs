@@ -145,7 +145,8 @@ words! {
     }
     /// Kind of a collective.
     Given: CollectiveKind {
-        AllGather = Self::AllGather, AllToAll = Self::AllToAll, Sum = Self::Sum, Max = Self::Max,
+        AllGather = Self::AllGather, ReduceScatter = Self::ReduceScatter, AllToAll = Self::AllToAll,
+        Sum = Self::Sum, Max = Self::Max,
     }
     /// The ranks among which a collective is.
     Ranks: Group {
@@ -221,7 +222,10 @@ impl Rules for File {
         optional("call.#.parts.#.math", MATH),
         optional("call.#.math", MATH),
         optional("call.#.dynamic", Takes::Switch),
-        optional("call.#.collective", Takes::OneOf(&["all_gather", "all_to_all", "sum", "max"])),
+        optional(
+            "call.#.collective",
+            Takes::OneOf(&["all_gather", "reduce_scatter", "all_to_all", "sum", "max"]),
+        ),
         optional(
             "call.#.among",
             Takes::OneOf(&["world", "shard", "replicate", "replica", "context", "tensor"]),

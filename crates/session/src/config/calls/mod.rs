@@ -25,7 +25,7 @@
 //! | | `flops`, `bytes`, `math`, `kernels` | its cost, or the first part of it |
 //! | | `parts` | `{ flops, bytes, math, kernels }`, further parts: what they take adds up |
 //! | | `dynamic` | `true`: it is issued anew in every step, also where steps are recorded |
-//! | | `collective`, `among` | in the place of a closure, ranks give each other the one buffer it reads: `all_gather`, `all_to_all`, `sum` or `max`, into the one it writes; among the `world` when left out, or `shard`, `replicate`, `replica`, `context`, `tensor` |
+//! | | `collective`, `among` | in the place of a closure, ranks give each other the one buffer it reads: `all_gather`, `reduce_scatter`, `all_to_all`, `sum` or `max`, into the one it writes; among the `world` when left out, or `shard`, `replicate`, `replica`, `context`, `tensor` |
 //!
 //! **Numbers.** An item with `numbers = [first, last]` is repeated for every number from first to last,
 //! downwards if the last is smaller. In each text of the item `#` is the number, `#-1` and `#+1` are its

@@ -73,6 +73,17 @@ fn a_call_of_a_list_may_be_a_collective() {
     let expected = Collective::new(CollectiveKind::AllGather, buffer("x"), buffer("all")).among(Group::Shard);
     assert_eq!((last.name.as_str(), last.collective), ("share", Some(expected)));
     assert!(program.calls()[..4].iter().all(|call| call.collective.is_none()));
+    for (word, kind) in [
+        ("reduce_scatter", CollectiveKind::ReduceScatter),
+        ("all_to_all", CollectiveKind::AllToAll),
+        ("sum", CollectiveKind::Sum),
+        ("max", CollectiveKind::Max),
+    ] {
+        let other = EXCHANGING.replace("all_gather", word);
+        let list = CallList::from_toml(&format!("{VALID}{other}"), "m.toml").unwrap();
+        let program = list.program(&list.model().unwrap()).unwrap();
+        assert_eq!(program.calls().last().unwrap().collective.map(|collective| collective.kind), Some(kind));
+    }
     let world = EXCHANGING.replace("among = 'shard'\n", "");
     let list = CallList::from_toml(&format!("{VALID}{world}"), "m.toml").unwrap();
     let program = list.program(&list.model().unwrap()).unwrap();

@@ -8,7 +8,6 @@
 use super::{BufferValue, Held, Run, Verdict};
 use crate::model::{Collective, CollectiveKind, Group};
 use warpweft_base::id::{CallId, SlotId, TaskId};
-use warpweft_format::ElementType;
 
 impl Run<'_> {
     pub(super) fn collective_call(
@@ -54,7 +53,7 @@ impl Run<'_> {
                 format!("gives {given} elements among {ranks} ranks and gets {got} ({kind})"),
             );
         }
-        if given.element != got.element || kind.combines() && given.element != ElementType::F32 {
+        if given.element != got.element || !kind.takes(given.element) {
             let (given, got) = (given.element, got.element);
             return wrong(self, format!("gives elements in {given} and gets some in {got} ({kind})"));
         }
