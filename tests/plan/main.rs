@@ -4,6 +4,7 @@
 
 mod declarations;
 mod declared_collectives;
+mod decoders_on_meshes;
 mod plans;
 mod policies;
 mod simulator;

@@ -27,7 +27,8 @@ use super::super::{
 ///   heads = 32               query heads
 ///   kv_heads = 8             key and value heads; as many as heads when left out
 ///   vocabulary = 128256      rows of embedding and head
-///   tokens = 8192            tokens of one rank in one micro-batch
+///   tokens = 8192            tokens of one micro-batch of a rank; with --mesh tp or cp, of the ranks
+///                            that share texts
 ///   micro_batches = 4        micro-batches of a step; 1 when left out
 ///   sequence = 8192          tokens that attend to each other; all of them when left out
 ///   math = "fp8"             what products are computed in: f32, bf16, fp8, fp4
@@ -41,7 +42,8 @@ use super::super::{
 ///   tied = true              the head is the embedding; false when left out
 ///   replays = 1              how often the last block runs again; 0 when left out
 ///
-/// Each block is four calls (qkv, attention, up, down), forward and backward. Rules that give single
+/// Each block is four calls (qkv, attention, up, down), forward and backward; with --mesh tp or cp
+/// the exchanges of its ranks as well, and backward in two parts. Rules that give single
 /// weights another format, and everything else that can be chosen, are in the configuration
 /// (--config).
 ///

@@ -170,7 +170,7 @@ pub fn plan_model(
     ranks: u32,
     view: &PlanView,
 ) -> Result<String, MeasureError> {
-    let Declaration { program, config, .. } = declare(model)?;
+    let Declaration { program, config, .. } = declare(model, ranks)?;
     let (plan, costs, too_large) = match cluster_name {
         None => (plan_program(&program, &config, ranks)?, None, None),
         Some(name) => {
@@ -229,7 +229,7 @@ fn more(wanted: &str, untold: usize) -> String {
 /// As [`plan_model`]; a cluster that does not exist or is too small; files that exist or cannot be written.
 pub fn simulate_model(options: &SimulateOptions) -> Result<String, MeasureError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
-    let declared = declare(&options.model)?;
+    let declared = declare(&options.model, options.ranks)?;
     let cluster = options.model.cluster(&options.cluster)?;
     let Declaration { name, program, config, .. } = &declared;
     let simulation = simulate_program(program, config, &cluster, options.ranks, options.steps)?;
@@ -241,15 +241,15 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, MeasureError>
     Ok(outcome(&declared, &cluster, &simulation))
 }
 
-fn declare(options: &ModelOptions) -> Result<Declaration, MeasureError> {
+fn declare(options: &ModelOptions, ranks: u32) -> Result<Declaration, MeasureError> {
     let config = options.config()?;
     let file = ModelFile::load(&options.model)?;
-    file.check(config.mesh.tp)?;
     let model = config.apply_weight_rules(&file.model()?)?;
+    let mesh = config.mesh_of(ranks)?;
     Ok(Declaration {
         name: file.name().to_owned(),
-        tokens: file.tokens(),
-        program: file.program(&model)?,
+        tokens: file.tokens(mesh),
+        program: file.program(&model, mesh)?,
         config,
     })
 }
@@ -283,7 +283,7 @@ mod tests {
                 whole_matrices: Vec::new(),
             };
             let shown = plan_model(&options, None, 2, &PlanView::Tasks).unwrap();
-            let Declaration { program, config, .. } = declare(&options).unwrap();
+            let Declaration { program, config, .. } = declare(&options, 2).unwrap();
             let run = block_on(async {
                 let closures = |_| |_: &Call, _: &ComputeContext<'_, CpuSurface>| Ok(());
                 let name = program.name().to_owned();

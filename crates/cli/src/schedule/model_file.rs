@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use warpweft_base::whole_file::regular;
-use warpweft_plan::model::{DeclareError, Decoder, Model, StepProgram};
+use warpweft_plan::model::{DeclareError, Decoder, Mesh, Model, StepProgram};
 use warpweft_session::config::{CallList, Declared};
 
 use super::MeasureError;
@@ -36,25 +36,11 @@ impl ModelFile {
         }
     }
 
-    /// Tokens of one rank in one micro-batch, if the file says so.
-    pub(super) fn tokens(&self) -> Option<usize> {
+    /// Tokens of one rank of a mesh in one micro-batch, if the file says so.
+    pub(super) fn tokens(&self, mesh: Mesh) -> Option<usize> {
         match self {
-            Self::Sizes(decoder, _) => Some(decoder.tokens),
+            Self::Sizes(decoder, _) => Some(decoder.tokens / (mesh.tensor() * mesh.context()) as usize),
             Self::Calls(calls) => calls.tokens(),
-        }
-    }
-
-    /// What sizes declare has no exchanges among tensor-parallel ranks, and costs what whole layers do.
-    pub(super) fn check(&self, tp: u32) -> Result<(), MeasureError> {
-        match self {
-            Self::Sizes(decoder, path) if tp > 1 => Err(wrong(path)(DeclareError::Size {
-                decoder: decoder.name.clone(),
-                size: "mesh.tp",
-                is: tp as usize,
-                needs: "1: sizes declare whole layers; write the calls of a rank of a tensor-parallel group ([[call]]), with exchanges among = \"tensor\""
-                    .to_owned(),
-            })),
-            _ => Ok(()),
         }
     }
 
@@ -65,9 +51,9 @@ impl ModelFile {
         }
     }
 
-    pub(super) fn program(&self, model: &Model) -> Result<StepProgram, MeasureError> {
+    pub(super) fn program(&self, model: &Model, mesh: Mesh) -> Result<StepProgram, MeasureError> {
         match self {
-            Self::Sizes(decoder, path) => decoder.program(model).map_err(wrong(path)),
+            Self::Sizes(decoder, path) => decoder.program_on(model, mesh).map_err(wrong(path)),
             Self::Calls(calls) => Ok(calls.program(model)?),
         }
     }

@@ -47,7 +47,7 @@ pub struct TuneOptions {
 /// As [`super::simulate_model`]; [`MeasureError::NothingRuns`] when no policy fits.
 pub fn tune_model(options: &TuneOptions) -> Result<String, MeasureError> {
     options.outputs.check(&options.model.inputs(&options.cluster))?;
-    let declared = declare(&options.model)?;
+    let declared = declare(&options.model, options.ranks)?;
     let cluster = options.model.cluster(&options.cluster)?;
     let costs = costs_of(&declared.config, &cluster, options.ranks)?;
     let bench = Bench { declared: &declared, cluster: &cluster, ranks: options.ranks, costs: &costs };

@@ -295,7 +295,7 @@ fn an_option_is_named_for_what_it_sets() {
 }
 
 #[test]
-fn tensor_parallelism_comes_from_the_flag_and_is_refused_for_sizes_and_for_weights_that_say_nothing() {
+fn axes_of_the_mesh_come_from_the_flag_and_weights_that_say_nothing_of_them_are_refused() {
     let folder = folder();
     let calls = include_str!("../../../../examples/simulate/calls.toml");
     std::fs::write(folder.path().join("calls.toml"), calls).unwrap();
@@ -305,10 +305,16 @@ fn tensor_parallelism_comes_from_the_flag_and_is_refused_for_sizes_and_for_weigh
     for word in ["8 ranks (4 shards × tp 2)", "all-gather (shard)", "all-reduce (world)"] {
         assert!(planned.contains(word), "{word}: {planned}");
     }
+    let sizes = said(folder.path(), "plan model.toml --ranks 8 --mesh tp=2,cp=2");
+    for word in ["8 ranks (2 shards × cp 2 × tp 2)", "collective call (tensor)", "collective call (context)"]
+    {
+        assert!(sizes.contains(word), "{word}: {sizes}");
+    }
     for (line, word) in [
         ("plan calls.toml --ranks 8 --mesh tp=2", "`layers.0.mix` says nothing of tensor parallelism"),
         ("plan calls.toml --ranks 8 --mesh tp=3 --config run.toml", "set mesh.tp to a divisor of 8"),
-        ("plan model.toml --ranks 8 --mesh tp=2", "sizes declare whole layers"),
+        ("plan model.toml --ranks 8 --mesh tp=2,dp_shard=3", "leave mesh.dp_shard out"),
+        ("plan model.toml --ranks 8 --mesh pp=2", "axes of a mesh are dp_replicate, dp_shard, cp and tp"),
     ] {
         let refused = run(folder.path(), line);
         let complaint = String::from_utf8(refused.stderr).unwrap();

@@ -1,6 +1,6 @@
 //! A decoder declared by its sizes.
 //!
-//! Law: this is sugar over [`Model`] and [`LayerStack`]; every weight and call could have been declared by hand.
+//! Law: this is sugar over [`Model`] and [`LayerStack`](super::LayerStack); every weight and call could have been declared by hand.
 //! Costs are those of the matrix products and of attention, no more:
 //!
 //! | call | weights | FLOPs, T tokens per rank |
@@ -15,8 +15,8 @@
 //! with kv = hidden · kv_heads / heads. The attention term is 4·T·sequence·hidden for scores and values,
 //! halved because a token sees only those before it. Backward calls cost twice their forward, or once where
 //! their matrix is frozen; a frozen embedding has none. Bytes of a call: its weights and its activations at
-//! the width of `math`, read or written once. Activations are f32 buffers, as [`LayerStack`] declares them;
-//! tokens are u32 ids.
+//! the width of `math`, read or written once. Activations are f32 buffers, as layer stacks declare them; tokens are
+//! u32 ids.
 //!
 //! With `experts`, the matrices of a block's experts are stacked by rows into one weight, gathered and
 //! reduced as one, and every token costs `experts_per_token` of them. With `expert_groups` as well, each is a
@@ -25,17 +25,26 @@
 //! With `replays`, the last block runs that many more times; the calls of replay r are `blocks.N.replay.r.…`,
 //! and their gradients are added.
 //!
+//! On a mesh with tensor or context parallelism ranks compute parts of that ([`Decoder::program_on`]): inner widths and
+//! the vocabulary are cut, and norms see a rank's own tokens.
+//!
+//! | file | idea |
+//! |---|---|
+//! | `whole` | the program of a rank with texts of its own |
+//! | `parallel` | that of ranks that compute parts of layers, or share texts |
+//!
 //! The router of the experts and recompute are deliberately absent.
+
+mod parallel;
+mod whole;
 
 use serde::{Deserialize, Serialize};
 
-use super::layers::backward_cost;
 use super::{
-    CostHint, DeclareError, Form, Layer, LayerStack, Math, Model, ModelBuilder, Phase, Placement,
-    ProgramBuilder, StepProgram,
+    CostHint, DeclareError, Form, Math, Mesh, Model, ModelBuilder, Placement, StepProgram, TensorParallel,
 };
 use warpweft_base::id::WeightId;
-use warpweft_format::{ElementType, Format, Orientation};
+use warpweft_format::{Format, Orientation};
 
 /// The sizes of a decoder. Whether they fit each other is checked when something is declared of them
 /// ([`Decoder::check`]).
@@ -56,7 +65,7 @@ pub struct Decoder {
     pub kv_heads: Option<usize>,
     /// Rows of embedding and head.
     pub vocabulary: usize,
-    /// Tokens of one rank in one micro-batch.
+    /// Tokens of one micro-batch of a rank; with tensor or context parallelism, of the ranks that share texts.
     pub tokens: usize,
     /// Micro-batches of a step; 1 when left out.
     pub micro_batches: Option<u32>,
@@ -84,7 +93,8 @@ pub struct Decoder {
     pub replays: Option<usize>,
 }
 
-/// One layer of the stack: its weights with rows and columns, the first of which may be a norm.
+/// One layer of the stack: its weights with rows and columns, the first of which may be a norm. What tensor parallelism
+/// does with the matrices follows from their place: inner widths are cut.
 struct Part {
     /// The stem of its calls' names.
     name: String,
@@ -98,6 +108,8 @@ struct Part {
     matrices: usize,
     /// Groups they travel in.
     groups: usize,
+    /// Which half of its matrices a rank of a tensor-parallel group has.
+    cut: TensorParallel,
     /// Those of the rows that are computed for a token.
     computed_rows: usize,
     /// Values that it gives for a token.
@@ -117,12 +129,15 @@ impl Part {
     /// Declares its weights and the groups they travel in.
     fn declare(&self, model: &mut ModelBuilder, hidden: usize, format: Format) -> Result<(), DeclareError> {
         if self.norm {
-            model.replicated(&format!("{}.norm", self.weights), 1, hidden)?;
+            let norm = model.replicated(&format!("{}.norm", self.weights), 1, hidden)?;
+            model.tensor_parallel(norm, TensorParallel::SplitTokens)?;
         }
         let rows = self.rows / self.matrices;
         let mut declared = Vec::with_capacity(self.matrices);
         for name in self.matrices() {
-            declared.push(model.sharded(&name, rows, self.cols, format)?);
+            let matrix = model.sharded(&name, rows, self.cols, format)?;
+            model.tensor_parallel(matrix, self.cut)?;
+            declared.push(matrix);
         }
         if self.matrices > 1 {
             for (number, members) in declared.chunks(self.matrices / self.groups).enumerate() {
@@ -214,13 +229,16 @@ impl Decoder {
         self.check()?;
         let mut model = Model::builder();
         let outer = self.embedding_format.unwrap_or(Format::Bf16);
-        model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
+        let embedding = model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
+        model.tensor_parallel(embedding, TensorParallel::ColumnParallel)?;
         for part in (0..self.layers).flat_map(|block| self.block(block, None)) {
             part.declare(&mut model, self.hidden, self.format)?;
         }
-        model.replicated("head.norm", 1, self.hidden)?;
+        let norm = model.replicated("head.norm", 1, self.hidden)?;
+        model.tensor_parallel(norm, TensorParallel::SplitTokens)?;
         if !self.tied {
-            model.sharded("head.weight", self.vocabulary, self.hidden, outer)?;
+            let head = model.sharded("head.weight", self.vocabulary, self.hidden, outer)?;
+            model.tensor_parallel(head, TensorParallel::ColumnParallel)?;
         }
         Ok(model.build())
     }
@@ -228,92 +246,24 @@ impl Decoder {
     /// One training step over `model`, which is [`Decoder::model`] or the same with other formats and placements.
     ///
     /// # Errors
-    /// As [`Decoder::check`]; [`DeclareError::Unknown`] for another model; what [`ProgramBuilder`] refuses.
+    /// As [`Decoder::check`]; [`DeclareError::Unknown`] for another model; what [`super::ProgramBuilder`] refuses.
     pub fn program(&self, model: &Model) -> Result<StepProgram, DeclareError> {
         self.check()?;
-        let mut program = StepProgram::builder("train", model);
-        program.micro_batches(self.micro_batches.unwrap_or(1))?;
-        let stream = self.tokens.saturating_mul(self.hidden);
-        let tokens = program.input("tokens", self.tokens, ElementType::U32)?;
-        let loss = program.output("loss", 1, ElementType::F32)?;
-        let embedding = model.find("embedding")?;
-        let embedded = program.activation("embedded", stream)?;
-        program
-            .call("embed.forward", Phase::Forward)
-            .uses(embedding, Orientation::Rowwise, form(model, embedding)?)
-            .reads(tokens)
-            .writes(embedded)
-            .cost(self.cost(0, 0, stream))
-            .add()?;
-        let mut read = self.hidden;
-        let layers = self.parts().into_iter().map(|part| {
-            let reads = std::mem::replace(&mut read, part.output_width);
-            self.layer(model, &part, reads)
-        });
-        let layers = layers.collect::<Result<_, _>>()?;
-        let stack = LayerStack::forward(&mut program, embedded, layers, Form::Planes)?;
-        let gradient = program.activation("head.input_gradient", stream)?;
-        let (norm, head) =
-            (model.find("head.norm")?, model.find(if self.tied { "embedding" } else { "head.weight" })?);
-        let logits = self.tokens.saturating_mul(self.vocabulary);
-        let flops = product(&[2, self.tokens, self.hidden, self.vocabulary]);
-        let cost =
-            self.cost(flops, self.vocabulary.saturating_mul(self.hidden), stream.saturating_add(logits));
-        program
-            .call("head.forward", Phase::Forward)
-            .uses_dense(norm)
-            .uses(head, Orientation::Rowwise, form(model, head)?)
-            .reads(stack.output())
-            .writes(loss)
-            .cost(cost)
-            .add()?;
-        program
-            .call("head.backward", Phase::Backward)
-            .uses_dense(norm)
-            .uses(head, backward(model, head)?, form(model, head)?)
-            .reads(stack.output())
-            .writes(gradient)
-            .gradient_if_trained(norm, ElementType::F32)
-            .gradient_if_trained(head, ElementType::F32)
-            .cost(cost.times(backward_cost(model, &[norm, head])))
-            .add()?;
-        let input_gradient = program.activation("embedded_gradient", stream)?;
-        stack.backward(&mut program, gradient, input_gradient)?;
-        if !model.weight(embedding)?.frozen {
-            self.embed_backward(&mut program, embedding, input_gradient)?;
+        whole::program(self, model)
+    }
+
+    /// The same on a rank of a mesh: without tensor and context parallelism [`Decoder::program`].
+    ///
+    /// # Errors
+    /// As [`Decoder::program`]; [`DeclareError::Size`] for a size that the mesh does not divide.
+    pub fn program_on(&self, model: &Model, mesh: Mesh) -> Result<StepProgram, DeclareError> {
+        match (mesh.tensor(), mesh.context()) {
+            (1, 1) => self.program(model),
+            _ => {
+                self.check()?;
+                parallel::program(self, model, mesh)
+            }
         }
-        program.build_training()
-    }
-
-    fn embed_backward(
-        &self,
-        program: &mut ProgramBuilder,
-        embedding: WeightId,
-        gradient: warpweft_base::id::BufferId,
-    ) -> Result<(), DeclareError> {
-        let cost = self.cost(
-            0,
-            self.vocabulary.saturating_mul(self.hidden),
-            self.tokens.saturating_mul(self.hidden),
-        );
-        let call = program.call("embed.backward", Phase::Backward).reads(gradient).gradient(embedding);
-        call.cost(cost).add().map(|_| ())
-    }
-
-    /// The layer of a part that reads so many values a token.
-    fn layer(&self, model: &Model, part: &Part, reads: usize) -> Result<Layer, DeclareError> {
-        let norm = part.norm.then(|| format!("{}.norm", part.weights));
-        let names = norm.into_iter().chain(part.matrices());
-        let flops =
-            product(&[2, self.tokens, part.computed_rows, part.cols]).saturating_add(part.extra_flops);
-        let passed = self.tokens.saturating_mul(reads.saturating_add(part.output_width));
-        Ok(Layer {
-            name: part.name.clone(),
-            weights: names.map(|name| model.find(&name)).collect::<Result<_, _>>()?,
-            output_elements: self.tokens.saturating_mul(part.output_width),
-            saved: Vec::new(),
-            cost: vec![self.cost(flops, part.rows.saturating_mul(part.cols), passed)],
-        })
     }
 
     fn cost(&self, flops: u64, weights: usize, activations: usize) -> CostHint {
@@ -340,6 +290,8 @@ impl Decoder {
         let kv = self.hidden.saturating_mul(kv_heads) / self.heads;
         let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
         let run = replay.map_or_else(String::new, |replay| format!("replay.{replay}."));
+        // Matrices with a norm before them have inner widths as rows, and the others as columns.
+        let cut = |norm| if norm { TensorParallel::ColumnParallel } else { TensorParallel::RowParallel };
         let part = |name: &str, norm, rows: usize, cols, experts: (usize, usize), width, extra_flops| Part {
             name: format!("blocks.{block}.{run}{name}"),
             weights: format!("blocks.{block}.{name}"),
@@ -347,6 +299,7 @@ impl Decoder {
             rows: rows.saturating_mul(experts.0),
             matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
             groups: self.expert_groups.unwrap_or(1),
+            cut: cut(norm),
             computed_rows: rows.saturating_mul(experts.1),
             output_width: width,
             cols,
