@@ -1,7 +1,7 @@
 //! A decoder declared by its sizes.
 //!
-//! Law: this is sugar over [`Model`] and [`LayerStack`](super::LayerStack); every weight and call could have been declared by hand.
-//! Costs are those of the matrix products and of attention, no more:
+//! Law: this is sugar over [`Model`] and [`LayerStack`](super::LayerStack); every weight and call could have been
+//! declared by hand. Costs are those of the matrix products and of attention, no more:
 //!
 //! | call | weights | FLOPs, T tokens per rank |
 //! |---|---|---|

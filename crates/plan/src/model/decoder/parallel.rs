@@ -149,8 +149,8 @@ impl<'d> Draft<'d> {
         self.program.activation_in(name, self.of_tokens(self.decoder.hidden), self.wire)
     }
 
-    /// Adds what the half before gave to the stream, and normalizes it. Calls and weight have stems of their own: replays
-    /// share weights.
+    /// Adds what the half before gave to the stream, and normalizes it. Calls and weight have stems of their own:
+    /// replays share weights.
     fn norm(
         &mut self,
         (stem, weights): (&str, &str),

@@ -43,8 +43,8 @@ impl Draft<'_> {
         decoder.cost(flops, weights, self.of_tokens(values))
     }
 
-    /// What a column-parallel product gives a rank of every token: in all, and of that keys and values, which ranks of a
-    /// context share.
+    /// What a column-parallel product gives a rank of every token: in all, and of that keys and values, which ranks of
+    /// a context share.
     fn widths(&self, column: &Part, row: &Part) -> (usize, usize) {
         let all = column.output_width / self.tensor();
         // Attention is the only one that costs more than its product.

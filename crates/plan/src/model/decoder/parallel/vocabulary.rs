@@ -1,7 +1,7 @@
 //! Embedding and head of a decoder whose ranks have parts of the vocabulary.
 //!
-//! Law: a rank looks up, and scores, the tokens of the vocabulary that it has. Of every token's loss it gives the others
-//! three numbers.
+//! Law: a rank looks up, and scores, the tokens of the vocabulary that it has. Of every token's loss it gives the
+//! others three numbers.
 
 use super::super::super::{CollectiveKind, DeclareError, Group, Phase};
 use super::super::{backward, form, product};
