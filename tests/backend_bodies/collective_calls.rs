@@ -14,8 +14,8 @@ use warpweft_plan::op::{self, CollectiveCall, Op};
 use super::harness::{COMPUTE, LINK, Plan, Rank, noise, run};
 use crate::device::{Device, meshes, most_captured_ranks};
 
-pub(crate) const GROUPS: [Group; 5] =
-    [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Tensor];
+pub(crate) const GROUPS: [Group; 6] =
+    [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
 const KINDS: [CollectiveKind; 5] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter,
@@ -49,7 +49,10 @@ fn worlds() -> Vec<Mesh> {
     let cut = [(2, 1, 2), (4, 1, 2), (4, 2, 2)]
         .map(|(ranks, replicas, tensor)| Mesh::of(ranks, replicas, tensor, None));
     let others = meshes().into_iter().chain(cut.map(Result::unwrap));
-    flat.chain(others.filter(|mesh| most == 4 || mesh.ranks() <= most.max(2))).collect()
+    // Two of everything, last: a body goes as far as there are GPUs, or as ranks may share them.
+    let cube = Mesh::of(8, 1, 2, None).and_then(|mesh| mesh.with_context(2)).unwrap();
+    let few = others.filter(|mesh| most == 4 || mesh.ranks() <= most.max(2));
+    flat.chain(few).chain([cube]).collect()
 }
 
 /// What a rank gets of what those of its group give, of which it is number `place`.
@@ -116,7 +119,7 @@ pub(crate) fn given(
             return noise(bytes, seed).iter().map(|value| (128.0 * value) as i8 as u8).collect();
         }
         CollectiveKind::ReduceScatter | CollectiveKind::Sum => {
-            let scale = [1e8, 1.0, -1e8, 3.0, 1e7, -1e7][rank];
+            let scale = [1e8, 1.0, -1e8, 3.0, 1e7, -1e7, 5e7, -2.0][rank];
             noise(elements, seed).iter().map(|value| value * scale).collect()
         }
         CollectiveKind::Max => {

@@ -81,7 +81,7 @@ fn declared(mesh: Mesh, micro_batches: u32) -> StepProgram {
 async fn check_session(mesh: Mesh, micro_batches: u32, capture: Capture) {
     let mut config = settled(Config { capture, ..Config::default() });
     config.mesh.dp_replicate = Some(mesh.replicas());
-    config.mesh.tp = mesh.tensor();
+    (config.mesh.cp, config.mesh.tp) = (mesh.context(), mesh.tensor());
     let closures = |_: RankId| {
         |call: &Call, _: &ComputeContext<'_, Surface>| -> Result<(), ComputeError> {
             panic!("a closure ran for the collective `{}`", call.name)

@@ -35,9 +35,11 @@ fn weights(block: usize) -> [(&'static str, [usize; 2], TensorParallel, bool); 5
 const FORMATS: [(Format, usize); 4] =
     [(Format::F32, 8), (Format::NVFP4_2D, 16), (Format::Mxfp8, 32), (Format::FP8_BLOCK128_POW2, 128)];
 
-fn config((_, replicas, tensor): Axes) -> Config {
+/// Ranks of a context are shards like others.
+fn config((ranks, replicas, tensor): Axes) -> Config {
     let mut config = Config { check: true, reduce_dtype: ReduceDtype::F32, ..replicated(replicas) };
     config.mesh.tp = tensor;
+    config.mesh.cp = if (ranks / replicas / tensor).is_multiple_of(2) { 2 } else { 1 };
     config
 }
 
