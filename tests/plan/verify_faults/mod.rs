@@ -17,6 +17,9 @@
 //! | blocks of ranks added up before one of them is complete | PL-4 | `plan/verify_faults/levels.rs` | `sums_of_blocks_exchanged_before_they_are_made_are_refused` |
 //! | blocks of ranks that count twice, or not at all | PL-4 | `plan/verify_faults/levels.rs` | `sums_of_blocks_over_the_wrong_ranks_are_refused` |
 //! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `plan/verify_faults/replicas.rs` | `a_gradient_summed_over_the_replicas_twice_is_refused` |
+//! | a sum of sequence parallelism without the tensor group | PL-4 | `plan/verify_faults/tensor.rs` | `a_gradient_of_split_tokens_that_the_tensor_group_does_not_sum_is_refused` |
+//! | a gradient of alike tokens counted once for each tensor-parallel rank | PL-4 | `plan/verify_faults/tensor.rs` | `a_gradient_of_alike_tokens_divided_as_one_of_split_tokens_is_refused` |
+//! | a norm that counts a part twice, or not | PL-4 | `plan/verify_faults/tensor.rs` | `a_part_or_a_copy_that_the_norm_counts_twice_or_not_at_all_is_refused` |
 //! | un-joined fork in a captured step | PL-7 | `cpu_backend/checked.rs` | `an_un_joined_fork_in_a_captured_step_is_refused` |
 //! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `session/ranks/mod.rs` | `a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused` |
 //! | format silently falling back to BF16 | PL-2, PL-6 | `plan/verify_faults/classes.rs` | `a_format_that_silently_falls_back_to_bf16_is_refused` |
@@ -57,6 +60,7 @@ mod received;
 mod replicas;
 mod rounds;
 mod stages;
+mod tensor;
 mod uses;
 
 use warpweft_plan::plan::verify;
@@ -90,5 +94,5 @@ fn every_class_of_the_table_has_the_test_it_names() {
         assert!(text.contains(&format!("#[test]\nfn {test}() {{")), "{file} has no test `{test}`");
         classes += 1;
     }
-    assert_eq!(classes, 16);
+    assert_eq!(classes, 19);
 }
