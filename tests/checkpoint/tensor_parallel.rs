@@ -20,14 +20,18 @@ type Axes = (u32, u32, u32);
 
 const MESHES: [Axes; 7] = [(1, 1, 1), (4, 1, 1), (4, 2, 1), (2, 1, 2), (4, 1, 4), (4, 1, 2), (4, 2, 2)];
 
+/// A weight that stacks query, key and value.
+const FUSED: &str = "qkv";
+
 /// A weight of each kind: rows, columns, how, and whether it is sharded.
-fn weights(block: usize) -> [(&'static str, [usize; 2], TensorParallel, bool); 5] {
+fn weights(block: usize) -> [(&'static str, [usize; 2], TensorParallel, bool); 6] {
     [
         ("up", [8 * block, block], TensorParallel::ColumnParallel, true),
         ("down", [block + 5, 4 * block], TensorParallel::RowParallel, true),
         ("embedding", [3 * block + 1, block], TensorParallel::SplitTokens, true),
         ("head", [2 * block, block], TensorParallel::AlikeTokens, true),
         ("gain", [1, 24], TensorParallel::AlikeTokens, false),
+        (FUSED, [16 * block, block], TensorParallel::ColumnParallel, true),
     ]
 }
 
@@ -50,7 +54,10 @@ fn model((format, block): (Format, usize), frozen: &[&str]) -> Model {
             true => model.sharded(name, rows, cols, format).unwrap(),
             false => model.replicated(name, rows, cols).unwrap(),
         };
-        model.tensor_parallel(weight, how).unwrap();
+        match name {
+            FUSED => model.column_parallel_of(weight, &[8 * block, 4 * block, 4 * block]).unwrap(),
+            _ => model.tensor_parallel(weight, how).unwrap(),
+        }
         if frozen.contains(&name) {
             model.freeze(weight).unwrap();
         }
@@ -192,14 +199,21 @@ fn parts_say_that_a_weight_is_cut_and_are_of_the_version_before_where_none_is() 
     };
     let of = |index: &serde_json::Value, weight: usize| index["weights"][weight].clone();
     let cut = index((4, 1, 2), &model(FORMATS[1], &[]));
-    assert_eq!((&cut["warpweft_parts"], &cut["tensor"]), (&4.into(), &2.into()));
+    assert_eq!((&cut["warpweft_parts"], &cut["tensor"]), (&5.into(), &2.into()));
     assert_eq!(of(&cut, 0)["cut"], serde_json::json!({ "of": "rows", "ranks": 2 }));
     assert_eq!(of(&cut, 1)["cut"], serde_json::json!({ "of": "columns", "ranks": 2 }));
     assert_eq!((&of(&cut, 1)["parts"], &of(&cut, 2)["parts"]), (&2.into(), &4.into()));
     assert!((2..5).all(|weight| of(&cut, weight).get("cut").is_none()));
+    let segments = serde_json::json!({ "of": "rows", "ranks": 2, "segments": [128, 64, 64] });
+    assert_eq!(of(&cut, 5)["cut"], segments);
+    let mut without = Model::builder();
+    for spec in &model(FORMATS[1], &[]).weights()[..5] {
+        without.add(spec.clone()).unwrap();
+    }
+    assert_eq!(index((4, 1, 2), &without.build())["warpweft_parts"], 4);
     let whole = index((4, 1, 1), &model(FORMATS[1], &[]));
     assert_eq!(whole["warpweft_parts"], 3);
-    assert!(whole.get("tensor").is_none() && (0..5).all(|weight| of(&whole, weight).get("cut").is_none()));
+    assert!(whole.get("tensor").is_none() && (0..6).all(|weight| of(&whole, weight).get("cut").is_none()));
 }
 
 /// CK-4.
@@ -217,6 +231,14 @@ fn an_index_whose_cuts_are_none_is_refused_by_weight() {
         edit_index(folder.path(), &rows("2"), &to);
         let error = block_on(session.import_parts(&parts)).map(drop).unwrap_err().to_string();
         assert!(error.contains("are not `up`, which is 128×16; load"), "{to}: {error}");
+        std::fs::write(&index, &saved).unwrap();
+    }
+    // Segments that are not the rows of the weight, and some that two ranks do not share.
+    for rows in [0, 64, 129, usize::MAX] {
+        edit_index(folder.path(), "[\n          128,", &format!("[\n          {rows},"));
+        let error = block_on(session.import_parts(&parts)).map(drop).unwrap_err().to_string();
+        let says = if rows == 0 { "segments" } else { "are not `qkv`, which is 256×16; load" };
+        assert!(error.contains(says), "{rows}: {error}");
         std::fs::write(&index, &saved).unwrap();
     }
     block_on(session.import_parts(&parts)).unwrap();
@@ -254,7 +276,7 @@ fn weights_of_many_pieces_are_cut_alike() {
 #[test]
 fn frozen_weights_have_the_same_planes_and_digests_on_every_mesh() {
     for format in FORMATS {
-        let model = model(format, &["up", "down", "embedding", "gain"]);
+        let model = model(format, &["up", "down", "embedding", "gain", FUSED]);
         let expected = exported(&mut start_with(MESHES[0], &model));
         assert!(expected.weights[1].frozen.is_some() && expected.weights[1].master.is_empty());
         let folder = tempfile::tempdir().unwrap();
@@ -318,10 +340,24 @@ fn a_master_that_is_not_finite_is_named_by_its_place_in_the_declared_weight() {
             *value = f32::INFINITY;
         }
     };
+    // In the rows of the key that the second half of the ranks of a group have.
+    let infinite_key = |rows: MasterRows<'_>, values: &mut [f32]| {
+        values.fill(0.0);
+        let at = (181 * rows.columns + 5).checked_sub(rows.first_element());
+        if let Some(value) = at.and_then(|at| values.get_mut(at)).filter(|_| rows.weight == FUSED) {
+            *value = f32::INFINITY;
+        }
+    };
     for axes in MESHES {
-        let error = refused(axes, &model(FORMATS[1], &[]), infinite).to_string();
+        let model = model(FORMATS[1], &[]);
+        let error = refused(axes, &model, infinite).to_string();
         assert!(
             error.contains("row 6") && error.contains("column 50") && error.contains("`down`"),
+            "{error}"
+        );
+        let error = refused(axes, &model, infinite_key).to_string();
+        assert!(
+            error.contains("row 181") && error.contains("column 5") && error.contains("`qkv`"),
             "{error}"
         );
     }

@@ -21,6 +21,7 @@ mod replicas;
 mod segments;
 mod split_sessions;
 mod split_sums;
+mod split_tensor;
 mod trainer_conformance;
 mod unsharded_reference;
 mod unsharded_widths;

@@ -202,6 +202,10 @@ pub fn features() -> Vec<Feature> {
         let adds = |op: &Op| matches!(op, Op::Accumulate(_) | Op::SumGradient(_));
         !plan.updates_weights && plan.tasks.iter().any(|task| adds(&task.op))
     });
+    add("a fused weight that is cut by segments", |sample, _| {
+        sample.config.mesh.tp > 1
+            && sample.program.model().weights().iter().any(|weight| weight.segments.iter().count() > 1)
+    });
     add("columnwise planes derived", |_, plan| {
         plan.tasks.iter().any(|task| matches!(task.op, Op::Transpose(_)))
     });

@@ -4,7 +4,7 @@
 //! where each rank gets whole blocks of it, and where its optimizer does not need it whole.
 
 use warpweft_base::id::{GroupId, WeightId};
-use warpweft_plan::model::{Model, Placement, StepProgram, TensorParallel, WeightSpec};
+use warpweft_plan::model::{Model, Placement, Segments, StepProgram, TensorParallel, WeightSpec};
 
 use super::collective_calls::over;
 use super::{Draw, Ending};
@@ -23,6 +23,9 @@ pub(super) fn with_tensor(
         let mut hows = vec![TensorParallel::SplitTokens, TensorParallel::AlikeTokens];
         hows.extend(cuts(&spec, tensor as usize));
         spec.tensor = draw.of(&hows).copied();
+        if spec.tensor == Some(TensorParallel::ColumnParallel) {
+            spec.segments = segments(&spec, tensor as usize, draw);
+        }
         model.add(spec).unwrap();
     }
     for (number, name) in old.groups().iter().enumerate() {
@@ -45,4 +48,20 @@ fn cuts(spec: &WeightSpec, tensor: usize) -> Vec<TensorParallel> {
     let columns = spec.shape.cols.is_multiple_of(tensor * column) && spec.shape.rows.is_multiple_of(row);
     let by_columns = columns.then_some([TensorParallel::RowParallel; 2]);
     by_rows.into_iter().chain(by_columns).flatten().collect()
+}
+
+/// Up to three segments of a weight that is cut by rows, each of whole blocks on every rank; or none.
+fn segments(spec: &WeightSpec, tensor: usize, draw: &mut Draw) -> Segments {
+    let least = tensor * spec.format.row_tile();
+    let mut left = spec.shape.rows / least;
+    if draw.one_in(3) {
+        return Segments::NONE;
+    }
+    let mut rows = Vec::new();
+    while left > 0 {
+        let own = if rows.len() == 2 { left } else { 1 + draw.below(left) };
+        rows.push(own * least);
+        left -= own;
+    }
+    Segments::new(&rows).unwrap_or_default()
 }

@@ -9,6 +9,7 @@ use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_format::ElementType;
 use warpweft_plan::compute::{ComputeContext, ComputeError};
+use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{Block, Call, Form, Gradient, Model, StepProgram};
 use warpweft_session::session::initial::MasterRows;
 use warpweft_testing::random_programs::mix;
@@ -115,14 +116,16 @@ pub(crate) fn input(step: u32, rank: RankId, micro_batch: u32, name: &str, value
     digest.fill(0, values);
 }
 
-/// A block of the masters at the start, of a weight with so many columns.
-pub(crate) fn initial_block(name: &str, columns: usize, block: Block) -> Vec<f32> {
+/// What a rank has of the masters at the start.
+pub(crate) fn initial_rows(layout: &WeightLayout, rank: RankId) -> Vec<f32> {
+    let columns = layout.shard.whole().cols;
     let row = |row: usize| {
         let mut values = vec![0.0f32; columns];
-        initial(MasterRows { weight: name, first_row: row, columns }, &mut values);
-        values[block.first.cols..block.first.cols + block.shape.cols].to_vec()
+        initial(MasterRows { weight: &layout.name, first_row: row, columns }, &mut values);
+        values[layout.shard.columns_of(rank)].to_vec()
     };
-    (block.first.rows..block.first.rows + block.shape.rows).flat_map(row).collect()
+    let rows = |Block { first, shape }: Block| first.rows..first.rows + shape.rows;
+    layout.shard.blocks_of(rank).flat_map(rows).flat_map(row).collect()
 }
 
 /// Masters at the start.

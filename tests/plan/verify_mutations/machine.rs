@@ -183,8 +183,7 @@ fn set_up(rank: &Rank, plan: &StepPlan) {
     for slot in plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident) {
         let rows = |weight| {
             let layout = plan.weights.layout(weight);
-            let block = layout.shard.block_of(rank.backend.rank());
-            closure::initial_block(&layout.name, layout.shard.whole().cols, block)
+            closure::initial_rows(layout, rank.backend.rank())
         };
         match slot.content {
             Content::Master(weight) => put(rank, slot.region, bytemuck::cast_slice(&rows(weight))),
@@ -238,8 +237,7 @@ fn frozen(rank: &Rank, plan: &StepPlan, weight: WeightId) -> (Vec<OwnedPlanes>, 
     let mut whole = vec![0.0f32; layout.shard.whole().elements()];
     closure::initial(MasterRows::from_the_first(&layout.name, layout.shard.whole().cols), &mut whole);
     let amax = whole.iter().fold(0.0f32, |amax, value| amax.max(via.round(layout.format, *value).abs()));
-    let block = layout.shard.block_of(rank.backend.rank());
-    let mut values = closure::initial_block(&layout.name, layout.shard.whole().cols, block);
+    let mut values = closure::initial_rows(layout, rank.backend.rank());
     values.resize(layout.stored_elements(), 0.0);
     quantize_shard(layout.format, via, layout.shard.stored(), &values, |_| Ok::<_, FormatError>(amax))
         .unwrap()
@@ -295,11 +293,14 @@ pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
         let mesh = plan.weights.mesh;
         let mut bits = vec![0; layout.shard.whole().elements()];
         for rank in mesh.iter().filter(|rank| mesh.replica_of(*rank) == 0) {
-            let Block { first, shape } = layout.shard.block_of(rank);
-            let rows: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank.index()][place]);
-            for (row, values) in rows.chunks(shape.cols).take(shape.rows).enumerate() {
-                let begin = (first.rows + row) * layout.shard.whole().cols + first.cols;
-                bits[begin..begin + shape.cols].copy_from_slice(values);
+            let values: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank.index()][place]);
+            let rows = layout
+                .shard
+                .blocks_of(rank)
+                .flat_map(|Block { first, shape }| first.rows..first.rows + shape.rows);
+            for (row, values) in rows.zip(values.chunks(layout.shard.shape.cols)) {
+                let whole = &mut bits[row * layout.shard.whole().cols..(row + 1) * layout.shard.whole().cols];
+                whole[layout.shard.columns_of(rank)].copy_from_slice(values);
             }
         }
         bits

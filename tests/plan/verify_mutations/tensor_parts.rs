@@ -24,11 +24,32 @@ pub(crate) fn shape(spec: &WeightSpec, ranks: usize) -> Shape {
     }
 }
 
+/// Of each matrix that a weight stacks, its first row and the rows that each rank has of it.
+fn segments(spec: &WeightSpec, ranks: usize) -> Vec<(usize, usize)> {
+    let mut all: Vec<usize> = spec.segments.iter().collect();
+    if all.is_empty() {
+        all.push(spec.shape.rows);
+    }
+    let mut first = 0;
+    let mut found = Vec::new();
+    for rows in all {
+        found.push((first, rows / ranks));
+        first += rows;
+    }
+    found
+}
+
 /// One part of the values of a weight.
 fn part(spec: &WeightSpec, values: &[f32], (part, ranks): (usize, usize)) -> Vec<f32> {
     let Shape { rows, cols } = shape(spec, ranks);
     match spec.tensor {
-        Some(TensorParallel::ColumnParallel) => values[part * rows * cols..(part + 1) * rows * cols].to_vec(),
+        Some(TensorParallel::ColumnParallel) => {
+            assert_eq!(segments(spec, ranks).iter().map(|(_, own)| own).sum::<usize>(), rows);
+            let of_segment = |(first, own): (usize, usize)| {
+                values[(first + part * own) * cols..(first + (part + 1) * own) * cols].to_vec()
+            };
+            segments(spec, ranks).into_iter().flat_map(of_segment).collect()
+        }
         _ => values
             .chunks(spec.shape.cols)
             .flat_map(|row| &row[part * cols..(part + 1) * cols])
@@ -39,10 +60,16 @@ fn part(spec: &WeightSpec, values: &[f32], (part, ranks): (usize, usize)) -> Vec
 
 /// The weight of which these are all parts.
 pub(crate) fn joined(spec: &WeightSpec, parts: &[Vec<f32>]) -> Vec<f32> {
-    if spec.tensor == Some(TensorParallel::ColumnParallel) {
-        return parts.concat();
-    }
     let Shape { rows, cols } = shape(spec, parts.len());
+    if spec.tensor == Some(TensorParallel::ColumnParallel) {
+        let mut joined = Vec::new();
+        let mut done = 0;
+        for (_, own) in segments(spec, parts.len()) {
+            parts.iter().for_each(|part| joined.extend(&part[done * cols..(done + own) * cols]));
+            done += own;
+        }
+        return joined;
+    }
     let row = |row: usize| parts.iter().flat_map(move |part| part[row * cols..(row + 1) * cols].to_vec());
     (0..rows).flat_map(row).collect()
 }

@@ -47,8 +47,7 @@ impl CustomOptimizer {
             let kept: Vec<Region> = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
             checked.push((master, via.largest(layout.format)));
             checked.extend(kept.iter().map(|list| (*list, weights.state.largest_moment())));
-            let weight =
-                UpdatedWeight::of(operand.weight, layout, layout.shard.block_of(binder.binding.rank));
+            let weight = updated(binder, operand.weight, layout);
             let main_grad = real(operand.main_grad)?;
             let hyperparameters = binder.hyperparameters(hyperparameters, operand.weight)?;
             states.push(BoundState {
@@ -77,8 +76,7 @@ impl CustomOptimizer {
             let layout = binder.weight(operand.weight)?;
             let elements = binder.real_elements(layout);
             let real = |slot| binder.elements::<f32>(slot, elements);
-            let weight =
-                UpdatedWeight::of(operand.weight, layout, layout.shard.block_of(binder.binding.rank));
+            let weight = updated(binder, operand.weight, layout);
             let kept = operand.kept.iter().map(|slot| real(*slot)).collect::<Result<_, _>>()?;
             let main_grad = real(operand.main_grad)?;
             let hyperparameters = binder.hyperparameters(hyperparameters, operand.weight)?;
@@ -120,7 +118,7 @@ impl CustomOptimizer {
                 let shape = layout.shard.shape;
                 let whole = |slot| binder.elements::<f32>(slot, shape.elements());
                 let all = Block { first: Shape { rows: 0, cols: 0 }, shape };
-                let weight = UpdatedWeight::of(*weight, layout, all);
+                let weight = UpdatedWeight::of(*weight, layout, std::iter::once(all), 0..shape.cols);
                 Some(BoundMatrix { weight, from: whole(from)?, to: whole(to)?, lent: Lent::default() })
             }
         };
@@ -158,4 +156,10 @@ fn name<'a>(
         Some(first) if others == 0 => format!("{part} of `{}`", first.name),
         Some(first) => format!("{part} of `{}` and {others} more weights", first.name),
     }
+}
+
+/// What a custom optimizer gets to know of the rank's rows of a weight.
+fn updated(binder: &Binder<'_>, weight: WeightId, layout: &WeightLayout) -> UpdatedWeight {
+    let rank = binder.binding.rank;
+    UpdatedWeight::of(weight, layout, layout.shard.blocks_of(rank), layout.shard.columns_of(rank))
 }

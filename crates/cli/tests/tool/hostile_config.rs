@@ -18,7 +18,8 @@ fn every_key() -> String {
         lr_scale: Some(0.5),
         whole_matrix: Some(false),
         frozen: Some(true),
-        tensor_parallel: Some(TensorParallel::RowParallel),
+        tensor_parallel: Some(TensorParallel::ColumnParallel),
+        segments: Some(vec![64, 32, 32]),
     };
     let text = Config { weights: vec![rule.clone(), rule], ..Config::default() }.effective();
     text.replace("# budget is not set", "budget = \"1.5 GiB\"")

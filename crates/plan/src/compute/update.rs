@@ -9,7 +9,7 @@
 //! - What is decided from step to step is in memory, which a captured step reads: the vote, with clip factor and step
 //!   count, and the hyperparameters.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
 use super::error::ComputeError;
 use super::optimizer_base::{BoundRows, OptimizerContext, rows_of};
@@ -34,6 +34,9 @@ pub struct UpdatedWeight {
     /// Whether the optimizer gets its matrix whole, on one of the ranks, before it updates rows:
     /// [`ParameterGroup::whole_matrix`](crate::model::ParameterGroup::whole_matrix).
     pub whole_matrix: bool,
+    /// The rank's rows within the whole weight, one range after the other: none where it has no rows, and several only
+    /// of a fused weight whose segments tensor parallelism cuts each by itself.
+    pub row_ranges: Vec<Range<usize>>,
     /// The first of the rank's rows within the whole weight.
     pub first_row: usize,
     /// The rank's rows. A rank may have none; then there is nothing to update, and its master need not be requested.
@@ -45,19 +48,27 @@ pub struct UpdatedWeight {
 }
 
 impl UpdatedWeight {
-    /// The weight of `layout`, of which the rank has `block`.
+    /// The weight of `layout`, of which the rank has these blocks of these columns.
     #[must_use]
-    pub fn of(id: WeightId, layout: &WeightLayout, block: Block) -> Self {
+    pub fn of(
+        id: WeightId,
+        layout: &WeightLayout,
+        blocks: impl Iterator<Item = Block>,
+        columns: Range<usize>,
+    ) -> Self {
+        let row_ranges: Vec<_> =
+            blocks.map(|block| block.first.rows..block.first.rows + block.shape.rows).collect();
         Self {
             id: WeightId::named(&layout.name, id.index()),
             name: layout.name.clone(),
             shape: layout.shard.whole(),
             placement: layout.placement,
             whole_matrix: layout.parameters.whole_matrix,
-            first_row: block.first.rows,
-            rows: block.shape.rows,
-            first_column: block.first.cols,
-            columns: block.shape.cols,
+            first_row: row_ranges.first().map_or(0, |rows| rows.start),
+            rows: row_ranges.iter().map(ExactSizeIterator::len).sum(),
+            row_ranges,
+            first_column: columns.start,
+            columns: columns.len(),
         }
     }
 }

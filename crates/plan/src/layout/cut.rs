@@ -1,9 +1,9 @@
 //! The cut of a weight's planes into shards.
 //!
 //! Law: planes of a whole weight are those of its shards one after the other (PN-1), so a shard is one range of
-//! bytes of each, from which the copies of rows that the format repeats are left out, and of a row-parallel weight the
-//! columns of other ranks. Nothing is rounded or scaled again. Rows of the shard beyond the weight are what zeros are
-//! quantized to.
+//! bytes of each, or one for each segment of a fused weight, from which the copies of rows that the format repeats are
+//! left out, and of a row-parallel weight the columns of other ranks. Nothing is rounded or scaled again. Rows of the
+//! shard beyond the weight are what zeros are quantized to.
 
 use std::ops::Range;
 
@@ -42,8 +42,8 @@ impl<'layout> PlaneCut<'layout> {
         mut read: impl FnMut(&PlaneSpec, Range<usize>) -> Result<Vec<u8>, E>,
     ) -> Result<OwnedPlanes, E> {
         let Self { layout, orientation, rank } = self;
-        let (format, stored, block) = (layout.format, layout.shard.stored(), layout.shard.block_of(rank));
-        let mut shard = if block.shape.rows < stored.rows {
+        let (format, stored) = (layout.format, layout.shard.stored());
+        let mut shard = if layout.shard.rows_of(rank).rows < stored.rows {
             let zeros = vec![0.0; stored.elements()];
             let (planes, _) =
                 quantize_shard(format, Via::None, stored, &zeros, |_| Ok::<_, E>(tensor_scale))?;
@@ -57,27 +57,32 @@ impl<'layout> PlaneCut<'layout> {
         let valid = format.shard_planes(orientation, stored);
         let compact = layout.shard_planes(orientation);
         let tiles = stored.rows / format.row_tile();
-        let first = block.first.rows / format.row_tile();
-        let held = block.shape.rows.div_ceil(format.row_tile());
+        let first_column = layout.shard.columns_of(rank).start;
         let targets = [&mut shard.data, &mut shard.scale];
         for (target, ((whole, valid), compact)) in
             targets.into_iter().zip(whole.iter().zip(&valid).zip(&compact))
         {
-            let columns = PlaneColumns::new(layout, orientation, whole.kind, block.first.cols);
+            let columns = PlaneColumns::new(layout, orientation, whole.kind, first_column);
             let (rows, kept) = (valid.rows / tiles, compact.bytes() / tiles);
             let [tile, own] = [columns.of_whole(), columns.of_part()].map(|bytes| rows * bytes);
-            // All of it at once, unless most of what is read belongs to others.
-            let at_once = if columns.has_all() { held } else { PIECE / tile.max(1) }.max(1);
             target.resize(compact.bytes(), 0);
-            for begin in (0..held.max(1)).step_by(at_once) {
-                let end = (begin + at_once).min(held);
-                let place = |tiles: usize| ((first + tiles) * tile).min(whole.bytes());
-                let bytes = columns.take(read(whole, place(begin)..place(end))?);
-                let to = target.get_mut(begin * kept..).unwrap_or_default();
-                for (from, to) in bytes.chunks(own.max(1)).zip(to.chunks_mut(kept.max(1))) {
-                    let length = from.len().min(to.len());
-                    to[..length].copy_from_slice(&from[..length]);
+            let mut before = 0;
+            for block in layout.shard.blocks_of(rank) {
+                let first = block.first.rows / format.row_tile();
+                let held = block.shape.rows.div_ceil(format.row_tile());
+                // All of it at once, unless most of what is read belongs to others.
+                let at_once = if columns.has_all() { held } else { PIECE / tile.max(1) }.max(1);
+                for begin in (0..held).step_by(at_once) {
+                    let end = (begin + at_once).min(held);
+                    let place = |tiles: usize| ((first + tiles) * tile).min(whole.bytes());
+                    let bytes = columns.take(read(whole, place(begin)..place(end))?);
+                    let to = target.get_mut((before + begin) * kept..).unwrap_or_default();
+                    for (from, to) in bytes.chunks(own.max(1)).zip(to.chunks_mut(kept.max(1))) {
+                        let length = from.len().min(to.len());
+                        to[..length].copy_from_slice(&from[..length]);
+                    }
                 }
+                before += held;
             }
         }
         Ok(shard)
@@ -88,7 +93,7 @@ impl<'layout> PlaneCut<'layout> {
 mod tests {
     use super::*;
     use crate::layout::Weights;
-    use crate::model::{Block, Mesh, TensorParallel, WeightSpec};
+    use crate::model::{Block, Mesh, Segments, TensorParallel, WeightSpec};
     use warpweft_format::{Directions, Format, PlaneKind, quantize};
 
     /// FW-1, for any number of ranks and rows that end within a block, with shards that are padded and ranks without a
@@ -158,13 +163,17 @@ mod tests {
             (Format::FP8_TENSOR_E4M3, 40, 24),
         ];
         let meshes = [(2, 1, 2), (4, 1, 2), (8, 2, 2)];
-        let hows = [TensorParallel::ColumnParallel, TensorParallel::RowParallel];
-        for ((format, rows, cols), (mesh, how)) in
+        let column = TensorParallel::ColumnParallel;
+        let hows = [(column, false), (column, true), (TensorParallel::RowParallel, false)];
+        for ((format, rows, cols), (mesh, (how, fused))) in
             cases.into_iter().flat_map(|case| meshes.map(|mesh| (case, mesh))).flat_map(|(case, mesh)| {
                 hows.map(|how| (case, (Mesh::of(mesh.0, mesh.1, mesh.2, None).unwrap(), how)))
             })
         {
-            let spec = WeightSpec { tensor: Some(how), ..WeightSpec::sharded("w", rows, cols, format) };
+            let segments = if fused { [rows / 2, rows / 2] } else { [0; 2] };
+            let segments = Segments::new(&segments).unwrap_or_default();
+            let spec =
+                WeightSpec { tensor: Some(how), segments, ..WeightSpec::sharded("w", rows, cols, format) };
             let weights = Weights::new(std::slice::from_ref(&spec), mesh);
             let layout = &weights.layouts[0];
             let values: Vec<f32> = (0..rows * cols)
@@ -183,10 +192,11 @@ mod tests {
                     PlaneKind::Scale => &planes.scale,
                 };
                 for rank in mesh.iter() {
-                    let Block { first, shape } = layout.shard.block_of(rank);
-                    let row = |row: usize| &values[row * cols + first.cols..][..shape.cols];
-                    let mut own: Vec<f32> =
-                        (first.rows..first.rows + shape.rows).flat_map(row).copied().collect();
+                    let row =
+                        |row: usize| &values[row * cols..(row + 1) * cols][layout.shard.columns_of(rank)];
+                    let rows = |Block { first, shape }: Block| first.rows..first.rows + shape.rows;
+                    let rows = layout.shard.blocks_of(rank).flat_map(rows);
+                    let mut own: Vec<f32> = rows.flat_map(row).copied().collect();
                     own.resize(layout.stored_elements(), 0.0);
                     let amax = |_| Ok::<_, FormatError>(whole.amax);
                     let (expected, _) =
@@ -208,7 +218,7 @@ mod tests {
                 for spec in format.planes(*orientation, spec.shape) {
                     let mut found = vec![0; spec.bytes()];
                     for part in 0..2 {
-                        let first = layout.shard.block_of(RankId::new(part)).first.cols;
+                        let first = layout.shard.columns_of(RankId::new(part)).start;
                         let columns = PlaneColumns::new(layout, *orientation, spec.kind, first);
                         columns.put(&columns.take(plane(&spec).clone()), &mut found);
                     }

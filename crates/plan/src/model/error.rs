@@ -1,6 +1,6 @@
 //! Errors of a declaration.
 
-use crate::model::CollectiveKind;
+use crate::model::{CollectiveKind, Segments, TensorParallel, WeightSpec};
 use warpweft_base::errors::{LONGEST_NAME, shown, shown_text};
 use warpweft_format::{ElementType, FormatError};
 
@@ -104,6 +104,23 @@ pub enum DeclareError {
         weight: String,
         /// The format requested.
         format: String,
+    },
+    /// Segments of a fused weight that are not its rows, or of a weight that is not column parallel.
+    #[error(
+        "weight `{weight}` has {rows} rows{}, and segments of {given:?}; give the rows of the 1 to {most} matrices that a column-parallel weight stacks, which add up to {rows}",
+        if *is_column_parallel { "" } else { " and is not column parallel" }
+    )]
+    Segments {
+        /// The weight's name.
+        weight: String,
+        /// Its rows.
+        rows: usize,
+        /// The rows of the segments.
+        given: Vec<usize>,
+        /// Whether tensor parallelism cuts rows of it.
+        is_column_parallel: bool,
+        /// [`Segments::MOST`](super::Segments::MOST).
+        most: usize,
     },
     /// A replicated weight in a group.
     #[error(
@@ -442,6 +459,19 @@ pub enum DeclareError {
         /// The next number that would do.
         next: u32,
     },
+}
+
+impl DeclareError {
+    /// [`DeclareError::Segments`] of a weight.
+    pub(super) fn segments(spec: &WeightSpec, given: Vec<usize>, how: Option<TensorParallel>) -> Self {
+        Self::Segments {
+            weight: spec.name.clone(),
+            rows: spec.shape.rows,
+            given,
+            is_column_parallel: how == Some(TensorParallel::ColumnParallel),
+            most: Segments::MOST,
+        }
+    }
 }
 
 warpweft_base::debug_in_words!(DeclareError);

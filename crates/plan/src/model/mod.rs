@@ -18,6 +18,7 @@ mod names;
 mod parameter_group;
 mod program;
 mod repeat;
+mod segments;
 mod shard;
 mod tensor_parallel;
 mod weight;
@@ -36,6 +37,7 @@ pub use program::{
     Accumulation, Call, CallBuilder, CostHint, Form, Gradient, Math, Phase, ProgramBuilder, Reuse,
     StepProgram, Use,
 };
+pub use segments::Segments;
 pub use shard::{Block, ShardLayout, ShardRows};
 pub use tensor_parallel::{TensorCut, TensorParallel};
 pub use weight::{Model, ModelBuilder, Placement, WeightSpec};

@@ -9,9 +9,11 @@
 //! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses every
 //! saturated size.
 
+use std::ops::Range;
+
 use serde::Serialize;
 
-use super::{Group, Mesh, Placement, Strides, TensorCut, TensorParallel, WeightSpec};
+use super::{Group, Mesh, Placement, Segments, Strides, TensorCut, TensorParallel, WeightSpec};
 use warpweft_base::id::RankId;
 use warpweft_format::Shape;
 
@@ -55,6 +57,7 @@ impl ShardLayout {
             how: weight.tensor,
             ranks: mesh.tensor(),
             whole: weight.shape,
+            segments: weight.segments,
         });
         let over = tensor.map_or(Group::Shard, |cut| cut.group());
         let (ranks, tile) = match weight.placement {
@@ -86,8 +89,8 @@ impl ShardLayout {
         self.tensor.map_or(self.shape, |cut| cut.whole)
     }
 
-    /// How many ranks, the first of a mesh, have all of the weight together: each a block that no other of them has
-    /// ([`ShardLayout::block_of`]).
+    /// How many ranks, the first of a mesh, have all of the weight together: each blocks that no other of them has
+    /// ([`ShardLayout::blocks_of`]).
     #[must_use]
     pub fn owners(&self) -> u32 {
         self.ranks.saturating_mul(self.parts())
@@ -105,18 +108,71 @@ impl ShardLayout {
         Strides::new(self.parts(), self.ranks).position(rank)
     }
 
-    /// Where in the weight of the declaration the rows lie that `rank` owns.
+    /// Where in the weight of the declaration the rows lie that `rank` owns, one block after the other: none for a rank
+    /// without rows, and several only of a fused weight, of whose segments the rank has some.
+    pub fn blocks_of(&self, rank: RankId) -> impl Iterator<Item = Block> + Clone + use<> {
+        self.blocks(self.part_of(rank), self.rows_of(rank))
+    }
+
+    /// The same of all ranks with a part, by its number.
+    pub fn blocks_of_part(&self, part: usize) -> impl Iterator<Item = Block> + Clone + use<> {
+        self.blocks(part, ShardRows { begin: 0, rows: self.shape.rows })
+    }
+
+    /// Of which columns the ranks have the values that have the same part as `rank`.
     #[must_use]
-    pub fn block_of(&self, rank: RankId) -> Block {
-        let ShardRows { begin, rows } = self.rows_of(rank);
-        let part = |cut: TensorCut| rank.index().checked_rem(cut.ranks as usize).unwrap_or(0);
-        let (row, col) = match self.tensor.map(|cut| (cut.how, part(cut))) {
-            Some((Some(TensorParallel::ColumnParallel), part)) => (part * self.shape.rows, 0),
-            Some((Some(TensorParallel::RowParallel), part)) => (0, part * self.shape.cols),
-            _ => (0, 0),
-        };
-        let first = Shape { rows: row + begin, cols: col };
-        Block { first, shape: Shape { rows, cols: self.shape.cols } }
+    pub fn columns_of(&self, rank: RankId) -> Range<usize> {
+        let first = self.first_column(self.part_of(rank));
+        first..first + self.shape.cols
+    }
+
+    /// The row in the weight of the declaration that is a row of what `rank` owns, by its number there.
+    #[must_use]
+    pub fn row_of(&self, rank: RankId, row: usize) -> usize {
+        let mut before = 0;
+        for Block { first, shape } in self.blocks_of(rank) {
+            if row < before + shape.rows {
+                return first.rows + row - before;
+            }
+            before += shape.rows;
+        }
+        row
+    }
+
+    /// Which part `rank` has.
+    fn part_of(&self, rank: RankId) -> usize {
+        self.tensor.and_then(|cut| rank.index().checked_rem(cut.ranks as usize)).unwrap_or(0)
+    }
+
+    fn first_column(&self, part: usize) -> usize {
+        let is_cut = self.tensor.is_some_and(|cut| cut.how == Some(TensorParallel::RowParallel));
+        if is_cut { part * self.shape.cols } else { 0 }
+    }
+
+    /// These rows of a part.
+    fn blocks(
+        &self,
+        part: usize,
+        ShardRows { begin, rows }: ShardRows,
+    ) -> impl Iterator<Item = Block> + Clone + use<> {
+        let (cols, end) = (self.shape.cols, begin + rows);
+        let first_column = self.first_column(part);
+        let cut = self.tensor.filter(|cut| cut.how == Some(TensorParallel::ColumnParallel));
+        let (part, ranks) = cut.map_or((0, 1), |cut| (part, cut.ranks as usize));
+        let segments = cut.map_or(Segments::NONE, |cut| cut.segments).or_whole(self.whole().rows);
+        // Where a segment begins in the part, and in the weight.
+        let own = segments.iter().scan((0, 0), move |(in_part, in_whole), rows| {
+            let own = rows.checked_div(ranks).unwrap_or(0);
+            let run = (*in_part, own, *in_whole + part * own);
+            (*in_part, *in_whole) = (*in_part + own, *in_whole + rows);
+            Some(run)
+        });
+        own.filter_map(move |(first, rows, in_whole)| {
+            let (from, to) = (first.max(begin), (first + rows).min(end));
+            let rows = to.checked_sub(from).filter(|rows| *rows > 0)?;
+            let first = Shape { rows: in_whole + from - first, cols: first_column };
+            Some(Block { first, shape: Shape { rows, cols } })
+        })
     }
 
     /// The rows `rank` owns, as do the ranks at its place in other replicas. Every rank of a replicated
@@ -191,32 +247,60 @@ mod tests {
     /// Of every replica, whatever the tensor parallelism.
     #[test]
     fn the_blocks_of_a_replica_are_disjoint_and_cover_the_weight() {
+        let fused = Segments::new(&[8, 4, 8]).unwrap();
         let hows = [
-            TensorParallel::ColumnParallel,
-            TensorParallel::RowParallel,
-            TensorParallel::SplitTokens,
-            TensorParallel::AlikeTokens,
+            (TensorParallel::ColumnParallel, Segments::NONE),
+            (TensorParallel::ColumnParallel, fused),
+            (TensorParallel::RowParallel, Segments::NONE),
+            (TensorParallel::SplitTokens, Segments::NONE),
+            (TensorParallel::AlikeTokens, Segments::NONE),
         ];
-        for ((ranks, replicas, tensor), how) in [(4, 1, 2), (8, 2, 2), (8, 1, 4), (4, 1, 4), (2, 1, 1)]
-            .into_iter()
-            .flat_map(|mesh| hows.map(|how| (mesh, how)))
+        for ((ranks, replicas, tensor), (how, segments)) in
+            [(4, 1, 2), (8, 2, 2), (8, 1, 4), (4, 1, 4), (2, 1, 1)]
+                .into_iter()
+                .flat_map(|mesh| hows.map(|how| (mesh, how)))
         {
             let mesh = Mesh::of(ranks, replicas, tensor, None).unwrap();
-            let spec = WeightSpec { tensor: Some(how), ..weight(20, Format::F32) };
+            let spec = WeightSpec { tensor: Some(how), segments, ..weight(20, Format::F32) };
             let layout = ShardLayout::new(&spec, mesh);
             assert_eq!(layout.whole(), spec.shape);
             assert_eq!(layout.owners(), ranks / replicas);
             for replica in 0..replicas {
                 let mut owners = vec![0; spec.shape.elements()];
                 for rank in mesh.iter().filter(|rank| mesh.replica_of(*rank) == replica) {
-                    let Block { first, shape } = layout.block_of(rank);
-                    for row in first.rows..first.rows + shape.rows {
-                        (first.cols..first.cols + shape.cols)
-                            .for_each(|col| owners[row * spec.shape.cols + col] += 1);
+                    let mut rows = 0;
+                    for Block { first, shape } in layout.blocks_of(rank) {
+                        assert_eq!(first.cols..first.cols + shape.cols, layout.columns_of(rank));
+                        for row in first.rows..first.rows + shape.rows {
+                            layout.columns_of(rank).for_each(|col| owners[row * spec.shape.cols + col] += 1);
+                            assert_eq!(layout.row_of(rank, rows + row - first.rows), row);
+                        }
+                        rows += shape.rows;
                     }
+                    assert_eq!(rows, layout.rows_of(rank).rows);
                 }
                 assert!(owners.iter().all(|owners| *owners == 1), "{mesh}, {how:?}");
             }
         }
+    }
+
+    /// Of query, key and value each rank has some rows, in their order.
+    #[test]
+    fn a_part_of_a_fused_weight_has_its_rows_of_every_segment() {
+        let segments = Segments::new(&[8, 4, 4]).unwrap();
+        let tensor = Some(TensorParallel::ColumnParallel);
+        let spec = WeightSpec { tensor, segments, ..weight(16, Format::F32) };
+        // The first row of each block, and the row after it.
+        let blocks = |mesh: Mesh, rank| -> Vec<(usize, usize)> {
+            let blocks = ShardLayout::new(&spec, mesh).blocks_of(RankId::new(rank));
+            blocks.map(|Block { first, shape }| (first.rows, first.rows + shape.rows)).collect()
+        };
+        let two = Mesh::of(2, 1, 2, None).unwrap();
+        assert_eq!(blocks(two, 0), [(0, 4), (8, 10), (12, 14)]);
+        assert_eq!(blocks(two, 1), [(4, 8), (10, 12), (14, 16)]);
+        let shards = Mesh::of(4, 1, 2, None).unwrap();
+        assert_eq!((blocks(shards, 1), blocks(shards, 3)), (vec![(4, 8)], vec![(10, 12), (14, 16)]));
+        let whole = blocks(Mesh::new(2).unwrap(), 1);
+        assert_eq!(whole, [(8, 16)], "without tensor parallelism it is a weight as any");
     }
 }

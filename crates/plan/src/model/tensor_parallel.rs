@@ -10,7 +10,7 @@
 
 use serde::Serialize;
 
-use super::{Group, Placement};
+use super::{Group, Placement, Segments};
 use warpweft_format::Shape;
 
 /// What tensor parallelism does with a weight, or with the tokens that its gradient is made of.
@@ -66,6 +66,9 @@ pub struct TensorCut {
     pub ranks: u32,
     /// The shape of the weight, uncut.
     pub whole: Shape,
+    /// The segments that are cut each by itself, of a fused weight.
+    #[serde(skip_serializing_if = "Segments::is_none")]
+    pub segments: Segments,
 }
 
 impl TensorCut {
@@ -87,7 +90,7 @@ impl TensorCut {
     /// Why the weight cannot be cut so, and what would do; `tiles` are the rows and columns of the blocks of its
     /// format.
     pub(crate) fn problem(&self, placement: Placement, tiles: Shape) -> Option<String> {
-        let Self { how, ranks, whole } = *self;
+        let Self { how, ranks, whole, segments } = *self;
         let Some(how) = how else {
             return Some(
                 "says nothing of tensor parallelism; say (ModelBuilder::tensor_parallel, or tensor_parallel in a rule of [[weights]]) that it is column or row parallel, or of what is not cut, whether the ranks of a group have split tokens (sequence parallelism) or alike ones"
@@ -104,7 +107,22 @@ impl TensorCut {
             TensorParallel::RowParallel => ("columns", whole.cols, tiles.cols),
             TensorParallel::SplitTokens | TensorParallel::AlikeTokens => return None,
         };
-        if all.is_multiple_of(ranks as usize * tile) {
+        let part = ranks as usize * tile;
+        let is_even = |all: usize, ranks: u32| all.is_multiple_of(ranks as usize * tile);
+        // A divisor of tp divides the ranks of a replica as well.
+        let fewer = |does: &dyn Fn(u32) -> bool| {
+            let mut fewer = (2..ranks).rev().filter(|fewer| ranks.is_multiple_of(*fewer) && does(*fewer));
+            fewer.next().map_or_else(String::new, |most| format!(", or take tp = {most}"))
+        };
+        if !segments.is_none() {
+            let uneven = segments.iter().find(|rows| !is_even(*rows, ranks))?;
+            let fewer = fewer(&|ranks| segments.iter().all(|rows| is_even(rows, ranks)));
+            let next = uneven.next_multiple_of(part);
+            return Some(format!(
+                "has a segment of {uneven} rows, which tp = {ranks} does not cut into whole blocks of {tile}; the next that do are {next}{fewer}"
+            ));
+        }
+        if is_even(all, ranks) {
             return None;
         }
         if (how, all) == (TensorParallel::ColumnParallel, 1) {
@@ -113,11 +131,8 @@ impl TensorCut {
                     .to_owned(),
             );
         }
-        // A divisor of tp divides the ranks of a replica as well.
-        let mut fewer = (2..ranks).rev().filter(|fewer| ranks.is_multiple_of(*fewer));
-        let most = fewer.find(|fewer| all.is_multiple_of(*fewer as usize * tile));
-        let fewer = most.map_or_else(String::new, |most| format!(", or take tp = {most}"));
-        let next = all.next_multiple_of(ranks as usize * tile);
+        let fewer = fewer(&|ranks| is_even(all, ranks));
+        let next = all.next_multiple_of(part);
         Some(format!(
             "has {all} {what}, which tp = {ranks} does not cut into whole blocks of {tile}; the next that do are {next}{fewer}"
         ))
@@ -129,7 +144,7 @@ mod tests {
     use super::*;
 
     fn cut(how: Option<TensorParallel>, rows: usize, cols: usize) -> TensorCut {
-        TensorCut { how, ranks: 4, whole: Shape { rows, cols } }
+        TensorCut { how, ranks: 4, whole: Shape { rows, cols }, segments: Segments::NONE }
     }
 
     #[test]
@@ -165,6 +180,24 @@ mod tests {
         assert!(bias.contains("[outputs, 1]"), "{bias}");
         let columns = problem(TensorParallel::RowParallel, 64, 8).unwrap();
         assert!(columns.contains("8 columns") && columns.ends_with("next that do are 64"), "{columns}");
+    }
+
+    #[test]
+    fn a_cut_through_a_block_of_a_segment_is_refused_though_that_of_the_whole_would_do() {
+        let tiles = Shape { rows: 16, cols: 16 };
+        let problem = |rows: &[usize]| {
+            let segments = Segments::new(rows).unwrap();
+            let whole = cut(Some(TensorParallel::ColumnParallel), segments.total().unwrap(), 64);
+            TensorCut { segments, ..whole }.problem(Placement::Sharded, tiles)
+        };
+        assert_eq!(problem(&[128, 64, 64]), None);
+        let uneven = problem(&[128, 32, 32]).unwrap();
+        assert!(
+            uneven.starts_with("has a segment of 32 rows, which tp = 4 does not cut into whole blocks of 16"),
+            "{uneven}"
+        );
+        assert!(uneven.ends_with("the next that do are 64, or take tp = 2"), "{uneven}");
+        assert!(problem(&[128, 24, 40]).unwrap().ends_with("next that do are 64"));
     }
 
     #[test]

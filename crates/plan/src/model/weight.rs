@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use serde::Serialize;
 
 use super::names::NameIndex;
-use super::{DeclareError, ParameterGroup, Reuse, TensorParallel};
+use super::{DeclareError, ParameterGroup, Reuse, Segments, TensorParallel};
 use warpweft_base::errors::{listed, shown};
 use warpweft_base::id::{GroupId, WeightId};
 use warpweft_format::{Format, Shape};
@@ -57,6 +57,10 @@ pub struct WeightSpec {
     /// What tensor parallelism does with it; meshes without do nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorParallel>,
+    /// The stacked matrices that are cut each by itself, of a column-parallel weight that is fused;
+    /// see [`ModelBuilder::column_parallel_of`].
+    #[serde(skip_serializing_if = "Segments::is_none")]
+    pub segments: Segments,
 }
 
 impl WeightSpec {
@@ -73,6 +77,7 @@ impl WeightSpec {
             parameters: ParameterGroup::default(),
             frozen: false,
             tensor: None,
+            segments: Segments::NONE,
         }
     }
 
@@ -236,7 +241,7 @@ impl ModelBuilder {
     ///
     /// # Errors
     /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
-    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, and an unknown group.
+    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, an unknown group, and [`DeclareError::Segments`].
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
         check_name("weight", &spec.name)?;
         if self.model.weight_names.contains(&spec.name) {
@@ -257,6 +262,7 @@ impl ModelBuilder {
                 return Err(DeclareError::ReplicatedGroup { weight: spec.name, group: name });
             }
         }
+        check_segments(&spec)?;
         let fits = match spec.placement {
             Placement::Replicated => Ok(()),
             Placement::Sharded => spec.format.check_weight(),
@@ -346,7 +352,26 @@ impl ModelBuilder {
     /// # Errors
     /// As [`Model::weight`].
     pub fn tensor_parallel(&mut self, weight: WeightId, how: TensorParallel) -> Result<(), DeclareError> {
-        self.spec_mut(weight, "tensor_parallel").map(|spec| spec.tensor = Some(how))
+        let spec = self.spec_mut(weight, "tensor_parallel")?;
+        (spec.tensor, spec.segments) = (Some(how), Segments::NONE);
+        Ok(())
+    }
+
+    /// Decides that `weight`, which stacks matrices of these numbers of rows, such as query, key and value, or gate and
+    /// up, is [column parallel](TensorParallel::ColumnParallel), each of them by itself: a rank has its rows of the
+    /// first, then its rows of the second, and so on. Files and initializers know the weight as it is declared.
+    ///
+    /// # Errors
+    /// As [`Model::weight`]; [`DeclareError::Segments`] for rows that do not add up to the weight's, for none, and for
+    /// more than eight.
+    pub fn column_parallel_of(&mut self, weight: WeightId, rows: &[usize]) -> Result<(), DeclareError> {
+        let spec = self.spec_mut(weight, "column_parallel_of")?;
+        let segments = Segments::new(rows).filter(|segments| segments.total() == Some(spec.shape.rows));
+        let Some(segments) = segments else {
+            return Err(DeclareError::segments(spec, rows.to_vec(), Some(TensorParallel::ColumnParallel)));
+        };
+        (spec.tensor, spec.segments) = (Some(TensorParallel::ColumnParallel), segments);
+        Ok(())
     }
 
     fn spec_mut(&mut self, weight: WeightId, by: &str) -> Result<&mut WeightSpec, DeclareError> {
@@ -359,6 +384,15 @@ impl ModelBuilder {
     pub fn build(self) -> Model {
         self.model
     }
+}
+
+/// Segments are those of a column-parallel weight, and all of its rows.
+fn check_segments(spec: &WeightSpec) -> Result<(), DeclareError> {
+    let are_all = || spec.segments.total() == Some(spec.shape.rows);
+    if spec.segments.is_none() || spec.tensor == Some(TensorParallel::ColumnParallel) && are_all() {
+        return Ok(());
+    }
+    Err(DeclareError::segments(spec, spec.segments.into(), spec.tensor))
 }
 
 /// Names in one line, for messages.

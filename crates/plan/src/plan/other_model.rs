@@ -23,7 +23,8 @@ pub(super) fn check_model(program: &StepProgram, weights: &Weights) -> Result<()
 /// In what a weight of a program is not the session's of that number.
 fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
     // Taken apart, so that what is declared anew is compared as well.
-    let WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen, tensor } = spec;
+    let WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen, tensor, segments } =
+        spec;
     if *name != layout.name {
         return Some(format!("it has `{name}` where the session has `{}`", layout.name));
     }
@@ -40,7 +41,10 @@ fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
         ("reuse", *reuse != layout.reuse),
         ("parameter group", *parameters != layout.parameters),
         ("choice whether it is frozen", *frozen != layout.frozen),
-        ("tensor parallelism", layout.shard.tensor.is_some_and(|cut| cut.how != *tensor)),
+        (
+            "tensor parallelism",
+            layout.shard.tensor.is_some_and(|cut| (cut.how, cut.segments) != (*tensor, *segments)),
+        ),
     ];
     valued.or_else(|| {
         let (what, _) = named.into_iter().find(|(_, differs)| *differs)?;

@@ -20,6 +20,35 @@ pub(crate) fn taken(matrix: &[f32], columns: usize, block: Block) -> Option<Vec<
     Some(values)
 }
 
+/// The values of blocks, one after the other: what a rank has of a weight ([`ShardLayout::blocks_of`]).
+///
+/// [`ShardLayout::blocks_of`]: warpweft_plan::model::ShardLayout::blocks_of
+pub(crate) fn all_taken(
+    matrix: &[f32],
+    columns: usize,
+    mut blocks: impl Iterator<Item = Block>,
+) -> Option<Vec<f32>> {
+    let first = blocks.next().map_or_else(|| Some(Vec::new()), |block| taken(matrix, columns, block))?;
+    blocks.try_fold(first, |mut values, block| {
+        values.extend(taken(matrix, columns, block)?);
+        Some(values)
+    })
+}
+
+/// Puts the values of blocks in their places, as [`all_taken`] gave them.
+pub(crate) fn put_all(
+    mut values: &[f32],
+    blocks: impl Iterator<Item = Block>,
+    matrix: &mut [f32],
+    columns: usize,
+) {
+    for block in blocks {
+        let (own, others) = values.split_at(block.shape.elements().min(values.len()));
+        put(own, block, matrix, columns);
+        values = others;
+    }
+}
+
 /// Puts the values of a block in their place in `matrix`, which has `columns` columns.
 pub(crate) fn put(values: &[f32], block: Block, matrix: &mut [f32], columns: usize) {
     for (row, values) in rows(columns, block).zip(values.chunks_exact(block.shape.cols.max(1))) {
@@ -60,6 +89,13 @@ mod tests {
             assert_eq!(taken(&zeros, 4, block).unwrap(), expected);
             assert_eq!(zeros.iter().sum::<f32>(), expected.iter().sum::<f32>());
         }
+        let blocks = [block([0, 1], [1, 2]), block([2, 1], [1, 2])];
+        let values = all_taken(&matrix, 4, blocks.into_iter()).unwrap();
+        assert_eq!(values, [1.0, 2.0, 9.0, 10.0]);
+        let mut zeros = vec![0.0; 12];
+        put_all(&values, blocks.into_iter(), &mut zeros, 4);
+        assert_eq!((all_taken(&zeros, 4, blocks.into_iter()).unwrap(), zeros.iter().sum()), (values, 22.0));
+        assert_eq!(all_taken(&matrix, 4, std::iter::empty()), Some(Vec::new()));
         assert_eq!(taken(&matrix, 4, block([2, 2], [2, 2])), None);
         assert_eq!(taken(&matrix, 4, block([2, 0], [2, 4])), None);
     }

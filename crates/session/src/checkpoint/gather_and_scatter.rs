@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::block_copies::{put, taken};
+use super::block_copies::{all_taken, put_all};
 use super::ranks::{RankPart, WeightShard};
 use super::{Carried, CarriedBuffer, Checkpoint, OptimizerIdentity, PlanesState, WeightState};
 use warpweft_base::id::RankId;
 use warpweft_format::{
-    DelayedState, Format, FormatError, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, expand_scale,
+    DelayedState, Format, FormatError, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, Shape, expand_scale,
 };
 use warpweft_plan::layout::{PlaneColumns, PlaneCut, Region, WeightLayout, Weights};
 use warpweft_plan::model::Placement;
@@ -119,11 +119,11 @@ fn shard(
         let (planes, tensor_scale) = (cut(state, layout, rank)?, state.tensor_scale);
         return Ok(WeightShard { planes, tensor_scale, ..WeightShard::default() });
     }
-    let block = layout.shard.block_of(rank);
-    let own = |values: &[f32]| taken(values, layout.shard.whole().cols, block);
+    let elements = layout.shard.rows_of(rank).rows * layout.shard.shape.cols;
+    let own = |values: &[f32]| all_taken(values, layout.shard.whole().cols, layout.shard.blocks_of(rank));
     let list = |number: usize| match state.states.get(number).filter(|_| !anew).and_then(|of| own(of)) {
         Some(values) => values,
-        None => vec![0.0; block.shape.elements()],
+        None => vec![0.0; elements],
     };
     let delayed = state.delayed.as_ref();
     Ok(WeightShard {
@@ -205,7 +205,7 @@ fn values(layout: &WeightLayout, shards: &[WeightShard], list: impl Fn(&WeightSh
     let whole = layout.shard.whole();
     let mut values = vec![0.0; whole.elements()];
     for (rank, shard) in (0..).map(RankId::new).zip(shards) {
-        put(list(shard), layout.shard.block_of(rank), &mut values, whole.cols);
+        put_all(list(shard), layout.shard.blocks_of(rank), &mut values, whole.cols);
     }
     values
 }
@@ -227,20 +227,30 @@ fn planes(layout: &WeightLayout, shards: &[WeightShard]) -> Result<Vec<PlanesSta
             let planes = of_parts.iter().map(|spec| of_part(0, spec)).collect::<Result<_, _>>()?;
             return Ok(PlanesState { orientation: *orientation, specs: of_parts, planes });
         }
-        let specs = layout.format.planes(*orientation, layout.shard.whole());
+        let (specs, tile) =
+            (layout.format.planes(*orientation, layout.shard.whole()), layout.format.row_tile());
         let valid = layout.format.shard_planes(*orientation, layout.shard.shape);
-        let planes = specs.iter().zip(&of_parts).zip(&valid).map(|((spec, of_parts), valid)| {
-            let mut whole = vec![0; spec.bytes()];
-            for part in 0..parts {
-                let first = layout.shard.block_of(RankId::at(part)).first;
-                let columns = PlaneColumns::new(layout, *orientation, spec.kind, first.cols);
-                // Parts of rows are one below the other, without the padding that each has below.
-                let above = first.rows / layout.shard.shape.rows.max(1) * valid.rows;
-                let rows = whole.get_mut(above * columns.of_whole()..).unwrap_or_default();
-                columns.put(of_part(part, of_parts)?.get(..valid.bytes()).unwrap_or_default(), rows);
-            }
-            Ok(whole)
-        });
+        let of_tile = layout.format.shard_planes(*orientation, Shape { rows: tile, ..layout.shard.shape });
+        let planes = specs.iter().zip(&of_parts).zip(valid.iter().zip(&of_tile)).map(
+            |((spec, of_parts), (valid, of_tile))| {
+                let mut whole = vec![0; spec.bytes()];
+                for part in 0..parts {
+                    let first = layout.shard.columns_of(RankId::at(part)).start;
+                    let columns = PlaneColumns::new(layout, *orientation, spec.kind, first);
+                    // Runs of rows are one below the other, without the padding that a part has below.
+                    let of_part = of_part(part, of_parts)?;
+                    let mut left = of_part.get(..valid.bytes()).unwrap_or_default();
+                    for block in layout.shard.blocks_of_part(part) {
+                        let held = block.shape.rows.div_ceil(tile) * of_tile.rows;
+                        let (own, others) = left.split_at((held * columns.of_part()).min(left.len()));
+                        left = others;
+                        let above = block.first.rows / tile * of_tile.rows;
+                        columns.put(own, whole.get_mut(above * columns.of_whole()..).unwrap_or_default());
+                    }
+                }
+                Ok(whole)
+            },
+        );
         let planes = planes.collect::<Result<_, FormatError>>()?;
         Ok(PlanesState { orientation: *orientation, specs, planes })
     });

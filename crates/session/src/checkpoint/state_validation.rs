@@ -5,29 +5,35 @@
 //! checkpoint is one file or sharded.
 
 use crate::checkpoint::StatePart;
+use warpweft_base::id::RankId;
 use warpweft_format::{DelayedState, Format, Shape, Via};
 use warpweft_plan::layout::{StateLayout, WeightLayout, Weights};
-use warpweft_plan::model::Block;
+use warpweft_plan::model::ShardLayout;
 
 /// Which values of a weight are judged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ValuesOf<'a> {
     /// Its name.
     pub(super) weight: &'a str,
-    /// Which block of it they are.
-    pub(super) block: Block,
+    /// How many columns of it they have.
+    pub(super) columns: usize,
+    /// Whose they are; all of the weight if nobody's.
+    pub(super) of_rank: Option<(&'a ShardLayout, RankId)>,
 }
 
 impl<'a> ValuesOf<'a> {
     /// All values of a weight.
     pub(super) const fn whole(weight: &'a str, shape: Shape) -> Self {
-        Self { weight, block: Block { first: Shape { rows: 0, cols: 0 }, shape } }
+        Self { weight, columns: shape.cols, of_rank: None }
     }
 
     /// Where a value stands in the whole weight, in words.
     fn place(self, position: usize) -> String {
-        let Block { first, shape } = self.block;
-        let (row, column) = (first.rows + position / shape.cols, first.cols + position % shape.cols);
+        let (row, column) = (position / self.columns, position % self.columns);
+        let (row, column) = match self.of_rank {
+            None => (row, column),
+            Some((shard, rank)) => (shard.row_of(rank, row), shard.columns_of(rank).start + column),
+        };
         format!("in row {row}, column {column}")
     }
 }

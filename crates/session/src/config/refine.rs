@@ -10,7 +10,9 @@ use super::weights::{RuleIndex, settings};
 use super::{Config, ConfigError, WeightRule, keys};
 use warpweft_base::near::near;
 use warpweft_format::Format;
-use warpweft_plan::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
+use warpweft_plan::model::{
+    Model, ModelBuilder, ParameterGroup, Placement, Segments, TensorParallel, WeightSpec,
+};
 
 impl Config {
     /// The model with formats, placements, reuse, parameter groups and what is frozen as the rules say; ids
@@ -62,6 +64,10 @@ impl Config {
             (changed.placement, changed.format, changed.reuse) = (placement, format, reuse);
             (changed.group, changed.parameters, changed.frozen) = (group, parameters, frozen);
             changed.tensor = settings.tensor_parallel.or(spec.tensor);
+            // What a rule makes of another kind is fused no more, but where a rule says so.
+            let is_column_parallel = changed.tensor == Some(TensorParallel::ColumnParallel);
+            let declared = if is_column_parallel { spec.segments } else { Segments::NONE };
+            changed.segments = settings.segments.unwrap_or(declared);
             refined.add(changed).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())
@@ -235,6 +241,35 @@ mod tests {
         let text = "[[weights]]\nmatch = \"*\"\ntensor_parallel = \"columns\"";
         let refused = Config::from_toml_str(text, "rules.toml").unwrap_err().to_string();
         assert!(refused.contains("rules.toml:3") && refused.contains("\"alike_tokens\""), "{refused}");
+    }
+
+    #[test]
+    fn rules_say_which_segments_of_a_fused_weight_are_cut_and_what_is_no_segment_is_refused() {
+        let column = "[[weights]]\nmatch = \"*.up\"\ntensor_parallel = \"column\"\n";
+        let rules = config(&format!("{column}segments = [96, 32]"));
+        assert!(rules.effective().contains("segments = [96, 32]"), "{}", rules.effective());
+        let fused = rules.apply_weight_rules(&model()).unwrap();
+        let segments = |model: &Model| model.weights()[0].segments;
+        assert_eq!(segments(&fused), Segments::new(&[96, 32]).unwrap());
+        // A rule that says the same of how keeps them, and one that says another does not.
+        assert_eq!(segments(&config(column).apply_weight_rules(&fused).unwrap()), segments(&fused));
+        let row = config("[[weights]]\nmatch = \"*.up\"\ntensor_parallel = \"row\"");
+        assert!(segments(&row.apply_weight_rules(&fused).unwrap()).is_none());
+        for (text, says) in [
+            (format!("{column}segments = [96, 16]"), "has 128 rows, and segments of [96, 16]"),
+            (
+                "[[weights]]\nmatch = \"*.up\"\nsegments = [96, 32]".to_owned(),
+                "has 128 rows and is not column parallel",
+            ),
+        ] {
+            let refused = config(&text).apply_weight_rules(&model()).unwrap_err().to_string();
+            assert!(refused.contains(says), "{refused}");
+        }
+        for given in ["[]", "[96, 0]", "[1, 1, 1, 1, 1, 1, 1, 1, 1]", "\"96\""] {
+            let text = format!("{column}segments = {given}");
+            let refused = Config::from_toml_str(&text, "rules.toml").unwrap_err().to_string();
+            assert!(refused.contains("rules.toml:4") && refused.contains("1 to 8"), "{refused}");
+        }
     }
 
     #[test]

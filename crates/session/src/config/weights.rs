@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Config;
 use warpweft_base::pattern::pattern_matches;
 use warpweft_format::Format;
-use warpweft_plan::model::{NonNegative, Placement, Reuse, TensorParallel};
+use warpweft_plan::model::{NonNegative, Placement, Reuse, Segments, TensorParallel};
 
 /// A rule for the weights whose names match a pattern.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,6 +47,10 @@ pub struct WeightRule {
     /// What tensor parallelism does with them, if the rule is to decide it.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "tensor_parallel")]
     pub tensor_parallel: Option<TensorParallel>,
+    /// The rows of the matrices that they stack, such as query, key and value, each of which is cut by itself, if they
+    /// are column parallel and the rule is to say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub segments: Option<Vec<usize>>,
 }
 
 /// The settings of one weight by the rules; `None` leaves its declaration as it is.
@@ -68,6 +72,8 @@ pub struct WeightSettings {
     pub frozen: Option<bool>,
     /// What tensor parallelism does with it.
     pub tensor_parallel: Option<TensorParallel>,
+    /// The segments that are cut each by itself.
+    pub segments: Option<Segments>,
 }
 
 impl Config {
@@ -88,6 +94,7 @@ pub(super) fn settings<'r>(rules: impl Iterator<Item = &'r WeightRule>) -> Weigh
         whole_matrix: rule.whole_matrix.or(settings.whole_matrix),
         frozen: rule.frozen.or(settings.frozen),
         tensor_parallel: rule.tensor_parallel.or(settings.tensor_parallel),
+        segments: rule.segments.as_deref().and_then(Segments::new).or(settings.segments),
     };
     rules.fold(WeightSettings::default(), apply)
 }

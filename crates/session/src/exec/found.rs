@@ -9,7 +9,6 @@ use super::{ExecError, Rank};
 use warpweft_backend::Backend;
 use warpweft_backend::rendezvous::{Reader, Truncated, Writer};
 use warpweft_base::id::WeightId;
-use warpweft_plan::model::Block;
 
 /// A value of a weight's master, of its optimizer state or of its main grad.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,8 +62,9 @@ impl<B: Backend> Rank<B> {
     pub(super) fn first_beyond(&self, weight: WeightId, rows: &[f32], largest: f32) -> Option<FoundValue> {
         let within = |value: &f32| value.abs() <= largest;
         let at = rows.iter().position(|value| !within(value))?;
-        let Block { first, shape } = self.prologue.plan.weights.layout(weight).shard.block_of(self.id());
-        let (row, column) = (first.rows + at / shape.cols, first.cols + at % shape.cols);
+        let shard = self.prologue.plan.weights.layout(weight).shard;
+        let columns = shard.columns_of(self.id());
+        let (row, column) = (shard.row_of(self.id(), at / columns.len()), columns.start + at % columns.len());
         Some(FoundValue { weight, row, column, value: rows[at] })
     }
 }

@@ -157,12 +157,11 @@ fn tiles<'a>(
         Placement::Sharded => layout.format.row_tile(),
         Placement::Replicated => 1,
     };
-    let (block, stored) = (layout.shard.block_of(rank), layout.shard.rows_per_rank / tile);
+    let stored = layout.shard.rows_per_rank / tile;
     let bytes = spec.bytes().checked_div(stored).unwrap_or(0).max(1);
-    let first = block.first.rows / tile;
-    plane
-        .chunks(bytes)
-        .take(block.shape.rows.div_ceil(tile))
-        .enumerate()
-        .map(move |(at, bytes)| (first + at, bytes))
+    let numbers = layout.shard.blocks_of(rank).flat_map(move |block| {
+        let first = block.first.rows / tile;
+        first..first + block.shape.rows.div_ceil(tile)
+    });
+    numbers.zip(plane.chunks(bytes))
 }

@@ -28,14 +28,15 @@ impl<B: Backend> Rank<B> {
         let owns = self.id().number() < layout.shard.owners();
         let joins = owns && members.first() == Some(&self.id());
         let tile_rows = layout.format.row_tile();
-        let (stored, block) = (layout.shard.rows_per_rank / tile_rows, layout.shard.block_of(self.id()));
-        let (first, held) = (block.first.rows / tile_rows, block.shape.rows.div_ceil(tile_rows));
+        let (stored, rows) = (layout.shard.rows_per_rank / tile_rows, layout.shard.rows_of(self.id()));
+        // Every part has all rows.
+        let (first, held) = (rows.begin / tile_rows, rows.rows.div_ceil(tile_rows));
         let planes = self.planes(weight)?;
         let mut sum: u64 = 0;
         for (orientation, planes) in layout.format.stored_orientations().iter().zip(&planes) {
             for spec in layout.shard_planes(*orientation) {
                 let columns = |rank: &RankId| {
-                    let first = layout.shard.block_of(*rank).first.cols;
+                    let first = layout.shard.columns_of(*rank).start;
                     PlaneColumns::new(layout, *orientation, spec.kind, first)
                 };
                 let columns: Vec<PlaneColumns> = members.iter().map(columns).collect();

@@ -3,7 +3,8 @@
 //! Law: weight by weight, so that what is here at once is the rank's rows of one. Only what does not begin with
 //! zeros is written: the arena is reserved zeroed ([`Backend::reserve`]), and with it moments, step count and
 //! carried buffers. An initializer knows whole rows of the declared weight: of a rank that has some columns of them it
-//! gets the rows a piece at a time, and the rank keeps its columns; so no value depends on the mesh. Replicas begin
+//! gets the rows a piece at a time, and the rank keeps its columns, and of a fused weight it gets each run of rows by
+//! itself; so no value depends on the mesh. Replicas begin
 //! with the same masters. This is checked and not assumed: nothing would ever bring them together again.
 
 use super::{ExecError, FirstPlanes, Initializer, Rank};
@@ -100,7 +101,7 @@ impl<B: Backend> Rank<B> {
 
     /// The rank's rows of one weight.
     fn first_master(&self, layout: &WeightLayout, initializer: &Initializer) -> Result<Vec<f32>, ExecError> {
-        let (block, columns) = (layout.shard.block_of(self.id()), layout.shard.whole().cols);
+        let columns = layout.shard.whole().cols;
         let fill = |first_row: usize, values: &mut [f32]| {
             let place = MasterRows { weight: &layout.name, first_row, columns };
             initializer(place, values).map_err(|reason| {
@@ -108,13 +109,18 @@ impl<B: Backend> Rank<B> {
                 ExecError::Initializer { rank, weight, reason }
             })
         };
-        let mut master = vec![0.0; block.shape.elements()];
-        if block.shape.cols == columns {
-            fill(block.first.rows, &mut master)?;
-        } else {
+        let mut master = vec![0.0; layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols];
+        let mut left = master.as_mut_slice();
+        for block in layout.shard.blocks_of(self.id()) {
+            let (own, others) = left.split_at_mut(block.shape.elements().min(left.len()));
+            left = others;
+            if block.shape.cols == columns {
+                fill(block.first.rows, own)?;
+                continue;
+            }
             let at_once = (PIECE / columns.max(1)).max(1);
             let mut rows = Vec::new();
-            for (piece, own) in master.chunks_mut(at_once * block.shape.cols).enumerate() {
+            for (piece, own) in own.chunks_mut(at_once * block.shape.cols).enumerate() {
                 let shape = Shape { rows: own.len() / block.shape.cols, ..block.shape };
                 rows.clear();
                 rows.resize(shape.rows * columns, 0.0);
@@ -137,10 +143,10 @@ impl<B: Backend> Rank<B> {
         orientation: Orientation,
         values: &[f32],
     ) -> Result<(), ExecError> {
-        let Block { first, shape: Shape { rows, cols } } = layout.shard.block_of(self.id());
+        let (rows, columns) = (layout.shard.rows_of(self.id()).rows, layout.shard.columns_of(self.id()));
         let via = self.prologue.plan.policy.settings.via;
         let place = |at: usize| match orientation {
-            Orientation::Rowwise => (at / cols, at % cols),
+            Orientation::Rowwise => (at / columns.len(), at % columns.len()),
             Orientation::Columnwise => (at % layout.shard.stored().rows, at / layout.shard.stored().rows),
         };
         let is_bad = |(at, value): &(usize, &f32)| {
@@ -154,8 +160,8 @@ impl<B: Backend> Rank<B> {
                 Err(ExecError::Master {
                     rank,
                     weight,
-                    row: first.rows + row,
-                    column: first.cols + column,
+                    row: layout.shard.row_of(self.id(), row),
+                    column: columns.start + column,
                     value,
                 })
             }

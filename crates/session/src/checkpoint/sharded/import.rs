@@ -101,9 +101,9 @@ impl Import {
             let stays = WeightShard::that_stays(weights, layout, rank);
             return Ok(WeightShard { frozen: saved.frozen, ..stays });
         }
-        let block = layout.shard.block_of(rank);
-        let of = ValuesOf { weight: &layout.name, block };
-        let read = |part| self.opened.block(saved, part, block, alive);
+        let of_rank = Some((&layout.shard, rank));
+        let of = ValuesOf { weight: &layout.name, columns: layout.shard.shape.cols, of_rank };
+        let read = |part| self.opened.blocks(saved, part, layout.shard.blocks_of(rank), alive);
         let via = self.programs.first().map(|plan| plan.policy.settings.via).unwrap_or_default();
         let master = read(self.values)?;
         // Before more is read.

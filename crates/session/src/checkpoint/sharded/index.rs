@@ -42,11 +42,17 @@ pub(super) const TOO_LARGE: &str =
 /// - 1: parts do not say of which optimizer step they are, and nothing has a digest.
 /// - 2: parts have the masters of frozen weights.
 /// - 3: no weight is cut by tensor parallelism. It is written where none is.
-pub(super) const VERSION: u32 = 4;
+/// - 4: none is cut segment by segment. It is written where none is.
+pub(super) const VERSION: u32 = 5;
 
 /// The version that is written of these weights.
-pub(super) fn version_of<'a>(mut layouts: impl Iterator<Item = &'a ShardLayout>) -> u32 {
-    if layouts.any(|shard| shard.owners() > shard.ranks) { VERSION } else { 3 }
+pub(super) fn version_of<'a>(layouts: impl Iterator<Item = &'a ShardLayout>) -> u32 {
+    let version = |shard: &ShardLayout| match shard.tensor {
+        Some(cut) if !cut.segments.is_none() => VERSION,
+        _ if shard.owners() > shard.ranks => 4,
+        _ => 3,
+    };
+    layouts.map(version).max().unwrap_or(3)
 }
 
 /// What the file says.

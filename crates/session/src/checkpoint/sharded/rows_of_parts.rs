@@ -72,6 +72,25 @@ impl Opened {
         }
     }
 
+    /// Blocks of a weight, one after the other.
+    ///
+    /// # Errors
+    /// As [`Opened::block`].
+    pub(super) fn blocks(
+        &self,
+        weight: &IndexedWeight,
+        state: StatePart,
+        mut wanted: impl Iterator<Item = Block>,
+        alive: &Alive<'_>,
+    ) -> Result<Vec<f32>, CheckpointError> {
+        let Some(first) = wanted.next() else { return Ok(Vec::new()) };
+        let mut values = self.block(weight, state, first, alive)?;
+        for block in wanted {
+            values.extend(self.block(weight, state, block, alive)?);
+        }
+        Ok(values)
+    }
+
     /// A block of a weight, from whichever parts have something of it.
     ///
     /// # Errors
@@ -84,29 +103,18 @@ impl Opened {
         alive: &Alive<'_>,
     ) -> Result<Vec<f32>, CheckpointError> {
         let name = tensors::state_name(&weight.name, state);
-        let mut places = Vec::new();
-        for (rank, held, common) in parts_with(&weight.layout(), wanted) {
-            let part = self.part(rank)?;
+        let mut pieces = Vec::new();
+        for piece in pieces_of(&weight.layout(), wanted) {
+            let part = self.part(piece.rank)?;
             // Opening a part may take long, and a weight may be in hundreds.
             alive().map_err(|error| part.unread(error))?;
-            places.push((part.tensor(&name, Dtype::F32, &[held.shape.rows, held.shape.cols])?, held, common));
+            let Shape { rows, cols } = piece.held;
+            pieces.push((part.tensor(&name, Dtype::F32, &[rows, cols])?, piece));
         }
         // All of it is there, so it may be asked memory for.
-        let mut values = vec![0.0; places.iter().map(|(_, _, common)| common.shape.elements()).sum()];
-        for (tensor, held, common) in places {
-            let within = |block: Block| Block {
-                first: Shape::new(common.first.rows - block.first.rows, common.first.cols - block.first.cols),
-                shape: common.shape,
-            };
-            copy(
-                tensor,
-                held.shape.cols,
-                within(held),
-                &mut values,
-                wanted.shape.cols,
-                within(wanted),
-                alive,
-            )?;
+        let mut values = vec![0.0; pieces.iter().map(|(_, piece)| piece.from.shape.elements()).sum()];
+        for (tensor, Piece { held, from, to, .. }) in pieces {
+            copy(tensor, held.cols, from, &mut values, wanted.shape.cols, to, alive)?;
         }
         Ok(values)
     }
@@ -152,23 +160,54 @@ impl Opened {
     }
 }
 
-/// The ranks whose parts have something of a block: each with the block that its part has, and what both have in
-/// common.
-fn parts_with(layout: &ShardLayout, wanted: Block) -> impl Iterator<Item = (RankId, Block, Block)> {
-    let cut = layout.owners() / layout.ranks.max(1);
-    let layout = *layout;
-    (0..cut).flat_map(move |part| {
-        let part_first = layout.block_of(RankId::new(part)).first.rows;
-        // Of the rows of this part.
-        let begin = wanted.first.rows.saturating_sub(part_first).min(layout.shape.rows);
-        let end = (wanted.first.rows + wanted.shape.rows).saturating_sub(part_first).min(layout.shape.rows);
-        let shards = begin / layout.rows_per_rank.max(1)..end.div_ceil(layout.rows_per_rank.max(1));
-        shards.filter_map(move |shard| {
-            let rank = RankId::at(shard * cut as usize + part as usize);
-            let held = layout.block_of(rank);
-            common(held, wanted).map(|common| (rank, held, common))
-        })
-    })
+/// What the part of a rank has of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    rank: RankId,
+    /// The shape of what the part has of the weight.
+    held: Shape,
+    /// Where in that it is.
+    from: Block,
+    /// Where in the block that is wanted.
+    to: Block,
+}
+
+/// The pieces of a block, of whichever ranks have one. A rank may have several, where segments are cut by themselves.
+fn pieces_of(layout: &ShardLayout, wanted: Block) -> impl Iterator<Item = Piece> {
+    let (layout, parts) = (*layout, (layout.owners() / layout.ranks.max(1)) as usize);
+    let runs = (0..parts).flat_map(move |part| {
+        let above = move |in_part: &mut usize, run: Block| {
+            let first = *in_part;
+            *in_part += run.shape.rows;
+            Some((part, first, run))
+        };
+        layout.blocks_of_part(part).scan(0, above)
+    });
+    runs.filter_map(move |(part, first, run)| Some((part, first, run, common(run, wanted)?))).flat_map(
+        move |(part, first, run, common)| {
+            // Of the rows of this part.
+            let begin = first + common.first.rows - run.first.rows;
+            let end = begin + common.shape.rows;
+            let shards = begin / layout.rows_per_rank.max(1)..end.div_ceil(layout.rows_per_rank.max(1));
+            shards.filter_map(move |shard| {
+                let rank = RankId::at(shard * parts + part);
+                let own = layout.rows_of(rank);
+                let (from, to) = (begin.max(own.begin), end.min(own.begin + own.rows));
+                let rows = to.checked_sub(from).filter(|rows| *rows > 0)?;
+                let shape = Shape { rows, ..common.shape };
+                let block = |rows: usize, first_column: usize| Block {
+                    first: Shape { rows, cols: common.first.cols - first_column },
+                    shape,
+                };
+                Some(Piece {
+                    rank,
+                    held: Shape { rows: own.rows, cols: layout.shape.cols },
+                    from: block(from - own.begin, run.first.cols),
+                    to: block(from - begin + common.first.rows - wanted.first.rows, wanted.first.cols),
+                })
+            })
+        },
+    )
 }
 
 /// What two blocks have in common, if it is something.

@@ -190,6 +190,7 @@ mod tests {
             whole_matrix: Some(true),
             frozen: Some(true),
             tensor_parallel: Some(warpweft_plan::model::TensorParallel::RowParallel),
+            segments: Some(vec![2, 1]),
         });
         let table = Table::try_from(&config).unwrap();
         let mut fields = Vec::new();
@@ -236,7 +237,8 @@ mod tests {
                 "lr_scale",
                 "whole_matrix",
                 "frozen",
-                "tensor_parallel"
+                "tensor_parallel",
+                "segments"
             ]
         );
         assert!(children("nonsense").contains(&"prefetch".to_owned()));

@@ -7,7 +7,7 @@ use serde::Serialize;
 use toml::Value;
 
 use crate::config::{Config, Prefetch, Tune, WeightRule};
-use warpweft_plan::model::Mesh;
+use warpweft_plan::model::{Mesh, Segments};
 
 /// A key of the configuration.
 pub(super) struct Row {
@@ -372,6 +372,15 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         expected: "\"column\" (each rank of a tensor-parallel group has some rows) or \"row\" (some columns), or of what is not cut \"split_tokens\" or \"alike_tokens\": whether the ranks have other tokens or the same",
         value: |rule| Value::try_from(rule).ok()?.get("tensor_parallel").cloned(),
         valid: |_| true,
+    },
+    RuleRow {
+        field: "segments",
+        expected: "a list of 1 to 8 numbers from 1 on: the rows of the matrices that a column-parallel weight stacks",
+        value: |rule| rule.segments.as_ref().and_then(toml),
+        valid: |rule| {
+            let segments = rule.segments.as_deref();
+            segments.is_none_or(|rows| !rows.is_empty() && Segments::new(rows).is_some())
+        },
     },
 ];
 

@@ -60,13 +60,23 @@ impl Session {
             for thread in &self.ranks {
                 let (rank, copied) =
                     (thread.rank(), std::mem::take(&mut thread.handover().transfer.main_grads));
-                all.extend(copied.into_iter().map(|(weight, values)| {
+                for (weight, mut values) in copied {
                     let layout = program.plan.weights.layout(weight);
-                    let Block { first, shape } = layout.shard.block_of(rank);
-                    let rows = ShardRows { begin: first.rows, rows: shape.rows };
-                    let columns = first.cols..first.cols + shape.cols;
-                    MainGrad { rank, weight: layout.name.clone(), rows, columns, values }
-                }));
+                    let of = |rows: ShardRows, values| {
+                        let (weight, columns) = (layout.name.clone(), layout.shard.columns_of(rank));
+                        MainGrad { rank, weight, rows, columns, values }
+                    };
+                    let mut blocks = layout.shard.blocks_of(rank).peekable();
+                    if blocks.peek().is_none() {
+                        all.push(of(layout.shard.rows_of(rank), values));
+                        continue;
+                    }
+                    for Block { first, shape } in blocks {
+                        let others = values.split_off(shape.elements().min(values.len()));
+                        let own = std::mem::replace(&mut values, others);
+                        all.push(of(ShardRows { begin: first.rows, rows: shape.rows }, own));
+                    }
+                }
             }
             Ok(all)
         })
