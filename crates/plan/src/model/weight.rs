@@ -57,6 +57,9 @@ pub struct WeightSpec {
     /// What tensor parallelism does with it; meshes without do nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorParallel>,
+    /// The weights that it is quantized with by one scale of the tensor, if any: see [`ModelBuilder::scale_group`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_group: Option<String>,
 }
 
 impl WeightSpec {
@@ -73,6 +76,7 @@ impl WeightSpec {
             parameters: ParameterGroup::default(),
             frozen: false,
             tensor: None,
+            scale_group: None,
         }
     }
 
@@ -236,9 +240,11 @@ impl ModelBuilder {
     ///
     /// # Errors
     /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
-    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, and an unknown group.
+    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, an unknown group, and an empty or unprintable name of a
+    /// scale group.
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
         check_name("weight", &spec.name)?;
+        spec.scale_group.as_deref().map_or(Ok(()), |group| check_name("scale group", group))?;
         if self.model.weight_names.contains(&spec.name) {
             return Err(DeclareError::Duplicate { kind: "weight", name: spec.name });
         }
@@ -347,6 +353,24 @@ impl ModelBuilder {
     /// As [`Model::weight`].
     pub fn tensor_parallel(&mut self, weight: WeightId, how: TensorParallel) -> Result<(), DeclareError> {
         self.spec_mut(weight, "tensor_parallel").map(|spec| spec.tensor = Some(how))
+    }
+
+    /// Declares a scale group: weights that an inference engine fuses into one matrix, such as queries, keys and
+    /// values. Every step quantizes them by their largest magnitude together, so that what is served in one scale of
+    /// the tensor is what was trained, bit for bit. Formats without such a scale (MXFP8, FP8 in blocks, bf16, f32) need
+    /// none, and are not changed. A rule of the configuration may decide otherwise.
+    ///
+    /// # Errors
+    /// As [`Model::weight`], an empty or unprintable name. The model is unchanged then.
+    pub fn scale_group(&mut self, name: &str, members: &[WeightId]) -> Result<(), DeclareError> {
+        check_name("scale group", name)?;
+        for member in members {
+            self.model.weight_of(*member, || format!("scale group `{name}`"))?;
+        }
+        for member in members {
+            self.model.weights[member.index()].scale_group = Some(name.to_owned());
+        }
+        Ok(())
     }
 
     fn spec_mut(&mut self, weight: WeightId, by: &str) -> Result<&mut WeightSpec, DeclareError> {
