@@ -19,6 +19,7 @@ fn every_key() -> String {
         whole_matrix: Some(false),
         frozen: Some(true),
         tensor_parallel: Some(TensorParallel::RowParallel),
+        scale_group: Some("*.both".to_owned()),
     };
     let text = Config { weights: vec![rule.clone(), rule], ..Config::default() }.effective();
     text.replace("# budget is not set", "budget = \"1.5 GiB\"")

@@ -96,6 +96,7 @@ mod tests {
             whole_matrix: sharded.then_some(true),
             frozen: sharded.then_some(false),
             tensor_parallel: sharded.then_some(TensorParallel::AlikeTokens),
+            scale_group: sharded.then(|| "qkv".to_owned()),
         });
         let rate = prop::option::of(1e3..1e12f64);
         let text = ".{1,9}";

@@ -188,6 +188,7 @@ mod tests {
             whole_matrix: Some(true),
             frozen: Some(true),
             tensor_parallel: Some(warpweft_plan::model::TensorParallel::RowParallel),
+            scale_group: Some("a".to_owned()),
         });
         let table = Table::try_from(&config).unwrap();
         let mut fields = Vec::new();
@@ -234,7 +235,8 @@ mod tests {
                 "lr_scale",
                 "whole_matrix",
                 "frozen",
-                "tensor_parallel"
+                "tensor_parallel",
+                "scale_group"
             ]
         );
         assert!(children("nonsense").contains(&"prefetch".to_owned()));
