@@ -10,6 +10,7 @@ mod feature;
 mod matrices;
 mod matrix_features;
 mod row;
+mod scale_groups;
 mod tensor;
 mod update_features;
 
@@ -39,6 +40,9 @@ const FORMATS: [Format; 6] = [
     Format::FP8_BLOCK128_POW2,
     Format::FP8_TENSOR_E4M3,
 ];
+
+/// Tells the draw of scale groups from the others of a seed.
+const SCALES: u64 = 1 << 56;
 
 /// Tells the draw of the levels in which ranks sum from the others of a seed.
 const LEVELS: u64 = 1 << 57;
@@ -84,7 +88,7 @@ impl Sample {
         Self::on_a_mesh(seed, true)
     }
 
-    /// The same, whose ranks may sum in levels and compute parts of layers, or not.
+    /// The same, whose ranks may sum in levels and compute parts of layers, and whose weights may share scales, or not.
     fn on_a_mesh(seed: u64, of_any_kind: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
@@ -121,6 +125,10 @@ impl Sample {
         if of_any_kind && shards < 4 && tensor.one_in(3) {
             config.mesh.tp = if shards == 1 { tensor.among(&[2, 3, 4]) } else { 2 };
             program = tensor::with_tensor(&program, config.mesh.tp, ending, tensor);
+        }
+        let scales = &mut Draw::new(mix(seed ^ SCALES));
+        if of_any_kind && scales.one_in(2) {
+            program = scale_groups::with_scale_groups(&program, ending, scales);
         }
         let ranks = shards * config.mesh.tp * config.mesh.replicate;
         let exchanged = &mut Draw::new(mix(seed ^ EXCHANGES));
@@ -192,7 +200,7 @@ pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPl
     planned(seed, true)
 }
 
-/// The same, of which none sums in levels or has tensor parallelism.
+/// The same, of which none sums in levels or has tensor parallelism or scale groups.
 pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     planned(seed, false)
 }
