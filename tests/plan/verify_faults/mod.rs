@@ -56,6 +56,7 @@ mod races;
 mod received;
 mod replicas;
 mod rounds;
+mod scale_groups;
 mod stages;
 mod uses;
 
