@@ -54,8 +54,8 @@ impl Sizes {
     }
 }
 
-/// The weights. Without tensor parallelism in the mesh nothing is cut. With `scale_groups` query, key and value of a
-/// block share a scale of the tensor, as inference engines want it.
+/// The weights. Without tensor parallelism in the mesh nothing is cut. With `scale_groups` query, key and
+/// value of a block share a scale of the tensor, as inference engines want it.
 pub(crate) fn model(sizes: Sizes, format: Format, scale_groups: bool) -> Result<Model, DeclareError> {
     let Sizes { width, layers, hidden, .. } = sizes;
     // What is looked up by rows, or is the last layer, keeps more bits.

@@ -64,7 +64,8 @@ pub fn stored_values(format: Format, orientation: Orientation, shape: Shape, mas
     quantize(format, directions, Via::Bf16, shape, master).unwrap().dequantize(orientation).unwrap()
 }
 
-/// Those of both orientations, of a format with a scale of the tensor, as if `amax` was the largest magnitude.
+/// Those of both orientations, of a format with a scale of the tensor, as if `amax` was the largest
+/// magnitude.
 pub fn stored_values_by(amax: f32, format: Format, shape: Shape, master: &[f32]) -> [Vec<f32>; 2] {
     let zeroed = |orientation| {
         let planes = format.planes(orientation, shape);
@@ -86,8 +87,8 @@ pub fn stored_values_by(amax: f32, format: Format, shape: Shape, master: &[f32])
     })
 }
 
-/// Those of both orientations with the scale of earlier steps, which then remembers an amax. That of the first masters
-/// is not remembered.
+/// Those of both orientations with the scale of earlier steps, which then remembers an amax. That of the
+/// first masters is not remembered.
 pub fn stored_values_delayed(
     format: Format,
     shape: Shape,

@@ -1,7 +1,8 @@
-//! Scale groups: weights that are quantized by their largest magnitude, against whole weights quantized by it.
+//! Scale groups: weights that are quantized by their largest magnitude, against whole weights quantized by
+//! it.
 //!
-//! Law: the amaxes are taken of masters by a task of their own, or by their update. Weights of a group have other shapes
-//! and magnitudes, are cut or not, and weights without a group are declared between them.
+//! Law: the amaxes are taken of masters by a task of their own, or by their update. Weights of a group have
+//! other shapes and magnitudes, are cut or not, and weights without a group are declared between them.
 
 use warpweft_base::id::{BucketId, SlotId, WeightId};
 use warpweft_format::{AmaxChoice, Format, FormatError, Via, delayed_scale, quantize_shard, record_amax};
@@ -206,7 +207,8 @@ fn part(weight: WeightId, Block { first, shape }: Block) -> Vec<f32> {
     (first.rows..first.rows + shape.rows).flat_map(row).copied().collect()
 }
 
-/// DS-1. The factor follows from the histories of all weights that share it, each of which remembers its own amaxes.
+/// DS-1. The factor follows from the histories of all weights that share it, each of which remembers its own
+/// amaxes.
 fn delayed_scales_of_a_scale_group_follow_from_the_histories_of_all_of_its_weights() {
     const VALUES: [f32; 9] = [2.0, 0.5, 0.0, f32::INFINITY, 7.0, 1e-3, f32::NAN, 0.0, 3.0];
     let format = Format::FP8_TENSOR_E4M3;

@@ -34,8 +34,8 @@ pub fn delayed_scale(tensor: Fp8Tensor, choice: AmaxChoice, history: &[f32], in_
     delayed_scale_of_group(tensor, choice, history, history.len(), in_use)
 }
 
-/// The scale that several weights share in the coming cast: [`delayed_scale`] of the largest amax that is chosen of
-/// theirs. `histories` are `[weights, length]`.
+/// The scale that several weights share in the coming cast: [`delayed_scale`] of the largest amax that is
+/// chosen of theirs. `histories` are `[weights, length]`.
 #[must_use]
 pub fn delayed_scale_of_group(
     tensor: Fp8Tensor,

@@ -1,8 +1,8 @@
 //! The choice of weights of a random program that share a scale of the tensor.
 //!
-//! Law: all that was drawn of a program stays, but that some weights are of scale groups. Members of one have one
-//! format, need not be declared next to one another, and are of any parameter group, shape and cut. Where a format has
-//! no such scale they may be frozen too, which changes nothing.
+//! Law: all that was drawn of a program stays, but that some weights are of scale groups. Members of one have
+//! one format, need not be declared next to one another, and are of any parameter group, shape and cut. Where
+//! a format has no such scale they may be frozen too, which changes nothing.
 
 use warpweft_base::id::WeightId;
 use warpweft_plan::model::{Group, ModelBuilder, Placement, StepProgram, WeightSpec};

@@ -1,5 +1,5 @@
-//! PL-9 for scale groups: a scale is made of the amaxes of all of its weights, of all ranks of a replica, of these
-//! masters.
+//! PL-9 for scale groups: a scale is made of the amaxes of all of its weights, of all ranks of a replica, of
+//! these masters.
 
 use warpweft_base::id::{BucketId, WeightId};
 use warpweft_format::{AmaxChoice, ElementType, Format, Orientation};

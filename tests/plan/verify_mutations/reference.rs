@@ -1,9 +1,10 @@
 //! The plainest trainer there is: whole weights, one process, program order.
 //!
-//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, or where tensor parallelism cuts
-//! them part by part with the scale of the whole one, and those of a scale group by their largest magnitude; ranks are a loop, and sums are written as the specification words
-//! them: over the ranks of a replica in rank order in f32, over
-//! the replicas in their order, scaled, then added in program order, step after step until the optimizer's.
+//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, or where tensor
+//! parallelism cuts them part by part with the scale of the whole one, and those of a scale group by their
+//! largest magnitude; ranks are a loop, and sums are written as the specification words them: over the ranks
+//! of a replica in rank order in f32, over the replicas in their order, scaled, then added in program order,
+//! step after step until the optimizer's.
 
 use std::collections::HashMap;
 

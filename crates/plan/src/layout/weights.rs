@@ -1,9 +1,9 @@
 //! All weights of a session, grouped into buckets.
 //!
 //! Law: every weight is in exactly one bucket. A bucket has one format, one placement, and either weights
-//! that train or weights that are frozen. Weights of a scale group are next to one another in it, so their amaxes are
-//! too. The grouping follows from the declaration alone, so it is the same on every rank and for every program of a
-//! session.
+//! that train or weights that are frozen. Weights of a scale group are next to one another in it, so their
+//! amaxes are too. The grouping follows from the declaration alone, so it is the same on every rank and for
+//! every program of a session.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -117,8 +117,8 @@ impl Weights {
         }
     }
 
-    /// The positions in its bucket of the weights that share a scale of the tensor with one: its scale group, or itself
-    /// alone.
+    /// The positions in its bucket of the weights that share a scale of the tensor with one: its scale group,
+    /// or itself alone.
     ///
     /// # Panics
     /// When the id belongs to another model.

@@ -57,7 +57,8 @@ pub struct WeightSpec {
     /// What tensor parallelism does with it; meshes without do nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorParallel>,
-    /// The weights that it is quantized with by one scale of the tensor, if any: see [`ModelBuilder::scale_group`].
+    /// The weights that it is quantized with by one scale of the tensor, if any: see
+    /// [`ModelBuilder::scale_group`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scale_group: Option<String>,
 }
@@ -240,8 +241,8 @@ impl ModelBuilder {
     ///
     /// # Errors
     /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
-    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, an unknown group, and an empty or unprintable name of a
-    /// scale group.
+    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, an unknown group, and an empty or
+    /// unprintable name of a scale group.
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
         check_name("weight", &spec.name)?;
         spec.scale_group.as_deref().map_or(Ok(()), |group| check_name("scale group", group))?;
@@ -355,10 +356,10 @@ impl ModelBuilder {
         self.spec_mut(weight, "tensor_parallel").map(|spec| spec.tensor = Some(how))
     }
 
-    /// Declares a scale group: weights that an inference engine fuses into one matrix, such as queries, keys and
-    /// values. Every step quantizes them by their largest magnitude together, so that what is served in one scale of
-    /// the tensor is what was trained, bit for bit. Formats without such a scale (MXFP8, FP8 in blocks, bf16, f32) need
-    /// none, and are not changed. A rule of the configuration may decide otherwise.
+    /// Declares a scale group: weights that an inference engine fuses into one matrix, such as queries, keys
+    /// and values. Every step quantizes them by their largest magnitude together, so that what is served in
+    /// one scale of the tensor is what was trained, bit for bit. Formats without such a scale (MXFP8, FP8 in
+    /// blocks, bf16, f32) need none, and are not changed. A rule of the configuration may decide otherwise.
     ///
     /// # Errors
     /// As [`Model::weight`], an empty or unprintable name. The model is unchanged then.

@@ -13,8 +13,8 @@ use warpweft_format::Format;
 use warpweft_plan::model::{Model, ModelBuilder, ParameterGroup, Placement, WeightSpec};
 
 impl Config {
-    /// The model with formats, placements, reuse, parameter and scale groups and what is frozen as the rules say; ids
-    /// stay as they are. A format is for sharded weights: norms and biases that a pattern such as
+    /// The model with formats, placements, reuse, parameter and scale groups and what is frozen as the rules
+    /// say; ids stay as they are. A format is for sharded weights: norms and biases that a pattern such as
     /// `blocks.*.mlp.*` also matches stay replicated, in f32. Applied to what it gave, it changes nothing.
     /// Sessions refuse programs over a model that is not as it says.
     ///

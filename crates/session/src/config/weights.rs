@@ -1,5 +1,5 @@
-//! Rules for weights by name: format, placement, reuse, parameter group, tensor parallelism, scale group, and whether
-//! they are frozen.
+//! Rules for weights by name: format, placement, reuse, parameter group, tensor parallelism, scale group, and
+//! whether they are frozen.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
@@ -47,8 +47,8 @@ pub struct WeightRule {
     /// What tensor parallelism does with them, if the rule is to decide it.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "tensor_parallel")]
     pub tensor_parallel: Option<TensorParallel>,
-    /// Their scale group, if the rule is to decide it: empty for none. What a `*` of the pattern stands for takes the
-    /// place of the same `*` here, so that `*.q_proj` is of `*.qkv` in every layer.
+    /// Their scale group, if the rule is to decide it: empty for none. What a `*` of the pattern stands for
+    /// takes the place of the same `*` here, so that `*.q_proj` is of `*.qkv` in every layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_group: Option<String>,
 }
@@ -96,8 +96,8 @@ pub(super) fn settings<'r>(rules: impl Iterator<Item = &'r WeightRule>) -> Weigh
     rules.fold(WeightSettings::default(), apply)
 }
 
-/// The scale group that `rules`, which all match a weight, put it in; empty for none, and `None` where they leave it
-/// as it is.
+/// The scale group that `rules`, which all match a weight, put it in; empty for none, and `None` where they
+/// leave it as it is.
 pub(super) fn scale_group<'r>(
     rules: impl DoubleEndedIterator<Item = &'r WeightRule>,
     name: &str,

@@ -74,8 +74,8 @@ pub trait PlainWeights: Sync {
         Ok(None)
     }
 
-    /// The scale of the tensor that training quantized it with, as its planes in `format` have it; `None` where the
-    /// source does not say, or was in another format.
+    /// The scale of the tensor that training quantized it with, as its planes in `format` have it; `None`
+    /// where the source does not say, or was in another format.
     ///
     /// # Errors
     /// What cannot be read.

@@ -64,8 +64,8 @@ impl Import {
         SavedParts::of(self.opened.index.clone())
     }
 
-    /// The first weight that shares its scale of the tensor with other weights than when it was saved, if any. Of
-    /// weights that have another format now nothing is said: their bits differ anyway.
+    /// The first weight that shares its scale of the tensor with other weights than when it was saved, if
+    /// any. Of weights that have another format now nothing is said: their bits differ anyway.
     pub(crate) fn scaled_otherwise(&self) -> Option<String> {
         let weights = &self.programs.first()?.weights;
         let index = &self.opened.index;

@@ -140,7 +140,8 @@ pub struct SavedParts {
     pub tensor: u32,
     /// Ranks of the blocks in which they summed gradients (`mesh.levels`); none where they summed in rank order.
     pub levels: Vec<u32>,
-    /// The weights that shared a scale of the tensor, by their scale groups (`scale_group` in a rule of `[[weights]]`).
+    /// The weights that shared a scale of the tensor, by their scale groups (`scale_group` in a rule of
+    /// `[[weights]]`).
     pub scale_groups: BTreeMap<String, Vec<String>>,
     /// What the user kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
     pub notes: BTreeMap<String, String>,
