@@ -42,7 +42,7 @@ const FORMATS: [Format; 6] = [
 ];
 
 /// Tells the draw of scale groups from the others of a seed.
-const SCALES: u64 = 1 << 56;
+const SCALES: u64 = 1 << 55;
 
 /// Tells the draw of the levels in which ranks sum from the others of a seed.
 const LEVELS: u64 = 1 << 57;
