@@ -1,7 +1,8 @@
 // Delayed scaling: scales from the amaxes of earlier steps, and amaxes into the history.
 //
 // Laws:
-// - One thread serves one weight of a bucket; what it reads and writes belongs to that weight alone.
+// - One thread serves one weight of a bucket; what it writes belongs to that weight alone, and so does what it reads,
+//   but for the histories of the weights that share its scale.
 // - The order of comparisons is the reference's: a maximum over the history ignores NaN and begins at 0.
 
 #include "common.cuh"
@@ -13,6 +14,8 @@ struct DelayedScaleArguments {
     float* scale;
     float* tensor_scale;
     const Vote* vote;
+    // For each weight the first and the number of those that share its scale; null: each has its own.
+    const uint2* groups;
     u32 weights;
     u32 length;
     // The latest amax counts instead of the largest.
@@ -22,7 +25,7 @@ struct DelayedScaleArguments {
     float largest;
     float epsilon;
 };
-static_assert(sizeof(DelayedScaleArguments) == 56, "kernels::delayed::ScaleArguments");
+static_assert(sizeof(DelayedScaleArguments) == 64, "kernels::delayed::ScaleArguments");
 
 struct RecordAmaxArguments {
     const float* tensor_amax;
@@ -40,9 +43,13 @@ delayed_scale(const __grid_constant__ DelayedScaleArguments all) {
     if (weight >= all.weights) return;
     float encode = all.scale[weight];
     if (all.history != nullptr) {
-        const float* history = all.history + u64(weight) * all.length;
-        float amax = all.latest ? history[0] : 0.0f;
-        for (u32 k = 0; !all.latest && k < all.length; ++k) amax = fmaxf(amax, history[k]);
+        uint2 group = all.groups != nullptr ? all.groups[weight] : make_uint2(weight, 1);
+        const float* history = all.history + u64(group.x) * all.length;
+        u32 counting = all.latest ? 1 : all.length;
+        float amax = 0.0f;
+        for (u32 member = 0; member < group.y; ++member, history += all.length) {
+            for (u32 k = 0; k < counting; ++k) amax = fmaxf(amax, history[k]);
+        }
         if (amax > 0.0f && amax <= LARGEST_F32) {
             encode = fp8_scale(amax, all.epsilon, all.largest, all.power_of_two != 0);
         }

@@ -7,6 +7,7 @@
 //   four, because starting a thread costs as much as a row. Entries that belong to no block are zeroed with the
 //   quad they are in.
 // - Every division is IEEE, and the order of operations is the format's (see each function).
+// - Tensors of a scale group have their amaxes next to one another, and each takes the largest of them for its own.
 // - A tensor whose amax has no scale (NVFP4, not finite) keeps its planes, and says so in the word in which Adam says
 //   that training does not go on (adam.cu).
 
@@ -15,6 +16,7 @@
 
 struct ScaleTensor {
     const float* block_amax;
+    // Amaxes of the tensors that share its scale.
     const float* tensor_amax;
     float* encode;
     u8* plane;
@@ -26,7 +28,9 @@ struct ScaleTensor {
     u32 plane_rows;
     u32 pitch;
     // Plane rows that repeat the scales of one row of blocks.
-    u32 repeat;
+    u16 repeat;
+    // How many tensors share its scale, itself among them.
+    u16 scaled_with;
     // Whether four entries of the plane may be stored at once, four amaxes read, and four factors stored.
     u16 plane_aligned;
     u16 blocks_aligned;
@@ -50,6 +54,13 @@ struct ScaleArguments {
 // Quads of a thread.
 constexpr u32 FEW = 2;
 constexpr u32 MANY = 4;
+
+// The amax that the tensor's scale is made of.
+__device__ __forceinline__ float shared_amax(const ScaleTensor& t) {
+    float amax = *t.tensor_amax;
+    for (u32 k = 1; k < t.scaled_with; ++k) amax = fmaxf(amax, t.tensor_amax[k]);
+    return amax;
+}
 
 // Where a quad of plane entries begins, and how many of them are scales of blocks.
 struct Quad {
@@ -141,7 +152,7 @@ __device__ __forceinline__ void scale_nvfp4(const ScaleArguments& all) {
 #pragma unroll
         for (u32 n = 0; n < QUADS; ++n) amaxes[n] = load16(t.block_amax + at + u64(n) * t.grid_cols);
     }
-    float amax = *t.tensor_amax;
+    float amax = shared_amax(t);
     bool finite = fabsf(amax) <= LARGEST_F32;
     if (place.tile == 0 && threadIdx.x == 0) {
         *t.tensor_scale = finite ? amax : *t.tensor_scale;
@@ -279,7 +290,7 @@ scale_fp8_tensor(const __grid_constant__ ScaleArguments all) {
     u32 tensor = blockIdx.x * THREADS + threadIdx.x;
     if (tensor >= all.tiles.tensors) return;
     const ScaleTensor& t = all.tensors[tensor];
-    float encode = fp8_scale(all, *t.tensor_amax);
+    float encode = fp8_scale(all, shared_amax(t));
     *t.encode = encode;
     *t.tensor_scale = 1.0f / encode;
 }

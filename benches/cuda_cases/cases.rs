@@ -177,6 +177,7 @@ impl Weight {
             shape: self.shape,
             block_amax: self.block_amax[at],
             tensor_amax: self.tensor_amax,
+            scaled_with: 1,
             encode: self.encode[at],
             scale_plane: self.scale[at],
             scale_rows: ScaleRows::Compact,

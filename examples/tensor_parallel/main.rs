@@ -43,6 +43,9 @@ struct Arguments {
     /// Format of the blocks' matrices: f32, bf16, nvfp4_2d, mxfp8 or fp8_block, whose blocks need --width 512
     #[arg(long, default_value = "f32")]
     format: Format,
+    /// Quantize query, key and value of a block by one scale, as inference engines do (nvfp4_2d)
+    #[arg(long)]
+    scale_groups: bool,
     /// Features of the residual stream, a multiple of 16; the MLP has four times as many
     #[arg(long, default_value_t = 128, value_parser = width)]
     width: usize,
@@ -101,7 +104,7 @@ async fn train(grid: &Grid, arguments: &Arguments) -> Result<Vec<f32>, Box<dyn E
     if let Some(path) = arguments.trace.as_ref().filter(|_| grid.tensor == 2 && grid.replicas == 1) {
         (config.trace.enabled, config.trace.path) = (true, path.display().to_string());
     }
-    let declared = model::model(sizes, arguments.format)?;
+    let declared = model::model(sizes, arguments.format, arguments.scale_groups)?;
     let run = move |call: &Call, context: &ComputeContext<'_, CpuSurface>| closure::run(sizes, call, context);
     let builder = Session::builder(config, move |_| on_cpu(run)).program(model::step(sizes, &declared)?);
     let builder = builder.initialize(|rows, masters| match rows.weight {

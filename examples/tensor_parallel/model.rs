@@ -52,26 +52,36 @@ impl Sizes {
     }
 }
 
-/// The weights. Without tensor parallelism in the mesh nothing is cut.
-pub(crate) fn model(sizes: Sizes, format: Format) -> Result<Model, DeclareError> {
+/// The weights. Without tensor parallelism in the mesh nothing is cut. With `scale_groups` query, key and
+/// value of a block share a scale of the tensor, as inference engines want it.
+pub(crate) fn model(sizes: Sizes, format: Format, scale_groups: bool) -> Result<Model, DeclareError> {
     let Sizes { width, layers, hidden, .. } = sizes;
     // What is looked up by rows, or is the last layer, keeps more bits.
     let outer = if format == Format::F32 { Format::F32 } else { Format::Bf16 };
     let mut model = Model::builder();
-    let mut add = |name: &str, rows, cols, format, how| {
-        let weight = model.sharded(name, rows, cols, format)?;
-        model.tensor_parallel(weight, how)
+    let mut add = |name: String, rows, cols, format, how| {
+        let weight = model.sharded(&name, rows, cols, format)?;
+        model.tensor_parallel(weight, how)?;
+        Ok::<_, DeclareError>(weight)
     };
-    add("embedding", VOCABULARY, width, outer, TensorParallel::SplitTokens)?;
+    add("embedding".into(), VOCABULARY, width, outer, TensorParallel::SplitTokens)?;
+    let mut served_as_one = Vec::new();
     for layer in 0..layers {
         for name in ["query", "key", "value"] {
-            add(&format!("{layer}.{name}"), width, width, format, TensorParallel::ColumnParallel)?;
+            let weight =
+                add(format!("{layer}.{name}"), width, width, format, TensorParallel::ColumnParallel)?;
+            served_as_one.push(weight);
         }
-        add(&format!("{layer}.out"), width, width, format, TensorParallel::RowParallel)?;
-        add(&format!("{layer}.up"), hidden, width, format, TensorParallel::ColumnParallel)?;
-        add(&format!("{layer}.down"), width, hidden, format, TensorParallel::RowParallel)?;
+        add(format!("{layer}.out"), width, width, format, TensorParallel::RowParallel)?;
+        add(format!("{layer}.up"), hidden, width, format, TensorParallel::ColumnParallel)?;
+        add(format!("{layer}.down"), width, hidden, format, TensorParallel::RowParallel)?;
     }
-    add("head", VOCABULARY, width, outer, TensorParallel::SplitTokens)?;
+    add("head".into(), VOCABULARY, width, outer, TensorParallel::SplitTokens)?;
+    if scale_groups {
+        for (layer, qkv) in served_as_one.chunks(3).enumerate() {
+            model.scale_group(&format!("{layer}.qkv"), qkv)?;
+        }
+    }
     let gain = model.replicated("gain", 1, width)?;
     model.tensor_parallel(gain, TensorParallel::SplitTokens)?;
     Ok(model.build())

@@ -4,12 +4,13 @@
 use half::bf16;
 use warpweft_format::{
     AmaxChoice, DelayedScaling, Directions, Format, Orientation, Planes, PlanesMut, Shape, Via, dequantize,
-    partial_amax, partial_cast, quantize, transpose,
+    partial_cast, quantize, transpose,
 };
 use warpweft_plan::model::{Group, Levels, Mesh};
 use warpweft_plan::policy::{ReduceDtype, ReduceEvery};
 use warpweft_session::session::initial::MasterRows;
 
+use crate::staged;
 use crate::trainer::{SIZE, initial};
 
 /// Learning rate of every test.
@@ -63,14 +64,37 @@ pub fn stored_values(format: Format, orientation: Orientation, shape: Shape, mas
     quantize(format, directions, Via::Bf16, shape, master).unwrap().dequantize(orientation).unwrap()
 }
 
-/// Those of both orientations with the scale of earlier steps. The first masters are cast without being
-/// remembered.
+/// Those of both orientations, of a format with a scale of the tensor, as if `amax` was the largest
+/// magnitude.
+pub fn stored_values_by(amax: f32, format: Format, shape: Shape, master: &[f32]) -> [Vec<f32>; 2] {
+    let zeroed = |orientation| {
+        let planes = format.planes(orientation, shape);
+        [0, 1].map(|plane| vec![0; planes.get(plane).map_or(0, |spec| spec.bytes())])
+    };
+    let [mut data, mut scale] = zeroed(Orientation::Rowwise);
+    let planes = PlanesMut { data: &mut data, scale: &mut scale };
+    let (_, tensor) =
+        staged::quantize(format, Orientation::Rowwise, Via::Bf16, shape, master, Some(amax), planes);
+    let [mut turned, mut turned_scale] = zeroed(Orientation::Columnwise);
+    let to = PlanesMut { data: &mut turned, scale: &mut turned_scale };
+    transpose(format, shape, Planes { data: &data, scale: &scale }, to).unwrap();
+    let rows = (Orientation::Rowwise, Planes { data: &data, scale: &scale });
+    let columns = (Orientation::Columnwise, Planes { data: &turned, scale: &turned_scale });
+    [rows, columns].map(|(orientation, planes)| {
+        let mut values = vec![0.0; shape.elements()];
+        dequantize(format, orientation, shape, planes, tensor, &mut values).unwrap();
+        values
+    })
+}
+
+/// Those of both orientations with the scale of earlier steps, which then remembers an amax. That of the
+/// first masters is not remembered.
 pub fn stored_values_delayed(
     format: Format,
     shape: Shape,
     master: &[f32],
     scaling: &mut DelayedScaling,
-    remembered: bool,
+    recorded: Option<f32>,
 ) -> [Vec<f32>; 2] {
     fn planes(data: &[u8]) -> Planes<'_> {
         Planes { data, scale: &[] }
@@ -79,10 +103,7 @@ pub fn stored_values_delayed(
     let (mut rows, mut columns) = (vec![0; shape.elements()], vec![0; shape.elements()]);
     partial_cast(format, Orientation::Rowwise, Via::Bf16, shape, master, &[scale.encode], &mut rows).unwrap();
     transpose(format, shape, planes(&rows), PlanesMut { data: &mut columns, scale: &mut [] }).unwrap();
-    if remembered {
-        scaling
-            .record(partial_amax(format, Orientation::Rowwise, Via::Bf16, shape, master, &mut []).unwrap());
-    }
+    recorded.into_iter().for_each(|amax| scaling.record(amax));
     [(Orientation::Rowwise, rows), (Orientation::Columnwise, columns)].map(|(orientation, data)| {
         let mut values = vec![0.0; shape.elements()];
         dequantize(format, orientation, shape, planes(&data), scale.decode, &mut values).unwrap();

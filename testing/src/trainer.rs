@@ -52,11 +52,13 @@ pub struct Shaped {
     pub recomputes: bool,
     /// Micro-batches of a training step.
     pub micro_batches: u32,
+    /// Do all layers share a scale of the tensor?
+    pub one_scale: bool,
 }
 
 impl Default for Shaped {
     fn default() -> Self {
-        Self { layers: 2, weights: 2, recomputes: false, micro_batches: 1 }
+        Self { layers: 2, weights: 2, recomputes: false, micro_batches: 1, one_scale: false }
     }
 }
 
@@ -100,6 +102,9 @@ impl Trainer {
         let own: Vec<WeightId> = (0..weights)
             .map(|layer| model.sharded(&format!("layer{layer}"), SIZE, SIZE, format).unwrap())
             .collect();
+        if shaped.one_scale {
+            model.scale_group("layers", &own).unwrap();
+        }
         let weights: Vec<WeightId> = own.into_iter().cycle().take(layers).collect();
         let bias = model.replicated("bias", 1, SIZE).unwrap();
         let model = config.apply_weight_rules(&model.build()).unwrap();

@@ -38,5 +38,6 @@ pub(crate) mod optimizer;
 pub(crate) mod parts;
 pub(crate) mod replay;
 pub(crate) mod replicas;
+pub(crate) mod scale_groups;
 pub(crate) mod scales;
 pub(crate) mod tensor;

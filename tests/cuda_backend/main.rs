@@ -37,6 +37,7 @@ fn main() {
         bodies::accumulated::ALL,
         bodies::replicas::ALL,
         bodies::replay::ALL,
+        bodies::scale_groups::ALL,
         bodies::scales::ALL,
     ]
     .concat();

@@ -43,7 +43,7 @@ fn extra_uses_of_a_weight_cost_no_synchronous_gather() {
     let shapes = [
         Shaped { layers: 6, weights: 1, ..Shaped::default() },
         Shaped { layers: 6, weights: 2, ..Shaped::default() },
-        Shaped { layers: 6, weights: 2, recomputes: true, micro_batches: 2 },
+        Shaped { layers: 6, weights: 2, recomputes: true, micro_batches: 2, ..Shaped::default() },
     ];
     for shaped in shapes {
         for ahead in [1, 2, 4] {
@@ -125,7 +125,7 @@ fn a_rule_of_the_configuration_decides_for_the_weights_it_names() {
 /// Reductions and wire bytes of each way to reduce.
 #[test]
 fn gradients_are_reduced_as_often_as_the_configuration_says() {
-    let shaped = Shaped { layers: 16, weights: 8, recomputes: false, micro_batches: 3 };
+    let shaped = Shaped { layers: 16, weights: 8, recomputes: false, micro_batches: 3, ..Shaped::default() };
     let trainer = Trainer::shaped(shaped, Format::Mxfp8, &Config::default());
     let reductions = |reduce_every| {
         let plan = plan(&trainer.train, &Config { reduce_every, ..depth(1) });
@@ -179,7 +179,7 @@ fn with_three_calls_of_delay_a_collective_waits_for_no_call_but_the_one_that_wro
 #[test]
 fn buffers_of_micro_batches_share_their_memory() {
     let bytes = |micro_batches| {
-        let shaped = Shaped { layers: 4, weights: 4, recomputes: false, micro_batches };
+        let shaped = Shaped { layers: 4, weights: 4, recomputes: false, micro_batches, ..Shaped::default() };
         plan(&Trainer::shaped(shaped, Format::Mxfp8, &Config::default()).train, &depth(1))
             .bounds
             .transient_bytes
@@ -190,7 +190,7 @@ fn buffers_of_micro_batches_share_their_memory() {
 /// What fits the budget is kept, and the plan says which it was.
 #[test]
 fn weights_are_kept_across_micro_batches_if_the_budget_allows_it() {
-    let shaped = Shaped { layers: 8, weights: 8, recomputes: false, micro_batches: 2 };
+    let shaped = Shaped { layers: 8, weights: 8, recomputes: false, micro_batches: 2, ..Shaped::default() };
     let trainer = Trainer::shaped(shaped, Format::F32, &Config::default());
     let told = |across_micro_batches, budget: Option<usize>| {
         let mut config = Config { across_micro_batches, ..depth(1) };

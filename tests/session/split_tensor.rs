@@ -138,7 +138,7 @@ fn in_processes(config: &Config, ranks: &[u32]) -> Vec<(Vec<u32>, Option<Checkpo
 fn losses_and_weights_of_parts_do_not_depend_on_how_ranks_are_split_over_processes() {
     for (ranks, replicas, tensor) in [(4, 1, 2), (4, 2, 2), (4, 1, 4)] {
         let mut config = config();
-        (config.mesh.tp, config.mesh.replicate) = (tensor, replicas);
+        (config.mesh.tp, config.mesh.dp_replicate) = (tensor, Some(replicas));
         let mut expected = in_processes(&config, &[ranks]);
         let (losses, weights) = expected.remove(0);
         assert!(weights.is_some() && losses.windows(2).all(|losses| losses[0] != losses[1]));

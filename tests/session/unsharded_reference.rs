@@ -11,13 +11,15 @@
 //! take 500 steps of 5 GFLOP per rank in plain loops, twice; what it adds is in the closures, not in the
 //! library. Layers of those widths, on two ranks, are in `unsharded_widths`.
 
-use warpweft_format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape};
+use warpweft_format::{AmaxChoice, DelayedScaling, Format, Orientation, Shape, Via};
 use warpweft_plan::model::{Group, Levels};
 use warpweft_plan::policy::{AcrossMicroBatches, Backward, ReduceDtype, ReduceEvery};
 use warpweft_session::config::{Capture, Config, Scaling};
 use warpweft_testing::products::{outer, times};
+use warpweft_testing::random_weight::amax;
 use warpweft_testing::reference::{
-    Parameter, RATE, Reducing, mean_over, scaling, stored_values, stored_values_delayed, sum,
+    Parameter, RATE, Reducing, mean_over, scaling, stored_values, stored_values_by, stored_values_delayed,
+    sum,
 };
 use warpweft_testing::trainer::{self, SIZE, Shaped, Trainer, losses, within_a_minute};
 
@@ -74,7 +76,7 @@ fn repeated_reference(
     shaped: Shaped,
     reducing: Reducing,
 ) -> Vec<u32> {
-    let Shaped { layers: depth, weights: count, micro_batches, .. } = shaped;
+    let Shaped { layers: depth, weights: count, micro_batches, one_scale, .. } = shaped;
     let mut scalings: Vec<Option<DelayedScaling>> =
         vec![delayed.map(|(choice, history)| scaling(format, choice, history)); count];
     let mut layers: Vec<Parameter> =
@@ -83,11 +85,23 @@ fn repeated_reference(
     let mut found = Vec::new();
     for step in 0..steps / reducing.steps {
         let (mut weights, mut transposed) = (Vec::new(), Vec::new());
-        for (Parameter { master, .. }, scaling) in layers.iter().zip(&mut scalings) {
+        let amax_of = |layers: &[Parameter]| {
+            layers.iter().map(|layer| amax(Via::Bf16, &layer.master)).fold(0.0, f32::max)
+        };
+        let amaxes: Vec<f32> = match one_scale {
+            true => vec![amax_of(&layers); count],
+            false => layers.chunks(1).map(amax_of).collect(),
+        };
+        for ((Parameter { master, .. }, scaling), amax) in layers.iter().zip(&mut scalings).zip(amaxes) {
             let [rows, columns] = match scaling {
+                None if one_scale && format.needs_tensor_amax() => {
+                    stored_values_by(amax, format, SQUARE, master)
+                }
                 None => [Orientation::Rowwise, Orientation::Columnwise]
                     .map(|orientation| stored_values(format, orientation, SQUARE, master)),
-                Some(scaling) => stored_values_delayed(format, SQUARE, master, scaling, step > 0),
+                Some(scaling) => {
+                    stored_values_delayed(format, SQUARE, master, scaling, (step > 0).then_some(amax))
+                }
             };
             weights.push(rows);
             transposed.push(columns);
@@ -226,6 +240,41 @@ fn equals_the_reference(shaped: Shaped, reducing: Reducing) {
     });
 }
 
+/// What all layers share is made of all of them, also where a layer is replayed or computed by several replicas.
+#[test]
+fn layers_of_a_scale_group_train_as_an_unsharded_trainer_quantizes_them_by_one_amax() {
+    let shaped = Shaped { layers: 3, weights: 2, one_scale: true, ..Shaped::default() };
+    let reference = |shaped| repeated_reference(Format::NVFP4_2D, None, 12, shaped, Reducing::default());
+    assert_ne!(reference(shaped), reference(Shaped { one_scale: false, ..shaped }), "the scale has a say");
+    equals_the_reference(shaped, Reducing::default());
+    equals_the_reference(shaped, Reducing { ranks: 4, replicas: 2, ..Reducing::default() });
+}
+
+/// DS-1. The factor follows from the amaxes of all layers, current and delayed.
+#[test]
+fn layers_of_a_scale_group_in_per_tensor_fp8_share_one_factor_current_and_delayed() {
+    let shaped = Shaped { one_scale: true, ..Shaped::default() };
+    within_a_minute(async move {
+        let format = Format::FP8_TENSOR_E4M3;
+        for delayed in [None, Some((AmaxChoice::Largest, 3)), Some((AmaxChoice::Latest, 2))] {
+            let mut config = Config { check: true, capture: Capture::Step, ..Config::default() };
+            config.optimizer.lr = f64::from(RATE);
+            if let Some((choice, history)) = delayed {
+                config.quantize.scaling = Scaling::Delayed;
+                (config.quantize.amax_choice, config.quantize.amax_history) = (choice, history);
+            }
+            let trainer = Trainer::shaped(shaped, format, &config);
+            let mut session = trainer.start(config, RANKS).await.unwrap();
+            let found = losses(&mut session, RANKS, 0..STEPS).await;
+            let expected = |shaped| repeated_reference(format, delayed, STEPS, shaped, Reducing::default());
+            assert_eq!(found, expected(shaped), "{delayed:?}");
+            assert_ne!(found, expected(Shaped::default()), "{delayed:?}: the scale has a say");
+            let weights = session.export().await.unwrap().weights;
+            assert_eq!(weights[0].tensor_scale.to_bits(), weights[1].tensor_scale.to_bits());
+        }
+    });
+}
+
 /// A layer replayed, as looped and tied models do: its gradients sum.
 #[test]
 fn a_replayed_layer_learns_from_the_sum_of_its_gradients() {
@@ -260,7 +309,7 @@ fn gradients_that_travel_in_bf16_are_summed_in_f32() {
 
 #[test]
 fn replay_recompute_and_micro_batches_go_together() {
-    let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
+    let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2, ..Shaped::default() };
     equals_the_reference(shaped, Reducing { every: ReduceEvery::MicroBatch, ..Reducing::default() });
 }
 
@@ -276,7 +325,7 @@ fn replicas_of_a_sharded_model_learn_what_an_unsharded_one_does() {
 /// PL-4. What travels in bf16 is rounded once, before the first of both sums.
 #[test]
 fn replicas_go_together_with_tied_weights_micro_batches_and_gradients_in_bf16() {
-    let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2 };
+    let shaped = Shaped { layers: 3, weights: 2, recomputes: true, micro_batches: 2, ..Shaped::default() };
     for (every, dtype) in [(ReduceEvery::Call, ReduceDtype::Bf16), (ReduceEvery::Step, ReduceDtype::F32)] {
         let reducing = Reducing { every, dtype, ranks: 4, replicas: 2, ..Reducing::default() };
         equals_the_reference(shaped, reducing);

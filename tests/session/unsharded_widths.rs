@@ -6,7 +6,7 @@
 
 use warpweft_backend::cpu::CpuSurface;
 use warpweft_base::id::{RankId, WeightId};
-use warpweft_format::{AmaxChoice, DelayedScaling, ElementType, Format, Orientation, Shape};
+use warpweft_format::{AmaxChoice, DelayedScaling, ElementType, Format, Orientation, Shape, Via};
 use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::model::{Call, Form, Model, Phase, StepProgram};
 use warpweft_plan::policy::{Columnwise, ReduceDtype};
@@ -14,6 +14,7 @@ use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Config, Scaling};
 use warpweft_session::session::Session;
 use warpweft_testing::products::{outer, times};
+use warpweft_testing::random_weight::amax;
 use warpweft_testing::reference::{Parameter, RATE, mean, scaling, stored_values, stored_values_delayed};
 use warpweft_testing::trainer::{initial, within_a_minute};
 
@@ -76,7 +77,13 @@ fn unsharded(widths: Widths, format: Format, delayed: bool) -> (Vec<u32>, Vec<Ve
         let values = |(layer, (parameter, scaling)): (usize, (&Parameter, &mut Option<DelayedScaling>))| {
             let (shape, master) = (shape(widths, layer), &parameter.master);
             match scaling {
-                Some(scaling) => stored_values_delayed(format, shape, master, scaling, step > 0),
+                Some(scaling) => stored_values_delayed(
+                    format,
+                    shape,
+                    master,
+                    scaling,
+                    (step > 0).then(|| amax(Via::Bf16, master)),
+                ),
                 None => [Orientation::Rowwise, Orientation::Columnwise]
                     .map(|orientation| stored_values(format, orientation, shape, master)),
             }

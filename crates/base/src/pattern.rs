@@ -49,6 +49,16 @@ pub fn captures<'n>(pattern: &str, name: &'n str) -> Option<Vec<&'n str>> {
     pattern_matches(pattern, rest).then_some(taken)
 }
 
+/// A name whose stars stand for what those of the pattern took, in their order.
+pub fn filled(name: &str, taken: &[&str]) -> String {
+    let mut taken = taken.iter();
+    let parts = name.split_inclusive('*').map(|part| match part.strip_suffix('*') {
+        Some(text) => format!("{text}{}", taken.next().copied().unwrap_or_default()),
+        None => part.to_owned(),
+    });
+    parts.collect()
+}
+
 /// Where in `name` what a pattern without stars matches at its beginning ends.
 fn after_literal(pattern: &str, name: &str) -> Option<usize> {
     let mut characters = name.char_indices();

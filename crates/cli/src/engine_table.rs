@@ -80,6 +80,7 @@ pub(crate) fn describe(report: &EngineReport, inputs_are_quantized: bool, has_de
         text += &format!("not copied: {}\n", report.not_copied.join(", "));
     }
     text += &groups(report);
+    text += &rescaled(report);
     if report.layers.iter().any(|layer| layer.format.needs_tensor_amax()) && !inputs_are_quantized {
         text += "Weights alone are quantized (W4A16 for NVFP4): scales of inputs need calibration data, and come by \
                  --input-scales.\n";
@@ -106,6 +107,18 @@ fn groups(report: &EngineReport) -> String {
         report.groups.len(),
         worst.ratio,
         worst.layers.join(", ")
+    )
+}
+
+/// Which layers are served with other codes than they were trained with.
+fn rescaled(report: &EngineReport) -> String {
+    let Some(first) = report.rescaled.first() else { return String::new() };
+    format!(
+        "{} of {} layers were trained with another scale of the tensor, so their codes are others: {} is the first. \
+         Training with scale groups, and --via as in training, keeps them.\n",
+        report.rescaled.len(),
+        report.layers.len(),
+        shown(first)
     )
 }
 

@@ -7,9 +7,11 @@
 use std::path::Path;
 
 use safetensors::Dtype;
+use warpweft_format::Format;
 use warpweft_session::checkpoint::engines::{
     EngineModel, EngineOptions, EngineReport, PlainTensor, PlainWeights,
 };
+use warpweft_session::checkpoint::manifest::Part;
 use warpweft_session::checkpoint::safetensors::TensorEntry;
 use warpweft_session::checkpoint::{CheckpointError, PartFiles, PretrainedFiles};
 
@@ -137,5 +139,17 @@ impl PlainWeights for Masters {
         let mut factor = [0; size_of::<f32>()];
         self.files.bytes(&name, 1, 0, &mut factor)?;
         Ok(Some(f32::from_le_bytes(factor)))
+    }
+
+    fn trained_scale(&self, tensor: &str, format: Format) -> Result<Option<f32>, CheckpointError> {
+        // Scales of other formats are called as their planes are.
+        let part = Part::tensor_scale(format).filter(|part| *part == Part::Amax);
+        let name = part.map(|part| part.name(tensor));
+        let Some(name) = name.filter(|name| self.files.tensor_names().any(|found| found == name)) else {
+            return Ok(None);
+        };
+        let mut amax = [0; size_of::<f32>()];
+        self.files.bytes(&name, 1, 0, &mut amax)?;
+        Ok(Some(f32::from_le_bytes(amax)))
     }
 }

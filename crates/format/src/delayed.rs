@@ -31,10 +31,24 @@ pub enum AmaxChoice {
 /// previous cast, and stays when the chosen amax is 0 or not finite.
 #[must_use]
 pub fn delayed_scale(tensor: Fp8Tensor, choice: AmaxChoice, history: &[f32], in_use: f32) -> Fp8Scale {
-    let chosen = match choice {
+    delayed_scale_of_group(tensor, choice, history, history.len(), in_use)
+}
+
+/// The scale that several weights share in the coming cast: [`delayed_scale`] of the largest amax that is
+/// chosen of theirs. `histories` are `[weights, length]`.
+#[must_use]
+pub fn delayed_scale_of_group(
+    tensor: Fp8Tensor,
+    choice: AmaxChoice,
+    histories: &[f32],
+    length: usize,
+    in_use: f32,
+) -> Fp8Scale {
+    let chosen = |history: &[f32]| match choice {
         AmaxChoice::Latest => history.first().copied().unwrap_or(0.0),
         AmaxChoice::Largest => history.iter().copied().fold(0.0, f32::max),
     };
+    let chosen = histories.chunks_exact(length.max(1)).map(chosen).fold(0.0, f32::max);
     if chosen > 0.0 && chosen.is_finite() {
         Fp8Scale::new(tensor.element, tensor.scale, tensor.epsilon, chosen)
     } else {

@@ -62,7 +62,9 @@ mod via;
 mod views;
 mod wire;
 
-pub use delayed::{AmaxChoice, DelayedScaling, DelayedState, delayed_scale, record_amax};
+pub use delayed::{
+    AmaxChoice, DelayedScaling, DelayedState, delayed_scale, delayed_scale_of_group, record_amax,
+};
 pub use element::Element;
 pub use error::FormatError;
 pub use format::{Epsilon, Format, Fp8Block, Fp8Element, Fp8Tensor, Fp8Tile, Nvfp4Block, ScaleRule};

@@ -22,7 +22,7 @@ use warpweft_session::config::Scaling;
 
 use super::collective_calls::KINDS;
 use super::row::Feature;
-use super::{FORMATS, GROUPS, Sample, matrix_features, update_features};
+use super::{FORMATS, GROUPS, Sample, matrix_features, scale_groups, update_features};
 
 /// Does the configuration of a sample say so?
 type Chosen = fn(&Sample) -> bool;
@@ -372,6 +372,7 @@ pub fn features() -> Vec<Feature> {
     all.push(("replicas of one rank each".into(), Box::new(of_one_shard)));
     all.extend(matrix_features::features());
     all.extend(update_features::features());
+    all.extend(scale_groups::features());
     all
 }
 

@@ -10,6 +10,7 @@ mod feature;
 mod matrices;
 mod matrix_features;
 mod row;
+mod scale_groups;
 mod tensor;
 mod update_features;
 
@@ -39,6 +40,9 @@ const FORMATS: [Format; 6] = [
     Format::FP8_BLOCK128_POW2,
     Format::FP8_TENSOR_E4M3,
 ];
+
+/// Tells the draw of scale groups from the others of a seed.
+const SCALES: u64 = 1 << 55;
 
 /// Tells the draw of the levels in which ranks sum from the others of a seed.
 const LEVELS: u64 = 1 << 57;
@@ -88,8 +92,8 @@ impl Sample {
         Self::on_a_mesh(seed, true)
     }
 
-    /// The same, whose ranks may sum in levels, compute parts of layers, and scatter or sum in bf16 what buffers hold,
-    /// or not.
+    /// The same, whose ranks may sum in levels, compute parts of layers, and scatter or sum in bf16 what buffers hold, and
+    /// whose weights may share scales, or not.
     fn on_a_mesh(seed: u64, of_any_kind: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
@@ -134,6 +138,10 @@ impl Sample {
             };
             config.mesh.levels = Some(Levels::new(tensor.among(blocks)).unwrap());
             program = tensor::with_tensor(&program, config.mesh.tp, ending, tensor);
+        }
+        let scales = &mut Draw::new(mix(seed ^ SCALES));
+        if of_any_kind && scales.one_in(2) {
+            program = scale_groups::with_scale_groups(&program, ending, scales);
         }
         if of_any_kind && shards.is_multiple_of(2) {
             config.mesh.cp = tensor.among(&[1, 2]);
@@ -211,8 +219,8 @@ pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPl
     planned(seed, true)
 }
 
-/// The same, of which none sums in levels, has tensor parallelism, or scatters or sums in bf16 what buffers hold: plans
-/// of these are on record.
+/// The same, of which none sums in levels, has tensor parallelism or scale groups, or scatters or sums in bf16 what
+/// buffers hold: plans of these are on record.
 pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     planned(seed, false)
 }

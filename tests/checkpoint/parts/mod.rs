@@ -13,6 +13,7 @@ mod published;
 mod ranks;
 mod refusals;
 mod round_trips;
+mod scale_groups;
 mod states;
 
 use std::collections::BTreeMap;

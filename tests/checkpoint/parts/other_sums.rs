@@ -81,6 +81,42 @@ fn an_import_warns_of_other_tensor_parallelism_than_was_saved() {
 }
 
 #[test]
+fn an_import_warns_of_other_scale_groups_than_were_saved_and_of_no_others() {
+    const NVFP4: Drawn = (32, 32, Format::NVFP4_2D, true);
+    let grouped = |groups: [&str; 3]| {
+        let mut config = config();
+        let rules = groups.into_iter().enumerate().filter(|(_, group)| !group.is_empty());
+        config.weights = rules
+            .map(|(number, group)| WeightRule {
+                pattern: format!("w{number}"),
+                scale_group: Some(group.to_owned()),
+                ..WeightRule::default()
+            })
+            .collect();
+        config
+    };
+    let weights = [NVFP4; 3];
+    for (saved, session, first) in [
+        (["a", "a", ""], ["", "", ""], "`w1`"),
+        (["", "", ""], ["", "a", "a"], "`w2`"),
+        (["a", "a", ""], ["a", "", "a"], "`w1`"),
+    ] {
+        let warned = warned(&weights, grouped(saved), grouped(session));
+        assert_eq!(warned.len(), 1, "{warned:?}");
+        assert!(
+            warned[0].starts_with(first) && warned[0].contains("set scale_group to what was"),
+            "{warned:?}"
+        );
+    }
+    // Another name, and a group of one weight, are no other scale.
+    for (saved, session) in [(["a", "a", ""], ["b", "b", "a"]), (["", "", ""], ["a", "", ""])] {
+        assert_eq!(warned(&weights, grouped(saved), grouped(session)), [""; 0]);
+    }
+    let bf16 = [(32, 32, Format::Bf16, true); 3];
+    assert_eq!(warned(&bf16, grouped(["a", "a", ""]), grouped([""; 3])), [""; 0]);
+}
+
+#[test]
 fn an_import_warns_of_nothing_where_sums_have_the_same_order() {
     let frozen = |config| freezing("w0", config);
     for (weights, saved, session) in [

@@ -9,6 +9,7 @@ mod matrices;
 mod matrix_costs;
 mod parts;
 mod replicas;
+mod scale_groups;
 mod states;
 
 use warpweft_base::id::{CallId, SlotId, TaskId};

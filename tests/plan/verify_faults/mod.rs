@@ -59,6 +59,7 @@ mod races;
 mod received;
 mod replicas;
 mod rounds;
+mod scale_groups;
 mod stages;
 mod tensor;
 mod uses;

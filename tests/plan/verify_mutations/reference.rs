@@ -1,9 +1,10 @@
 //! The plainest trainer there is: whole weights, one process, program order.
 //!
-//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, or where tensor parallelism cuts
-//! them part by part with the scale of the whole one; ranks are a loop, and sums are written as the specification words
-//! them: over the ranks of a replica in rank order in f32, over
-//! the replicas in their order, scaled, then added in program order, step after step until the optimizer's.
+//! Law: nothing of planner, actors and backends is used. Weights are quantized whole, or where tensor
+//! parallelism cuts them part by part with the scale of the whole one, and those of a scale group by their
+//! largest magnitude; ranks are a loop, and sums are written as the specification words them: over the ranks
+//! of a replica in rank order in f32, over the replicas in their order, scaled, then added in program order,
+//! step after step until the optimizer's.
 
 use std::collections::HashMap;
 
@@ -12,6 +13,7 @@ use warpweft_base::id::{BufferId, RankId, WeightId};
 use warpweft_format::{Directions, ElementType, Orientation, Planes, Quantized, Via, dequantize, quantize};
 use warpweft_plan::model::{
     Call, Collective, CollectiveKind, Form, Gradient, Lifetime, NonNegative, Placement, Role, TensorParallel,
+    WeightSpec,
 };
 use warpweft_plan::policy::{Masters, Moments, ReduceDtype, ReduceEvery};
 use warpweft_session::config::Scaling;
@@ -140,13 +142,26 @@ fn stored(sample: &Sample, parameters: &[Parameter], part: usize) -> Vec<Option<
         .map(|(spec, parameter)| {
             let whole =
                 || quantize(spec.format, Directions::Both, Via::Bf16, spec.shape, &parameter.master).unwrap();
-            let of_rank = || match parts::is_cut(spec) && ranks > 1 {
-                true => parts::quantized(spec, &parameter.master, (part, ranks)),
-                false => whole(),
+            let of_part = |of| parts::quantized(spec, &parameter.master, of, amax(sample, parameters, spec));
+            let of_rank = || match (parts::is_cut(spec) && ranks > 1, &spec.scale_group) {
+                (true, _) => of_part((part, ranks)),
+                (false, Some(_)) if spec.format.needs_tensor_amax() => of_part((0, 1)),
+                (false, _) => whole(),
             };
             (spec.placement == Placement::Sharded).then(of_rank)
         })
         .collect()
+}
+
+/// The largest magnitude of a weight, and of all that share its scale.
+fn amax(sample: &Sample, parameters: &[Parameter], spec: &WeightSpec) -> f32 {
+    let weights = sample.program.model().weights();
+    let shares = |other: &WeightSpec| {
+        other.name == spec.name || spec.scale_group.is_some() && other.scale_group == spec.scale_group
+    };
+    let of_all = weights.iter().zip(parameters).filter(|(other, _)| shares(other));
+    let values = of_all.flat_map(|(_, parameter)| &parameter.master);
+    values.fold(0.0, |amax, value| amax.max(Via::Bf16.round(spec.format, *value).abs()))
 }
 
 /// Adds the ranks' gradients of a step to those of each weight, and returns their outputs. Calls run one after the

@@ -49,7 +49,11 @@ fn the_parts_of_a_sum_leave_the_masters_of_a_trainer_that_adds_the_same_gradient
     let accumulating =
         samples(7 << 32).filter(|(_, sample, ..)| sample.program.is_accumulating() && sums_alike(sample));
     let mut left = programs;
-    for (seed, sample, prologue, _) in accumulating.filter(|(_, sample, ..)| is_plain(sample)) {
+    // Where a collective sums, it does so in rank order, and the trainer in the levels of the mesh.
+    let sums_alike = |sample: &Sample| sample.reduce == Reduce::Ordered || sample.mesh().depth() == 1;
+    for (seed, sample, prologue, _) in
+        accumulating.filter(|(_, sample, ..)| is_plain(sample) && sums_alike(sample))
+    {
         // A budget may have room for some of them alone.
         let steps: Result<Vec<StepPlan>, _> =
             sample.parts().map(|part| Ok(part.plans()?.1)).collect::<Result<_, PlanError>>();

@@ -4,8 +4,8 @@
 //! same codes and scales.
 
 use warpweft_format::{
-    FormatError, Orientation, OwnedPlanes, Planes, PlanesMut, Quantized, ScaleLayout, Shape, Via,
-    expand_scale, quantize, quantize_shard, transpose,
+    Format, Orientation, OwnedPlanes, Planes, PlanesMut, Quantized, ScaleLayout, Shape, Via, fused_scale,
+    partial_amax, partial_cast, quantize, transpose,
 };
 use warpweft_plan::model::{TensorParallel, WeightSpec};
 
@@ -74,27 +74,29 @@ pub(crate) fn joined(spec: &WeightSpec, parts: &[Vec<f32>]) -> Vec<f32> {
     (0..rows).flat_map(row).collect()
 }
 
-/// One part as it would be stored, in both orientations.
-pub(crate) fn quantized(spec: &WeightSpec, master: &[f32], of: (usize, usize)) -> Quantized {
+/// One part as it would be stored, in both orientations; `amax` is that of all weights that share its scale.
+pub(crate) fn quantized(spec: &WeightSpec, master: &[f32], of: (usize, usize), amax: f32) -> Quantized {
     let (format, via, shape) = (spec.format, Via::Bf16, shape(spec, of.1));
     let values = part(spec, master, of);
     if !format.needs_tensor_amax() {
         return quantize(format, warpweft_format::Directions::Both, via, shape, &values).unwrap();
     }
-    let amax = master.iter().fold(0.0f32, |amax, value| amax.max(via.round(format, *value).abs()));
-    let (compact, tensor_scale) =
-        quantize_shard(format, via, shape, &values, |_| Ok::<_, FormatError>(amax)).unwrap();
-    assert_eq!(format.stored_orientations(), [Orientation::Rowwise], "columnwise planes are derived");
-    let mut rowwise = compact.into_iter().next().unwrap();
-    let scale = format.planes(Orientation::Rowwise, shape).get(1).map_or(0, |spec| spec.bytes());
-    if scale > 0 {
-        rowwise.scale.resize(scale, 0);
-        expand_scale(format, Orientation::Rowwise, shape, &mut rowwise.scale).unwrap();
-    }
-    let sizes: Vec<usize> =
-        format.planes(Orientation::Columnwise, shape).iter().map(|spec| spec.bytes()).collect();
-    let of = |plane: usize| vec![0; sizes.get(plane).copied().unwrap_or(0)];
-    let mut columnwise = OwnedPlanes { data: of(0), scale: of(1) };
+    by_amax(format, via, shape, &values, amax)
+}
+
+/// A weight of a format with a scale of the tensor, stage by stage, as it would be stored if `amax` was its largest
+/// magnitude.
+fn by_amax(format: Format, via: Via, shape: Shape, values: &[f32], amax: f32) -> Quantized {
+    const ROWS: Orientation = Orientation::Rowwise;
+    assert_eq!(format.stored_orientations(), [ROWS], "columnwise planes are derived");
+    let mut rowwise = zeroed(format, ROWS, shape);
+    let mut blocks = vec![0.0; format.amax_blocks(ROWS, shape)];
+    partial_amax(format, ROWS, via, shape, values, &mut blocks).unwrap();
+    let mut factors = vec![0.0; format.encode_blocks(ROWS, shape)];
+    let tensor_scale =
+        fused_scale(format, ROWS, shape, &blocks, amax, &mut factors, &mut rowwise.scale).unwrap();
+    partial_cast(format, ROWS, via, shape, values, &factors, &mut rowwise.data).unwrap();
+    let mut columnwise = zeroed(format, Orientation::Columnwise, shape);
     let from = Planes { data: &rowwise.data, scale: &rowwise.scale };
     let to = PlanesMut { data: &mut columnwise.data, scale: &mut columnwise.scale };
     transpose(format, shape, from, to).unwrap();
@@ -107,4 +109,10 @@ pub(crate) fn quantized(spec: &WeightSpec, master: &[f32], of: (usize, usize)) -
         rowwise: Some(rowwise),
         columnwise: Some(columnwise),
     }
+}
+
+fn zeroed(format: Format, orientation: Orientation, shape: Shape) -> OwnedPlanes {
+    let planes = format.planes(orientation, shape);
+    let of = |plane: usize| vec![0; planes.get(plane).map_or(0, |spec| spec.bytes())];
+    OwnedPlanes { data: of(0), scale: of(1) }
 }

@@ -44,7 +44,8 @@ fn a_session_that_tunes_computes_what_one_that_does_not_computes() {
 #[test]
 fn bits_do_not_depend_on_tuning_where_a_plan_has_much_to_choose() {
     within_a_minute(async {
-        let shaped = Shaped { layers: 4, weights: 3, recomputes: true, micro_batches: 2 };
+        let shaped =
+            Shaped { layers: 4, weights: 3, recomputes: true, micro_batches: 2, ..Shaped::default() };
         let trainer = Trainer::shaped(shaped, Format::NVFP4_2D, &Config::default());
         let (expected, _) = run(&trainer, untuned(config(0, None)), 2).await;
         let (found, session) = run(&trainer, config(0, None), 2).await;

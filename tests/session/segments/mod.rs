@@ -24,6 +24,6 @@ fn trainer(dynamic: &[&str], micro_batches: u32, format: Format) -> Trainer {
 }
 
 fn trainer_of(layers: usize, dynamic: &[&str], micro_batches: u32, format: Format) -> Trainer {
-    let shaped = Shaped { layers, weights: layers, recomputes: false, micro_batches };
+    let shaped = Shaped { layers, weights: layers, recomputes: false, micro_batches, ..Shaped::default() };
     Trainer::with_dynamic(dynamic, shaped, format, &Config::default())
 }

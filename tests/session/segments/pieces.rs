@@ -94,7 +94,7 @@ fn a_plan_without_dynamic_calls_is_one_segment() {
 /// call to hide behind.
 #[test]
 fn a_reduction_after_the_last_call_of_a_segment_goes_to_the_next_one() {
-    let shaped = Shaped { layers: 6, weights: 6, recomputes: true, micro_batches: 1 };
+    let shaped = Shaped { layers: 6, weights: 6, recomputes: true, micro_batches: 1, ..Shaped::default() };
     let program = Trainer::with_dynamic(&["f0 again"], shaped, Format::Bf16, &Config::default()).train;
     // Of an exchange every one has a call: it stands one call before its sum.
     let summing = Config { reduce: Reduce::Nccl, ..Config::default() };

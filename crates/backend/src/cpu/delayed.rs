@@ -13,15 +13,18 @@ pub(super) fn delayed_scale(op: &DelayedScale, arena: &Arena) -> Result<(), OpEr
         return Ok(());
     }
     let mut tensor_scale = arena.write::<f32>(op.tensor_scale)?;
+    let length = op.settings.history as usize;
     let scale = |amaxes: &[f32], in_use| {
-        warpweft_format::delayed_scale(op.tensor, op.settings.choice, amaxes, in_use)
+        warpweft_format::delayed_scale_of_group(op.tensor, op.settings.choice, amaxes, length, in_use)
     };
     match op.history {
         Some(history) => {
             let history = arena.read::<f32>(history)?;
             let mut factors = arena.write::<f32>(op.scale)?;
-            let amaxes = history.chunks_exact(op.settings.history as usize);
-            for ((factor, decode), amaxes) in factors.iter_mut().zip(tensor_scale.iter_mut()).zip(amaxes) {
+            for ((factor, decode), group) in
+                factors.iter_mut().zip(tensor_scale.iter_mut()).zip(&op.scaled_with)
+            {
+                let amaxes = history.get(group.start * length..group.end * length).unwrap_or_default();
                 let next = scale(amaxes, *factor);
                 (*factor, *decode) = (next.encode, next.decode);
             }

@@ -42,12 +42,14 @@ pub(super) fn fused_scale(op: &FusedScale, arena: &Arena, diverged: &AtomicBool)
     let mut tensor_scale = arena.write::<f32>(op.tensor_scale)?;
     for part in &op.parts {
         let mut scale_plane = arena.write::<u8>(part.scale_plane)?;
+        let amaxes = tensor_amax.get(part.scaled_with.clone()).unwrap_or_default();
+        let amax = amaxes.iter().copied().reduce(f32::max).unwrap_or_default();
         let scale = warpweft_format::fused_scale(
             op.format,
             part.orientation,
             part.shape,
             &block_amax[part.amaxes.clone()],
-            tensor_amax[part.position],
+            amax,
             &mut encode[part.factors.clone()],
             &mut scale_plane,
         );

@@ -3,6 +3,8 @@
 //! Law: nothing here depends on the rank. History and factors are the same on all ranks, because the amaxes
 //! recorded are maxima over them (DS-1).
 
+use std::ops::Range;
+
 use super::Refusal;
 use super::binder::Binder;
 use warpweft_base::id::{BucketId, SlotId};
@@ -14,6 +16,9 @@ use warpweft_plan::layout::{Delayed, Region};
 pub struct DelayedScale {
     pub tensor: Fp8Tensor,
     pub settings: Delayed,
+    /// For each weight the positions of those whose histories its factor follows from, its own among them:
+    /// [`Weights::scaled_with`](warpweft_plan::layout::Weights::scaled_with).
+    pub scaled_with: Vec<Range<usize>>,
     /// f32 `[weights, history]`; without it the factors stay.
     pub history: Option<Region>,
     pub scale: Region,
@@ -53,6 +58,12 @@ impl DelayedScale {
         Ok(Self {
             tensor,
             settings,
+            scaled_with: binder
+                .bucket(bucket)?
+                .weights
+                .iter()
+                .map(|weight| binder.binding.weights.scaled_with(*weight))
+                .collect(),
             history: history.map(|slot| binder.elements::<f32>(slot, amaxes)).transpose()?,
             scale: binder.elements::<f32>(scale, weights)?,
             tensor_scale: binder.elements::<f32>(tensor_scale, weights)?,

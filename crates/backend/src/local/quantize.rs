@@ -55,10 +55,11 @@ fn length(blocks: &[Blocks]) -> usize {
 }
 
 /// The blocks of one shard.
-fn blocks_of(blocks: &[Blocks], shard: &ShardOperand) -> Result<Range<usize>, Refusal> {
-    // Packed in the order of ids.
-    let first = blocks.partition_point(|part| part.weight < shard.weight);
-    let of_weight = blocks[first..].iter().take_while(|part| part.weight == shard.weight);
+fn blocks_of(binder: &Binder<'_>, blocks: &[Blocks], shard: &ShardOperand) -> Result<Range<usize>, Refusal> {
+    // Packed in the bucket's order, all orientations of a weight together.
+    let layout = binder.weight(shard.weight)?;
+    let first = layout.position * layout.format.stored_orientations().len();
+    let of_weight = blocks.iter().skip(first).take_while(|part| part.weight == shard.weight);
     let found = of_weight.into_iter().find(|part| part.orientation == shard.orientation);
     let found =
         found.ok_or_else(|| format!("{} {} is no shard of the bucket", shard.weight, shard.orientation))?;
@@ -171,6 +172,10 @@ pub struct FusedScale {
 #[derive(Debug)]
 pub struct ScalePart {
     pub position: usize,
+    /// Positions of the weights whose amaxes its scale is made of: [`Weights::scaled_with`].
+    ///
+    /// [`Weights::scaled_with`]: warpweft_plan::layout::Weights::scaled_with
+    pub scaled_with: Range<usize>,
     pub orientation: Orientation,
     pub shape: Shape,
     pub amaxes: Range<usize>,
@@ -196,10 +201,11 @@ impl FusedScale {
             .map(|shard| {
                 Ok(ScalePart {
                     position: binder.weight(shard.weight)?.position,
+                    scaled_with: binder.binding.weights.scaled_with(shard.weight),
                     orientation: shard.orientation,
                     shape: real_shape(binder, shard.weight)?,
-                    amaxes: blocks_of(&amaxes, shard)?,
-                    factors: blocks_of(&factors, shard)?,
+                    amaxes: blocks_of(binder, &amaxes, shard)?,
+                    factors: blocks_of(binder, &factors, shard)?,
                     scale_plane: real_planes(binder, shard)?.scale,
                 })
             })
@@ -257,7 +263,7 @@ impl PartialCast {
                 orientation: shard.orientation,
                 shape: real_shape(binder, shard.weight)?,
                 master: *masters.get(position).ok_or("a shard's weight is outside of the bucket")?,
-                factors: blocks_of(&factors, shard)?,
+                factors: blocks_of(binder, &factors, shard)?,
                 data_plane: real_planes(binder, shard)?.data,
             });
         }

@@ -79,7 +79,8 @@ impl Preparation<'_> {
                 orientation: part.orientation,
                 shape: part.shape,
                 block_amax: self.value(op.block_amax, part.amaxes.start),
-                tensor_amax: self.value(op.tensor_amax, part.position),
+                tensor_amax: self.value(op.tensor_amax, part.scaled_with.start),
+                scaled_with: part.scaled_with.len(),
                 encode: self.value(op.encode, part.factors.start),
                 scale_plane: self.scale_at(op.format, part.scale_plane),
                 scale_rows: ScaleRows::Compact,
@@ -91,7 +92,7 @@ impl Preparation<'_> {
 
     pub(super) fn delayed_scale(&self, op: &DelayedScale) -> Result<KernelLaunch, CudaFailure> {
         let operand = DelayedScaleOperand {
-            weights: op.scale.bytes / size_of::<f32>(),
+            scaled_with: op.scaled_with.clone(),
             length: op.settings.history as usize,
             history: op.history.map_or(DeviceAddress::NULL, |history| self.at(history)),
             scale: self.at(op.scale),

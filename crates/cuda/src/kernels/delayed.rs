@@ -1,8 +1,11 @@
 //! Delayed scaling: `kernels/delayed.cu`.
 
+use std::ops::Range;
+
 use bytemuck::{Pod, Zeroable};
 
 use super::check::{element_aligned, narrow, present};
+use super::device_table::DeviceTable;
 use super::launch::{KernelLaunch, THREADS};
 use super::module::Kernels;
 use super::source::Family;
@@ -11,10 +14,10 @@ use crate::failure::CudaFailure;
 use warpweft_format::{AmaxChoice, Fp8Tensor, ScaleRule};
 
 /// The scales of a bucket's weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayedScaleOperand {
-    /// Number of weights.
-    pub weights: usize,
+    /// For each weight the positions of those whose histories its factor follows from, its own among them.
+    pub scaled_with: Vec<Range<usize>>,
     /// Amaxes remembered for each, at least 1.
     pub length: usize,
     /// f32 `[weights, length]`, the latest first; null to keep the factors.
@@ -45,6 +48,7 @@ struct ScaleArguments {
     scale: DeviceAddress,
     tensor_scale: DeviceAddress,
     vote: DeviceAddress,
+    groups: DeviceAddress,
     weights: u32,
     length: u32,
     latest: u32,
@@ -52,7 +56,7 @@ struct ScaleArguments {
     largest: f32,
     epsilon: f32,
 }
-const _: () = assert!(size_of::<ScaleArguments>() == 56);
+const _: () = assert!(size_of::<ScaleArguments>() == 64);
 
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C)]
@@ -84,12 +88,16 @@ impl Kernels {
             element_aligned(what, address, 4)?;
             present(what, address)?;
         }
+        let weights = operand.scaled_with.len();
+        let shares = operand.scaled_with.iter().any(|group| group.len() != 1);
+        let table = shares.then(|| groups(&operand.scaled_with)).transpose()?;
         let arguments = ScaleArguments {
             history: operand.history,
             scale: operand.scale,
             tensor_scale: operand.tensor_scale,
             vote,
-            weights: narrow("weights", operand.weights)?,
+            groups: table.as_ref().map_or(DeviceAddress::NULL, DeviceTable::address),
+            weights: narrow("weights", weights)?,
             length: length(operand.length)?,
             latest: u32::from(choice == AmaxChoice::Latest),
             power_of_two: u32::from(tensor.scale == ScaleRule::PowerOfTwo),
@@ -97,7 +105,7 @@ impl Kernels {
             epsilon: tensor.epsilon.value(),
         };
         let function = self.function(Family::Delayed, c"delayed_scale")?;
-        Ok(KernelLaunch::new(function, arguments.weights.div_ceil(THREADS), THREADS, arguments, None))
+        Ok(KernelLaunch::new(function, arguments.weights.div_ceil(THREADS), THREADS, arguments, table))
     }
 
     /// Amaxes into the history (see [`record_amax`](warpweft_format::record_amax)). `vote` as for
@@ -124,6 +132,15 @@ impl Kernels {
         let function = self.function(Family::Delayed, c"record_amax")?;
         Ok(KernelLaunch::new(function, arguments.weights.div_ceil(THREADS), THREADS, arguments, None))
     }
+}
+
+/// First position and number of the weights that share a scale with each.
+fn groups(scaled_with: &[Range<usize>]) -> Result<DeviceTable, CudaFailure> {
+    let mut words: Vec<u32> = Vec::new();
+    for group in scaled_with {
+        words.extend([narrow("weights", group.start)?, narrow("weights", group.len())?]);
+    }
+    DeviceTable::fill(size_of_val(&words[..]), |_| bytemuck::cast_slice(&words).to_vec())
 }
 
 fn length(length: usize) -> Result<u32, CudaFailure> {

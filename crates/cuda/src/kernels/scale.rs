@@ -31,8 +31,10 @@ pub struct ScaleOperand {
     pub shape: Shape,
     /// f32, [`Format::amax_blocks`].
     pub block_amax: DeviceAddress,
-    /// One f32: the amax over all ranks.
+    /// f32: the amaxes over all ranks of the weights that share its scale, itself among them.
     pub tensor_amax: DeviceAddress,
+    /// How many these are, at least 1.
+    pub scaled_with: usize,
     /// f32, [`Format::encode_blocks`], written.
     pub encode: DeviceAddress,
     /// The scale plane, written; null for a format without one.
@@ -56,7 +58,8 @@ struct TensorArguments {
     grid_cols: u32,
     plane_rows: u32,
     pitch: u32,
-    repeat: u32,
+    repeat: u16,
+    scaled_with: u16,
     plane_aligned: u16,
     blocks_aligned: u16,
 }
@@ -133,8 +136,16 @@ impl ScaleOperand {
             (Format::Nvfp4(Nvfp4Block::Tile16x16), ScaleRows::Shard | ScaleRows::Padded) => 16,
             _ => 1,
         };
+        let scaled_with = u16::try_from(self.scaled_with).ok().filter(|weights| *weights > 0);
+        let scaled_with = scaled_with.ok_or_else(|| {
+            CudaFailure::Refused(format!(
+                "{} weights share a scale; put 1 to {} into one scale group",
+                self.scaled_with,
+                u16::MAX
+            ))
+        })?;
         let (grid_rows, grid_cols) = grid(format, self.orientation, self.shape);
-        let threads = plane_rows.div_ceil(repeat).div_ceil(quads as usize) as u64 * (pitch / 4) as u64;
+        let threads = plane_rows.div_ceil(repeat.into()).div_ceil(quads as usize) as u64 * (pitch / 4) as u64;
         // The tensor's scale is written even if there is no block.
         let tiles = threads.div_ceil(u64::from(THREADS)).max(1);
         let blocks_aligned = grid_cols.is_multiple_of(4)
@@ -149,7 +160,8 @@ impl ScaleOperand {
             grid_cols: narrow("blocks", grid_cols)?,
             plane_rows: narrow("scale rows", plane_rows)?,
             pitch: narrow("scale columns", pitch)?,
-            repeat: narrow("rows", repeat)?,
+            repeat,
+            scaled_with,
             plane_aligned: u16::from(self.scale_plane.number().is_multiple_of(4)),
             blocks_aligned: u16::from(blocks_aligned),
         };

@@ -35,6 +35,10 @@ pub struct WeightLayout {
     /// Whether it stays as it is: without moments, main grad and gradients.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
+    /// The weights that it has a scale of the tensor with: see
+    /// [`Weights::scaled_with`](crate::layout::Weights::scaled_with).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_group: Option<String>,
 }
 
 impl WeightLayout {

@@ -1,8 +1,12 @@
 //! All weights of a session, grouped into buckets.
 //!
 //! Law: every weight is in exactly one bucket. A bucket has one format, one placement, and either weights
-//! that train or weights that are frozen. The grouping follows from the declaration alone, so it is the same
-//! on every rank and for every program of a session.
+//! that train or weights that are frozen. Weights of a scale group are next to one another in it, so their
+//! amaxes are too. The grouping follows from the declaration alone, so it is the same on every rank and for
+//! every program of a session.
+
+use std::collections::HashMap;
+use std::ops::Range;
 
 use serde::Serialize;
 
@@ -23,7 +27,7 @@ pub struct Bucket {
     /// Whether its weights stay as they are. No plan quantizes it then.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub frozen: bool,
-    /// The weights, in id order.
+    /// The weights, in id order; those of a scale group follow the first of them.
     pub weights: Vec<WeightId>,
 }
 
@@ -85,10 +89,51 @@ impl Weights {
                 group: spec.group,
                 parameters: spec.parameters,
                 frozen: spec.frozen,
+                scale_group: spec.scale_group.clone(),
             });
             weights.buckets[bucket].weights.push(WeightId::at(number));
         }
+        weights.join_scale_groups();
         weights
+    }
+
+    /// Moves weights of a scale group to the first of them, where their format has a scale of the tensor.
+    fn join_scale_groups(&mut self) {
+        for bucket in self.buckets.iter_mut().filter(|bucket| bucket.format.needs_tensor_amax()) {
+            let mut firsts: HashMap<&str, usize> = HashMap::new();
+            let first = |weight: &WeightId| {
+                let WeightLayout { position, scale_group, .. } = &self.layouts[weight.index()];
+                match scale_group {
+                    Some(group) => (*firsts.entry(group.as_str()).or_insert(*position), *position),
+                    None => (*position, *position),
+                }
+            };
+            let mut ordered: Vec<_> = bucket.weights.iter().map(first).zip(&bucket.weights).collect();
+            ordered.sort_unstable();
+            bucket.weights = ordered.into_iter().map(|(_, weight)| *weight).collect();
+            for (position, weight) in bucket.weights.iter().enumerate() {
+                self.layouts[weight.index()].position = position;
+            }
+        }
+    }
+
+    /// The positions in its bucket of the weights that share a scale of the tensor with one: its scale group,
+    /// or itself alone.
+    ///
+    /// # Panics
+    /// When the id belongs to another model.
+    #[must_use]
+    pub fn scaled_with(&self, weight: WeightId) -> Range<usize> {
+        let WeightLayout { position, scale_group, format, bucket, .. } = self.layout(weight);
+        let all = &self.bucket(*bucket).weights;
+        let is_alike = |other: &&WeightId| {
+            let is_grouped = scale_group.is_some() && format.needs_tensor_amax();
+            is_grouped && self.layout(**other).scale_group == *scale_group
+        };
+        let (before, after) = all.split_at((*position).min(all.len()));
+        let before = before.iter().rev().take_while(is_alike).count();
+        let after = after.iter().skip(1).take_while(is_alike).count();
+        position - before..position + 1 + after
     }
 
     /// The same weights with optimizer state laid out as `state` says.

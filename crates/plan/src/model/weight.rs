@@ -61,6 +61,10 @@ pub struct WeightSpec {
     /// see [`ModelBuilder::column_parallel_of`].
     #[serde(skip_serializing_if = "Segments::is_none")]
     pub segments: Segments,
+    /// The weights that it is quantized with by one scale of the tensor, if any: see
+    /// [`ModelBuilder::scale_group`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scale_group: Option<String>,
 }
 
 impl WeightSpec {
@@ -78,6 +82,7 @@ impl WeightSpec {
             frozen: false,
             tensor: None,
             segments: Segments::NONE,
+            scale_group: None,
         }
     }
 
@@ -241,9 +246,11 @@ impl ModelBuilder {
     ///
     /// # Errors
     /// As [`ModelBuilder::sharded`], [`DeclareError::ReplicatedFormat`] for a replicated weight that is not
-    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, an unknown group, and [`DeclareError::Segments`].
+    /// f32, [`DeclareError::ReplicatedGroup`] for one in a group, an unknown group, an empty or unprintable
+    /// name of a scale group, and [`DeclareError::Segments`].
     pub fn add(&mut self, spec: WeightSpec) -> Result<WeightId, DeclareError> {
         check_name("weight", &spec.name)?;
+        spec.scale_group.as_deref().map_or(Ok(()), |group| check_name("scale group", group))?;
         if self.model.weight_names.contains(&spec.name) {
             return Err(DeclareError::Duplicate { kind: "weight", name: spec.name });
         }
@@ -371,6 +378,24 @@ impl ModelBuilder {
             return Err(DeclareError::segments(spec, rows.to_vec(), Some(TensorParallel::ColumnParallel)));
         };
         (spec.tensor, spec.segments) = (Some(TensorParallel::ColumnParallel), segments);
+        Ok(())
+    }
+
+    /// Declares a scale group: weights that an inference engine fuses into one matrix, such as queries, keys
+    /// and values. Every step quantizes them by their largest magnitude together, so that what is served in
+    /// one scale of the tensor is what was trained, bit for bit. Formats without such a scale (MXFP8, FP8 in
+    /// blocks, bf16, f32) need none, and are not changed. A rule of the configuration may decide otherwise.
+    ///
+    /// # Errors
+    /// As [`Model::weight`], an empty or unprintable name. The model is unchanged then.
+    pub fn scale_group(&mut self, name: &str, members: &[WeightId]) -> Result<(), DeclareError> {
+        check_name("scale group", name)?;
+        for member in members {
+            self.model.weight_of(*member, || format!("scale group `{name}`"))?;
+        }
+        for member in members {
+            self.model.weights[member.index()].scale_group = Some(name.to_owned());
+        }
         Ok(())
     }
 

@@ -6,7 +6,9 @@ use super::operation::{Moves, Named, Operation, Part, Sizes};
 use crate::model::Access::{self, Read, Update, Write};
 use warpweft_base::id::{BucketId, SlotId};
 
-/// Scales of a bucket whose scaling is delayed: factors for the cast, and their reciprocals.
+/// Scales of a bucket whose scaling is delayed: factors for the cast, and their reciprocals. Weights that
+/// share a scale ([`Weights::scaled_with`](crate::layout::Weights::scaled_with)) have one that follows from
+/// all of their histories.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct DelayedScale {
     /// The bucket.

@@ -7,8 +7,9 @@ use super::partial_cast::ShardOperand;
 use crate::model::Access::{self, Read, Update, Write};
 use warpweft_base::id::{BucketId, SlotId};
 
-/// Scales of every block from its amax and the tensor's: decode scales into the shards'
-/// scale planes, encode factors for the cast, the tensor's own scale.
+/// Scales of every block from its amax and the tensor's, which is the largest of those that share the
+/// tensor's scale ([`Weights::scaled_with`](crate::layout::Weights::scaled_with)): decode scales into the
+/// shards' scale planes, encode factors for the cast, the tensor's own scale.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct FusedScale {
     /// The bucket.

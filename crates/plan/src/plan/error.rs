@@ -115,6 +115,14 @@ pub enum PlanError {
         /// What does not fit, and what would.
         problem: String,
     },
+    /// Weights of a scale group cannot have one scale of the tensor.
+    #[error("scale group `{group}`: {problem}")]
+    ScaleGroup {
+        /// Its name.
+        group: String,
+        /// Which weights do not fit each other, and what would.
+        problem: String,
+    },
     /// Scales are to be delayed, but no weight that trains has one scale for the whole tensor.
     #[error(
         "quantize.scaling is \"delayed\", but no weight that trains has a per-tensor FP8 format (of weights that train: {formats}); give one the format fp8_tensor_e4m3, or set quantize.scaling to \"current\""

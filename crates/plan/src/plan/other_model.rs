@@ -23,8 +23,19 @@ pub(super) fn check_model(program: &StepProgram, weights: &Weights) -> Result<()
 /// In what a weight of a program is not the session's of that number.
 fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
     // Taken apart, so that what is declared anew is compared as well.
-    let WeightSpec { name, shape, format, placement, reuse, group, parameters, frozen, tensor, segments } =
-        spec;
+    let WeightSpec {
+        name,
+        shape,
+        format,
+        placement,
+        reuse,
+        group,
+        parameters,
+        frozen,
+        tensor,
+        segments,
+        scale_group,
+    } = spec;
     if *name != layout.name {
         return Some(format!("it has `{name}` where the session has `{}`", layout.name));
     }
@@ -41,6 +52,7 @@ fn difference(spec: &WeightSpec, layout: &WeightLayout) -> Option<String> {
         ("reuse", *reuse != layout.reuse),
         ("parameter group", *parameters != layout.parameters),
         ("choice whether it is frozen", *frozen != layout.frozen),
+        ("scale group", *scale_group != layout.scale_group),
         (
             "tensor parallelism",
             layout.shard.tensor.is_some_and(|cut| (cut.how, cut.segments) != (*tensor, *segments)),

@@ -34,6 +34,8 @@ impl ResidentLayout {
     /// [`PlanError::TensorParallel`] for a weight that the mesh's tensor parallelism does not cut evenly, or that does
     /// not say how,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
+    /// [`PlanError::ScaleGroup`] for weights that are to share a scale of the tensor, and of which one is frozen or has
+    /// another format,
     /// [`PlanError::TooLarge`] for more bytes than an arena can have.
     pub fn new(weights: &Weights, programs: &[&StepProgram]) -> Result<Self, PlanError> {
         check_masters(weights)?;
@@ -41,6 +43,7 @@ impl ResidentLayout {
         check_matrices(weights, programs)?;
         check_tensor_parallel(weights)?;
         check_scaling(weights)?;
+        check_scale_groups(weights)?;
         let mut cursor = Cursor { bytes: 0 };
         let mut names: Vec<(String, Content)> = Vec::new();
         let mut add = |name: String, content: Content| names.push((name, content));
@@ -231,6 +234,33 @@ fn check_scaling(weights: &Weights) -> Result<(), PlanError> {
     let trained = weights.buckets.iter().filter(|members| !members.frozen);
     let formats: Vec<String> = trained.map(|members| members.format.to_string()).collect();
     Err(PlanError::Scaling { formats: formats.join(", ") })
+}
+
+/// Weights that share a scale of the tensor are quantized by the same tasks.
+fn check_scale_groups(weights: &Weights) -> Result<(), PlanError> {
+    let mut groups: BTreeMap<&str, Vec<&WeightLayout>> = BTreeMap::new();
+    for layout in &weights.layouts {
+        if let Some(group) = &layout.scale_group {
+            groups.entry(group).or_default().push(layout);
+        }
+    }
+    for (group, members) in groups {
+        let Some(scaled) = members.iter().find(|layout| layout.format.needs_tensor_amax()) else { continue };
+        let refuse = |problem| Err(PlanError::ScaleGroup { group: group.to_owned(), problem });
+        if let Some(other) = members.iter().find(|layout| layout.format != scaled.format) {
+            return refuse(format!(
+                "`{}` is in {} and `{}` in {}; give all of its weights one format, or take one of the two out of it",
+                scaled.name, scaled.format, other.name, other.format
+            ));
+        }
+        if let Some(frozen) = members.iter().find(|layout| layout.frozen) {
+            return refuse(format!(
+                "`{}` is frozen, and no step quantizes it; train it, or take it out of the group (scale_group = \"\" in a rule of [[weights]])",
+                frozen.name
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Do the user's bytes pass through a staging slot?

@@ -6,7 +6,7 @@
 //! refused where it is declared. Applying the rules to a refined model changes nothing: so whoever starts
 //! programs can ask whether their model was refined ([`Config::unrefined`]).
 
-use super::weights::{RuleIndex, settings};
+use super::weights::{RuleIndex, scale_group, settings};
 use super::{Config, ConfigError, WeightRule, keys};
 use warpweft_base::near::near;
 use warpweft_format::Format;
@@ -15,8 +15,8 @@ use warpweft_plan::model::{
 };
 
 impl Config {
-    /// The model with formats, placements, reuse, parameter groups and what is frozen as the rules say; ids
-    /// stay as they are. A format is for sharded weights: norms and biases that a pattern such as
+    /// The model with formats, placements, reuse, parameter and scale groups and what is frozen as the rules
+    /// say; ids stay as they are. A format is for sharded weights: norms and biases that a pattern such as
     /// `blocks.*.mlp.*` also matches stay replicated, in f32. Applied to what it gave, it changes nothing.
     /// Sessions refuse programs over a model that is not as it says.
     ///
@@ -30,7 +30,7 @@ impl Config {
             let matching = index.matching(&spec.name);
             matching.iter().for_each(|rule| matches_any[*rule] = true);
             let rules = || matching.iter().map(|rule| &self.weights[*rule]);
-            (settings(rules()), replicated_format(rules()))
+            (settings(rules()), replicated_format(rules()), scale_group(rules(), &spec.name))
         };
         let settings: Vec<_> = model.weights().iter().map(&mut settings_of).collect();
         for (number, rule) in self.weights.iter().enumerate() {
@@ -46,7 +46,7 @@ impl Config {
             }
         }
         let mut refined = ModelBuilder::with_groups_of(model);
-        for (spec, (settings, replicated_format)) in model.weights().iter().zip(settings) {
+        for (spec, (settings, replicated_format, scale_group)) in model.weights().iter().zip(settings) {
             let placement = settings.placement.unwrap_or(spec.placement);
             let format = match placement {
                 Placement::Sharded => settings.format.unwrap_or(spec.format),
@@ -68,6 +68,8 @@ impl Config {
             let is_column_parallel = changed.tensor == Some(TensorParallel::ColumnParallel);
             let declared = if is_column_parallel { spec.segments } else { Segments::NONE };
             changed.segments = settings.segments.unwrap_or(declared);
+            changed.scale_group =
+                scale_group.or_else(|| spec.scale_group.clone()).filter(|group| !group.is_empty());
             refined.add(changed).map_err(ConfigError::Weights)?;
         }
         Ok(refined.build())
@@ -200,6 +202,7 @@ mod tests {
             "match = '*'\nfrozen = true\n[[weights]]\nmatch = '*.gain'\nfrozen = false",
             "match = '*'\ntensor_parallel = 'split_tokens'\n[[weights]]\nmatch = '*.up'\ntensor_parallel = 'column'",
             "match = '*.gate'\nplacement = 'sharded'\nformat = 'nvfp4'",
+            "match = '*.up'\nscale_group = '*.both'\n[[weights]]\nmatch = '*.down'\nscale_group = '*.both'",
             "match = '*.up'\nformat = 'bf16'\n[[weights]]\nmatch = '*'\nformat = 'fp8_block'\nreuse = 'regather'",
         ] {
             let config = config(&format!("[[weights]]\n{text}"));
@@ -270,6 +273,35 @@ mod tests {
             let refused = Config::from_toml_str(&text, "rules.toml").unwrap_err().to_string();
             assert!(refused.contains("rules.toml:4") && refused.contains("1 to 8"), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_star_of_a_scale_group_is_what_the_star_of_the_pattern_stands_for_and_the_last_rule_decides() {
+        let mut model = Model::builder();
+        for layer in 0..2 {
+            for part in ["q_proj", "k_proj", "v_proj", "o_proj"] {
+                model.sharded(&format!("layers.{layer}.{part}"), 16, 16, Format::NVFP4_2D).unwrap();
+            }
+        }
+        let model = model.build();
+        let rules: String = ["q_proj", "k_proj", "v_proj"]
+            .map(|part| format!("[[weights]]\nmatch = '*.{part}'\nscale_group = '*.qkv'\n"))
+            .concat();
+        let groups = |text: &str| -> Vec<Option<String>> {
+            let refined = config(text).apply_weight_rules(&model).unwrap();
+            refined.weights().iter().map(|weight| weight.scale_group.clone()).collect()
+        };
+        let of = |layer: usize| Some(format!("layers.{layer}.qkv"));
+        let all = [of(0), of(0), of(0), None, of(1), of(1), of(1), None];
+        assert_eq!(groups(&rules), all);
+        let without = format!("{rules}[[weights]]\nmatch = 'layers.1.*'\nscale_group = ''\n");
+        assert_eq!(groups(&without), [&all[..4], &[None, None, None, None]].concat());
+        let refused = Config::from_toml_str(
+            "[[weights]]\nmatch = 'layers.0.q_proj'\nscale_group = '*.qkv'",
+            "rules.toml",
+        );
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("rules.toml:3") && refused.contains("as many * as `match`"), "{refused}");
     }
 
     #[test]

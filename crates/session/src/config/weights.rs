@@ -1,5 +1,5 @@
-//! Rules for weights by name: format, placement, reuse, parameter group, tensor parallelism, and whether they are
-//! frozen.
+//! Rules for weights by name: format, placement, reuse, parameter group, tensor parallelism, scale group, and
+//! whether they are frozen.
 //!
 //! Every rule whose pattern matches the whole name applies, in the order of the file, each for the
 //! keys it sets; so later rules refine earlier ones. In a pattern `*` stands for any run of
@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-use warpweft_base::pattern::pattern_matches;
+use warpweft_base::pattern::{captures, filled, pattern_matches};
 use warpweft_format::Format;
 use warpweft_plan::model::{NonNegative, Placement, Reuse, Segments, TensorParallel};
 
@@ -51,6 +51,10 @@ pub struct WeightRule {
     /// are column parallel and the rule is to say it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segments: Option<Vec<usize>>,
+    /// Their scale group, if the rule is to decide it: empty for none. What a `*` of the pattern stands for
+    /// takes the place of the same `*` here, so that `*.q_proj` is of `*.qkv` in every layer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale_group: Option<String>,
 }
 
 /// The settings of one weight by the rules; `None` leaves its declaration as it is.
@@ -97,6 +101,16 @@ pub(super) fn settings<'r>(rules: impl Iterator<Item = &'r WeightRule>) -> Weigh
         segments: rule.segments.as_deref().and_then(Segments::new).or(settings.segments),
     };
     rules.fold(WeightSettings::default(), apply)
+}
+
+/// The scale group that `rules`, which all match a weight, put it in; empty for none, and `None` where they
+/// leave it as it is.
+pub(super) fn scale_group<'r>(
+    rules: impl DoubleEndedIterator<Item = &'r WeightRule>,
+    name: &str,
+) -> Option<String> {
+    let mut rules = rules.rev();
+    rules.find_map(|rule| Some(filled(rule.scale_group.as_deref()?, &captures(&rule.pattern, name)?)))
 }
 
 /// Rules by how their patterns begin, before the first `*` or `?`, and end, after the last: a name is compared with

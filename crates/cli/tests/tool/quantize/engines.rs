@@ -17,7 +17,7 @@ use warpweft_session::checkpoint::{
 use warpweft_session::config::{Config, Scaling, WeightRule};
 use warpweft_session::session::block_on;
 use warpweft_session::session::initial::MasterRows;
-use warpweft_testing::trainer::{SIZE, Trainer, feed};
+use warpweft_testing::trainer::{SIZE, Shaped, Trainer, feed};
 
 /// One layer is cut into two that engines fuse, the others are renamed, and the bias keeps to itself.
 const CUT: &str = r#"
@@ -51,14 +51,17 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// A session of so many ranks after two steps: what it exports, and its checkpoints in one file and in parts.
+/// A session of so many ranks after four steps: what it exports, and its checkpoints in one file and in parts.
 fn trained(format: Format, ranks: u32, scaling: Scaling, folder: &Path) -> Checkpoint {
-    let trainer = Trainer::new(2, format);
     let mut config = Config::default();
     config.quantize.scaling = scaling;
+    trained_by(&Trainer::new(2, format), ranks, config, folder)
+}
+
+fn trained_by(trainer: &Trainer, ranks: u32, config: Config, folder: &Path) -> Checkpoint {
     block_on(async {
         let mut session = trainer.start(config, ranks).await.unwrap();
-        for step in 0..2 {
+        for step in 0..4 {
             feed(&mut session, "train", ranks, step);
             session.step("train").await.unwrap();
         }
@@ -84,6 +87,70 @@ fn a_session_exports_what_the_tool_makes_of_its_checkpoints_and_what_it_trained_
 fn codes_of_delayed_scaling_are_exported_as_they_are() {
     for ranks in [1, 2, 4] {
         compare(Dialect::CompressedTensors, Format::FP8_TENSOR_E4M3, ranks, Scaling::Delayed, CUT);
+    }
+}
+
+/// EN-1. What engines fuse is served as it was trained, where training knew of it; otherwise it is quantized anew.
+#[test]
+fn a_session_with_scale_groups_exports_the_codes_that_it_trained_with() {
+    const FUSED: &str = r#"
+        [[tensor]]
+        from = "layer0"
+        to = "model.layers.0.self_attn.q_proj.weight"
+        [[tensor]]
+        from = "layer1"
+        to = "model.layers.0.self_attn.k_proj.weight"
+        [[tensor]]
+        from = "layer2"
+        to = "model.layers.0.self_attn.v_proj.weight"
+        [[tensor]]
+        from = "bias"
+        to = "model.norm.weight"
+    "#;
+    for (format, scaling, codes) in [
+        (Format::NVFP4_2D, Scaling::Current, "weight_packed"),
+        (Format::FP8_TENSOR_E4M3, Scaling::Current, "weight"),
+        (Format::FP8_TENSOR_E4M3, Scaling::Delayed, "weight"),
+    ] {
+        for (ranks, one_scale) in [(1, true), (2, true), (4, true), (2, false)] {
+            let folder = tempfile::tempdir().unwrap();
+            let folder = folder.path();
+            let shaped = Shaped { layers: 3, weights: 3, one_scale, ..Shaped::default() };
+            let trainer = Trainer::shaped(shaped, format, &Config::default());
+            let mut config = Config::default();
+            config.quantize.scaling = scaling;
+            // Far enough that largest magnitudes differ.
+            config.optimizer.lr = 0.03;
+            let checkpoint = trained_by(&trainer, ranks, config, folder);
+            let options = || {
+                let mut options = EngineOptions::new(Dialect::CompressedTensors, format);
+                (options.via, options.names) = (Via::Bf16, NameMap::read(FUSED).unwrap());
+                options
+            };
+            let whole = folder.join("whole");
+            let model = EngineModel::plan(&checkpoint, options()).unwrap();
+            let report = model.write(&whole, &mut |_, _| ControlFlow::Continue(())).unwrap();
+            assert_eq!(report.groups.len(), 1);
+            let file = std::fs::read(whole.join("model.safetensors")).unwrap();
+            let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+            let names = ["q_proj", "k_proj", "v_proj"].map(|part| format!("model.layers.0.self_attn.{part}"));
+            let others: Vec<&String> = (names.iter().zip(&checkpoint.weights))
+                .filter(|(name, weight)| {
+                    let served = file.tensor(&format!("{name}.{codes}")).unwrap();
+                    served.data() != weight.planes[0].planes[0]
+                })
+                .map(|(name, _)| name)
+                .collect();
+            assert_eq!(others, report.rescaled.iter().collect::<Vec<_>>(), "{format} {scaling:?} {ranks}");
+            assert_eq!(others.is_empty(), one_scale, "{format} {scaling:?} {ranks}: {others:?}");
+            for (saved, knows) in [("one.safetensors", matches!(format, Format::Nvfp4(_))), ("parts", false)]
+            {
+                let target = folder.join(format!("of {saved}"));
+                let report = quantize_for_engines(&folder.join(saved), &target, options(), &mut ()).unwrap();
+                assert_eq!(files(&whole), files(&target), "{format} {scaling:?} {ranks} {saved}");
+                assert_eq!(report.rescaled.len(), if knows { others.len() } else { 0 }, "{saved}");
+            }
+        }
     }
 }
 

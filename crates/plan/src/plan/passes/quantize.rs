@@ -1,11 +1,12 @@
 //! Masters into quantized shards: amax, one packed all-reduce of maxima, scale, cast.
 //!
 //! Law: every bucket goes through the same four ops; a format without scales needs only the cast, one without
-//! a per-tensor amax no collective. A bucket whose shards are halves of its masters needs nothing: the
-//! optimizer writes them; nor, in a step, does one whose masters the optimizer casts as it makes them. Of others it
-//! may have taken the amaxes. A frozen bucket has no masters, and no plan quantizes it. Where scaling is delayed, scale
-//! and cast come while the maxima are under way, and the maxima enter the history after them. A prologue is
-//! these ops alone, without a vote; it brings no masters of a new version, so it records no amaxes.
+//! a per-tensor amax no collective. Whether weights of it share a scale changes no task. A bucket whose
+//! shards are halves of its masters needs nothing: the optimizer writes them; nor, in a step, does one whose
+//! masters the optimizer casts as it makes them. Of others it may have taken the amaxes. A frozen bucket has
+//! no masters, and no plan quantizes it. Where scaling is delayed, scale and cast come while the maxima are
+//! under way, and the maxima enter the history after them. A prologue is these ops alone, without a vote; it
+//! brings no masters of a new version, so it records no amaxes.
 
 use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::combined_bytes;

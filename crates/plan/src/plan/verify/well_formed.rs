@@ -3,6 +3,8 @@
 //! Law: after this check no lookup of the verifier can fail, so a plan from anywhere gets an
 //! error and never a panic. It proves nothing else.
 
+use std::collections::HashSet;
+
 use super::{Verdict, VerifyError};
 use crate::layout::Content;
 use crate::model::Call;
@@ -127,6 +129,26 @@ impl Ids<'_> {
                     bucket.weights.len(),
                     "weights there, of which it is none",
                 ));
+            }
+        }
+        self.scale_groups()
+    }
+
+    /// Weights of a scale group are next to one another in one bucket, so what makes scales finds all their amaxes.
+    fn scale_groups(&self) -> Verdict<()> {
+        let weights = &self.plan.weights;
+        let group = |weight: &WeightId| weights.layout(*weight).scale_group.as_deref();
+        let mut known = HashSet::new();
+        for (id, bucket) in weights.entries().filter(|(_, bucket)| bucket.format.needs_tensor_amax()) {
+            for members in bucket.weights.chunk_by(|one, other| group(one) == group(other)) {
+                let Some(name) = members.first().and_then(group) else { continue };
+                if !known.insert(name) {
+                    return Err(Box::new(VerifyError::Malformed {
+                        place: format!("scale group `{name}`"),
+                        named: format!("{} weights of {id}", members.len()),
+                        present: "others of it are elsewhere, so their amaxes would be left out".to_owned(),
+                    }));
+                }
             }
         }
         Ok(())

@@ -183,6 +183,12 @@ impl Conversion<'_> {
             };
             self.folder.append(*place, &scale.to_le_bytes())?;
         }
+        if format.needs_tensor_amax() {
+            let trained = self.weights.trained_scale(&layer.source.tensor, *format)?;
+            if trained.is_some_and(|trained| trained.to_bits() != tensor_scale.to_bits()) {
+                self.report.rescaled.push(name.clone());
+            }
+        }
         let bytes_after = stored.iter().map(|(tensor, _)| tensor.bytes()).sum();
         let relative_error = deviation.relative();
         let (name, shape, format) = (name.clone(), *shape, *format);

@@ -15,9 +15,9 @@
 //! ```
 //!
 //! Laws:
-//! - **EN-1** codes and scales are those of the quantizer, bit for bit: those that training uses, where no layer that
-//!   an engine fuses with another has a larger magnitude. They are moved, cropped and repeated, and never rounded
-//!   again.
+//! - **EN-1** codes and scales are those of the quantizer, bit for bit: those that training uses, where it had the
+//!   same scale groups, or where no layer that an engine fuses with another has a larger magnitude. They are moved,
+//!   cropped and repeated, and never rounded again.
 //! - **EN-2** what an engine fuses is quantized alike or not at all, and has one scale of the tensor; the experts of a
 //!   layer are quantized alike or not at all.
 //! - **EN-3** whoever reads a dialect computes values in the order of operations of the dialect's own package, and

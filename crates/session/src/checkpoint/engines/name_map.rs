@@ -24,7 +24,7 @@ use serde::Deserialize;
 
 use crate::checkpoint::CheckpointError;
 use warpweft_base::errors::shown;
-use warpweft_base::pattern::captures;
+use warpweft_base::pattern::{captures, filled};
 
 /// Rules by which tensors are renamed, cut into several, transposed or left out.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -148,16 +148,6 @@ impl TensorRule {
         }
         Ok(())
     }
-}
-
-/// A name whose stars stand for what those of the pattern took, in their order.
-fn filled(name: &str, taken: &[&str]) -> String {
-    let mut taken = taken.iter();
-    let parts = name.split_inclusive('*').map(|part| match part.strip_suffix('*') {
-        Some(text) => format!("{text}{}", taken.next().copied().unwrap_or_default()),
-        None => part.to_owned(),
-    });
-    parts.collect()
 }
 
 #[cfg(test)]

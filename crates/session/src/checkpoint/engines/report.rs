@@ -17,6 +17,12 @@ pub struct EngineReport {
     pub left: Vec<(PlainTensor, LeftAlone)>,
     /// The scale groups whose layers have one scale of the tensor.
     pub groups: Vec<ScaleGroup>,
+    /// The layers whose scale of the tensor is not the one that they were trained with, so that their codes
+    /// are others: those of scale groups that training did not know
+    /// ([`ModelBuilder::scale_group`](warpweft_plan::model::ModelBuilder::scale_group)), or rounded otherwise
+    /// before. Not known of every source: [`Session::export`](crate::session::Session::export) and its files
+    /// have these scales, sharded checkpoints and files of others do not.
+    pub rescaled: Vec<String>,
     /// Bytes of tensors that were written.
     pub bytes: u64,
     /// Files of tensors.

@@ -7,7 +7,7 @@ use safetensors::Dtype;
 
 use crate::checkpoint::{Checkpoint, CheckpointError, PretrainedFiles, WeightState};
 use warpweft_base::errors::shown;
-use warpweft_format::Shape;
+use warpweft_format::{Format, Shape};
 
 /// A tensor of plain weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +71,16 @@ pub trait PlainWeights: Sync {
     /// What cannot be read.
     fn delayed_factor(&self, tensor: &str) -> Result<Option<f32>, CheckpointError> {
         let _ = tensor;
+        Ok(None)
+    }
+
+    /// The scale of the tensor that training quantized it with, as its planes in `format` have it; `None`
+    /// where the source does not say, or was in another format.
+    ///
+    /// # Errors
+    /// What cannot be read.
+    fn trained_scale(&self, tensor: &str, format: Format) -> Result<Option<f32>, CheckpointError> {
+        let _ = (tensor, format);
         Ok(None)
     }
 }
@@ -138,6 +148,12 @@ impl PlainWeights for Checkpoint {
 
     fn delayed_factor(&self, tensor: &str) -> Result<Option<f32>, CheckpointError> {
         Ok(state_of(self, tensor).and_then(|state| Some(state.delayed.as_ref()?.scale)))
+    }
+
+    fn trained_scale(&self, tensor: &str, format: Format) -> Result<Option<f32>, CheckpointError> {
+        let trained =
+            state_of(self, tensor).filter(|state| state.format == format && !state.planes.is_empty());
+        Ok(trained.map(|state| state.tensor_scale))
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::index::IndexedWeight;
 use super::rows_of_parts::Opened;
+use super::save::scale_group;
 use super::{PartFiles, SavedParts};
 use crate::checkpoint::fits_session::{CarriedClaim, Claims, WeightClaim};
 use crate::checkpoint::gather_and_scatter::{Taken, delayed_here, rank_part};
@@ -15,7 +16,7 @@ use crate::checkpoint::identity;
 use crate::checkpoint::ranks::{Alive, PartReader, RankPart, WeightShard};
 use crate::checkpoint::state_validation::{self, ValuesOf};
 use crate::checkpoint::{CheckpointError, OptimizerIdentity, StatePart};
-use warpweft_base::id::RankId;
+use warpweft_base::id::{RankId, WeightId};
 use warpweft_plan::layout::{Region, WeightLayout, Weights};
 use warpweft_plan::plan::StepPlan;
 
@@ -61,6 +62,31 @@ impl Import {
     /// What the checkpoint says of itself.
     pub(crate) fn saved(&self) -> SavedParts {
         SavedParts::of(self.opened.index.clone())
+    }
+
+    /// The first weight that shares its scale of the tensor with other weights than when it was saved, if
+    /// any. Of weights that have another format now nothing is said: their bits differ anyway.
+    pub(crate) fn scaled_otherwise(&self) -> Option<String> {
+        let weights = &self.programs.first()?.weights;
+        let index = &self.opened.index;
+        let saved: HashMap<&str, &IndexedWeight> =
+            index.weights.iter().map(|weight| (weight.name.as_str(), weight)).collect();
+        // The first of the weights that share a scale, in the session's order, says which ones do.
+        let (mut firsts_then, mut firsts_now) = (HashMap::new(), HashMap::new());
+        for (number, layout) in weights.layouts.iter().enumerate() {
+            let Some(saved) = saved.get(layout.name.as_str()) else { continue };
+            if layout.frozen || saved.frozen.is_some() || saved.format != layout.format {
+                continue;
+            }
+            let then = saved.scale_group.clone();
+            let then = then.map_or(number, |group| *firsts_then.entry(group).or_insert(number));
+            let now = scale_group(weights, WeightId::at(number));
+            let now = now.map_or(number, |group| *firsts_now.entry(group).or_insert(number));
+            if then != now {
+                return Some(layout.name.clone());
+            }
+        }
+        None
     }
 
     fn claims(&self) -> Claims<'_> {

@@ -102,6 +102,9 @@ pub(super) struct IndexedWeight {
     pub(super) lists: u8,
     /// Has it a delayed scale and an amax history? They are in the part of rank 0.
     pub(super) delayed: bool,
+    /// The scale group that it was quantized with, if others shared its scale of the tensor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) scale_group: Option<String>,
     /// Of a frozen weight, the digest of its values, which are in no part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) frozen: Option<FrozenDigest>,

@@ -140,6 +140,9 @@ pub struct SavedParts {
     pub tensor: u32,
     /// Ranks of the blocks in which they summed gradients (`mesh.levels`); none where they summed in rank order.
     pub levels: Vec<u32>,
+    /// The weights that shared a scale of the tensor, by their scale groups (`scale_group` in a rule of
+    /// `[[weights]]`).
+    pub scale_groups: BTreeMap<String, Vec<String>>,
     /// What the user kept beside the weights, as in [`Checkpoint::notes`](super::Checkpoint::notes).
     pub notes: BTreeMap<String, String>,
 }
@@ -199,8 +202,16 @@ impl PartFiles {
 
 impl SavedParts {
     fn of(index: Index) -> Self {
-        let Index { optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, notes, .. } = index;
+        let Index {
+            optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, weights, notes, ..
+        } = index;
         let tensor = tensor.unwrap_or(1);
-        Self { optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, notes }
+        let mut scale_groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for weight in weights {
+            if let Some(group) = weight.scale_group {
+                scale_groups.entry(group).or_default().push(weight.name);
+            }
+        }
+        Self { optimizer_step, optimizer_identity, ranks, replicas, tensor, levels, scale_groups, notes }
     }
 }

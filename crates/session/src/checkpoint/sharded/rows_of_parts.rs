@@ -274,6 +274,7 @@ mod tests {
             cut: None,
             lists: 0,
             delayed: false,
+            scale_group: None,
             frozen: None,
         };
         let mut index = Index { weights: vec![weight], ..Index::bare(SaveId::of(&[1]), RANKS) };

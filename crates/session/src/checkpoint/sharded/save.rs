@@ -28,6 +28,7 @@ use warpweft_base::digest::Digest;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::{CarriedId, RankId, WeightId};
 use warpweft_base::whole_file::{Held, WholeFile, make_folder, regular, remove};
+use warpweft_plan::layout::Weights;
 use warpweft_plan::plan::{StepPlan, carried};
 
 /// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
@@ -159,6 +160,7 @@ impl Save {
             cut: IndexedCut::of(&layout.shard),
             lists: weights.lists_of(layout) as u8,
             delayed: weights.delayed(layout.bucket).is_some(),
+            scale_group: scale_group(weights, WeightId::at(number)),
             frozen: state.frozen(WeightId::at(number)),
         });
         let buffers = carried(&self.programs).into_iter();
@@ -184,6 +186,12 @@ impl Save {
         let warpweft_parts = index::version_of(weights.layouts.iter().map(|layout| &layout.shard));
         Ok(Index { warpweft_parts, ..Index::bare(save, weights.mesh.ranks()) })
     }
+}
+
+/// The scale group of a weight whose scale is also that of others.
+pub(super) fn scale_group(weights: &Weights, weight: WeightId) -> Option<String> {
+    let group = weights.layout(weight).scale_group.clone();
+    group.filter(|_| weights.scaled_with(weight).len() > 1)
 }
 
 impl PartWriter for Save {

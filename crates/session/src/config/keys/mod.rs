@@ -191,6 +191,7 @@ mod tests {
             frozen: Some(true),
             tensor_parallel: Some(warpweft_plan::model::TensorParallel::RowParallel),
             segments: Some(vec![2, 1]),
+            scale_group: Some("a".to_owned()),
         });
         let table = Table::try_from(&config).unwrap();
         let mut fields = Vec::new();
@@ -238,7 +239,8 @@ mod tests {
                 "whole_matrix",
                 "frozen",
                 "tensor_parallel",
-                "segments"
+                "segments",
+                "scale_group"
             ]
         );
         assert!(children("nonsense").contains(&"prefetch".to_owned()));

@@ -382,6 +382,15 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
             segments.is_none_or(|rows| !rows.is_empty() && Segments::new(rows).is_some())
         },
     },
+    RuleRow {
+        field: "scale_group",
+        expected: "the name of a scale group, with at most as many * as `match`, such as \"*.qkv\" for \"*.q_proj\", or \"\" for none",
+        value: |rule| rule.scale_group.as_ref().and_then(toml),
+        valid: |rule| {
+            let stars = |text: &str| text.matches('*').count();
+            rule.scale_group.as_deref().is_none_or(|group| stars(group) <= stars(&rule.pattern))
+        },
+    },
 ];
 
 fn toml(value: impl Serialize) -> Option<Value> {

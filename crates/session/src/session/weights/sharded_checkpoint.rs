@@ -122,9 +122,11 @@ impl Session {
             }
             let judged =
                 Import::open(files, self.plans(), self.ranks() as usize, &self.optimizer_identity, taken);
+            let mut scaled_otherwise = None;
             let (reader, saved): (Arc<dyn PartReader>, _) = match judged {
                 Ok(import) => {
                     let saved = import.saved();
+                    scaled_otherwise = import.scaled_otherwise();
                     self.thawing = import.thawed();
                     (Arc::new(import), Ok(saved))
                 }
@@ -144,7 +146,16 @@ impl Session {
             outcome?;
             // What this process found says more than what the others got of it.
             let saved = saved?;
-            imported.map(|()| self.warn_of_other_sums(&saved)).map(|()| saved)
+            imported?;
+            self.warn_of_other_sums(&saved);
+            if let Some(weight) = scaled_otherwise {
+                tracing::warn!(
+                    saved_scale_groups = ?saved.scale_groups,
+                    "`{weight}` shares its scale of the tensor with other weights than in the run that was saved, and is \
+                     quantized otherwise; to go on with its bits set scale_group to what was saved"
+                );
+            }
+            Ok(saved)
         })
     }
 

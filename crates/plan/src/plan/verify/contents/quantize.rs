@@ -1,9 +1,10 @@
 //! PL-9, the way from masters to shards: amax, maximum over the ranks, scale, cast.
 //!
-//! Law: each stage takes what the stage before made of the same masters, so data, scales and
-//! tensor scales of a bucket end at one version. Whatever reads masters that the optimizer
-//! rewrote in this step reads the vote too. An update that casts what it makes is all stages at once, of a format that
-//! needs nothing from elsewhere for it.
+//! Law: each stage takes what the stage before made of the same masters, so data, scales and tensor scales of
+//! a bucket end at one version. The amaxes of a scale group are of one bucket and so of one slot, which has
+//! all of them or none. Whatever reads masters that the optimizer rewrote in this step reads the vote too. An
+//! update that casts what it makes is all stages at once, of a format that needs nothing from elsewhere for
+//! it.
 
 use super::{Held, Run, Verdict};
 use crate::model::Group;
