@@ -63,6 +63,9 @@ const EXCHANGES: u64 = 1 << 63;
 /// Tells the draw of tensor parallelism from the others.
 const TENSOR: u64 = 1 << 57;
 
+/// Tells the draw of which steps take a snapshot from the others.
+const SNAPSHOT: u64 = 1 << 56;
+
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
 pub struct Sample {
@@ -76,6 +79,8 @@ pub struct Sample {
     pub reduce: Reduce,
     /// What the planned step is of a step of the optimizer.
     pub part: Accumulation,
+    /// Does the planned step take a snapshot?
+    pub snapshot: bool,
 }
 
 impl Sample {
@@ -84,7 +89,7 @@ impl Sample {
         Self::on_a_mesh(seed, true)
     }
 
-    /// The same, whose ranks may sum in levels and compute parts of layers, or not.
+    /// The same, whose ranks may sum in levels and compute parts of layers and take snapshots, or not.
     fn on_a_mesh(seed: u64, of_any_kind: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
@@ -134,7 +139,8 @@ impl Sample {
             part = parts.among(&PARTS);
         }
         let reduce = if draw.one_in(4) { Reduce::Nccl } else { Reduce::Ordered };
-        let mut sample = Self { program, config, ranks, reduce, part };
+        let snapshot = of_any_kind && Draw::new(mix(seed ^ SNAPSHOT)).one_in(4);
+        let mut sample = Self { program, config, ranks, reduce, part, snapshot };
         if draw.one_in(4) {
             sample.config.memory.budget = sample.tight_budget(draw);
         }
@@ -182,6 +188,7 @@ impl Sample {
         let cluster = preset("h100x8-ib").unwrap().unwrap();
         let costs = costs_of(&self.config, &cluster, self.ranks).unwrap();
         let step = StepPlan::timed(&self.program.part(self.part), &weights, &resident, &policy, &costs)?;
+        let step = if self.snapshot { step.with_snapshot()? } else { step };
         Ok((StepPlan::prologue(&weights, &resident, &policy)?, step))
     }
 }
@@ -192,7 +199,7 @@ pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPl
     planned(seed, true)
 }
 
-/// The same, of which none sums in levels or has tensor parallelism.
+/// The same, of which none sums in levels, has tensor parallelism or takes a snapshot.
 pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     planned(seed, false)
 }

@@ -17,6 +17,7 @@
 //! | blocks of ranks added up before one of them is complete | PL-4 | `plan/verify_faults/levels.rs` | `sums_of_blocks_exchanged_before_they_are_made_are_refused` |
 //! | blocks of ranks that count twice, or not at all | PL-4 | `plan/verify_faults/levels.rs` | `sums_of_blocks_over_the_wrong_ranks_are_refused` |
 //! | replicas that drift apart, or count a gradient once for each of them | PL-4 | `plan/verify_faults/replicas.rs` | `a_gradient_summed_over_the_replicas_twice_is_refused` |
+//! | a save that has some values of the step after it | PL-9 | `plan/verify_faults/snapshots.rs` | `a_copy_of_a_slot_that_was_updated_is_refused` |
 //! | un-joined fork in a captured step | PL-7 | `cpu_backend/checked.rs` | `an_un_joined_fork_in_a_captured_step_is_refused` |
 //! | captured step whose warm-up pollutes main grads | PL-4, PL-7 | `session/ranks/mod.rs` | `a_captured_step_whose_warm_up_pollutes_main_grads_and_optimizer_is_refused` |
 //! | format silently falling back to BF16 | PL-2, PL-6 | `plan/verify_faults/classes.rs` | `a_format_that_silently_falls_back_to_bf16_is_refused` |
@@ -56,6 +57,7 @@ mod races;
 mod received;
 mod replicas;
 mod rounds;
+mod snapshots;
 mod stages;
 mod uses;
 
@@ -90,5 +92,5 @@ fn every_class_of_the_table_has_the_test_it_names() {
         assert!(text.contains(&format!("#[test]\nfn {test}() {{")), "{file} has no test `{test}`");
         classes += 1;
     }
-    assert_eq!(classes, 16);
+    assert_eq!(classes, 17);
 }
