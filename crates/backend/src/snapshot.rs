@@ -1,7 +1,7 @@
 //! Memory of the host into which a step copies a rank's state, for a save that training does not wait for.
 //!
-//! Law: a step that takes a snapshot writes it, between its first task and its end, or the host does at a step boundary.
-//! So who reads it after that and before the next time reads what was copied. Keeping those steps apart from
+//! Law: a step that takes a snapshot writes it, between its first task and its end, or the host does at a step
+//! boundary. So who reads it after that and before the next time reads what was copied. Keeping those steps apart from
 //! readers is for who runs them.
 
 use std::fmt;

@@ -126,18 +126,18 @@ fn a_copy_of_another_weight_or_of_what_no_checkpoint_has_is_refused() {
 fn copies_that_share_bytes_of_the_snapshot_or_do_not_fit_are_refused() {
     let (mut plan, copy) = sample();
     let other = position(&plan, usize::from(copy == 0), copies);
-    let taken = snapshot(&mut plan, other).to.offset;
-    snapshot(&mut plan, copy).to.offset = taken;
+    let taken = snapshot(&mut plan, other).to;
+    snapshot(&mut plan, copy).to = taken;
     refused(&plan, &["PL-6", "copies into bytes of the snapshot that have slot `"]);
 
     let (mut plan, copy) = sample();
-    snapshot(&mut plan, copy).to.bytes -= 4;
-    refused(&plan, &["PL-6", "aligned bytes of its own, as many as it has"]);
+    let end = plan.snapshot_bytes().next_multiple_of(ALIGNMENT);
+    snapshot(&mut plan, copy).to = end + 4;
+    refused(&plan, &["PL-6", "aligned bytes of its own"]);
 
     let (mut plan, copy) = sample();
-    let end = plan.snapshot_bytes().next_multiple_of(ALIGNMENT);
-    snapshot(&mut plan, copy).to.offset = end + 4;
-    refused(&plan, &["PL-6", "aligned bytes of its own, as many as it has"]);
+    snapshot(&mut plan, copy).to = usize::MAX - ALIGNMENT + 1;
+    refused(&plan, &["PL-6", "beyond the end of any snapshot"]);
 }
 
 /// PL-5. A copy anywhere else would hold up what that lane is for.

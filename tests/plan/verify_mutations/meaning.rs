@@ -303,10 +303,10 @@ impl<'p> Memory<'p> {
     }
 
     /// Puts something into the snapshot, over what lay in those bytes.
-    pub(crate) fn copy_out(&mut self, to: Region, copied: (Content, Term)) {
-        let end = to.offset + to.bytes;
-        self.snapshot.retain(|(first, last), _| *last <= to.offset || end <= *first);
-        self.snapshot.insert((to.offset, end), copied);
+    pub(crate) fn copy_out(&mut self, from: SlotId, to: usize, copied: (Content, Term)) {
+        let end = to + self.plan.arena.region(from).bytes;
+        self.snapshot.retain(|(first, last), _| *last <= to || end <= *first);
+        self.snapshot.insert((to, end), copied);
     }
 
     /// The rows of a full gradient, and whether what lies after them is zero.

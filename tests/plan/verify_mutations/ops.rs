@@ -413,7 +413,7 @@ impl Memory<'_> {
             // A save looks after the step where the copies say that they lie.
             Op::Snapshot(op) => {
                 let copied = term((op.weight, self.read(op.from)));
-                self.copy_out(op.to, (self.content(op.from), copied));
+                self.copy_out(op.from, op.to, (self.content(op.from), copied));
             }
         }
     }

@@ -196,9 +196,9 @@ impl Binder<'_> {
             Op::Snapshot(op) => {
                 // Ranks of the first replica come first, and save what all replicas hold.
                 let saves = self.binding.rank.number() < self.weight(op.weight)?.shard.owners();
-                let bytes = if saves { op.to.bytes } else { 0 };
-                let to = Region { bytes, ..op.to };
-                LocalOp::Snapshot { from: self.bytes(op.from, bytes)?, to }
+                let all = self.region(op.from)?;
+                let bytes = if saves { all.bytes } else { 0 };
+                LocalOp::Snapshot { from: Region { bytes, ..all }, to: Region { offset: op.to, bytes } }
             }
         })
     }

@@ -3,7 +3,6 @@
 use serde::Serialize;
 
 use super::operation::{Moves, Named, Operation, Part, Sizes};
-use crate::layout::Region;
 use crate::model::Access;
 use warpweft_base::id::{SlotId, WeightId};
 
@@ -15,8 +14,8 @@ pub struct Snapshot {
     pub weight: WeightId,
     /// What is copied: its master, the remainder and the shard that make one, or a list of optimizer state.
     pub from: SlotId,
-    /// Where in the snapshot it goes, as long as the slot.
-    pub to: Region,
+    /// Where in the snapshot the copy begins, in bytes. It is as long as the slot.
+    pub to: usize,
 }
 
 impl Operation for Snapshot {

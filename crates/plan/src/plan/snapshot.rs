@@ -59,7 +59,10 @@ impl StepPlan {
     #[must_use]
     pub fn snapshot_layout(&self) -> BTreeMap<Content, Region> {
         let place = |task: &Task| match task.op {
-            Op::Snapshot(Snapshot { from, to, .. }) => Some((self.arena.slot(from).content, to)),
+            Op::Snapshot(Snapshot { from, to, .. }) => {
+                let Slot { content, region, .. } = self.arena.slot(from);
+                Some((*content, Region { offset: to, bytes: region.bytes }))
+            }
             _ => None,
         };
         self.tasks.iter().filter_map(place).collect()
@@ -75,8 +78,8 @@ impl StepPlan {
         }
         let mut places = self.places_in_snapshot();
         places.sort_by_key(|(_, slot, _)| (overwritten.get(slot).copied().unwrap_or(usize::MAX), *slot));
-        let copy = |(weight, from, to): (WeightId, SlotId, Region)| Task {
-            op: Op::Snapshot(Snapshot { weight, from, to }),
+        let copy = |(weight, from, place): (WeightId, SlotId, Region)| Task {
+            op: Op::Snapshot(Snapshot { weight, from, to: place.offset }),
             subject: self.arena.slot(from).name.clone(),
             lane,
             waits: Vec::new(),

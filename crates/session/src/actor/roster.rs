@@ -1,8 +1,8 @@
 //! The owner of every task.
 //!
 //! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run on one
-//! lane, except a bucket's: its gradients have another lane than its weights, and so have copies for a save; where a custom
-//! optimizer updates these, it runs where its calls do.
+//! lane, except a bucket's: its gradients have another lane than its weights, and so have copies for a save; where a
+//! custom optimizer updates these, it runs where its calls do.
 
 use super::{
     Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Wiring, Worklist,

@@ -5,15 +5,16 @@
 //! from what resident slots are declared for.
 
 use super::{Held, Run, Verdict, VerifyError};
-use crate::layout::{ALIGNMENT, Content, Residency, Slot};
+use crate::layout::{ALIGNMENT, Content, MAX_ARENA, Region, Residency, Slot};
 use crate::op::Snapshot;
 use warpweft_base::id::{SlotId, TaskId, WeightId};
 use warpweft_format::Orientation;
 
 impl Run<'_> {
     pub(super) fn snapshot(&mut self, task: TaskId, op: &Snapshot) -> Verdict<()> {
-        let Snapshot { weight, from, to } = *op;
+        let Snapshot { weight, from, to: offset } = *op;
         let declared = self.plan.arena.slot(from);
+        let to = Region { offset, bytes: declared.region.bytes };
         if self.saved_of(declared) != Some(weight) || !self.plan.takes_snapshot {
             let needs = format!(
                 "a plan that takes a snapshot, and a resident slot of which a checkpoint of `{}` is made",
@@ -35,23 +36,24 @@ impl Run<'_> {
                 remedy: "copy every slot once".into(),
             }));
         }
+        if offset > MAX_ARENA - declared.region.bytes.min(MAX_ARENA) {
+            return Err(Box::new(VerifyError::Bytes {
+                subject: self.plan.describe(task),
+                problem: format!("copies to byte {offset}, beyond the end of any snapshot"),
+                remedy: "lay copies one after the other".into(),
+            }));
+        }
         let problem = match self.copied.iter().find(|(_, other)| other.overlaps(to)) {
             Some((other, _)) => {
                 format!("copies into bytes of the snapshot that have slot `{}`", self.slot_name(*other))
             }
-            None if to.bytes != declared.region.bytes || !to.offset.is_multiple_of(ALIGNMENT) => {
-                let (given, needed) = (to.bytes, declared.region.bytes);
-                format!("copies {needed} bytes into {given} at {} of the snapshot", to.offset)
-            }
-            None if to.offset.checked_add(to.bytes).is_none() => {
-                "copies beyond the end of any snapshot".to_owned()
-            }
+            None if !offset.is_multiple_of(ALIGNMENT) => format!("copies to byte {offset} of the snapshot"),
             None => {
                 self.copied.insert(from, to);
                 return Ok(());
             }
         };
-        let remedy = "give every slot that is copied aligned bytes of its own, as many as it has".to_owned();
+        let remedy = "give every slot that is copied aligned bytes of its own".to_owned();
         Err(Box::new(VerifyError::Bytes { subject: self.plan.describe(task), problem, remedy }))
     }
 
