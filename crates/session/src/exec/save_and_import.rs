@@ -9,6 +9,7 @@ use std::io;
 
 use super::barrier::{Barrier, Refusal, Work};
 use super::step_reports::DIFFERENT_CHECKPOINTS;
+use super::stored_state::StoredState;
 use super::{ExecError, Handover, Rank};
 use crate::checkpoint::ranks::{PartWriter, RankPart, RankState, SaveId};
 use crate::checkpoint::{CheckpointError, FrozenDigest, StatePart};

@@ -14,6 +14,9 @@
 //!   into the folder, if it is provably a save's that can end no more: the index that it began and its parts are files
 //!   of the dead (WF-1). What lives, what others put
 //!   there and what cannot be proven stays.
+//! - **CK-6** A save in the background has the state of the step boundary at which it began, whatever steps do
+//!   meanwhile. One is under way at a time, and what became of it is said once. A session that ends waits for it, or
+//!   leaves nothing of it.
 //!
 //! It does not matter how many ranks wrote a checkpoint, in how many replicas, or with which tensor parallelism: it has
 //! the first replica's rows, and of every rank its carried buffers. Quantized planes are not in it, because a session

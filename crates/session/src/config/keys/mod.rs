@@ -92,6 +92,7 @@ pub(super) fn aside(path: &str) -> Option<&'static str> {
         "memory.budget" => Some(
             "of transient bytes per rank; resident bytes and, on GPUs, the receive buffer beside the arena come on top",
         ),
+        "checkpoint.snapshot_bytes" => Some("of host memory per rank, for saves in the background"),
         _ => None,
     }
 }
@@ -172,6 +173,7 @@ mod tests {
     fn the_table_has_a_row_for_every_field_and_reads_its_value() {
         let mut config = Config::default();
         config.memory.budget = Some(crate::config::ByteSize::new(7));
+        config.checkpoint.snapshot_bytes = Some(crate::config::ByteSize::new(7));
         config.mesh.levels = Some(warpweft_plan::model::Levels::USUAL);
         config.prefetch.bytes = Some(crate::config::ByteSize::new(7));
         config.prefetch.chunk = Some(crate::config::ByteSize::new(7));
