@@ -2,6 +2,7 @@
 
 mod equal;
 mod failures;
+mod keep_last;
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

@@ -103,9 +103,9 @@ impl Session {
             if !self.rendezvous.is_whole() || self.is_too_large() {
                 return self.save_parts(files, notes).await;
             }
-            let (folder, by) = (files.folder().to_owned(), self.optimizer_identity.clone());
-            let what = format!("into {}", shown_path(&folder));
-            let writer: Arc<dyn PartWriter> = Arc::new(Save::new(folder, notes.clone(), self.plans(), by));
+            let what = format!("into {}", shown_path(files.folder()));
+            let save = Save::new(files, notes.clone(), self.plans(), self.optimizer_identity.clone());
+            let writer: Arc<dyn PartWriter> = Arc::new(save);
             for thread in &self.ranks {
                 thread.handover().part.writer = Some(Arc::clone(&writer));
             }
