@@ -3,6 +3,7 @@
 mod equal;
 mod failures;
 mod keep_last;
+mod processes;
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Adoption, Diverged, Gradients, RankReport, Refusal, Snapshot, Unequal};
+use super::{Adoption, Diverged, Gradients, RankReport, Refusal, Snapshot, Unequal, WrittenPart};
 use crate::checkpoint::ranks::{PartReader, PartWriter, RankPart, SaveId};
 use crate::trace::Exposure;
 use warpweft_backend::{ClosureFault, HostSplit, TaskInterval};
@@ -47,6 +47,8 @@ pub struct ComingStep {
     pub adoption: Option<Adoption>,
     /// The plan by which the step takes a snapshot, if it is to take one; the rank takes it out.
     pub snapshot: Option<Arc<StepPlan>>,
+    /// Whether parts of a save that a thread of this process writes are written, and wait for those of others.
+    pub part_is_written: bool,
     /// Whether it is traced.
     pub traced: bool,
     /// Whether all ranks tell each other how long it took.
@@ -128,6 +130,8 @@ pub struct PartTransfer {
     pub snapshot: Option<Snapshot>,
     /// Which save that is.
     pub save: Option<SaveId>,
+    /// What the thread says that writes the rank's part of it; the rank takes it out.
+    pub written: Option<Arc<WrittenPart>>,
     /// The first rank that could not save its part, or read what it owns, and why.
     pub refusal: Option<Refusal>,
 }

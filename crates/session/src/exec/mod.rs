@@ -35,6 +35,7 @@ mod stored_state;
 mod thread;
 mod transfer;
 mod world;
+mod written_part;
 
 pub use crate::actor::ExecError;
 pub use adopt::Adoption;
@@ -56,3 +57,4 @@ pub use step_reports::RankReport;
 pub(crate) use step_reports::report_bytes;
 pub use thread::{Command, Inbox, RankThread, Reply, Setup};
 pub use world::World;
+pub use written_part::WrittenPart;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::agreement::agree_on_plan;
 use super::barrier::{Barrier, Work};
 use super::installed::install;
+use super::save_and_import::LiveState;
 use super::stored_state::StoredState;
 use super::{CaptureMode, ExecError, Handover, Rank};
 use crate::checkpoint::ranks::{RankPart, RankState, SaveId, WeightShard};
@@ -137,6 +138,42 @@ impl RankState for Snapshot {
     }
 }
 
+/// A snapshot whose reader gives signs of life.
+struct Living<'s> {
+    snapshot: &'s Snapshot,
+    live: &'s dyn RankState,
+}
+
+impl RankState for Living<'_> {
+    fn rank(&self) -> RankId {
+        self.snapshot.rank
+    }
+
+    fn optimizer_step(&self) -> io::Result<u32> {
+        self.snapshot.optimizer_step()
+    }
+
+    fn frozen(&self, weight: WeightId) -> Option<FrozenDigest> {
+        self.snapshot.frozen(weight)
+    }
+
+    fn rows(&self, weight: WeightId, part: StatePart) -> io::Result<Vec<f32>> {
+        RankState::rows(self.snapshot, weight, part)
+    }
+
+    fn delayed(&self, weight: WeightId) -> io::Result<Option<DelayedState>> {
+        self.snapshot.delayed(weight)
+    }
+
+    fn carried(&self, buffer: CarriedId) -> io::Result<Vec<u8>> {
+        self.snapshot.carried(buffer)
+    }
+
+    fn alive(&self) -> io::Result<()> {
+        self.live.alive()
+    }
+}
+
 impl<B: Backend> Rank<B> {
     /// Begins a save that goes on in the background: makes room for a snapshot, lets the writer in `handover` begin, if
     /// there is one, and leaves there the snapshot, whose copies the next step makes, and the save's identity. Or says
@@ -156,7 +193,7 @@ impl<B: Backend> Rank<B> {
             Ok((memory, number)) => (Some(memory), Ok(number)),
             Err(reason) => (None, Err(reason)),
         };
-        let agreed = Barrier::new(&self.world, self.id(), Work::SavesItsPart).agree(own)?;
+        let agreed = Barrier::new(&self.world, self.id(), Work::BeginsASave).agree(own)?;
         match (agreed, memory) {
             (Ok(numbers), Some(memory)) => {
                 handover.part.save = Some(SaveId::of(&numbers));
@@ -167,6 +204,26 @@ impl<B: Backend> Rank<B> {
             // A rank whose own word was a refusal does not get the words of all.
             (Ok(_), None) => {}
         }
+        Ok(())
+    }
+
+    /// Makes a checkpoint of what threads of all processes write, each the parts of its ranks; `handover` has writer,
+    /// save and snapshot, and then says who could not save, if anybody could not.
+    ///
+    /// # Errors
+    /// The end of the world.
+    pub fn complete_save(&mut self, handover: &mut Handover) -> Result<(), ExecError> {
+        let part = &mut handover.part;
+        part.refusal = None;
+        let taken = (part.writer.take(), part.save.take(), part.snapshot.take(), part.written.take());
+        let (Some(writer), Some(save), Some(snapshot), Some(written)) = taken else {
+            return Err(ExecError::NoParts { rank: self.id(), what: "writer" });
+        };
+        let barrier = Barrier::new(&self.world, self.id(), Work::SavesItsPart);
+        let written = written.wait(|| barrier.alive())?;
+        let live = LiveState::new(self, &barrier);
+        let state = Living { snapshot: &snapshot, live: &live };
+        handover.part.refusal = self.end_save((writer.as_ref(), save), written, &state, (&barrier, &live))?;
         Ok(())
     }
 

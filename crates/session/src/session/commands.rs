@@ -106,11 +106,13 @@ impl Session {
                 let report = self.report(number, duration).map_err(|error| error.of_dropped_step(asks))?;
                 self.unseen = Unseen { outcomes: report.unobserved, not_captured: report.not_captured };
                 self.unseen.outcomes.push(report.outcome);
+                self.complete_written().await?;
             }
             Command::Import | Command::ImportPart => {
                 self.imported().map_err(|error| error.of_dropped_command(asks))?;
             }
             Command::SavePart => self.saved().map_err(|error| error.of_dropped_command(asks))?,
+            Command::CompleteSave => self.save_completed(),
             // A save whose call was dropped before it had begun on all ranks is none.
             Command::BeginSave | Command::TakeSnapshot => {
                 for thread in &self.ranks {

@@ -81,6 +81,7 @@ impl Session {
     /// [`SessionError::Skipped`] if it is one too many in a row that was skipped; it has counted the step, and goes on.
     fn ended(&mut self, number: ProgramId, duration: Duration) -> Result<StepReport, SessionError> {
         let ranks = self.rank_reports(number);
+        self.note_written(ranks.iter().all(|report| report.part_is_written));
         let faults = Faults::of(&ranks);
         faults.iter().for_each(|faults| self.note_panic(faults));
         let plan = Arc::clone(self.plan_that_ran(number));

@@ -86,6 +86,7 @@ impl Session {
                 gradient_scale,
                 adoption: adoption.clone(),
                 snapshot: snapshot.clone(),
+                part_is_written: self.part_is_written(),
                 traced,
                 measures,
                 splits: self.splits,
@@ -109,6 +110,7 @@ impl Session {
         if let Some(host) = &mut report.host {
             host.caller = before + replied.elapsed();
         }
+        self.complete_written().await?;
         Ok(report)
     }
 

@@ -5,6 +5,7 @@
 //! change the state otherwise, or disturb a measurement, has it copied first. One save is under way at a time. What
 //! became of it is said once, by the next call that can: it ends whole, or leaves nothing.
 
+mod spread;
 mod write;
 
 use std::collections::{BTreeMap, HashMap};
@@ -16,6 +17,7 @@ use crate::checkpoint::{CheckpointError, CheckpointStore, PartFiles};
 use crate::exec::{Command, Snapshot};
 use crate::session::dropped::Asks;
 use crate::session::{CompiledHere, Session, SessionError};
+use spread::Spread;
 use warpweft_base::errors::shown_path;
 use warpweft_base::id::ProgramId;
 use warpweft_plan::plan::StepPlan;
@@ -32,6 +34,8 @@ pub(in crate::session) struct BackgroundSaves {
     plans: HashMap<ProgramId, (Arc<StepPlan>, Arc<StepPlan>)>,
     /// The plan by which the last step ran, if it took a snapshot.
     taken_by: Option<(ProgramId, Arc<StepPlan>)>,
+    /// After the last step, do the processes have all their parts of a save written?
+    all_written: bool,
     /// Bytes of the snapshot of a rank that has one.
     bytes: usize,
 }
@@ -42,6 +46,12 @@ enum Stage {
     Begun { job: Job, snapshots: Vec<Snapshot> },
     /// The state is copied, and a thread writes it.
     Writing(Writing),
+    /// So it is, and other processes write theirs.
+    Spread(Spread),
+    /// The ranks of all processes make a checkpoint of their parts.
+    Completing { what: String },
+    /// They have, or have not, and nobody has got word of it.
+    Over(Result<(), SessionError>),
 }
 
 impl BackgroundSaves {
@@ -60,6 +70,14 @@ impl BackgroundSaves {
             None => return,
             Some(Stage::Begun { job, .. }) => Some(lost(job.what())),
             Some(Stage::Writing(writing)) => writing.join().err(),
+            Some(Stage::Spread(spread)) => {
+                let error = lost(&spread.what);
+                spread.withdraw();
+                Some(error)
+            }
+            // The next save removes what it left, if that is no checkpoint.
+            Some(Stage::Completing { what }) => Some(lost(&what)),
+            Some(Stage::Over(outcome)) => outcome.err(),
         };
         if let Some(error) = failed {
             tracing::warn!(%error, "the session was dropped with a save under way");
@@ -76,8 +94,9 @@ impl Session {
     /// One save is under way at a time: this waits for the one before. [`Session::is_saving`] tells whether there is
     /// one, and [`Session::finish_save`] waits for it. If a save fails, the next call says so and does nothing else,
     /// and nothing is left of it. Copies take memory of the host, for the life of the session
-    /// ([`Session::snapshot_bytes`]); where that is more than `checkpoint.snapshot_bytes`, and where several processes
-    /// save, training waits as with [`Session::save_parts`]. Delayed scales, step count and carried buffers are copied
+    /// ([`Session::snapshot_bytes`]); where that is more than `checkpoint.snapshot_bytes`, training waits as with
+    /// [`Session::save_parts`]. With several processes all call it; they tell each other in their steps how far they have
+    /// come, and make a checkpoint of their parts between two steps, once all are written. Delayed scales, step count and carried buffers are copied
     /// before this returns. A step that copies is issued, whether or not its program is captured; the first one of a
     /// program is planned and bound on its way, and on GPUs is as slow as a program's first.
     ///
@@ -100,7 +119,7 @@ impl Session {
         Box::pin(async move {
             self.finish_save_for(Asks::More).await?;
             self.check_exports()?;
-            if !self.rendezvous.is_whole() || self.is_too_large() {
+            if self.is_too_large() {
                 return self.save_parts(files, notes).await;
             }
             let what = format!("into {}", shown_path(files.folder()));
@@ -136,13 +155,13 @@ impl Session {
         Box::pin(async move {
             self.finish_save_for(Asks::More).await?;
             self.check_exports()?;
+            if !self.rendezvous.is_whole() {
+                return Err(SessionError::Partial);
+            }
             if self.is_too_large() {
                 let mut checkpoint = self.export().await?;
                 checkpoint.notes = notes;
                 return Ok(store.save(&checkpoint).await?);
-            }
-            if !self.rendezvous.is_whole() {
-                return Err(SessionError::Partial);
             }
             let (plans, by) = (self.plans(), self.optimizer_identity.clone());
             self.ranks.iter().for_each(|thread| thread.handover().part.writer = None);
@@ -163,8 +182,8 @@ impl Session {
     #[must_use]
     pub fn is_saving(&self) -> bool {
         match &self.saves.stage {
-            None => false,
-            Some(Stage::Begun { .. }) => true,
+            None | Some(Stage::Over(_)) => false,
+            Some(Stage::Begun { .. } | Stage::Spread(_) | Stage::Completing { .. }) => true,
             Some(Stage::Writing(writing)) => !writing.is_over(),
         }
     }
@@ -240,7 +259,7 @@ impl Session {
         match self.saves.stage.take() {
             Some(Stage::Begun { job, mut snapshots }) => {
                 snapshots.iter_mut().for_each(|snapshot| snapshot.taken_by(plan));
-                self.saves.stage = Some(Stage::Writing(Writing::start(job, snapshots)));
+                self.start_writing(job, snapshots);
             }
             other => self.saves.stage = other,
         }
@@ -257,8 +276,64 @@ impl Session {
         self.finish().await?;
         let copied = self.ranks.iter().map(|thread| thread.handover().part.snapshot.take());
         let snapshots = copied.collect::<Option<Vec<_>>>().ok_or_else(|| lost(&what))?;
-        self.saves.stage = Some(Stage::Writing(Writing::start(job, snapshots)));
+        self.start_writing(job, snapshots);
         Ok(())
+    }
+
+    fn start_writing(&mut self, job: Job, snapshots: Vec<Snapshot>) {
+        let is_whole = self.rendezvous.is_whole();
+        self.saves.stage = Some(match job {
+            Job::Parts { what, writer, save } if !is_whole => {
+                Stage::Spread(Spread::start(what, writer, save, snapshots))
+            }
+            job => Stage::Writing(Writing::start(job, snapshots)),
+        });
+    }
+
+    /// Are the parts of this process written, of a save that other processes write too?
+    pub(in crate::session) fn part_is_written(&self) -> bool {
+        matches!(&self.saves.stage, Some(Stage::Spread(spread)) if spread.is_written())
+    }
+
+    /// Notes after a step whether the parts of all processes are written.
+    pub(in crate::session) fn note_written(&mut self, all: bool) {
+        self.saves.all_written = all && self.part_is_written();
+    }
+
+    /// Makes a checkpoint of the parts of all processes, if the last step said that they are written.
+    pub(in crate::session) async fn complete_written(&mut self) -> Result<(), SessionError> {
+        if std::mem::take(&mut self.saves.all_written) { self.complete_save().await } else { Ok(()) }
+    }
+
+    /// Makes a checkpoint of the parts of all processes, as soon as they are written. What became of it is for whoever
+    /// asks next.
+    async fn complete_save(&mut self) -> Result<(), SessionError> {
+        let spread = match self.saves.stage.take() {
+            Some(Stage::Spread(spread)) => spread,
+            other => {
+                self.saves.stage = other;
+                return Ok(());
+            }
+        };
+        self.saves.stage = Some(Stage::Completing { what: spread.what.clone() });
+        for (thread, part) in self.ranks.iter().zip(spread.handed_over()) {
+            thread.handover().part = part;
+        }
+        self.command(Command::CompleteSave);
+        self.finish().await?;
+        self.save_completed();
+        Ok(())
+    }
+
+    /// What the ranks say of a save that they were to complete.
+    pub(in crate::session) fn save_completed(&mut self) {
+        if let Some(Stage::Completing { what }) = self.saves.stage.take() {
+            let failed = |(rank, source)| {
+                let what = format!("{what} (by {rank})");
+                Err(SessionError::BackgroundSave { what, source, now: None })
+            };
+            self.saves.stage = Some(Stage::Over(self.refusal().map_or(Ok(()), failed)));
+        }
     }
 
     /// Says once that a save failed, if it has ended so.
@@ -267,6 +342,7 @@ impl Session {
             Some(Stage::Writing(writing)) if writing.is_over() => {
                 writing.join().map_err(|error| error.of_dropped_command(asks))
             }
+            Some(Stage::Over(outcome)) => outcome.map_err(|error| error.of_dropped_command(asks)),
             other => {
                 self.saves.stage = other;
                 Ok(())
@@ -284,6 +360,7 @@ impl Session {
             }
             usable?;
         }
+        self.complete_save().await?;
         if let Some(Stage::Writing(writing)) = &mut self.saves.stage {
             writing.over().await;
         }

@@ -105,7 +105,7 @@ impl Writing {
 }
 
 /// Turns a panic, such as of a store, into an error that keeps its words.
-fn guarded(work: impl FnOnce() -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T, CheckpointError>) -> Result<T, CheckpointError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         Err(CheckpointError::other(format!("what saves it panicked: {}", kept_words(panic))))
     })
