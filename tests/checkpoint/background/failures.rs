@@ -116,6 +116,39 @@ fn a_folder_that_is_taken_is_refused_when_the_save_begins() {
     });
 }
 
+/// CK-1. Two sessions save into one folder: one of them makes a checkpoint, and nothing of it is lost.
+#[test]
+fn of_two_sessions_that_save_into_one_folder_one_makes_a_whole_checkpoint() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = PartFiles::new(folder.path());
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let mut sessions = Vec::new();
+        for steps in 0..3 {
+            let mut session = trainer.start(config(), 2).await.unwrap();
+            losses(&mut session, 2, 0..steps).await;
+            session.save_parts_in_background(&parts, &notes(&[])).await.unwrap();
+            sessions.push(session);
+        }
+        for session in &mut sessions {
+            losses(session, 2, 7..8).await;
+        }
+        let mut saved = 0;
+        for (steps, mut session) in sessions.into_iter().enumerate() {
+            match session.finish_save().await {
+                Ok(()) => {
+                    saved += 1;
+                    assert_eq!(parts.load().unwrap().optimizer_step as usize, steps);
+                }
+                Err(error) => assert!(error.to_string().contains("its folder holds a checkpoint"), "{error}"),
+            }
+        }
+        assert_eq!(saved, 1);
+        parts.load().unwrap();
+        assert_eq!(folder.path().read_dir().unwrap().count(), 3, "an index and two parts");
+    });
+}
+
 /// CK-1, CK-6. A session that goes with a save under way leaves a whole checkpoint, or nothing of one that no step
 /// copied.
 #[test]

@@ -1,7 +1,7 @@
 //! A rank's part of a save that a thread writes.
 //!
-//! Law: the thread says once what became of it. A rank asks between two signs of life, so that others wait on for a disk
-//! that is slow.
+//! Law: the thread says once what became of it. A rank asks between two signs of life, so that others wait on for a
+//! disk that is slow.
 
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;

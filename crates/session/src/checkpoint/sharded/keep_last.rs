@@ -2,9 +2,9 @@
 //!
 //! Law: what is removed is a checkpoint of this library, whole, beside the new one and named like it but with a lower
 //! number, of whose folder nothing is anybody else's: it holds an index and the parts that the index names, and no
-//! other entry. It first takes a name that shows that it is on its way out, so a folder with its own name is never torn; what
-//! a process left that was killed meanwhile, the next save removes. A save that has become a checkpoint does not fail
-//! for what cannot be removed.
+//! other entry. It first takes a name that shows that it is on its way out, so a folder with its own name is never
+//! torn; what a process left that was killed meanwhile, the next save removes. A save that has become a checkpoint does
+//! not fail for what cannot be removed.
 
 use std::collections::BTreeSet;
 use std::fs;

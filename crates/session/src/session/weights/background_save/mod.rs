@@ -95,10 +95,11 @@ impl Session {
     /// one, and [`Session::finish_save`] waits for it. If a save fails, the next call says so and does nothing else,
     /// and nothing is left of it. Copies take memory of the host, for the life of the session
     /// ([`Session::snapshot_bytes`]); where that is more than `checkpoint.snapshot_bytes`, training waits as with
-    /// [`Session::save_parts`]. With several processes all call it; they tell each other in their steps how far they have
-    /// come, and make a checkpoint of their parts between two steps, once all are written. Delayed scales, step count and carried buffers are copied
-    /// before this returns. A step that copies is issued, whether or not its program is captured; the first one of a
-    /// program is planned and bound on its way, and on GPUs is as slow as a program's first.
+    /// [`Session::save_parts`]. With several processes all call it; they tell each other in their steps how far they
+    /// have come, and make a checkpoint of their parts between two steps, once all are written. Delayed scales, step
+    /// count and carried buffers are copied before this returns. A step that copies is issued, whether or not its
+    /// program is captured; the first one of a program is planned and bound on its way, and on GPUs is as slow as a
+    /// program's first.
     ///
     /// # Errors
     /// As [`Session::save_parts`], for what is found out before anything is copied;
