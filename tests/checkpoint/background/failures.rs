@@ -5,6 +5,7 @@ use std::path::Path;
 use warpweft_format::Format;
 use warpweft_session::checkpoint::{CheckpointError, PartFiles};
 use warpweft_session::session::{SessionError, block_on};
+use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Trainer, feed, losses, within_a_minute};
 
 use super::super::parts::{notes, without_planes};
@@ -113,6 +114,43 @@ fn a_folder_that_is_taken_is_refused_when_the_save_begins() {
         assert!(!session.is_saving());
         losses(&mut session, 2, 1..2).await;
         assert!(parts.load().unwrap() == before);
+    });
+}
+
+/// A call whose future is dropped takes nothing back: the save begins, or is copied, all the same.
+#[test]
+fn a_save_whose_futures_are_dropped_is_saved_all_the_same() {
+    within_a_minute(async {
+        let folder = tempfile::tempdir().unwrap();
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let mut session = trainer.start(config(), 2).await.unwrap();
+        let first = session.export().await.unwrap();
+        for round in 0..6 {
+            let parts = PartFiles::new(folder.path().join(round.to_string()));
+            losses(&mut session, 2, round..round + 1).await;
+            let expected = without_planes(session.export().await.unwrap());
+            polled_once(session.save_parts_in_background(&parts, &notes(&[]))).await;
+            match round % 3 {
+                0 => drop(polled_once(session.finish_save()).await),
+                1 => drop(polled_once(session.import(&first)).await),
+                _ => {
+                    feed(&mut session, "train", 2, round);
+                    drop(polled_once(session.step("train")).await);
+                }
+            }
+            losses(&mut session, 2, round..round + 1).await;
+            session.finish_save().await.unwrap();
+            assert!(parts.load().unwrap() == expected, "{round}");
+        }
+        // What it was refused for is said by the next call.
+        let taken = PartFiles::new(folder.path().join("0"));
+        polled_once(session.save_parts_in_background(&taken, &notes(&[]))).await;
+        let said = session.finish_save().await.unwrap_err().to_string();
+        assert!(
+            said.contains("checkpoint.json is there") && said.contains("was not done, ask again"),
+            "{said}"
+        );
+        losses(&mut session, 2, 0..1).await;
     });
 }
 

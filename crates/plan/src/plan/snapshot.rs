@@ -30,10 +30,11 @@ impl StepPlan {
         let lane = LaneId::at(plan.lanes.len());
         plan.lanes.push(Lane { id: lane, kind: LaneKind::Snapshot });
         let copies = self.copies(lane);
-        let later = |task: TaskId| TaskId::at(task.index() + copies.len());
-        plan.bounds.live_peak = later(plan.bounds.live_peak);
-        for task in &mut plan.tasks {
-            task.release = task.release.map(later);
+        let number = |task: TaskId| TaskId::at(task.index() + copies.len());
+        let StepPlan { tasks, bounds, .. } = &mut plan;
+        for moved in tasks.iter_mut().filter_map(|task| task.release.as_mut()).chain([&mut bounds.live_peak])
+        {
+            *moved = number(*moved);
         }
         plan.tasks.splice(0..0, copies);
         let accesses: Vec<_> = plan.tasks.iter().map(|task| task.op.accesses()).collect();

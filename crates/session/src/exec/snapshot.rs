@@ -288,9 +288,11 @@ impl<B: Backend> Rank<B> {
         let plan = &self.prologue.plan;
         let saves = plan.weights.layouts.iter().any(|layout| self.id().number() < layout.shard.owners());
         let bytes = if saves { plan.snapshot_bytes() } else { 0 };
-        let memory = self.backend.reserve_snapshot(&self.memory, bytes)?;
         let lane = Lane { id: LaneId::at(plan.lanes.len()), kind: LaneKind::Snapshot };
-        self.streams.push(self.backend.open(&self.memory, lane, None)?);
+        // Kept once all is there, so that who failed may try again.
+        let stream = self.backend.open(&self.memory, lane, None)?;
+        let memory = self.backend.reserve_snapshot(&self.memory, bytes)?;
+        self.streams.push(stream);
         self.snapshot = Some(Arc::clone(&memory));
         Ok(memory)
     }

@@ -113,13 +113,8 @@ impl Session {
             }
             Command::SavePart => self.saved().map_err(|error| error.of_dropped_command(asks))?,
             Command::CompleteSave => self.save_completed(),
-            // A save whose call was dropped before it had begun on all ranks is none.
-            Command::BeginSave | Command::TakeSnapshot => {
-                for thread in &self.ranks {
-                    let part = &mut thread.handover().part;
-                    (part.snapshot, part.save, part.refusal) = (None, None, None);
-                }
-            }
+            Command::BeginSave => self.save_begun().map_err(|error| error.of_dropped_command(asks))?,
+            Command::TakeSnapshot => self.write_copied()?,
             // Who no longer waits for what it found may ask again.
             Command::CompareReplicas => {}
             Command::Export | Command::MainGrads => {

@@ -42,8 +42,12 @@ pub(in crate::session) struct BackgroundSaves {
 
 /// How far a save has come.
 enum Stage {
+    /// The ranks begin it.
+    Beginning(Job),
     /// The next step copies the state.
-    Begun { job: Job, snapshots: Vec<Snapshot> },
+    Begun { job: Job, save: SaveId, snapshots: Vec<Snapshot> },
+    /// The ranks copy it, without a step.
+    Copying { job: Job, save: SaveId },
     /// The state is copied, and a thread writes it.
     Writing(Writing),
     /// So it is, and other processes write theirs.
@@ -68,7 +72,9 @@ impl BackgroundSaves {
     pub(in crate::session) fn end(&mut self) {
         let failed = match self.stage.take() {
             None => return,
-            Some(Stage::Begun { job, .. }) => Some(lost(job.what())),
+            Some(Stage::Beginning(job) | Stage::Begun { job, .. } | Stage::Copying { job, .. }) => {
+                Some(lost(job.what()))
+            }
             Some(Stage::Writing(writing)) => writing.join().err(),
             Some(Stage::Spread(spread)) => {
                 let error = lost(&spread.what);
@@ -99,7 +105,7 @@ impl Session {
     /// have come, and make a checkpoint of their parts between two steps, once all are written. Delayed scales, step
     /// count and carried buffers are copied before this returns. A step that copies is issued, whether or not its
     /// program is captured; the first one of a program is planned and bound on its way, and on GPUs is as slow as a
-    /// program's first.
+    /// program's first. If the future is dropped, the save begins all the same.
     ///
     /// # Errors
     /// As [`Session::save_parts`], for what is found out before anything is copied;
@@ -129,7 +135,7 @@ impl Session {
             for thread in &self.ranks {
                 thread.handover().part.writer = Some(Arc::clone(&writer));
             }
-            self.begin_save(|save| Job::Parts { what, writer, save }).await
+            self.begin_save(Job::Parts { what, writer }).await
         })
     }
 
@@ -166,7 +172,7 @@ impl Session {
             }
             let (plans, by) = (self.plans(), self.optimizer_identity.clone());
             self.ranks.iter().for_each(|thread| thread.handover().part.writer = None);
-            self.begin_save(|_| Job::Whole { store, notes, plans, by }).await
+            self.begin_save(Job::Whole { store, notes, plans, by }).await
         })
     }
 
@@ -184,8 +190,8 @@ impl Session {
     pub fn is_saving(&self) -> bool {
         match &self.saves.stage {
             None | Some(Stage::Over(_)) => false,
-            Some(Stage::Begun { .. } | Stage::Spread(_) | Stage::Completing { .. }) => true,
             Some(Stage::Writing(writing)) => !writing.is_over(),
+            Some(_) => true,
         }
     }
 
@@ -212,20 +218,28 @@ impl Session {
     }
 
     /// Lets all ranks begin a save.
-    async fn begin_save(&mut self, job: impl FnOnce(SaveId) -> Job) -> Result<(), SessionError> {
+    async fn begin_save(&mut self, job: Job) -> Result<(), SessionError> {
+        self.saves.stage = Some(Stage::Beginning(job));
         self.command(Command::BeginSave);
         self.finish().await?;
-        self.saved()?;
+        self.save_begun()
+    }
+
+    /// What became of a save that all ranks were to begin.
+    pub(in crate::session) fn save_begun(&mut self) -> Result<(), SessionError> {
+        let Some(Stage::Beginning(job)) = self.saves.stage.take() else { return Ok(()) };
         let begun = self.ranks.iter().map(|thread| {
             let part = &mut thread.handover().part;
             part.writer = None;
             part.snapshot.take().zip(part.save.take())
         });
-        let Some(begun) = begun.collect::<Option<Vec<_>>>() else { return Ok(()) };
+        let begun: Option<Vec<_>> = begun.collect();
+        self.saved()?;
+        let begun = begun.ok_or_else(|| lost(job.what()))?;
         let Some(save) = begun.first().map(|(_, save)| *save) else { return Ok(()) };
         self.saves.bytes = self.programs.first().map_or(0, |program| program.plan.snapshot_bytes());
         let snapshots = begun.into_iter().map(|(snapshot, _)| snapshot).collect();
-        self.saves.stage = Some(Stage::Begun { job: job(save), snapshots });
+        self.saves.stage = Some(Stage::Begun { job, save, snapshots });
         Ok(())
     }
 
@@ -258,9 +272,9 @@ impl Session {
     pub(in crate::session) fn write_snapshot(&mut self) {
         let Some((_, plan)) = &self.saves.taken_by else { return };
         match self.saves.stage.take() {
-            Some(Stage::Begun { job, mut snapshots }) => {
+            Some(Stage::Begun { job, save, mut snapshots }) => {
                 snapshots.iter_mut().for_each(|snapshot| snapshot.taken_by(plan));
-                self.start_writing(job, snapshots);
+                self.start_writing(job, save, snapshots);
             }
             other => self.saves.stage = other,
         }
@@ -268,26 +282,38 @@ impl Session {
 
     /// Copies the state of a save that has begun, before anything else changes it.
     pub(in crate::session) async fn copy_now(&mut self) -> Result<(), SessionError> {
-        let Some(Stage::Begun { job, snapshots }) = self.saves.stage.take() else { return Ok(()) };
-        let what = job.what().to_owned();
+        let (job, save, snapshots) = match self.saves.stage.take() {
+            Some(Stage::Begun { job, save, snapshots }) => (job, save, snapshots),
+            other => {
+                self.saves.stage = other;
+                return Ok(());
+            }
+        };
         for (thread, snapshot) in self.ranks.iter().zip(snapshots) {
             thread.handover().part.snapshot = Some(snapshot);
         }
+        self.saves.stage = Some(Stage::Copying { job, save });
         self.command(Command::TakeSnapshot);
         self.finish().await?;
+        self.write_copied()
+    }
+
+    /// Lets a thread write what the ranks have copied without a step.
+    pub(in crate::session) fn write_copied(&mut self) -> Result<(), SessionError> {
+        let Some(Stage::Copying { job, save }) = self.saves.stage.take() else { return Ok(()) };
         let copied = self.ranks.iter().map(|thread| thread.handover().part.snapshot.take());
-        let snapshots = copied.collect::<Option<Vec<_>>>().ok_or_else(|| lost(&what))?;
-        self.start_writing(job, snapshots);
+        let snapshots = copied.collect::<Option<Vec<_>>>().ok_or_else(|| lost(job.what()))?;
+        self.start_writing(job, save, snapshots);
         Ok(())
     }
 
-    fn start_writing(&mut self, job: Job, snapshots: Vec<Snapshot>) {
+    fn start_writing(&mut self, job: Job, save: SaveId, snapshots: Vec<Snapshot>) {
         let is_whole = self.rendezvous.is_whole();
         self.saves.stage = Some(match job {
-            Job::Parts { what, writer, save } if !is_whole => {
+            Job::Parts { what, writer } if !is_whole => {
                 Stage::Spread(Spread::start(what, writer, save, snapshots))
             }
-            job => Stage::Writing(Writing::start(job, snapshots)),
+            job => Stage::Writing(Writing::start(job, save, snapshots)),
         });
     }
 
@@ -355,11 +381,9 @@ impl Session {
     pub(in crate::session) async fn finish_save_for(&mut self, asks: Asks) -> Result<(), SessionError> {
         self.settle_for(asks).await?;
         if matches!(self.saves.stage, Some(Stage::Begun { .. })) {
-            let usable = self.check_exports().and(self.copy_now().await);
-            if usable.is_err() {
-                self.saves.stage = None;
-            }
-            usable?;
+            // Ranks that are gone copy nothing.
+            self.check_exports().inspect_err(|_| self.saves.stage = None)?;
+            self.copy_now().await?;
         }
         self.complete_save().await?;
         if let Some(Stage::Writing(writing)) = &mut self.saves.stage {

@@ -21,7 +21,7 @@ use warpweft_plan::plan::StepPlan;
 /// What is done with snapshots.
 pub(super) enum Job {
     /// Each becomes a part, and all of them a checkpoint.
-    Parts { what: String, writer: Arc<dyn PartWriter>, save: SaveId },
+    Parts { what: String, writer: Arc<dyn PartWriter> },
     /// They become one checkpoint, which a store keeps.
     Whole {
         store: Box<dyn CheckpointStore>,
@@ -40,9 +40,9 @@ impl Job {
         }
     }
 
-    fn run(self, snapshots: Vec<Snapshot>) -> Result<(), CheckpointError> {
+    fn run(self, save: SaveId, snapshots: Vec<Snapshot>) -> Result<(), CheckpointError> {
         match self {
-            Self::Parts { writer, save, .. } => write_parts(writer.as_ref(), save, &snapshots),
+            Self::Parts { writer, .. } => write_parts(writer.as_ref(), save, &snapshots),
             Self::Whole { store, notes, plans, by } => {
                 let checkpoint = gather(&plans, &by, snapshots, notes)?;
                 block_on(store.save(&checkpoint))
@@ -61,7 +61,7 @@ pub(super) struct Writing {
 
 impl Writing {
     /// Starts the thread; if the system gives none, the work is done here.
-    pub(super) fn start(job: Job, snapshots: Vec<Snapshot>) -> Self {
+    pub(super) fn start(job: Job, save: SaveId, snapshots: Vec<Snapshot>) -> Self {
         let what = job.what().to_owned();
         let (told, ended) = oneshot::channel();
         let work = Arc::new(std::sync::Mutex::new(Some((job, snapshots, told))));
@@ -69,7 +69,7 @@ impl Writing {
         let body = move || {
             let taken = shared.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
             if let Some((job, snapshots, told)) = taken {
-                let _ = told.send(guarded(|| job.run(snapshots)));
+                let _ = told.send(guarded(|| job.run(save, snapshots)));
             }
         };
         let thread = std::thread::Builder::new().name("warpweft save".to_owned()).spawn(body.clone());
