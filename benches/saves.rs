@@ -56,7 +56,7 @@ fn start() -> Session {
         }
         Ok(())
     });
-    let builder = Session::builder(Config::default(), move |_| closure.clone()).program(program);
+    let builder = Session::builder(Config::default(), move |_| closure).program(program);
     block_on(builder.initialize(initial::normal(17, 0.02)).start_cpu(1)).unwrap()
 }
 

@@ -34,10 +34,8 @@ fn a_store_that_fails_is_reported_by_the_next_step_which_is_asked_again() {
         feed(&mut session, "train", 2, 2);
         let error = session.step("train").await.unwrap_err();
         let said = error.to_string();
-        assert!(
-            matches!(error, SessionError::BackgroundSave { source: CheckpointError::Other { .. }, .. }),
-            "{said}"
-        );
+        let SessionError::BackgroundSave { source, .. } = error else { panic!("{said}") };
+        assert!(matches!(*source, CheckpointError::Other { .. }), "{said}");
         assert!(said.contains("the disk is full") && said.contains("was not done, ask again"), "{said}");
         found.extend(losses(&mut session, 2, 2..4).await);
         assert_eq!(found, expected);

@@ -1,8 +1,10 @@
 //! PL-3, PL-9: a snapshot is the whole state as the step found it, and only that.
 
-use warpweft_plan::layout::{ALIGNMENT, Content, LaneKind};
+use warpweft_plan::layout::{ALIGNMENT, Content, LaneKind, Weights};
+use warpweft_plan::model::{Mesh, Model};
 use warpweft_plan::op::{Op, Snapshot};
-use warpweft_plan::plan::{StepPlan, verify};
+use warpweft_plan::plan::{Policy, ResidentLayout, StepPlan, verify};
+use warpweft_session::config::Config;
 
 use super::edit::{position, refused, relocate, remove, repeat, serialize, slot, weight};
 use super::programs::{all, f32_training, split_training};
@@ -51,6 +53,18 @@ fn every_plan_can_take_a_snapshot_and_copies_wait_for_nothing() {
         assert_eq!(with.with_snapshot().unwrap(), with);
         assert!(plan.tasks.is_empty() || with.fingerprint() != plan.fingerprint());
     }
+}
+
+#[test]
+fn a_plan_without_tasks_can_take_a_snapshot() {
+    let mut model = Model::builder();
+    model.replicated("bias", 1, 8).unwrap();
+    let weights = Weights::new(model.build().weights(), Mesh::new(2).unwrap());
+    let resident = ResidentLayout::new(&weights, &[]).unwrap();
+    let prologue = StepPlan::prologue(&weights, &resident, &Policy::from(&Config::default())).unwrap();
+    assert!(prologue.tasks.is_empty());
+    let with = prologue.with_snapshot().unwrap();
+    assert_eq!((with.tasks.len(), with.snapshot_bytes()), (3, 2 * ALIGNMENT + 32));
 }
 
 /// PL-3

@@ -32,8 +32,9 @@ impl StepPlan {
         let copies = self.copies(lane);
         let number = |task: TaskId| TaskId::at(task.index() + copies.len());
         let StepPlan { tasks, bounds, .. } = &mut plan;
-        for moved in tasks.iter_mut().filter_map(|task| task.release.as_mut()).chain([&mut bounds.live_peak])
-        {
+        // Where there are no tasks, nothing is ever alive.
+        let peak = Some(&mut bounds.live_peak).filter(|_| !tasks.is_empty());
+        for moved in tasks.iter_mut().filter_map(|task| task.release.as_mut()).chain(peak) {
             *moved = number(*moved);
         }
         plan.tasks.splice(0..0, copies);

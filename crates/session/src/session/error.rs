@@ -461,7 +461,7 @@ pub enum SessionError {
         /// Where it went.
         what: String,
         /// Why, and what to do.
-        source: CheckpointError,
+        source: Box<CheckpointError>,
         /// What became of what was asked when this was said.
         now: Option<&'static str>,
     },

@@ -357,7 +357,7 @@ impl Session {
         if let Some(Stage::Completing { what }) = self.saves.stage.take() {
             let failed = |(rank, source)| {
                 let what = format!("{what} (by {rank})");
-                Err(SessionError::BackgroundSave { what, source, now: None })
+                Err(SessionError::BackgroundSave { what, source: Box::new(source), now: None })
             };
             self.saves.stage = Some(Stage::Over(self.refusal().map_or(Ok(()), failed)));
         }
@@ -397,5 +397,5 @@ impl Session {
 fn lost(what: &str) -> SessionError {
     let source =
         CheckpointError::other("the session ended before its state was copied; nothing of it is left");
-    SessionError::BackgroundSave { what: what.to_owned(), source, now: None }
+    SessionError::BackgroundSave { what: what.to_owned(), source: Box::new(source), now: None }
 }

@@ -100,7 +100,10 @@ impl Writing {
         let ended =
             || self.ended.try_recv().unwrap_or_else(|_| Err(CheckpointError::other("its thread ended")));
         let outcome = self.outcome.take().unwrap_or_else(ended);
-        outcome.map_err(|source| SessionError::BackgroundSave { what: self.what, source, now: None })
+        outcome.map_err(|source| {
+            let (what, source) = (self.what, Box::new(source));
+            SessionError::BackgroundSave { what, source, now: None }
+        })
     }
 }
 
