@@ -5,7 +5,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use warpweft_backend::{Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval};
+use warpweft_backend::{
+    Backend, BackendError, ClosureFault, Inspection, Meter, SnapshotMemory, TaskInterval,
+};
 use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
 use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::layout::{Binding, Lane, Region};
@@ -181,6 +183,14 @@ impl<B: Backend> Backend for Wrapped<B> {
         let moment = Moment::Reserve;
         (self.hook)(Request { moment, lane: None, task: None, event: None, bytes: requested_bytes })?;
         self.inner.reserve(bytes, receive_buffer)
+    }
+
+    fn reserve_snapshot(
+        &self,
+        memory: &Self::Memory,
+        bytes: usize,
+    ) -> Result<Arc<dyn SnapshotMemory>, BackendError> {
+        self.inner.reserve_snapshot(memory, bytes)
     }
 
     fn open(

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use bytemuck::Pod;
-use warpweft_backend::{Backend, BackendError, TaskInterval};
+use warpweft_backend::{Backend, BackendError, SnapshotMemory, TaskInterval};
 use warpweft_base::id::{
     BufferId, CallId, CommId, EventId, LaneId, MicroBatchId, RankId, SlotId, TaskId, WeightId,
 };
@@ -190,6 +190,8 @@ pub(crate) struct Rank<B: Backend> {
     pub(crate) memory: B::Memory,
     pub(crate) backend: B,
     pub(crate) plan: Arc<Plan>,
+    /// Where copies go, as large as the arena, if the plan makes some.
+    pub(crate) snapshot: Option<Arc<dyn SnapshotMemory>>,
 }
 
 impl<B: Backend> Rank<B> {
@@ -218,8 +220,10 @@ impl<B: Backend> Rank<B> {
             let closures = closures.clone().filter(|_| lane.kind == LaneKind::Compute);
             streams.push(backend.open(&memory, lane, closures)?);
         }
+        let copies = plan.ops.iter().any(|(op, _)| matches!(op, Op::Snapshot(_)));
+        let snapshot = copies.then(|| backend.reserve_snapshot(&memory, plan.arena.bytes())).transpose()?;
         let bound = backend.bind(&memory, &binding)?;
-        Ok(Self { streams, bound, memory, backend, plan })
+        Ok(Self { streams, bound, memory, backend, plan, snapshot })
     }
 
     pub(crate) fn number(&self) -> usize {

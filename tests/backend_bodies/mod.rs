@@ -20,6 +20,7 @@ macro_rules! bodies {
 }
 
 pub(crate) mod accumulated;
+pub(crate) mod background_saves;
 pub(crate) mod captured;
 pub(crate) mod cast_in_update;
 pub(crate) mod collective_calls;

@@ -290,6 +290,46 @@ fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
     });
 }
 
+/// The state of the weight, and of a replicated one on the first rank alone, which saves it. The arena may change
+/// after.
+fn a_snapshot_copies_what_the_rank_saves_to_the_host_and_stays() {
+    let mut plan = Plan::new(2, &[sharded(4, 8, Format::F32), WeightSpec::replicated("bias", 1, 8)]);
+    let bias = warpweft_base::id::WeightId::new(1);
+    let master = plan.resident("master", Content::Master(W));
+    let moment = plan.resident("moment", Content::first_moment(W));
+    let other = plan.resident("bias", Content::Master(bias));
+    for (weight, from, to) in [(W, master, 256), (W, moment, 0), (bias, other, 512)] {
+        plan.op(QUANTIZE, Op::Snapshot(op::Snapshot { weight, from, to }));
+    }
+    run(plan, move |rank| {
+        let own = 1 + rank.number() as u32;
+        let values = [noise(16, own), noise(16, own + 7), noise(8, 5)];
+        let put = |rank: &super::harness::Rank<_>, values: [&[f32]; 3]| {
+            [master, moment, other].into_iter().zip(values).for_each(|(slot, values)| rank.put(slot, values));
+        };
+        let read = |rank: &super::harness::Rank<_>, offset, count: usize| {
+            let mut found = vec![9.0_f32; count];
+            let region = Region { offset, bytes: 4 * count };
+            rank.snapshot.as_ref().unwrap().read(region, bytemuck::cast_slice_mut(&mut found)).unwrap();
+            found
+        };
+        put(rank, values.each_ref().map(Vec::as_slice));
+        rank.step().unwrap();
+        put(rank, [&[3.0; 16], &[4.0; 16], &[5.0; 8]]);
+        assert_eq!(read(rank, 256, 16), values[0]);
+        assert_eq!(read(rank, 0, 16), values[1]);
+        let saved = if rank.number() == 0 { values[2].clone() } else { vec![0.0; 8] };
+        assert_eq!(read(rank, 512, 8), saved);
+        // Again, and by the host in place of a step.
+        rank.step().unwrap();
+        assert_eq!(read(rank, 256, 16), [3.0; 16]);
+        let region = Region { offset: 0, bytes: 4 };
+        rank.snapshot.as_ref().unwrap().write(region, &7.0_f32.to_ne_bytes()).unwrap();
+        assert_eq!(read(rank, 0, 2), [7.0, 4.0]);
+        assert!(rank.snapshot.as_ref().unwrap().read(region, &mut [0; 5]).is_err());
+    });
+}
+
 /// Norm, vote and clip of two ranks, with a replicated weight that counts once.
 fn the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once() {
     let mut specs = vec![sharded(3, 2, Format::F32)];
@@ -352,5 +392,6 @@ bodies! {
     padding_rows_are_zeroed_and_real_ones_kept,
     padding_rows_of_a_gradient_in_bf16_are_zeroed_and_real_ones_kept,
     a_copy_moves_every_byte_and_the_fault_word_is_cleared,
+    a_snapshot_copies_what_the_rank_saves_to_the_host_and_stays,
     the_vote_is_the_same_on_every_rank_and_counts_a_replicated_weight_once,
 }

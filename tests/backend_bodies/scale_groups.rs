@@ -5,7 +5,9 @@
 //! other shapes and magnitudes, are cut or not, and weights without a group are declared between them.
 
 use warpweft_base::id::{BucketId, SlotId, WeightId};
-use warpweft_format::{AmaxChoice, Format, FormatError, Via, delayed_scale, quantize_shard, record_amax};
+use warpweft_format::{
+    AmaxChoice, Format, FormatError, Shape, Via, delayed_scale, quantize_shard, record_amax,
+};
 use warpweft_plan::layout::{Content, Delayed, PlaneRegions, Region, StateLayout};
 use warpweft_plan::model::{Block, Hyperparameters, Mesh, TensorParallel, WeightSpec};
 use warpweft_plan::op::{
@@ -184,6 +186,7 @@ fn check(flow: Flow, (format, via): (Format, Via), what: String) {
         for (weight, slot) in all().zip(&shards) {
             let layout = weights.layout(weight);
             let mut rows = own_rows(weight);
+            let real_rows = layout.shard.rows_of(own).rows;
             rows.resize(layout.stored_elements(), 0.0);
             let over_ranks = |_| Ok::<_, FormatError>(amax(format, via, weight));
             let (planes, scale) =
@@ -193,7 +196,8 @@ fn check(flow: Flow, (format, via): (Format, Via), what: String) {
             let placed =
                 PlaneRegions::within(Region { offset: 0, bytes: found.len() }, &layout.shard_planes(ROWWISE));
             // What lies below a rank's rows is not looked at.
-            let real = format.compact_planes(ROWWISE, block(weight).shape);
+            let real =
+                format.compact_planes(ROWWISE, Shape { rows: real_rows, cols: layout.shard.shape.cols });
             let expected = [(placed.data, &planes[0].data), (placed.scale, &planes[0].scale)];
             for (spec, (place, expected)) in real.iter().zip(expected) {
                 let found = &found[place.offset..place.offset + spec.bytes()];

@@ -415,3 +415,22 @@ fn a_cut_through_a_block_and_a_weight_without_a_word_of_it_are_refused_by_name()
     let ruled = config.apply_weight_rules(&model(64, None)).unwrap();
     drop(block_on(builder(config, &ruled).initialize(initial).start_cpu(2)).unwrap());
 }
+
+/// CK-2.
+#[test]
+fn parts_saved_in_the_background_are_those_of_a_stopped_save_on_every_mesh() {
+    for format in [FORMATS[0], FORMATS[1]] {
+        for axes in MESHES {
+            let folder = tempfile::tempdir().unwrap();
+            let parts = |name: &str| PartFiles::new(folder.path().join(name));
+            let mut session = start(axes, format);
+            block_on(session.step("train")).unwrap();
+            block_on(session.save_parts(&parts("stopped"), &notes(&[]))).unwrap();
+            block_on(session.save_parts_in_background(&parts("beside"), &notes(&[]))).unwrap();
+            block_on(session.step("train")).unwrap();
+            block_on(session.finish_save()).unwrap();
+            let [found, expected] = ["beside", "stopped"].map(|name| parts(name).load().unwrap());
+            assert_alike(&found, &expected, &format!("{} on {axes:?}", format.0));
+        }
+    }
+}

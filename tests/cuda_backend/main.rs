@@ -35,6 +35,7 @@ fn main() {
         bodies::tensor::ALL,
         bodies::cast_in_update::ALL,
         bodies::accumulated::ALL,
+        bodies::background_saves::ALL,
         bodies::replicas::ALL,
         bodies::replay::ALL,
         bodies::scale_groups::ALL,

@@ -1,4 +1,5 @@
-//! Killed saves: the leftovers of a killed process, and how the next save removes them.
+//! Killed saves: the leftovers of a killed process, and how the next save removes them. What
+//! has an index is a whole checkpoint, and what others put there stays.
 //!
 //! `WARPWEFT_KILLS=60 cargo test --test processes -- killed_saves` kills 60 saves of each kind, and says what
 //! they left.
@@ -22,6 +23,9 @@ pub(crate) const ROLE: &str = "WARPWEFT_TEST_SAVES";
 const BEGUN: &str = "save begun";
 const ENDED: &str = "save ended";
 
+/// A file of somebody else, in the same folder.
+const OTHERS: &str = "notes";
+
 const RANKS: u32 = 3;
 
 /// A way to save, again and again, in the same folder.
@@ -29,6 +33,8 @@ const RANKS: u32 = 3;
 enum Kind {
     File,
     Parts,
+    /// Parts, beside steps.
+    Beside,
 }
 
 /// Files that are of no whole save.
@@ -39,6 +45,7 @@ fn leftovers(folder: &Path) -> Vec<PathBuf> {
     let is_whole = |path: &PathBuf| {
         let name = path.file_name().unwrap().to_str().unwrap();
         name == "run.safetensors"
+            || name == OTHERS
             || name == "checkpoint.json"
             || name.ends_with(&format!("-{save}.safetensors"))
     };
@@ -76,13 +83,20 @@ fn save(kind: Kind, folder: &Path, times: usize) {
                 let left = leftovers(folder);
                 let all: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
                 std::fs::remove_file(folder.join("checkpoint.json")).unwrap();
-                let parts = all.into_iter().filter(|path| !left.contains(path));
+                let parts = all.into_iter().filter(|path| !left.contains(path) && !path.ends_with(OTHERS));
                 parts.for_each(|path| drop(std::fs::remove_file(path)));
             }
             println!("{BEGUN}");
             match kind {
                 Kind::File => FileStore::new(folder.join("run.safetensors")).save(&checkpoint).await.unwrap(),
                 Kind::Parts => session.save_parts(&files, &BTreeMap::new()).await.unwrap(),
+                Kind::Beside => {
+                    session.save_parts_in_background(&files, &BTreeMap::new()).await.unwrap();
+                    while session.is_saving() {
+                        session.step("train").await.unwrap();
+                    }
+                    session.finish_save().await.unwrap();
+                }
             }
             println!("{ENDED}");
         }
@@ -96,6 +110,7 @@ const MOST_KILLS: usize = 60;
 /// kills, how many of them left files behind, and how many such files there are after a save that was not killed.
 fn killed(kind: Kind, times: usize) -> (usize, usize, usize) {
     let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(OTHERS), "mine").unwrap();
     let (mut kills, mut left) = (0, 0);
     while kills < times || (left == 0 && kills < MOST_KILLS) {
         kills += 1;
@@ -121,8 +136,13 @@ fn killed(kind: Kind, times: usize) -> (usize, usize, usize) {
         child.kill().unwrap();
         child.wait().unwrap();
         left += usize::from(leftovers(folder.path()).iter().any(|path| !before.contains(path)));
+        let parts = PartFiles::new(folder.path());
+        if parts.is_taken() {
+            parts.load().unwrap();
+        }
     }
     save(kind, folder.path(), 1);
+    assert_eq!(std::fs::read(folder.path().join(OTHERS)).unwrap(), b"mine");
     (kills, left, leftovers(folder.path()).len())
 }
 
@@ -132,13 +152,15 @@ pub(crate) const ALL: &[Test] =
 /// What a child does: saves until it is killed.
 pub(crate) fn run(role: &str) {
     let (kind, folder) = role.split_once(':').unwrap();
-    save(if kind == "File" { Kind::File } else { Kind::Parts }, Path::new(folder), usize::MAX);
+    let all = [Kind::File, Kind::Parts, Kind::Beside];
+    let kind = all.into_iter().find(|other| format!("{other:?}") == kind).unwrap();
+    save(kind, Path::new(folder), usize::MAX);
 }
 
 fn a_save_removes_what_killed_saves_left() {
     let times = std::env::var("WARPWEFT_KILLS").map_or(6, |times| times.parse().unwrap());
     let mut failed = false;
-    for kind in [Kind::File, Kind::Parts] {
+    for kind in [Kind::File, Kind::Parts, Kind::Beside] {
         let (kills, left, stayed) = killed(kind, times);
         println!(
             "{kind:?}: {left} of {kills} kills left files behind; {stayed} files stayed after the next save"

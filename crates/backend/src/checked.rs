@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use self::ledger::Ledger;
-use super::{Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval};
+use super::{Backend, BackendError, ClosureFault, Inspection, Meter, SnapshotMemory, TaskInterval};
 use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
 use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::layout::{Binding, Lane, Region};
@@ -143,6 +143,14 @@ impl<B: Backend> Backend for Checked<B> {
 
     fn reserve(&self, bytes: usize, receive_buffer: usize) -> Result<Self::Memory, BackendError> {
         self.inner.reserve(bytes, receive_buffer)
+    }
+
+    fn reserve_snapshot(
+        &self,
+        memory: &Self::Memory,
+        bytes: usize,
+    ) -> Result<Arc<dyn SnapshotMemory>, BackendError> {
+        self.inner.reserve_snapshot(memory, bytes)
     }
 
     fn open(

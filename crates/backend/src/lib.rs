@@ -46,6 +46,7 @@ mod meter;
 mod poison;
 pub mod rendezvous;
 pub mod sim;
+mod snapshot;
 
 pub use checked::Checked;
 #[doc(hidden)]
@@ -54,6 +55,7 @@ pub use choices::{DeviceTimes, SignalBy, Transport};
 pub use error::BackendError;
 pub use inspection::Inspection;
 pub use meter::{Activity, HostSplit, Meter};
+pub use snapshot::SnapshotMemory;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -64,7 +66,7 @@ use warpweft_plan::compute::{ComputeFactory, Surface};
 use warpweft_plan::layout::StateLayout;
 use warpweft_plan::layout::{Binding, Lane, Region};
 use warpweft_plan::model::Mesh;
-use warpweft_plan::policy::Reduce;
+use warpweft_plan::policy::{ByteSize, Reduce};
 
 /// Enqueues ops, records and waits for events, captures and replays: one rank's device.
 pub trait Backend: Send + 'static {
@@ -118,6 +120,20 @@ pub trait Backend: Send + 'static {
     /// # Errors
     /// [`BackendError::Memory`] when there is not enough memory.
     fn reserve(&self, bytes: usize, receive_buffer: usize) -> Result<Self::Memory, BackendError>;
+
+    /// Reserves the rank's snapshot, memory of the host of `bytes` bytes, into which plans that are bound afterwards
+    /// copy state ([`Op::Snapshot`](warpweft_plan::op::Op::Snapshot)). It never moves. Called once, at a step boundary.
+    ///
+    /// # Errors
+    /// [`BackendError::Device`] when there is not enough memory, or when the backend copies nothing to the host, which
+    /// is the default.
+    fn reserve_snapshot(
+        &self,
+        _memory: &Self::Memory,
+        bytes: usize,
+    ) -> Result<Arc<dyn SnapshotMemory>, BackendError> {
+        Err(no_snapshot(self.rank(), bytes, "this backend takes none"))
+    }
 
     /// Opens a lane. The compute lane gets the factory of the rank's closures; it is called on
     /// the thread that will run them. They are run by [`BoundCall::run`](warpweft_plan::compute::BoundCall::run), which
@@ -313,6 +329,15 @@ pub struct ClosureFault {
     pub message: String,
     /// Whether it panicked, after which the closure's state is no longer trusted.
     pub panicked: bool,
+}
+
+/// Why there is no snapshot.
+#[doc(hidden)]
+#[must_use]
+pub fn no_snapshot(rank: RankId, bytes: usize, reason: impl std::fmt::Display) -> BackendError {
+    let doing = format!("reserving a snapshot of {}", ByteSize::of(bytes).in_full());
+    let reason = format!("{reason}; set checkpoint.snapshot_bytes below that, and training waits for saves");
+    BackendError::Device { rank, doing, reason }
 }
 
 /// Checks that a plan runs in a world of its own mesh.

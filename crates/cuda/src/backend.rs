@@ -1,7 +1,7 @@
 //! One rank of a [`super::CudaWorld`], as the executor drives it.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::bind::bound::CudaBound;
@@ -10,6 +10,7 @@ use super::bind::{Binder, bind};
 use super::device::context::Context;
 use super::device::ipc::PAGE;
 use super::device::memory::DeviceMemory;
+use super::device::pinned::PinnedSnapshot;
 use super::device::stream::{Event, Priority, Stream};
 use super::failure::CudaFailure;
 use super::graph::capture::{self, CapturedGraphs, CudaGraph};
@@ -30,7 +31,8 @@ use warpweft_backend::bell::lock;
 use warpweft_backend::closures::Closures;
 use warpweft_backend::local::resolve;
 use warpweft_backend::{
-    Activity, Backend, BackendError, ClosureFault, Inspection, Meter, TaskInterval, within,
+    Activity, Backend, BackendError, ClosureFault, Inspection, Meter, SnapshotMemory, TaskInterval,
+    no_snapshot, within,
 };
 use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
 use warpweft_plan::compute::{ComputeFactory, Seat};
@@ -67,6 +69,8 @@ pub struct CudaMemory {
     memory: Arc<DeviceMemory>,
     arena_bytes: usize,
     receive_buffer_bytes: usize,
+    /// From the first save in the background on.
+    snapshot: OnceLock<Arc<PinnedSnapshot>>,
 }
 
 impl CudaBackend {
@@ -160,7 +164,8 @@ impl CudaBackend {
         let home = Home { arena, signals: arena.plus(arena_bytes), receive_buffer: arena.plus(signals_end) };
         self.transfers.upload(bytemuck::bytes_of(&1u32), self.world.signals().one(home.signals))?;
         self.world.settle(self.rank, home, Arc::clone(&memory))?;
-        Ok(CudaMemory { memory, arena_bytes, receive_buffer_bytes: all - signals_end })
+        let snapshot = OnceLock::new();
+        Ok(CudaMemory { memory, arena_bytes, receive_buffer_bytes: all - signals_end, snapshot })
     }
 
     fn open_lane(
@@ -176,7 +181,7 @@ impl CudaBackend {
             )));
         }
         let priority = match lane.kind {
-            LaneKind::Sum => Priority::Least,
+            LaneKind::Sum | LaneKind::Snapshot => Priority::Least,
             LaneKind::Compute | LaneKind::Quantize | LaneKind::Communicator(_) => Priority::Greatest,
         };
         let stream = Arc::new(Stream::metered(Arc::clone(&self.context), priority, Arc::clone(&self.meter))?);
@@ -184,7 +189,7 @@ impl CudaBackend {
             LaneKind::Communicator(communicator) => {
                 Some(LaneCommunicators::open(&self.world, self.rank, communicator, &self.context, &stream)?)
             }
-            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => None,
         };
         lock(&self.lanes).insert(lane.id, communication);
         Ok(CudaStream {
@@ -275,6 +280,19 @@ impl Backend for CudaBackend {
         })
     }
 
+    fn reserve_snapshot(
+        &self,
+        memory: &CudaMemory,
+        bytes: usize,
+    ) -> Result<Arc<dyn SnapshotMemory>, BackendError> {
+        let refusal =
+            |reason| self.world.check().err().unwrap_or_else(|| no_snapshot(self.rank, bytes, reason));
+        let pinned = PinnedSnapshot::zeroed(&self.context, self.rank, bytes);
+        let pinned = Arc::new(pinned.map_err(|failure| refusal(failure.to_string()))?);
+        let is_first = memory.snapshot.set(Arc::clone(&pinned)).is_ok();
+        if is_first { Ok(pinned) } else { Err(refusal("this rank has one already".to_owned())) }
+    }
+
     fn open(
         &self,
         memory: &CudaMemory,
@@ -308,6 +326,7 @@ impl Backend for CudaBackend {
             lanes: &lanes,
             progress: &self.progress,
             arena: memory.memory.address(),
+            snapshot: memory.snapshot.get(),
         };
         let bound = bind(&binder, binding, (memory.arena_bytes, memory.receive_buffer_bytes))
             .inspect_err(|error| drop(self.world.poison(error.to_string())))?;

@@ -36,6 +36,7 @@ pub fn features() -> Vec<Feature> {
         let gradients = |weight| calls.iter().filter(|call| call.gradient(weight).is_some()).count();
         sample.program.model().entries().any(|(weight, _)| gradients(weight) > 1)
     });
+    add("a snapshot", |_, plan| plan.tasks.iter().any(|task| matches!(task.op, Op::Snapshot(_))));
     add("a replayed call", |sample, _| repeats(sample, Phase::Forward));
     add("a call recomputed in backward", |sample, _| repeats(sample, Phase::Backward));
     add("a dynamic call", |sample, _| sample.program.calls().iter().any(|call| call.dynamic));

@@ -65,11 +65,14 @@ const RULE: u64 = 1 << 62;
 /// Tells the draw of what ranks give each other from the others.
 const EXCHANGES: u64 = 1 << 63;
 /// Tells the draw of tensor parallelism from the others.
-const TENSOR: u64 = 1 << 56;
+const TENSOR: u64 = 1 << 54;
 
 /// The groups that collectives between calls may be among.
 const GROUPS: [Group; 6] =
     [Group::World, Group::Shard, Group::Replicate, Group::Replica, Group::Context, Group::Tensor];
+
+/// Tells the draw of which steps take a snapshot from the others.
+const SNAPSHOT: u64 = 1 << 56;
 
 /// A program, and how it is planned.
 #[derive(Clone, Debug)]
@@ -84,6 +87,8 @@ pub struct Sample {
     pub reduce: Reduce,
     /// What the planned step is of a step of the optimizer.
     pub part: Accumulation,
+    /// Does the planned step take a snapshot?
+    pub snapshot: bool,
 }
 
 impl Sample {
@@ -92,8 +97,8 @@ impl Sample {
         Self::on_a_mesh(seed, true)
     }
 
-    /// The same, whose ranks may sum in levels, compute parts of layers, and scatter or sum in bf16 what buffers hold, and
-    /// whose weights may share scales, or not.
+    /// The same, whose ranks may sum in levels, compute parts of layers, scatter or sum in bf16 what buffers hold and
+    /// take snapshots, and whose weights may share scales, or not.
     fn on_a_mesh(seed: u64, of_any_kind: bool) -> Self {
         let draw = &mut Draw::new(seed);
         let rows = &mut Draw::new(mix(seed ^ ROWS));
@@ -161,7 +166,8 @@ impl Sample {
             part = parts.among(&PARTS);
         }
         let reduce = if draw.one_in(4) { Reduce::Nccl } else { Reduce::Ordered };
-        let mut sample = Self { program, config, ranks, reduce, part };
+        let snapshot = of_any_kind && Draw::new(mix(seed ^ SNAPSHOT)).one_in(4);
+        let mut sample = Self { program, config, ranks, reduce, part, snapshot };
         if draw.one_in(4) {
             sample.config.memory.budget = sample.tight_budget(draw);
         }
@@ -209,6 +215,7 @@ impl Sample {
         let cluster = preset("h100x8-ib").unwrap().unwrap();
         let costs = costs_of(&self.config, &cluster, self.ranks).unwrap();
         let step = StepPlan::timed(&self.program.part(self.part), &weights, &resident, &policy, &costs)?;
+        let step = if self.snapshot { step.with_snapshot()? } else { step };
         Ok((StepPlan::prologue(&weights, &resident, &policy)?, step))
     }
 }
@@ -219,8 +226,8 @@ pub fn samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPl
     planned(seed, true)
 }
 
-/// The same, of which none sums in levels, has tensor parallelism or scale groups, or scatters or sums in bf16 what
-/// buffers hold: plans of these are on record.
+/// The same, of which none sums in levels, has tensor parallelism or scale groups, scatters or sums in bf16 what
+/// buffers hold, or takes a snapshot: plans of these are on record.
 pub fn flat_samples(seed: u64) -> impl Iterator<Item = (u64, Sample, StepPlan, StepPlan)> {
     planned(seed, false)
 }

@@ -158,16 +158,20 @@ fn numbers(plan: &StepPlan) -> Vec<Option<(CommId, CommSeq)>> {
             *number += 1;
             Some((communicator, CommSeq::new(*number - 1)))
         }
-        LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
+        LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => None,
     };
     plan.tasks.iter().map(&mut of).collect()
 }
 
-/// Closures and rules run on the compute lane, collectives and nothing else on a communicator's.
+/// Closures and rules run on the compute lane, collectives and nothing else on a communicator's, snapshots and nothing
+/// else on theirs.
 fn fits_its_lane(plan: &StepPlan, task: usize) -> bool {
     let (op, kind) = (&plan.tasks[task].op, plan.lanes[plan.tasks[task].lane.index()].kind);
     let (collective, trainers_own) = (op.is_collective(), op.runs_user_code());
+    let copies = matches!(op, Op::Snapshot(_));
     match kind {
+        LaneKind::Snapshot => copies,
+        _ if copies => false,
         LaneKind::Communicator(_) => collective,
         LaneKind::Compute => !collective,
         LaneKind::Quantize | LaneKind::Sum => !collective && !trainers_own,

@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use warpweft_backend::Backend;
 use warpweft_backend::cpu::{CpuBackend, CpuOptions, CpuSurface, CpuWorld};
+use warpweft_backend::{Backend, SnapshotMemory};
 use warpweft_base::id::{RankId, TaskId, WeightId};
 use warpweft_format::{FormatError, OwnedPlanes, quantize_shard};
 use warpweft_plan::compute::ComputeFactory;
@@ -27,10 +27,11 @@ struct Rank {
     backend: CpuBackend,
     memory: <CpuBackend as Backend>::Memory,
     streams: Vec<<CpuBackend as Backend>::Stream>,
+    snapshot: Option<Arc<dyn SnapshotMemory>>,
 }
 
 /// What stays after a run: per rank, the bytes of each resident slot, but of no input and of no sum of gradients
-/// that the plan leaves alone.
+/// that the plan leaves alone; and of its snapshot, if it takes one.
 pub(crate) type Left = Vec<Vec<Vec<u8>>>;
 
 /// Runs the prologue and a step of each of `plans`, of which there are some, in orders drawn from `draw`. They are of
@@ -55,8 +56,12 @@ pub(crate) fn run(
             let open = |lane: &warpweft_plan::layout::Lane| {
                 backend.open(&memory, *lane, (lane.id == compute).then(|| Arc::clone(&closures))).unwrap()
             };
-            let streams = plan.lanes.iter().map(open).collect();
-            let rank = Rank { backend, memory, streams };
+            let most = plans.iter().map(|plan| &plan.lanes).max_by_key(|lanes| lanes.len()).unwrap();
+            let streams = most.iter().map(open).collect();
+            let copied = plan.snapshot_bytes();
+            let takes = plans.iter().any(|plan| plan.takes_snapshot);
+            let snapshot = takes.then(|| backend.reserve_snapshot(&memory, copied).unwrap());
+            let rank = Rank { backend, memory, streams, snapshot };
             litter(&rank, plan, bytes, draw);
             set_up(&rank, plan);
             rank
@@ -277,7 +282,19 @@ fn left(rank: &Rank, plan: &StepPlan) -> Vec<Vec<u8>> {
             rank.backend.download(&rank.memory, slot.region, &mut bytes).unwrap();
             bytes
         })
+        .chain(snapshot(rank, plan))
         .collect()
+}
+
+/// What a rank copied, of the weights that it saves, one slot after the other.
+fn snapshot(rank: &Rank, plan: &StepPlan) -> Option<Vec<u8>> {
+    let snapshot = rank.snapshot.as_ref()?;
+    let copies = plan.snapshot_layout().into_values().map(|region| {
+        let mut bytes = vec![0; region.bytes];
+        snapshot.read(region, &mut bytes).unwrap();
+        bytes
+    });
+    Some(copies.collect::<Vec<_>>().concat())
 }
 
 /// Bits of every weight's master, whole: of what ranks of the first replica left after `plan`. None of a weight

@@ -60,6 +60,8 @@ pub(crate) struct Meaning {
     left: BTreeMap<Content, BTreeSet<Term>>,
     /// What a rank added up by itself, which nobody looks into unless a sum stays open.
     own_sums: BTreeMap<SlotId, Term>,
+    /// What lies in the snapshot, by what the slots were declared for of which the copies are.
+    snapshot: BTreeMap<Content, Term>,
     /// What the plan says it needs and leaves.
     edges: Term,
 }
@@ -74,8 +76,15 @@ pub(crate) fn meaning(plan: &StepPlan, order: &[usize]) -> Meaning {
         left.entry(plan.arena.slot(slot).content).or_default().insert(read(slot).1);
     }
     let own_sums = sums(plan).filter(|slot| is_own_sum(plan, *slot)).map(read).collect();
-    let edges = term((plan.entry, plan.exit, plan.micro_batches));
-    Meaning { calls: memory.calls, parts: memory.parts, left, own_sums, edges }
+    let edges = term((plan.entry, plan.exit, plan.micro_batches, plan.takes_snapshot));
+    Meaning {
+        calls: memory.calls,
+        parts: memory.parts,
+        left,
+        own_sums,
+        snapshot: memory.snapshot.into_values().collect(),
+        edges,
+    }
 }
 
 impl Meaning {
@@ -83,6 +92,7 @@ impl Meaning {
     pub(crate) fn is(&self, expected: &Self, stays_open: bool) -> bool {
         (&self.calls, &self.parts) == (&expected.calls, &expected.parts)
             && (&self.left, self.edges) == (&expected.left, expected.edges)
+            && self.snapshot == expected.snapshot
             && (!stays_open || self.own_sums == expected.own_sums)
     }
 }
@@ -143,6 +153,8 @@ pub(crate) struct Memory<'p> {
     pieces: BTreeMap<usize, Piece>,
     calls: Vec<Term>,
     parts: BTreeMap<Term, usize>,
+    /// By first byte and end.
+    snapshot: BTreeMap<(usize, usize), (Content, Term)>,
     /// Did an op write into a slot that was declared for something else?
     is_misplaced: bool,
 }
@@ -157,7 +169,8 @@ pub(crate) fn writes_into_another_s_slot(plan: &StepPlan, op: &Op) -> bool {
 impl<'p> Memory<'p> {
     fn empty(plan: &'p StepPlan) -> Self {
         let (calls, parts) = (Vec::new(), BTreeMap::new());
-        Self { plan, pieces: BTreeMap::new(), calls, parts, is_misplaced: false }
+        let snapshot = BTreeMap::new();
+        Self { plan, pieces: BTreeMap::new(), calls, parts, snapshot, is_misplaced: false }
     }
 
     pub(crate) fn before_the_step(plan: &'p StepPlan) -> Self {
@@ -287,6 +300,13 @@ impl<'p> Memory<'p> {
         let members: Vec<Vec<RankId>> = mesh.iter().map(|rank| mesh.members(rank, group).collect()).collect();
         let alone = members.iter().all(|group| group.len() == 1);
         if alone { cell } else { Cell::of((made, &members, cell)) }
+    }
+
+    /// Puts something into the snapshot, over what lay in those bytes.
+    pub(crate) fn copy_out(&mut self, from: SlotId, to: usize, copied: (Content, Term)) {
+        let end = to + self.plan.arena.region(from).bytes;
+        self.snapshot.retain(|(first, last), _| *last <= to || end <= *first);
+        self.snapshot.insert((to, end), copied);
     }
 
     /// The rows of a full gradient, and whether what lies after them is zero.

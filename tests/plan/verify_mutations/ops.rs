@@ -129,6 +129,7 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
             }
             Words::of(slots).bucket(&mut op.bucket)
         }
+        Op::Snapshot(op) => Words::of([&mut op.from]).weights([&mut op.weight]),
     }
 }
 
@@ -408,6 +409,11 @@ impl Memory<'_> {
                 };
                 let updated: Vec<Term> = op.states.iter().enumerate().map(update).collect();
                 self.ran((by, updated));
+            }
+            // A save looks after the step where the copies say that they lie.
+            Op::Snapshot(op) => {
+                let copied = term((op.weight, self.read(op.from)));
+                self.copy_out(op.from, op.to, (self.content(op.from), copied));
             }
         }
     }

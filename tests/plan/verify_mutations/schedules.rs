@@ -6,6 +6,7 @@ use super::machine::{Left, masters, run};
 use super::reference::{self, is_plain};
 use super::rounds::rounds_of;
 use super::wanted;
+use warpweft_plan::model::Group;
 use warpweft_plan::plan::{PlanError, StepPlan, verify};
 use warpweft_plan::policy::Reduce;
 use warpweft_testing::random_programs::Draw;
@@ -44,13 +45,11 @@ fn a_valid_plan_leaves_the_same_bits_in_adversarial_schedules() {
 #[test]
 fn the_parts_of_a_sum_leave_the_masters_of_a_trainer_that_adds_the_same_gradients() {
     let programs = wanted() / 200;
-    // Plans whose collectives sum do so in rank order, and the trainer in the levels of the mesh.
-    let sums_alike = |sample: &Sample| sample.reduce == Reduce::Ordered || sample.mesh().depth() == 1;
-    let accumulating =
-        samples(7 << 32).filter(|(_, sample, ..)| sample.program.is_accumulating() && sums_alike(sample));
+    let accumulating = samples(7 << 32).filter(|(_, sample, ..)| sample.program.is_accumulating());
     let mut left = programs;
     // Where a collective sums, it does so in rank order, and the trainer in the levels of the mesh.
-    let sums_alike = |sample: &Sample| sample.reduce == Reduce::Ordered || sample.mesh().depth() == 1;
+    let sums_alike =
+        |sample: &Sample| sample.reduce == Reduce::Ordered || sample.mesh().depth(Group::Replica) == 1;
     for (seed, sample, prologue, _) in
         accumulating.filter(|(_, sample, ..)| is_plain(sample) && sums_alike(sample))
     {

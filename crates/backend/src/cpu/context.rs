@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::memory::Arena;
+use super::snapshot::SnapshotPlace;
 use super::surface::CpuSurface;
 use super::world::{Places, Presence};
 use crate::closures::Closures;
@@ -13,6 +14,7 @@ pub(super) struct LaneContext {
     pub(super) lane: Lane,
     pub(super) presence: Arc<Presence>,
     pub(super) arena: Arc<Arena>,
+    pub(super) snapshot: SnapshotPlace,
     /// Of a communicator's lane.
     pub(super) places: Option<Places>,
     pub(super) closures: Closures<CpuSurface>,

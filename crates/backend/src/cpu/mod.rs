@@ -33,6 +33,7 @@ mod quantize;
 mod rendezvous;
 mod roll;
 mod skip;
+mod snapshot;
 mod stream;
 mod surface;
 mod world;
@@ -53,9 +54,10 @@ pub use world::{CpuOptions, CpuWorld};
 use self::action::Action;
 use self::limits::Limits;
 use self::memory::{Arena, BorrowError};
+use self::snapshot::{CpuSnapshot, SnapshotPlace};
 use self::world::Presence;
 use super::bell::lock;
-use super::{Backend, BackendError, ClosureFault, Inspection, TaskInterval};
+use super::{Backend, BackendError, ClosureFault, Inspection, SnapshotMemory, TaskInterval};
 use warpweft_base::id::{EventId, LaneId, RankId, TaskId};
 use warpweft_base::time::Nanoseconds;
 use warpweft_plan::compute::ComputeFactory;
@@ -77,6 +79,7 @@ pub struct CpuBackend {
 #[derive(Debug)]
 pub struct CpuMemory {
     arena: Arc<Arena>,
+    snapshot: SnapshotPlace,
 }
 
 impl CpuBackend {
@@ -143,10 +146,25 @@ impl Backend for CpuBackend {
         let refusal = |reason| BackendError::Memory { rank: *rank, bytes, reason };
         let arena = Arc::new(Arena::reserve(bytes).map_err(refusal)?);
         if world.settle(*rank, Arc::clone(&arena)) {
-            Ok(CpuMemory { arena })
+            Ok(CpuMemory { arena, snapshot: SnapshotPlace::default() })
         } else {
             Err(refusal("this rank has an arena already".to_owned()))
         }
+    }
+
+    fn reserve_snapshot(
+        &self,
+        memory: &CpuMemory,
+        bytes: usize,
+    ) -> Result<Arc<dyn SnapshotMemory>, BackendError> {
+        let rank = self.presence.rank;
+        let refusal = |reason| crate::no_snapshot(rank, bytes, reason);
+        let arena = Arc::new(Arena::reserve(bytes).map_err(refusal)?);
+        let is_first = memory.snapshot.set(Arc::clone(&arena)).is_ok();
+        if !is_first {
+            return Err(crate::no_snapshot(rank, bytes, "this rank has one already"));
+        }
+        Ok(Arc::new(CpuSnapshot { rank, arena }))
     }
 
     fn open(
@@ -155,7 +173,9 @@ impl Backend for CpuBackend {
         lane: Lane,
         closures: Option<ComputeFactory<CpuSurface>>,
     ) -> Result<CpuStream, BackendError> {
-        CpuStream::open(Arc::clone(&self.presence), Arc::clone(&memory.arena), lane, closures)
+        let CpuMemory { arena, snapshot } = memory;
+        let memory = (Arc::clone(arena), Arc::clone(snapshot));
+        CpuStream::open(Arc::clone(&self.presence), memory, lane, closures)
     }
 
     fn lane(&self, stream: &CpuStream) -> LaneId {

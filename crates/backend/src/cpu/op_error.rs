@@ -17,6 +17,8 @@ pub(super) enum OpError {
     Closures(BackendError),
     #[error("this lane has no communicator; collectives belong on one")]
     NoCommunicator,
+    #[error("this rank has no snapshot; reserve it before a plan that takes one is bound")]
+    NoSnapshot,
     #[error("{0} has not reserved its arena; reserve it before anything is enqueued")]
     NoArena(RankId),
     #[error(

@@ -11,7 +11,7 @@ use super::bound::BoundTask;
 use super::context::LaneContext;
 use super::op_error::OpError;
 use super::surface::CpuSurface;
-use super::{collective, delayed, gradient, optimizer, planes, quantize};
+use super::{collective, delayed, gradient, optimizer, planes, quantize, snapshot};
 use crate::ClosureFault;
 use crate::bell::lock;
 use crate::closures::fault_word;
@@ -33,6 +33,7 @@ pub(super) fn run(task: &BoundTask, context: &mut LaneContext) -> Result<Done, O
     let arena = &*context.arena;
     match &task.op {
         LocalOp::Copy { from, to } => arena.copy(*from, *to)?,
+        LocalOp::Snapshot { from, to } => snapshot::copy(arena, &context.snapshot, *from, *to)?,
         LocalOp::Zero { region } | LocalOp::ClearFault { fault: region } => arena.zero(*region)?,
         LocalOp::Compute(call) => {
             return Ok(Done { fault: compute(call, context)?, ..Done::default() });

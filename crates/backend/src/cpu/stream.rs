@@ -17,6 +17,7 @@ use super::captured::Captured;
 use super::context::LaneContext;
 use super::lane::{Command, LaneState, LaneThread};
 use super::memory::Arena;
+use super::snapshot::SnapshotPlace;
 use super::surface::CpuSurface;
 use super::world::Presence;
 use crate::closures::Closures;
@@ -62,7 +63,7 @@ impl CpuStream {
     /// Starts the lane's thread and makes the closures on it.
     pub(super) fn open(
         presence: Arc<Presence>,
-        arena: Arc<Arena>,
+        (arena, snapshot): (Arc<Arena>, SnapshotPlace),
         lane: Lane,
         closures: Option<ComputeFactory<CpuSurface>>,
     ) -> Result<Self, BackendError> {
@@ -70,7 +71,7 @@ impl CpuStream {
         let refusal = |reason| BackendError::Lane { rank, lane: lane.id, reason };
         let places = match lane.kind {
             LaneKind::Communicator(communicator) => Some(presence.world.places(communicator, rank)),
-            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => None,
         };
         let state = Arc::new(LaneState::new());
         let (queue, commands) = bounded(FIRST_QUEUE);
@@ -87,7 +88,8 @@ impl CpuStream {
                 Err(reason) => return drop(made.send(Err(reason))),
             };
             if made.send(Ok(())).is_ok() {
-                let context = LaneContext { lane, presence, arena, places, closures, blocks: Vec::new() };
+                let context =
+                    LaneContext { lane, presence, arena, snapshot, places, closures, blocks: Vec::new() };
                 LaneThread { context, state: far }.obey(commands);
             }
         });

@@ -54,6 +54,11 @@ pub enum LocalOp {
     Adam(Adam),
     CustomOptimizer(CustomOptimizer),
     Collective(Collective),
+    /// Copies to the rank's snapshot; `to` counts from its start. Nothing on a rank that saves nothing of the weight.
+    Snapshot {
+        from: Region,
+        to: Region,
+    },
 }
 
 /// A call of the plan, and its fault word.
@@ -188,6 +193,13 @@ impl Binder<'_> {
                 )?)
             }
             Op::Adam(op) => LocalOp::Adam(Adam::resolve(self, (settings.optimizer, settings.via), op)?),
+            Op::Snapshot(op) => {
+                // Ranks of the first replica come first, and save what all replicas hold.
+                let saves = self.binding.rank.number() < self.weight(op.weight)?.shard.owners();
+                let all = self.region(op.from)?;
+                let bytes = if saves { all.bytes } else { 0 };
+                LocalOp::Snapshot { from: Region { bytes, ..all }, to: Region { offset: op.to, bytes } }
+            }
         })
     }
 

@@ -59,7 +59,7 @@ impl Side {
     const fn of(kind: LaneKind) -> Self {
         match kind {
             LaneKind::Compute => Self::Compute,
-            LaneKind::Quantize | LaneKind::Sum => Self::Quantize,
+            LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => Self::Quantize,
             LaneKind::Communicator(_) => Self::Collective,
         }
     }

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use crate::device::address::DeviceAddress;
+use crate::device::pinned::PinnedSnapshot;
 use crate::device::stream::Stream;
 use crate::failure::CudaFailure;
 use crate::kernels::KernelLaunch;
@@ -24,6 +25,8 @@ pub(crate) enum Command {
     Kernel(Box<KernelLaunch>),
     /// Copies bytes within the rank's own memory.
     Copy { from: DeviceAddress, to: DeviceAddress, bytes: usize },
+    /// Copies bytes to the snapshot on the host, which it keeps.
+    CopyToHost { from: DeviceAddress, to: DeviceAddress, bytes: usize, _kept: Arc<PinnedSnapshot> },
     /// Copies bytes into a peer's memory.
     Push(StridedCopy),
     /// Zeroes.
@@ -44,6 +47,7 @@ impl Command {
             // orders all other accesses to them.
             Self::Kernel(launch) => stream.meter().driver(|| unsafe { launch.enqueue(stream.handle()) }),
             Self::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes),
+            Self::CopyToHost { from, to, bytes, .. } => stream.copy_to_host(*from, *to, *bytes),
             Self::Push(rows) => stream.copy_rows(rows),
             Self::Zero { to, bytes } => stream.zero(*to, *bytes),
             Self::Memory(operations) => operations.enqueue(stream),

@@ -18,6 +18,7 @@ use self::command::Command;
 use self::prepare::Preparation;
 use crate::device::address::DeviceAddress;
 use crate::device::context::Context;
+use crate::device::pinned::PinnedSnapshot;
 use crate::device::stream::Event;
 use crate::failure::CudaFailure;
 use crate::kernels::{KernelLaunch, Kernels, Mark};
@@ -36,7 +37,7 @@ use warpweft_backend::BackendError;
 use warpweft_backend::SignalBy;
 use warpweft_backend::local::{Collective, LocalOp, resolve};
 use warpweft_base::id::{CallId, LaneId, RankId, TaskId, WeightId};
-use warpweft_plan::layout::Binding;
+use warpweft_plan::layout::{Binding, Region};
 
 /// What binding needs of a backend.
 pub(super) struct Binder<'a> {
@@ -47,6 +48,7 @@ pub(super) struct Binder<'a> {
     pub(super) lanes: &'a BTreeMap<LaneId, Option<LaneCommunicators>>,
     pub(super) progress: &'a Progress,
     pub(super) arena: DeviceAddress,
+    pub(super) snapshot: Option<&'a Arc<PinnedSnapshot>>,
 }
 
 /// Binds every op of a plan to an arena and the room after it, whose sizes in bytes are given.
@@ -138,6 +140,7 @@ impl Binder<'_> {
                 let (from, target) = (self.arena.plus(from.offset), self.arena.plus(to.offset));
                 Command::copy(from, target, to.bytes).into_iter().collect()
             }
+            LocalOp::Snapshot { from, to } => self.snapshot(from, to)?,
             LocalOp::Zero { region } => Command::zero(self.arena, region).into_iter().collect(),
             LocalOp::Collective(op) => self.collective(binding, receive_buffer, task, lane, &op)?,
             LocalOp::PartialAmax(op) => kernel(prepare.partial_amax(&op)?),
@@ -155,6 +158,19 @@ impl Binder<'_> {
             LocalOp::Vote(op) => kernel(prepare.vote(&op)?),
             LocalOp::Adam(op) => kernel(prepare.adam(&op)?),
         }))
+    }
+
+    /// The copy of a region of the arena to the snapshot; nothing for no bytes.
+    fn snapshot(&self, from: Region, to: Region) -> Result<Vec<Command>, CudaFailure> {
+        if to.bytes == 0 {
+            return Ok(Vec::new());
+        }
+        let missing = || {
+            CudaFailure::Refused("the rank has no snapshot; reserve it before the plan is bound".to_owned())
+        };
+        let snapshot = self.snapshot.ok_or_else(missing)?;
+        let (from, to, bytes) = (self.arena.plus(from.offset), snapshot.address(to)?, to.bytes);
+        Ok(vec![Command::CopyToHost { from, to, bytes, _kept: Arc::clone(snapshot) }])
     }
 
     fn collective(

@@ -7,4 +7,5 @@ pub(crate) mod context;
 pub(crate) mod ipc;
 pub(crate) mod libraries;
 pub(crate) mod memory;
+pub(crate) mod pinned;
 pub(crate) mod stream;

@@ -188,6 +188,21 @@ impl Stream {
         self.synchronize()
     }
 
+    /// Begins a copy to pinned memory of the host, and waits for nothing.
+    pub(crate) fn copy_to_host(
+        &self,
+        from: DeviceAddress,
+        to: DeviceAddress,
+        bytes: usize,
+    ) -> Result<(), CudaFailure> {
+        let host = to.number() as *mut std::ffi::c_void;
+        // SAFETY: callers pass ranges that were checked against their allocations when they were bound, and keep both.
+        self.meter
+            .driver(|| unsafe { sys::cuMemcpyDtoHAsync_v2(host, from.number(), bytes, self.handle) })
+            .result()
+            .map_err(CudaFailure::driver("cuMemcpyDtoHAsync"))
+    }
+
     /// Whether everything enqueued so far has run.
     pub(crate) fn is_done(&self) -> Result<bool, CudaFailure> {
         // SAFETY: the handle is alive.

@@ -16,6 +16,8 @@ pub enum LaneKind {
     Quantize,
     /// Work on gradients: round, add, sum, accumulate. What waits here for a reduction holds up no weight.
     Sum,
+    /// Copies of state to the host, in a plan that takes a snapshot. They hold up nothing but the optimizer.
+    Snapshot,
     /// The collectives of one communicator.
     Communicator(CommId),
 }
@@ -26,6 +28,7 @@ impl std::fmt::Display for LaneKind {
             Self::Compute => formatter.write_str("compute"),
             Self::Quantize => formatter.write_str("quantize"),
             Self::Sum => formatter.write_str("sum"),
+            Self::Snapshot => formatter.write_str("snapshot"),
             Self::Communicator(comm) => write!(formatter, "{comm}"),
         }
     }

@@ -33,6 +33,7 @@ mod prepare;
 mod record_amax;
 mod reduce;
 mod round_gradient;
+mod snapshot;
 mod sum_gradient;
 mod transform;
 mod transpose;
@@ -67,6 +68,7 @@ pub use prepare::{Prepare, PrepareOperand};
 pub use record_amax::RecordAmax;
 pub use reduce::{ExchangeGradient, ReducePart, ReduceScatter};
 pub use round_gradient::RoundGradient;
+pub use snapshot::Snapshot;
 pub use sum_gradient::{SumGradient, SumPart, SumTarget};
 pub use transform::Transform;
 pub use transpose::{Transpose, TransposePart};
@@ -141,6 +143,8 @@ pub enum Op {
     GatherChunk(GatherChunk),
     /// Makes gathered planes whole.
     Assemble(Assemble),
+    /// Copies state to the host, for a save.
+    Snapshot(Snapshot),
 }
 
 impl Op {
@@ -177,6 +181,7 @@ impl Op {
             Self::Update(op) => op,
             Self::GatherChunk(op) => op,
             Self::Assemble(op) => op,
+            Self::Snapshot(op) => op,
         }
     }
 

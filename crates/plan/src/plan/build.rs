@@ -231,6 +231,7 @@ fn assemble(request: &Request<'_>, placed: Placed) -> StepPlan {
         buffers: request.buffers.to_vec(),
         updates_weights: request.updates_weights,
         accumulation: request.accumulation,
+        takes_snapshot: false,
         weights: request.weights.clone(),
         policy: *request.policy,
         lanes,

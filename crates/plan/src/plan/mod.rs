@@ -32,6 +32,7 @@ mod pieces;
 mod place;
 mod prefetch;
 mod resident;
+mod snapshot;
 mod step_plan;
 mod sums;
 mod table;

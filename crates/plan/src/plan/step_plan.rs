@@ -174,6 +174,9 @@ pub struct StepPlan {
     /// What the step is of a step of the optimizer.
     #[serde(skip_serializing_if = "Accumulation::is_whole")]
     pub accumulation: Accumulation,
+    /// Does the step copy the state of all weights that train to the host as it was before ([`Self::with_snapshot`])?
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub takes_snapshot: bool,
     /// Weights, buckets, mesh.
     pub weights: Weights,
     /// The planning request.

@@ -1,8 +1,8 @@
 //! The owner of every task.
 //!
 //! Law: a pure function of the plan. Every task has exactly one owner, and every owner's tasks run on one
-//! lane, except a bucket's: its gradients have another lane than its weights, and where a custom optimizer updates
-//! these, it runs where its calls do.
+//! lane, except a bucket's: its gradients have another lane than its weights, and so have copies for a save; where a
+//! custom optimizer updates these, it runs where its calls do.
 
 use super::{
     Actor, BucketActor, CollectiveActor, ComputeActor, TransposeActor, VerdictActor, Wiring, Worklist,
@@ -91,12 +91,16 @@ impl Roster {
 fn owner(plan: &StepPlan, op: &Op, lane: LaneKind) -> ActorKind {
     match (op.part(), lane) {
         (Part::Calls, _) | (Part::Planes, LaneKind::Compute) => ActorKind::Compute,
-        (Part::Planes, LaneKind::Quantize | LaneKind::Sum | LaneKind::Communicator(_)) => {
-            ActorKind::Transpose
-        }
+        (
+            Part::Planes,
+            LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot | LaneKind::Communicator(_),
+        ) => ActorKind::Transpose,
         (Part::Weights, _) => bucket(plan, op).map_or(ActorKind::Verdict, ActorKind::Bucket),
         (Part::Collective(_), LaneKind::Communicator(comm)) => ActorKind::Communicator(comm),
-        (Part::Collective(_), LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum)
+        (
+            Part::Collective(_),
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot,
+        )
         | (Part::Verdict, _) => ActorKind::Verdict,
     }
 }

@@ -123,6 +123,16 @@ pub struct Memory {
     pub budget: Option<ByteSize>,
 }
 
+/// Saves of checkpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CheckpointSaves {
+    /// Most bytes of host memory per rank for the copy of its state that a save in the background makes
+    /// ([`Session::snapshot_bytes`](crate::session::Session::snapshot_bytes)). Where the state has more, training
+    /// waits for such a save. No limit when not set.
+    pub snapshot_bytes: Option<ByteSize>,
+}
+
 /// The capture of steps: as CUDA graphs, on GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

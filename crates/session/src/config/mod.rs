@@ -56,7 +56,7 @@ mod suggest;
 mod weights;
 
 pub use calls::CallList;
-pub use choices::{Capture, Cpu, Link, Memory, Prefetch, PrefetchPolicy, TraceOutput, Tune};
+pub use choices::{Capture, CheckpointSaves, Cpu, Link, Memory, Prefetch, PrefetchPolicy, TraceOutput, Tune};
 pub use declared::Declared;
 pub(crate) use declared::agreeing;
 #[doc(hidden)]
@@ -114,6 +114,8 @@ pub struct Config {
     pub prefetch: Prefetch,
     /// How much transient memory a plan may use.
     pub memory: Memory,
+    /// How checkpoints are saved.
+    pub checkpoint: CheckpointSaves,
     /// How ranks are arranged.
     pub mesh: MeshAxes,
     /// Whether the first steps of a session are trials that choose when gathers start.
@@ -180,6 +182,7 @@ impl Default for Config {
         Self {
             prefetch: Prefetch::default(),
             memory: Memory::default(),
+            checkpoint: CheckpointSaves::default(),
             mesh: MeshAxes::default(),
             tune: Tune::default(),
             communicators: None,

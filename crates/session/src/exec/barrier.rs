@@ -28,6 +28,7 @@ pub(super) enum Work {
     ComparesReplicas,
     CopiesItsState,
     DigestsFrozen,
+    BeginsASave,
 }
 
 impl Work {
@@ -37,6 +38,7 @@ impl Work {
             Self::SavesItsPart => {
                 "it writes its part of a checkpoint; write to a faster disk, or raise deadline_s"
             }
+            Self::BeginsASave => "it begins a save in the background; raise deadline_s",
             Self::ReadsItsPart => {
                 "it reads its part of a checkpoint; read from a faster disk, or raise deadline_s"
             }
@@ -50,6 +52,7 @@ impl Work {
     fn against(self, other: Self) -> String {
         let does = |work| match work {
             Self::SavesItsPart => "saves parts",
+            Self::BeginsASave => "saves in the background",
             Self::ReadsItsPart => "imports parts",
             Self::ComparesReplicas => "compares replicas",
             Self::CopiesItsState => "exports a checkpoint",
@@ -165,6 +168,7 @@ fn decode(bytes: &[u8]) -> Result<(Work, Said), Truncated> {
         2 => Work::ComparesReplicas,
         3 => Work::CopiesItsState,
         4 => Work::DigestsFrozen,
+        5 => Work::BeginsASave,
         _ => return Err(Truncated),
     };
     let said = match reader.byte()? {

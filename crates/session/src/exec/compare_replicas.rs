@@ -6,6 +6,7 @@
 //! that train follow from the masters in every step.
 
 use super::barrier::{Barrier, Work};
+use super::stored_state::StoredState;
 use super::{ExecError, Handover, Rank};
 use crate::checkpoint::StatePart;
 use warpweft_backend::Backend;

@@ -6,6 +6,7 @@
 //! - The device says that there is one somewhere, for the price of a comparison. Which it is, the host looks up
 //!   after such a step alone: in the rank's own rows, weight by weight, the master first (`found`).
 
+use super::stored_state::StoredState;
 use super::{ExecError, FoundValue, Rank};
 use crate::checkpoint::StatePart;
 use warpweft_backend::Backend;

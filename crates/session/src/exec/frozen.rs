@@ -8,6 +8,7 @@
 //!   of how it is cut: whole row tiles are digested with their numbers, and the ranks' digests are added up.
 
 use super::barrier::{Barrier, Work};
+use super::stored_state::StoredState;
 use super::world::{failed, misfit};
 use super::{ExecError, Rank};
 use crate::checkpoint::{FrozenDigest, StatePart};

@@ -34,7 +34,7 @@ impl Gauge {
         for (task, interval) in plan.tasks.iter().zip(intervals).filter(|(_, interval)| interval.ran()) {
             match plan.lanes[task.lane.index()].kind {
                 LaneKind::Compute => compute.push(Interval::new(interval.begin, interval.end)),
-                LaneKind::Quantize | LaneKind::Sum => {}
+                LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => {}
                 LaneKind::Communicator(_) => {
                     waiting.push(Interval::new(interval.begin, interval.joined));
                     communication.push(Interval::new(interval.joined, interval.end));

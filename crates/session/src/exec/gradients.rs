@@ -7,6 +7,7 @@
 //!   any rank is known to have written such a gradient, in that step or in one before it of the same sum. All ranks
 //!   search or none: they exchange one number after every step that may need it, whatever its loss scale.
 
+use super::stored_state::StoredState;
 use super::{ExecError, FoundValue, Handover, Rank};
 use warpweft_backend::rendezvous::{Reader, Truncated, Writer};
 use warpweft_backend::{Activity, Backend, Inspection};

@@ -7,13 +7,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Adoption, Diverged, Gradients, RankReport, Refusal, Unequal};
-use crate::checkpoint::ranks::{PartReader, PartWriter, RankPart};
+use super::{Adoption, Diverged, Gradients, RankReport, Refusal, Snapshot, Unequal, WrittenPart};
+use crate::checkpoint::ranks::{PartReader, PartWriter, RankPart, SaveId};
 use crate::trace::Exposure;
 use warpweft_backend::{ClosureFault, HostSplit, TaskInterval};
 use warpweft_base::id::{RankId, WeightId};
 use warpweft_plan::model::Hyperparameters;
 use warpweft_plan::op::Vote;
+use warpweft_plan::plan::StepPlan;
 
 /// One rank's handover.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +45,10 @@ pub struct ComingStep {
     pub gradient_scale: f32,
     /// The plan that the step's program runs from now on, if it is a new one; the rank takes it out.
     pub adoption: Option<Adoption>,
+    /// The plan by which the step takes a snapshot, if it is to take one; the rank takes it out.
+    pub snapshot: Option<Arc<StepPlan>>,
+    /// Whether parts of a save that a thread of this process writes are written, and wait for those of others.
+    pub part_is_written: bool,
     /// Whether it is traced.
     pub traced: bool,
     /// Whether all ranks tell each other how long it took.
@@ -121,6 +126,12 @@ pub struct PartTransfer {
     pub reader: Option<Arc<dyn PartReader>>,
     /// Two ranks that hold other values of the same rows, if replicas were compared and some are.
     pub unequal: Option<Unequal>,
+    /// The state that a save in the background writes, from its begin on; the session takes it.
+    pub snapshot: Option<Snapshot>,
+    /// Which save that is.
+    pub save: Option<SaveId>,
+    /// What the thread says that writes the rank's part of it; the rank takes it out.
+    pub written: Option<Arc<WrittenPart>>,
     /// The first rank that could not save its part, or read what it owns, and why.
     pub refusal: Option<Refusal>,
 }

@@ -16,7 +16,7 @@ use super::installed::{Driven, Installed, Staged, install};
 use super::{CaptureMode, ComingStep, ExecError, Gauge, Handover, World};
 use crate::actor::Poison;
 use crate::checkpoint::FrozenDigest;
-use warpweft_backend::{Activity, Backend, Meter};
+use warpweft_backend::{Activity, Backend, Meter, SnapshotMemory};
 use warpweft_base::id::{ProgramId, RankId};
 use warpweft_plan::compute::ComputeFactory;
 use warpweft_plan::layout::{Content, Region, Residency};
@@ -40,9 +40,13 @@ const MAKES_CLOSURES: &str = "it makes its closures; let their factory take less
 pub struct Rank<B: Backend> {
     pub(super) backend: B,
     pub(super) memory: B::Memory,
-    streams: Vec<B::Stream>,
+    pub(super) streams: Vec<B::Stream>,
     pub(super) prologue: Installed<B>,
     pub(super) programs: Vec<Installed<B>>,
+    /// For programs whose steps took a snapshot, the plan by which they did; while one runs, the program's own.
+    pub(super) copying: HashMap<ProgramId, Installed<B>>,
+    /// Memory for a snapshot, from the first save in the background on. The last lane then makes copies.
+    pub(super) snapshot: Option<Arc<dyn SnapshotMemory>>,
     /// For each of them, the first of its name, whose inputs and outputs are its own.
     staging: Vec<ProgramId>,
     /// What was reserved, which every plan must fit.
@@ -150,6 +154,8 @@ impl<B: Backend> Rank<B> {
             streams,
             prologue,
             programs,
+            copying: HashMap::new(),
+            snapshot: None,
             staging,
             room,
             capture,
@@ -208,6 +214,14 @@ impl<B: Backend> Rank<B> {
         if let Some(adoption) = handover.coming.adoption.take() {
             self.adopt(program, adoption)?;
         }
+        match handover.coming.snapshot.take() {
+            Some(plan) => self.with_snapshot(program, plan, |rank| rank.step_of(program, handover)),
+            None => self.step_of(program, handover),
+        }
+    }
+
+    /// The step, by the plan that the program has now.
+    fn step_of(&mut self, program: ProgramId, handover: &mut Handover) -> Result<(), ExecError> {
         self.quantize_new_masters()?;
         // New plans and new masters are not part of a step.
         let _ = self.meter.lap();
@@ -291,7 +305,9 @@ impl<B: Backend> Rank<B> {
         }
         *sum_is_open &= !installed.plan.writes_gradients();
         *is_issuing = true;
-        let driven = installed.drive(issues, backend, streams, world, meter);
+        // The lane of copies is for plans that have some.
+        let lanes = installed.plan.lanes.len().min(streams.len());
+        let driven = installed.drive(issues, backend, &mut streams[..lanes], world, meter);
         *is_issuing = false;
         let driven = driven?;
         poison.check(rank)?;

@@ -9,6 +9,7 @@ use std::io;
 
 use super::barrier::{Barrier, Refusal, Work};
 use super::step_reports::DIFFERENT_CHECKPOINTS;
+use super::stored_state::StoredState;
 use super::{ExecError, Handover, Rank};
 use crate::checkpoint::ranks::{PartWriter, RankPart, RankState, SaveId};
 use crate::checkpoint::{CheckpointError, FrozenDigest, StatePart};
@@ -46,11 +47,23 @@ impl<B: Backend> Rank<B> {
         let state = LiveState::new(self, &barrier);
         let written = writer.write(save, &state);
         state.failure()?;
+        self.end_save((writer, save), written, &state, (&barrier, &state))
+    }
+
+    /// Makes a checkpoint of the parts of all ranks, of which this one wrote its own, whose `state` it is; or withdraws
+    /// them. Then says who could not save, if anybody could not. `live` gives signs of life meanwhile.
+    pub(super) fn end_save(
+        &self,
+        (writer, save): (&dyn PartWriter, SaveId),
+        written: Result<u64, CheckpointError>,
+        state: &dyn RankState,
+        (barrier, live): (&Barrier<'_>, &LiveState<'_, B>),
+    ) -> Result<Option<Refusal>, ExecError> {
+        let rank = self.id();
         let mut agreed = barrier.agree(written)?;
         if let Ok(parts) = &agreed {
-            let completed =
-                if rank == RankId::new(0) { writer.complete(save, parts, &state) } else { Ok(()) };
-            state.failure()?;
+            let completed = if rank == RankId::new(0) { writer.complete(save, parts, state) } else { Ok(()) };
+            live.failure()?;
             let (own, why) = match completed {
                 Ok(()) => (Ok(0), Ok(0)),
                 Err(reason @ CheckpointError::InDoubt { .. }) => (Ok(UNCERTAIN), Err(reason)),
@@ -109,19 +122,19 @@ impl<B: Backend> Rank<B> {
 
 /// The state of a rank that works on its part. The first failure of the rank or the world is kept, whatever becomes of
 /// it on the way.
-struct LiveState<'r, B: Backend> {
+pub(super) struct LiveState<'r, B: Backend> {
     rank: &'r Rank<B>,
     barrier: &'r Barrier<'r>,
     failure: RefCell<Option<ExecError>>,
 }
 
 impl<'r, B: Backend> LiveState<'r, B> {
-    fn new(rank: &'r Rank<B>, barrier: &'r Barrier<'r>) -> Self {
+    pub(super) fn new(rank: &'r Rank<B>, barrier: &'r Barrier<'r>) -> Self {
         Self { rank, barrier, failure: RefCell::new(None) }
     }
 
     /// The failure of the rank or of its world, if there was one.
-    fn failure(&self) -> Result<(), ExecError> {
+    pub(super) fn failure(&self) -> Result<(), ExecError> {
         self.failure.borrow_mut().take().map_or(Ok(()), Err)
     }
 

@@ -35,6 +35,8 @@ pub struct RankReport {
     pub gradients: Gradients,
     /// Why it did not capture the step, if it was supposed to.
     pub uncaptured: Option<String>,
+    /// Whether its part of a save under way is written, and waits for those of others.
+    pub part_is_written: bool,
     /// Per buffer of the program: the bytes of outputs, nothing for other buffers.
     pub outputs: Vec<Vec<u8>>,
 }
@@ -53,6 +55,7 @@ impl RankReport {
             diverged: handover.last.diverged,
             gradients: handover.last.gradients,
             uncaptured: handover.last.uncaptured.clone(),
+            part_is_written: handover.coming.part_is_written,
             outputs: staged.map(output).collect(),
         }
     }
@@ -70,6 +73,7 @@ impl RankReport {
         if let Some(reason) = &self.uncaptured {
             writer.list(cut(reason).as_bytes());
         }
+        writer.byte(u8::from(self.part_is_written));
         for output in &self.outputs {
             writer.list(output);
         }
@@ -88,6 +92,7 @@ impl RankReport {
         if reader.byte()? != 0 {
             report.uncaptured = Some(reader.text()?);
         }
+        report.part_is_written = reader.byte()? != 0;
         for spec in &plan.buffers {
             let output = reader.list()?;
             if output.len() != reported_bytes(plan, spec) {
@@ -336,13 +341,14 @@ mod tests {
             diverged: None,
             gradients: Gradients::default(),
             uncaptured: Some("ö".repeat(length)),
+            part_is_written: true,
             outputs: Vec::new(),
         };
         let longest = report(1 << 20).encode().len();
         assert!(longest <= WORDS, "{longest}");
         assert_eq!(
             report(100).encode().len(),
-            1 + 4 + 1 + 2 * (8 + 200) + 1 + 2 + 1,
+            1 + 4 + 1 + 2 * (8 + 200) + 1 + 2 + 1 + 1,
             "short words travel whole"
         );
     }

@@ -36,6 +36,12 @@ pub enum Command {
     MainGrads,
     /// The rank's part of a checkpoint out.
     SavePart,
+    /// A save that goes on in the background begins.
+    BeginSave,
+    /// Makes a checkpoint of parts that threads write.
+    CompleteSave,
+    /// Copies its state where no step did.
+    TakeSnapshot,
     /// What the rank owns of a sharded checkpoint in.
     ImportPart,
     /// Compares replicas.
@@ -238,6 +244,9 @@ fn live<B: Backend>(setup: Setup<B>, handover: &Mutex<Handover>, inbox: &Inbox, 
                 Some(Command::Import) => owner.import_agreed(&mut handover),
                 Some(Command::MainGrads) => owner.main_grads(&mut handover),
                 Some(Command::SavePart) => owner.save_part(&mut handover),
+                Some(Command::BeginSave) => owner.begin_save(&mut handover),
+                Some(Command::CompleteSave) => owner.complete_save(&mut handover),
+                Some(Command::TakeSnapshot) => owner.take_snapshot(&mut handover),
                 Some(Command::ImportPart) => owner.import_part(&mut handover),
                 Some(Command::CompareReplicas) => owner.compare_replicas(&mut handover),
             }

@@ -8,18 +8,31 @@ use bytemuck::Pod;
 use half::bf16;
 
 use super::barrier::{Barrier, Work};
+use super::stored_state::StoredState;
 use super::{ExecError, Handover, Rank, Transfer};
 use crate::checkpoint::ranks::{RankPart, WeightShard};
 use crate::checkpoint::{FrozenDigest, StatePart};
 use crate::config::Moments;
 use warpweft_backend::Backend;
-use warpweft_base::id::{CarriedId, WeightId};
-use warpweft_format::{
-    DelayedState, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, join_master, split_master,
-};
-use warpweft_plan::layout::{Content, PlaneRegions, Region};
+use warpweft_base::id::{CarriedId, RankId, WeightId};
+use warpweft_format::{DelayedState, Orientation, OwnedPlanes, PlaneKind, PlaneSpec, split_master};
+use warpweft_plan::layout::{Content, PlaneRegions, Region, Weights};
 use warpweft_plan::model::Placement;
 use warpweft_plan::plan::BoundaryState;
+
+impl<B: Backend> StoredState for Rank<B> {
+    fn owner(&self) -> RankId {
+        self.id()
+    }
+
+    fn weights(&self) -> &Weights {
+        &self.prologue.plan.weights
+    }
+
+    fn copy_stored(&self, content: Content, bytes: &mut [u8]) -> Result<(), ExecError> {
+        Ok(self.backend.download(&self.memory, self.place(content, bytes.len())?, bytes)?)
+    }
+}
 
 impl<B: Backend> Rank<B> {
     /// Copies masters, moments, step count and planes of the rank's rows into `handover`, and the rank's
@@ -47,7 +60,7 @@ impl<B: Backend> Rank<B> {
             }
             own.shards.push(WeightShard {
                 master: self.rows(weight, StatePart::Master)?,
-                states: self.kept(weight).map(|list| self.moment(list, weight)).collect::<Result<_, _>>()?,
+                states: self.lists(weight).map(|list| self.moment(list, weight)).collect::<Result<_, _>>()?,
                 planes: self.planes(weight)?,
                 tensor_scale: self.tensor_scale(weight)?,
                 delayed: self.delayed(weight)?,
@@ -109,7 +122,7 @@ impl<B: Backend> Rank<B> {
         }
         for (number, shard) in own.shards.iter_mut().enumerate() {
             let weight = WeightId::at(number);
-            for (list, values) in self.kept(weight).zip(&shard.states) {
+            for (list, values) in self.lists(weight).zip(&shard.states) {
                 self.write_moment(list, values)?;
             }
             if shard.stays {
@@ -187,34 +200,6 @@ impl<B: Backend> Rank<B> {
         self.carried.get(buffer.index()).map_or_else(|| Ok(Vec::new()), |region| self.fetch(*region))
     }
 
-    /// The rank's rows of a master or a moment, as f32; empty where there is no such list.
-    pub(super) fn rows(&self, weight: WeightId, part: StatePart) -> Result<Vec<f32>, ExecError> {
-        match part {
-            StatePart::Master => self.master(weight),
-            StatePart::State(list) => self.moment(Content::State(weight, list), weight),
-        }
-    }
-
-    /// The rank's real elements of `weight`, as `T` is stored in the arena.
-    pub(super) fn values<T: Pod>(&self, content: Content, weight: WeightId) -> Result<Vec<T>, ExecError> {
-        let layout = self.prologue.plan.weights.layout(weight);
-        let elements = layout.shard.rows_of(self.id()).rows * layout.shard.shape.cols;
-        self.fetch(self.place(content, elements * size_of::<T>())?)
-    }
-
-    /// The master as f32, joined if it is stored in halves; empty where there is none.
-    fn master(&self, weight: WeightId) -> Result<Vec<f32>, ExecError> {
-        if self.prologue.plan.weights.layout(weight).is_planes_alone() {
-            return Ok(Vec::new());
-        }
-        if !self.splits_master(weight) {
-            return self.values(Content::Master(weight), weight);
-        }
-        let high: Vec<u16> = self.values(Content::Shard(weight, Orientation::Rowwise), weight)?;
-        let low: Vec<i16> = self.values(Content::MasterRemainder(weight), weight)?;
-        Ok(high.into_iter().zip(low).map(|(high, low)| join_master(high, low)).collect())
-    }
-
     fn write_master(&self, weight: WeightId, values: &[f32]) -> Result<(), ExecError> {
         if !self.splits_master(weight) {
             return self.write(Content::Master(weight), bytemuck::cast_slice(values));
@@ -231,25 +216,6 @@ impl<B: Backend> Rank<B> {
 
     pub(super) fn is_frozen(&self, weight: WeightId) -> bool {
         self.prologue.plan.weights.layout(weight).frozen
-    }
-
-    /// What is kept of a weight beside its master.
-    fn kept(&self, weight: WeightId) -> impl Iterator<Item = Content> {
-        let weights = &self.prologue.plan.weights;
-        Content::kept(weights.state, weight).take(weights.lists_of(weights.layout(weight)))
-    }
-
-    /// A moment as f32, whatever it is stored as; empty where there is none.
-    fn moment(&self, content: Content, weight: WeightId) -> Result<Vec<f32>, ExecError> {
-        if !self.kept(weight).any(|kept| kept == content) {
-            return Ok(Vec::new());
-        }
-        match self.prologue.plan.weights.state.moments {
-            Moments::F32 => self.values(content, weight),
-            Moments::Bf16 => {
-                Ok(self.values::<bf16>(content, weight)?.into_iter().map(bf16::to_f32).collect())
-            }
-        }
     }
 
     fn write_moment(&self, content: Content, values: &[f32]) -> Result<(), ExecError> {

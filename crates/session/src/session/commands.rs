@@ -96,25 +96,32 @@ impl Session {
 
     /// As [`Session::settle`], for a call that asks this.
     pub(super) async fn settle_for(&mut self, asks: Asks) -> Result<(), SessionError> {
-        let Some(command) = self.pending.as_ref().and_then(|pending| pending.command) else { return Ok(()) };
+        let Some(command) = self.pending.as_ref().and_then(|pending| pending.command) else {
+            return self.check_save(asks);
+        };
         let duration = self.finish().await?;
         match command {
             Command::Step(number) => {
+                self.write_snapshot();
                 let report = self.report(number, duration).map_err(|error| error.of_dropped_step(asks))?;
                 self.unseen = Unseen { outcomes: report.unobserved, not_captured: report.not_captured };
                 self.unseen.outcomes.push(report.outcome);
+                self.complete_written().await?;
             }
             Command::Import | Command::ImportPart => {
                 self.imported().map_err(|error| error.of_dropped_command(asks))?;
             }
             Command::SavePart => self.saved().map_err(|error| error.of_dropped_command(asks))?,
+            Command::CompleteSave => self.save_completed(),
+            Command::BeginSave => self.save_begun().map_err(|error| error.of_dropped_command(asks))?,
+            Command::TakeSnapshot => self.write_copied()?,
             // Who no longer waits for what it found may ask again.
             Command::CompareReplicas => {}
             Command::Export | Command::MainGrads => {
                 self.ranks.iter().for_each(|thread| thread.handover().forget_weights());
             }
         }
-        Ok(())
+        self.check_save(asks)
     }
 }
 

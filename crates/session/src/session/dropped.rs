@@ -47,6 +47,9 @@ impl SessionError {
                 source,
             },
             Self::Parts { rank, source, .. } => Self::Parts { rank, source, dropped: Some(now) },
+            Self::BackgroundSave { what, source, .. } => {
+                Self::BackgroundSave { what, source, now: Some(now) }
+            }
             other => other,
         }
     }

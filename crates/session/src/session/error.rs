@@ -424,6 +424,19 @@ pub enum SessionError {
         /// Of a save whose future was dropped: what became of what was asked now. `None` of the save that was awaited.
         dropped: Option<&'static str>,
     },
+    /// A save in the background failed, and nothing of it is left; the session may go on.
+    #[error(
+        "the save in the background {what} failed: {source}{}",
+        now.map(|now| format!(" ({now})")).unwrap_or_default()
+    )]
+    BackgroundSave {
+        /// Where it went.
+        what: String,
+        /// Why, and what to do.
+        source: Box<CheckpointError>,
+        /// What became of what was asked when this was said.
+        now: Option<&'static str>,
+    },
     /// The trace could not be made or written.
     #[error("trace `{}`: {}", shown_path(path.as_ref()), shown_text(reason))]
     Trace {

@@ -57,6 +57,7 @@ use warpweft_backend::rendezvous::Rendezvous;
 use warpweft_base::errors::listed;
 use warpweft_base::id::{ProgramId, RankId};
 use warpweft_plan::plan::StepPlan;
+use weights::background_save::BackgroundSaves;
 
 /// Programs, weights and ranks, ready to step.
 ///
@@ -71,8 +72,9 @@ use warpweft_plan::plan::StepPlan;
 ///
 /// Dropping a session ends it as [`Session::close`] does, and blocks until its threads have ended: all ranks
 /// get the command to close before any is waited for, and a rank that waits for one that is gone is woken. A closure
-/// that never returns holds it up; so do ranks of other processes that are late, for `deadline_s` at most. The trace
-/// is then written as well, but nobody gets word whether that failed (it is logged as a warning).
+/// that never returns holds it up, and so does a save in the background; so do ranks of other processes that are
+/// late, for `deadline_s` at most. The trace is then written as well, but nobody gets word whether that failed (it is
+/// logged as a warning).
 ///
 /// ```
 /// use warpweft::{prelude::*, session::block_on};
@@ -117,6 +119,7 @@ pub struct Session {
     unseen: Unseen,
     /// Why this process refuses the checkpoint of the import that was commanded last, until its caller gets it.
     refused: Option<SessionError>,
+    saves: BackgroundSaves,
     poisoned: Option<Poison>,
     diverged: Option<Divergence>,
     recorder: Option<Recorder>,
@@ -205,12 +208,13 @@ impl Session {
         Ok(drained.map_or_else(Vec::new, |thread| thread.handover().times.intervals.clone()))
     }
 
-    /// Ends the session: waits for a step still under way, closes the ranks, writes the trace if
+    /// Ends the session: waits for a step and a save still under way, closes the ranks, writes the trace if
     /// one was requested.
     ///
     /// # Errors
     /// [`SessionError::LastStep`] or [`SessionError::Poisoned`] when a step still under way failed,
     /// [`SessionError::Import`] or [`SessionError::Parts`] when an import still under way was refused or a save failed,
+    /// [`SessionError::BackgroundSave`] when one in the background did,
     /// else [`SessionError::Trace`] when the trace cannot be written, or no step of those to trace has run. The session
     /// has ended either way.
     pub async fn close(self) -> Result<(), SessionError> {
@@ -219,13 +223,14 @@ impl Session {
 
     fn close_here(mut self) -> CompiledHere<'static, ()> {
         Box::pin(async move {
-            let settled = self.settle_for(Asks::ToClose).await;
+            let settled = self.finish_save_for(Asks::ToClose).await;
             settled.and(self.end())
         })
     }
 
     /// Closes all ranks, waits for their threads and writes the trace; the second time it does nothing.
     fn end(&mut self) -> Result<(), SessionError> {
+        self.saves.end();
         self.ranks.iter_mut().for_each(RankThread::hang_up);
         self.ranks.clear();
         self.recorder.take().map_or(Ok(()), |recorder| recorder.write(self.steps))

@@ -19,7 +19,8 @@ pub(super) const RESERVED: &[&str] = &["step", "task", "collective", "first_rank
 pub enum LaneKind {
     /// Forward and backward closures, and the dequantizing that feeds them.
     Compute,
-    /// Amax, scales, casts, norms and the optimizer; what is derived of gathered planes; sums of gradients.
+    /// Amax, scales, casts, norms and the optimizer; what is derived of gathered planes; sums of gradients; copies
+    /// for a save.
     Quantize,
     /// Collectives, or pulls from the memory of other ranks.
     Communication,

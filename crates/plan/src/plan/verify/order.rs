@@ -7,6 +7,7 @@
 
 use super::{Verdict, VerifyError};
 use crate::layout::LaneKind;
+use crate::op::Op;
 use crate::plan::StepPlan;
 use warpweft_base::id::{LaneId, TaskId};
 
@@ -94,6 +95,8 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
         let kind = plan.lanes[task.lane.index()].kind;
         let fits = match (&task.op, kind) {
             (op, kind) if op.runs_user_code() => kind == LaneKind::Compute,
+            (Op::Snapshot(_), kind) => kind == LaneKind::Snapshot,
+            (_, LaneKind::Snapshot) => false,
             (op, LaneKind::Communicator(_)) => op.is_collective(),
             (op, LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum) => !op.is_collective(),
         };
@@ -103,7 +106,7 @@ fn check_lanes(plan: &StepPlan) -> Verdict<()> {
                 id,
                 format!("runs on the {kind} lane"),
                 "closures and the custom optimizer run on the compute lane alone, collectives and only collectives on \
-                 a communicator's",
+                 a communicator's, and so do snapshots on theirs",
             );
         }
     }
@@ -154,7 +157,7 @@ fn check_communicators(plan: &StepPlan) -> Verdict<()> {
         let lane = task.lane.index();
         let expected = match plan.lanes[lane].kind {
             LaneKind::Communicator(comm) => Some((comm, next[lane])),
-            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum => None,
+            LaneKind::Compute | LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => None,
         };
         let found = task.collective.map(|(comm, sequence)| (comm, sequence.number()));
         if found != expected {

@@ -14,6 +14,9 @@
 //!   into the folder, if it is provably a save's that can end no more: the index that it began and its parts are files
 //!   of the dead (WF-1). What lives, what others put
 //!   there and what cannot be proven stays.
+//! - **CK-6** A save in the background has the state of the step boundary at which it began, whatever steps do
+//!   meanwhile. One is under way at a time, and what became of it is said once. A session that ends waits for it, or
+//!   leaves nothing of it.
 //!
 //! It does not matter how many ranks wrote a checkpoint, in how many replicas, or with which tensor parallelism: it has
 //! the first replica's rows, and of every rank its carried buffers. Quantized planes are not in it, because a session
@@ -28,11 +31,13 @@
 //! | `import`, `whole` | into ranks; into one checkpoint, or a file of weights alone |
 //! | `plain_weights` | its masters in pieces, for a conversion |
 //! | `killed_saves` | what a save left that was killed |
+//! | `keep_last` | older checkpoints of a run |
 
 mod block_digests;
 mod import;
 mod index;
 mod indexed_cut;
+mod keep_last;
 mod killed_saves;
 mod plain_weights;
 mod read_part;
@@ -120,6 +125,7 @@ pub struct PartFiles {
     folder: PathBuf,
     restarts: bool,
     zeros: bool,
+    keeps: Option<usize>,
     /// The state whose values are taken for masters.
     state: Option<String>,
 }
@@ -151,7 +157,7 @@ impl PartFiles {
     /// Those in `folder`, which need not be there yet.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), restarts: false, zeros: false, state: None }
+        Self { folder: folder.into(), restarts: false, zeros: false, keeps: None, state: None }
     }
 
     /// The same files, of which an import begins with an optimizer that took no steps and has no moments; as
@@ -175,6 +181,16 @@ impl PartFiles {
     #[must_use]
     pub fn carried_zeros(self) -> Self {
         Self { zeros: true, ..self }
+    }
+
+    /// The same files, of which a save, once it has become a checkpoint, leaves the last `checkpoints` of its run and
+    /// removes older ones: those in folders beside it that are named like it, with a lower number at the end, as
+    /// `step-100` is beside `step-200`. At least the new one stays. What is no checkpoint, one with other files in its
+    /// folder, and one with a higher number stay as well, and so does what cannot be removed, of which there is a
+    /// warning in the log. A save into a folder whose name ends in no number is refused. An import does not heed it.
+    #[must_use]
+    pub fn keep_last(self, checkpoints: usize) -> Self {
+        Self { keeps: Some(checkpoints), ..self }
     }
 
     /// The folder.

@@ -17,9 +17,9 @@ use safetensors::tensor::Dtype;
 
 use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::indexed_cut::IndexedCut;
-use super::killed_saves;
 use super::read_part::Part;
-use super::{PIECE, block_digests, write_part};
+use super::{PIECE, PartFiles, block_digests, write_part};
+use super::{keep_last, killed_saves};
 use crate::checkpoint::ranks::{PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
@@ -41,6 +41,8 @@ pub(crate) struct Save {
     notes: BTreeMap<String, String>,
     programs: Vec<Arc<StepPlan>>,
     optimizer_identity: OptimizerIdentity,
+    /// How many checkpoints of the run are kept, if not all.
+    keeps: Option<usize>,
     unfinished: Mutex<SaveFiles>,
 }
 
@@ -55,12 +57,13 @@ struct SaveFiles {
 
 impl Save {
     pub(crate) fn new(
-        folder: PathBuf,
+        files: &PartFiles,
         notes: BTreeMap<String, String>,
         programs: Vec<Arc<StepPlan>>,
         optimizer_identity: OptimizerIdentity,
     ) -> Self {
-        Self { folder, notes, programs, optimizer_identity, unfinished: Mutex::default() }
+        let (folder, keeps) = (files.folder.clone(), files.keeps);
+        Self { folder, notes, programs, optimizer_identity, keeps, unfinished: Mutex::default() }
     }
 
     /// Begins the index, which is none before it has its name.
@@ -200,6 +203,13 @@ impl PartWriter for Save {
         if Index::is_there(&self.folder) {
             return Err(taken(&path));
         }
+        if self.keeps.is_some() && !keep_last::is_numbered(&self.folder) {
+            return Err(CheckpointError::other(format!(
+                "{} does not end in a number, by which older checkpoints are known (keep_last); name it by its step, as \
+                 step-100",
+                shown_path(&self.folder)
+            )));
+        }
         make_folder(&self.folder)
             .map_err(|source| CheckpointError::file(&self.folder, FileTask::MakeFolder, source))?;
         if rank == RankId::new(0) {
@@ -250,7 +260,11 @@ impl PartWriter for Save {
             let reason = if is_taken { taken(&path) } else { failed(&path, source) };
             // Also one that is taken, by this save itself: a file system may do a thing twice that it did not notice.
             taken_back(&path, &text, reason)
-        })
+        })?;
+        if let Some(keep) = self.keeps {
+            keep_last::remove_older(&self.folder, keep);
+        }
+        Ok(())
     }
 
     fn keep(&self, _: SaveId, rank: RankId) {

@@ -92,6 +92,7 @@ pub(super) fn aside(path: &str) -> Option<&'static str> {
         "memory.budget" => Some(
             "of transient bytes per rank; resident bytes and, on GPUs, the receive buffer beside the arena come on top",
         ),
+        "checkpoint.snapshot_bytes" => Some("of host memory per rank, for saves in the background"),
         _ => None,
     }
 }
@@ -174,6 +175,7 @@ mod tests {
         config.memory.budget = Some(crate::config::ByteSize::new(7));
         config.communicators = Some(2);
         (config.mesh.dp_replicate, config.mesh.dp_shard) = (Some(2), Some(2));
+        config.checkpoint.snapshot_bytes = Some(crate::config::ByteSize::new(7));
         config.mesh.levels = Some(warpweft_plan::model::Levels::USUAL);
         config.prefetch.bytes = Some(crate::config::ByteSize::new(7));
         config.prefetch.chunk = Some(crate::config::ByteSize::new(7));

@@ -151,6 +151,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |c| c.memory.budget.is_none_or(|size| size.bytes() > 0),
     },
     Row {
+        path: "checkpoint.snapshot_bytes",
+        expected: "a size such as \"80 GiB\" (0 lets training wait for every save), or remove it for no limit",
+        value: |c| c.checkpoint.snapshot_bytes.and_then(toml),
+        valid: |_| true,
+    },
+    Row {
         path: "mesh.dp_replicate",
         expected: "a whole number from 1 to 65536: replicas of the model, which divide the number of ranks",
         value: |c| c.mesh.dp_replicate.and_then(toml),

@@ -175,7 +175,7 @@ fn add_lanes(timeline: &mut Timeline, plan: &StepPlan, rank: RankId) {
         }
         let kind = match lane.kind {
             LaneKind::Compute => trace::LaneKind::Compute,
-            LaneKind::Quantize | LaneKind::Sum => trace::LaneKind::Quantize,
+            LaneKind::Quantize | LaneKind::Sum | LaneKind::Snapshot => trace::LaneKind::Quantize,
             LaneKind::Communicator(_) => trace::LaneKind::Communication,
         };
         timeline.lanes.push(LaneInfo { rank, lane: lane.id, name: lane.kind.to_string(), kind });

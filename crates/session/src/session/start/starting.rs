@@ -18,6 +18,7 @@ use crate::exec::{CaptureMode, FirstPlanes, Inbox, Initializer, World};
 use crate::session::observe::recorder::{self, Recorder};
 use crate::session::step::hyperparameters::Scheduled;
 use crate::session::tuning::Tuning;
+use crate::session::weights::background_save::BackgroundSaves;
 use crate::session::{CompiledHere, Program, Session, SessionError, Skips, Staged, Sum, SumPlan, Unseen};
 use crate::trace::HostTrace;
 use warpweft_backend::rendezvous::Rendezvous;
@@ -123,6 +124,7 @@ impl Start {
             pending: None,
             unseen: Unseen::default(),
             refused: None,
+            saves: BackgroundSaves::at_most(self.config.checkpoint.snapshot_bytes),
             poisoned: None,
             diverged: None,
             recorder: None,

@@ -44,7 +44,7 @@ impl Session {
 
     /// How the last step ended on every rank of the world, in rank order.
     fn rank_reports(&self, number: ProgramId) -> Vec<RankReport> {
-        let (plan, program) = (self.plan_of(number), self.program_of(number));
+        let (plan, program) = (self.plan_that_ran(number), self.program_of(number));
         let mut all: Vec<(RankId, RankReport)> = Vec::new();
         for thread in &self.ranks {
             let mut handover = thread.handover();
@@ -81,9 +81,10 @@ impl Session {
     /// [`SessionError::Skipped`] if it is one too many in a row that was skipped; it has counted the step, and goes on.
     fn ended(&mut self, number: ProgramId, duration: Duration) -> Result<StepReport, SessionError> {
         let ranks = self.rank_reports(number);
+        self.note_written(ranks.iter().all(|report| report.part_is_written));
         let faults = Faults::of(&ranks);
         faults.iter().for_each(|faults| self.note_panic(faults));
-        let plan = Arc::clone(self.plan_of(number));
+        let plan = Arc::clone(self.plan_that_ran(number));
         self.unseen.not_captured.extend(report::not_captured(&plan.name, &ranks));
         let step = self.steps;
         self.steps += 1;

@@ -188,6 +188,12 @@ impl Session {
         }
     }
 
+    /// The plan by which the last step ran, which was that of the plan numbered `number`: this one, or the same with a
+    /// snapshot.
+    pub(in crate::session) fn plan_that_ran(&self, number: ProgramId) -> &Arc<StepPlan> {
+        self.saves.taken_by(number).unwrap_or_else(|| self.plan_of(number))
+    }
+
     /// The program whose calls the plan numbered `number` runs.
     pub(in crate::session) fn program_of(&self, number: ProgramId) -> ProgramId {
         self.sum_plan(number).map_or(number, |of_sum| of_sum.program)

@@ -47,8 +47,9 @@ impl Session {
     /// master or a moment that is not finite and nothing was imported since, [`SessionError::Skipped`] when this step
     /// was skipped, as were `optimizer.max_skipped` in a row with it, none of them under a loss scale (weights
     /// unchanged; session usable), [`SessionError::DroppedStep`] when the step before was dropped and failed,
-    /// [`SessionError::Poisoned`] after a panic or the death of a rank. One step skipped for a non-finite gradient is
-    /// no error: see [`StepReport::outcome`] and [`StepReport::non_finite`].
+    /// [`SessionError::BackgroundSave`] when a save in the background failed, [`SessionError::Poisoned`] after a panic
+    /// or the death of a rank. One step skipped for a non-finite gradient is no error: see [`StepReport::outcome`] and
+    /// [`StepReport::non_finite`].
     pub async fn step(&mut self, program: &str) -> Result<StepReport, SessionError> {
         self.step_here(program).await
     }
@@ -75,6 +76,7 @@ impl Session {
             self.programs[number.index()].plan = Arc::clone(&adoption.plan);
         }
         let measures = self.tuning.as_ref().is_some_and(|tuning| tuning.measures(number));
+        let snapshot = self.plan_snapshot(by, measures || adoption.is_some()).await?;
         let traced = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
         for (rank, thread) in self.ranks.iter().enumerate() {
             let mut handover = thread.handover();
@@ -83,6 +85,8 @@ impl Session {
                 loss_scale: self.loss_scale,
                 gradient_scale,
                 adoption: adoption.clone(),
+                snapshot: snapshot.clone(),
+                part_is_written: self.part_is_written(),
                 traced,
                 measures,
                 splits: self.splits,
@@ -100,11 +104,13 @@ impl Session {
         self.command(Command::Step(by));
         let before = begun.elapsed();
         let duration = self.finish().await?;
+        self.write_snapshot();
         let replied = Instant::now();
         let mut report = self.report(by, duration)?;
         if let Some(host) = &mut report.host {
             host.caller = before + replied.elapsed();
         }
+        self.complete_written().await?;
         Ok(report)
     }
 

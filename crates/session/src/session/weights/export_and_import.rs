@@ -140,6 +140,7 @@ impl Session {
             self.settle().await?;
             self.check_real("imports")?;
             self.check_usable()?;
+            self.copy_now().await?;
             if taken.is_some() {
                 self.check_finite()?;
             }

@@ -51,8 +51,7 @@ impl Session {
         Box::pin(async move {
             self.settle().await?;
             self.check_exports()?;
-            let (folder, by) = (files.folder().to_owned(), self.optimizer_identity.clone());
-            let save = Save::new(folder, notes.clone(), self.plans(), by);
+            let save = Save::new(files, notes.clone(), self.plans(), self.optimizer_identity.clone());
             let writer: Arc<dyn PartWriter> = Arc::new(save);
             for thread in &self.ranks {
                 thread.handover().part.writer = Some(Arc::clone(&writer));
@@ -117,6 +116,7 @@ impl Session {
             self.settle().await?;
             self.check_real("imports")?;
             self.check_usable()?;
+            self.copy_now().await?;
             if taken.is_some() {
                 self.check_finite()?;
             }

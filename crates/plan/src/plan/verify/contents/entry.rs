@@ -122,7 +122,8 @@ impl Run<'_> {
         }
     }
 
-    fn initial(&self, slot: &Slot) -> Held {
+    /// What a slot holds when the step begins.
+    pub(super) fn initial(&self, slot: &Slot) -> Held {
         let BoundaryState { masters, .. } = self.plan.entry;
         let shard = |weight| self.shard_version(weight, self.plan.entry);
         let role = |buffer: warpweft_base::id::BufferId| self.plan.buffers[buffer.index()].role;

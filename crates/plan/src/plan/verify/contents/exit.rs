@@ -21,6 +21,7 @@ impl Run<'_> {
         self.outcome_is_known()?;
         self.slots_of_weights_exist()?;
         self.other_slots_exist()?;
+        self.snapshot_is_whole()?;
         for (id, slot) in self.plan.arena.entries() {
             if slot.residency == Residency::Resident {
                 self.check_resident(id, slot.content)?;

@@ -18,7 +18,7 @@
 //! weights, `calls` the closures and their buffers, `collective_calls` what ranks give each other of these,
 //! `gradients` and `optimizer` what follows them, `main_grads` that none is lost on the way, `matrices` what
 //! a whole-matrix optimizer needs for it, `received` gradients that ranks sum by themselves, `quantize` the
-//! way from masters to shards, `delayed` what remembers amaxes on it.
+//! way from masters to shards, `delayed` what remembers amaxes on it, `snapshot` what is copied for a save.
 
 mod calls;
 mod collective_calls;
@@ -34,14 +34,15 @@ mod planes;
 mod quantize;
 mod received;
 mod slots;
+mod snapshot;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use held::{BufferValue, Held};
 use slots::Slots;
 
 use super::{Verdict, VerifyError};
-use crate::layout::RoundStage;
+use crate::layout::{Region, RoundStage};
 use crate::model::Group;
 use crate::op::{Op, Reduction};
 use crate::plan::StepPlan;
@@ -83,6 +84,8 @@ struct Run<'p> {
     writers: Vec<Option<CallId>>,
     /// For every weight of a round and every stage to which it came so far, the task that brought it there.
     stages: HashMap<(WeightId, RoundStage), TaskId>,
+    /// Where in the snapshot every slot is that was copied so far.
+    copied: BTreeMap<SlotId, Region>,
     proven: Proven,
 }
 
@@ -105,6 +108,7 @@ impl<'p> Run<'p> {
             written_in,
             writers: vec![None; plan.buffers.len()],
             stages: HashMap::new(),
+            copied: BTreeMap::new(),
             proven: Proven::default(),
         }
     }
@@ -179,6 +183,7 @@ impl<'p> Run<'p> {
                 self.update(task, op.bucket, &op.states, (op.vote, op.hyperparameters), op.transformed)
             }
             Op::Adam(op) => self.adam(task, op),
+            Op::Snapshot(op) => self.snapshot(task, op),
         }
     }
 
