@@ -252,6 +252,7 @@ impl Collective {
         to: SlotId,
     ) -> Result<Self, Refusal> {
         let ranks = binder.binding.weights.mesh.size(group);
+        // What is moved alone may be of any type.
         let element = if kind.combines() { combined_in(binder.element(from)?)? } else { ElementType::U8 };
         let from = binder.region(from)?;
         let received = kind.received(from.bytes, ranks);
@@ -369,7 +370,7 @@ fn stacks(part: &PlaneSpec, whole: &PlaneSpec) -> bool {
     part.row_bytes() == whole.row_bytes()
 }
 
-/// Values of buffers are combined in as many.
+/// Values of buffers are combined in two element types.
 fn combined_in(element: ElementType) -> Result<ElementType, Refusal> {
     match element {
         ElementType::F32 | ElementType::Bf16 => Ok(element),

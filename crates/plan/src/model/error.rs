@@ -108,7 +108,7 @@ pub enum DeclareError {
     /// Segments of a fused weight that are not its rows, or of a weight that is not column parallel.
     #[error(
         "weight `{weight}` has {rows} rows{}, and segments of {given:?}; give the rows of the 1 to {most} matrices that a column-parallel weight stacks, which add up to {rows}",
-        if *is_column_parallel { "" } else { " and is not column parallel" }
+        if *is_column_parallel { "" } else { " and is not column parallel (tensor_parallel = \"column\")" }
     )]
     Segments {
         /// The weight's name.

@@ -12,6 +12,8 @@ mod stages;
 
 use std::collections::{BTreeMap, VecDeque};
 
+use half::bf16;
+
 use super::communicator::Transfer;
 use super::receive_buffers::needed;
 use super::signal::Home;
@@ -24,7 +26,6 @@ use crate::world::hosts::Hosts;
 use crate::world::placement::Network;
 use crate::world::team::Team;
 use crate::world::team::samples::hosts;
-use half::bf16;
 use warpweft_backend::local::{Combination, Pull};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
