@@ -1,9 +1,9 @@
 //! Benchmark of saves: what a save costs a run that goes on beside it, and one that waits for it.
 //!
-//! One rank trains a stack of layers. Rounds of ten steps take turns: without a save, with one in the background at the
-//! begin, and with a stopped one, each round to its last step; so other work on the machine falls on all. A ratio is the
-//! median over turns of *the round's time / that of the round without*. The disk is that of the temporary folder.
-//! Arguments: `--quick` for three turns.
+//! One rank trains a stack of layers. Rounds of ten steps take turns: without a save, with one in the background at
+//! the begin, and with a stopped one, each round to its last step; so other work on the machine falls on all. A ratio
+//! is the median over turns of *the round's time / that of the round without*. The disk is that of the temporary
+//! folder. Arguments: `--quick` for three turns.
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark has no readers of its interface")]
 

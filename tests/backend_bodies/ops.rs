@@ -290,7 +290,8 @@ fn a_copy_moves_every_byte_and_the_fault_word_is_cleared() {
     });
 }
 
-/// The state of the weight, and of a replicated one on the first rank alone, which saves it. The arena may change after.
+/// The state of the weight, and of a replicated one on the first rank alone, which saves it. The arena may change
+/// after.
 fn a_snapshot_copies_what_the_rank_saves_to_the_host_and_stays() {
     let mut plan = Plan::new(2, &[sharded(4, 8, Format::F32), WeightSpec::replicated("bias", 1, 8)]);
     let bias = warpweft_base::id::WeightId::new(1);
