@@ -6,6 +6,7 @@ use warpweft_plan::compute::{ComputeError, UpdateContext};
 use warpweft_plan::policy::{Masters, Moments};
 use warpweft_session::checkpoint::{FileStore, PartFiles};
 use warpweft_session::config::{Capture, Config, Prefetch, Scaling};
+use warpweft_session::trace::read_trace;
 use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Shaped, Trainer, feed, losses, within_a_minute};
 
@@ -135,6 +136,62 @@ fn a_save_may_begin_within_a_sum_of_gradients_and_any_step_of_it_copies() {
             assert!(parts.load().unwrap() == expected, "{step}");
         }
         assert!(session.export().await.unwrap() == undisturbed.export().await.unwrap());
+    });
+}
+
+/// The copies are tasks as all others: on a lane of their own, which no call shares, before what overwrites their
+/// slots.
+#[test]
+fn a_trace_shows_the_copies_on_a_lane_beside_the_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.json");
+    let mut traced = config();
+    traced.trace.enabled = true;
+    traced.trace.path = path.display().to_string();
+    (traced.trace.first_step, traced.trace.steps) = (1, 2);
+    let trainer = Trainer::new(2, Format::NVFP4_2D);
+    within_a_minute(async move {
+        let mut session = trainer.start(traced, 2).await.unwrap();
+        losses(&mut session, 2, 0..1).await;
+        let parts = PartFiles::new(folder.path().join("step-1"));
+        session.save_parts_in_background(&parts, &notes(&[])).await.unwrap();
+        losses(&mut session, 2, 1..3).await;
+        session.close().await.unwrap();
+        let timeline = read_trace(std::fs::File::open(&path).unwrap()).unwrap().timeline;
+        let lane = timeline.lanes.iter().find(|lane| lane.name == "snapshot").unwrap().lane;
+        let (copies, others): (Vec<_>, Vec<_>) = timeline.slices.iter().partition(|slice| slice.lane == lane);
+        // Master and two moments of two weights and a bias, on two ranks, in the first of the two steps.
+        assert_eq!(copies.len(), 3 * 3 * 2);
+        assert!(copies.iter().all(|copy| copy.step == 1 && copy.name.starts_with("snapshot ")));
+        for copy in copies {
+            let mut updates = others.iter().filter(|other| (other.rank, other.step) == (copy.rank, 1));
+            assert!(updates.any(|other| other.name.starts_with("adam ") && other.begin >= copy.end));
+        }
+    });
+}
+
+/// While a session tunes itself no step copies, and none is measured with copies.
+#[test]
+fn a_session_that_tunes_itself_copies_between_its_trials() {
+    within_a_minute(async {
+        let mut tuned = config();
+        tuned.tune.steps = 6;
+        let trainer = Trainer::new(3, Format::NVFP4_2D);
+        the_same(&trainer, tuned.clone(), 2, "tuned").await;
+        let folder = tempfile::tempdir().unwrap();
+        let mut session = trainer.start(tuned, 2).await.unwrap();
+        for step in 0..9 {
+            let parts = PartFiles::new(folder.path().join(step.to_string()));
+            let expected = super::without_planes(session.export().await.unwrap());
+            session.save_parts_in_background(&parts, &notes(&[])).await.unwrap();
+            let is_tuned = session.tuning().unwrap().is_frozen();
+            feed(&mut session, "train", 2, step);
+            let report = session.step("train").await.unwrap();
+            assert_eq!(report.plan().takes_snapshot, is_tuned, "{step}");
+            session.finish_save().await.unwrap();
+            assert!(parts.load().unwrap() == expected, "{step}");
+        }
+        assert!(session.tuning().unwrap().is_frozen());
     });
 }
 

@@ -142,12 +142,15 @@ fn a_save_whose_futures_are_dropped_is_saved_all_the_same() {
         }
         // What it was refused for is said by the next call.
         let taken = PartFiles::new(folder.path().join("0"));
-        polled_once(session.save_parts_in_background(&taken, &notes(&[]))).await;
-        let said = session.finish_save().await.unwrap_err().to_string();
-        assert!(
-            said.contains("checkpoint.json is there") && said.contains("was not done, ask again"),
-            "{said}"
-        );
+        match polled_once(session.save_parts_in_background(&taken, &notes(&[]))).await {
+            // It was quicker.
+            Some(told) => assert!(told.is_err()),
+            None => {
+                let said = session.finish_save().await.unwrap_err().to_string();
+                let says = ["checkpoint.json is there", "was not done, ask again"];
+                assert!(says.iter().all(|word| said.contains(word)), "{said}");
+            }
+        }
         losses(&mut session, 2, 0..1).await;
     });
 }

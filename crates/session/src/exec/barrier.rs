@@ -259,6 +259,7 @@ mod tests {
             Work::ComparesReplicas,
             Work::CopiesItsState,
             Work::DigestsFrozen,
+            Work::BeginsASave,
         ];
         for work in all {
             for said in [Said::Works, Said::Done(u64::MAX), Said::Refuses("é".to_owned())] {
@@ -269,7 +270,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(decode(&[5, 0]), Err(Truncated));
+        assert_eq!(decode(&[6, 0]), Err(Truncated));
         assert_eq!(decode(&[0, 3]), Err(Truncated));
     }
 

@@ -70,13 +70,17 @@ impl Session {
         self.check_finite()?;
         self.check_inputs(number)?;
         self.check_sum(self.plan_of(by))?;
+        if self.tuning.as_ref().is_some_and(|tuning| !tuning.is_frozen()) {
+            // Copies beside a trial would be measured with it.
+            self.copy_now().await?;
+        }
         let gradient_scale = self.gradient_scale();
         let adoption = self.tuning.as_mut().and_then(|tuning| tuning.before_step(number));
         if let Some(adoption) = &adoption {
             self.programs[number.index()].plan = Arc::clone(&adoption.plan);
         }
         let measures = self.tuning.as_ref().is_some_and(|tuning| tuning.measures(number));
-        let snapshot = self.plan_snapshot(by, measures || adoption.is_some()).await?;
+        let snapshot = self.plan_snapshot(by)?;
         let traced = self.recorder.as_ref().is_some_and(|recorder| recorder.keeps(self.steps));
         for (rank, thread) in self.ranks.iter().enumerate() {
             let mut handover = thread.handover();

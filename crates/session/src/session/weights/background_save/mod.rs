@@ -243,19 +243,13 @@ impl Session {
         Ok(())
     }
 
-    /// The plan by which the coming step, by the plan numbered `by`, takes the snapshot of a save that has begun. A
-    /// step that is measured takes none.
-    pub(in crate::session) async fn plan_snapshot(
+    /// The plan by which the coming step, by the plan numbered `by`, takes the snapshot of a save that has begun.
+    pub(in crate::session) fn plan_snapshot(
         &mut self,
         by: ProgramId,
-        is_measured: bool,
     ) -> Result<Option<Arc<StepPlan>>, SessionError> {
         self.saves.taken_by = None;
         if !matches!(self.saves.stage, Some(Stage::Begun { .. })) {
-            return Ok(None);
-        }
-        if is_measured {
-            self.copy_now().await?;
             return Ok(None);
         }
         let own = Arc::clone(self.plan_of(by));
