@@ -37,6 +37,14 @@ pub(crate) struct Trained {
     arena_bytes: usize,
 }
 
+impl Trained {
+    /// Bits of all masters.
+    pub(crate) fn masters(&self) -> Vec<u32> {
+        let masters = self.checkpoint.weights.iter().flat_map(|weight| weight.master.iter());
+        masters.map(|value| value.to_bits()).collect()
+    }
+}
+
 async fn trained(scaling: Scaling, capture: Capture, dynamic: &[&str]) -> Trained {
     let config = Config { capture, prefetch: Prefetch::depth(1), ..Config::default() };
     trained_on(most_captured_ranks(), scaling, config, declare(dynamic), dynamic.len()).await

@@ -112,6 +112,7 @@ fn start(plan: Plan, gpus: Vec<DeviceOrdinal>, way: Way, work: RankWork) {
         let options = CudaOptions {
             transport: Some(transport),
             replicas: plan.weights.mesh.replicas(),
+            context: plan.weights.mesh.context(),
             tensor: plan.weights.mesh.tensor(),
             levels: Some(plan.weights.mesh.levels()),
             kernel_bytes,
