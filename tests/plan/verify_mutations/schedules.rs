@@ -7,7 +7,6 @@ use super::reference::{self, is_plain};
 use super::rounds::rounds_of;
 use super::wanted;
 use warpweft_plan::plan::{PlanError, StepPlan, verify};
-use warpweft_plan::policy::Reduce;
 use warpweft_testing::random_programs::Draw;
 use warpweft_testing::random_programs::Sample;
 use warpweft_testing::random_programs::samples;
@@ -46,11 +45,7 @@ fn the_parts_of_a_sum_leave_the_masters_of_a_trainer_that_adds_the_same_gradient
     let programs = wanted() / 200;
     let accumulating = samples(7 << 32).filter(|(_, sample, ..)| sample.program.is_accumulating());
     let mut left = programs;
-    // A library of collectives sums in no levels; the trainer does where the mesh has some.
-    let sums_alike =
-        |sample: &Sample| sample.reduce == Reduce::Ordered || sample.mesh().levels().blocks().is_empty();
-    let plain = |sample: &Sample| is_plain(sample) && sums_alike(sample);
-    for (seed, sample, prologue, _) in accumulating.filter(|(_, sample, ..)| plain(sample)) {
+    for (seed, sample, prologue, _) in accumulating.filter(|(_, sample, ..)| is_plain(sample)) {
         // A budget may have room for some of them alone.
         let steps: Result<Vec<StepPlan>, _> =
             sample.parts().map(|part| Ok(part.plans()?.1)).collect::<Result<_, PlanError>>();
