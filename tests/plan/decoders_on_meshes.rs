@@ -104,6 +104,12 @@ fn inner_widths_and_the_vocabulary_are_cut_and_norms_see_split_tokens() {
     ] {
         assert_eq!(how(name), Some(expected), "{name}");
     }
+    let stacked = |name: &str| {
+        let spec = model.weight(model.find(name).unwrap()).unwrap();
+        spec.segments.iter().collect::<Vec<_>>()
+    };
+    assert_eq!(stacked("blocks.0.qkv.weight"), [128, 64, 64]);
+    assert_eq!(stacked("blocks.0.up.weight"), [256, 256]);
     assert!(
         (0..model.weights().len()).map(WeightId::at).all(|id| model.weight(id).unwrap().tensor.is_some())
     );

@@ -108,8 +108,9 @@ struct Part {
     matrices: usize,
     /// Groups they travel in.
     groups: usize,
-    /// Which half of its matrices a rank of a tensor-parallel group has.
-    cut: TensorParallel,
+    /// The matrices that are stacked by rows in one, such as query, key and value, of a column-parallel layer; none of a
+    /// row-parallel one.
+    segments: Vec<usize>,
     /// Those of the rows that are computed for a token.
     computed_rows: usize,
     /// Values that it gives for a token.
@@ -136,7 +137,12 @@ impl Part {
         let mut declared = Vec::with_capacity(self.matrices);
         for name in self.matrices() {
             let matrix = model.sharded(&name, rows, self.cols, format)?;
-            model.tensor_parallel(matrix, self.cut)?;
+            match self.segments.iter().copied().fold(0, usize::saturating_add) {
+                0 => model.tensor_parallel(matrix, TensorParallel::RowParallel)?,
+                all if all == rows => model.column_parallel_of(matrix, &self.segments)?,
+                // Experts stacked in one weight, which no mesh cuts.
+                _ => model.tensor_parallel(matrix, TensorParallel::ColumnParallel)?,
+            }
             declared.push(matrix);
         }
         if self.matrices > 1 {
@@ -290,16 +296,21 @@ impl Decoder {
         let kv = self.hidden.saturating_mul(kv_heads) / self.heads;
         let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
         let run = replay.map_or_else(String::new, |replay| format!("replay.{replay}."));
-        // Matrices with a norm before them have inner widths as rows, and the others as columns.
-        let cut = |norm| if norm { TensorParallel::ColumnParallel } else { TensorParallel::RowParallel };
-        let part = |name: &str, norm, rows: usize, cols, experts: (usize, usize), width, extra_flops| Part {
+        // What stacks matrices by rows, as outputs of a column-parallel layer, has a norm before it.
+        let part = |name: &str,
+                    segments: &[usize],
+                    rows: usize,
+                    cols,
+                    experts: (usize, usize),
+                    width,
+                    extra_flops| Part {
             name: format!("blocks.{block}.{run}{name}"),
             weights: format!("blocks.{block}.{name}"),
-            norm,
+            norm: !segments.is_empty(),
+            segments: segments.to_vec(),
             rows: rows.saturating_mul(experts.0),
             matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
             groups: self.expert_groups.unwrap_or(1),
-            cut: cut(norm),
             computed_rows: rows.saturating_mul(experts.1),
             output_width: width,
             cols,
@@ -309,11 +320,11 @@ impl Decoder {
         let (hidden, qkv, up) =
             (self.hidden, self.hidden.saturating_add(kv.saturating_mul(2)), self.ffn.saturating_mul(2));
         [
-            part("qkv", true, qkv, hidden, (1, 1), qkv, 0),
-            part("attention", false, hidden, hidden, (1, 1), hidden, attention),
-            part("up", true, up, hidden, experts, up.saturating_mul(experts.1), 0),
+            part("qkv", &[hidden, kv, kv], qkv, hidden, (1, 1), qkv, 0),
+            part("attention", &[], hidden, hidden, (1, 1), hidden, attention),
+            part("up", &[self.ffn, self.ffn], up, hidden, experts, up.saturating_mul(experts.1), 0),
             // It adds up what a token's experts give.
-            part("down", false, hidden, self.ffn, experts, hidden, 0),
+            part("down", &[], hidden, self.ffn, experts, hidden, 0),
         ]
     }
 }
