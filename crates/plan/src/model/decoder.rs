@@ -108,8 +108,8 @@ struct Part {
     matrices: usize,
     /// Groups they travel in.
     groups: usize,
-    /// The matrices that are stacked by rows in one, such as query, key and value, of a column-parallel layer; none of a
-    /// row-parallel one.
+    /// The matrices that are stacked by rows in one, such as query, key and value, of a column-parallel layer; none of
+    /// a row-parallel one.
     segments: Vec<usize>,
     /// Those of the rows that are computed for a token.
     computed_rows: usize,
