@@ -20,7 +20,7 @@ impl StepPlan {
     /// when the step begins. A plan that takes one already is returned as it is.
     ///
     /// # Errors
-    /// [`PlanError::Verify`] for a plan that was edited.
+    /// [`PlanError::Unsafe`] for a plan that was edited.
     pub fn with_snapshot(&self) -> Result<Self, PlanError> {
         if self.takes_snapshot {
             return Ok(self.clone());
