@@ -3,8 +3,8 @@
 // Laws:
 // - A contribution is multiplied by the factor, rounded once, then added. The first one overwrites.
 // - A sum over ranks begins with rank 0's value and adds 1, 2, ... in f32, and is rounded once if it is kept in
-//   bf16; a maximum ignores NaN unless all are. What is accumulated in the same pass is the finished sum. None of it depends on the number of
-//   blocks, so every rank and every run gets the same bits.
+//   bf16; a maximum ignores NaN unless all are. What is accumulated in the same pass is the finished sum. None of it
+//   depends on the number of blocks, so every rank and every run gets the same bits.
 
 #include "common.cuh"
 #include "elements.cuh"

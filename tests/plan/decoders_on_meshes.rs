@@ -35,7 +35,7 @@ fn without_tensor_and_context_parallelism_a_mesh_changes_no_program() {
     assert_eq!(calls(&program(&decoder, mesh(8, 2, 1, 1))), calls(&plain));
 }
 
-/// Whatever of tied embeddings, experts, replays and frozen weights there is.
+/// With tied embeddings, replays, micro-batches and products of other types.
 #[test]
 fn plans_are_proven_and_the_ranks_that_share_texts_compute_what_one_would() {
     for more in ["", "tied = true\n", "replays = 2\n", "micro_batches = 2\n", "math = 'fp8'\n"] {
@@ -66,6 +66,23 @@ fn plans_are_proven_and_the_ranks_that_share_texts_compute_what_one_would() {
     let experts = decoder("experts = 4\nexperts_per_token = 2\nexpert_groups = 2\n");
     let shared = program(&experts, mesh(4, 1, 1, 2));
     assert_eq!(2 * flops(&shared), flops(&program(&experts, mesh(4, 1, 1, 1))));
+    let mut config = Config::default();
+    config.mesh.cp = 2;
+    verify(&plan_program(&shared, &config, 4).unwrap()).unwrap();
+}
+
+/// What is frozen has no gradient, and no tokens are gathered for one.
+#[test]
+fn frozen_weights_are_computed_with_and_have_no_call_for_their_gradients() {
+    let decoder = decoder("");
+    let mut config =
+        Config::from_toml_str("[[weights]]\nmatch = 'blocks.*.weight'\nfrozen = true", "rules").unwrap();
+    config.mesh.tp = 2;
+    let model = config.apply_weight_rules(&decoder.model().unwrap()).unwrap();
+    let program = decoder.program_on(&model, mesh(4, 1, 2, 1)).unwrap();
+    verify(&plan_program(&program, &config, 4).unwrap()).unwrap();
+    let calls = |ending: &str| program.calls().iter().filter(|call| call.name.ends_with(ending)).count();
+    assert_eq!((calls("wgrad"), calls("all-gather again"), calls("dgrad")), (1, 0, 1 + 2 * 4));
 }
 
 /// Every exchange but those of backward's beginning has a call after it that does not wait for it.

@@ -230,3 +230,22 @@ fn a_step_that_fails_copies_all_the_same() {
         assert!(parts.load().unwrap() == expected, "{kind}");
     }
 }
+
+/// CK-6. A step whose future was dropped and that failed is told by `close`, which finishes the save all the same.
+#[test]
+fn a_dropped_step_that_fails_before_a_session_is_closed_loses_no_save() {
+    let folder = tempfile::tempdir().unwrap();
+    let parts = PartFiles::new(folder.path());
+    let mischief = Mischief::default();
+    let trainer = Trainer::new(2, Format::NVFP4_2D);
+    let mut session = block_on(trainer.builder(config(), &mischief).start_cpu(2)).unwrap();
+    block_on(losses(&mut session, 2, 0..2));
+    let expected = without_planes(block_on(session.export()).unwrap());
+    block_on(session.save_parts_in_background(&parts, &notes(&[]))).unwrap();
+    mischief.set(1);
+    feed(&mut session, "train", 2, 2);
+    // The ranks may be quicker than the one look at it.
+    let told = block_on(polled_once(session.step("train"))).is_some();
+    assert!(block_on(session.close()).is_err() || told);
+    assert!(parts.load().unwrap() == expected);
+}

@@ -37,7 +37,8 @@ pub struct UpdatedWeight {
     /// The rank's rows within the whole weight, one range after the other: none where it has no rows, and several only
     /// of a fused weight whose segments tensor parallelism cuts each by itself.
     pub row_ranges: Vec<Range<usize>>,
-    /// The first of the rank's rows within the whole weight.
+    /// The first of the rank's rows within the whole weight; where there are several [ranges](Self::row_ranges), the
+    /// others do not follow it.
     pub first_row: usize,
     /// The rank's rows. A rank may have none; then there is nothing to update, and its master need not be requested.
     pub rows: usize,

@@ -167,7 +167,8 @@ mod tests {
         assert_eq!(origin_of(&text, "format"), format!("{name}:4"));
         assert_eq!(origin_of(&text, "backward"), "set by the program");
         assert_eq!(origin_of(&text, "check"), "set by the program", "changed after loading");
-        assert_eq!(origin_of(&text, "communicators"), "default");
+        assert_eq!(origin_of(&text, "reduce_delay"), "default");
+        assert_eq!(origin_of(&text, "# communicators is not set"), "default");
         assert_eq!(origin_of(&text, "# budget is not set"), "default");
         let (above, _) = text.split_once("# budget is not set").unwrap();
         assert!(above.lines().last().unwrap().contains("receive buffer"), "{text}");

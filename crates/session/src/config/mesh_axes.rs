@@ -39,33 +39,25 @@ impl Default for MeshAxes {
 }
 
 impl MeshAxes {
-    /// The replicas that `ranks` ranks hold; for axes that do not multiply to them, those that are said, so that
-    /// making a mesh says what is wrong.
-    pub(crate) fn replicas_of(&self, ranks: u32) -> u32 {
-        let of_replica = self.dp_shard.and_then(|shards| shards.checked_mul(self.cp)?.checked_mul(self.tp));
-        self.dp_replicate.unwrap_or_else(|| of_replica.and_then(|of| ranks.checked_div(of)).unwrap_or(1))
-    }
-
     /// The mesh of `ranks` ranks with these axes.
     ///
     /// # Errors
     /// [`DeclareError::Axes`] for axes that do not multiply to `ranks`; as [`Mesh::of`], [`Mesh::with_context`].
     pub(crate) fn of(&self, ranks: u32) -> Result<Mesh, DeclareError> {
         let Self { dp_replicate, dp_shard, cp, tp, levels } = *self;
-        let mesh = Mesh::of(ranks, self.replicas_of(ranks), tp, None);
-        let mesh = mesh.and_then(|mesh| mesh.with_context(cp));
-        match (dp_shard, mesh) {
-            (Some(shards), Ok(mesh)) if mesh.shards() != shards.saturating_mul(cp) => {
-                Err(DeclareError::Axes { ranks, dp_replicate, dp_shard: shards, cp, tp })
+        let replicas = match dp_shard {
+            None => dp_replicate.unwrap_or(1),
+            Some(dp_shard) => {
+                let of_replica = dp_shard.checked_mul(cp).and_then(|shards| shards.checked_mul(tp));
+                let left =
+                    of_replica.filter(|of| ranks.is_multiple_of(*of)).and_then(|of| ranks.checked_div(of));
+                let fits = left.filter(|left| dp_replicate.is_none_or(|replicas| replicas == *left));
+                fits.ok_or(DeclareError::Axes { ranks, dp_replicate, dp_shard, cp, tp })?
             }
-            (Some(dp_shard), Err(_)) if ranks > 0 => {
-                Err(DeclareError::Axes { ranks, dp_replicate, dp_shard, cp, tp })
-            }
-            (_, mesh) => {
-                let mesh = mesh?;
-                levels.map_or(Ok(mesh), |levels| mesh.with_levels(levels))
-            }
-        }
+        };
+        // No ranks are in no replicas.
+        let mesh = Mesh::of(ranks, replicas.max(1), tp, None)?.with_context(cp)?;
+        levels.map_or(Ok(mesh), |levels| mesh.with_levels(levels))
     }
 }
 
@@ -104,6 +96,7 @@ mod tests {
             refused(0, MeshAxes { dp_shard: Some(3), ..none }).contains("no ranks"),
             "a world of no ranks"
         );
+        assert!(refused(1 << 17, MeshAxes { dp_shard: Some(64), ..none }).contains("is larger than"));
         for huge in [u32::MAX, 1 << 31] {
             assert!(refused(16, MeshAxes { dp_shard: Some(huge), cp: huge, ..none }).contains("16 ranks"));
         }

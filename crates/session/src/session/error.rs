@@ -424,7 +424,8 @@ pub enum SessionError {
         /// Of a save whose future was dropped: what became of what was asked now. `None` of the save that was awaited.
         dropped: Option<&'static str>,
     },
-    /// A save in the background failed, and nothing of it is left; the session may go on.
+    /// A save in the background failed; the session may go on. Nothing of it is left, but where its reason is that it
+    /// is [in doubt](CheckpointError::InDoubt).
     #[error(
         "the save in the background {what} failed: {source}{}",
         now.map(|now| format!(" ({now})")).unwrap_or_default()

@@ -223,8 +223,10 @@ impl Session {
 
     fn close_here(mut self) -> CompiledHere<'static, ()> {
         Box::pin(async move {
-            let settled = self.finish_save_for(Asks::ToClose).await;
-            settled.and(self.end())
+            // A step that failed loses no save.
+            let settled = self.settle_for(Asks::ToClose).await;
+            let saved = self.finish_save_for(Asks::ToClose).await;
+            settled.and(saved).and(self.end())
         })
     }
 

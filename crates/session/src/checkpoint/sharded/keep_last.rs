@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use super::index::{Index, NAME};
@@ -51,8 +52,9 @@ pub(super) fn is_numbered(folder: &Path) -> bool {
     Numbered::of(folder).is_some()
 }
 
-/// Removes all checkpoints with lower numbers than `folder` has, but for so many that `keep` are left with it.
-pub(super) fn remove_older(folder: &Path, keep: usize) {
+/// Removes all checkpoints with lower numbers than `folder` has, but for so many that `keep` are left with it. `alive`
+/// is a sign of life to ranks that wait.
+pub(super) fn remove_older(folder: &Path, keep: usize, alive: &dyn Fn() -> io::Result<()>) {
     let Some(own) = Numbered::of(folder) else { return };
     let Ok(entries) = fs::read_dir(own.run) else { return };
     let mut older: Vec<(u64, PathBuf)> = Vec::new();
@@ -61,17 +63,17 @@ pub(super) fn remove_older(folder: &Path, keep: usize) {
         let Some(name) = file_name.to_str() else { continue };
         let leaving = name.strip_prefix('.').and_then(|name| name.strip_suffix(REMOVED));
         match (leaving.and_then(|name| own.sibling(name)), own.sibling(name)) {
-            (Some(_), _) => tell(&path, clear(&path, false)),
+            (Some(_), _) => tell(&path, clear(&path, false, alive)),
             (_, Some(number)) if number < own.number => older.push((number, path)),
             _ => {}
         }
     }
-    older.retain(|(_, path)| is_whole(path));
+    older.retain(|(_, path)| alive().is_ok() && is_whole(path));
     older.sort_unstable_by_key(|(number, _)| std::cmp::Reverse(*number));
     for (_, path) in older.into_iter().skip(keep.saturating_sub(1)) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         let leaves = path.with_file_name(format!(".{name}{REMOVED}"));
-        tell(&path, fs::rename(&path, &leaves).and_then(|()| clear(&leaves, true)));
+        tell(&path, fs::rename(&path, &leaves).and_then(|()| clear(&leaves, true, alive)));
     }
 }
 
@@ -93,23 +95,24 @@ fn names(folder: &Path) -> Option<BTreeSet<PathBuf>> {
 }
 
 /// Removes a folder that is on its way out, its index last; where it is `whole` to begin with, all of it is there.
-fn clear(folder: &Path, whole: bool) -> std::io::Result<()> {
+fn clear(folder: &Path, whole: bool, alive: &dyn Fn() -> io::Result<()>) -> io::Result<()> {
     let (own, there) = (own_files(folder), names(folder).unwrap_or_default());
     match own {
         Some(own) if there.is_subset(&own) => {
             for file in there.iter().filter(|file| !file.ends_with(NAME)) {
+                alive()?;
                 fs::remove_file(file)?;
             }
             fs::remove_file(Index::path(folder))?;
         }
         // Killed between the index and the folder.
         None if there.is_empty() && !whole => {}
-        _ => return Err(std::io::Error::other("something else came into it")),
+        _ => return Err(io::Error::other("something else came into it")),
     }
     fs::remove_dir(folder)
 }
 
-fn tell(folder: &Path, removed: std::io::Result<()>) {
+fn tell(folder: &Path, removed: io::Result<()>) {
     if let Err(error) = removed {
         tracing::warn!(%error, "the older checkpoint {} could not be removed", shown_path(folder));
     }

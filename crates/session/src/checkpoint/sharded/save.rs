@@ -262,7 +262,7 @@ impl PartWriter for Save {
             taken_back(&path, &text, reason)
         })?;
         if let Some(keep) = self.keeps {
-            keep_last::remove_older(&self.folder, keep);
+            keep_last::remove_older(&self.folder, keep, &|| state.alive());
         }
         Ok(())
     }

@@ -102,6 +102,8 @@ impl SessionBuilder<CudaSurface> {
         Box::pin(async move {
             let told = self.config.validate();
             told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
+            let mesh = self.config.mesh_of(rendezvous.ranks());
+            let mesh = mesh.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
             let options = CudaOptions {
                 transport: match self.config.transport {
                     config::Transport::Auto => None,
@@ -109,9 +111,9 @@ impl SessionBuilder<CudaSurface> {
                     config::Transport::Nccl => Some(Transport::Nccl),
                 },
                 reduce: self.config.reduce,
-                replicas: self.config.mesh.replicas_of(rendezvous.ranks()),
-                context: self.config.mesh.cp,
-                tensor: self.config.mesh.tp,
+                replicas: mesh.replicas(),
+                context: mesh.context(),
+                tensor: mesh.tensor(),
                 levels: self.config.mesh.levels,
                 kernel_bytes: self.kernel_bytes(),
                 signal_by: self.config.signal_by,

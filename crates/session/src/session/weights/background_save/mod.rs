@@ -53,7 +53,7 @@ enum Stage {
     /// So it is, and other processes write theirs.
     Spread(Spread),
     /// The ranks of all processes make a checkpoint of their parts.
-    Completing { what: String },
+    Completing(Spread),
     /// They have, or have not, and nobody has got word of it.
     Over(Result<(), SessionError>),
 }
@@ -73,16 +73,20 @@ impl BackgroundSaves {
         let failed = match self.stage.take() {
             None => return,
             Some(Stage::Beginning(job) | Stage::Begun { job, .. } | Stage::Copying { job, .. }) => {
-                Some(lost(job.what()))
+                Some(lost(job.what(), NOT_COPIED))
             }
             Some(Stage::Writing(writing)) => writing.join().err(),
             Some(Stage::Spread(spread)) => {
-                let error = lost(&spread.what);
+                let error = lost(&spread.what, NOT_COMPLETED);
                 spread.withdraw();
                 Some(error)
             }
             // The next save removes what it left, if that is no checkpoint.
-            Some(Stage::Completing { what }) => Some(lost(&what)),
+            Some(Stage::Completing(spread)) => {
+                let error = lost(&spread.what, IN_DOUBT);
+                drop(spread.join());
+                Some(error)
+            }
             Some(Stage::Over(outcome)) => outcome.err(),
         };
         if let Some(error) = failed {
@@ -145,7 +149,8 @@ impl Session {
     /// returns.
     ///
     /// # Errors
-    /// As [`Session::export`]; [`SessionError::BackgroundSave`] of the save before.
+    /// As [`Session::export`]; [`SessionError::Parts`] where a rank gets no memory for its copy;
+    /// [`SessionError::BackgroundSave`] of the save before.
     pub async fn save_in_background(
         &mut self,
         store: impl CheckpointStore + 'static,
@@ -235,7 +240,7 @@ impl Session {
         });
         let begun: Option<Vec<_>> = begun.collect();
         self.saved()?;
-        let begun = begun.ok_or_else(|| lost(job.what()))?;
+        let begun = begun.ok_or_else(|| lost(job.what(), NOT_COPIED))?;
         let Some(save) = begun.first().map(|(_, save)| *save) else { return Ok(()) };
         self.saves.bytes = self.programs.first().map_or(0, |program| program.plan.snapshot_bytes());
         let snapshots = begun.into_iter().map(|(snapshot, _)| snapshot).collect();
@@ -296,7 +301,7 @@ impl Session {
     pub(in crate::session) fn write_copied(&mut self) -> Result<(), SessionError> {
         let Some(Stage::Copying { job, save }) = self.saves.stage.take() else { return Ok(()) };
         let copied = self.ranks.iter().map(|thread| thread.handover().part.snapshot.take());
-        let snapshots = copied.collect::<Option<Vec<_>>>().ok_or_else(|| lost(job.what()))?;
+        let snapshots = copied.collect::<Option<Vec<_>>>().ok_or_else(|| lost(job.what(), NOT_COPIED))?;
         self.start_writing(job, save, snapshots);
         Ok(())
     }
@@ -336,10 +341,15 @@ impl Session {
                 return Ok(());
             }
         };
-        self.saves.stage = Some(Stage::Completing { what: spread.what.clone() });
+        // Ranks that are gone complete nothing.
+        if let Err(error) = self.check_exports() {
+            spread.withdraw();
+            return Err(error);
+        }
         for (thread, part) in self.ranks.iter().zip(spread.handed_over()) {
             thread.handover().part = part;
         }
+        self.saves.stage = Some(Stage::Completing(spread));
         self.command(Command::CompleteSave);
         self.finish().await?;
         self.save_completed();
@@ -348,9 +358,9 @@ impl Session {
 
     /// What the ranks say of a save that they were to complete.
     pub(in crate::session) fn save_completed(&mut self) {
-        if let Some(Stage::Completing { what }) = self.saves.stage.take() {
+        if let Some(Stage::Completing(spread)) = self.saves.stage.take() {
             let failed = |(rank, source)| {
-                let what = format!("{what} (by {rank})");
+                let what = format!("{} (by {rank})", spread.what);
                 Err(SessionError::BackgroundSave { what, source: Box::new(source), now: None })
             };
             self.saves.stage = Some(Stage::Over(self.refusal().map_or(Ok(()), failed)));
@@ -387,9 +397,14 @@ impl Session {
     }
 }
 
-/// Of a save whose state nobody copied.
-fn lost(what: &str) -> SessionError {
-    let source =
-        CheckpointError::other("the session ended before its state was copied; nothing of it is left");
-    SessionError::BackgroundSave { what: what.to_owned(), source: Box::new(source), now: None }
+/// Why a save is lost that a session ended before.
+const NOT_COPIED: &str = "the session ended before its state was copied; nothing of it is left";
+const NOT_COMPLETED: &str =
+    "the session ended before all processes had written their parts; this one took its own back";
+const IN_DOUBT: &str =
+    "the session ended while its ranks made a checkpoint of their parts, which may be there or not";
+
+fn lost(what: &str, why: &str) -> SessionError {
+    let source = Box::new(CheckpointError::other(why));
+    SessionError::BackgroundSave { what: what.to_owned(), source, now: None }
 }

@@ -49,22 +49,27 @@ impl Spread {
     }
 
     /// What each rank completes the save with, in order.
-    pub(super) fn handed_over(self) -> impl Iterator<Item = PartTransfer> {
-        let Self { writer, save, parts, .. } = self;
-        parts.into_iter().map(move |(snapshot, written)| PartTransfer {
-            writer: Some(Arc::clone(&writer)),
-            save: Some(save),
-            snapshot: Some(snapshot),
-            written: Some(written),
+    pub(super) fn handed_over(&self) -> impl Iterator<Item = PartTransfer> {
+        self.parts.iter().map(|(snapshot, written)| PartTransfer {
+            writer: Some(Arc::clone(&self.writer)),
+            save: Some(self.save),
+            snapshot: Some(snapshot.clone()),
+            written: Some(Arc::clone(written)),
             ..PartTransfer::default()
         })
     }
 
-    /// Waits for the thread, and takes back what it wrote.
-    pub(super) fn withdraw(self) {
-        if let Some(thread) = self.thread {
+    /// Waits for the thread.
+    pub(super) fn join(mut self) -> Self {
+        if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        self.parts.iter().for_each(|(snapshot, _)| self.writer.withdraw(self.save, snapshot.rank()));
+        self
+    }
+
+    /// Waits for the thread, and takes back what it wrote.
+    pub(super) fn withdraw(self) {
+        let Self { parts, writer, save, .. } = self.join();
+        parts.iter().for_each(|(snapshot, _)| writer.withdraw(save, snapshot.rank()));
     }
 }
