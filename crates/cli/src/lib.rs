@@ -81,8 +81,8 @@ pub use progress::Progress;
 pub use quantize::quantize_checkpoint;
 pub use report::{Converted, Copied, CopyReason, Lost, Report};
 pub use schedule::{
-    MeshAxis, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions, plan_model,
-    show_trace, simulate_model, tune_model,
+    LayoutOptions, MeshAxis, MeshChoice, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart,
+    TuneOptions, plan_model, rank_layouts, show_trace, simulate_model, tune_model,
 };
 #[cfg(feature = "cuda")]
 #[doc(hidden)]

@@ -221,8 +221,11 @@ pub enum MeasureError {
         /// What it needs.
         needed: ByteSize,
     },
+    /// Options of layouts where policies are sought.
+    #[error("--json and --rank-tokens are of layouts; say --mesh auto as well, or leave them out")]
+    NotLayouts,
     /// Nothing that was tried could be run.
-    #[error("no policy can be run: {reason}")]
+    #[error("nothing that was tried can be run: {reason}")]
     NothingRuns {
         /// Why the last one could not.
         reason: String,

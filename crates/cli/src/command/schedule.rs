@@ -3,6 +3,7 @@
 //! Law: arguments are turned into options here and used elsewhere. No file is replaced without `--force`.
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 
 use clap::Args;
 use warpweft_base::id::RankId;
@@ -12,8 +13,8 @@ use warpweft_plan::policy::ByteSize;
 use warpweft_session::config::Prefetch;
 
 use super::super::{
-    MeasureError, MeshAxis, ModelOptions, Outputs, PlanView, SimulateOptions, TracePart, TuneOptions,
-    plan_model, show_trace, simulate_model, tune_model,
+    LayoutOptions, MeasureError, MeshAxis, MeshChoice, ModelOptions, Outputs, PlanView, SimulateOptions,
+    TracePart, TuneOptions, plan_model, rank_layouts, show_trace, simulate_model, tune_model,
 };
 
 /// Plans one step of a model and says what it needs: tasks, memory, bytes on the wire
@@ -74,6 +75,9 @@ pub(super) struct Plan {
     #[command(flatten)]
     model: ModelArguments,
 
+    #[command(flatten)]
+    mesh: MeshArguments,
+
     /// Ranks, in all replicas
     #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
@@ -119,6 +123,9 @@ pub(super) struct Simulate {
     #[command(flatten)]
     model: ModelArguments,
 
+    #[command(flatten)]
+    mesh: MeshArguments,
+
     /// A preset or a file. A policy that is "auto" counts with this machine too, in place of prefetch.cluster
     #[arg(long, value_name = "PRESET|FILE")]
     cluster: String,
@@ -142,6 +149,15 @@ pub(super) struct Simulate {
     /// Replace files that exist
     #[arg(long)]
     force: bool,
+}
+
+#[derive(Debug, Args)]
+struct MeshArguments {
+    /// Axes of the mesh, such as tp=2,dp_shard=4, over the configuration's: dp_replicate (replicas), dp_shard, cp (ranks
+    /// that share the tokens of a text), tp (ranks that compute the parts of one layer). One of dp_replicate and
+    /// dp_shard follows from the number of ranks
+    #[arg(long, value_name = "AXIS=N", value_delimiter = ',')]
+    mesh: Vec<MeshAxis>,
 }
 
 #[derive(Debug, Args)]
@@ -171,12 +187,6 @@ pub(super) struct ModelArguments {
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
 
-    /// Axes of the mesh, such as tp=2,dp_shard=4, over the configuration's: dp_replicate (replicas), dp_shard, cp (ranks
-    /// that share the tokens of a text), tp (ranks that compute the parts of one layer). One of dp_replicate and
-    /// dp_shard follows from the number of ranks
-    #[arg(long, value_name = "AXIS=N", value_delimiter = ',')]
-    mesh: Vec<MeshAxis>,
-
     /// How many GPUs of each node of the cluster are ranks, over its ranks_per_node
     #[arg(long, value_name = "N", requires = "cluster", value_parser = clap::value_parser!(u32).range(1..=4096))]
     ranks_per_node: Option<u32>,
@@ -199,12 +209,26 @@ pub(super) struct ModelArguments {
 /// makes the same plan again, by itself or with its keys in place of those of --config, without those
 /// that it names as replaced; so no plan is made of measured durations here.
 ///
+/// With --mesh auto it finds the layout in place of the policy. Every rank has the `tokens` of the file,
+/// or --rank-tokens, whatever it shares with others. All meshes of so many ranks are planned, and those
+/// that may be the fastest simulated. Axes that are given stay (--mesh auto,tp=8). Ranks that compute
+/// the parts of one layer are on one node, and no more ranks share a text than it takes to hold it.
+/// Gathers start as --depth, --bytes or the configuration say, and else by what tasks take. A layout
+/// that does not fit a GPU gets a memory.budget with which it does, if there is one.
+///
+/// exposed       a collective runs and the compute lane runs nothing, as a share of the step
+/// binding link  which links those collectives take; none below 1 %
+///
 /// MODEL.toml is as for `warpweft plan --help`, the cluster as for `warpweft simulate --help`.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment, after_long_help = TUNE_EXAMPLES)]
 pub(super) struct Tune {
     #[command(flatten)]
     model: ModelArguments,
+
+    /// Axes of the mesh as for `warpweft plan`, or auto: the axes that are not given are to be found
+    #[arg(long, value_name = "auto|AXIS=N", value_delimiter = ',')]
+    mesh: Vec<MeshChoice>,
 
     /// A preset or a file. A policy that is "auto" counts with this machine too, in place of prefetch.cluster
     #[arg(long, value_name = "PRESET|FILE")]
@@ -213,6 +237,14 @@ pub(super) struct Tune {
     /// Ranks, in all replicas; node after node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(Mesh::MAX_RANKS)))]
     ranks: u32,
+
+    /// Tokens of every rank in a micro-batch, for --mesh auto; those of the file when left out
+    #[arg(long, value_name = "N", requires = "mesh", value_parser = clap::value_parser!(u32).range(1..))]
+    rank_tokens: Option<u32>,
+
+    /// Print the layouts of --mesh auto as JSON, the best first, each with its configuration
+    #[arg(long, requires = "mesh")]
+    json: bool,
 
     /// Draw step time against memory, with the choice marked
     #[arg(long, value_name = "OUT.svg")]
@@ -280,7 +312,11 @@ Examples:
 pub(super) const TUNE_EXAMPLES: &str = "\
 Examples:
   What is fastest on 64 GPUs in 20 GiB of transient memory:
-    warpweft tune 8b.toml --cluster h100x8-ib --ranks 64 --budget 20GiB --picture tune.svg";
+    warpweft tune 8b.toml --cluster h100x8-ib --ranks 64 --budget 20GiB --picture tune.svg
+
+  Which layout is fastest on 512 GPUs, and which of those with tp 8:
+    warpweft tune 70b.toml --cluster h100x8-ib --ranks 512 --mesh auto
+    warpweft tune 70b.toml --cluster h100x8-ib --ranks 512 --mesh auto,tp=8 --json";
 
 pub(super) const SIMULATE_EXAMPLES: &str = "\
 Examples:
@@ -299,7 +335,7 @@ fn milliseconds(text: &str) -> Result<Nanoseconds, String> {
 }
 
 impl ModelArguments {
-    fn options(self) -> ModelOptions {
+    fn options(self, mesh: Vec<MeshAxis>) -> ModelOptions {
         let Self {
             model,
             config,
@@ -307,7 +343,6 @@ impl ModelArguments {
             bytes,
             auto,
             budget,
-            mesh,
             ranks_per_node,
             optimizer_states,
             whole_matrices,
@@ -335,14 +370,14 @@ impl Plan {
             (true, false, None) => PlanView::Tasks,
             (false, false, None) => PlanView::Totals,
         };
-        plan_model(&self.model.options(), self.cluster.as_deref(), self.ranks, &view)
+        plan_model(&self.model.options(self.mesh.mesh), self.cluster.as_deref(), self.ranks, &view)
     }
 }
 
 impl Simulate {
     pub(super) fn run(self) -> Result<String, MeasureError> {
         simulate_model(&SimulateOptions {
-            model: self.model.options(),
+            model: self.model.options(self.mesh.mesh),
             cluster: self.cluster,
             ranks: self.ranks,
             steps: self.steps,
@@ -352,13 +387,21 @@ impl Simulate {
 }
 
 impl Tune {
-    pub(super) fn run(self) -> Result<String, MeasureError> {
-        tune_model(&TuneOptions {
-            model: self.model.options(),
+    pub(super) fn run(self, stop: &AtomicBool) -> Result<String, MeasureError> {
+        let axis = |choice: &MeshChoice| if let MeshChoice::Axis(axis) = choice { Some(*axis) } else { None };
+        let is_open = self.mesh.contains(&MeshChoice::Auto);
+        let options = TuneOptions {
+            model: self.model.options(self.mesh.iter().filter_map(axis).collect()),
             cluster: self.cluster,
             ranks: self.ranks,
             outputs: Outputs { trace: None, picture: self.picture, replace: self.force },
-        })
+        };
+        let Self { rank_tokens, json, .. } = self;
+        match is_open {
+            true => rank_layouts(&LayoutOptions { tune: options, rank_tokens, json }, stop),
+            false if json || rank_tokens.is_some() => Err(MeasureError::NotLayouts),
+            false => tune_model(&options),
+        }
     }
 }
 

@@ -31,7 +31,7 @@ fn the_examples_of_the_help_parse() {
     let all = [EXAMPLES, PLAN_EXAMPLES, SIMULATE_EXAMPLES, TUNE_EXAMPLES].join("\n").replace(CONTINUED, "");
     let examples: Vec<&str> =
         all.lines().map(str::trim).filter(|line| line.starts_with("warpweft ")).collect();
-    assert_eq!(examples.len(), 12);
+    assert_eq!(examples.len(), 14);
     for example in examples {
         let typed = example.replace('\'', "");
         let typed = typed.split(" > ").next().unwrap();

@@ -62,6 +62,23 @@ impl FromStr for MeshAxis {
     }
 }
 
+/// An axis, or that the others are to be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MeshChoice {
+    /// Axes that are not given are to be found.
+    Auto,
+    /// How many ranks an axis has.
+    Axis(MeshAxis),
+}
+
+impl FromStr for MeshChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.trim() == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::Axis) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

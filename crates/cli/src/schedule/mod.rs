@@ -12,7 +12,9 @@
 //! | `outputs` | files that are written, and when they may be replaced |
 //! | `shown` | a trace summed up, and which part of it is drawn |
 //! | `tune` | a sweep of policies, and the tuner on a simulated machine |
+//! | `layouts` | the meshes of so many ranks, the fastest first |
 
+mod layouts;
 mod mesh_axis;
 mod model_file;
 mod outputs;
@@ -22,7 +24,8 @@ mod tune;
 
 use std::path::{Path, PathBuf};
 
-pub use mesh_axis::MeshAxis;
+pub use layouts::{LayoutOptions, rank_layouts};
+pub use mesh_axis::{MeshAxis, MeshChoice};
 pub use outputs::Outputs;
 pub use shown::{TracePart, show_trace};
 pub use tune::{TuneOptions, tune_model};
@@ -242,8 +245,10 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, MeasureError>
 }
 
 fn declare(options: &ModelOptions, ranks: u32) -> Result<Declaration, MeasureError> {
-    let config = options.config()?;
-    let file = ModelFile::load(&options.model)?;
+    declared(&ModelFile::load(&options.model)?, options.config()?, ranks)
+}
+
+fn declared(file: &ModelFile, config: Config, ranks: u32) -> Result<Declaration, MeasureError> {
     let model = config.apply_weight_rules(&file.model()?)?;
     let mesh = config.mesh_of(ranks)?;
     Ok(Declaration {

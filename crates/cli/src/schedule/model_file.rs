@@ -44,6 +44,34 @@ impl ModelFile {
         }
     }
 
+    /// The fewest ranks that hold a text together, each with so many of its tokens.
+    pub(super) fn ranks_of_text(&self, tokens: usize) -> u32 {
+        match self {
+            Self::Sizes(decoder, _) => {
+                let ranks = decoder.sequence.unwrap_or(decoder.tokens).div_ceil(tokens.max(1));
+                u32::try_from(ranks).unwrap_or(u32::MAX)
+            }
+            Self::Calls(_) => 1,
+        }
+    }
+
+    /// Whether the calls are those of a rank of one mesh, and of no other.
+    pub(super) const fn is_of_one_mesh(&self) -> bool {
+        matches!(self, Self::Calls(_))
+    }
+
+    /// The same for so many ranks that share texts, each with so many tokens; texts are as long as before.
+    pub(super) fn shared_by(&self, ranks: u32, tokens: usize) -> Self {
+        match self {
+            Self::Sizes(decoder, path) => {
+                let sequence = Some(decoder.sequence.unwrap_or(decoder.tokens));
+                let tokens = tokens.saturating_mul(ranks as usize);
+                Self::Sizes(Box::new(Decoder { tokens, sequence, ..(**decoder).clone() }), path.clone())
+            }
+            Self::Calls(calls) => Self::Calls(calls.clone()),
+        }
+    }
+
     pub(super) fn model(&self) -> Result<Model, MeasureError> {
         match self {
             Self::Sizes(decoder, path) => decoder.model().map_err(wrong(path)),

@@ -11,6 +11,7 @@ mod hostile;
 mod hostile_config;
 #[cfg(unix)]
 mod interrupts;
+mod layouts;
 #[cfg(unix)]
 mod names;
 mod quantize;

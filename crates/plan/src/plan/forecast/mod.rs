@@ -21,7 +21,7 @@ pub use timing::Span;
 pub(super) use timing::{Timed, spans};
 
 use super::{Costs, StepPlan};
-use crate::cluster::Work;
+use crate::cluster::{Reach, Work};
 use crate::layout::LaneKind;
 
 /// The expected course of one step. All times are nanoseconds from the step's beginning.
@@ -35,6 +35,8 @@ pub struct Forecast {
     pub compute: u64,
     /// Time in which a communicator runs something and the compute lane nothing.
     pub exposed: u64,
+    /// That of it in which a collective runs that takes links between nodes.
+    pub exposed_between: u64,
     /// The least exposed communication of any schedule without contention but of collectives for a link: the
     /// maximum over prefixes of the step of communication that is needed so far less the compute before it. With
     /// contention it is no bound, and [`Forecast::exposed`] may be below it: calls that run slower beside
@@ -67,7 +69,10 @@ impl StepPlan {
         Forecast {
             step: spans.iter().map(|span| span.end).max().unwrap_or(0),
             compute: timing::busy(self, &spans, |kind| kind == LaneKind::Compute),
-            exposed: timing::exposed(self, &spans),
+            exposed: timing::exposed(self, &spans, |_| true),
+            exposed_between: timing::exposed(self, &spans, |op| {
+                costs.reach(op).is_some_and(Reach::is_between)
+            }),
             exposed_bound: bounds.exposed,
             step_bound: bounds.step,
             gathers: slack::slacks(self, &spans),

@@ -6,6 +6,7 @@
 
 use crate::cluster::{Charges, Reach};
 use crate::layout::{Lane, LaneKind};
+use crate::op::Op;
 use crate::plan::{Costs, StepPlan};
 use warpweft_base::id::{LaneId, TaskId};
 
@@ -64,13 +65,13 @@ pub(super) fn busy(plan: &StepPlan, spans: &[Span], wanted: impl Fn(LaneKind) ->
     own.fold(0, |sum, (_, span)| sum.saturating_add(span.end - span.begin))
 }
 
-/// Time in which a communicator runs something and the compute lane nothing.
-pub(super) fn exposed(plan: &StepPlan, spans: &[Span]) -> u64 {
+/// Time in which a communicator runs something that is wanted, and the compute lane nothing.
+pub(super) fn exposed(plan: &StepPlan, spans: &[Span], wanted: impl Fn(&Op) -> bool) -> u64 {
     let mut changes: Vec<(u64, i32, i32)> = Vec::new();
     for (task, span) in plan.tasks.iter().zip(spans).filter(|(_, span)| span.end > span.begin) {
         let (compute, communicator) = match plan.lanes.get(task.lane.index()).map(|lane| lane.kind) {
             Some(LaneKind::Compute) => (1, 0),
-            Some(LaneKind::Communicator(_)) => (0, 1),
+            Some(LaneKind::Communicator(_)) if wanted(&task.op) => (0, 1),
             _ => continue,
         };
         changes.push((span.begin, compute, communicator));

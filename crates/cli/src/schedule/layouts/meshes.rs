@@ -1,0 +1,97 @@
+//! The meshes that are worth planning.
+//!
+//! Law: axes that were given stay as they are; of all others every number comes up that multiplies to the ranks, but
+//! what cannot win. Ranks that compute parts of a layer, and exchange activations for it, are on one node. And no more
+//! ranks share a text than it takes to hold it: each has the same tokens anyway, and attention would exchange more.
+
+use warpweft_session::config::MeshAxes;
+
+/// The axes that were given; the others are to be found.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Given {
+    pub(super) dp_replicate: Option<u32>,
+    pub(super) dp_shard: Option<u32>,
+    pub(super) cp: Option<u32>,
+    pub(super) tp: Option<u32>,
+}
+
+/// What every mesh is made for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct World {
+    pub(super) ranks: u32,
+    /// Ranks of one node.
+    pub(super) of_node: u32,
+    /// The fewest ranks that hold a text together.
+    pub(super) of_text: u32,
+}
+
+/// Every mesh, smallest `tp` and then most shards first.
+pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
+    let World { ranks, of_node, of_text } = world;
+    let mut meshes = Vec::new();
+    for tp in chosen(ranks, given.tp).into_iter().filter(|tp| *tp <= of_node || given.tp.is_some()) {
+        let of_context = chosen(ranks / tp, given.cp);
+        let holding =
+            of_context.into_iter().find(|cp| cp.saturating_mul(tp) >= of_text || given.cp.is_some());
+        let Some(cp) = holding else { continue };
+        let others = ranks / tp / cp;
+        for dp_shard in chosen(others, given.dp_shard).into_iter().rev() {
+            let replicas = others / dp_shard;
+            if given.dp_replicate.is_none_or(|given| given == replicas) {
+                let (dp_replicate, dp_shard) = (Some(replicas), Some(dp_shard));
+                meshes.push(MeshAxes { dp_replicate, dp_shard, cp, tp, ..MeshAxes::default() });
+            }
+        }
+    }
+    meshes
+}
+
+/// The divisors of a number, smallest first; of them the one that was given, if one was.
+fn chosen(of: u32, given: Option<u32>) -> Vec<u32> {
+    let wanted = |divisor: &u32| of.is_multiple_of(*divisor) && given.is_none_or(|given| given == *divisor);
+    (1..=of).filter(wanted).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(world: World, given: Given) -> Vec<(u32, u32, u32, u32)> {
+        let numbers =
+            |axes: MeshAxes| (axes.dp_replicate.unwrap_or(0), axes.dp_shard.unwrap_or(0), axes.cp, axes.tp);
+        meshes(world, given).into_iter().map(numbers).collect()
+    }
+
+    const WORLD: World = World { ranks: 16, of_node: 4, of_text: 1 };
+
+    #[test]
+    fn every_mesh_has_all_ranks_and_every_divisor_comes_up() {
+        let all = of(WORLD, Given::default());
+        assert_eq!(all.len(), 5 + 4 + 3, "16 = shards x replicas for tp 1, 8 for tp 2, 4 for tp 4: {all:?}");
+        assert!(all.iter().all(|(replicas, shards, cp, tp)| replicas * shards * cp * tp == 16));
+        assert_eq!(all.first(), Some(&(1, 16, 1, 1)));
+        let distinct: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), all.len());
+    }
+
+    #[test]
+    fn axes_that_were_given_stay() {
+        let tp = of(WORLD, Given { tp: Some(8), ..Given::default() });
+        assert_eq!(tp, [(1, 2, 1, 8), (2, 1, 1, 8)], "also beyond a node, where it was asked for");
+        let all = Given { tp: Some(2), cp: Some(2), dp_shard: Some(2), dp_replicate: Some(2) };
+        assert_eq!(of(WORLD, all), [(2, 2, 2, 2)]);
+        assert_eq!(of(WORLD, Given { dp_shard: Some(3), ..Given::default() }), []);
+        assert_eq!(
+            of(WORLD, Given { dp_replicate: Some(4), tp: Some(1), ..Given::default() }),
+            [(4, 4, 1, 1)]
+        );
+    }
+
+    #[test]
+    fn as_many_ranks_share_a_text_as_it_takes_to_hold_it() {
+        let long = of(World { of_text: 8, ..WORLD }, Given::default());
+        assert!(long.iter().all(|(_, _, cp, tp)| cp * tp == 8), "{long:?}");
+        assert_eq!(long.len(), 6);
+        assert_eq!(of(World { of_text: 32, ..WORLD }, Given::default()), []);
+    }
+}
