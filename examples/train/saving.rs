@@ -94,10 +94,10 @@ pub(crate) async fn resume(arguments: &Arguments, session: &mut Session) -> Resu
     Ok(())
 }
 
-/// Keeps a checkpoint after so many steps, if one is due.
+/// Keeps a checkpoint after so many steps, if one is due; training goes on meanwhile.
 ///
 /// # Errors
-/// Those of [`Session::save_parts`].
+/// Those of [`Session::save_parts_in_background`]; what is found out later, the next call says.
 pub(crate) async fn save(
     arguments: &Arguments,
     steps: u32,
@@ -108,7 +108,7 @@ pub(crate) async fn save(
             let notes =
                 [(STEPS, steps.into()), (ACCUMULATE, arguments.accumulate.into()), (SEED, arguments.seed)];
             let notes = notes.map(|(name, note): (_, u64)| (name.to_owned(), note.to_string())).into();
-            session.save_parts(&files(folder, steps), &notes).await
+            session.save_parts_in_background(&files(folder, steps), &notes).await
         }
         _ => Ok(()),
     }

@@ -1,5 +1,6 @@
 //! Saves that training does not wait for: they are what a stopped save would have been, and training is as without.
 
+mod copies;
 mod equal;
 mod failures;
 mod keep_last;

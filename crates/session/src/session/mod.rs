@@ -214,7 +214,8 @@ impl Session {
     /// # Errors
     /// [`SessionError::LastStep`] or [`SessionError::Poisoned`] when a step still under way failed,
     /// [`SessionError::Import`] or [`SessionError::Parts`] when an import still under way was refused or a save failed,
-    /// [`SessionError::BackgroundSave`] when one in the background did,
+    /// [`SessionError::BackgroundSave`] when one in the background did, or a second copy
+    /// ([`PartFiles::copied_into`](crate::checkpoint::PartFiles::copied_into)),
     /// else [`SessionError::Trace`] when the trace cannot be written, or no step of those to trace has run. The session
     /// has ended either way.
     pub async fn close(self) -> Result<(), SessionError> {
@@ -226,7 +227,8 @@ impl Session {
             // A step that failed loses no save.
             let settled = self.settle_for(Asks::ToClose).await;
             let saved = self.finish_save_for(Asks::ToClose).await;
-            settled.and(saved).and(self.end())
+            let followed = self.saves.followed();
+            settled.and(saved).and(followed).and(self.end())
         })
     }
 

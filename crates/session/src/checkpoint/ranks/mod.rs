@@ -82,6 +82,18 @@ pub trait PartWriter: fmt::Debug + Send + Sync {
     /// Every rank knows that the parts stay, because the save became a checkpoint, or may have become one. Nothing need
     /// be done. Where a rank, a device or a process fails first, neither this nor [`PartWriter::withdraw`] is called.
     fn keep(&self, _save: SaveId, _rank: RankId) {}
+    /// What is to be done once there is a checkpoint, in words that say where, if anything is.
+    fn follows(&self) -> Option<String> {
+        None
+    }
+    /// Does it: after [`PartWriter::complete`], in the process of rank 0, on a thread of its own. The checkpoint stays
+    /// whatever comes of it.
+    ///
+    /// # Errors
+    /// Why not.
+    fn follow(&self) -> Result<(), CheckpointError> {
+        Ok(())
+    }
     /// Forgets the part of one rank, if there is one, because the save failed.
     fn withdraw(&self, save: SaveId, rank: RankId);
 }

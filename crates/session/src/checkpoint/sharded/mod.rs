@@ -32,8 +32,10 @@
 //! | `plain_weights` | its masters in pieces, for a conversion |
 //! | `killed_saves` | what a save left that was killed |
 //! | `keep_last` | older checkpoints of a run |
+//! | `copy` | a second copy of a checkpoint |
 
 mod block_digests;
+mod copy;
 mod import;
 mod index;
 mod indexed_cut;
@@ -126,6 +128,7 @@ pub struct PartFiles {
     restarts: bool,
     zeros: bool,
     keeps: Option<usize>,
+    copy: Option<PathBuf>,
     /// The state whose values are taken for masters.
     state: Option<String>,
 }
@@ -157,7 +160,7 @@ impl PartFiles {
     /// Those in `folder`, which need not be there yet.
     #[must_use]
     pub fn new(folder: impl Into<PathBuf>) -> Self {
-        Self { folder: folder.into(), restarts: false, zeros: false, keeps: None, state: None }
+        Self { folder: folder.into(), restarts: false, zeros: false, keeps: None, copy: None, state: None }
     }
 
     /// The same files, of which an import begins with an optimizer that took no steps and has no moments; as
@@ -191,6 +194,17 @@ impl PartFiles {
     #[must_use]
     pub fn keep_last(self, checkpoints: usize) -> Self {
         Self { keeps: Some(checkpoints), ..self }
+    }
+
+    /// The same files, of which a save that has become a checkpoint makes a second copy in `folder`, such as one on a
+    /// file system that outlives the host. The process of rank 0 makes it on a thread of its own, also of a save for
+    /// which training waited, and no call waits for it but the end of the session. A copy that failed is said in the
+    /// log at once and by [`Session::close`](crate::session::Session::close); the checkpoint itself stays whole.
+    /// [`PartFiles::keep_last`] holds for copies too: the checkpoint that is being copied must be among those that
+    /// stay, so keep at least two. A folder that has a checkpoint is refused. An import does not heed it.
+    #[must_use]
+    pub fn copied_into(self, folder: impl Into<PathBuf>) -> Self {
+        Self { copy: Some(folder.into()), ..self }
     }
 
     /// The folder.

@@ -19,7 +19,7 @@ use super::index::{self, Index, IndexedBuffer, IndexedWeight};
 use super::indexed_cut::IndexedCut;
 use super::read_part::Part;
 use super::{PIECE, PartFiles, block_digests, write_part};
-use super::{keep_last, killed_saves};
+use super::{copy, keep_last, killed_saves};
 use crate::checkpoint::ranks::{PartWriter, RankState, SaveId};
 use crate::checkpoint::safetensors::TensorFileError;
 use crate::checkpoint::safetensors::tensor::Tensor;
@@ -32,7 +32,7 @@ use warpweft_plan::layout::Weights;
 use warpweft_plan::plan::{StepPlan, carried};
 
 /// Bytes after which the disk is waited for, so that nobody waits for all of them at the end.
-const UNSETTLED: usize = 16 * PIECE;
+pub(super) const UNSETTLED: usize = 16 * PIECE;
 
 /// One save.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub(crate) struct Save {
     optimizer_identity: OptimizerIdentity,
     /// How many checkpoints of the run are kept, if not all.
     keeps: Option<usize>,
+    /// Where a second copy of it goes.
+    copy: Option<PathBuf>,
     unfinished: Mutex<SaveFiles>,
 }
 
@@ -62,8 +64,8 @@ impl Save {
         programs: Vec<Arc<StepPlan>>,
         optimizer_identity: OptimizerIdentity,
     ) -> Self {
-        let (folder, keeps) = (files.folder.clone(), files.keeps);
-        Self { folder, notes, programs, optimizer_identity, keeps, unfinished: Mutex::default() }
+        let (folder, keeps, copy) = (files.folder.clone(), files.keeps, files.copy.clone());
+        Self { folder, notes, programs, optimizer_identity, keeps, copy, unfinished: Mutex::default() }
     }
 
     /// Begins the index, which is none before it has its name.
@@ -203,16 +205,22 @@ impl PartWriter for Save {
         if Index::is_there(&self.folder) {
             return Err(taken(&path));
         }
-        if self.keeps.is_some() && !keep_last::is_numbered(&self.folder) {
+        let mut unnumbered = [Some(&self.folder), self.copy.as_ref()].into_iter().flatten();
+        if let Some(folder) =
+            unnumbered.find(|folder| self.keeps.is_some() && !keep_last::is_numbered(folder))
+        {
             return Err(CheckpointError::other(format!(
                 "{} does not end in a number, by which older checkpoints are known (keep_last); name it by its step, as \
                  step-100",
-                shown_path(&self.folder)
+                shown_path(folder)
             )));
         }
         make_folder(&self.folder)
             .map_err(|source| CheckpointError::file(&self.folder, FileTask::MakeFolder, source))?;
         if rank == RankId::new(0) {
+            if let Some(copy) = &self.copy {
+                copy::begin(copy)?;
+            }
             self.begin_index()?;
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -267,6 +275,21 @@ impl PartWriter for Save {
         Ok(())
     }
 
+    fn follows(&self) -> Option<String> {
+        self.copy
+            .as_ref()
+            .map(|copy| format!("into {}, a copy of {},", shown_path(copy), shown_path(&self.folder)))
+    }
+
+    fn follow(&self) -> Result<(), CheckpointError> {
+        let Some(to) = &self.copy else { return Ok(()) };
+        copy::copy(&self.folder, to)?;
+        if let Some(keep) = self.keeps {
+            keep_last::remove_older(to, keep, &|| Ok(()));
+        }
+        Ok(())
+    }
+
     fn keep(&self, _: SaveId, rank: RankId) {
         let held = self.unfinished().parts.remove(&rank);
         held.into_iter().for_each(Held::end);
@@ -311,7 +334,7 @@ fn taken_back(index: &Path, text: &[u8], reason: CheckpointError) -> CheckpointE
 }
 
 /// What is said of a folder that has a checkpoint.
-fn taken(index: &Path) -> CheckpointError {
+pub(super) fn taken(index: &Path) -> CheckpointError {
     let is_empty = std::fs::symlink_metadata(index).is_ok_and(|about| about.is_file() && about.len() == 0);
     let reason = if is_empty {
         index::EMPTY

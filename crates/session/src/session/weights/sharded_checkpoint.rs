@@ -58,7 +58,9 @@ impl Session {
             }
             self.command(Command::SavePart);
             self.finish().await?;
-            self.saved()
+            self.saved()?;
+            self.follow_save(writer);
+            Ok(())
         })
     }
 

@@ -5,6 +5,7 @@
 //! change the state otherwise, or disturb a measurement, has it copied first. One save is under way at a time. What
 //! became of it is said once, by the next call that can: it ends whole, or leaves nothing.
 
+mod following;
 mod spread;
 mod write;
 
@@ -17,9 +18,10 @@ use crate::checkpoint::{CheckpointError, CheckpointStore, PartFiles};
 use crate::exec::{Command, Snapshot};
 use crate::session::dropped::Asks;
 use crate::session::{CompiledHere, Session, SessionError};
+use following::Following;
 use spread::Spread;
 use warpweft_base::errors::shown_path;
-use warpweft_base::id::ProgramId;
+use warpweft_base::id::{ProgramId, RankId};
 use warpweft_plan::plan::StepPlan;
 use warpweft_plan::policy::ByteSize;
 use write::{Job, Writing};
@@ -30,6 +32,8 @@ pub(in crate::session) struct BackgroundSaves {
     /// The most bytes of a rank's snapshot.
     most: Option<ByteSize>,
     stage: Option<Stage>,
+    /// What follows saves that are whole.
+    following: Option<Following>,
     /// For plans by which a step took a snapshot: that plan as it was, and with the copies.
     plans: HashMap<ProgramId, (Arc<StepPlan>, Arc<StepPlan>)>,
     /// The plan by which the last step ran, if it took a snapshot.
@@ -68,14 +72,25 @@ impl BackgroundSaves {
         self.taken_by.as_ref().filter(|(by, _)| *by == number).map(|(_, plan)| plan)
     }
 
+    /// Waits for what follows saves, and says what of it failed.
+    pub(in crate::session) fn followed(&mut self) -> Result<(), SessionError> {
+        self.following.take().map_or(Ok(()), Following::join)
+    }
+
     /// Waits for a save under way; of one that is lost, and of one that failed, nobody else gets word.
     pub(in crate::session) fn end(&mut self) {
         let failed = match self.stage.take() {
-            None => return,
+            None => None,
             Some(Stage::Beginning(job) | Stage::Begun { job, .. } | Stage::Copying { job, .. }) => {
                 Some(lost(job.what(), NOT_COPIED))
             }
-            Some(Stage::Writing(writing)) => writing.join().err(),
+            Some(Stage::Writing(writing)) => match writing.join() {
+                Ok(writer) => {
+                    self.follow(writer);
+                    None
+                }
+                Err(error) => Some(error),
+            },
             Some(Stage::Spread(spread)) => {
                 let error = lost(&spread.what, NOT_COMPLETED);
                 spread.withdraw();
@@ -91,6 +106,14 @@ impl BackgroundSaves {
         };
         if let Some(error) = failed {
             tracing::warn!(%error, "the session was dropped with a save under way");
+        }
+        // What failed is in the log.
+        let _ = self.followed();
+    }
+
+    fn follow(&mut self, writer: Option<Arc<dyn PartWriter>>) {
+        if let Some(writer) = writer {
+            self.following = Following::start(writer, self.following.take());
         }
     }
 }
@@ -356,6 +379,13 @@ impl Session {
         Ok(())
     }
 
+    /// Lets a thread do what follows a save that is whole, if it is for this process.
+    pub(in crate::session) fn follow_save(&mut self, writer: Arc<dyn PartWriter>) {
+        if self.ranks.first().is_some_and(|thread| thread.rank() == RankId::new(0)) {
+            self.saves.follow(Some(writer));
+        }
+    }
+
     /// What the ranks say of a save that they were to complete.
     pub(in crate::session) fn save_completed(&mut self) {
         if let Some(Stage::Completing(spread)) = self.saves.stage.take() {
@@ -363,7 +393,11 @@ impl Session {
                 let what = format!("{} (by {rank})", spread.what);
                 Err(SessionError::BackgroundSave { what, source: Box::new(source), now: None })
             };
-            self.saves.stage = Some(Stage::Over(self.refusal().map_or(Ok(()), failed)));
+            let outcome = self.refusal().map_or(Ok(()), failed);
+            if outcome.is_ok() {
+                self.follow_save(spread.writer());
+            }
+            self.saves.stage = Some(Stage::Over(outcome));
         }
     }
 
@@ -371,7 +405,9 @@ impl Session {
     pub(in crate::session) fn check_save(&mut self, asks: Asks) -> Result<(), SessionError> {
         match self.saves.stage.take() {
             Some(Stage::Writing(writing)) if writing.is_over() => {
-                writing.join().map_err(|error| error.of_dropped_command(asks))
+                let writer = writing.join().map_err(|error| error.of_dropped_command(asks))?;
+                self.saves.follow(writer);
+                Ok(())
             }
             Some(Stage::Over(outcome)) => outcome.map_err(|error| error.of_dropped_command(asks)),
             other => {

@@ -43,6 +43,11 @@ impl Spread {
         Self { what, writer, save, parts, thread: thread.ok() }
     }
 
+    /// What writes them.
+    pub(super) fn writer(&self) -> Arc<dyn PartWriter> {
+        Arc::clone(&self.writer)
+    }
+
     /// Are the parts of this process written, or could they not be?
     pub(super) fn is_written(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)

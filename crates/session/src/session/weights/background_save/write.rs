@@ -56,6 +56,8 @@ pub(super) struct Writing {
     what: String,
     ended: oneshot::Receiver<Result<(), CheckpointError>>,
     outcome: Option<Result<(), CheckpointError>>,
+    /// What wrote the parts, and knows what follows.
+    writer: Option<Arc<dyn PartWriter>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -63,6 +65,10 @@ impl Writing {
     /// Starts the thread; if the system gives none, the work is done here.
     pub(super) fn start(job: Job, save: SaveId, snapshots: Vec<Snapshot>) -> Self {
         let what = job.what().to_owned();
+        let writer = match &job {
+            Job::Parts { writer, .. } => Some(Arc::clone(writer)),
+            Job::Whole { .. } => None,
+        };
         let (told, ended) = oneshot::channel();
         let work = Arc::new(std::sync::Mutex::new(Some((job, snapshots, told))));
         let shared = Arc::clone(&work);
@@ -76,7 +82,7 @@ impl Writing {
         if thread.is_err() {
             body();
         }
-        Self { what, ended, outcome: None, thread: thread.ok() }
+        Self { what, ended, outcome: None, writer, thread: thread.ok() }
     }
 
     /// Has it ended?
@@ -92,15 +98,15 @@ impl Writing {
         }
     }
 
-    /// Waits for its end, and says what became of the save.
-    pub(super) fn join(mut self) -> Result<(), SessionError> {
+    /// Waits for its end, and says what became of the save. If it is whole, its writer knows what follows.
+    pub(super) fn join(mut self) -> Result<Option<Arc<dyn PartWriter>>, SessionError> {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
         let ended =
             || self.ended.try_recv().unwrap_or_else(|_| Err(CheckpointError::other("its thread ended")));
         let outcome = self.outcome.take().unwrap_or_else(ended);
-        outcome.map_err(|source| {
+        outcome.map(|()| self.writer).map_err(|source| {
             let (what, source) = (self.what, Box::new(source));
             SessionError::BackgroundSave { what, source, now: None }
         })
