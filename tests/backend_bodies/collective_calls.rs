@@ -158,13 +158,16 @@ struct Planned {
     to: SlotId,
 }
 
-/// Every kind over every group in every size, one after the other.
+/// Every kind over every group in every size, one after the other. Many bytes go among all ranks and among some: which
+/// some changes nothing of how they go.
 fn every_collective(mesh: Mesh) -> (Plan, Vec<Planned>) {
     let mut plan = Plan::over(mesh, &[]);
     let mut collectives = Vec::new();
     for (kind, group) in KINDS.into_iter().flat_map(|kind| GROUPS.map(|group| (kind, group))) {
         let sizes = if kind.combines() { &COMBINED[..] } else { &MOVED[..] };
-        for (element, elements) in sizes.iter().copied() {
+        let goes_in_any_size = matches!(group, Group::World | Group::Shard);
+        let fits = |(_, elements): &(ElementType, usize)| goes_in_any_size || *elements < 9_000;
+        for (element, elements) in sizes.iter().copied().filter(fits) {
             let ranks = mesh.size(group);
             let parts = if kind.has_parts() { ranks as usize } else { 1 };
             let from = buffer(&mut plan, "from", element, elements * parts);
