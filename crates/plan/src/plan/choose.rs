@@ -188,5 +188,8 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
 
 /// Are these the ranks of a level above the first?
 const fn is_further(group: Group) -> bool {
-    matches!(group, Group::Level(level) | Group::ReplicaLevel(level) if level.index() > 0)
+    let (Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level)) = group else {
+        return false;
+    };
+    level.index() > 0
 }
