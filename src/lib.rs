@@ -121,9 +121,9 @@ pub mod format {
 pub mod model {
     #[doc(inline)]
     pub use warpweft_plan::model::{
-        Call, CallBuilder, Collective, CollectiveKind, CostHint, DeclareError, Form, Group, Hyperparameters,
-        Layer, LayerStack, Math, Mesh, Model, ModelBuilder, NonNegative, ParameterGroup, Phase, Placement,
-        ProgramBuilder, Reuse, StepProgram, TensorParallel,
+        Call, CallBuilder, Collective, CollectiveKind, CostHint, Counts, DeclareError, Form, Group,
+        Hyperparameters, Layer, LayerStack, Math, Mesh, Model, ModelBuilder, NonNegative, ParameterGroup,
+        Phase, Placement, ProgramBuilder, Reuse, StepProgram, TensorParallel,
     };
 }
 

@@ -33,12 +33,16 @@ pub fn renumber_collectives(plan: &mut StepPlan) {
 
 /// States anew what a collective call receives: of every peer as much as it gives this rank.
 pub fn restate_what_is_received(plan: &mut StepPlan, task: usize) {
-    let Op::CollectiveCall(CollectiveCall { kind, group, from, .. }) = plan.tasks[task].op else { return };
-    let ranks = plan.weights.mesh.size(group) as usize;
-    let given = match plan.arena.slot(from).content {
-        Content::Buffer(buffer) | Content::Staging(buffer, _) => plan.buffers[buffer.index()].bytes(),
-        _ => plan.arena.region(from).bytes,
+    let Op::CollectiveCall(CollectiveCall { kind, group, from, counts, .. }) = plan.tasks[task].op else {
+        return;
     };
+    let ranks = plan.weights.mesh.size(group) as usize;
+    let given = |slot: SlotId| match plan.arena.slot(slot).content {
+        Content::Buffer(buffer) | Content::Staging(buffer, _) => plan.buffers[buffer.index()].bytes(),
+        _ => plan.arena.region(slot).bytes,
+    };
+    let brought = counts.filter(|counts| !counts.declared.known).map_or(0, |counts| given(counts.given));
+    let given = given(from) + brought;
     let to_each = if kind.has_parts() { given / ranks } else { given };
     plan.tasks[task].wire_bytes = to_each * (ranks - 1);
 }

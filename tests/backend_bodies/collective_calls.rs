@@ -148,6 +148,10 @@ fn buffer(plan: &mut Plan, name: &str, element: ElementType, elements: usize) ->
     plan.transient(name, Content::Buffer(BufferId::at(plan.buffers.len() - 1)))
 }
 
+fn exchange(kind: CollectiveKind, group: Group, from: SlotId, to: SlotId) -> Op {
+    Op::CollectiveCall(CollectiveCall { call: CallId::new(0), kind, group, from, to, counts: None })
+}
+
 /// A collective of a plan made by hand.
 #[derive(Clone, Copy, Debug)]
 struct Planned {
@@ -173,7 +177,7 @@ fn every_collective(mesh: Mesh) -> (Plan, Vec<Planned>) {
             let from = buffer(&mut plan, "from", element, elements * parts);
             let got = kind.received(elements * parts, ranks).unwrap();
             let to = buffer(&mut plan, "to", element, got);
-            plan.op(LINK, Op::CollectiveCall(CollectiveCall { call: CallId::new(0), kind, group, from, to }));
+            plan.op(LINK, exchange(kind, group, from, to));
             collectives.push(Planned { kind, group, element, from, to });
         }
     }
@@ -313,10 +317,7 @@ fn buffers_that_collectives_use_again_and_again_hold_what_program_order_says() {
     for turn in BACK_AND_FORTH {
         let (lane, op) = match turn {
             Turn::Copy(from, to) => (COMPUTE, Op::Copy(op::Copy { from: slots[from], to: slots[to] })),
-            Turn::Collective(kind, from, to) => {
-                let (call, group, from, to) = (CallId::new(0), Group::World, slots[from], slots[to]);
-                (LINK, Op::CollectiveCall(CollectiveCall { call, kind, group, from, to }))
-            }
+            Turn::Collective(kind, from, to) => (LINK, exchange(kind, Group::World, slots[from], slots[to])),
         };
         if lane != last {
             plan.fence(last, lane);

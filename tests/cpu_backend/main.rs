@@ -11,6 +11,7 @@ mod capture;
 mod checked;
 mod closures;
 mod device;
+mod dispatch;
 mod link;
 mod poison;
 mod products;

@@ -6,6 +6,7 @@
 mod accumulation;
 mod carried;
 mod delayed_scaling;
+mod dispatch;
 mod end_to_end;
 mod experts;
 mod failures;

@@ -42,6 +42,7 @@ mod chunks;
 mod classes;
 mod collective_calls;
 mod collective_slots;
+mod counts;
 mod custom_optimizer;
 mod delayed;
 mod edges;

@@ -131,7 +131,7 @@ pub(crate) fn change_phase(plan: &mut StepPlan, task: usize, draw: &mut Draw) ->
     let groups: Vec<Group> = plan.weights.mesh.groups().collect();
     match &mut plan.tasks[task].op {
         Op::Compute(Compute { call, .. }) => *call = *draw.of(&calls)?,
-        Op::CollectiveCall(CollectiveCall { call, kind, group, from, to }) => match draw.below(4) {
+        Op::CollectiveCall(CollectiveCall { call, kind, group, from, to, .. }) => match draw.below(4) {
             0 => *call = *draw.of(&calls)?,
             1 => {
                 *kind = draw.among(&[
@@ -283,7 +283,7 @@ pub(crate) fn run_as_closure(plan: &mut StepPlan, task: usize) -> Option<()> {
 
 /// Lets ranks do once more what they do in the collective, in place of a closure.
 pub(crate) fn run_as_exchange(plan: &mut StepPlan, task: usize, draw: &mut Draw) -> Option<()> {
-    let Op::CollectiveCall(CollectiveCall { kind, group, from, to, .. }) = plan.tasks[task].op else {
+    let Op::CollectiveCall(CollectiveCall { kind, group, from, to, counts, .. }) = plan.tasks[task].op else {
         return None;
     };
     let is_closure = |other: &usize| matches!(plan.tasks[*other].op, Op::Compute(_));
@@ -293,7 +293,7 @@ pub(crate) fn run_as_exchange(plan: &mut StepPlan, task: usize, draw: &mut Draw)
     let (lane, collective) = (plan.tasks[task].lane, plan.tasks[task].collective);
     let exchange = &mut plan.tasks[replaced];
     (exchange.lane, exchange.collective) = (lane, collective);
-    exchange.op = Op::CollectiveCall(CollectiveCall { call, kind, group, from, to });
+    exchange.op = Op::CollectiveCall(CollectiveCall { call, kind, group, from, to, counts });
     restate_what_is_received(plan, replaced);
     renumber_collectives(plan);
     Some(())

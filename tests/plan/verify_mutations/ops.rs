@@ -8,7 +8,7 @@ use warpweft_base::id::{SlotId, WeightId};
 use warpweft_plan::layout::{Content, RoundStage};
 use warpweft_plan::model::Group;
 use warpweft_plan::op::{
-    AmaxesOperand, DequantizePart, MasterOperand, Op, PrepareOperand, SumTarget, UpdateOperand,
+    AmaxesOperand, CountSlots, DequantizePart, MasterOperand, Op, PrepareOperand, SumTarget, UpdateOperand,
 };
 
 use super::meaning::{Cell, Memory, Term, term};
@@ -24,7 +24,10 @@ pub(crate) fn words(op: &mut Op) -> Words<'_> {
             let operands = op.operands.iter_mut().map(|operand| &mut operand.slot);
             Words::of([&mut op.fault].into_iter().chain(operands))
         }
-        Op::CollectiveCall(op) => Words::of([&mut op.from, &mut op.to]),
+        Op::CollectiveCall(op) => {
+            let counts = op.counts.iter_mut().flat_map(|counts| [&mut counts.given, &mut counts.taken]);
+            Words::of([&mut op.from, &mut op.to].into_iter().chain(counts))
+        }
         Op::PartialAmax(op) => {
             let amaxes = [&mut op.block_amax, &mut op.tensor_amax];
             Words::of(op.masters.iter_mut().chain(amaxes).chain(&mut op.vote)).bucket(&mut op.bucket)
@@ -162,7 +165,19 @@ impl Memory<'_> {
             Op::CollectiveCall(op) => {
                 let exchange = self.plan.calls[op.call.index()].collective;
                 let wanted = exchange.map(|exchange| Content::Buffer(exchange.to));
-                self.put(op.to, wanted, self.among(op.group, (name, op.kind), self.read(op.from)));
+                let Some(CountSlots { given, taken, declared }) = op.counts else {
+                    self.put(op.to, wanted, self.among(op.group, (name, op.kind), self.read(op.from)));
+                    return;
+                };
+                // Rows are moved by the counts of both sides, which a dispatch makes known to the other.
+                let rows = (name, op.kind, self.read(op.from));
+                let counts = self.among(op.group, (name, "counts"), self.read(given));
+                let both = if declared.known { self.read(taken) } else { counts };
+                self.put(op.to, wanted, Cell::of((op.group, rows, self.read(given), both)));
+                if !declared.known {
+                    let wanted = exchange.and_then(|exchange| exchange.counts);
+                    self.put(taken, wanted.map(|counts| Content::Buffer(counts.taken)), counts);
+                }
             }
             Op::PartialAmax(op) => {
                 let made = (name, op.bucket, self.all(&op.masters), self.maybe(op.vote));

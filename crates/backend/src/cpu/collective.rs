@@ -18,9 +18,10 @@ use super::memory::Arena;
 use super::op_error::OpError;
 use super::roll::Ticket;
 use super::world::{Presence, World};
-use crate::local::{Collective, Combination, Move, PlanePiece, Pull, Slices};
+use crate::local::{Collective, Combination, Filled, Move, PlanePiece, Pull, Slices};
 use warpweft_base::id::RankId;
 use warpweft_format::ElementType;
+use warpweft_plan::compute::SPOILED;
 use warpweft_plan::layout::Region;
 use warpweft_plan::model::Group;
 use warpweft_plan::op::Reduction;
@@ -33,6 +34,7 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
     let ticket = Ticket { task: task.id, op: task.name, source: op.source, received: op.received };
     let place = places.call(*rank, op.group, ticket, &world.poison)?;
     let joined = place.arrive(*rank, ticket, world.clock, &world.poison)?;
+    let mut received = op.received;
     let pulled = match &op.pull {
         Pull::Gather(moves) => moves.iter().try_for_each(|part| gather(peers, &context.arena, *part)),
         Pull::Chunk(pieces) => {
@@ -49,6 +51,11 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
             parts.iter().try_for_each(|part| exchange(peers, &context.arena, part))
         }
         Pull::AllToAll(slices) => exchange(peers, &context.arena, slices),
+        Pull::Filled(filled) => {
+            let moved = exchange_filled(peers, &context.arena, filled);
+            received = moved.as_ref().map_or(received, |moved| *moved);
+            moved.map(drop)
+        }
         Pull::SumSlices(element, part) => {
             let offset = part.from.offset + part.to.bytes * peers.position();
             let own = Move { from: Region { offset, ..part.to }, ..*part };
@@ -60,7 +67,7 @@ pub(super) fn collective(op: &Collective, task: &BoundTask, context: &LaneContex
         }
     };
     if let Some(link) = world.options.link {
-        place.pause(joined.at.saturating_add(link.duration(op.received)), world.clock, &world.poison)?;
+        place.pause(joined.at.saturating_add(link.duration(received)), world.clock, &world.poison)?;
     }
     // Whether or not the pull worked, the peers must go on.
     place.leave(joined, &world.poison)?;
@@ -118,6 +125,36 @@ fn exchange(peers: Peers<'_>, own: &Arena, part: &Slices) -> Result<(), OpError>
         own.write::<u8>(received)?.copy_from_slice(&source);
     }
     Ok(())
+}
+
+/// The filled rows that all have for this rank. Returns the bytes that came from others, counts among them.
+fn exchange_filled(peers: Peers<'_>, own: &Arena, part: &Filled) -> Result<u64, OpError> {
+    let (taker, slices) = (peers.position(), part.slices);
+    let mut moved = 0;
+    for ((_, arena), giver) in peers.arenas().zip(0..) {
+        let arena = arena?;
+        let taken = part.counts_at(part.taken, giver);
+        if !part.known {
+            let given = part.counts_at(part.given, taker);
+            let counts: Vec<u32> = arena.read::<u32>(given)?.iter().map(|count| part.rows(*count)).collect();
+            own.write::<u32>(taken)?.copy_from_slice(&counts);
+            moved += if giver == taker { 0 } else { given.bytes as u64 };
+        }
+        let counts: Vec<u32> = own.read::<u32>(taken)?.to_vec();
+        let slot = part.row * part.capacity;
+        for (number, count) in counts.into_iter().enumerate() {
+            let bytes = part.row * part.rows(count) as usize;
+            let from = Region { offset: slices.given(taker) + slot * number, bytes };
+            let to = Region { offset: slices.received_at(giver, taker) + slot * number, bytes };
+            own.write::<u8>(to)?.copy_from_slice(&arena.read::<u8>(from)?);
+            if part.spoiled {
+                let undefined = Region { offset: to.offset + bytes, bytes: slot - bytes };
+                own.write::<u8>(undefined)?.fill(SPOILED);
+            }
+            moved += if giver == taker { 0 } else { bytes as u64 };
+        }
+    }
+    Ok(moved)
 }
 
 fn concatenate(peers: Peers<'_>, own: &Arena, part: Move) -> Result<(), OpError> {

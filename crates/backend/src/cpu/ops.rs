@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 
 use super::bound::BoundTask;
 use super::context::LaneContext;
+use super::memory::Arena;
 use super::op_error::OpError;
 use super::surface::CpuSurface;
 use super::{collective, delayed, gradient, optimizer, planes, quantize, snapshot};
@@ -73,9 +74,25 @@ fn compute(op: &ComputeCall, context: &mut LaneContext) -> Result<Option<Closure
     if let Some(fault) = &fault {
         arena.write::<u32>(op.fault)?.fill(fault_word(fault));
     } else {
+        let fault = overflow(op, arena)?;
+        if let Some(fault) = &fault {
+            arena.write::<u32>(op.fault)?.fill(fault_word(fault));
+        }
         inspect(&op.call, context)?;
+        return Ok(fault);
     }
     Ok(fault)
+}
+
+/// The fault of a call that counted more rows than there is room for.
+fn overflow(op: &ComputeCall, arena: &Arena) -> Result<Option<ClosureFault>, OpError> {
+    for written in &op.counts {
+        let fault = written.fault(op.call.id, &arena.read::<u32>(written.region)?);
+        if fault.is_some() {
+            return Ok(fault);
+        }
+    }
+    Ok(None)
 }
 
 /// Notes a call that wrote a gradient which is not finite, if it is the first in the step.

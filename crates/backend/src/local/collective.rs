@@ -11,11 +11,14 @@
 
 use super::Refusal;
 use super::binder::Binder;
+use super::filled::Filled;
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{ElementType, PlaneSpec};
 use warpweft_plan::layout::{PlaneRegions, Region};
 use warpweft_plan::model::{CollectiveKind, Group};
-use warpweft_plan::op::{self, Chunk, Division, GatherPart, NormRecord, ReducePart, Reduction};
+use warpweft_plan::op::{
+    self, Chunk, CollectiveCall, Division, GatherPart, NormRecord, ReducePart, Reduction,
+};
 
 /// One collective, bound to one rank.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub enum Pull {
     ExchangeGradient(Vec<Slices>),
     /// The slices that all ranks of the group have for this one, its own among them.
     AllToAll(Slices),
+    /// Of those slices the rows that are filled, and how many these are.
+    Filled(Filled),
     /// The slices of `from` that all ranks of the group have for this one, summed into `to`, which is as long as a
     /// slice and of this element type too.
     SumSlices(ElementType, Move),
@@ -135,6 +140,7 @@ impl Collective {
             Pull::ReduceScatter(_, parts) => parts.iter().map(|part| part.own.from.bytes).sum(),
             Pull::ExchangeGradient(parts) => parts.iter().map(|part| part.bytes).sum(),
             Pull::AllToAll(slices) => slices.bytes,
+            Pull::Filled(filled) => filled.most_of_each(),
             Pull::SumSlices(_, part) => part.to.bytes,
         };
         let peers = binder.binding.weights.mesh.size(group) - 1;
@@ -245,12 +251,8 @@ impl Collective {
         Ok(Self::new(binder, group, source, Pull::ExchangeGradient(all)))
     }
 
-    pub(super) fn collective_call(
-        binder: &Binder<'_>,
-        (kind, group): (CollectiveKind, Group),
-        from: SlotId,
-        to: SlotId,
-    ) -> Result<Self, Refusal> {
+    pub(super) fn collective_call(binder: &Binder<'_>, op: &CollectiveCall) -> Result<Self, Refusal> {
+        let CollectiveCall { kind, group, from, to, counts, .. } = *op;
         let ranks = binder.binding.weights.mesh.size(group);
         // What is moved alone may be of any type.
         let element = if kind.combines() { combined_in(binder.element(from)?)? } else { ElementType::U8 };
@@ -263,7 +265,11 @@ impl Collective {
             CollectiveKind::ReduceScatter => Pull::SumSlices(element, Move { from, to }),
             CollectiveKind::AllToAll => {
                 let bytes = kind.given_to_each(from.bytes, ranks);
-                Pull::AllToAll(Slices { source: from, received: to, with_own: true, bytes })
+                let slices = Slices { source: from, received: to, with_own: true, bytes };
+                match counts {
+                    Some(counts) => Pull::Filled(Filled::resolve(binder, slices, ranks, counts)?),
+                    None => Pull::AllToAll(slices),
+                }
             }
             CollectiveKind::Sum => {
                 combined(Combination { reduction: Reduction::Sum, element }, ranks, vec![Move { from, to }])

@@ -11,6 +11,7 @@ use super::binder::Binder;
 use super::collective::Collective;
 use super::custom_optimizer::CustomOptimizer;
 use super::delayed::{DelayedScale, RecordAmax};
+use super::filled::WrittenCounts;
 use super::gradient::{Accumulate, CastVote, GradNorm, Round, SumGradient};
 use super::optimizer::Adam;
 use super::planes::{Dequantize, Transpose};
@@ -66,6 +67,8 @@ pub enum LocalOp {
 pub struct ComputeCall {
     pub call: Arc<BoundCall>,
     pub fault: Region,
+    /// Counts that the call writes, by which ranks give each other rows.
+    pub counts: Vec<WrittenCounts>,
 }
 
 /// What this rank does for every op of a plan, in issue order, for an arena of `arena_bytes` bytes.
@@ -125,10 +128,7 @@ impl Binder<'_> {
             Op::AllReduce(op) => {
                 LocalOp::Collective(Collective::all_reduce(self, op.reduction, op.group, &op.pairs)?)
             }
-            Op::CollectiveCall(op) => {
-                let what = (op.kind, op.group);
-                LocalOp::Collective(Collective::collective_call(self, what, op.from, op.to)?)
-            }
+            Op::CollectiveCall(op) => LocalOp::Collective(Collective::collective_call(self, op)?),
             Op::AllGather(op) => LocalOp::Collective(Collective::all_gather(self, op.group, &op.parts)?),
             Op::GatherChunk(op) => {
                 LocalOp::Collective(Collective::gather_chunk(self, op.group, &op.part, op.chunk)?)
@@ -238,6 +238,7 @@ impl Binder<'_> {
         let declared = Call::declared(*id, self.binding.calls.len(), self.binding.micro_batches);
         let Binding { arena, weights, spoiled, .. } = *self.binding;
         let bound = BoundCall::new(&self.program, (*id, declared), call, operands, (arena, weights), spoiled);
-        Ok(ComputeCall { call: Arc::new(bound), fault: self.elements::<u32>(*fault, 1)? })
+        let counts = WrittenCounts::of(self, operands)?;
+        Ok(ComputeCall { call: Arc::new(bound), fault: self.elements::<u32>(*fault, 1)?, counts })
     }
 }

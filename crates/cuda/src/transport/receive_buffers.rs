@@ -91,6 +91,8 @@ pub(crate) fn needed(pull: &Pull, hosts: Hosts) -> usize {
     match pull {
         Pull::Gather(_) | Pull::Chunk(_) | Pull::Concatenate(_) | Pull::ReduceScatter(..) => 0,
         Pull::AllToAll(slices) => each(slices.bytes, relayed(hosts)),
+        // Counts have gone when rows come, so these wait where those did.
+        Pull::Filled(filled) => each(filled.slices.bytes.max(filled.given.bytes), relayed(hosts)),
         Pull::SumSlices(_, part) => slices(*part, hosts).saturating_add(each(part.to.bytes, relayed(hosts))),
         Pull::ExchangeGradient(parts) => all(&mut parts.iter().map(|part| each(part.bytes, relayed(hosts)))),
         Pull::AllReduce(_, division, moves) if division.is_in_slices() => {

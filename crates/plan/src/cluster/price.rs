@@ -97,6 +97,7 @@ fn collective(links: &Links, ranks: u32, moves: &Moves) -> f64 {
         Moves::Call(_) | Moves::Memory { .. } => 0.0,
         Moves::Gathered(own) => gathered(*own),
         Moves::Exchanged(own) => exchanged(*own),
+        Moves::Filled { most, fill } => exchanged(most.saturating_mul(usize::from(*fill)).div_ceil(100)),
         // Slices go to those who combine them and come back, or all goes to all.
         Moves::Combined(values) => {
             let sizes = values.iter().copied();

@@ -5,11 +5,13 @@
 //! and from their order alone, so it is the same bits for every transport and number of processes. A gradient needs
 //! none of these: gradients of weights are reduced by themselves.
 //!
-//! Deliberately absent: sums of integers, parts of different lengths, and collectives of a rank with another alone.
+//! What ranks give each other may be of different lengths only where counts say so ([`Counts`]).
+//!
+//! Deliberately absent: sums of integers, and collectives of a rank with another alone.
 
 use serde::Serialize;
 
-use super::Group;
+use super::{Counts, Group};
 use warpweft_base::id::BufferId;
 use warpweft_format::ElementType;
 
@@ -108,13 +110,37 @@ pub struct Collective {
     pub from: BufferId,
     /// What every rank gets. It is overwritten.
     pub to: BufferId,
+    /// How much of both is filled; all of it without counts. Of an all-to-all alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counts: Option<Counts>,
 }
 
 impl Collective {
     /// Of the given kind, among all ranks.
     #[must_use]
     pub const fn new(kind: CollectiveKind, from: BufferId, to: BufferId) -> Self {
-        Self { kind, group: Group::World, from, to }
+        Self { kind, group: Group::World, from, to, counts: None }
+    }
+
+    /// A dropless dispatch, among all ranks: an all-to-all of the filled rows of `from` and of their counts. Both
+    /// buffers are `[slots, capacity, width]`, with as many slots for each rank. What a slot of `to` holds after the
+    /// rows that came is undefined.
+    #[must_use]
+    pub const fn dispatch(from: BufferId, to: BufferId, counts: Counts) -> Self {
+        Self { counts: Some(counts), ..Self::new(CollectiveKind::AllToAll, from, to) }
+    }
+
+    /// The combine of a dispatch: as many rows as it brought in each slot go back to where they came from, in that
+    /// order.
+    #[must_use]
+    pub fn back(self, from: BufferId, to: BufferId) -> Self {
+        Self { counts: self.counts.map(Counts::back), from, to, ..self }
+    }
+
+    /// Other rows by the counts of a dispatch, the same way: what flows back through its combine.
+    #[must_use]
+    pub fn again(self, from: BufferId, to: BufferId) -> Self {
+        Self { counts: self.counts.map(Counts::again), from, to, ..self }
     }
 
     /// The same among the ranks of `group`: those of a replica, or those at one place in all replicas.

@@ -250,6 +250,16 @@ pub enum DeclareError {
         /// The buffer's name.
         buffer: String,
     },
+    /// Rows and their counts do not belong together ([`Counts`](crate::model::Counts)).
+    #[error("call `{call}` {problem}; {advice}")]
+    Counts {
+        /// The call's name.
+        call: String,
+        /// What is wrong.
+        problem: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// A collective between buffers of two element types, or of values that are not combined.
     #[error(
         "`{call}` is a collective ({kind}) from buffer `{from}` of {from_type} to `{to}` of {to_type}; {}",

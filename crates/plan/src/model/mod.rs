@@ -7,6 +7,7 @@
 
 mod buffer;
 mod collective;
+mod counts;
 mod decoder;
 mod error;
 mod group;
@@ -25,6 +26,7 @@ mod weight;
 
 pub use buffer::{Access, BufferAccess, BufferSpec, Lifetime, Role};
 pub use collective::{Collective, CollectiveKind};
+pub use counts::Counts;
 pub use decoder::Decoder;
 pub use error::DeclareError;
 pub use group::{Group, Strides};

@@ -48,7 +48,7 @@ pub use adam::{Adam, AdamOperand, AmaxesOperand, MasterOperand};
 pub use add_gradient::AddGradient;
 pub use all_reduce::{AllReduce, Reduction};
 pub use clear_fault::ClearFault;
-pub use collective_call::CollectiveCall;
+pub use collective_call::{CollectiveCall, CountSlots};
 pub use compute::{Compute, Operand, OperandRole};
 pub use copy::Copy;
 pub use delayed_scale::DelayedScale;

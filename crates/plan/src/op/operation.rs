@@ -86,6 +86,13 @@ pub(crate) enum Moves {
     Gathered(usize),
     /// Every rank gives every other one so many bytes, to each its own.
     Exchanged(usize),
+    /// Every rank gives every other one at most so many bytes, to each its own. Prices take `fill` % of them.
+    Filled {
+        /// The bytes.
+        most: usize,
+        /// Percent.
+        fill: u8,
+    },
     /// Ranks combine values of so many bytes each ([`Division`](super::Division)).
     Combined(Vec<usize>),
 }
@@ -110,7 +117,7 @@ impl Moves {
     pub(crate) fn given_to_each(&self, ranks: u32) -> usize {
         match self {
             Self::Call(_) | Self::Memory { .. } => 0,
-            Self::Gathered(bytes) | Self::Exchanged(bytes) => *bytes,
+            Self::Gathered(bytes) | Self::Exchanged(bytes) | Self::Filled { most: bytes, .. } => *bytes,
             Self::Combined(values) => given_to_each(values.iter().copied(), ranks),
         }
     }

@@ -170,6 +170,25 @@ pub enum PlanError {
         /// The buffer that ranks get.
         to: Box<BufferSpec>,
     },
+    /// The buffers of a dispatch are not of the sizes that its ranks need.
+    #[error(
+        "program `{program}`: dispatch `{call}` among {ranks} ranks has slots of {capacity} rows, but `{}` has {} elements; declare it with {wanted}",
+        buffer.name, buffer.elements
+    )]
+    Counts {
+        /// The program.
+        program: String,
+        /// The collective's name.
+        call: String,
+        /// Ranks of its group.
+        ranks: u32,
+        /// Rows for which a slot has room.
+        capacity: usize,
+        /// The buffer that does not fit.
+        buffer: Box<BufferSpec>,
+        /// How many elements it should have, in words.
+        wanted: Box<str>,
+    },
     /// A policy value out of range.
     #[error("{key} is {value}; {advice}")]
     Policy {

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use super::builder::ProgramBuilder;
 use super::call::{Call, Form, Gradient, Phase, Reuse, Use};
+use super::call_counts::{check_counts, check_readers_of_rows};
 use super::cost::CostHint;
 use crate::model::weight::{check_name, names};
 use crate::model::{Access, BufferAccess, BufferSpec, Collective, DeclareError, Placement, WeightSpec};
@@ -48,7 +49,8 @@ impl ProgramBuilder {
     /// # Errors
     /// A repeated, empty or unprintable name, a buffer that the program does not have, a buffer of another
     /// program, one buffer on both sides ([`DeclareError::CollectiveInPlace`]), buffers of two element types or, to be
-    /// summed or compared, not of f32 ([`DeclareError::CollectiveElement`]). The program is unchanged then.
+    /// summed or compared, not of f32 ([`DeclareError::CollectiveElement`]), counts that are not those of its rows
+    /// ([`DeclareError::Counts`]). The program is unchanged then.
     pub fn collective(
         &mut self,
         name: &str,
@@ -56,6 +58,10 @@ impl ProgramBuilder {
         collective: Collective,
     ) -> Result<CallId, DeclareError> {
         let mut builder = self.call(name, phase).reads(collective.from).writes(collective.to);
+        if let Some(counts) = collective.counts {
+            builder = builder.reads(counts.given);
+            builder = if counts.known { builder.reads(counts.taken) } else { builder.writes(counts.taken) };
+        }
         builder.call.collective = Some(collective);
         builder.add()
     }
@@ -163,7 +169,7 @@ impl CallBuilder<'_> {
     /// a weight of another model or a buffer of another program ([`DeclareError::OtherOwner`]), a buffer or gradient
     /// named twice, a reuse before the first use, a use the weight's format or placement cannot serve, a gradient in
     /// an element type that gradients are not written in or, of a replicated weight, not in f32, a gradient of a
-    /// frozen weight. The program is unchanged then.
+    /// frozen weight, rows of a dispatch without their counts. The program is unchanged then.
     pub fn add(self) -> Result<CallId, DeclareError> {
         let Self { program, call, reuse_of_nothing } = self;
         check_name("call", &call.name)?;
@@ -215,7 +221,9 @@ impl CallBuilder<'_> {
         }
         if let Some(collective) = &call.collective {
             check_collective(&call.name, collective, &program.buffers)?;
+            check_counts(&call.name, collective, &program.calls, &program.buffers)?;
         }
+        check_readers_of_rows(&call, &program.calls, &program.buffers)?;
         program.call_names.push(&call.name);
         program.calls.push(call);
         Ok(CallId::at(program.calls.len() - 1))

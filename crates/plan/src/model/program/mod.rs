@@ -9,6 +9,7 @@ mod accumulation;
 mod builder;
 mod call;
 mod call_builder;
+mod call_counts;
 mod cost;
 mod step;
 

@@ -8,7 +8,9 @@ use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::peers;
 use crate::layout::Content;
 use crate::model::{Access, Call, Collective, Form, Gradient};
-use crate::op::{self, ClearFault, CollectiveCall, Compute, Op, Operand, OperandRole, ZeroPadding};
+use crate::op::{
+    self, ClearFault, CollectiveCall, Compute, CountSlots, Op, Operand, OperandRole, ZeroPadding,
+};
 use warpweft_base::id::{BufferId, CallId, SlotId};
 
 pub(in super::super) fn compute(draft: &mut Draft<'_>, buffers: &[Vec<Option<SlotId>>]) {
@@ -82,12 +84,23 @@ fn exchanged(
     (id, call): (CallId, &Call),
     slots: &[Option<SlotId>],
 ) -> DraftTask {
-    let Collective { kind, group, from, to } = collective;
+    let Collective { kind, group, from, to, counts } = collective;
     // Touched by this very call, so each has one.
     let slot = |buffer: BufferId| slots[buffer.index()].unwrap_or(SlotId::at(usize::MAX));
-    let given = draft.buffers[from.index()].bytes();
-    let bytes = op::collective_given_to_each(kind, given, draft.weights.mesh.size(group))
-        .saturating_mul(peers(draft.weights.mesh, group));
-    let op = Op::CollectiveCall(CollectiveCall { call: id, kind, group, from: slot(from), to: slot(to) });
+    let given = |buffer: BufferId| {
+        let ranks = draft.weights.mesh.size(group);
+        op::collective_given_to_each(kind, draft.buffers[buffer.index()].bytes(), ranks)
+    };
+    // Of rows with counts these are the most that there can be.
+    let brought = counts.filter(|counts| !counts.known).map_or(0, |counts| given(counts.given));
+    let to_each = given(from).saturating_add(brought);
+    let bytes = to_each.saturating_mul(peers(draft.weights.mesh, group));
+    let counts = counts.map(|declared| CountSlots {
+        given: slot(declared.given),
+        taken: slot(declared.taken),
+        declared,
+    });
+    let (from, to) = (slot(from), slot(to));
+    let op = Op::CollectiveCall(CollectiveCall { call: id, kind, group, from, to, counts });
     DraftTask::collective(op, call.label(), Carrier::Calls, bytes)
 }

@@ -182,6 +182,7 @@ impl Run<'_> {
             OperandRole::Buffer(buffer) => {
                 if operand.access.reads() {
                     self.check_buffer((task, call), buffer, operand.slot)?;
+                    self.check_read_counts((task, running.id), buffer)?;
                 }
                 self.proven.buffers += 1;
                 Ok(())

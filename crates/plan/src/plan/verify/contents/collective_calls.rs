@@ -6,18 +6,13 @@
 //! else.
 
 use super::{BufferValue, Held, Run, Verdict};
-use crate::model::{Collective, CollectiveKind, Group};
-use warpweft_base::id::{CallId, SlotId, TaskId};
+use crate::model::Collective;
+use crate::op::CollectiveCall;
+use warpweft_base::id::TaskId;
 
 impl Run<'_> {
-    pub(super) fn collective_call(
-        &mut self,
-        task: TaskId,
-        id: CallId,
-        (kind, group): (CollectiveKind, Group),
-        from: SlotId,
-        to: SlotId,
-    ) -> Verdict<()> {
+    pub(super) fn collective_call(&mut self, task: TaskId, op: &CollectiveCall) -> Verdict<()> {
+        let CollectiveCall { call: id, kind, group, from, to, counts } = *op;
         let plan = self.plan;
         let (call, mesh) = (&plan.calls[id.index()], plan.weights.mesh);
         let wrong = |run: &Self, problem: String| {
@@ -65,6 +60,8 @@ impl Run<'_> {
             let problem = format!("gives {bytes} bytes of slot `{slot}`, but `{name}` has {}", given.bytes());
             return wrong(self, problem);
         }
+        self.check_read_counts((task, id), declared.from)?;
+        self.check_counts((task, id), declared, counts)?;
         self.proven.buffers += 2;
         self.writers[declared.to.index()] = Some(id);
         self.calls += 1;

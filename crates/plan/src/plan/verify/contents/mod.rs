@@ -15,13 +15,15 @@
 //!   buffers hold what program order says; fault word, records and vote are this step's.
 //!
 //! One file for each part of the step: `entry` and `exit` are its edges, `planes` what becomes of gathered
-//! weights, `calls` the closures and their buffers, `collective_calls` what ranks give each other of these,
+//! weights, `calls` the closures and their buffers, `collective_calls` what ranks give each other of these, `counts`
+//! how much of it is filled,
 //! `gradients` and `optimizer` what follows them, `main_grads` that none is lost on the way, `matrices` what
 //! a whole-matrix optimizer needs for it, `received` gradients that ranks sum by themselves, `quantize` the
 //! way from masters to shards, `delayed` what remembers amaxes on it, `snapshot` what is copied for a save.
 
 mod calls;
 mod collective_calls;
+mod counts;
 mod delayed;
 mod entry;
 mod exit;
@@ -38,6 +40,7 @@ mod snapshot;
 
 use std::collections::{BTreeMap, HashMap};
 
+use counts::Counted;
 use held::{BufferValue, Held};
 use slots::Slots;
 
@@ -82,6 +85,8 @@ struct Run<'p> {
     written_in: HashMap<(WeightId, CallId), ElementType>,
     /// For every buffer, the last call so far that wrote it.
     writers: Vec<Option<CallId>>,
+    /// For every call that brought rows by counts, these.
+    counted: HashMap<CallId, Counted>,
     /// For every weight of a round and every stage to which it came so far, the task that brought it there.
     stages: HashMap<(WeightId, RoundStage), TaskId>,
     /// Where in the snapshot every slot is that was copied so far.
@@ -107,6 +112,7 @@ impl<'p> Run<'p> {
             contributors,
             written_in,
             writers: vec![None; plan.buffers.len()],
+            counted: HashMap::new(),
             stages: HashMap::new(),
             copied: BTreeMap::new(),
             proven: Proven::default(),
@@ -119,9 +125,7 @@ impl<'p> Run<'p> {
             Op::ClearFault(op) => self.fill(task, op.fault, Held::FaultWord { calls: 0 }),
             Op::ZeroPadding(op) => self.zero_padding(task, op.weight, op.gradient),
             Op::Compute(op) => self.compute(task, op.call, op.fault, &op.operands),
-            Op::CollectiveCall(op) => {
-                self.collective_call(task, op.call, (op.kind, op.group), op.from, op.to)
-            }
+            Op::CollectiveCall(op) => self.collective_call(task, op),
             Op::PartialAmax(op) => {
                 let amaxes = (op.block_amax, op.tensor_amax);
                 self.partial_amax(task, op.bucket, &op.masters, amaxes, op.vote)
