@@ -12,7 +12,7 @@ const PRELUDE: usize = 35;
 
 /// The most types, traits, functions and constants of all modules. With `bf16` and `f16`, which are another
 /// crate's, they are 120.
-const ALL: usize = 119;
+const ALL: usize = 120;
 
 /// A file of the library, without comments and documentation.
 fn code(file: &str) -> String {
