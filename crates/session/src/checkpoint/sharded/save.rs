@@ -94,8 +94,8 @@ impl Save {
         let mut tensors = Vec::new();
         for (number, layout) in weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            // Unless replicas have slices, those of the first have all, and come first. Of a frozen weight the index has
-            // a digest.
+            // Unless replicas have slices, ranks of the first have all, and come first. Of a frozen weight the
+            // index has a digest.
             if layout.frozen || rank.number() >= layout.shard.owners() {
                 continue;
             }
