@@ -176,7 +176,7 @@ pub mod config {
     #[doc(inline)]
     pub use warpweft_session::config::{
         Backward, ByteSize, CallList, Capture, Columnwise, Config, ConfigError, Declared, Masters, Moments,
-        OptimizerConfig, Prefetch, Scaling, Transport, WeightRule,
+        OptimizerConfig, OptimizerShard, Prefetch, Scaling, Transport, WeightRule,
     };
 }
 

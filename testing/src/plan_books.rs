@@ -97,6 +97,7 @@ pub fn recount(plan: &mut StepPlan) {
 /// Planes, dense values, gradients and matrices, by the names that their contents print.
 fn is_of_a_weight(content: Content) -> bool {
     let of_a_weight = [
+        "Published",
         "Gathered",
         "Transposed",
         "Dense",

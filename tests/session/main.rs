@@ -23,6 +23,7 @@ mod segments;
 mod split_sessions;
 mod split_sums;
 mod split_tensor;
+mod state_over_replicas;
 mod trainer_conformance;
 mod unsharded_reference;
 mod unsharded_widths;

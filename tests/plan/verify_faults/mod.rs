@@ -62,6 +62,7 @@ mod received;
 mod replicas;
 mod rounds;
 mod scale_groups;
+mod slices;
 mod snapshots;
 mod stages;
 mod tensor;

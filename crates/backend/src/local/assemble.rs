@@ -1,14 +1,15 @@
 //! Gathered planes made whole, on the rank alone.
 //!
 //! Laws:
-//! - A rank's shard lies in the rows of its place among the ranks of its replica, whichever replica it is of.
+//! - A rank's shard lies in the rows of its place among the ranks of its replica, whichever replica it is of; its slice
+//!   of a shard at the place of its replica.
 //! - After the last rank's rows everything is zero. Scale rows that travel once land where a plain gather
 //!   would put them and are spread from there; spreading zeroes what comes after them, so nothing is zeroed
 //!   twice.
 
 use super::Refusal;
 use super::binder::Binder;
-use super::collective::{Move, gathered};
+use super::collective::{Gathered, Move, gathered};
 use warpweft_format::{Format, Orientation, Shape};
 use warpweft_plan::layout::Region;
 use warpweft_plan::op::GatherPart;
@@ -39,11 +40,11 @@ impl Assemble {
         for part in parts {
             let GatherPart { weight, orientation, .. } = *part;
             let layout = binder.weight(weight)?;
-            let (shard, shards) = binder.shard_of(layout)?;
-            let (format, shape) = (layout.format, layout.shard.padded());
-            let (_, planes) = gathered(binder, part)?;
-            let repeats =
-                format.compact_planes(orientation, shape) != format.shard_planes(orientation, shape);
+            let format = layout.format;
+            let Gathered { planes, places: (shard, shards), shape, publishes, .. } = gathered(binder, part)?;
+            // A published shard is as compact as what it is made of.
+            let repeats = !publishes
+                && format.compact_planes(orientation, shape) != format.shard_planes(orientation, shape);
             for (number, Move { from, to }) in planes.into_iter().enumerate() {
                 let filled = from.bytes.saturating_mul(shards);
                 let row = to.part(from.bytes.saturating_mul(shard), from.bytes);

@@ -105,6 +105,23 @@ impl Binder<'_> {
         Ok((weight.shard.position(self.binding.rank) as usize, weight.shard.ranks as usize))
     }
 
+    /// Which slice of its shard of a weight this rank holds, and how many there are.
+    pub(super) fn slice_of(&self, weight: &WeightLayout) -> Result<(usize, usize), Refusal> {
+        self.is_in_mesh()?;
+        let (slice, slices) = (weight.shard.slice_of(self.binding.rank), weight.shard.slices as usize);
+        let replicas = self.binding.weights.mesh.replicas() as usize;
+        if slices == replicas {
+            return Ok((slice, slices));
+        }
+        Err(format!("`{}` is in {slices} slices for {replicas} replicas", weight.name))
+    }
+
+    /// Whether a slot is for a shard that replicas have slices of.
+    pub(super) fn is_published(&self, slot: SlotId) -> bool {
+        let slot = self.binding.arena.slots.get(slot.index());
+        slot.is_some_and(|slot| matches!(slot.content, Content::Published(..)))
+    }
+
     fn is_in_mesh(&self) -> Result<(), Refusal> {
         let (rank, mesh) = (self.binding.rank, self.binding.weights.mesh);
         if rank.number() < mesh.ranks() { Ok(()) } else { Err(format!("{rank} is not in the mesh")) }

@@ -13,7 +13,7 @@ use super::Refusal;
 use super::binder::Binder;
 use super::filled::Filled;
 use warpweft_base::id::{SlotId, WeightId};
-use warpweft_format::{ElementType, PlaneSpec};
+use warpweft_format::{ElementType, PlaneSpec, Shape};
 use warpweft_plan::layout::{PlaneRegions, Region};
 use warpweft_plan::model::{CollectiveKind, Group};
 use warpweft_plan::op::{
@@ -155,8 +155,11 @@ impl Collective {
     ) -> Result<Self, Refusal> {
         let (mut moves, mut first) = (Vec::new(), None);
         for part in parts {
-            over(binder, part.weight, group)?;
-            let (source, planes) = gathered(binder, part)?;
+            let Gathered { source, planes, publishes, .. } = gathered(binder, part)?;
+            match publishes {
+                true => over_replicas(binder, part.weight, group)?,
+                false => over(binder, part.weight, group)?,
+            }
             first.get_or_insert(source);
             moves.extend(planes);
         }
@@ -174,7 +177,7 @@ impl Collective {
     ) -> Result<Self, Refusal> {
         over(binder, part.weight, group)?;
         let shards = binder.weight(part.weight)?.shard.ranks as usize;
-        let (source, moves) = gathered(binder, part)?;
+        let Gathered { source, planes: moves, .. } = gathered(binder, part)?;
         let whole: usize = moves.iter().map(|plane| plane.from.bytes).sum();
         if chunk.begin >= chunk.end || chunk.end > whole {
             return Err(format!("bytes {}..{} are no chunk of {whole}", chunk.begin, chunk.end));
@@ -233,7 +236,8 @@ impl Collective {
         let mut all = Vec::with_capacity(parts.len() * runs);
         for ReducePart { weight, from, to } in parts {
             spread(binder, *weight)?;
-            let bytes = binder.weight(*weight)?.stored_elements() * element.bytes();
+            let slice = binder.weight(*weight)?.shard.summed_over(group);
+            let bytes = slice.elements() * element.bytes();
             let source = binder.bytes(*from, bytes * ranks * runs)?;
             let received = binder.bytes(*to, bytes * (ranks - 1) * runs)?;
             let run = |region: Region, slices: usize, run: usize| Region {
@@ -321,12 +325,34 @@ fn combined(combination: Combination, ranks: u32, moves: Vec<Move>) -> Pull {
     Pull::AllReduce(combination, division, moves)
 }
 
-/// The slot of one weight's shard, and its planes with where they go: data first, then scales.
-pub(super) fn gathered(binder: &Binder<'_>, part: &GatherPart) -> Result<(Region, Vec<Move>), Refusal> {
+/// One weight of a gather: shards of all ranks that share it, or slices of one shard from all replicas.
+pub(super) struct Gathered {
+    /// The slot of what the rank gives.
+    pub(super) source: Region,
+    /// Its planes with where they go: data first, then scales.
+    pub(super) planes: Vec<Move>,
+    /// Which place there is the rank's own, and how many there are.
+    pub(super) places: (usize, usize),
+    /// The shape of all that is gathered.
+    pub(super) shape: Shape,
+    /// Are slices gathered, to publish a shard?
+    pub(super) publishes: bool,
+}
+
+/// What a gather of one weight takes and fills.
+pub(super) fn gathered(binder: &Binder<'_>, part: &GatherPart) -> Result<Gathered, Refusal> {
     let GatherPart { weight, orientation, from, to } = *part;
     let layout = binder.weight(weight)?;
     spread(binder, weight)?;
-    let (shard, gathered) = (layout.shard_planes(orientation), layout.gathered_planes(orientation));
+    let publishes = binder.is_published(to);
+    let (shard, gathered) = match publishes {
+        true => (layout.shard_planes(orientation), layout.published_planes(orientation)),
+        false => (layout.published_planes(orientation), layout.gathered_planes(orientation)),
+    };
+    let (places, shape) = match publishes {
+        true => (binder.slice_of(layout)?, layout.shard.published()),
+        false => (binder.shard_of(layout)?, layout.shard.padded()),
+    };
     let source = binder.bytes(from, PlaneRegions::bytes(&shard))?;
     let target = binder.bytes(to, PlaneRegions::bytes(&gathered))?;
     if shard.len() != gathered.len() || shard.iter().zip(&gathered).any(|(part, whole)| !stacks(part, whole))
@@ -336,7 +362,8 @@ pub(super) fn gathered(binder: &Binder<'_>, part: &GatherPart) -> Result<(Region
     let (shard, gathered) = (PlaneRegions::within(source, &shard), PlaneRegions::within(target, &gathered));
     let planes =
         [Move { from: shard.data, to: gathered.data }, Move { from: shard.scale, to: gathered.scale }];
-    Ok((source, planes.into_iter().filter(|plane| plane.to.bytes > 0).collect()))
+    let planes = planes.into_iter().filter(|plane| plane.to.bytes > 0).collect();
+    Ok(Gathered { source, planes, places, shape, publishes })
 }
 
 /// Checks that there is room for the parts of that many ranks.
@@ -369,6 +396,15 @@ fn over(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refus
         layout.name,
         layout.shard.group()
     ))
+}
+
+/// Slices of a shard are on the ranks at its place in all replicas.
+fn over_replicas(binder: &Binder<'_>, weight: WeightId, group: Group) -> Result<(), Refusal> {
+    if binder.binding.weights.mesh.alike(group, Group::Replicate) {
+        return Ok(());
+    }
+    let name = &binder.weight(weight)?.name;
+    Err(format!("slices of `{name}` are with the replicas and not with the {group} group"))
 }
 
 /// Whether the rows of `whole` are as long as those of `part`, so that parts stacked one after the other give it.

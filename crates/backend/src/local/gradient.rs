@@ -7,7 +7,7 @@
 //!   that is an exact division. A sum that accumulates in the same pass does the same to the finished sum.
 //! - Only real rows enter the norm, and each once: those of a sharded weight on the ranks of the first
 //!   replica, a replicated weight on rank 0. Other replicas hold the same main grads bit for bit; their ranks
-//!   contribute only their fault words.
+//!   contribute only their fault words. Slices of a shard are on all ranks, each once.
 
 use half::bf16;
 
@@ -117,7 +117,7 @@ impl RowSum {
         let layout = binder.weight(part.weight)?;
         let (ranks, runs) = binder.of_group(group)?;
         let position = binder.binding.weights.mesh.position(binder.binding.rank, group) as usize;
-        let elements = layout.stored_elements();
+        let elements = layout.shard.summed_over(group).elements();
         let bytes = elements * element.bytes();
         let of = |region: Region, bytes: usize, number: usize| {
             let slice = region.part(bytes * number, bytes);
@@ -197,7 +197,10 @@ impl GradNorm {
         for (weight, slot) in main_grads {
             let layout = binder.weight(*weight)?;
             let counts = match layout.placement {
-                Placement::Sharded => binder.binding.weights.mesh.replica_of(binder.binding.rank) == 0,
+                Placement::Sharded => {
+                    let replica = binder.binding.weights.mesh.replica_of(binder.binding.rank);
+                    layout.is_in_slices() || replica == 0
+                }
                 Placement::Replicated => binder.binding.rank == RankId::new(0),
             };
             if counts {

@@ -6,7 +6,7 @@
 
 use super::Refusal;
 use super::binder::Binder;
-use super::collective::gathered;
+use super::collective::{Gathered, gathered};
 use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Format, Orientation, PlaneSpec, Shape};
 use warpweft_plan::compute::bound_planes;
@@ -123,8 +123,8 @@ fn stretches_of(
     if part.orientation != Orientation::Rowwise {
         return Err(format!("rows of {} planes do not stand alone", part.orientation));
     }
-    let (_, planes) = gathered(binder, part)?;
-    let (shape, (own, all)) = (layout.shard.shape, binder.shard_of(layout)?);
+    let Gathered { planes, places: (own, all), .. } = gathered(binder, part)?;
+    let shape = layout.shard.shape;
     let row_of = |shard: usize| layout.shard.rows_per_rank.saturating_mul(shard).min(shape.rows);
     let mut stretches = Vec::with_capacity(3);
     for (shards, is_own) in [(0..own, false), (own..own + 1, true), (own + 1..all, false)] {

@@ -44,6 +44,8 @@ pub enum Content {
     LocalGrad(WeightId),
     /// The rank's quantized rows in one stored orientation: data plane, then scale plane.
     Shard(WeightId, Orientation),
+    /// All slices of such a shard, where each replica has one, one after the other.
+    Published(WeightId, Orientation),
     /// What dequantizing needs besides the planes, f32, one per weight of the bucket.
     TensorScale(BucketId),
     /// Delayed scaling: amaxes of the weights of a bucket over all ranks, f32 `[weights, history]`, the latest
@@ -146,6 +148,7 @@ impl Content {
     pub const fn is_of_a_weight(self) -> bool {
         match self {
             Self::Gathered(..)
+            | Self::Published(..)
             | Self::Transposed(_)
             | Self::Dense(..)
             | Self::Gradient(..)
@@ -198,10 +201,11 @@ impl Content {
         let layout = |weight: WeightId| weights.layout(weight);
         let f32s = |elements: usize| elements.saturating_mul(ElementType::F32.bytes());
         let stored = |weight, bytes| layout(weight).stored_elements().saturating_mul(bytes);
-        // The ranks over which a gradient is summed at a level.
+        // The ranks over which a gradient is summed at a level, and the elements of a slice that one sums there.
         let summed = |weight: WeightId, level: LevelId| {
-            let over = layout(weight).shard.group();
-            weights.mesh.tree(over).nth(level.index()).unwrap_or(over)
+            let shard = layout(weight).shard;
+            let group = shard.tree(weights.mesh).nth(level.index()).unwrap_or(shard.group());
+            (group, shard.summed_over(group).elements())
         };
         let blocks = |bucket, count: fn(Format, Orientation, Shape) -> usize| {
             f32s(weights.block_sizes(bucket, count).fold(0, usize::saturating_add))
@@ -217,6 +221,9 @@ impl Content {
             Self::Shard(weight, orientation) => {
                 PlaneRegions::bytes(&layout(weight).shard_planes(orientation))
             }
+            Self::Published(weight, orientation) => {
+                PlaneRegions::bytes(&layout(weight).published_planes(orientation))
+            }
             Self::Gathered(weight, orientation) => {
                 PlaneRegions::bytes(&layout(weight).gathered_planes(orientation))
             }
@@ -231,16 +238,17 @@ impl Content {
                 layout(weight).shard.padded().elements().saturating_mul(ElementType::Bf16.bytes())
             }
             Self::ReceivedGradient(weight, _, element) => {
-                let group = summed(weight, LevelId::at(0));
-                stored(weight, element.bytes()).saturating_mul(received_slices(weights.mesh, group))
+                let (group, slice) = summed(weight, LevelId::at(0));
+                let received = received_slices(weights.mesh, group);
+                slice.saturating_mul(element.bytes()).saturating_mul(received)
             }
             Self::PartialGradient(weight, _, level) => {
-                let slices = weights.mesh.slices(summed(weight, level)) as usize;
-                stored(weight, ElementType::F32.bytes()).saturating_mul(slices)
+                let (group, slice) = summed(weight, level);
+                f32s(slice).saturating_mul(weights.mesh.slices(group) as usize)
             }
             Self::ReceivedPartial(weight, _, level) => {
-                let slices = received_slices(weights.mesh, summed(weight, level));
-                stored(weight, ElementType::F32.bytes()).saturating_mul(slices)
+                let (group, slice) = summed(weight, level);
+                f32s(slice).saturating_mul(received_slices(weights.mesh, group))
             }
             Self::AmaxHistory(bucket) => {
                 let length = weights.state.delayed.map_or(0, |delayed| delayed.history as usize);

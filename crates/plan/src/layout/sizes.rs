@@ -4,10 +4,11 @@
 //! content.
 
 use super::arena::Slot;
+use super::content::Content;
 use super::weight::WeightLayout;
 use super::weights::Weights;
 use crate::model::Group;
-use crate::op::Sizes;
+use crate::op::{GatherPart, Sizes};
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_format::{ElementType, Orientation, PlaneSpec};
 
@@ -26,6 +27,12 @@ impl<Bytes> SizesOf<'_, Bytes> {
     fn layout(&self, weight: WeightId) -> Option<&WeightLayout> {
         self.weights.layouts.get(weight.index())
     }
+
+    /// Are slices of a shard gathered, and not shards of a weight?
+    fn is_published(&self, part: &GatherPart) -> bool {
+        let to = self.slots.get(part.to.index()).map(|slot| slot.content);
+        matches!(to, Some(Content::Published(..)))
+    }
 }
 
 impl<Bytes: Fn(&Slot) -> usize> Sizes for SizesOf<'_, Bytes> {
@@ -38,20 +45,33 @@ impl<Bytes: Fn(&Slot) -> usize> Sizes for SizesOf<'_, Bytes> {
         Some(content.gradient_element().map_or(0, ElementType::bytes))
     }
 
-    fn shard(&self, weight: WeightId, orientation: Orientation) -> Option<usize> {
-        Some(self.layout(weight)?.shard_bytes(orientation))
+    fn given(&self, part: &GatherPart) -> Option<usize> {
+        let layout = self.layout(part.weight)?;
+        Some(match self.is_published(part) {
+            true => layout.shard_bytes(part.orientation),
+            false => layout.published_bytes(part.orientation),
+        })
+    }
+
+    fn gathered(&self, part: &GatherPart) -> Option<(usize, usize)> {
+        let layout = self.layout(part.weight)?;
+        Some(match self.is_published(part) {
+            true => (layout.shard.slices as usize, layout.published_bytes(part.orientation)),
+            false => (layout.shard.ranks as usize, layout.gathered_bytes(part.orientation)),
+        })
     }
 
     fn plane(&self, weight: WeightId, orientation: Orientation, plane: usize) -> Option<usize> {
         Some(self.layout(weight)?.shard_planes(orientation).get(plane).map_or(0, PlaneSpec::bytes))
     }
 
-    fn gathered(&self, weight: WeightId, orientation: Orientation) -> Option<usize> {
-        Some(self.layout(weight)?.gathered_bytes(orientation))
-    }
-
     fn rows(&self, weight: WeightId) -> Option<usize> {
         Some(self.layout(weight)?.stored_elements())
+    }
+
+    fn summed(&self, weight: WeightId, group: Group) -> Option<usize> {
+        let slice = self.layout(weight)?.shard.summed_over(group).elements();
+        Some(slice.saturating_mul(self.weights.mesh.slices(group) as usize))
     }
 
     fn padding(&self, weight: WeightId) -> Option<usize> {
@@ -59,15 +79,7 @@ impl<Bytes: Fn(&Slot) -> usize> Sizes for SizesOf<'_, Bytes> {
         Some(shard.padded_rows().saturating_sub(shard.shape.rows).saturating_mul(shard.shape.cols))
     }
 
-    fn shards(&self, weight: WeightId) -> Option<usize> {
-        Some(self.layout(weight)?.shard.ranks as usize)
-    }
-
     fn ranks(&self, group: Group) -> u32 {
         self.weights.mesh.size(group)
-    }
-
-    fn slices(&self, group: Group) -> usize {
-        self.weights.mesh.slices(group) as usize
     }
 }

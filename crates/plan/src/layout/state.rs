@@ -6,7 +6,7 @@
 use half::bf16;
 use serde::Serialize;
 
-use crate::policy::{Masters, Moments};
+use crate::policy::{Masters, Moments, OptimizerShard};
 use warpweft_base::id::StateId;
 use warpweft_format::{AmaxChoice, Format, Via};
 
@@ -22,6 +22,9 @@ pub struct StateLayout {
     /// Unless set, Adam updates the weights. Otherwise a custom optimizer does, which keeps so many lists of values
     /// beside every master.
     pub custom_states: Option<u8>,
+    /// Over which ranks it is sharded.
+    #[serde(skip_serializing_if = "OptimizerShard::is_dp_shard")]
+    pub shard: OptimizerShard,
 }
 
 /// The lists of a custom optimizer, in words.

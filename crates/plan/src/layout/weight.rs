@@ -42,11 +42,29 @@ pub struct WeightLayout {
 }
 
 impl WeightLayout {
-    /// Planes of a rank's shard in `orientation`, as they are stored and travel: scale rows are not padded,
-    /// and of rows that a format repeats only one is kept.
+    /// Planes of a rank's shard in `orientation`, or of its slice of that, as they are stored and travel: scale rows
+    /// are not padded, and of rows that a format repeats only one is kept.
     #[must_use]
     pub fn shard_planes(&self, orientation: Orientation) -> Vec<PlaneSpec> {
         self.format.compact_planes(orientation, self.shard.stored())
+    }
+
+    /// The same of all slices of a shard one after the other.
+    #[must_use]
+    pub fn published_planes(&self, orientation: Orientation) -> Vec<PlaneSpec> {
+        self.format.compact_planes(orientation, self.shard.published())
+    }
+
+    /// Bytes of its [`published_planes`](Self::published_planes) one after the other, as a rank sends them.
+    #[must_use]
+    pub fn published_bytes(&self, orientation: Orientation) -> usize {
+        self.published_planes(orientation).iter().map(PlaneSpec::bytes).fold(0, usize::saturating_add)
+    }
+
+    /// Whether each rank has a slice of its shard, which is published before it is gathered.
+    #[must_use]
+    pub const fn is_in_slices(&self) -> bool {
+        self.shard.slices > 1
     }
 
     /// Bytes of a rank's shard in `orientation`: those of its [`shard_planes`](Self::shard_planes) one after

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::state::{Delayed, StateLayout};
 use super::weight::WeightLayout;
-use crate::model::{Mesh, Placement, ShardLayout, WeightSpec};
+use crate::model::{Group, Mesh, Placement, ShardLayout, WeightSpec};
 use crate::policy::Masters;
 use warpweft_base::id::{BucketId, WeightId};
 use warpweft_format::{Format, Fp8Tensor, Orientation, Shape};
@@ -139,7 +139,22 @@ impl Weights {
     /// The same weights with optimizer state laid out as `state` says.
     #[must_use]
     pub fn with_state(self, state: StateLayout) -> Self {
-        Self { state, ..self }
+        let mut all = Self { state, ..self };
+        let slices = if state.shard.is_dp_shard() { 1 } else { all.mesh.replicas() };
+        for layout in &mut all.layouts {
+            // What nobody updates is gathered from the rank's own replica alone.
+            if layout.placement == Placement::Sharded && !layout.frozen {
+                layout.shard = layout.shard.over_replicas(slices, layout.format.row_tile());
+            }
+        }
+        all
+    }
+
+    /// The ranks that have all rows of the weights that train, each once: what holds of a whole tensor is taken over
+    /// them.
+    #[must_use]
+    pub fn all_rows(&self) -> Group {
+        if self.state.shard.is_dp_shard() { self.mesh.replica_group() } else { Group::World }
     }
 
     /// The layout of one weight.

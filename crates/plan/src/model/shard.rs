@@ -3,8 +3,9 @@
 //! Law: with tensor parallelism a weight is first cut into parts ([`TensorCut`]), and what is said of a weight here
 //! holds of the rank's part. Every rank's shard has the same *stored* rows, a multiple of the format's row tile, so
 //! collectives move equal parts; the *real* rows of the last ranks may be fewer, or none. Stored rows beyond the real
-//! ones are zero. Every replica of a mesh holds all rows, cut alike. This is the only place where a rank number turns
-//! into an offset: plans carry none.
+//! ones are zero. Every replica of a mesh holds all rows, cut alike. Where optimizer state is sharded over the replicas
+//! too ([`ShardLayout::over_replicas`]), what replicas hold of one shard are its *slices*, one after the other: as many
+//! whole row tiles each. This is the only place where a rank number turns into an offset: plans carry none.
 //!
 //! Sizes saturate where padding and ranks take them beyond what can be addressed; planning refuses every
 //! saturated size.
@@ -40,13 +41,22 @@ pub struct Block {
 pub struct ShardLayout {
     /// Logical shape of the weight that a rank computes with: all of it, or with tensor parallelism its part.
     pub shape: Shape,
-    /// Rows stored by every rank, padding included.
+    /// Rows of every rank's shard, padding included.
     pub rows_per_rank: usize,
     /// Number of ranks of a replica that hold a shard; 1 for a replicated weight.
     pub ranks: u32,
     /// How it is cut by tensor parallelism, where the mesh has that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensor: Option<TensorCut>,
+    /// How many replicas have slices of each shard; 1 where every replica has all of it.
+    #[serde(skip_serializing_if = "is_one")]
+    pub slices: u32,
+}
+
+/// Whether each replica has all of a shard; a plan then leaves that out.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_one(slices: &u32) -> bool {
+    *slices == 1
 }
 
 impl ShardLayout {
@@ -68,7 +78,16 @@ impl ShardLayout {
         let shape = how.map_or(weight.shape, |how| how.part(weight.shape, mesh.tensor()));
         let rows = shape.rows.div_ceil(ranks as usize);
         let rows_per_rank = rows.checked_next_multiple_of(tile).unwrap_or(usize::MAX);
-        Self { shape, rows_per_rank, ranks, tensor }
+        Self { shape, rows_per_rank, ranks, tensor, slices: 1 }
+    }
+
+    /// The same with each shard in so many slices, one for each replica: the smallest equal ones that are whole row
+    /// tiles of `tile` rows.
+    #[must_use]
+    pub fn over_replicas(self, slices: u32, tile: usize) -> Self {
+        let shard = self.shape.rows.div_ceil(self.ranks as usize).div_ceil(slices as usize);
+        let slice = shard.checked_next_multiple_of(tile).unwrap_or(usize::MAX);
+        Self { rows_per_rank: slice.saturating_mul(slices as usize), slices, ..self }
     }
 
     /// The ranks that the rows are sharded over.
@@ -93,11 +112,39 @@ impl ShardLayout {
     /// ([`ShardLayout::blocks_of`]).
     #[must_use]
     pub fn owners(&self) -> u32 {
+        self.of_replica().saturating_mul(self.slices)
+    }
+
+    /// How many ranks of a replica have all of the weight together.
+    #[must_use]
+    pub fn of_replica(&self) -> u32 {
         self.ranks.saturating_mul(self.parts())
     }
 
+    /// Which slice of its shard `rank` holds.
+    #[must_use]
+    pub fn slice_of(&self, rank: RankId) -> usize {
+        (rank.number() / self.of_replica().max(1) % self.slices.max(1)) as usize
+    }
+
+    /// The rank that has this slice of this shard of a part.
+    #[must_use]
+    pub fn owner(&self, part: usize, position: usize, slice: usize) -> RankId {
+        let before = slice.saturating_mul(self.of_replica() as usize);
+        let place = position.saturating_mul(self.parts() as usize).saturating_add(part);
+        RankId::at(before.saturating_add(place))
+    }
+
+    /// The ranks that own rows of a part, in the order of these.
+    pub fn owners_of(&self, part: usize) -> impl Iterator<Item = RankId> + use<> {
+        let (layout, slices) = (*self, self.slices as usize);
+        (0..self.ranks as usize)
+            .flat_map(move |position| (0..slices).map(move |slice| layout.owner(part, position, slice)))
+    }
+
     /// Into how many parts tensor parallelism cuts it; 1 if it does not.
-    fn parts(&self) -> u32 {
+    #[must_use]
+    pub fn parts(&self) -> u32 {
         self.tensor.filter(|cut| cut.group() == Group::Shard).map_or(1, |cut| cut.ranks)
     }
 
@@ -175,20 +222,45 @@ impl ShardLayout {
         })
     }
 
-    /// The rows `rank` owns, as do the ranks at its place in other replicas. Every rank of a replicated
-    /// weight owns all of them.
+    /// The rows `rank` owns: of its shard, or of its slice of that. Unless shards are in slices, the ranks at its place
+    /// in other replicas own them too. Every rank of a replicated weight owns all of them.
     #[must_use]
     pub fn rows_of(&self, rank: RankId) -> ShardRows {
-        let position = self.position(rank) as usize;
-        let begin = position.saturating_mul(self.rows_per_rank).min(self.shape.rows);
-        let end = begin.saturating_add(self.rows_per_rank).min(self.shape.rows);
+        let (position, rows) = (self.position(rank) as usize, self.stored().rows);
+        let before = position.saturating_mul(self.rows_per_rank);
+        let begin = before.saturating_add(rows.saturating_mul(self.slice_of(rank))).min(self.shape.rows);
+        let end = begin.saturating_add(rows).min(self.shape.rows);
         ShardRows { begin, rows: end - begin }
     }
 
-    /// Shape of what each rank stores, padding included.
+    /// Shape of what each rank stores, padding included: of its shard, or of its slice of that.
     #[must_use]
     pub fn stored(&self) -> Shape {
+        Shape { rows: self.rows_per_rank / self.slices.max(1) as usize, cols: self.shape.cols }
+    }
+
+    /// Shape of a shard, padding included: of all its slices one after the other.
+    #[must_use]
+    pub fn published(&self) -> Shape {
         Shape { rows: self.rows_per_rank, cols: self.shape.cols }
+    }
+
+    /// Over which groups, one after the other, its gradients are summed: those of the mesh's [tree](Mesh::tree), and
+    /// the replicas where each sums a slice of its own.
+    pub fn tree(&self, mesh: Mesh) -> impl Iterator<Item = Group> + use<> {
+        mesh.tree(self.group()).chain((self.slices > 1).then_some(Group::Replicate))
+    }
+
+    /// How many sums one after the other that is.
+    #[must_use]
+    pub fn depth(&self, mesh: Mesh) -> usize {
+        mesh.depth(self.group()) + usize::from(self.slices > 1)
+    }
+
+    /// The shape of what a rank sums over a group of that tree for one rank of the group.
+    #[must_use]
+    pub fn summed_over(&self, group: Group) -> Shape {
+        if group == Group::Replicate { self.stored() } else { self.published() }
     }
 
     /// Rows of all shards one after the other; at least the rows of the weight.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 
+use super::GatherPart;
 use super::operation::{Moves, Named, Operation, Part, Sizes, sum};
 use crate::model::Access;
 use warpweft_base::id::{SlotId, WeightId};
@@ -72,8 +73,9 @@ impl Operation for Dequantize {
             let all = sizes.slot(slot)?;
             Some(match beside.get(&slot) {
                 Some(part) => {
-                    let shard = sizes.shard(part.weight, part.orientation)?;
-                    shard.saturating_mul(sizes.shards(part.weight)?)
+                    let (weight, orientation, from, to) = (part.weight, part.orientation, part.to, part.from);
+                    let gathered = GatherPart { weight, orientation, from, to };
+                    sizes.given(&gathered)?.saturating_mul(sizes.gathered(&gathered)?.0)
                 }
                 None if owns.contains(&slot) => 0,
                 None => all,

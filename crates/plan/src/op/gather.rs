@@ -12,10 +12,11 @@ use warpweft_format::Orientation;
 /// Gathers the shards of one weight from the ranks of a replica, or of several of a group as one
 /// collective, each to its rows of padded planes. It brings only what the *other* ranks hold. The rank's
 /// own rows and everything after the last rank's are undefined until [`Op::Assemble`], and stay so
-/// without one.
+/// without one. Where replicas have slices of a shard, it is published so before: gathered from the ranks at the same
+/// place in all replicas.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct AllGather {
-    /// The ranks that the weights are sharded over.
+    /// The ranks that the weights are sharded over, or the replicas that have slices of a shard.
     #[serde(skip_serializing_if = "Group::is_shard")]
     pub group: Group,
     /// What is gathered; at least one.
@@ -53,9 +54,9 @@ pub struct GatherPart {
     pub weight: WeightId,
     /// Which stored orientation travels.
     pub orientation: Orientation,
-    /// The rank's shard.
+    /// The rank's shard; or its slice of that, to publish it.
     pub from: SlotId,
-    /// The gathered planes.
+    /// The gathered planes; or the published shard.
     pub to: SlotId,
 }
 
@@ -101,7 +102,7 @@ impl Operation for AllGather {
     }
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
-        sum(self.parts.iter().map(|part| sizes.shard(part.weight, part.orientation))).map(Moves::Gathered)
+        sum(self.parts.iter().map(|part| sizes.given(part))).map(Moves::Gathered)
     }
 }
 
@@ -149,9 +150,8 @@ impl Operation for Assemble {
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
         // The rank's own shards are read and written, and what no rank sends is written.
         let touched = self.parts.iter().map(|part| {
-            let own = sizes.shard(part.weight, part.orientation)?;
-            let sent = own.saturating_mul(sizes.shards(part.weight)?);
-            let unsent = sizes.gathered(part.weight, part.orientation)?.saturating_sub(sent);
+            let (own, (ranks, all)) = (sizes.given(part)?, sizes.gathered(part)?);
+            let unsent = all.saturating_sub(own.saturating_mul(ranks));
             Some(own.saturating_mul(2).saturating_add(unsent))
         });
         sum(touched).map(Moves::memory)

@@ -7,6 +7,7 @@ use crate::model::{Access, Group};
 use warpweft_base::id::{BucketId, BufferId, CallId, SlotId, WeightId};
 use warpweft_format::Orientation;
 
+use super::GatherPart;
 use super::division::given_to_each;
 
 /// One op, as its file tells it.
@@ -134,20 +135,18 @@ pub(crate) trait Sizes {
     fn slot(&self, slot: SlotId) -> Option<usize>;
     /// One element of the full gradient for which a slot is declared; 0 for a slot for anything else.
     fn gradient_element(&self, slot: SlotId) -> Option<usize>;
-    /// A rank's shard of a weight, its planes one after the other.
-    fn shard(&self, weight: WeightId, orientation: Orientation) -> Option<usize>;
-    /// One plane of that shard: its data or, as plane 1, its scales; 0 where there is none.
+    /// What every rank gives in a gather: its shard of a weight, or its slice of that, planes one after the other.
+    fn given(&self, part: &GatherPart) -> Option<usize>;
+    /// How many ranks give that, and bytes of all planes that are gathered, padded.
+    fn gathered(&self, part: &GatherPart) -> Option<(usize, usize)>;
+    /// One plane of what a rank keeps of a weight: its data or, as plane 1, its scales; 0 where there is none.
     fn plane(&self, weight: WeightId, orientation: Orientation, plane: usize) -> Option<usize>;
-    /// The gathered planes of a weight, padded.
-    fn gathered(&self, weight: WeightId, orientation: Orientation) -> Option<usize>;
     /// Elements of a rank's rows of a weight, as they are stored.
     fn rows(&self, weight: WeightId) -> Option<usize>;
+    /// Elements of a gradient of a weight that a rank sums for each rank of a group.
+    fn summed(&self, weight: WeightId, group: Group) -> Option<usize>;
     /// Elements of a full gradient of a weight after the weight's own rows.
     fn padding(&self, weight: WeightId) -> Option<usize>;
-    /// How many ranks hold shards of a weight.
-    fn shards(&self, weight: WeightId) -> Option<usize>;
     /// How many ranks a group has.
     fn ranks(&self, group: Group) -> u32;
-    /// How many slices of a gradient a rank has for each rank of a group.
-    fn slices(&self, group: Group) -> usize;
 }

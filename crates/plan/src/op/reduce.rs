@@ -55,9 +55,9 @@ impl ReducePart {
         parts.iter().flat_map(|part| [(part.from, Access::Read), (part.to, Access::Write)]).collect()
     }
 
-    /// Bytes of a rank's rows of all of them, in the type that travels.
-    fn rows(parts: &[Self], element: ElementType, sizes: &dyn Sizes) -> Option<usize> {
-        sum(parts.iter().map(|part| Some(sizes.rows(part.weight)?.saturating_mul(element.bytes()))))
+    /// Bytes of what a rank of a group gets of all of them from each other one, in the type that travels.
+    fn rows(parts: &[Self], element: ElementType, group: Group, sizes: &dyn Sizes) -> Option<usize> {
+        sum(parts.iter().map(|part| Some(sizes.summed(part.weight, group)?.saturating_mul(element.bytes()))))
     }
 }
 
@@ -89,7 +89,7 @@ impl Operation for ReduceScatter {
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
         // The library of collectives adds on the way.
-        ReducePart::rows(&self.parts, self.element, sizes).map(Moves::Gathered)
+        ReducePart::rows(&self.parts, self.element, self.group, sizes).map(Moves::Gathered)
     }
 }
 
@@ -111,7 +111,6 @@ impl Operation for ExchangeGradient {
     }
 
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
-        let rows = ReducePart::rows(&self.parts, self.element, sizes)?;
-        Some(Moves::Exchanged(rows.saturating_mul(sizes.slices(self.group))))
+        ReducePart::rows(&self.parts, self.element, self.group, sizes).map(Moves::Exchanged)
     }
 }

@@ -76,8 +76,7 @@ impl Operation for SumGradient {
     fn moves(&self, sizes: &dyn Sizes) -> Option<Moves> {
         // Of the rank's own gradient its own slices are read.
         let touched = self.parts.iter().map(|part| {
-            let own =
-                sizes.rows(part.weight)?.saturating_mul(self.element.bytes() * sizes.slices(self.group));
+            let own = sizes.summed(part.weight, self.group)?.saturating_mul(self.element.bytes());
             let received = part.received.map_or(Some(0), |slot| sizes.slot(slot))?;
             let times = if part.target == SumTarget::More { 2 } else { 1 };
             Some(own.saturating_add(received).saturating_add(sizes.slot(part.into)?.saturating_mul(times)))

@@ -17,10 +17,10 @@ use super::resident::ResidentLayout;
 use super::step_plan::{BoundaryState, PlanBounds, Policy, StepPlan, Task};
 use super::sums::check_sums;
 use super::{Costs, GatherStart, PlanError, verify};
-use crate::layout::{ArenaLayout, Lane, LaneKind, Weights};
+use crate::layout::{ArenaLayout, Lane, LaneKind, WeightLayout, Weights};
 use crate::model::{Accumulation, Call, Mesh, StepProgram};
 use crate::op::{AllGather, GatherChunk, Op};
-use crate::policy::{self, AcrossMicroBatches, ByteSize};
+use crate::policy::{self, AcrossMicroBatches, ByteSize, Reduce};
 use warpweft_base::id::{CallId, CommSeq, Version};
 
 impl StepPlan {
@@ -181,6 +181,7 @@ fn build(request: &Request<'_>) -> Result<StepPlan, PlanError> {
 
 fn build_as_requested(request: &Request<'_>) -> Result<StepPlan, PlanError> {
     check_policy(request.policy)?;
+    check_slices(request)?;
     check_sums(request.name, request.calls, request.weights, request.policy.reduce_every)?;
     check_collective_calls(request)?;
     let demands = demands(request.calls, request.weights, request.policy);
@@ -312,6 +313,19 @@ fn check_policy(policy: &Policy) -> Result<(), PlanError> {
             key: "prefetch.depth",
             value: depth.to_string(),
             advice: "use at most 64 calls ahead",
+        });
+    }
+    Ok(())
+}
+
+/// What a collective sums inside of a replica could not go on to slices of the sums.
+fn check_slices(request: &Request<'_>) -> Result<(), PlanError> {
+    let in_slices = request.weights.layouts.iter().any(WeightLayout::is_in_slices);
+    if in_slices && request.policy.reduce == Reduce::Nccl {
+        return Err(PlanError::Policy {
+            key: "optimizer.shard",
+            value: "replicas".to_owned(),
+            advice: "take reduce = \"ordered\": NCCL leaves whole rows, and each replica is to sum a slice of them",
         });
     }
     Ok(())

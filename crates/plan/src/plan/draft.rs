@@ -4,7 +4,7 @@
 //! come in a fixed order; concatenating all of them gives the issue order T. Passes add tasks and
 //! slots, some between those of other passes, and never remove or reorder what another pass added.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::layout::{Content, Region, Residency, Slot, Weights};
 use crate::model::{BufferSpec, Call};
@@ -42,6 +42,8 @@ pub(super) enum Carrier {
 pub(super) enum Section {
     /// Copies of inputs out of staging.
     Inputs,
+    /// Slices of shards that are gathered from other replicas at this stage.
+    Publish,
     /// Gathers released at this stage.
     Gathers,
     /// Columnwise planes made at this stage.
@@ -74,11 +76,12 @@ pub(super) enum Section {
 }
 
 impl Section {
-    const COUNT: usize = 15;
+    const COUNT: usize = 16;
 
     /// All of them, in order.
     const ALL: [Self; Self::COUNT] = [
         Self::Inputs,
+        Self::Publish,
         Self::Gathers,
         Self::Transposes,
         Self::Dequantize,
@@ -142,6 +145,8 @@ pub(super) struct Draft<'a> {
     pub(super) policy: &'a Policy,
     /// Are gradients added to what the step before left in main grads?
     pub(super) continues: bool,
+    /// Shards that are published so far.
+    pub(super) published: HashSet<SlotId>,
     slots: Vec<Slot>,
     /// The first slot of every content.
     places: HashMap<Content, SlotId>,
@@ -164,6 +169,7 @@ impl<'a> Draft<'a> {
             weights,
             policy,
             continues: false,
+            published: HashSet::new(),
             places: first_places(&residents),
             slots: residents,
             supplies: calls.iter().map(|call| vec![None; call.uses.len()]).collect(),
@@ -229,7 +235,12 @@ impl<'a> Draft<'a> {
     /// The first slot with this content. Residents are complete before any pass runs, so a miss
     /// is a slot of no weight, and the index it returns is refused by the verifier.
     pub(super) fn slot(&self, content: Content) -> SlotId {
-        self.places.get(&content).copied().unwrap_or(SlotId::at(usize::MAX))
+        self.known(content).unwrap_or(SlotId::at(usize::MAX))
+    }
+
+    /// The first slot with this content, if there is one by now.
+    pub(super) fn known(&self, content: Content) -> Option<SlotId> {
+        self.places.get(&content).copied()
     }
 
     /// What a slot is for.

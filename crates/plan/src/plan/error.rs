@@ -105,6 +105,14 @@ pub enum PlanError {
         /// The weight's name.
         weight: String,
     },
+    /// A custom optimizer is to get a matrix whole of which each replica has a slice of a rank's rows.
+    #[error(
+        "`{weight}` is to be updated as a whole matrix (whole_matrix), and with optimizer.shard = \"replicas\" a replica does not have all of its rows; take whole_matrix from the weight, or leave optimizer.shard out"
+    )]
+    Slices {
+        /// The weight's name.
+        weight: String,
+    },
     /// Tensor parallelism and a weight do not fit each other.
     #[error("with mesh.tp = {tp}, `{weight}` {problem}")]
     TensorParallel {

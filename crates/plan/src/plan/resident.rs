@@ -31,6 +31,7 @@ impl ResidentLayout {
     /// [`PlanError::Masters`] when masters are to be split and a sharded weight that trains is not bf16,
     /// [`PlanError::Policy`] when a custom optimizer is to have more than eight lists, or other values than f32,
     /// [`PlanError::WholeMatrix`] when Adam is to update a weight as a whole matrix,
+    /// [`PlanError::Slices`] when a custom optimizer is to, and each replica has a slice of its rows,
     /// [`PlanError::TensorParallel`] for a weight that the mesh's tensor parallelism does not cut evenly, or that does
     /// not say how,
     /// [`PlanError::Scaling`] when scales are to be delayed and no weight has a per-tensor FP8 format,
@@ -44,6 +45,7 @@ impl ResidentLayout {
         check_tensor_parallel(weights)?;
         check_scaling(weights)?;
         check_scale_groups(weights)?;
+        check_slices(weights)?;
         let mut cursor = Cursor { bytes: 0 };
         let mut names: Vec<(String, Content)> = Vec::new();
         let mut add = |name: String, content: Content| names.push((name, content));
@@ -234,6 +236,15 @@ fn check_scaling(weights: &Weights) -> Result<(), PlanError> {
     let trained = weights.buckets.iter().filter(|members| !members.frozen);
     let formats: Vec<String> = trained.map(|members| members.format.to_string()).collect();
     Err(PlanError::Scaling { formats: formats.join(", ") })
+}
+
+/// A matrix is brought together from the ranks of a replica.
+fn check_slices(weights: &Weights) -> Result<(), PlanError> {
+    let whole = |layout: &&WeightLayout| layout.is_in_slices() && layout.parameters.whole_matrix;
+    match weights.layouts.iter().find(whole) {
+        None => Ok(()),
+        Some(layout) => Err(PlanError::Slices { weight: layout.name.clone() }),
+    }
 }
 
 /// Weights that share a scale of the tensor are quantized by the same tasks.

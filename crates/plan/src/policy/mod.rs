@@ -6,7 +6,7 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `optimizer` | types of optimizer state |
+//! | `optimizer` | types of optimizer state, and who keeps it |
 //! | `reduction` | gradient reduction |
 //! | `reuse` | planes that are kept or gathered again |
 //! | `size` | byte sizes such as `1.2 GiB` |
@@ -16,7 +16,7 @@ mod reduction;
 mod reuse;
 mod size;
 
-pub use optimizer::{AdamMode, Masters, Moments};
+pub use optimizer::{AdamMode, Masters, Moments, OptimizerShard};
 pub use reduction::{Reduce, ReduceDtype, ReduceEvery};
 pub use reuse::{AcrossMicroBatches, Backward, Columnwise};
 pub use size::{ByteSize, ByteSizeError};

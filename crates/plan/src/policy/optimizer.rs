@@ -1,4 +1,5 @@
-//! Optimizer state: how Adam decays weights, and in what types moments and master weights are kept.
+//! Optimizer state: how Adam decays weights, in what types moments and master weights are kept, and over which ranks
+//! they are sharded.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,4 +37,24 @@ pub enum Masters {
     /// Every sharded weight must be bf16 then. The shard is the nearest bf16 with ties away from
     /// zero, where a cast rounds ties to even. Replicated weights keep f32 masters.
     Bf16Remainder,
+}
+
+/// Over which ranks masters and optimizer state of sharded weights are sharded, where a mesh has several replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OptimizerShard {
+    /// Over those of a replica, like the weight: every replica keeps all of it.
+    #[default]
+    DpShard,
+    /// Over the replicas too: a rank keeps and updates some rows of its part, and the next step gathers what it reads
+    /// of the part over the replicas.
+    Replicas,
+}
+
+impl OptimizerShard {
+    /// Whether every replica keeps all of it; a plan then leaves the choice out.
+    #[must_use]
+    pub const fn is_dp_shard(&self) -> bool {
+        matches!(self, Self::DpShard)
+    }
 }

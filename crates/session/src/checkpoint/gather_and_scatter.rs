@@ -31,7 +31,7 @@ impl Checkpoint {
         for (number, layout) in layouts.iter().enumerate() {
             let taken = ranks.iter_mut().filter_map(|rank| rank.shards.get_mut(number).map(std::mem::take));
             let mut shards: Vec<WeightShard> = taken.collect();
-            // Ranks of the first replica come first.
+            // Unless replicas have slices, those of the first have all, and come first.
             shards.truncate(layout.shard.owners() as usize);
             weights.push(joined(layout, &shards)?);
         }
@@ -215,12 +215,11 @@ fn planes(layout: &WeightLayout, shards: &[WeightShard]) -> Result<Vec<PlanesSta
     if layout.placement == Placement::Replicated {
         return Ok(Vec::new());
     }
-    let parts = (layout.shard.owners() / layout.shard.ranks.max(1)) as usize;
+    let parts = layout.shard.parts() as usize;
     let stored = layout.format.stored_orientations().iter().enumerate().map(|(number, orientation)| {
         let of_parts = layout.format.planes(*orientation, layout.shard.shape);
-        // Those of a part are of every so many-th rank.
         let of_part = |part: usize, spec: &PlaneSpec| {
-            let shards = shards.iter().skip(part).step_by(parts.max(1));
+            let shards = layout.shard.owners_of(part).filter_map(|rank| shards.get(rank.index()));
             plane(layout, *orientation, spec, shards.filter_map(|shard| shard.planes.get(number)))
         };
         if parts == 1 {

@@ -75,8 +75,8 @@ pub use warpweft_base::pattern::pattern_matches;
 pub use warpweft_format::{AmaxChoice, Format, Via};
 pub use warpweft_plan::model::{Placement, Reuse};
 pub use warpweft_plan::policy::{
-    AcrossMicroBatches, AdamMode, Backward, ByteSize, ByteSizeError, Columnwise, Masters, Moments, Reduce,
-    ReduceDtype, ReduceEvery,
+    AcrossMicroBatches, AdamMode, Backward, ByteSize, ByteSizeError, Columnwise, Masters, Moments,
+    OptimizerShard, Reduce, ReduceDtype, ReduceEvery,
 };
 pub use weights::{WeightRule, WeightSettings};
 

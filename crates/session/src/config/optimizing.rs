@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use warpweft_format::{AmaxChoice, Via};
-use warpweft_plan::policy::{AdamMode, Masters, Moments};
+use warpweft_plan::policy::{AdamMode, Masters, Moments, OptimizerShard};
 
 /// The source of the scale of a weight in a per-tensor FP8 format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,6 +65,9 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// Whether the moments are divided by `1 − β^t`, which undoes their start from zero.
     pub bias_correction: bool,
+    /// Over which ranks masters and optimizer state are sharded. With `"replicas"` a rank of one of several replicas
+    /// keeps and updates some rows of its part of a weight, and every step begins with gathers over the replicas.
+    pub shard: OptimizerShard,
     /// How both moments are stored.
     pub moments: Moments,
     /// How the masters of sharded weights are stored.
@@ -92,6 +95,7 @@ impl Default for OptimizerConfig {
             eps: 1e-8,
             weight_decay: 0.0,
             bias_correction: true,
+            shard: OptimizerShard::default(),
             moments: Moments::default(),
             masters: Masters::default(),
             custom_states: None,

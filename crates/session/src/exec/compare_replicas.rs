@@ -3,7 +3,8 @@
 //! Law: masters and what is kept beside them are compared bit for bit, by digests: those of a sharded weight over the
 //! ranks at one place of all replicas, those of a replicated weight over all ranks. Nothing is changed, and every rank
 //! finds the same. Planes are compared where they are in the place of a master, of frozen weights; those of weights
-//! that train follow from the masters in every step.
+//! that train follow from the masters in every step. What replicas have in slices nobody else has: there is nothing to
+//! compare.
 
 use super::barrier::{Barrier, Work};
 use super::stored_state::StoredState;
@@ -74,7 +75,7 @@ impl<B: Backend> Rank<B> {
                 Placement::Sharded => Group::Replicate,
                 Placement::Replicated => Group::World,
             };
-            if weights.mesh.size(group) == 1 {
+            if weights.mesh.size(group) == 1 || layout.is_in_slices() {
                 continue;
             }
             let weight = WeightId::at(number);

@@ -59,8 +59,8 @@ impl<B: Backend> Rank<B> {
             let master = self.first_master(layout, initializer)?;
             let bytes = bytemuck::cast_slice(&master);
             match layout.placement {
-                // Without other replicas no rank has the same rows.
-                Placement::Sharded if plan.weights.mesh.replicas() == 1 => {}
+                // Without other replicas, or with slices for each, no rank has the same rows.
+                Placement::Sharded if plan.weights.mesh.replicas() == 1 || layout.is_in_slices() => {}
                 Placement::Sharded => told.sharded.add(bytes),
                 Placement::Replicated => told.replicated.push((weight, Digest::from_iter([bytes]).short())),
             }

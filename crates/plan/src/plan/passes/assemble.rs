@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::super::draft::{Carrier, Draft, DraftTask, Place, Section, ahead_of};
 use super::{of_group, weights_of};
+use crate::layout::Content;
 use crate::op::{AllGather, Assemble, Dequantize, GatherChunk, GatherPart, Op};
 use warpweft_base::id::SlotId;
 
@@ -76,7 +77,12 @@ fn first_readers(draft: &Draft<'_>) -> Vec<Reader> {
                 continue;
             }
         };
-        let parts: Vec<_> = parts.iter().filter(|part| !arrived.contains(&part.to)).copied().collect();
+        // What publishes a shard brought its own assemble.
+        let is_whole = |part: &&GatherPart| {
+            let published = matches!(draft.content(part.to), Some(Content::Published(..)));
+            !arrived.contains(&part.to) && !published
+        };
+        let parts: Vec<_> = parts.iter().filter(is_whole).copied().collect();
         if parts.is_empty() {
             continue;
         }

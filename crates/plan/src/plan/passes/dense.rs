@@ -12,6 +12,7 @@ use std::collections::HashSet;
 use super::super::draft::{Carrier, Draft, Section, Supply, ahead_of};
 use super::joined::Joined;
 use super::latest::Latest;
+use super::sent;
 use crate::layout::Content;
 use crate::model::Placement;
 use crate::op::{Dequantize, DequantizePart, Op, Transpose};
@@ -85,10 +86,10 @@ fn read_whole(draft: &Draft<'_>) -> HashSet<SlotId> {
 }
 
 /// The rank's own shard, where values are made of it and of what arrived.
-fn own(draft: &Draft<'_>, planes: SlotId, read_whole: &HashSet<SlotId>) -> Option<SlotId> {
+fn own(draft: &mut Draft<'_>, planes: SlotId, read_whole: &HashSet<SlotId>) -> Option<SlotId> {
     match draft.content(planes)? {
         Content::Gathered(weight, Orientation::Rowwise) if !read_whole.contains(&planes) => {
-            Some(draft.slot(Content::Shard(weight, Orientation::Rowwise)))
+            Some(sent(draft, weight, Orientation::Rowwise))
         }
         _ => None,
     }

@@ -13,7 +13,8 @@ use std::collections::HashMap;
 use super::super::draft::{Carrier, Draft, DraftTask, Section, Supply};
 use super::super::prefetch::{Demand, Timetable};
 use super::latest::Latest;
-use super::{of_group, peers, weights_of};
+use super::publish::publish;
+use super::{of_group, peers, sent, weights_of};
 use crate::layout::{ALIGNMENT, Content};
 use crate::model::{Group, Placement};
 use crate::op::{AllGather, Chunk, GatherChunk, GatherPart, Op};
@@ -60,7 +61,7 @@ impl Cut {
     fn of(draft: &Draft<'_>, demand: &Demand<'_>, issue: usize) -> Option<Self> {
         let chunk = draft.policy.chunk.filter(|_| demand.group.is_none())?;
         let layout = draft.weights.layout(demand.weight);
-        let (ranks, whole) = (layout.shard.ranks as usize, layout.shard_bytes(demand.orientation));
+        let (ranks, whole) = (layout.shard.ranks as usize, layout.published_bytes(demand.orientation));
         let least = whole.div_ceil(Self::MOST).next_multiple_of(ALIGNMENT);
         let each = (chunk / ranks / ALIGNMENT * ALIGNMENT).max(least);
         let latest = demand.stage.saturating_sub(1).max(issue);
@@ -92,6 +93,7 @@ pub(in super::super) fn gather(draft: &mut Draft<'_>, demands: &[Demand<'_>], ti
             draft.supplies[stage][demand.position] = Some(supply);
         }
         for gather in collected.all {
+            publish(draft, gather.issue, &gather.parts);
             add(draft, gather);
         }
     }
@@ -121,10 +123,10 @@ fn collect<'a>(
         format!("{name} gathered {orientation} for {}", call.label()),
         Content::Gathered(weight, orientation),
     );
-    let part = GatherPart { weight, orientation, from: draft.slot(Content::Shard(weight, orientation)), to };
+    let part = GatherPart { weight, orientation, from: sent(draft, weight, orientation), to };
     let layout = draft.weights.layout(weight);
     let (ranks, over) = (layout.shard.ranks as usize, layout.shard.group());
-    let given = layout.shard_bytes(orientation);
+    let given = layout.published_bytes(orientation);
     let most = draft.policy.chunk.filter(|_| group.is_none()).unwrap_or(usize::MAX);
     let OfCall { all, open } = collected;
     let taker = open.get(&(issue, group, over)).and_then(|place| all.get_mut(*place));

@@ -14,6 +14,7 @@ mod joined;
 mod latest;
 mod matrices;
 mod optimize;
+mod publish;
 mod quantize;
 mod reduce;
 
@@ -30,6 +31,7 @@ pub(super) use compute::compute;
 pub(super) use dense::dense;
 pub(super) use gather::gather;
 pub(super) use optimize::optimize;
+use publish::sent;
 pub(super) use quantize::quantize;
 pub(super) use reduce::reduce;
 

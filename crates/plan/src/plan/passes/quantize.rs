@@ -79,8 +79,8 @@ fn partial_amax(draft: &mut Draft<'_>, bucket: BucketId, vote: Option<SlotId>) -
     Amaxes { bucket, blocks: block_amax, tensors: tensor_amax }
 }
 
-/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Each replica
-/// has all masters, so its own ranks know the maximum.
+/// The maximum over the ranks of all amaxes of weights that any scale needs, as one collective. Where each replica
+/// has all masters, its own ranks know the maximum.
 fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
     let mut pairs = Vec::new();
     let mut values = Vec::new();
@@ -95,7 +95,7 @@ fn all_reduce(draft: &mut Draft<'_>, amaxes: &mut [Amaxes]) {
     }
     if !pairs.is_empty() {
         let mesh = draft.weights.mesh;
-        let group = mesh.replica_group();
+        let group = draft.weights.all_rows();
         let bytes = combined_bytes(values.into_iter(), mesh, group);
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Max, group, pairs });
         let task = DraftTask::collective(op, "amaxes", Carrier::Reduce, bytes);

@@ -10,7 +10,8 @@
 //! to others nor rounded. Where sums have levels ([`Mesh::tree`]), that is the first of them. What it leaves
 //! is exchanged right after it, beside what other gradients do at the first level, and summed one call
 //! further, level after level. Where there are several replicas the last task leaves the sums as they are;
-//! right after it they are summed over the replicas, in f32, and one call further they are accumulated. Where
+//! right after it they are summed over the replicas, in f32, and one call further they are accumulated; where each
+//! replica keeps a slice of the rows, that is one more level. Where
 //! collectives sum ([`Policy::collectives_sum`]), the reduction is one task in the place of that sum, the sum
 //! over the replicas stands right after it, and accumulation one call further. A replica of one rank
 //! exchanges nothing. A replicated weight's gradient is accumulated locally, and one all-reduce over all
@@ -27,7 +28,7 @@ use super::super::draft::{Carrier, Draft, DraftTask, Section};
 use super::super::prefetch::Reductions;
 use super::{combined_bytes, of_group, wire_bytes};
 use crate::layout::Content;
-use crate::model::{Call, Gradient, Group, Placement};
+use crate::model::{Call, Gradient, Group, Placement, ShardLayout};
 use crate::op::{
     Accumulate, AddGradient, AllReduce, ExchangeGradient, Op, ReducePart, ReduceScatter, Reduction,
     RoundGradient, SumGradient, SumPart, SumTarget,
@@ -53,7 +54,6 @@ struct Collected {
     element: ElementType,
     /// The ranks that its weights are sharded over.
     over: Group,
-    elements: usize,
     /// Is it complete only one step after its call, because it is added to others or rounded there?
     completed_later: bool,
     /// The groups it is summed over, one after the other.
@@ -67,6 +67,8 @@ struct Collected {
 /// One level of a reduction; where there are no levels, all of it.
 struct SumLevel {
     group: Group,
+    /// Elements that a rank gives each other one, for each slice.
+    elements: usize,
     /// What travels; empty where a replica is one rank that sums by itself.
     parts: Vec<ReducePart>,
     /// What is summed on the rank; empty where the collective sums.
@@ -131,14 +133,14 @@ pub(in super::super) fn reduce(draft: &mut Draft<'_>, reductions: Reductions) {
 /// Adds a reduction over the ranks of a replica, level after level, that over the replicas where there are several, and
 /// the accumulation.
 fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Reductions) {
-    let Collected { name, element, over, elements, completed_later, levels, over_replicas, rows } = reduction;
+    let Collected { name, element, over, completed_later, levels, over_replicas, rows } = reduction;
     let Reductions { delay, early } = reductions;
     let (mesh, tail) = (draft.weights.mesh, draft.tail());
     let weights = levels.iter().map(|level| level.parts.len().max(level.sums.len()));
     let subject = of_group(&name, weights.max().unwrap_or(0));
     let collective = levels.iter().all(|level| level.sums.is_empty());
     // However a contribution of a weight is reduced, it is accumulated as late as one through all levels.
-    let (depth, levels_of) = (mesh.depth(over), levels.len());
+    let (depth, levels_of) = (mesh.depth(over).max(levels.len()), levels.len());
     let reduced = stage + delay;
     // An exchange has a call to itself at least before what it brings is summed. On a communicator of its own
     // it holds no gather up and begins at once, so that what lands has all the calls between to be summed; on
@@ -150,7 +152,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
     };
     let at_once = travels.min(tail) == reduced.min(tail);
     let mut last = (reduced, if at_once { Section::SumHere } else { Section::Sum });
-    for (number, SumLevel { group, parts, sums }) in levels.into_iter().enumerate() {
+    for (number, SumLevel { group, elements, parts, sums }) in levels.into_iter().enumerate() {
         let is_last = number + 1 == levels_of;
         let subject = if number == 0 { subject.clone() } else { format!("{subject} at {group}") };
         // Where nothing travels a sum waits for the call alone. Where collectives sum what travels in f32, all
@@ -286,7 +288,6 @@ impl Collected {
             name: name.to_owned(),
             element,
             over,
-            elements: 0,
             completed_later: false,
             levels: Vec::new(),
             over_replicas: Vec::new(),
@@ -295,31 +296,33 @@ impl Collected {
     }
 
     /// The level with this number, of this group.
-    fn level(&mut self, number: usize, group: Group) -> &mut SumLevel {
+    fn level(&mut self, number: usize, group: Group, shard: &ShardLayout) -> &mut SumLevel {
         if number == self.levels.len() {
-            self.levels.push(SumLevel { group, parts: Vec::new(), sums: Vec::new() });
+            self.levels.push(SumLevel { group, elements: 0, parts: Vec::new(), sums: Vec::new() });
         }
-        &mut self.levels[number]
+        let level = &mut self.levels[number];
+        level.elements = level.elements.saturating_add(shard.summed_over(group).elements());
+        level
     }
 
     /// Adds the way of one gradient, which lies in `from` as it travels.
     fn take(&mut self, draft: &mut Draft<'_>, weight: WeightId, from: SlotId, (call, first): (CallId, bool)) {
         let (name, label) = (draft.name(weight), draft.calls[call.index()].label());
         let layout = draft.weights.layout(weight);
-        self.elements = self.elements.saturating_add(layout.stored_elements());
-        let (mesh, over) = (draft.weights.mesh, layout.shard.group());
-        let (collective, replicated) = (draft.policy.collectives_sum(self.element), mesh.replicas() > 1);
+        let (mesh, shard) = (draft.weights.mesh, layout.shard);
+        let collective = draft.policy.collectives_sum(self.element);
+        let replicated = mesh.replicas() > 1 && !layout.is_in_slices();
         let reduced = (collective || replicated).then(|| {
             let named = format!("{name} reduced gradient of {label}");
             draft.transient(named, Content::ReducedGradient(weight, call))
         });
         if collective {
             let part = reduced.map(|to| ReducePart { weight, from, to });
-            self.level(0, over).parts.extend(part);
+            self.level(0, shard.group(), &shard).parts.extend(part);
         } else {
             let mut own = from;
-            for (number, group) in mesh.tree(over).enumerate() {
-                let is_last = number + 1 == mesh.depth(over);
+            for (number, group) in shard.tree(mesh).enumerate() {
+                let is_last = number + 1 == shard.depth(mesh);
                 let level = LevelId::at(number);
                 let received = (mesh.size(group) > 1).then(|| match number {
                     0 => {
@@ -341,7 +344,7 @@ impl Collected {
                     (true, None) if first => (draft.slot(Content::MainGrad(weight)), SumTarget::First),
                     (true, None) => (draft.slot(Content::MainGrad(weight)), SumTarget::More),
                 };
-                let SumLevel { parts, sums, .. } = self.level(number, group);
+                let SumLevel { parts, sums, .. } = self.level(number, group, &shard);
                 parts.extend(received.map(|to| ReducePart { weight, from: own, to }));
                 sums.push(SumPart { weight, own, received, into, target });
                 own = into;

@@ -68,7 +68,10 @@ fn check_slot(plan: &StepPlan, slot: &Slot, home: Region) -> Verdict<()> {
 /// The format that decides the size of a shard or plane, to stand after the word content.
 fn format_of(plan: &StepPlan, content: Content) -> String {
     match content {
-        Content::Shard(weight, _) | Content::Gathered(weight, _) | Content::Transposed(weight) => {
+        Content::Shard(weight, _)
+        | Content::Published(weight, _)
+        | Content::Gathered(weight, _)
+        | Content::Transposed(weight) => {
             let layout = plan.weights.layout(weight);
             format!(" (`{}` in {})", layout.name, layout.format)
         }

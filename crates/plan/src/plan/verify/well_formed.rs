@@ -179,6 +179,7 @@ impl Ids<'_> {
             | Content::MainGrad(weight)
             | Content::LocalGrad(weight)
             | Content::Shard(weight, _)
+            | Content::Published(weight, _)
             | Content::Gathered(weight, _)
             | Content::Transposed(weight)
             | Content::Round(weight, _)

@@ -43,12 +43,14 @@ pub(super) const TOO_LARGE: &str =
 /// - 2: parts have the masters of frozen weights.
 /// - 3: no weight is cut by tensor parallelism. It is written where none is.
 /// - 4: none is cut segment by segment. It is written where none is.
-pub(super) const VERSION: u32 = 5;
+/// - 5: replicas have no slices of shards. It is written where they have none.
+pub(super) const VERSION: u32 = 6;
 
 /// The version that is written of these weights.
 pub(super) fn version_of<'a>(layouts: impl Iterator<Item = &'a ShardLayout>) -> u32 {
     let version = |shard: &ShardLayout| match shard.tensor {
-        Some(cut) if !cut.segments.is_none() => VERSION,
+        _ if shard.slices > 1 => VERSION,
+        Some(cut) if !cut.segments.is_none() => 5,
         _ if shard.owners() > shard.ranks => 4,
         _ => 3,
     };
@@ -85,7 +87,8 @@ pub(super) struct Index {
 }
 
 /// One weight. Its first `parts` ranks have its rows, `rows_per_part` each, the last ones fewer or none. Where tensor
-/// parallelism cuts it, that is so of each part of its [`IndexedCut`].
+/// parallelism cuts it, that is so of each part of its [`IndexedCut`]. Where replicas have `slices` of these rows, so
+/// many ranks have them, one of each replica, in the order of the replicas.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct IndexedWeight {
     pub(super) name: String,
@@ -97,6 +100,9 @@ pub(super) struct IndexedWeight {
     /// How tensor parallelism cut it before its rows were, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) cut: Option<IndexedCut>,
+    /// How many replicas had slices of the rows of a part.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub(super) slices: u32,
     /// Lists of state beside the master: two moments, none of a frozen weight, or what a custom optimizer kept.
     #[serde(rename = "moments", with = "lists")]
     pub(super) lists: u8,
@@ -127,8 +133,8 @@ impl IndexedWeight {
     pub(super) fn layout(&self) -> ShardLayout {
         let whole = self.shape();
         let shape = self.cut.map_or(whole, |cut| cut.part(whole));
-        let (rows_per_rank, ranks) = (self.rows_per_part, self.parts);
-        ShardLayout { shape, rows_per_rank, ranks, tensor: self.cut.map(|cut| cut.tensor(whole)) }
+        let (rows_per_rank, ranks, slices) = (self.rows_per_part, self.parts, self.slices);
+        ShardLayout { shape, rows_per_rank, ranks, tensor: self.cut.map(|cut| cut.tensor(whole)), slices }
     }
 }
 
@@ -231,6 +237,7 @@ impl Index {
             let layout = weight.layout();
             let is_even = weight.cut.is_none_or(|cut| cut.is_even(weight.shape()));
             let is_sharded = weight.rows_per_part > 0 && (1..=self.ranks).contains(&layout.owners());
+            let is_sharded = is_sharded && weight.rows_per_part.is_multiple_of(layout.slices.max(1) as usize);
             let Shape { rows, cols } = layout.shape;
             is_even && is_sharded && layout.padded_rows() >= rows && rows > 0 && cols > 0
         };
@@ -320,6 +327,16 @@ pub(super) fn is_part(name: &str) -> bool {
     };
     let is_number = |digits: &str| digits.parse::<u32>().is_ok();
     is_number(rank) && is_number(ranks) && hexadecimal::number(save).is_some()
+}
+
+/// What an index that says nothing of slices means.
+const fn one() -> u32 {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+const fn is_one(slices: &u32) -> bool {
+    *slices == 1
 }
 
 /// How many lists of state: two are `true` and none `false`, as of Adam's moments, which were all there were; else the

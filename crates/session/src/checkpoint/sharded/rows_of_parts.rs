@@ -174,7 +174,8 @@ struct Piece {
 
 /// The pieces of a block, of whichever ranks have one. A rank may have several, where segments are cut by themselves.
 fn pieces_of(layout: &ShardLayout, wanted: Block) -> impl Iterator<Item = Piece> {
-    let (layout, parts) = (*layout, (layout.owners() / layout.ranks.max(1)) as usize);
+    let (layout, parts, slices) = (*layout, layout.parts() as usize, layout.slices.max(1) as usize);
+    let each = layout.stored().rows.max(1);
     let runs = (0..parts).flat_map(move |part| {
         let above = move |in_part: &mut usize, run: Block| {
             let first = *in_part;
@@ -188,9 +189,8 @@ fn pieces_of(layout: &ShardLayout, wanted: Block) -> impl Iterator<Item = Piece>
             // Of the rows of this part.
             let begin = first + common.first.rows - run.first.rows;
             let end = begin + common.shape.rows;
-            let shards = begin / layout.rows_per_rank.max(1)..end.div_ceil(layout.rows_per_rank.max(1));
-            shards.filter_map(move |shard| {
-                let rank = RankId::at(shard * parts + part);
+            (begin / each..end.div_ceil(each)).filter_map(move |place| {
+                let rank = layout.owner(part, place / slices, place % slices);
                 let own = layout.rows_of(rank);
                 let (from, to) = (begin.max(own.begin), end.min(own.begin + own.rows));
                 let rows = to.checked_sub(from).filter(|rows| *rows > 0)?;
@@ -272,6 +272,7 @@ mod tests {
             parts: RANKS,
             rows_per_part: 1,
             cut: None,
+            slices: 1,
             lists: 0,
             delayed: false,
             scale_group: None,

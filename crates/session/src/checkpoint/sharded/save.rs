@@ -96,7 +96,8 @@ impl Save {
         let mut tensors = Vec::new();
         for (number, layout) in weights.layouts.iter().enumerate() {
             let weight = WeightId::at(number);
-            // Ranks of the first replica come first. Of a frozen weight the index has a digest.
+            // Unless replicas have slices, ranks of the first have all, and come first. Of a frozen weight the
+            // index has a digest.
             if layout.frozen || rank.number() >= layout.shard.owners() {
                 continue;
             }
@@ -163,6 +164,7 @@ impl Save {
             parts: layout.shard.ranks,
             rows_per_part: layout.shard.rows_per_rank,
             cut: IndexedCut::of(&layout.shard),
+            slices: layout.shard.slices,
             lists: weights.lists_of(layout) as u8,
             delayed: weights.delayed(layout.bucket).is_some(),
             scale_group: scale_group(weights, WeightId::at(number)),

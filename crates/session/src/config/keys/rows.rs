@@ -271,6 +271,12 @@ pub(super) const ROWS: &[Row] = &[
         valid: |_| true,
     },
     Row {
+        path: "optimizer.shard",
+        expected: "\"dp_shard\" (each replica keeps all optimizer state) or \"replicas\" (sharded over them too)",
+        value: |c| toml(c.optimizer.shard),
+        valid: |_| true,
+    },
+    Row {
         path: "optimizer.moments",
         expected: "\"f32\" or \"bf16\"",
         value: |c| toml(c.optimizer.moments),

@@ -54,6 +54,7 @@ impl From<&Config> for StateLayout {
         let delayed = Delayed { history: quantize.amax_history, choice: quantize.amax_choice };
         Self {
             moments: config.optimizer.moments,
+            shard: config.optimizer.shard,
             masters: config.optimizer.masters,
             custom_states: config.optimizer.custom_states,
             delayed: (quantize.scaling == Scaling::Delayed).then_some(delayed),

@@ -50,6 +50,14 @@ impl Run<'_> {
     ) -> Verdict<()> {
         let ReducePart { weight, from, to } = part;
         let calls = self.travelling(task, element, weight, from)?;
+        if self.plan.weights.layout(weight).is_in_slices() {
+            let problem = format!(
+                "reduces the gradient of `{}` by a collective that sums, but of its rows each replica keeps a slice",
+                self.name(weight)
+            );
+            let remedy = "exchange and sum it at every level, over the replicas too";
+            return self.wrong_accumulation(task, problem, remedy);
+        }
         self.fill(task, to, Held::ReducedGradient(weight, calls))
     }
 

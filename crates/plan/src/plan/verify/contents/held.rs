@@ -40,6 +40,10 @@ pub(super) enum Held {
     State(WeightId, StateId, Version),
     /// A rank's quantized rows; data and scale plane are written by different ops.
     Shard { weight: WeightId, orientation: Orientation, data: Option<Version>, scale: Option<Version> },
+    /// The slices of a shard that the other replicas have; this rank's own is not there.
+    Publishing(WeightId, Orientation, Version),
+    /// A whole shard, all of its slices.
+    Published(WeightId, Orientation, Version),
     /// Tensor scales of a bucket.
     TensorScale(BucketId, Version),
     /// Amaxes of the blocks of a bucket.
@@ -118,6 +122,9 @@ impl Held {
             Self::MasterRemainder(weight, _) => content == Content::MasterRemainder(*weight),
             Self::State(weight, list, _) => content == Content::State(*weight, *list),
             Self::Shard { weight, orientation, .. } => content == Content::Shard(*weight, *orientation),
+            Self::Publishing(weight, orientation, _) | Self::Published(weight, orientation, _) => {
+                content == Content::Published(*weight, *orientation)
+            }
             Self::TensorScale(bucket, _) => content == Content::TensorScale(*bucket),
             Self::BlockAmax(bucket, _) => content == Content::BlockAmax(*bucket),
             Self::LocalAmax(bucket, _) => content == Content::LocalAmax(*bucket),
@@ -222,6 +229,15 @@ impl Held {
                     Some(_) => format!("with data {} and scales {}", of(data), of(scale)),
                 };
                 format!("the {orientation} shard of {} {planes}", name(weight))
+            }
+            Self::Publishing(weight, orientation, version) => {
+                let name = name(weight);
+                format!(
+                    "the other replicas' slices of the {orientation} shard of {name} at {version}, not yet assembled with this rank's own"
+                )
+            }
+            Self::Published(weight, orientation, version) => {
+                format!("the published {orientation} shard of {} at {version}", name(weight))
             }
             Self::TensorScale(bucket, version) => format!("the tensor scales of {bucket} at {version}"),
             Self::BlockAmax(bucket, version) => format!("the block amaxes of {bucket} at {version}"),

@@ -55,7 +55,8 @@ impl Run<'_> {
         placement: Placement,
         from: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
-        let replicated = self.plan.weights.mesh.replicas() > 1;
+        let is_in_slices = self.plan.weights.layout(weight).is_in_slices();
+        let replicated = self.plan.weights.mesh.replicas() > 1 && !is_in_slices;
         let (what, remedy) = match (placement, self.slots.held(from)) {
             (Placement::Sharded, Held::ReducedGradient(of, calls)) if *of == weight && !replicated => {
                 return Ok(calls.clone());

@@ -146,7 +146,10 @@ impl<'p> Run<'p> {
                 self.partial_cast(task, op.bucket, &op.masters, op.encode, &op.shards, op.vote)
             }
             Op::AllGather(op) => op.parts.iter().try_for_each(|part| {
-                self.is_over(task, op.group, part.weight)?;
+                match self.publishes(*part) {
+                    true => self.publishes_over(task, op.group, part.weight)?,
+                    false => self.is_over(task, op.group, part.weight)?,
+                }
                 self.gather(task, *part)
             }),
             Op::GatherChunk(op) => {

@@ -1,11 +1,14 @@
 //! PL-2, the way of a weight's planes: gathered, assembled, transposed, dequantized.
 //!
 //! Law: a gather sends the shard it names, whole and of one version, and brings those of the other ranks;
-//! planes are whole, and may be read, once the rank's own shard of that version was put beside them. Without
-//! that, what arrived may be dequantized together with that shard. What is derived keeps weight and version,
-//! and needs scales of the same version.
+//! planes are whole, and may be read, once the rank's own shard of that version was put beside them. A shard of
+//! which replicas have slices is sent as it was published: of one version, each slice once, the rank's own among
+//! them. Without that, what arrived may be dequantized together with that shard. What is derived keeps weight and
+//! version, and needs scales of the same version.
 
 use super::{Held, Run, Verdict};
+use crate::layout::Content;
+use crate::model::Group;
 use crate::op::{Chunk, DequantizePart, GatherPart, TransposePart};
 use warpweft_base::id::{SlotId, TaskId, Version, WeightId};
 use warpweft_format::Orientation;
@@ -13,6 +16,10 @@ use warpweft_format::Orientation;
 impl Run<'_> {
     pub(super) fn gather(&mut self, task: TaskId, part: GatherPart) -> Verdict<()> {
         let GatherPart { weight, orientation, from, to } = part;
+        if self.publishes(part) {
+            let version = self.kept(task, weight, orientation, from)?;
+            return self.fill(task, to, Held::Publishing(weight, orientation, version));
+        }
         let version = self.own(task, weight, orientation, from)?;
         self.fill(task, to, Held::Arrived(weight, orientation, version))
     }
@@ -20,6 +27,18 @@ impl Run<'_> {
     /// The rank's own shard goes where those of the others are, once, and is of their version.
     pub(super) fn assemble(&mut self, task: TaskId, part: GatherPart) -> Verdict<()> {
         let GatherPart { weight, orientation, from, to } = part;
+        if self.publishes(part) {
+            let version = self.kept(task, weight, orientation, from)?;
+            if *self.slots.held(to) != Held::Publishing(weight, orientation, version) {
+                let needs = format!(
+                    "the other replicas' slices of the {orientation} shard of `{}` at {version}, like this rank's own",
+                    self.name(weight)
+                );
+                let remedy = "assemble a published shard once, after what gathers it over the replicas, with the slice that it sent";
+                return self.wrong_use(task, to, needs, remedy);
+            }
+            return self.fill(task, to, Held::Published(weight, orientation, version));
+        }
         let version = self.own(task, weight, orientation, from)?;
         if *self.slots.held(to) != Held::Arrived(weight, orientation, version) {
             let needs = format!(
@@ -37,7 +56,7 @@ impl Run<'_> {
     pub(super) fn gather_chunk(&mut self, task: TaskId, part: GatherPart, chunk: Chunk) -> Verdict<()> {
         let GatherPart { weight, orientation, from, to } = part;
         let version = self.own(task, weight, orientation, from)?;
-        let whole = self.plan.weights.layout(weight).shard_bytes(orientation);
+        let whole = self.plan.weights.layout(weight).published_bytes(orientation);
         let is_range = chunk.begin < chunk.end && chunk.end <= whole;
         let before = Held::Gathering { weight, orientation, version, bytes: chunk.begin };
         if !is_range || (chunk.begin > 0 && *self.slots.held(to) != before) {
@@ -59,8 +78,49 @@ impl Run<'_> {
         self.fill(task, to, held)
     }
 
-    /// The version of the whole shard that a gather sends, or an assemble puts in place.
+    /// Slices of a shard are with the ranks at one place of all replicas.
+    pub(super) fn publishes_over(&self, task: TaskId, group: Group, weight: WeightId) -> Verdict<()> {
+        if self.plan.weights.mesh.alike(group, Group::Replicate) {
+            return Ok(());
+        }
+        let name = self.name(weight);
+        let problem = format!(
+            "brings the {group} group together for a shard of `{name}`, whose slices the replicas have"
+        );
+        let remedy = "publish a shard among the ranks at its place in all replicas";
+        self.wrong_program(self.plan.describe(task), problem, remedy)
+    }
+
+    /// Are slices of a shard gathered there, and not shards of a weight?
+    pub(super) fn publishes(&self, part: GatherPart) -> bool {
+        let content = self.plan.arena.slot(part.to).content;
+        self.plan.weights.layout(part.weight).is_in_slices() && matches!(content, Content::Published(..))
+    }
+
+    /// The version of the whole shard that a gather sends, or an assemble puts in place: of a published one where
+    /// replicas have slices.
     fn own(
+        &self,
+        task: TaskId,
+        weight: WeightId,
+        orientation: Orientation,
+        from: SlotId,
+    ) -> Verdict<Version> {
+        if !self.plan.weights.layout(weight).is_in_slices() {
+            return self.kept(task, weight, orientation, from);
+        }
+        match *self.slots.held(from) {
+            Held::Published(w, o, version) if (w, o) == (weight, orientation) => Ok(version),
+            _ => {
+                let needs = format!("the published {orientation} shard of `{}`", self.name(weight));
+                let remedy = "publish the shard first: gather its slices over the replicas and assemble them with the rank's own";
+                self.wrong_use(task, from, needs, remedy)
+            }
+        }
+    }
+
+    /// The version of what the rank itself keeps quantized of a weight.
+    fn kept(
         &self,
         task: TaskId,
         weight: WeightId,

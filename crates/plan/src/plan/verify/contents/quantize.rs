@@ -7,6 +7,7 @@
 //! it.
 
 use super::{Held, Run, Verdict};
+use crate::layout::WeightLayout;
 use crate::model::Group;
 use crate::op::{AdamOperand, AmaxesOperand, MasterOperand, ShardOperand};
 use warpweft_base::id::{BucketId, SlotId, TaskId, Version, WeightId};
@@ -27,16 +28,25 @@ impl Run<'_> {
         self.fill(task, tensor_amax, Held::LocalAmax(bucket, version))
     }
 
-    /// Maxima over the ranks of a replica, which hold all rows of a weight together.
+    /// Maxima over the ranks that hold all rows of a weight together: those of a replica, or all.
     pub(super) fn reduce_amaxes(
         &mut self,
         task: TaskId,
         group: Group,
         pairs: &[(SlotId, SlotId)],
     ) -> Verdict<()> {
-        if !self.plan.weights.mesh.alike(group, Group::Replica) {
+        let weights = &self.plan.weights;
+        let (has_all, remedy) = match weights.layouts.iter().any(WeightLayout::is_in_slices) {
+            true => {
+                (Group::World, "take them over all ranks: each replica has slices of its own of all rows")
+            }
+            false => (
+                Group::Replica,
+                "take them over the ranks of a replica: they have all rows together, and other replicas the same",
+            ),
+        };
+        if !weights.mesh.alike(group, has_all) {
             let problem = format!("takes maxima over the {group} group");
-            let remedy = "take them over the ranks of a replica: they have all rows together, and other replicas the same";
             return self.wrong_program(self.plan.describe(task), problem, remedy);
         }
         for (from, to) in pairs {

@@ -48,13 +48,15 @@ impl Run<'_> {
             let remedy = "accumulate the gradient of a replicated weight as it is";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        self.all_received(task, weight, brought(weight, calls.clone(), element, level), received)?;
-        let (mesh, over) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard.group());
-        let is_last = level.index() + 1 == mesh.depth(over);
+        let expected = brought(weight, calls.clone(), element, level);
+        self.all_received(task, weight, group, (expected, received))?;
+        let (mesh, layout) = (self.plan.weights.mesh, self.plan.weights.layout(weight));
+        let is_last = level.index() + 1 == layout.shard.depth(mesh);
         if target == SumTarget::Rows {
-            let held = match is_last {
-                true => Held::ReducedGradient(weight, calls),
-                false => Held::PartialGradient(weight, calls, level),
+            let held = match (is_last, layout.is_in_slices()) {
+                (true, false) => Held::ReducedGradient(weight, calls),
+                (true, true) => Held::SummedGradient(weight, calls),
+                (false, _) => Held::PartialGradient(weight, calls, level),
             };
             return self.fill(task, into, held);
         }
@@ -66,7 +68,7 @@ impl Run<'_> {
             let remedy = "leave the sums as they are and sum them at the next level first";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        if mesh.replicas() > 1 {
+        if mesh.replicas() > 1 && !layout.is_in_slices() {
             let name = self.name(weight);
             let problem = format!(
                 "adds the gradient of `{name}` to the main grad, summed over the ranks of one replica"
@@ -95,11 +97,13 @@ impl Run<'_> {
 
     /// The level at which the ranks of `group` sum a gradient of `weight`; where there are no levels, the only one.
     fn level(&self, task: TaskId, weight: WeightId, group: Group) -> Verdict<LevelId> {
-        let (mesh, over) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard.group());
-        if let Some(level) = mesh.tree(over).position(|of| mesh.alike(of, group)) {
+        let (mesh, shard) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard);
+        // What is summed over the replicas is a slice, so there it matters what the ranks are called.
+        let is_it = |of: Group| mesh.alike(of, group) && shard.summed_over(of) == shard.summed_over(group);
+        if let Some(level) = shard.tree(mesh).position(is_it) {
             return Ok(LevelId::at(level));
         }
-        let groups: Vec<String> = mesh.tree(over).map(|of| of.to_string()).collect();
+        let groups: Vec<String> = shard.tree(mesh).map(|of| of.to_string()).collect();
         let problem = format!(
             "reduces the gradient of `{}` over the {group} group, but {mesh} sum over: {}",
             self.name(weight),
@@ -148,11 +152,11 @@ impl Run<'_> {
         &self,
         task: TaskId,
         weight: WeightId,
-        expected: Held,
-        received: Option<SlotId>,
+        group: Group,
+        (expected, received): (Held, Option<SlotId>),
     ) -> Verdict<()> {
         let Some(slot) = received else {
-            if self.plan.weights.layout(weight).shard.ranks == 1 {
+            if self.plan.weights.mesh.size(group) == 1 {
                 return Ok(());
             }
             let problem =

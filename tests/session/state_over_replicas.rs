@@ -1,0 +1,120 @@
+//! Optimizer state that is sharded over the replicas: the same bits as where every replica keeps all of it.
+
+use warpweft_format::{Format, Via};
+use warpweft_plan::layout::{Content, Slot};
+use warpweft_plan::model::Levels;
+use warpweft_session::checkpoint::Checkpoint;
+use warpweft_session::config::{Capture, Config, Masters, Moments, OptimizerShard, Scaling};
+use warpweft_session::session::{Session, plan_program};
+use warpweft_testing::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
+
+fn config(replicas: u32, levels: &[u32], shard: OptimizerShard) -> Config {
+    let mut config = Config { check: true, ..Config::default() };
+    config.mesh.dp_replicate = Some(replicas);
+    config.mesh.levels = Some(Levels::new(levels).unwrap());
+    config.optimizer.shard = shard;
+    config.optimizer.beta2 = 0.99;
+    config
+}
+
+/// What training left: masters, moments and planes of all weights, and losses on the way, evaluation among them.
+async fn trained(trainer: &Trainer, config: Config, ranks: u32) -> (Vec<u32>, Checkpoint) {
+    let mut session = trainer.start(config, ranks).await.unwrap();
+    let mut seen = losses(&mut session, ranks, 0..3).await;
+    seen.push(evaluated(&mut session, ranks).await);
+    seen.push(evaluated(&mut session, ranks).await);
+    seen.extend(losses(&mut session, ranks, 3..5).await);
+    (seen, session.export().await.unwrap())
+}
+
+async fn evaluated(session: &mut Session, ranks: u32) -> u32 {
+    feed(session, "evaluate", ranks, 77);
+    session.step("evaluate").await.unwrap().mean_output("loss").unwrap().to_bits()
+}
+
+/// PL-2, PL-4, PL-9: whatever the format, the mesh and its levels, what is replayed and how gradients travel.
+#[test]
+fn state_over_replicas_gives_the_bits_of_whole_state_in_each() {
+    let formats =
+        [Format::Bf16, Format::NVFP4_2D, Format::Mxfp8, Format::FP8_BLOCK128_POW2, Format::FP8_TENSOR_E4M3];
+    let meshes = [(2, 2, &[][..]), (4, 2, &[]), (6, 3, &[]), (8, 4, &[2]), (8, 2, &[2])];
+    for (number, format) in formats.into_iter().enumerate() {
+        for (place, (ranks, replicas, levels)) in meshes.into_iter().enumerate() {
+            let capture = if (number + place) % 2 == 0 { Capture::Off } else { Capture::Step };
+            within_a_minute(async move {
+                let of = |shard| Config { capture, ..config(replicas, levels, shard) };
+                let trainer = Trainer::new(2, format);
+                let whole = trained(&trainer, of(OptimizerShard::DpShard), ranks).await;
+                let cut = trained(&trainer, of(OptimizerShard::Replicas), ranks).await;
+                assert_eq!(whole, cut, "{format} on {ranks} ranks, {replicas} replicas, levels {levels:?}");
+            });
+        }
+    }
+}
+
+/// Halves of masters, bf16 moments, delayed scales, a scale that weights share, micro-batches and replayed layers.
+#[test]
+fn whatever_else_is_chosen_state_over_replicas_changes_no_bit() {
+    let plain = || config(2, &[], OptimizerShard::DpShard);
+    let mut halves = plain();
+    (halves.optimizer.masters, halves.optimizer.moments) = (Masters::Bf16Remainder, Moments::Bf16);
+    let mut delayed = plain();
+    (delayed.quantize.scaling, delayed.quantize.amax_history) = (Scaling::Delayed, 2);
+    let mut rounded = plain();
+    rounded.quantize.via = Via::Bf16;
+    let usual = Shaped::default();
+    let cases = [
+        (halves, Format::Bf16, usual),
+        (delayed, Format::FP8_TENSOR_E4M3, usual),
+        (rounded, Format::NVFP4_2D, Shaped { one_scale: true, ..usual }),
+        (plain(), Format::NVFP4_2D, Shaped { layers: 4, micro_batches: 2, recomputes: true, ..usual }),
+    ];
+    for (config, format, shaped) in cases {
+        within_a_minute(async move {
+            let trainer = Trainer::shaped(shaped, format, &config);
+            let mut cut = config.clone();
+            cut.optimizer.shard = OptimizerShard::Replicas;
+            assert_eq!(trained(&trainer, config, 4).await, trained(&trainer, cut, 4).await, "{format}");
+        });
+    }
+}
+
+/// FK-1, CK-1: a checkpoint does not know how state was sharded, and any mesh goes on with it.
+#[test]
+fn a_checkpoint_goes_from_state_over_replicas_to_any_mesh_and_back() {
+    within_a_minute(async {
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        let (_, saved) = trained(&trainer, config(2, &[], OptimizerShard::Replicas), 6).await;
+        for (replicas, shard, ranks) in [
+            (1, OptimizerShard::DpShard, 3),
+            (2, OptimizerShard::DpShard, 4),
+            (4, OptimizerShard::Replicas, 4),
+            (3, OptimizerShard::Replicas, 6),
+        ] {
+            let mut session = trainer.start(config(replicas, &[], shard), ranks).await.unwrap();
+            session.import(&saved).await.unwrap();
+            assert_eq!(session.export().await.unwrap(), saved, "{replicas} replicas of {ranks} ranks");
+        }
+    });
+}
+
+/// What a rank keeps of it falls with the replicas.
+#[test]
+fn masters_moments_and_main_grads_of_a_rank_are_a_share_of_its_part() {
+    let trainer = Trainer::new(1, Format::NVFP4_2D);
+    let state = |shard| {
+        let plan = plan_program(&trainer.train, &config(3, &[], shard), 6).unwrap();
+        let kept = |slot: &&Slot| {
+            let (Content::Master(weight) | Content::State(weight, _) | Content::MainGrad(weight)) =
+                slot.content
+            else {
+                return false;
+            };
+            plan.weights.layout(weight).name == "layer0"
+        };
+        let slots = plan.arena.slots.iter().filter(kept);
+        slots.map(|slot| slot.region.bytes).sum::<usize>()
+    };
+    let (whole, cut) = (state(OptimizerShard::DpShard), state(OptimizerShard::Replicas));
+    assert_eq!((whole, cut), (96 / 2 * 96 * 16, 96 / 6 * 96 * 16));
+}
