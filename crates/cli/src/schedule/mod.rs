@@ -250,6 +250,7 @@ fn declare(options: &ModelOptions, ranks: u32) -> Result<Declaration, MeasureErr
 
 fn declared(file: &ModelFile, config: Config, ranks: u32) -> Result<Declaration, MeasureError> {
     let model = config.apply_weight_rules(&file.model()?)?;
+    let config = config.with_usual_replicas(ranks, &model);
     let mesh = config.mesh_of(ranks)?;
     Ok(Declaration {
         name: file.name().to_owned(),

@@ -1,7 +1,10 @@
 //! The axes of the mesh: how many ranks share what.
 //!
-//! Law: the axes multiply to the world. What the configuration leaves out follows from the number of ranks: one replica
-//! that is sharded over all of them, or with `dp_shard` as many replicas as there is room for. Names are those of
+//! Law: the axes multiply to the world. What the configuration leaves out follows from the number of ranks: with
+//! `dp_shard` as many replicas as there is room for; without it and `dp_replicate` one replica that is sharded over all
+//! ranks, or over more than 64 and where the model is known as many replicas as leave a rank so much room. A shard of
+//! fewer rows than a format's tile is padded and every rank more is a message more, so gathers over thousands of ranks
+//! move many times a weight. Names are those of
 //! torchtitan's and `PyTorch`'s meshes. The levels of sums stand beside them, as they are part of the mesh.
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +16,8 @@ use warpweft_plan::model::{DeclareError, Levels, Mesh};
 pub struct MeshAxes {
     /// How many replicas of the model there are, 1 to 65,536. Weights are sharded over the ranks of a replica, and
     /// gradients are summed over replicas too. It must divide the number of ranks, of which each replica has as
-    /// many, one after the other. When absent, 1; with `dp_shard`, what that leaves.
+    /// many, one after the other. When absent, what `dp_shard` leaves; without that, 1, and on more than 64 ranks as
+    /// many as leave 64 shards, or more where a rank's masters and optimizer state would not fit 4 GiB.
     pub dp_replicate: Option<u32>,
     /// Over how many ranks weights are sharded that have texts of their own and the same part of a layer, 1 to 65,536.
     /// When absent, what the other axes leave.
@@ -69,6 +73,31 @@ impl MeshAxes {
     }
 }
 
+impl MeshAxes {
+    /// Shards of a replica where nobody asks for more, and ranks and the other axes divide so.
+    const USUAL_SHARDS: u32 = 64;
+    /// The most bytes of a rank's masters, optimizer state and main grads with so few.
+    const USUAL_STATE: u64 = 4 << 30;
+    /// Those of an element: four lists of f32.
+    const STATE_OF_ELEMENT: u64 = 16;
+
+    /// How many replicas of a model of so many elements there are where nobody says, if not one.
+    pub(super) fn usual_replicas(&self, ranks: u32, elements: u64) -> Option<u32> {
+        let Self { dp_replicate: None, dp_shard: None, cp, tp, ep, .. } = *self else { return None };
+        let most = ranks.checked_div(tp)?;
+        let fits = |axis: u32, of: u32| of.checked_rem(axis) == Some(0);
+        let is_usual = |shards: &u32| {
+            let (of_replica, state) =
+                (shards.checked_mul(tp), elements.saturating_mul(Self::STATE_OF_ELEMENT));
+            let is_small = |of_replica: u32| state / u64::from(of_replica) <= Self::USUAL_STATE;
+            let is_even = fits(*shards, most) && fits(cp, *shards);
+            is_even && of_replica.is_some_and(|of_replica| fits(ep, of_replica) && is_small(of_replica))
+        };
+        let shards = (Self::USUAL_SHARDS..=most).find(is_usual)?;
+        Some(most / shards).filter(|replicas| *replicas > 1)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -88,6 +117,25 @@ mod tests {
         assert_eq!(mesh(16, MeshAxes { cp: 2, tp: 2, ..none }), Ok((1, 4, 2, 2)));
         let all = MeshAxes { dp_replicate: Some(2), dp_shard: Some(2), cp: 2, tp: 2, ..none };
         assert_eq!(mesh(16, all), Ok((2, 2, 2, 2)));
+    }
+
+    #[test]
+    fn many_ranks_hold_replicas_of_64_shards_or_of_as_many_as_a_ranks_state_needs() {
+        let none = MeshAxes::default();
+        let small = |ranks, axes: MeshAxes| axes.usual_replicas(ranks, 1 << 33);
+        assert_eq!([1, 8, 64, 100, 127].map(|ranks| small(ranks, none)), [None; 5]);
+        assert_eq!([128, 144, 512, 4096].map(|ranks| small(ranks, none)), [2, 2, 8, 64].map(Some));
+        // State of 2.8 TB: 5.5 GB a rank of 512 are too many.
+        assert_eq!(none.usual_replicas(4096, 175_000_000_000), Some(4));
+        assert_eq!(none.usual_replicas(256, 175_000_000_000), None);
+        assert_eq!(small(4096, MeshAxes { tp: 8, ..none }), Some(8));
+        assert_eq!(small(1024, MeshAxes { cp: 128, ..none }), Some(8));
+        assert_eq!(small(4096, MeshAxes { dp_replicate: Some(1), ..none }), None);
+        assert_eq!(small(4096, MeshAxes { dp_shard: Some(4096), ..none }), None);
+        for odd in [MeshAxes { tp: 0, ..none }, MeshAxes { cp: 0, ..none }, MeshAxes { ep: 0, ..none }] {
+            assert_eq!(small(4096, odd), None);
+        }
+        assert_eq!(none.usual_replicas(u32::MAX, u64::MAX), None);
     }
 
     #[test]

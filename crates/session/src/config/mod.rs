@@ -85,7 +85,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use warpweft_plan::model::{DeclareError, Mesh};
+use warpweft_plan::model::{DeclareError, Mesh, Model, WeightSpec};
 use warpweft_plan::policy;
 
 /// The configuration of a session: every choice apart from the model and its step programs.
@@ -230,7 +230,22 @@ impl Config {
         Duration::from_secs_f64(self.deadline_s)
     }
 
-    /// The mesh of `ranks` ranks with the axes of [`Config::mesh`].
+    /// The same, with as many replicas as a session on `ranks` ranks makes by itself of a model
+    /// ([`MeshAxes::dp_replicate`]), where nobody says how many.
+    #[must_use]
+    #[doc(hidden)]
+    pub fn with_usual_replicas(&self, ranks: u32, model: &Model) -> Self {
+        let mut config = self.clone();
+        let elements = |weight: &WeightSpec| weight.shape.elements() as u64;
+        let elements = model.weights().iter().map(elements).fold(0, u64::saturating_add);
+        if let Some(replicas) = self.mesh.usual_replicas(ranks, elements) {
+            config.mesh.dp_replicate = Some(replicas);
+            config.set_by("mesh.dp_replicate", "the number of ranks");
+        }
+        config
+    }
+
+    /// The mesh of `ranks` ranks with the axes of [`Config::mesh`]; where these leave the replicas open, of one.
     ///
     /// # Errors
     /// [`DeclareError::Axes`] for axes that do not multiply to `ranks`; as [`Mesh::hybrid`]: no ranks, too many, or a

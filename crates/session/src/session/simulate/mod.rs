@@ -71,6 +71,7 @@ pub fn plan_program(
     ranks: u32,
 ) -> Result<Arc<StepPlan>, SessionError> {
     config.validate()?;
+    let config = &config.with_usual_replicas(ranks, program.model());
     first(Plans::new(std::slice::from_ref(program), config, config.mesh_of(ranks)?)?)
 }
 
@@ -85,6 +86,7 @@ pub fn plan_program_on(
     ranks: u32,
 ) -> Result<Arc<StepPlan>, SessionError> {
     config.validate()?;
+    let config = &config.with_usual_replicas(ranks, program.model());
     first(plans_on(program, config, cluster, config.mesh_of(ranks)?)?)
 }
 
@@ -121,6 +123,7 @@ impl SessionBuilder<SimSurface> {
         Box::pin(async move {
             builder.config.prefetch.cluster.clone_from(&cluster.name);
             builder.config.validate()?;
+            builder.divide(ranks);
             let mesh = builder.config.mesh_of(ranks)?;
             let costs = costs_of(&builder.config, cluster, ranks)?;
             let backend = SimWorld::new(mesh, cluster.clone(), builder.config.reduce)?.backend()?;
@@ -156,8 +159,9 @@ pub fn simulate_program(
     ranks: u32,
     steps: u32,
 ) -> Result<Simulation, SessionError> {
-    let costs = costs_of(config, cluster, ranks)?;
-    simulate_program_with(program, config, cluster, ranks, steps, &costs)
+    let config = config.with_usual_replicas(ranks, program.model());
+    let costs = costs_of(&config, cluster, ranks)?;
+    simulate_program_with(program, &config, cluster, ranks, steps, &costs)
 }
 
 /// As [`simulate_program`], with other costs for the planner to count with, such as measured ones. What
@@ -190,6 +194,7 @@ pub fn simulate_each_step(
     each: &mut dyn FnMut(Duration, &[TaskInterval]),
 ) -> Result<Simulation, SessionError> {
     config.validate()?;
+    let config = &config.with_usual_replicas(ranks, program.model());
     let mesh = config.mesh_of(ranks)?;
     let plans = Plans::with_costs(std::slice::from_ref(program), config, mesh, Some(costs))?;
     let mut handover = plans.handover()?;

@@ -82,6 +82,13 @@ impl<S: Surface + 'static> SessionBuilder<S> {
         self
     }
 
+    /// Divides so many ranks into replicas, where nobody says into how many.
+    pub(in crate::session) fn divide(&mut self, ranks: u32) {
+        if let Some(program) = self.programs.first() {
+            self.config = self.config.with_usual_replicas(ranks, program.model());
+        }
+    }
+
     /// How masters begin: `fill` is called for every rank and weight, with the weight's name, the place of
     /// the rank's rows in it, and these rows, row-major. What it fills in must depend on name and place alone:
     /// ranks that hold the same rows are asked one by one, and must be given the same values.

@@ -20,7 +20,7 @@ impl SessionBuilder<CpuSurface> {
         self.start_cpu_here(ranks).await
     }
 
-    fn start_cpu_here(self, ranks: u32) -> CompiledHere<'static, Session> {
+    fn start_cpu_here(mut self, ranks: u32) -> CompiledHere<'static, Session> {
         Box::pin(async move {
             self.config.validate()?;
             if self.config.transport != Transport::Auto {
@@ -30,6 +30,7 @@ impl SessionBuilder<CpuSurface> {
                     .unsupported("transport", "which is a way between GPUs", advice)
                     .into());
             }
+            self.divide(ranks);
             let pace = &self.config.cpu.link;
             let link = pace.bytes_per_s.map(|bytes_per_s| Pace {
                 bytes_per_s,

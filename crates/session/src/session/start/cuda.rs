@@ -95,13 +95,14 @@ impl SessionBuilder<CudaSurface> {
     }
 
     fn start_cuda_in_here(
-        self,
+        mut self,
         rendezvous: Arc<Rendezvous>,
         devices: Vec<DeviceOrdinal>,
     ) -> CompiledHere<'static, Session> {
         Box::pin(async move {
             let told = self.config.validate();
             told.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
+            self.divide(rendezvous.ranks());
             let mesh = self.config.mesh_of(rendezvous.ranks());
             let mesh = mesh.inspect_err(|error| drop(rendezvous.end(&error.to_string())))?;
             let options = CudaOptions {
