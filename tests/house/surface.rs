@@ -11,8 +11,8 @@ use crate::sources::{root, sources};
 const PRELUDE: usize = 35;
 
 /// The most types, traits, functions and constants of all modules. With `bf16` and `f16`, which are another
-/// crate's, they are 120.
-const ALL: usize = 120;
+/// crate's, they are 121.
+const ALL: usize = 121;
 
 /// A file of the library, without comments and documentation.
 fn code(file: &str) -> String {
