@@ -198,8 +198,9 @@ impl GradNorm {
             let layout = binder.weight(*weight)?;
             let counts = match layout.placement {
                 Placement::Sharded => {
-                    let replica = binder.binding.weights.mesh.replica_of(binder.binding.rank);
-                    layout.is_in_slices() || replica == 0
+                    let binding = &binder.binding;
+                    let copy = binding.weights.mesh.position(binding.rank, layout.shard.copies());
+                    layout.is_in_slices() || copy == 0
                 }
                 Placement::Replicated => binder.binding.rank == RankId::new(0),
             };

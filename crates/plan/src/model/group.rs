@@ -52,6 +52,16 @@ impl Group {
         matches!(self, Self::World)
     }
 
+    /// The ranks at one place of all groups that hold the same as these: of weights that are sharded over this group,
+    /// those that have the same rows.
+    #[must_use]
+    pub const fn copies(self) -> Self {
+        match self {
+            Self::ExpertShard | Self::ExpertLevel(_) => Self::ExpertReplica,
+            _ => Self::Replicate,
+        }
+    }
+
     /// Whether these are the ranks of a replica; a reduction then leaves the group out.
     #[must_use]
     pub const fn is_shard(&self) -> bool {

@@ -149,13 +149,14 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
             // Calls wait for it as they wait for each other.
             (Op::CollectiveCall(_), _) if stage < calls => pace.calls[stage] += time,
             (
-                op @ (Op::ExchangeGradient(_) | Op::AllReduce(AllReduce { group: Group::Replicate, .. })),
+                op @ (Op::ExchangeGradient(_)
+                | Op::AllReduce(AllReduce { group: Group::Replicate | Group::ExpertReplica, .. })),
                 _,
             ) if !beside_gathers(op) => {}
             (
                 Op::ReduceScatter(_)
                 | Op::ExchangeGradient(_)
-                | Op::AllReduce(AllReduce { group: Group::Replicate, .. }),
+                | Op::AllReduce(AllReduce { group: Group::Replicate | Group::ExpertReplica, .. }),
                 _,
             ) => {
                 // Of the reference, in which reductions stand so many calls later.

@@ -190,7 +190,7 @@ fn add(draft: &mut Draft<'_>, reduction: Collected, stage: usize, reductions: Re
         }
     }
     if !over_replicas.is_empty() {
-        let group = Group::Replicate;
+        let group = over.copies();
         let values = rows.iter().map(|rows| draft.weights.layout(rows.weight).stored_elements());
         let bytes = combined_bytes(values, mesh, group);
         let op = Op::AllReduce(AllReduce { reduction: Reduction::Sum, group, pairs: over_replicas });
@@ -311,7 +311,7 @@ impl Collected {
         let layout = draft.weights.layout(weight);
         let (mesh, shard) = (draft.weights.mesh, layout.shard);
         let collective = draft.policy.collectives_sum(self.element);
-        let replicated = mesh.replicas() > 1 && !layout.is_in_slices();
+        let replicated = mesh.size(shard.copies()) > 1 && !layout.is_in_slices();
         let reduced = (collective || replicated).then(|| {
             let named = format!("{name} reduced gradient of {label}");
             draft.transient(named, Content::ReducedGradient(weight, call))

@@ -407,6 +407,12 @@ pub(super) const RULE_ROWS: &[RuleRow] = &[
         },
     },
     RuleRow {
+        field: "expert_parallel",
+        expected: "true or false: whether other ranks of an expert-parallel group have other experts in its place",
+        value: |rule| rule.expert_parallel.and_then(toml),
+        valid: |_| true,
+    },
+    RuleRow {
         field: "scale_group",
         expected: "the name of a scale group, with at most as many * as `match`, such as \"*.qkv\" for \"*.q_proj\", or \"\" for none",
         value: |rule| rule.scale_group.as_ref().and_then(toml),

@@ -55,8 +55,8 @@ impl Run<'_> {
         placement: Placement,
         from: SlotId,
     ) -> Verdict<BTreeSet<CallId>> {
-        let is_in_slices = self.plan.weights.layout(weight).is_in_slices();
-        let replicated = self.plan.weights.mesh.replicas() > 1 && !is_in_slices;
+        let layout = self.plan.weights.layout(weight);
+        let replicated = self.plan.weights.mesh.size(layout.shard.copies()) > 1 && !layout.is_in_slices();
         let (what, remedy) = match (placement, self.slots.held(from)) {
             (Placement::Sharded, Held::ReducedGradient(of, calls)) if *of == weight && !replicated => {
                 return Ok(calls.clone());

@@ -28,32 +28,35 @@ impl Run<'_> {
         self.fill(task, tensor_amax, Held::LocalAmax(bucket, version))
     }
 
-    /// Maxima over the ranks that hold all rows of a weight together: those of a replica, or all.
+    /// Maxima over the ranks that hold all rows of a weight together: those of a replica, or all, or of experts those
+    /// that share one.
     pub(super) fn reduce_amaxes(
         &mut self,
         task: TaskId,
         group: Group,
         pairs: &[(SlotId, SlotId)],
     ) -> Verdict<()> {
-        let weights = &self.plan.weights;
-        let (has_all, remedy) = match weights.layouts.iter().any(WeightLayout::is_in_slices) {
-            true => {
-                (Group::World, "take them over all ranks: each replica has slices of its own of all rows")
-            }
-            false => (
-                Group::Replica,
-                "take them over the ranks of a replica: they have all rows together, and other replicas the same",
-            ),
-        };
-        if !weights.mesh.alike(group, has_all) {
-            let problem = format!("takes maxima over the {group} group");
-            return self.wrong_program(self.plan.describe(task), problem, remedy);
-        }
         for (from, to) in pairs {
             let Held::LocalAmax(bucket, version) = *self.slots.held(*from) else {
                 let needs = "a bucket's amaxes of this rank, since it takes maxima".into();
                 return self.wrong_state(task, *from, needs, "reduce amaxes by maximum and gradients by sum");
             };
+            if !self.plan.weights.mesh.alike(group, self.share_rows(bucket)) {
+                let problem = format!("takes maxima over the {group} group");
+                let in_slices = self.plan.weights.layouts.iter().any(WeightLayout::is_in_slices);
+                let remedy = match (self.plan.weights.bucket(bucket).expert, in_slices) {
+                    (true, _) => {
+                        "take those of experts over the ranks that share their rows: others have other experts"
+                    }
+                    (false, true) => {
+                        "take them over all ranks: each replica has slices of its own of all rows"
+                    }
+                    (false, false) => {
+                        "take them over the ranks of a replica: they have all rows together, and other replicas the same"
+                    }
+                };
+                return self.wrong_program(self.plan.describe(task), problem, remedy);
+            }
             self.fill(task, *to, Held::ReducedAmax(bucket, version))?;
         }
         Ok(())
@@ -210,6 +213,16 @@ impl Run<'_> {
         self.fill(task, amaxes.tensor_amax, Held::LocalAmax(bucket, version))
     }
 
+    /// The ranks that have all rows of a bucket's weights together.
+    fn share_rows(&self, bucket: BucketId) -> Group {
+        let weights = &self.plan.weights;
+        match weights.bucket(bucket).expert {
+            true => Group::ExpertShard,
+            false if weights.layouts.iter().any(WeightLayout::is_in_slices) => Group::World,
+            false => Group::Replica,
+        }
+    }
+
     /// `slot` must hold the amaxes of the bucket's masters at `version`, over all ranks if its scales need that.
     pub(super) fn amaxes(
         &self,
@@ -219,7 +232,7 @@ impl Run<'_> {
         version: Version,
         like: &str,
     ) -> Verdict<()> {
-        let alone = self.plan.weights.mesh.size(Group::Replica) == 1;
+        let alone = self.plan.weights.mesh.size(self.share_rows(bucket)) == 1;
         let local_is_enough = alone || !self.plan.weights.bucket(bucket).format.needs_tensor_amax();
         let amax = self.slots.held(slot);
         let reduced = *amax == Held::ReducedAmax(bucket, version);

@@ -68,7 +68,7 @@ impl Run<'_> {
             let remedy = "leave the sums as they are and sum them at the next level first";
             return self.wrong_accumulation(task, problem, remedy);
         }
-        if mesh.replicas() > 1 && !layout.is_in_slices() {
+        if mesh.size(layout.shard.copies()) > 1 && !layout.is_in_slices() {
             let name = self.name(weight);
             let problem = format!(
                 "adds the gradient of `{name}` to the main grad, summed over the ranks of one replica"
