@@ -3,12 +3,13 @@
 
 use warpweft_base::id::{CallId, RankId, WeightId};
 use warpweft_format::{ElementType, Format};
-use warpweft_plan::layout::{Content, Residency};
+use warpweft_plan::layout::{Content, Residency, StateLayout};
 use warpweft_plan::model::{Group, Mesh};
 use warpweft_plan::op::{
-    AllReduce, ExchangeGradient, GatherPart, GatherRecords, NormRecord, Op, ReducePart, Reduction,
-    SumGradient, SumPart, SumTarget,
+    AllGather, AllReduce, Assemble, ExchangeGradient, GatherPart, GatherRecords, NormRecord, Op, ReducePart,
+    Reduction, SumGradient, SumPart, SumTarget,
 };
+use warpweft_plan::policy::OptimizerShard;
 
 use super::harness::{LINK, Plan, QUANTIZE, ROWWISE, W, noise, run, sharded};
 use crate::device::{meshes, most_captured_ranks};
@@ -202,6 +203,43 @@ fn a_gather_takes_the_shards_of_the_rank_s_own_replica() {
     }
 }
 
+/// Where each replica has a slice of a shard: what is published is the shard, and its gather the weight.
+fn a_shard_is_published_of_the_slices_that_replicas_have() {
+    for (mesh, format) in meshes().into_iter().flat_map(|mesh| [(mesh, Format::F32), (mesh, Format::Bf16)]) {
+        let mut plan = Plan::over(mesh, &[sharded(24, 5, format)]);
+        let state = StateLayout { shard: OptimizerShard::Replicas, ..StateLayout::default() };
+        plan.weights = plan.weights.with_state(state);
+        let layout = plan.weights.layout(W).clone();
+        let own = plan.resident("slice", Content::Shard(W, ROWWISE));
+        let shard = plan.transient("published", Content::Published(W, ROWWISE));
+        let to = plan.transient("gathered", Content::Gathered(W, ROWWISE));
+        let given = if layout.is_in_slices() {
+            let parts = vec![GatherPart { weight: W, orientation: ROWWISE, from: own, to: shard }];
+            plan.op(LINK, Op::AllGather(AllGather { group: Group::Replicate, parts: parts.clone() }));
+            plan.fence(LINK, QUANTIZE);
+            plan.op(QUANTIZE, Op::Assemble(Assemble { parts }));
+            plan.fence(QUANTIZE, LINK);
+            shard
+        } else {
+            own
+        };
+        plan.gather(&[GatherPart { weight: W, orientation: ROWWISE, from: given, to }]);
+        let bytes = layout.shard_bytes(ROWWISE);
+        let slice = move |rank: RankId| -> Vec<u8> {
+            (0..bytes).map(|at| (at * 7 + rank.index() * 31) as u8).collect()
+        };
+        let gathered = run(plan, move |rank| {
+            rank.put(own, &slice(RankId::at(rank.number())));
+            rank.step().unwrap();
+            rank.get::<u8>(to)
+        });
+        let expected: Vec<u8> = layout.shard.owners_of(0).flat_map(slice).collect();
+        for (rank, found) in gathered.iter().enumerate() {
+            assert_eq!(found[..expected.len()], expected, "{mesh}, {format}, rank {rank}");
+        }
+    }
+}
+
 fn every_group_combines_its_own_ranks_and_records_come_from_all() {
     for mesh in meshes() {
         let mut plan = Plan::over(mesh, &[]);
@@ -245,5 +283,6 @@ bodies! {
     a_captured_sum_over_replicas_is_the_sum,
     many_values_are_combined_in_rank_order_whoever_combines_them,
     a_gather_takes_the_shards_of_the_rank_s_own_replica,
+    a_shard_is_published_of_the_slices_that_replicas_have,
     every_group_combines_its_own_ranks_and_records_come_from_all,
 }

@@ -1,11 +1,11 @@
 //! Optimizer state that is sharded over the replicas: the same bits as where every replica keeps all of it.
 
-use warpweft_format::{Format, Via};
+use warpweft_format::{Format, Orientation, Shape, Via};
 use warpweft_plan::layout::{Content, Slot};
-use warpweft_plan::model::Levels;
+use warpweft_plan::model::{Form, Group, Levels, Model, Phase, StepProgram};
 use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Capture, Config, Masters, Moments, OptimizerShard, Scaling};
-use warpweft_session::session::{Session, plan_program};
+use warpweft_session::session::{Outcome, Session, plan_program};
 use warpweft_testing::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
 
 fn config(replicas: u32, levels: &[u32], shard: OptimizerShard) -> Config {
@@ -79,6 +79,33 @@ fn whatever_else_is_chosen_state_over_replicas_changes_no_bit() {
     }
 }
 
+/// PL-4: what several steps add up is summed over the replicas step by step, and the norm counts every slice once.
+#[test]
+fn sums_of_several_steps_and_their_norm_are_those_of_whole_state() {
+    let run = |shard| {
+        within_a_minute(async move {
+            let mut trainer = Trainer::new(2, Format::NVFP4_2D);
+            trainer.train = trainer.train.accumulating().unwrap();
+            let mut session = trainer.start(config(3, &[], shard), 6).await.unwrap();
+            let mut norms = Vec::new();
+            for sum in 0..3 {
+                feed(&mut session, "train", 6, 3 * sum);
+                session.accumulate("train").await.unwrap();
+                feed(&mut session, "train", 6, 3 * sum + 1);
+                let report = session.step("train").await.unwrap();
+                let Outcome::Updated { norm, .. } = report.outcome else { panic!("{:?}", report.outcome) };
+                norms.push(norm);
+            }
+            (norms, session.export().await.unwrap())
+        })
+    };
+    let (whole, cut) = (run(OptimizerShard::DpShard), run(OptimizerShard::Replicas));
+    assert_eq!(whole.1, cut.1);
+    for (whole, cut) in whole.0.into_iter().zip(cut.0) {
+        assert!(whole > 0.0 && (whole - cut).abs() <= whole * 1e-6, "{whole} and {cut}");
+    }
+}
+
 /// FK-1, CK-1: a checkpoint does not know how state was sharded, and any mesh goes on with it.
 #[test]
 fn a_checkpoint_goes_from_state_over_replicas_to_any_mesh_and_back() {
@@ -117,4 +144,47 @@ fn masters_moments_and_main_grads_of_a_rank_are_a_share_of_its_part() {
     };
     let (whole, cut) = (state(OptimizerShard::DpShard), state(OptimizerShard::Replicas));
     assert_eq!((whole, cut), (96 / 2 * 96 * 16, 96 / 6 * 96 * 16));
+}
+
+/// One matrix of 512 × 512, read forward and backward.
+fn one_matrix(format: Format) -> StepProgram {
+    let mut model = Model::builder();
+    let weight = model.sharded("w", 512, 512, format).unwrap();
+    let mut program = StepProgram::builder("train", &model.build());
+    let forward = program.call("forward", Phase::Forward);
+    forward.uses(weight, Orientation::Rowwise, Form::Planes).add().unwrap();
+    let backward = program.call("backward", Phase::Backward);
+    backward.uses(weight, Orientation::Columnwise, Form::Planes).gradient(weight).add().unwrap();
+    program.build_training().unwrap()
+}
+
+/// PL-6. Bytes an element of a rank's part, in all (R − 1)/R of them: those of the format, and of a gradient in f32. An
+/// all-reduce brings it twice.
+#[test]
+fn over_the_replicas_travel_published_slices_and_slices_of_gradients() {
+    let formats = [
+        (Format::NVFP4_2D, 0.504),
+        (Format::FP8_BLOCK128_POW2, 1.0),
+        (Format::Mxfp8, 2.0625),
+        (Format::Bf16, 2.0),
+    ];
+    for (format, published) in formats {
+        for replicas in [2, 4] {
+            let program = one_matrix(format);
+            let received = |shard| {
+                let plan = plan_program(&program, &config(replicas, &[], shard), replicas).unwrap();
+                let tasks = plan.tasks.iter().filter(|task| task.op.group() == Some(Group::Replicate));
+                tasks.map(|task| task.wire_bytes).sum::<usize>()
+            };
+            let each = (512 * 512 / replicas * (replicas - 1)) as f64;
+            let slice = Shape::new(512 / replicas as usize, 512);
+            let planes =
+                format.stored_orientations().iter().flat_map(|side| format.compact_planes(*side, slice));
+            let bytes: usize = planes.map(|plane| plane.bytes()).sum::<usize>() + 4 * slice.elements();
+            let cut = received(OptimizerShard::Replicas);
+            assert_eq!(cut, bytes * (replicas - 1) as usize, "{format}");
+            assert!((cut as f64 / each - 4.0 - published).abs() < 0.0005, "{format}: {}", cut as f64 / each);
+            assert_eq!(received(OptimizerShard::DpShard) as f64 / each, 8.0, "{format}");
+        }
+    }
 }

@@ -22,7 +22,7 @@ use warpweft_session::config::Scaling;
 
 use super::collective_calls::KINDS;
 use super::row::Feature;
-use super::{FORMATS, GROUPS, Sample, matrix_features, scale_groups, update_features};
+use super::{FORMATS, GROUPS, Sample, matrix_features, scale_groups, slices, update_features};
 
 /// Does the configuration of a sample say so?
 type Chosen = fn(&Sample) -> bool;
@@ -388,6 +388,7 @@ pub fn features() -> Vec<Feature> {
     all.extend(matrix_features::features());
     all.extend(update_features::features());
     all.extend(scale_groups::features());
+    all.extend(slices::features());
     all
 }
 

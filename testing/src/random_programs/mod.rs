@@ -12,6 +12,7 @@ mod matrices;
 mod matrix_features;
 mod row;
 mod scale_groups;
+mod slices;
 mod tensor;
 mod update_features;
 
@@ -27,7 +28,8 @@ use warpweft_plan::model::{
 };
 use warpweft_plan::plan::{PlanError, Policy, ResidentLayout, StepPlan};
 use warpweft_plan::policy::{
-    AcrossMicroBatches, Backward, ByteSize, Columnwise, Masters, Moments, Reduce, ReduceDtype, ReduceEvery,
+    AcrossMicroBatches, Backward, ByteSize, Columnwise, Masters, Moments, OptimizerShard, Reduce,
+    ReduceDtype, ReduceEvery,
 };
 use warpweft_session::cluster::preset;
 use warpweft_session::config::{Config, Prefetch, Scaling};
@@ -70,6 +72,9 @@ const TENSOR: u64 = 1 << 54;
 
 /// Tells the draw of what experts are sharded over from the others.
 const EXPERTS: u64 = 1 << 53;
+
+/// Tells the draw of who keeps optimizer state from the others.
+const SLICES: u64 = 1 << 47;
 
 /// The groups that collectives between calls may be among.
 const GROUPS: [Group; 6] =
@@ -179,6 +184,12 @@ impl Sample {
             part = parts.among(&PARTS);
         }
         let reduce = if draw.one_in(4) { Reduce::Nccl } else { Reduce::Ordered };
+        let is_whole = |weight: &WeightSpec| weight.parameters.whole_matrix;
+        let has_matrices = program.model().weights().iter().any(is_whole);
+        let may_slice = of_any_kind && reduce == Reduce::Ordered && !has_matrices;
+        if may_slice && Draw::new(mix(seed ^ SLICES)).one_in(2) {
+            config.optimizer.shard = OptimizerShard::Replicas;
+        }
         let snapshot = of_any_kind && Draw::new(mix(seed ^ SNAPSHOT)).one_in(4);
         let mut sample = Self { program, config, ranks, reduce, part, snapshot };
         if draw.one_in(4) {

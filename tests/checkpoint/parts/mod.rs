@@ -14,6 +14,7 @@ mod ranks;
 mod refusals;
 mod round_trips;
 mod scale_groups;
+mod slices;
 mod states;
 
 use std::collections::BTreeMap;

@@ -97,7 +97,7 @@ const CASES: &[(&str, Damage, &[&str], Kind, bool)] = &[
     (
         "a later version",
         |folder, _| edit_index(folder, "\"warpweft_parts\": 3", "\"warpweft_parts\": 9"),
-        &["version 9, and versions 1 to 5 are known", "newer build"],
+        &["version 9, and versions 1 to 6 are known", "newer build"],
         Version,
         true,
     ),

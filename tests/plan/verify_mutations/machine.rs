@@ -107,7 +107,15 @@ fn is_like_its_twins(rank: &Rank, ranks: &[Rank], plan: &StepPlan) -> Result<(),
     };
     let own = rank.backend.rank();
     let resident = plan.arena.slots.iter().filter(|slot| slot.residency == Residency::Resident);
-    for slot in resident.filter(|slot| is_of_weights(slot.content)) {
+    let is_copied = |content| match content {
+        Content::Master(weight)
+        | Content::MasterRemainder(weight)
+        | Content::State(weight, _)
+        | Content::MainGrad(weight)
+        | Content::Shard(weight, _) => !plan.weights.layout(weight).is_in_slices(),
+        _ => true,
+    };
+    for slot in resident.filter(|slot| is_of_weights(slot.content) && is_copied(slot.content)) {
         let twins = mesh.members(own, copies(plan, slot.content)).filter(|twin| *twin != own);
         for twin in twins.map(|twin| &ranks[twin.index()]) {
             if bytes(rank, slot.region) != bytes(twin, slot.region) {
@@ -314,8 +322,8 @@ fn snapshot(rank: &Rank, plan: &StepPlan) -> Option<Vec<u8>> {
     Some(copies.collect::<Vec<_>>().concat())
 }
 
-/// Bits of every weight's master, whole: of what ranks of the first replica left after `plan`. None of a weight
-/// that is its planes alone.
+/// Bits of every weight's master, whole: of what its owners left after `plan`. None of a weight that is its planes
+/// alone.
 pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
     let weights =
         plan.weights.layouts.iter().enumerate().map(|(number, layout)| (WeightId::at(number), layout));
@@ -326,7 +334,8 @@ pub(crate) fn masters(left: &Left, plan: &StepPlan) -> Vec<Vec<u32>> {
         let place = kept(plan).position(|slot| slot.content == Content::Master(weight)).unwrap();
         let mesh = plan.weights.mesh;
         let mut bits = vec![0; layout.shard.whole().elements()];
-        for rank in mesh.iter().filter(|rank| mesh.position(*rank, layout.shard.copies()) == 0) {
+        let is_first = |rank: &RankId| mesh.position(*rank, layout.shard.copies()) == 0;
+        for rank in mesh.iter().filter(|rank| layout.is_in_slices() || is_first(rank)) {
             let values: Vec<u32> = bytemuck::pod_collect_to_vec(&left[rank.index()][place]);
             let rows = layout
                 .shard

@@ -16,11 +16,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use warpweft_base::id::{CallId, RankId, SlotId, WeightId};
+use warpweft_base::id::{CallId, LevelId, RankId, SlotId, WeightId};
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::{Content, Region, Residency, Slot};
 use warpweft_plan::model::{Group, Role};
-use warpweft_plan::op::{AdamOperand, CastVote, ClearFault, Compute, MasterOperand, Op, OperandRole};
+use warpweft_plan::op::{
+    AdamOperand, CastVote, ClearFault, Compute, GatherPart, MasterOperand, Op, OperandRole,
+};
 use warpweft_plan::plan::StepPlan;
 
 /// A value, as the fingerprint of how it came to be.
@@ -273,6 +275,24 @@ impl<'p> Memory<'p> {
             | Content::ReducedGradient(_, call) => Some(call),
             _ => None,
         }
+    }
+
+    /// What a gather, and what goes on with it, makes: a shard of the slices that replicas have, or a whole weight.
+    pub(crate) fn gathered(&self, part: GatherPart) -> Content {
+        let in_slices = self.plan.weights.layout(part.weight).is_in_slices();
+        match self.content(part.to) {
+            Content::Published(..) if in_slices => Content::Published(part.weight, part.orientation),
+            _ => Content::Gathered(part.weight, part.orientation),
+        }
+    }
+
+    /// At which level the ranks of a group sum gradients of a weight, and whether nobody sums them after that.
+    pub(crate) fn level(&self, weight: WeightId, group: Group) -> Option<(LevelId, bool)> {
+        let (mesh, shard) = (self.plan.weights.mesh, self.plan.weights.layout(weight).shard);
+        let groups: Vec<Group> = shard.tree(mesh).collect();
+        let is_it = |of: &Group| mesh.alike(*of, group) && shard.summed_over(*of) == shard.summed_over(group);
+        let level = groups.iter().position(is_it)?;
+        Some((LevelId::at(level), level + 1 == groups.len()))
     }
 
     /// An op writes this content, or one for which there is none.

@@ -6,7 +6,6 @@
 
 use warpweft_base::id::{SlotId, WeightId};
 use warpweft_plan::layout::{Content, RoundStage};
-use warpweft_plan::model::Group;
 use warpweft_plan::op::{
     AmaxesOperand, CountSlots, DequantizePart, MasterOperand, Op, PrepareOperand, SumTarget, UpdateOperand,
 };
@@ -236,7 +235,7 @@ impl Memory<'_> {
                 for (part, cell) in op.parts.iter().zip(read) {
                     let who = self.plan.weights.mesh.strides(op.group);
                     let made = Cell::of((name, who, part.weight, part.orientation, cell));
-                    self.put(part.to, Content::Gathered(part.weight, part.orientation), made);
+                    self.put(part.to, self.gathered(*part), made);
                 }
             }
             // The order is part of the op's meaning: each chunk goes after those before it.
@@ -251,7 +250,7 @@ impl Memory<'_> {
                 for part in &op.parts {
                     let read = (self.read(part.from), self.read(part.to));
                     let made = Cell::of((name, part.weight, part.orientation, read));
-                    self.put(part.to, Content::Gathered(part.weight, part.orientation), made);
+                    self.put(part.to, self.gathered(*part), made);
                 }
             }
             // Parts are done at the same time, so all of them read before any writes.
@@ -290,10 +289,9 @@ impl Memory<'_> {
                     op.parts.iter().map(|part| self.gradient(part.weight, part.from)).collect();
                 let who = self.plan.weights.mesh.strides(op.group);
                 for (part, rows) in op.parts.iter().zip(read) {
-                    let received = |call| match op.group {
-                        Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level)
-                            if level.index() > 0 =>
-                        {
+                    let level = self.level(part.weight, op.group);
+                    let received = |call| match level {
+                        Some((level, _)) if level.index() > 0 => {
                             Content::ReceivedPartial(part.weight, call, level)
                         }
                         _ => Content::ReceivedGradient(part.weight, call, op.element),
@@ -310,12 +308,11 @@ impl Memory<'_> {
                     let summed = (own, self.maybe(part.received));
                     let sum = Cell::of((name, op.element, mesh.strides(op.group), part.weight, summed));
                     // What leaves a rank more than its own rows is not summed over all of them.
-                    let rows = |call| match op.group {
-                        Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level)
-                            if mesh.slices(op.group) > 1 =>
-                        {
-                            Content::PartialGradient(part.weight, call, level)
-                        }
+                    let in_slices = self.plan.weights.layout(part.weight).is_in_slices();
+                    let level = self.level(part.weight, op.group);
+                    let rows = |call| match level {
+                        Some((level, false)) => Content::PartialGradient(part.weight, call, level),
+                        _ if in_slices => Content::SummedGradient(part.weight, call),
                         _ => Content::ReducedGradient(part.weight, call),
                     };
                     let main_grad = Some(Content::MainGrad(part.weight));

@@ -95,9 +95,9 @@ impl WeightLayout {
 }
 
 impl Weights {
-    /// All weights as files know them: each with the first rank that has it, at which it has its name there.
-    /// Experts that follow each other in the declaration, without a smaller number after a larger one, follow each other
-    /// here, those of the first rank before those of the next.
+    /// All weights as files know them: each with the first rank that has it, at which it has its name there. Experts
+    /// that follow each other in the declaration, without a smaller number after a larger one, follow each other here,
+    /// those of the first rank before those of the next.
     #[must_use]
     pub fn in_files(&self) -> Vec<(WeightId, RankId)> {
         let are_a_run = |one: &WeightLayout, other: &WeightLayout| match (one.expert, other.expert) {

@@ -111,6 +111,8 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
     for ((task, time), lane) in placed.tasks.iter().zip(nanoseconds).zip(&placed.lanes_of) {
         let beside = time * contention.collective_beside_compute;
         match (&task.op, kinds[lane.index()]) {
+            // It is on its way before planes are requested.
+            (Op::AllGather(AllGather { group: Group::Replicate, .. }), _) => {}
             (Op::AllGather(AllGather { parts, .. }), _) => {
                 let bytes = |part: &GatherPart| placed.slots[part.to.index()].region.bytes as f64;
                 let all: f64 = parts.iter().map(bytes).sum();
@@ -189,8 +191,8 @@ fn pace(request: &Request<'_>, demands: &[Demand<'_>], costs: &Costs, placed: &P
 
 /// Are these the ranks of a level above the first?
 const fn is_further(group: Group) -> bool {
-    let (Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level)) = group else {
-        return false;
-    };
-    level.index() > 0
+    match group {
+        Group::Level(level) | Group::ReplicaLevel(level) | Group::ExpertLevel(level) => level.index() > 0,
+        _ => matches!(group, Group::Replicate),
+    }
 }

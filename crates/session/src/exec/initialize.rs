@@ -68,7 +68,7 @@ impl<B: Backend> Rank<B> {
                 // Without other copies, or with slices for each, no rank has the same rows.
                 Placement::Sharded
                     if plan.weights.mesh.size(layout.shard.copies()) == 1 || layout.is_in_slices() => {}
-                Placement::Sharded => told.sharded.add(bytes),
+                Placement::Sharded => sharded.add(bytes),
                 Placement::Replicated => told.replicated.push((weight, Digest::from_iter([bytes]).short())),
             }
             self.set_values(weight, master, &[], 1.0)?;

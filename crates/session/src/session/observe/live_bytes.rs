@@ -16,7 +16,9 @@ type Counts = fn(&Slot) -> bool;
 /// The counters, each with its name.
 const COUNTERS: [(&str, Counts); 2] = [
     ("live transient memory, bytes", |_| true),
-    ("live gathered planes, bytes", |slot| matches!(slot.content, Content::Gathered(..))),
+    ("live gathered planes, bytes", |slot| {
+        matches!(slot.content, Content::Gathered(..) | Content::Published(..))
+    }),
 ];
 
 /// The values of the counters over one step of `rank`, in times since `origin`, of one counter in time order.
