@@ -66,7 +66,7 @@ const NVFP4: Run = Run {
 };
 
 /// With all formats a matrix can have; what else there is with one.
-pub(crate) const RUNS: [Run; 39] = [
+pub(crate) const RUNS: [Run; 40] = [
     NVFP4,
     of("f32"),
     of("bf16"),
@@ -126,6 +126,18 @@ pub(crate) const RUNS: [Run; 39] = [
         ranks: 4,
         micro_batches: 2,
         keys: &[("MESH__DP_REPLICATE", "2"), ("CAPTURE", "step"), ("COMMUNICATORS", "3")],
+        ..NVFP4
+    },
+    Run {
+        name: "state over replicas, micro-batches, captured",
+        ranks: 4,
+        micro_batches: 2,
+        keys: &[
+            ("MESH__DP_REPLICATE", "2"),
+            ("OPTIMIZER__SHARD", "replicas"),
+            ("CAPTURE", "step"),
+            ("COMMUNICATORS", "3"),
+        ],
         ..NVFP4
     },
     Run { name: "accumulated", accumulate: 3, ..NVFP4 },
