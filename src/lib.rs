@@ -269,6 +269,8 @@ mod pages {
     mod serving {}
     #[doc = include_str!("../docs/tensor-parallelism.md")]
     mod tensor_parallelism {}
+    #[doc = include_str!("../docs/mixture-of-experts.md")]
+    mod mixture_of_experts {}
     #[doc = include_str!("../docs/formats.md")]
     mod formats {}
     #[doc = include_str!("../docs/simulating.md")]
