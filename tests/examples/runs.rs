@@ -87,6 +87,23 @@ fn the_example_of_tensor_parallelism_has_the_losses_of_one_rank_on_every_mesh() 
     assert!(apart.iter().all(|apart| *apart < 1e-5), "{text}");
 }
 
+/// A row that came to another expert, or a gradient that came back to another token, would be seen in the first steps.
+#[test]
+fn the_example_of_experts_has_the_losses_of_one_rank_and_goes_on_after_a_slot_that_was_too_small() {
+    let text = run("mixture_of_experts", &["--steps", "12"]);
+    let apart: Vec<f32> = text
+        .lines()
+        .filter_map(|line| line.split("further from one rank than ").nth(1))
+        .map(|line| line.split(' ').next().unwrap().parse().unwrap())
+        .collect();
+    assert_eq!(apart.len(), 2, "{text}");
+    assert!(apart.iter().all(|apart| *apart < 1e-5), "{text}");
+    let skipped = text.lines().find_map(|line| line.strip_suffix(" of 12 steps skipped")).unwrap();
+    let skipped: u32 = skipped.split(", ").last().unwrap().parse().unwrap();
+    assert!((1..12).contains(&skipped), "{text}");
+    assert!(text.contains("rows in slot ") && text.contains("has a capacity of "), "{text}");
+}
+
 /// Without a GPU they say so; with one, the loss falls.
 #[test]
 fn the_numbered_examples_for_a_gpu_learn_where_there_is_one() {

@@ -4,6 +4,7 @@
 
 mod declarations;
 mod declared_collectives;
+mod declared_counts;
 mod decoders_on_meshes;
 mod plans;
 mod policies;

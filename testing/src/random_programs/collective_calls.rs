@@ -7,8 +7,8 @@
 use warpweft_base::id::BufferId;
 use warpweft_format::ElementType;
 use warpweft_plan::model::{
-    Access, BufferSpec, Call, Collective, CollectiveKind, Gradient, Group, Lifetime, Mesh, Model, Role,
-    StepProgram,
+    Access, BufferSpec, Call, Collective, CollectiveKind, Counts, Gradient, Group, Lifetime, Mesh, Model,
+    Role, StepProgram,
 };
 
 use super::{Draw, Ending, GROUPS, built, with_use};
@@ -25,24 +25,25 @@ pub(super) const KINDS: [CollectiveKind; 5] = [
 const ELEMENTS: [ElementType; 4] = [ElementType::F32, ElementType::Bf16, ElementType::U8, ElementType::U32];
 
 /// A collective to be, its buffers known by their place.
-struct Between {
-    name: String,
+pub(super) struct Between {
+    pub(super) name: String,
     /// The call before which it takes place.
-    before: usize,
-    kind: CollectiveKind,
-    group: Group,
-    from: usize,
-    to: usize,
+    pub(super) before: usize,
+    pub(super) kind: CollectiveKind,
+    pub(super) group: Group,
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) counts: Option<Counts>,
 }
 
 /// What is added to a program.
-struct Additions<'p> {
+pub(super) struct Additions<'p> {
     calls: &'p [Call],
     /// Those of the program and, after them, those of collectives.
     buffers: Vec<BufferSpec>,
     /// Call, buffer, access.
-    accesses: Vec<(usize, usize, Access)>,
-    collectives: Vec<Between>,
+    pub(super) accesses: Vec<(usize, usize, Access)>,
+    pub(super) collectives: Vec<Between>,
 }
 
 /// The same program with up to three collectives, some of them there and back; of any kind, or as [`flat_samples`]
@@ -69,7 +70,7 @@ pub(super) fn over(model: &Model, program: &StepProgram, ending: Ending) -> Step
 }
 
 impl<'p> Additions<'p> {
-    fn none(program: &'p StepProgram) -> Self {
+    pub(super) fn none(program: &'p StepProgram) -> Self {
         Self {
             calls: program.calls(),
             buffers: program.buffers().to_vec(),
@@ -104,7 +105,7 @@ impl<'p> Additions<'p> {
             lifetime: if stays { Lifetime::Carried } else { Lifetime::Step },
         });
         let name = format!("x{number}");
-        self.collectives.push(Between { name: name.clone(), before, kind, group, from, to });
+        self.collectives.push(Between { name: name.clone(), before, kind, group, from, to, counts: None });
         self.accesses.push((reader, to, Access::Read));
         // What one rank gives itself it has already.
         let returns = kind.received(elements, ranks) == Some(elements) && ranks > 1;
@@ -112,7 +113,7 @@ impl<'p> Additions<'p> {
             let reader = before + draw.below(self.calls.len() - before);
             let before = before + draw.below(reader + 1 - before);
             let name = format!("{name} back");
-            self.collectives.push(Between { name, before, kind, group, from: to, to: from });
+            self.collectives.push(Between { name, before, kind, group, from: to, to: from, counts: None });
             self.accesses.push((reader, from, Access::Read));
         }
     }
@@ -162,21 +163,27 @@ impl<'p> Additions<'p> {
         given
     }
 
-    fn buffer(&mut self, spec: BufferSpec) -> usize {
+    pub(super) fn buffer(&mut self, spec: BufferSpec) -> usize {
         self.buffers.push(spec);
         self.buffers.len() - 1
     }
 
     /// The program, declared anew.
-    fn added_to(self, old: &StepProgram, model: &Model, ending: Ending) -> StepProgram {
+    pub(super) fn added_to(self, old: &StepProgram, model: &Model, ending: Ending) -> StepProgram {
         let mut program = StepProgram::builder(old.name(), model);
         program.micro_batches(old.micro_batches()).unwrap();
         let ids: Vec<BufferId> = self.buffers.into_iter().map(|spec| program.buffer(spec).unwrap()).collect();
         for (number, call) in self.calls.iter().enumerate() {
-            for Between { name, kind, group, from, to, .. } in
+            for Between { name, kind, group, from, to, counts, .. } in
                 self.collectives.iter().filter(|collective| collective.before == number)
             {
+                let counts = counts.map(|counts| Counts {
+                    given: ids[counts.given.index()],
+                    taken: ids[counts.taken.index()],
+                    ..counts
+                });
                 let collective = Collective::new(*kind, ids[*from], ids[*to]).among(*group);
+                let collective = Collective { counts, ..collective };
                 program.collective(name, call.phase, collective).unwrap();
             }
             let mut added = program.call(&call.name, call.phase);

@@ -7,8 +7,8 @@ use warpweft_base::id::SlotId;
 use warpweft_format::{ElementType, Orientation};
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{
-    Accumulation, BufferSpec, Call, Collective, Form, Gradient, Group, Lifetime, Phase, Placement, Reuse,
-    Role, TensorParallel, WeightSpec,
+    Accumulation, BufferSpec, Call, Collective, Counts, Form, Gradient, Group, Lifetime, Phase, Placement,
+    Reuse, Role, TensorParallel, WeightSpec,
 };
 use warpweft_plan::op::{
     Accumulate, AllGather, Dequantize, DequantizePart, ExchangeGradient, GatherChunk, Op, ReduceScatter,
@@ -296,6 +296,27 @@ pub fn features() -> Vec<Feature> {
         all.push((format!("a collective, {kind} of bf16"), Box::new(has)));
     }
     let mut add = |name: &str, has: fn(&Sample, &StepPlan) -> bool| all.push((name.into(), Box::new(has)));
+    add("a dispatch among several ranks", |sample, plan| {
+        exchanges(sample).any(|one| plan.weights.mesh.size(one.group) > 1 && counts(one, false))
+    });
+    add("a dispatch in several micro-batches", |sample, _| {
+        sample.program.micro_batches() > 1 && exchanges(sample).any(|one| counts(one, false))
+    });
+    add("a dispatch with several slots for each rank", |sample, plan| {
+        let slots = |counts: Counts| sample.program.buffers()[counts.given.index()].elements;
+        exchanges(sample).any(|one| {
+            one.counts.is_some_and(|counts| slots(counts) > plan.weights.mesh.size(one.group) as usize)
+        })
+    });
+    add("rows that go back by the counts of a dispatch, and the same way again", |sample, _| {
+        let given = exchanges(sample).find(|one| counts(*one, false)).and_then(|one| one.counts);
+        let follows = |same: bool| {
+            let is_same = |counts: Counts| Some(counts.given) == given.map(|given| given.given);
+            exchanges(sample)
+                .any(|one| one.counts.is_some_and(|counts| counts.known && is_same(counts) == same))
+        };
+        follows(true) && follows(false)
+    });
     add("a collective of one rank with itself", |sample, plan| {
         exchanges(sample).any(|exchange| plan.weights.mesh.size(exchange.group) == 1)
     });
@@ -395,6 +416,11 @@ pub fn features() -> Vec<Feature> {
 /// What ranks give each other.
 fn exchanges(sample: &Sample) -> impl Iterator<Item = Collective> {
     sample.program.calls().iter().filter_map(|call| call.collective)
+}
+
+/// Is it a dispatch, or what follows one?
+fn counts(exchange: Collective, known: bool) -> bool {
+    exchange.counts.is_some_and(|counts| counts.known == known)
 }
 
 /// Does a task add a gradient of a weight placed so to what earlier steps added up?

@@ -5,6 +5,7 @@
 //! and what no plan can be made of.
 
 mod collective_calls;
+mod dispatch;
 mod draw;
 mod experts;
 mod feature;
@@ -16,6 +17,7 @@ mod slices;
 mod tensor;
 mod update_features;
 
+pub use dispatch::{bound_counts, counts_beside, filled};
 pub use draw::{Draw, mix};
 pub use feature::features;
 
@@ -67,6 +69,8 @@ const RULE: u64 = 1 << 62;
 
 /// Tells the draw of what ranks give each other from the others.
 const EXCHANGES: u64 = 1 << 63;
+/// Tells the draw of rows with counts from the others.
+const DISPATCH: u64 = 1 << 47;
 /// Tells the draw of tensor parallelism from the others.
 const TENSOR: u64 = 1 << 54;
 
@@ -177,6 +181,11 @@ impl Sample {
             if of_any_kind && exchanged.one_in(2) {
                 config.communicators = Some(4);
             }
+        }
+        let dispatched = &mut Draw::new(mix(seed ^ DISPATCH));
+        if of_any_kind && dispatched.one_in(3) {
+            let mesh = config.mesh_of(ranks).unwrap();
+            program = dispatch::with_dispatch(&program, ending, mesh, dispatched);
         }
         let (parts, mut part) = (&mut Draw::new(mix(seed ^ PART)), Accumulation::Whole);
         if ending == Ending::Optimizer && parts.one_in(2) {

@@ -12,7 +12,7 @@ use warpweft_plan::compute::{ComputeContext, ComputeError};
 use warpweft_plan::layout::WeightLayout;
 use warpweft_plan::model::{Block, Call, Form, Gradient, Model, StepProgram};
 use warpweft_session::session::initial::MasterRows;
-use warpweft_testing::random_programs::mix;
+use warpweft_testing::random_programs::{bound_counts, counts_beside, filled, mix};
 
 /// What a call has read so far.
 pub(crate) struct Digest(u64);
@@ -88,7 +88,13 @@ pub(crate) fn run(
         }
     }
     for access in call.buffers.iter().filter(|access| access.access.reads()) {
-        digest.bytes(&context.read_bytes(access.buffer)?);
+        let bytes = context.read_bytes(access.buffer)?;
+        match counts_beside(program, access.buffer) {
+            Some(counts) => {
+                digest.bytes(&filled(program, access.buffer, &bytes, &context.read_bytes(counts)?))
+            }
+            None => digest.bytes(&bytes),
+        }
     }
     for (position, Gradient { weight, element }) in call.gradients.iter().copied().enumerate() {
         match element {
@@ -99,6 +105,7 @@ pub(crate) fn run(
     for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
         let spec = &program.buffers()[access.buffer.index()];
         let bytes = digest.bytes_of(call.gradients.len() + position, spec.element, spec.elements);
+        let bytes = bound_counts(program, access.buffer, bytes);
         context.write_bytes(access.buffer)?.copy_from_slice(&bytes);
     }
     Ok(())

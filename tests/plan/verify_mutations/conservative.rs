@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 
 use warpweft_base::id::{BufferId, CommId, CommSeq, SlotId, TaskId, WeightId};
 use warpweft_plan::layout::{Content, LaneKind};
-use warpweft_plan::model::Group;
+use warpweft_plan::model::{Counts, Group};
 use warpweft_plan::op::{
-    AddGradient, AllReduce, CollectiveCall, Compute, Dequantize, FusedScale, Op, OperandRole, Reduction,
-    ZeroPadding,
+    AddGradient, AllReduce, CollectiveCall, Compute, CountSlots, Dequantize, FusedScale, Op, OperandRole,
+    Reduction, ZeroPadding,
 };
 use warpweft_plan::plan::{StepPlan, Task, VerifyError};
 use warpweft_testing::plan_books::spread;
@@ -216,7 +216,10 @@ fn out_of_turn(plan: &StepPlan) -> Vec<Place> {
 /// Does the op read a buffer from the slot of another one, of which either is a side of a collective?
 fn reads_another_buffer(plan: &StepPlan, op: &Op) -> bool {
     let exchanges = || plan.calls.iter().filter_map(|call| call.collective);
-    let is_side = |buffer| exchanges().any(|exchange| [exchange.from, exchange.to].contains(&buffer));
+    let is_side = |buffer| {
+        let of_counts = |counts: Counts| [counts.given, counts.taken].contains(&buffer);
+        exchanges().any(|one| [one.from, one.to].contains(&buffer) || one.counts.is_some_and(of_counts))
+    };
     let is_of_another = |buffer: BufferId, slot: SlotId| match plan.arena.slot(slot).content {
         Content::Buffer(found) | Content::Staging(found, _) => {
             found != buffer && (is_side(found) || is_side(buffer))
@@ -224,8 +227,13 @@ fn reads_another_buffer(plan: &StepPlan, op: &Op) -> bool {
         _ => false,
     };
     match op {
-        Op::CollectiveCall(CollectiveCall { call, from, .. }) => {
-            plan.calls[call.index()].collective.is_some_and(|exchange| is_of_another(exchange.from, *from))
+        Op::CollectiveCall(CollectiveCall { call, from, counts, .. }) => {
+            let declared = plan.calls[call.index()].collective;
+            let of_counts = counts.is_some_and(|CountSlots { given, taken, declared }| {
+                is_of_another(declared.given, given)
+                    || (declared.known && is_of_another(declared.taken, taken))
+            });
+            of_counts || declared.is_some_and(|exchange| is_of_another(exchange.from, *from))
         }
         Op::Compute(Compute { operands, .. }) => operands.iter().any(|operand| match operand.role {
             OperandRole::Buffer(buffer) => operand.access.reads() && is_of_another(buffer, operand.slot),

@@ -169,10 +169,10 @@ impl Memory<'_> {
                     return;
                 };
                 // Rows are moved by the counts of both sides, which a dispatch makes known to the other.
-                let rows = (name, op.kind, self.read(op.from));
                 let counts = self.among(op.group, (name, "counts"), self.read(given));
-                let both = if declared.known { self.read(taken) } else { counts };
-                self.put(op.to, wanted, Cell::of((op.group, rows, self.read(given), both)));
+                let both = (self.read(given), if declared.known { self.read(taken) } else { counts });
+                let rows = Cell::of((self.read(op.from), both));
+                self.put(op.to, wanted, self.among(op.group, (name, op.kind), rows));
                 if !declared.known {
                     let wanted = exchange.and_then(|exchange| exchange.counts);
                     self.put(taken, wanted.map(|counts| Content::Buffer(counts.taken)), counts);

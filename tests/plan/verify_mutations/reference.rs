@@ -18,7 +18,7 @@ use warpweft_plan::model::{
 use warpweft_plan::policy::{Masters, Moments, ReduceDtype, ReduceEvery};
 use warpweft_session::config::Scaling;
 use warpweft_session::session::initial::MasterRows;
-use warpweft_testing::random_programs::Sample;
+use warpweft_testing::random_programs::{Sample, bound_counts, counts_beside, filled};
 
 use super::closure::{self, Digest, has_tensor_scale};
 use super::parameter::{Parameter, transformed};
@@ -230,7 +230,12 @@ fn one_call(
         }
     }
     for access in call.buffers.iter().filter(|access| access.access.reads()) {
-        digest.bytes(&memory[&access.buffer]);
+        match counts_beside(program, access.buffer) {
+            Some(counts) => {
+                digest.bytes(&filled(program, access.buffer, &memory[&access.buffer], &memory[&counts]));
+            }
+            None => digest.bytes(&memory[&access.buffer]),
+        }
     }
     let mut gradients = Vec::new();
     for (position, Gradient { weight, element }) in call.gradients.iter().enumerate() {
@@ -244,7 +249,7 @@ fn one_call(
     for (position, access) in call.buffers.iter().enumerate().filter(|(_, access)| access.access.writes()) {
         let spec = &program.buffers()[access.buffer.index()];
         let bytes = digest.bytes_of(call.gradients.len() + position, spec.element, spec.elements);
-        memory.insert(access.buffer, bytes);
+        memory.insert(access.buffer, bound_counts(program, access.buffer, bytes));
     }
     gradients
 }
@@ -254,6 +259,10 @@ fn one_call(
 fn give(sample: &Sample, exchange: Collective, memories: &mut [Buffers]) {
     let mesh = sample.mesh();
     let given: Vec<Vec<u8>> = memories.iter().map(|memory| memory[&exchange.from].clone()).collect();
+    // Rows are moved whole here, and nobody computes anything of those after the counts.
+    if let Some(counts) = exchange.counts.filter(|counts| !counts.known) {
+        give(sample, Collective { from: counts.given, to: counts.taken, counts: None, ..exchange }, memories);
+    }
     for (rank, memory) in memories.iter_mut().enumerate() {
         let members: Vec<usize> = mesh.members(RankId::at(rank), exchange.group).map(RankId::index).collect();
         let place = members.iter().position(|member| *member == rank).unwrap();

@@ -37,7 +37,7 @@ pub(super) fn check_counts(
     for buffer in [counts.given, counts.taken].map(|buffer| &buffers[buffer.index()]) {
         if buffer.element != ElementType::U32 || buffer.lifetime != Lifetime::Step {
             let problem = format!("counts rows in buffer `{}`", buffer.name);
-            return wrong(problem, "declare counts as u32, one for each rank, for the step alone");
+            return wrong(problem, "declare counts as u32, one for each slot, for the step alone");
         }
     }
     let to = &buffers[collective.to.index()];

@@ -1,0 +1,140 @@
+//! The model: its sizes, its weights and the calls of its step.
+//!
+//! Law: this file alone says who exchanges what. Each rank of a replica computes experts of its own. A token goes
+//! to the ranks of its experts and comes back, and in backward its gradient goes the same way. Only filled rows
+//! travel.
+
+use warpweft::model::{Collective, CollectiveKind, Counts, Group};
+use warpweft::prelude::*;
+
+/// One token for each value of a byte.
+pub(crate) const VOCABULARY: usize = 256;
+/// Experts of the layer.
+pub(crate) const EXPERTS: usize = 4;
+/// Experts that a token goes to.
+pub(crate) const CHOSEN: usize = 2;
+/// Features of a token.
+pub(crate) const WIDTH: usize = 32;
+/// Features inside of an expert.
+pub(crate) const HIDDEN: usize = 64;
+
+/// What depends on the mesh.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    /// Ranks of a replica, over which the experts are spread.
+    pub(crate) spread: usize,
+    /// Tokens of a rank.
+    pub(crate) tokens: usize,
+    /// Rows of a slot: tokens of one rank for one expert.
+    pub(crate) capacity: usize,
+}
+
+impl Sizes {
+    /// Experts that a rank computes.
+    pub(crate) const fn own_experts(self) -> usize {
+        EXPERTS / self.spread
+    }
+
+    /// Elements of all slots of a rank: those that it fills, one for each expert, or those that it gets.
+    const fn slots(self) -> usize {
+        EXPERTS * self.capacity * WIDTH
+    }
+}
+
+pub(crate) fn model() -> Result<Model, DeclareError> {
+    let mut model = Model::builder();
+    model.sharded("embedding", VOCABULARY, WIDTH, Format::F32)?;
+    model.sharded("router", EXPERTS, WIDTH, Format::F32)?;
+    for expert in 0..EXPERTS {
+        model.sharded(&format!("{expert}.up"), HIDDEN, WIDTH, Format::F32)?;
+        model.sharded(&format!("{expert}.down"), WIDTH, HIDDEN, Format::F32)?;
+    }
+    model.sharded("head", VOCABULARY, WIDTH, Format::F32)?;
+    Ok(model.build())
+}
+
+/// The step that trains.
+pub(crate) fn step(sizes: Sizes, model: &Model) -> Result<StepProgram, DeclareError> {
+    let (forward, backward) = (Phase::Forward, Phase::Backward);
+    let weight = |name: &str| model.find(name);
+    let mut program = StepProgram::builder("train", model);
+    let tokens = program.input("tokens", sizes.tokens, ElementType::U32)?;
+    let targets = program.input("targets", sizes.tokens, ElementType::U32)?;
+    let loss = program.output("loss", 1, ElementType::F32)?;
+    let balance = program.output("balance", 1, ElementType::F32)?;
+    let all = sizes.tokens * WIDTH;
+
+    let x = program.activation("x", all)?;
+    let embed = program.call("embed", forward).reads(tokens).writes(x);
+    embed.uses_dense(weight("embedding")?).add()?;
+
+    // Which experts a token goes to, by what probability, and its features in their slots.
+    let probabilities = program.activation("probabilities", sizes.tokens * EXPERTS)?;
+    let chosen = program.activation_in("chosen", sizes.tokens * CHOSEN, ElementType::U32)?;
+    let picks = program.activation("picks", EXPERTS)?;
+    let given = program.activation_in("given", EXPERTS, ElementType::U32)?;
+    let taken = program.activation_in("taken", EXPERTS, ElementType::U32)?;
+    let [sent, inputs, made, back] = slots(&mut program, sizes, ["sent", "inputs", "made", "back"])?;
+    let route = program.call("route", forward).reads(x).writes(probabilities).writes(chosen).writes(picks);
+    route.writes(sent).writes(given).uses_dense(weight("router")?).add()?;
+    let counts = Counts::new(given, taken, sizes.capacity).filled(50);
+    let dispatch = Collective::dispatch(sent, inputs, counts).among(Group::Replica);
+    program.collective("dispatch", forward, dispatch)?;
+    // How busy the experts are is asked of all ranks, so that the loss that balances them is that of the batch.
+    let load = program.activation("load", EXPERTS)?;
+    program.collective("share the load", forward, Collective::new(CollectiveKind::Sum, picks, load))?;
+    let experts = program.call("experts", forward).reads(inputs).reads(taken).writes(made);
+    uses_experts(experts, model)?.add()?;
+    program.collective("combine", forward, dispatch.back(made, back))?;
+
+    let slope = program.activation("slope", all)?;
+    let pulls = program.activation("pulls on probabilities", sizes.tokens * EXPERTS)?;
+    let [sent_slopes, slopes, made_slopes, slopes_back] =
+        slots(&mut program, sizes, ["sent slopes", "slopes", "made slopes", "slopes back"])?;
+    let head = program.call("head", backward).reads(x).reads(probabilities).reads(chosen).reads(targets);
+    let head = head.reads(load).reads(back).reads(given).writes(loss).writes(balance).writes(slope);
+    let head = head.writes(pulls).writes(sent_slopes).uses_dense(weight("head")?);
+    head.gradient(weight("head")?).add()?;
+    program.collective("dispatch slopes", backward, dispatch.again(sent_slopes, slopes))?;
+    let experts = program.call("experts backward", backward).reads(inputs).reads(slopes).reads(taken);
+    let mut experts = uses_experts(experts.writes(made_slopes), model)?;
+    for expert in 0..EXPERTS {
+        let [up, down] = ["up", "down"].map(|name| weight(&format!("{expert}.{name}")));
+        experts = experts.gradient(up?).gradient(down?);
+    }
+    experts.add()?;
+    program.collective("combine slopes", backward, dispatch.back(made_slopes, slopes_back))?;
+    let x_slope = program.activation("x slope", all)?;
+    let route = program.call("route backward", backward).reads(x).reads(probabilities).reads(pulls);
+    let route = route.reads(chosen).reads(slopes_back).reads(given).reads(slope).writes(x_slope);
+    route.uses_dense(weight("router")?).gradient(weight("router")?).add()?;
+    let embed = program.call("embed backward", backward).reads(x_slope).reads(tokens);
+    embed.gradient(weight("embedding")?).add()?;
+    program.build_training()
+}
+
+/// Buffers of slots.
+fn slots<const N: usize>(
+    program: &mut warpweft::model::ProgramBuilder,
+    sizes: Sizes,
+    names: [&str; N],
+) -> Result<[BufferId; N], DeclareError> {
+    let mut ids = [BufferId::new(0); N];
+    for (id, name) in ids.iter_mut().zip(names) {
+        *id = program.activation(name, sizes.slots())?;
+    }
+    Ok(ids)
+}
+
+/// Every expert's weights: a call that computes some of them names all, as ranks have one program.
+fn uses_experts<'p>(
+    mut call: warpweft::model::CallBuilder<'p>,
+    model: &Model,
+) -> Result<warpweft::model::CallBuilder<'p>, DeclareError> {
+    for expert in 0..EXPERTS {
+        for name in ["up", "down"] {
+            call = call.uses_dense(model.find(&format!("{expert}.{name}"))?);
+        }
+    }
+    Ok(call)
+}
