@@ -175,6 +175,7 @@ mod tests {
         config.memory.budget = Some(crate::config::ByteSize::new(7));
         config.communicators = Some(2);
         (config.mesh.dp_replicate, config.mesh.dp_shard) = (Some(2), Some(2));
+        config.mesh.ep_shard = Some(2);
         config.checkpoint.snapshot_bytes = Some(crate::config::ByteSize::new(7));
         config.mesh.levels = Some(warpweft_plan::model::Levels::USUAL);
         config.prefetch.bytes = Some(crate::config::ByteSize::new(7));
