@@ -244,8 +244,8 @@ pub fn simulate_model(options: &SimulateOptions) -> Result<String, MeasureError>
 fn declare(options: &ModelOptions, ranks: u32) -> Result<Declaration, MeasureError> {
     let config = options.config()?;
     let file = ModelFile::load(&options.model)?;
-    let model = config.apply_weight_rules(&file.model()?)?;
     let mesh = config.mesh_of(ranks)?;
+    let model = config.apply_weight_rules(&file.model(mesh)?)?;
     Ok(Declaration {
         name: file.name().to_owned(),
         tokens: file.tokens(mesh),
