@@ -71,6 +71,42 @@ fn plans_are_proven_and_the_ranks_that_share_texts_compute_what_one_would() {
     verify(&plan_program(&shared, &config, 4).unwrap()).unwrap();
 }
 
+/// Each rank has fewer experts, and as many tokens for them.
+#[test]
+fn experts_that_ranks_share_are_computed_for_as_many_tokens_which_are_exchanged() {
+    let sizes = "experts = 8\nexperts_per_token = 2\nexpert_groups = 1\n";
+    let experts = decoder(sizes);
+    let whole = flops(&program(&experts, mesh(8, 1, 1, 1)));
+    for (replicas, ep, ep_shard) in [(1, 2, None), (1, 8, None), (2, 4, Some(2))] {
+        let mut config = Config::default();
+        (config.mesh.ep, config.mesh.ep_shard) = (ep, ep_shard);
+        config.mesh.dp_replicate = Some(replicas);
+        let mesh = config.mesh_of(8).unwrap();
+        let model = experts.model_on(mesh).unwrap();
+        let of_rank = model.weights().iter().filter(|spec| spec.expert).count();
+        assert_eq!(of_rank, 2 * 2 * 8 / ep as usize, "{mesh}");
+        let program = experts.program_on(&model, mesh).unwrap();
+        assert_eq!(flops(&program), whole, "{mesh}");
+        let plan = plan_program(&program, &config, 8).unwrap();
+        verify(&plan).unwrap();
+        let is_exchange = |op: &&Op| matches!(op, Op::CollectiveCall(call) if call.group == Group::Expert);
+        let exchanges = plan.tasks.iter().map(|task| &task.op).filter(is_exchange).count();
+        assert_eq!(exchanges, 2 * 4, "there and back, forward and backward: {mesh}");
+        let received = |name: &str| {
+            let names = || program.buffers().iter();
+            names().find(|buffer| buffer.name == name).map(|buffer| buffer.elements)
+        };
+        assert_eq!(received("blocks.1.up.dispatch.received"), Some(2 * 64 * 128));
+    }
+    let refused = |more: &str| {
+        let mesh = Mesh::new(8).and_then(|mesh| mesh.with_experts(4, None)).unwrap();
+        decoder(more).model_on(mesh).map(drop).unwrap_err().to_string()
+    };
+    assert!(refused("experts = 6\nexpert_groups = 1\n").contains("a multiple of mesh.ep, 4"));
+    assert!(refused("experts = 8\n").contains("`expert_groups`"));
+    assert!(refused("").contains("`experts`"));
+}
+
 /// What is frozen has no gradient, and no tokens are gathered for one.
 #[test]
 fn frozen_weights_are_computed_with_and_have_no_call_for_their_gradients() {

@@ -249,7 +249,8 @@ fn declare(options: &ModelOptions, ranks: u32) -> Result<Declaration, MeasureErr
 }
 
 fn declared(file: &ModelFile, config: Config, ranks: u32) -> Result<Declaration, MeasureError> {
-    let model = config.apply_weight_rules(&file.model()?)?;
+    // How many experts a rank has does not depend on the replicas.
+    let model = config.apply_weight_rules(&file.model(config.mesh_of(ranks)?)?)?;
     let config = config.with_usual_replicas(ranks, &model);
     let mesh = config.mesh_of(ranks)?;
     Ok(Declaration {

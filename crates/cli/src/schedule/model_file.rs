@@ -72,9 +72,9 @@ impl ModelFile {
         }
     }
 
-    pub(super) fn model(&self) -> Result<Model, MeasureError> {
+    pub(super) fn model(&self, mesh: Mesh) -> Result<Model, MeasureError> {
         match self {
-            Self::Sizes(decoder, path) => decoder.model().map_err(wrong(path)),
+            Self::Sizes(decoder, path) => decoder.model_on(mesh).map_err(wrong(path)),
             Self::Calls(calls) => Ok(calls.model()?),
         }
     }

@@ -25,8 +25,10 @@
 //! With `replays`, the last block runs that many more times; the calls of replay r are `blocks.N.replay.r.…`,
 //! and their gradients are added.
 //!
-//! On a mesh with tensor or context parallelism ranks compute parts of that ([`Decoder::program_on`]): inner widths and
-//! the vocabulary are cut, and norms see a rank's own tokens.
+//! On a mesh with tensor or context parallelism ranks compute parts of that ([`Decoder::program_on`]): inner widths
+//! and the vocabulary are cut, and norms see a rank's own tokens. With expert parallelism each rank has some of the
+//! experts ([`Decoder::model_on`]), and tokens go to them and back by all-to-alls of `experts_per_token` times the
+//! stream, as if all experts got as many.
 //!
 //! | file | idea |
 //! |---|---|
@@ -113,6 +115,8 @@ struct Part {
     segments: Vec<usize>,
     /// Those of the rows that are computed for a token.
     computed_rows: usize,
+    /// Of experts that ranks share: how often a token goes to them.
+    sent: Option<usize>,
     /// Values that it gives for a token.
     output_width: usize,
     extra_flops: u64,
@@ -122,7 +126,7 @@ impl Part {
     /// The names of its matrices.
     fn matrices(&self) -> Vec<String> {
         match self.matrices {
-            1 => vec![format!("{}.weight", self.weights)],
+            1 if self.sent.is_none() => vec![format!("{}.weight", self.weights)],
             many => (0..many).map(|expert| format!("{}.experts.{expert}.weight", self.weights)).collect(),
         }
     }
@@ -142,6 +146,9 @@ impl Part {
                 all if all == rows => model.column_parallel_of(matrix, &self.segments)?,
                 // Experts stacked in one weight, which no mesh cuts.
                 _ => model.tensor_parallel(matrix, TensorParallel::ColumnParallel)?,
+            }
+            if self.sent.is_some() {
+                model.expert_parallel(matrix)?;
             }
             declared.push(matrix);
         }
@@ -233,11 +240,46 @@ impl Decoder {
     /// As [`Decoder::check`]; what [`super::ModelBuilder`] refuses, such as a size that the format cannot split.
     pub fn model(&self) -> Result<Model, DeclareError> {
         self.check()?;
+        self.declared(1)
+    }
+
+    /// The same of a rank of a mesh: with expert parallelism it has some of the experts.
+    ///
+    /// # Errors
+    /// As [`Decoder::model`]; [`DeclareError::Size`] for experts that the mesh does not divide, or that are not weights
+    /// of their own.
+    pub fn model_on(&self, mesh: Mesh) -> Result<Model, DeclareError> {
+        self.check()?;
+        self.check_experts(mesh)?;
+        self.declared(mesh.expert() as usize)
+    }
+
+    /// Do the ranks that share the experts divide them?
+    fn check_experts(&self, mesh: Mesh) -> Result<(), DeclareError> {
+        let (ranks, experts) = (mesh.expert() as usize, self.experts.unwrap_or(1));
+        let refuse =
+            |size, is, needs| Err(DeclareError::Size { decoder: self.name.clone(), size, is, needs });
+        if ranks == 1 {
+            return Ok(());
+        }
+        if !experts.is_multiple_of(ranks) {
+            return refuse("experts", experts, format!("a multiple of mesh.ep, {ranks}"));
+        }
+        let groups = self.expert_groups.unwrap_or(0);
+        if groups == 0 || !(experts / ranks).is_multiple_of((groups / ranks).max(1)) {
+            let needs =
+                format!("1 with mesh.ep, or mesh.ep ({ranks}) times a number that divides experts / mesh.ep");
+            return refuse("expert_groups", groups, needs);
+        }
+        Ok(())
+    }
+
+    fn declared(&self, ep: usize) -> Result<Model, DeclareError> {
         let mut model = Model::builder();
         let outer = self.embedding_format.unwrap_or(Format::Bf16);
         let embedding = model.sharded("embedding", self.vocabulary, self.hidden, outer)?;
         model.tensor_parallel(embedding, TensorParallel::ColumnParallel)?;
-        for part in (0..self.layers).flat_map(|block| self.block(block, None)) {
+        for part in (0..self.layers).flat_map(|block| self.block(block, None, ep)) {
             part.declare(&mut model, self.hidden, self.format)?;
         }
         let norm = model.replicated("head.norm", 1, self.hidden)?;
@@ -258,15 +300,17 @@ impl Decoder {
         whole::program(self, model)
     }
 
-    /// The same on a rank of a mesh: without tensor and context parallelism [`Decoder::program`].
+    /// The same on a rank of a mesh, over [`Decoder::model_on`]: without tensor, context and expert parallelism
+    /// [`Decoder::program`].
     ///
     /// # Errors
     /// As [`Decoder::program`]; [`DeclareError::Size`] for a size that the mesh does not divide.
     pub fn program_on(&self, model: &Model, mesh: Mesh) -> Result<StepProgram, DeclareError> {
-        match (mesh.tensor(), mesh.context()) {
-            (1, 1) => self.program(model),
+        match (mesh.tensor(), mesh.context(), mesh.expert()) {
+            (1, 1, 1) => self.program(model),
             _ => {
                 self.check()?;
+                self.check_experts(mesh)?;
                 parallel::program(self, model, mesh)
             }
         }
@@ -283,15 +327,15 @@ impl Decoder {
         CostHint { flops, bytes, math: self.math, kernels: 1 }
     }
 
-    /// The layers in the order in which they run.
-    fn parts(&self) -> Vec<Part> {
+    /// The layers in the order in which they run, of one of `ep` ranks that share the experts.
+    fn parts(&self, ep: usize) -> Vec<Part> {
         let last = self.layers.saturating_sub(1);
         let replays = (1..=self.replays.unwrap_or(0)).map(|replay| (last, Some(replay)));
         let once = (0..self.layers).map(|block| (block, None));
-        once.chain(replays).flat_map(|(block, replay)| self.block(block, replay)).collect()
+        once.chain(replays).flat_map(|(block, replay)| self.block(block, replay, ep)).collect()
     }
 
-    fn block(&self, block: usize, replay: Option<usize>) -> [Part; 4] {
+    fn block(&self, block: usize, replay: Option<usize>, ep: usize) -> [Part; 4] {
         let kv_heads = self.kv_heads.unwrap_or(self.heads);
         let kv = self.hidden.saturating_mul(kv_heads) / self.heads;
         let attention = product(&[2, self.tokens, self.sequence.unwrap_or(self.tokens), self.hidden]);
@@ -310,18 +354,20 @@ impl Decoder {
             segments: segments.to_vec(),
             rows: rows.saturating_mul(experts.0),
             matrices: if experts.0 > 1 && self.expert_groups.is_some() { experts.0 } else { 1 },
-            groups: self.expert_groups.unwrap_or(1),
-            computed_rows: rows.saturating_mul(experts.1),
+            groups: (self.expert_groups.unwrap_or(1) / ep).max(1),
+            sent: (ep > 1 && experts.1 > 0).then_some(experts.1),
+            computed_rows: rows.saturating_mul(experts.1.max(1)),
             output_width: width,
             cols,
             extra_flops,
         };
-        let experts = (self.experts.unwrap_or(1), self.experts_per_token.unwrap_or(1));
+        // One matrix of all, or those of a rank's experts.
+        let (all, experts) = ((1, 0), (self.experts.unwrap_or(1) / ep, self.experts_per_token.unwrap_or(1)));
         let (hidden, qkv, up) =
             (self.hidden, self.hidden.saturating_add(kv.saturating_mul(2)), self.ffn.saturating_mul(2));
         [
-            part("qkv", &[hidden, kv, kv], qkv, hidden, (1, 1), qkv, 0),
-            part("attention", &[], hidden, hidden, (1, 1), hidden, attention),
+            part("qkv", &[hidden, kv, kv], qkv, hidden, all, qkv, 0),
+            part("attention", &[], hidden, hidden, all, hidden, attention),
             part("up", &[self.ffn, self.ffn], up, hidden, experts, up.saturating_mul(experts.1), 0),
             // It adds up what a token's experts give.
             part("down", &[], hidden, self.ffn, experts, hidden, 0),

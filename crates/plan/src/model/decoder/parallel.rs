@@ -18,6 +18,10 @@
 //! it has, and of a loss ranks give each other maximum, sum and the target's logit of every token. What ranks exchange
 //! is bf16, f32 where `math` is; what stays on a rank is f32. Exchanges of a rank with itself are left out.
 //!
+//! Experts that ranks share are the second half of a block: in the place of the gathers and reduce-scatters of the
+//! table a call brings each token's copies into the order of their experts (`up.route`), and an all-to-all brings
+//! them there; another brings back what they give, which the next norm adds up. What arrived is kept for `up.wgrad`.
+//!
 //! Costs are those of [`Decoder`], divided among the ranks; backward is split into the gradient of a layer's input
 //! (dgrad) and that of its weight (wgrad), which cost as much as forward, the first with twice its attention.
 
@@ -28,7 +32,7 @@ use super::super::{
     CallBuilder, Collective, CollectiveKind, DeclareError, Group, Math, Mesh, Model, Phase, ProgramBuilder,
     StepProgram,
 };
-use super::Decoder;
+use super::{Decoder, Part};
 use warpweft_base::id::BufferId;
 use warpweft_format::ElementType;
 
@@ -37,7 +41,7 @@ pub(super) fn program(decoder: &Decoder, model: &Model, mesh: Mesh) -> Result<St
     let mut draft = Draft::new(decoder, model, mesh)?;
     let text = draft.program.input("tokens", draft.tokens, ElementType::U32)?;
     let (mut stream, mut delta) = (draft.embed(text)?, None);
-    let parts = decoder.parts();
+    let parts = decoder.parts(mesh.expert() as usize);
     let mut halves = Vec::new();
     for pair in parts.chunks_exact(2) {
         let [column, row] = pair else { continue };
@@ -145,8 +149,53 @@ impl<'d> Draft<'d> {
     }
 
     /// What a rank computes of every token and gives to those that have the tokens.
-    fn parts(&mut self, name: &str) -> Result<BufferId, DeclareError> {
-        self.program.activation_in(name, self.of_tokens(self.decoder.hidden), self.wire)
+    fn parts(&mut self, name: &str, width: usize) -> Result<BufferId, DeclareError> {
+        self.program.activation_in(name, self.of_tokens(width), self.wire)
+    }
+
+    /// Values of the stream that a part gets and gives for a token.
+    fn width(&self, part: &Part) -> usize {
+        self.decoder.hidden.saturating_mul(part.sent.unwrap_or(1))
+    }
+
+    /// Brings tokens to a part: all of the group's, or copies of a rank's own to their experts.
+    fn bring(
+        &mut self,
+        (name, phase): (&str, Phase),
+        part: &Part,
+        from: BufferId,
+    ) -> Result<BufferId, DeclareError> {
+        if part.sent.is_none() {
+            return self.gather(&format!("{name}.all-gather"), phase, from);
+        }
+        let routed = self.parts(&format!("{name}.routed"), self.width(part))?;
+        let cost = self.decoder.cost(0, 0, self.of_tokens(self.width(part).saturating_mul(2)));
+        self.program.call(&format!("{name}.route"), phase).reads(from).writes(routed).cost(cost).add()?;
+        self.all_to_all(&format!("{name}.dispatch"), phase, part, routed)
+    }
+
+    /// Brings what a part gives to the ranks that have the tokens.
+    fn give(
+        &mut self,
+        (name, phase): (&str, Phase),
+        part: &Part,
+        from: BufferId,
+    ) -> Result<BufferId, DeclareError> {
+        match part.sent {
+            None => self.scatter(&format!("{name}.reduce-scatter"), phase, from),
+            Some(_) => self.all_to_all(&format!("{name}.combine"), phase, part, from),
+        }
+    }
+
+    fn all_to_all(
+        &mut self,
+        name: &str,
+        phase: Phase,
+        part: &Part,
+        from: BufferId,
+    ) -> Result<BufferId, DeclareError> {
+        let copies = (self.of_tokens(self.width(part)), self.wire);
+        self.exchange(name, phase, (CollectiveKind::AllToAll, Group::Expert), from, copies)
     }
 
     /// Adds what the half before gave to the stream, and normalizes it. Calls and weight have stems of their own:

@@ -24,7 +24,7 @@ pub(super) fn program(decoder: &Decoder, model: &Model) -> Result<StepProgram, D
         .cost(decoder.cost(0, 0, stream))
         .add()?;
     let mut read = decoder.hidden;
-    let layers = decoder.parts().into_iter().map(|part| {
+    let layers = decoder.parts(1).into_iter().map(|part| {
         let reads = std::mem::replace(&mut read, part.output_width);
         layer(decoder, model, &part, reads)
     });

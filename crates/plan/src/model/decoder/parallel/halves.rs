@@ -24,6 +24,8 @@ pub(super) struct Half<'p> {
     row: &'p Part,
     pub(super) normed: Normed,
     inner: Inner,
+    /// What arrived at experts.
+    arrived: Option<BufferId>,
     /// What it adds to the stream.
     pub(super) output: BufferId,
 }
@@ -60,9 +62,9 @@ impl Draft<'_> {
         row: &'p Part,
         before: (BufferId, Option<BufferId>),
     ) -> Result<Half<'p>, DeclareError> {
-        let (forward, hidden, name) = (Phase::Forward, self.decoder.hidden, column.name.as_str());
+        let (forward, hidden, name) = (Phase::Forward, self.width(column), column.name.as_str());
         let normed = self.norm((name, &column.weights), before)?;
-        let input = self.gather(&format!("{name}.all-gather"), forward, normed.normed)?;
+        let input = self.bring((name, forward), column, normed.normed)?;
         let (width, shared) = self.widths(column, row);
         let own = self.program.activation(&format!("{name}.output"), self.of_tokens(width - shared))?;
         let kv = match shared {
@@ -87,12 +89,13 @@ impl Draft<'_> {
             }
         };
         let inner = Inner { own, of_text };
-        let parts = self.parts(&format!("{}.parts", row.name))?;
+        let parts = self.parts(&format!("{}.parts", row.name), self.width(row))?;
         let (weights, cost) = (self.weights(row)?, self.cost(row, 1, width.saturating_add(hidden)));
         let call = self.program.call(&format!("{}.forward", row.name), forward).writes(parts).cost(cost);
         uses(inner.read_by(call), self.model, &weights, Orientation::Rowwise)?.add()?;
-        let output = self.scatter(&format!("{}.reduce-scatter", row.name), forward, parts)?;
-        Ok(Half { column, row, normed, inner, output })
+        let output = self.give((&row.name, forward), row, parts)?;
+        let arrived = column.sent.map(|_| input);
+        Ok(Half { column, row, normed, inner, arrived, output })
     }
 
     pub(super) fn half_backward(
@@ -101,9 +104,9 @@ impl Draft<'_> {
         slope: BufferId,
     ) -> Result<BufferId, DeclareError> {
         let Half { column, row, normed, inner, .. } = half;
-        let (phase, hidden) = (Phase::Backward, self.decoder.hidden);
+        let (phase, hidden) = (Phase::Backward, self.width(row));
         let (width, shared) = self.widths(column, row);
-        let slopes = self.gather(&format!("{}.gradient.all-gather", row.name), phase, slope)?;
+        let slopes = self.bring((&format!("{}.gradient", row.name), phase), row, slope)?;
         // The gradient of what is between both products.
         let own =
             self.program.activation(&format!("{}.gradient", row.name), self.of_tokens(width - shared))?;
@@ -131,6 +134,7 @@ impl Draft<'_> {
         };
         let trains = self.trains(column)?;
         let input = match trains {
+            true if half.arrived.is_some() => half.arrived,
             true => Some(self.gather(&format!("{}.all-gather again", column.name), phase, normed.normed)?),
             false => None,
         };
@@ -139,12 +143,12 @@ impl Draft<'_> {
             let call = self.program.call(&format!("{}.wgrad", row.name), phase).reads(slopes).cost(cost);
             gradients(inner.read_by(call), &weights).add()?;
         }
-        let parts = self.parts(&format!("{}.gradient parts", column.name))?;
+        let parts = self.parts(&format!("{}.gradient parts", column.name), self.width(column))?;
         let (weights, cost) = (self.weights(column)?, self.cost(column, 0, hidden.saturating_add(width)));
         let call = self.program.call(&format!("{}.dgrad", column.name), phase).reads(own).writes(parts);
         let call = kv.into_iter().fold(call, CallBuilder::reads).cost(cost);
         uses(call, self.model, &weights, Orientation::Columnwise)?.add()?;
-        let of_normed = self.scatter(&format!("{}.gradient.reduce-scatter", column.name), phase, parts)?;
+        let of_normed = self.give((&format!("{}.gradient", column.name), phase), column, parts)?;
         if let Some(input) = input {
             let call = self.program.call(&format!("{}.wgrad", column.name), phase).reads(input).reads(own);
             let call = kv.into_iter().fold(call, CallBuilder::reads).cost(cost);

@@ -11,7 +11,8 @@ use warpweft_format::{ElementType, Orientation};
 
 impl Draft<'_> {
     pub(super) fn embed(&mut self, text: BufferId) -> Result<BufferId, DeclareError> {
-        let (embedding, parts) = (self.model.find("embedding")?, self.parts("embed.parts")?);
+        let (embedding, parts) =
+            (self.model.find("embedding")?, self.parts("embed.parts", self.decoder.hidden)?);
         let cost = self.decoder.cost(0, 0, self.of_tokens(self.decoder.hidden));
         let call = self.program.call("embed.forward", Phase::Forward).reads(text).writes(parts).cost(cost);
         call.uses(embedding, Orientation::Rowwise, form(self.model, embedding)?).add()?;
@@ -59,7 +60,7 @@ impl Draft<'_> {
         )?;
         let sum = decoder.cost(0, 0, elements);
         self.program.call("loss", Phase::Forward).reads(statistics).writes(loss).cost(sum).add()?;
-        let parts = self.parts("head.gradient parts")?;
+        let parts = self.parts("head.gradient parts", self.decoder.hidden)?;
         let call = self.program.call("head.dgrad", Phase::Backward).reads(input).reads(statistics);
         let call = call.uses(head, backward(model, head)?, form(model, head)?);
         call.writes(parts).cost(cost).add()?;
