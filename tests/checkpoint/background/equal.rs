@@ -5,7 +5,7 @@ use warpweft_format::Format;
 use warpweft_plan::compute::{ComputeError, UpdateContext};
 use warpweft_plan::policy::{Masters, Moments};
 use warpweft_session::checkpoint::{FileStore, PartFiles};
-use warpweft_session::config::{Capture, Config, Prefetch, Scaling};
+use warpweft_session::config::{Capture, Config, OptimizerShard, Prefetch, Scaling};
 use warpweft_session::trace::read_trace;
 use warpweft_testing::polled::polled_once;
 use warpweft_testing::trainer::{Mischief, Shaped, Trainer, feed, losses, within_a_minute};
@@ -76,7 +76,10 @@ fn a_save_beside_training_is_a_stopped_one_however_state_is_kept_and_in_replicas
         }
         for replicas in [2, 4] {
             let config = Config { check: true, ..replicated(replicas) };
-            the_same(&Trainer::new(2, Format::Mxfp8), config, 4, "replicas").await;
+            the_same(&Trainer::new(2, Format::Mxfp8), config.clone(), 4, "replicas").await;
+            let mut slices = config;
+            slices.optimizer.shard = OptimizerShard::Replicas;
+            the_same(&Trainer::new(2, Format::Mxfp8), slices, 4, "state over the replicas").await;
         }
     });
 }
