@@ -236,7 +236,9 @@ impl Config {
     #[doc(hidden)]
     pub fn with_usual_replicas(&self, ranks: u32, model: &Model) -> Self {
         let mut config = self.clone();
-        let elements = |weight: &WeightSpec| weight.shape.elements() as u64;
+        // Experts of a rank are those of one of its expert-parallel group.
+        let others = |weight: &WeightSpec| if weight.expert { u64::from(self.mesh.ep) } else { 1 };
+        let elements = |weight: &WeightSpec| (weight.shape.elements() as u64).saturating_mul(others(weight));
         let elements = model.weights().iter().map(elements).fold(0, u64::saturating_add);
         if let Some(replicas) = self.mesh.usual_replicas(ranks, elements) {
             config.mesh.dp_replicate = Some(replicas);
