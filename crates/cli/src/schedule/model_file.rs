@@ -55,6 +55,16 @@ impl ModelFile {
         }
     }
 
+    /// Experts of a layer that may be on ranks of their own: those that are weights of their own.
+    pub(super) fn experts(&self) -> u32 {
+        match self {
+            Self::Sizes(decoder, _) if decoder.expert_groups.is_some() => {
+                u32::try_from(decoder.experts.unwrap_or(1)).unwrap_or(u32::MAX)
+            }
+            Self::Sizes(..) | Self::Calls(_) => 1,
+        }
+    }
+
     /// Whether the calls are those of a rank of one mesh, and of no other.
     pub(super) const fn is_of_one_mesh(&self) -> bool {
         matches!(self, Self::Calls(_))

@@ -165,7 +165,7 @@ impl Bench<'_> {
     fn config(&self, axes: MeshAxes) -> Config {
         let mut config = self.config.clone();
         config.mesh = MeshAxes { levels: config.mesh.levels, ..axes };
-        for key in ["mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp"] {
+        for key in ["mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp", "mesh.ep"] {
             config.set_by(key, "the tuner");
         }
         config

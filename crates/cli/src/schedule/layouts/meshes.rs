@@ -1,7 +1,7 @@
 //! The meshes that are worth planning.
 //!
 //! Law: axes that were given stay as they are; of all others every number comes up that multiplies to the ranks, but
-//! what cannot win. Ranks that compute parts of a layer, and exchange activations for it, are on one node. And no more
+//! what cannot win. Ranks that exchange activations, for parts of a layer or for experts, are on one node. And no more
 //! ranks share a text than it takes to hold it: each has the same tokens anyway, and attention would exchange more.
 
 use warpweft_session::config::MeshAxes;
@@ -13,6 +13,8 @@ pub(super) struct Given {
     pub(super) dp_shard: Option<u32>,
     pub(super) cp: Option<u32>,
     pub(super) tp: Option<u32>,
+    pub(super) ep: Option<u32>,
+    pub(super) ep_shard: Option<u32>,
 }
 
 /// What every mesh is made for.
@@ -23,11 +25,13 @@ pub(super) struct World {
     pub(super) of_node: u32,
     /// The fewest ranks that hold a text together.
     pub(super) of_text: u32,
+    /// Experts of a layer that may be on ranks of their own; 1 without any.
+    pub(super) experts: u32,
 }
 
 /// Every mesh, smallest `tp` and then most shards first.
 pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
-    let World { ranks, of_node, of_text } = world;
+    let World { ranks, of_node, of_text, experts } = world;
     let mut meshes = Vec::new();
     for tp in chosen(ranks, given.tp).into_iter().filter(|tp| *tp <= of_node || given.tp.is_some()) {
         let of_context = chosen(ranks / tp, given.cp);
@@ -37,9 +41,14 @@ pub(super) fn meshes(world: World, given: Given) -> Vec<MeshAxes> {
         let others = ranks / tp / cp;
         for dp_shard in chosen(others, given.dp_shard).into_iter().rev() {
             let replicas = others / dp_shard;
-            if given.dp_replicate.is_none_or(|given| given == replicas) {
-                let (dp_replicate, dp_shard) = (Some(replicas), Some(dp_shard));
-                meshes.push(MeshAxes { dp_replicate, dp_shard, cp, tp, ..MeshAxes::default() });
+            if given.dp_replicate.is_some_and(|given| given != replicas) {
+                continue;
+            }
+            let (dp_replicate, of_replica) = (Some(replicas), ranks / replicas);
+            let spread = |ep: &u32| of_replica.is_multiple_of(*ep) && *ep <= of_node || given.ep.is_some();
+            for ep in chosen(experts, given.ep).into_iter().filter(spread) {
+                let (dp_shard, ep_shard) = (Some(dp_shard), given.ep_shard);
+                meshes.push(MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, levels: None });
             }
         }
     }
@@ -62,7 +71,7 @@ mod tests {
         meshes(world, given).into_iter().map(numbers).collect()
     }
 
-    const WORLD: World = World { ranks: 16, of_node: 4, of_text: 1 };
+    const WORLD: World = World { ranks: 16, of_node: 4, of_text: 1, experts: 1 };
 
     #[test]
     fn every_mesh_has_all_ranks_and_every_divisor_comes_up() {
@@ -78,12 +87,28 @@ mod tests {
     fn axes_that_were_given_stay() {
         let tp = of(WORLD, Given { tp: Some(8), ..Given::default() });
         assert_eq!(tp, [(1, 2, 1, 8), (2, 1, 1, 8)], "also beyond a node, where it was asked for");
-        let all = Given { tp: Some(2), cp: Some(2), dp_shard: Some(2), dp_replicate: Some(2) };
+        let all =
+            Given { tp: Some(2), cp: Some(2), dp_shard: Some(2), dp_replicate: Some(2), ..Given::default() };
         assert_eq!(of(WORLD, all), [(2, 2, 2, 2)]);
         assert_eq!(of(WORLD, Given { dp_shard: Some(3), ..Given::default() }), []);
         assert_eq!(
             of(WORLD, Given { dp_replicate: Some(4), tp: Some(1), ..Given::default() }),
             [(4, 4, 1, 1)]
+        );
+    }
+
+    #[test]
+    fn experts_are_on_as_many_ranks_of_a_node_as_divide_them_and_a_replica() {
+        let one = Given { tp: Some(1), dp_shard: Some(2), ..Given::default() };
+        let of = |experts, given| -> Vec<u32> {
+            meshes(World { experts, ..WORLD }, given).into_iter().map(|axes| axes.ep).collect()
+        };
+        assert_eq!((of(6, one), of(1, one)), (vec![1, 2], vec![1]));
+        assert_eq!(of(8, Given { dp_shard: Some(16), ..one }), [1, 2, 4]);
+        assert_eq!(
+            of(8, Given { dp_shard: Some(16), ep: Some(8), ..one }),
+            [8],
+            "beyond a node where it was asked for"
         );
     }
 

@@ -80,8 +80,12 @@ fn found(options: &TuneOptions, rank_tokens: Option<u32>, stop: &AtomicBool) -> 
     let given = given(options, &config, &file);
     let known = rank_tokens.map(|tokens| tokens as usize).or(file.tokens(Mesh::new(1)?));
     let tokens = known.unwrap_or(0);
-    let world =
-        World { ranks: options.ranks, of_node: cluster.ranks_of_node(), of_text: file.ranks_of_text(tokens) };
+    let world = World {
+        ranks: options.ranks,
+        of_node: cluster.ranks_of_node(),
+        of_text: file.ranks_of_text(tokens),
+        experts: file.experts(),
+    };
     let bench = Bench { file: &file, tokens, config: &config, cluster: &cluster, ranks: options.ranks };
 
     let mut search = Search { bench: &bench, stop, unfit: Vec::new() };
@@ -125,7 +129,7 @@ fn planned_by_time(options: &TuneOptions) -> Result<Config, MeasureError> {
 /// The axes that the command line and the configuration give. A list of calls is the program of one rank of one
 /// mesh, so what its ranks share is given.
 fn given(options: &TuneOptions, config: &Config, file: &ModelFile) -> Given {
-    let MeshAxes { dp_replicate, dp_shard, cp, tp, .. } = config.mesh;
+    let MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, .. } = config.mesh;
     let is_said = |said: fn(&MeshAxis) -> bool| options.model.mesh.iter().any(said);
     let fixed = |axis: u32, said: bool| (axis > 1 || said || file.is_of_one_mesh()).then_some(axis);
     Given {
@@ -133,6 +137,8 @@ fn given(options: &TuneOptions, config: &Config, file: &ModelFile) -> Given {
         dp_shard,
         cp: fixed(cp, is_said(|axis| matches!(axis, MeshAxis::Cp(_)))),
         tp: fixed(tp, is_said(|axis| matches!(axis, MeshAxis::Tp(_)))),
+        ep: fixed(ep, is_said(|axis| matches!(axis, MeshAxis::Ep(_)))),
+        ep_shard,
     }
 }
 

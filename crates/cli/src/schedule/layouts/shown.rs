@@ -19,10 +19,12 @@ const BINDING: f64 = 0.01;
 
 /// The axes as they stand on a command line.
 pub(super) fn mesh(axes: &MeshAxes) -> String {
-    let MeshAxes { dp_replicate, dp_shard, cp, tp, .. } = *axes;
+    let MeshAxes { dp_replicate, dp_shard, cp, tp, ep, ep_shard, .. } = *axes;
     let named = [
         ("tp", tp),
         ("cp", cp),
+        ("ep", ep),
+        ("ep_shard", ep_shard.unwrap_or(1)),
         ("dp_shard", dp_shard.unwrap_or(1)),
         ("dp_replicate", dp_replicate.unwrap_or(1)),
     ];
