@@ -6,7 +6,8 @@ use warpweft_plan::model::{Form, Group, Levels, Model, Phase, StepProgram};
 use warpweft_session::checkpoint::Checkpoint;
 use warpweft_session::config::{Capture, Config, Masters, Moments, OptimizerShard, Scaling};
 use warpweft_session::session::{Outcome, Session, plan_program};
-use warpweft_testing::trainer::{Shaped, Trainer, feed, losses, within_a_minute};
+use warpweft_testing::split::in_processes_with;
+use warpweft_testing::trainer::{Mischief, Shaped, Trainer, feed, losses, within_a_minute};
 
 fn config(replicas: u32, levels: &[u32], shard: OptimizerShard) -> Config {
     let mut config = Config { check: true, ..Config::default() };
@@ -104,6 +105,56 @@ fn sums_of_several_steps_and_their_norm_are_those_of_whole_state() {
     for (whole, cut) in whole.0.into_iter().zip(cut.0) {
         assert!(whole > 0.0 && (whole - cut).abs() <= whole * 1e-6, "{whole} and {cut}");
     }
+}
+
+/// EX-1 and EX-2: slices of one shard may be with several processes, and one of them gets all for an export.
+#[test]
+fn slices_do_not_depend_on_how_ranks_are_split_over_processes() {
+    let run = |ranks: &[u32]| {
+        let mut config = warpweft_testing::split::config();
+        config.mesh.dp_replicate = Some(2);
+        config.optimizer.shard = OptimizerShard::Replicas;
+        let trainer = Trainer::new(2, Format::NVFP4_2D);
+        in_processes_with(&config, &trainer, ranks, &Mischief::default(), |process, mut session| async move {
+            let mut seen = Vec::new();
+            for step in 0..3 {
+                warpweft_testing::split::feed(&mut session, step);
+                let report = session.step("train").await.unwrap();
+                seen.push(report.mean_output("loss").unwrap().to_bits());
+            }
+            session.compare_replicas().await.unwrap();
+            let exported = session.export_to_first().await.unwrap();
+            assert_eq!(exported.is_some(), process == 0);
+            session.close().await.unwrap();
+            (seen, exported)
+        })
+    };
+    let expected = run(&[4]).remove(0);
+    for ranks in [&[2, 2][..], &[1, 3]] {
+        let found = run(ranks);
+        assert_eq!(found[0], expected, "{ranks:?}");
+        assert!(found.iter().all(|(losses, _)| *losses == expected.0), "{ranks:?}");
+    }
+}
+
+/// FW-1: what is frozen is shards in every replica, which nobody publishes.
+#[test]
+fn a_frozen_weight_is_in_no_slices() {
+    let rules = "[[weights]]\nmatch = 'layer1'\nfrozen = true";
+    let weights = Config::from_toml_str(rules, "rules").unwrap().weights;
+    let of = |shard| Config { weights: weights.clone(), ..config(2, &[], shard) };
+    let trainer = Trainer::refined(2, Format::NVFP4_2D, &of(OptimizerShard::Replicas));
+    let plan = plan_program(&trainer.train, &of(OptimizerShard::Replicas), 4).unwrap();
+    let published = plan.arena.slots.iter().filter_map(|slot| match slot.content {
+        Content::Published(weight, _) => Some(plan.weights.layout(weight).name.as_str()),
+        _ => None,
+    });
+    assert_eq!(published.collect::<Vec<_>>(), ["layer0"]);
+    let run = |shard| {
+        let (trainer, config) = (trainer.clone(), of(shard));
+        within_a_minute(async move { trained(&trainer, config, 4).await })
+    };
+    assert_eq!(run(OptimizerShard::DpShard), run(OptimizerShard::Replicas));
 }
 
 /// FK-1, CK-1: a checkpoint does not know how state was sharded, and any mesh goes on with it.

@@ -26,7 +26,7 @@ pub struct Stray {
 /// Divergence on a rank: state from which training cannot go on.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Diverged {
-    /// The first value of the rank's own rows; `None` if none of them is one, and another rank of the replica has
+    /// The first value of the rank's own rows; `None` if none of them is one, and another rank has
     /// brought it an amax without a scale, or if looking for it would have taken too long.
     pub stray: Option<Stray>,
 }

@@ -15,8 +15,8 @@ use warpweft_plan::model::{Block, ShardRows};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct MainGrad {
-    /// Whose rows. Ranks at one place of several replicas own the same, and every rank all of a replicated
-    /// weight's.
+    /// Whose rows. Ranks at one place of several replicas own the same, unless optimizer state is sharded over
+    /// the replicas, and every rank all of a replicated weight's.
     pub rank: RankId,
     /// The weight's name.
     pub weight: String,
